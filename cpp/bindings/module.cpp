@@ -1,0 +1,8 @@
+#include "arrays.hpp"
+
+PYBIND11_MODULE(_kernels, module) {
+    module.doc() = "The C++ kernels of distcache; distcache.kernels is their documented face.";
+    distcache::bindings::register_random(module);
+    distcache::bindings::register_indices(module);
+    distcache::bindings::register_corpus(module);
+}

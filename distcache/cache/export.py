@@ -1,0 +1,129 @@
+"""Export a cache as the files that an unmodified Megatron-Core looks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from distcache.cache.arguments import megatron_arguments, per_split_document
+from distcache.cache.digests import array_digest, leaves_of
+from distcache.cache.megatron import MegatronFile, megatron_files
+from distcache.cache.publish import no_space_as_error, write_whole
+from distcache.cache.reader import ArrayView, Cache
+from distcache.errors import CacheCorrupt, ConfigError
+
+__all__ = ["Exported", "export", "prefix_renamer"]
+
+
+class Exported(msgspec.Struct, frozen=True):
+    """What an export made: the file names, and Megatron's options that go with them."""
+
+    directory: str
+    files: list[str]
+    arguments: list[str]
+    samples: dict[str, int | None]
+
+
+def prefix_renamer(pairs: Sequence[tuple[str, str]]) -> Callable[[str], str]:
+    """Return the function that replaces the start of a path, by the longest pair that fits.
+
+    Parameters
+    ----------
+    pairs : sequence of (str, str)
+        From and to; a pair fits a path that is `from` or lies under it.
+    """
+    longest_first = sorted(pairs, key=lambda pair: -len(pair[0]))
+
+    def rename(prefix: str) -> str:
+        for start, target in longest_first:
+            bare = start.rstrip("/")
+            if prefix == bare or prefix.startswith(bare + "/"):
+                return target.rstrip("/") + prefix[len(bare) :]
+        return prefix
+
+    return rename
+
+
+def export(
+    cache: Cache,
+    directory: Path,
+    rename: Callable[[str], str] = str,
+    tokenizer: dict[str, Any] | None = None,
+    threads: int = 2,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Exported:
+    """Write Megatron's ``.npy`` layout of a cache.
+
+    Every array is compared with its digest before it counts, and every file appears whole. The
+    description, which Megatron looks for first, is written after its arrays.
+
+    Parameters
+    ----------
+    cache : Cache
+        The cache.
+    directory : Path
+        Made if it is not there.
+    rename : callable
+        From a path prefix in the cache to the one that training will be given.
+    tokenizer : dict or None
+        Megatron's ``unique_identifiers`` of the tokenizer; by default the cache's.
+    threads : int
+        Sections or blends that are written at a time.
+    progress : callable
+        Told the bytes of each array that is done.
+
+    Returns
+    -------
+    Exported
+        Also kept in the directory, as ``distcache-<key>.json``.
+
+    Raises
+    ------
+    CacheCorrupt
+        If an array differs from its digest.
+    ConfigError
+        If the tokenizer is not known, or the directory is not one.
+    """
+    wanted = list(megatron_files(cache, rename, tokenizer))
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigError(f"{directory}: is not a directory") from error
+
+    def write(entry: MegatronFile) -> list[str]:
+        names = []
+        for view in entry.arrays.values():
+            names.append(f"{entry.stem}-{view.name}.npy")
+            _write_array(cache, view, directory / names[-1])
+            progress(view.nbytes)
+        names.append(f"{entry.stem}-description.txt")
+        with write_whole(directory / names[-1]) as stream:
+            stream.write(entry.description.encode("utf-8"))
+        return names
+
+    with no_space_as_error(directory), ThreadPoolExecutor(threads) as pool:
+        files = [name for names in pool.map(write, wanted) for name in names]
+        stem = f"distcache-{cache.key[:16]}"
+        per_split = directory / f"{stem}-per-split.json"
+        with write_whole(per_split) as stream:
+            stream.write(per_split_document(cache, rename).encode("utf-8"))
+        arguments = megatron_arguments(cache, directory, per_split, rename)
+        result = Exported(str(directory), files, arguments, cache.identity["samples"])
+        with write_whole(directory / f"{stem}.json") as stream:
+            stream.write(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    return result
+
+
+def _write_array(cache: Cache, view: ArrayView, path: Path) -> None:
+    array = cache.read(view)
+    if array_digest(leaves_of(array)) != view.digest:
+        raise CacheCorrupt(
+            f"{cache.path}: {view.name} at byte {view.offset} differs from its digest"
+        )
+    with write_whole(path) as stream:
+        np.lib.format.write_array(stream, array, allow_pickle=False)

@@ -1,0 +1,217 @@
+"""The format of the cache file, as docs/format.md describes it byte by byte.
+
+An HDF5 file with a user block of 4096 bytes. The user block holds the header, which says where the
+tables are, so that a loader maps the file and never needs HDF5; HDF5 tools see the same arrays and
+tables as datasets.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+import msgspec
+import numpy as np
+import xxhash
+
+from distcache.errors import CacheCorrupt
+
+__all__ = [
+    "BLENDS",
+    "BLOCKS",
+    "BLOCK_SIZE",
+    "HEADER_SIZE",
+    "LEAF_SIZE",
+    "MEMBERS",
+    "SECTIONS",
+    "SOURCES",
+    "TABLES",
+    "TEXT",
+    "Header",
+    "TablePlace",
+    "array_fields",
+]
+
+MAGIC: Final = b"\x89distcache\r\n\x1a\n\x00\x00"
+VERSION: Final = 1
+HEADER_SIZE: Final = 4096
+BLOCK_SIZE: Final = 64 << 20
+LEAF_SIZE: Final = 1 << 20
+
+_FIXED: Final = struct.Struct("<16sII64sQQQQQ16s")
+_PLACE: Final = struct.Struct("<16sQQQ")
+_DIGEST_SIZE: Final = 16
+
+ARRAY_NAMES: Final = {
+    "sections": ("document_index", "sample_index", "shuffle_index"),
+    "blends": ("dataset_index", "dataset_sample_index"),
+}
+
+
+def array_fields(name: str) -> list[tuple[str, str]]:
+    """Return the table columns that describe an array: dtype, rows, byte offset and digest."""
+    return [
+        (f"{name}_type", "S4"),
+        (f"{name}_rows", "<u8"),
+        (f"{name}_offset", "<u8"),
+        (f"{name}_digest", "S32"),
+    ]
+
+
+def _array_columns(table: str) -> list[tuple[str, str]]:
+    return [column for name in ARRAY_NAMES[table] for column in array_fields(name)]
+
+
+SOURCES: Final = np.dtype(
+    [
+        ("prefix_begin", "<u8"),
+        ("prefix_end", "<u8"),
+        ("idx_digest", "S32"),
+        ("idx_size", "<u8"),
+        ("bin_size", "<u8"),
+        ("sequences", "<u8"),
+        ("documents", "<u8"),
+        ("tokens", "<u8"),
+        ("empty_sequences", "<u8"),
+        ("type_code", "<u8"),
+    ]
+)
+SECTIONS: Final = np.dtype(
+    [
+        ("key", "S64"),
+        ("source", "<u8"),
+        ("begin", "<u8"),
+        ("end", "<u8"),
+        ("tokens", "<u8"),
+        ("epochs", "<u8"),
+        ("samples", "<u8"),
+        ("separate_samples", "<i8"),
+        *_array_columns("sections"),
+    ]
+)
+BLENDS: Final = np.dtype(
+    [
+        ("key", "S64"),
+        ("split", "S8"),
+        ("size", "<u8"),
+        ("exhaustive", "<u8"),
+        *_array_columns("blends"),
+    ]
+)
+MEMBERS: Final = np.dtype(
+    [
+        ("split", "S8"),
+        ("source", "<u8"),
+        ("section", "<u8"),
+        ("requested", "<i8"),
+        ("blend", "<i8"),
+        ("weight", "<f8"),
+    ]
+)
+BLOCKS: Final = np.dtype("<u8")
+TEXT: Final = np.dtype("u1")
+TABLES: Final = {
+    "sources": SOURCES,
+    "sections": SECTIONS,
+    "blends": BLENDS,
+    "members": MEMBERS,
+    "blocks": BLOCKS,
+    "identity": TEXT,
+    "naming": TEXT,
+    "prefixes": TEXT,
+}
+
+
+class TablePlace(msgspec.Struct, frozen=True):
+    """Where a table lies: its first byte and its number of rows."""
+
+    offset: int
+    rows: int
+
+
+class Header(msgspec.Struct, frozen=True):
+    """The first page of a cache file.
+
+    Attributes
+    ----------
+    key : str
+        The cache's key.
+    file_size : int
+        Bytes of the whole file.
+    tables_begin : int
+        Where the tables start; they end with the file.
+    tables_digest : bytes
+        XXH3-128 of all bytes of the tables.
+    tables : dict of str to TablePlace
+        Every table of `TABLES`.
+    """
+
+    key: str
+    file_size: int
+    tables_begin: int
+    tables_digest: bytes
+    tables: dict[str, TablePlace]
+
+    def pack(self) -> bytes:
+        """Return the page, with its own digest in its last 16 bytes."""
+        page = _FIXED.pack(
+            MAGIC,
+            VERSION,
+            len(self.tables),
+            self.key.encode("ascii"),
+            self.file_size,
+            HEADER_SIZE,
+            self.tables_begin,
+            BLOCK_SIZE,
+            LEAF_SIZE,
+            self.tables_digest,
+        )
+        for name, place in self.tables.items():
+            size = TABLES[name].itemsize
+            page += _PLACE.pack(name.encode("ascii"), place.offset, place.rows, size)
+        page = page.ljust(HEADER_SIZE - _DIGEST_SIZE, b"\x00")
+        return page + xxhash.xxh3_128_digest(page)
+
+    @classmethod
+    def unpack(cls, page: bytes, path: str, file_size: int) -> Header:
+        """Read the page, trusting nothing in it before its digest is right.
+
+        Parameters
+        ----------
+        page : bytes
+            The first `HEADER_SIZE` bytes of the file, or fewer.
+        path : str
+            For messages.
+        file_size : int
+            The file's true length in bytes.
+
+        Returns
+        -------
+        Header
+            All of its places lie within the file.
+
+        Raises
+        ------
+        CacheCorrupt
+            If anything is not as the format says.
+        """
+        if len(page) < HEADER_SIZE or not page.startswith(MAGIC):
+            raise CacheCorrupt(f"{path}: is not a distcache file: its magic is {page[:16]!r}")
+        if xxhash.xxh3_128_digest(page[:-_DIGEST_SIZE]) != page[-_DIGEST_SIZE:]:
+            raise CacheCorrupt(f"{path}: the header does not match its digest")
+        _, version, count, key, size, _, tables_begin, _, _, digest = _FIXED.unpack_from(page)
+        if version != VERSION:
+            raise CacheCorrupt(f"{path}: format version is {version}, expected {VERSION}")
+        if size != file_size:
+            raise CacheCorrupt(f"{path}: has {file_size} bytes, expected {size}")
+        tables = {}
+        for index in range(count):
+            place = _PLACE.unpack_from(page, _FIXED.size + index * _PLACE.size)
+            name, offset, rows, item_size = place[0].rstrip(b"\x00").decode("ascii"), *place[1:]
+            end = offset + rows * item_size
+            if name not in TABLES or TABLES[name].itemsize != item_size or end > size:
+                raise CacheCorrupt(f"{path}: table {name!r} is not one of version {VERSION}")
+            tables[name] = TablePlace(offset, rows)
+        if tables.keys() != TABLES.keys() or not HEADER_SIZE <= tables_begin <= size:
+            raise CacheCorrupt(f"{path}: the header does not name every table")
+        return cls(key.decode("ascii"), size, tables_begin, digest, tables)

@@ -1,0 +1,93 @@
+"""Make files appear: whole, synced, and never in the place of another."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from distcache.errors import NoSpace
+
+__all__ = ["no_space_as_error", "publish", "sync_directory", "write_whole"]
+
+
+def sync_directory(path: str | Path) -> None:
+    """Sync a directory, so that a name in it survives a crash."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network filesystems cannot sync directories
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def publish(temporary: str | Path, final: str | Path) -> bool:
+    """Give a synced file its final name, unless the name is taken.
+
+    Parameters
+    ----------
+    temporary, final : path
+        In the same filesystem.
+
+    Returns
+    -------
+    bool
+        False if there is a file under the final name; it is left as it is, and so is the
+        temporary one.
+    """
+    try:
+        os.link(temporary, final, follow_symlinks=False)
+    except FileExistsError:
+        return False
+    os.unlink(temporary)
+    sync_directory(Path(final).parent)
+    return True
+
+
+@contextlib.contextmanager
+def write_whole(path: str | Path) -> Iterator[BinaryIO]:
+    """Open a file that appears, replacing any other, when the block ends without an error.
+
+    Parameters
+    ----------
+    path : path
+        The final name.
+
+    Yields
+    ------
+    binary file
+        To write to; it is synced and renamed at the end, or removed after an error.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def no_space_as_error(path: str | Path) -> Iterator[None]:
+    """Turn a full disk or quota into `NoSpace`, which names the place."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise NoSpace(
+                f"{path}: {os.strerror(error.errno)}; free space and run again"
+            ) from error
+        raise

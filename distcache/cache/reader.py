@@ -1,0 +1,163 @@
+"""Open a finished cache: one file, one mapping, and views at known offsets."""
+
+from __future__ import annotations
+
+import functools
+import json
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from distcache.cache.format import ARRAY_NAMES, HEADER_SIZE, TABLES, Header
+from distcache.errors import CacheCorrupt, NotReady
+
+__all__ = ["ArrayView", "Cache", "open_cache"]
+
+
+@dataclass(frozen=True)
+class ArrayView:
+    """An array of the cache: where it lies and what its digest is."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int
+    digest: str
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+
+
+class Cache:
+    """An open cache. Its arrays are read-only views of one mapping of the file.
+
+    Parameters
+    ----------
+    path : path
+        For messages.
+    mapped : mmap
+        The whole file.
+    header : Header
+        Its checked header.
+    """
+
+    def __init__(self, path: Path, mapped: mmap.mmap, header: Header) -> None:
+        self.path = path
+        self.header = header
+        self.map = mapped
+
+    @property
+    def key(self) -> str:
+        """The identity of everything in the cache."""
+        return self.header.key
+
+    def table(self, name: str) -> NDArray[Any]:
+        """Return a table as a structured array; `distcache.cache.format` names the columns."""
+        place = self.header.tables[name]
+        return np.frombuffer(self.map, TABLES[name], place.rows, place.offset)
+
+    @functools.cached_property
+    def identity(self) -> dict[str, Any]:
+        """The document whose digest is the key."""
+        document: dict[str, Any] = json.loads(self.table("identity").tobytes())
+        return document
+
+    @functools.cached_property
+    def naming(self) -> dict[str, Any]:
+        """What enters Megatron's names only: split string, split matrix and tokenizer."""
+        document: dict[str, Any] = json.loads(self.table("naming").tobytes())
+        return document
+
+    @functools.cached_property
+    def prefixes(self) -> list[str]:
+        """The path prefix of each source, as the configuration gave it."""
+        text = self.table("prefixes").tobytes()
+        return [
+            text[int(row["prefix_begin"]) : int(row["prefix_end"])].decode("utf-8")
+            for row in self.table("sources")
+        ]
+
+    def arrays(self, table: str, row: int) -> dict[str, ArrayView]:
+        """Return where the arrays of a section or blend lie.
+
+        Parameters
+        ----------
+        table : str
+            "sections" or "blends".
+        row : int
+            Row of that table.
+
+        Raises
+        ------
+        CacheCorrupt
+            If the table names bytes outside the file.
+        """
+        entry = self.table(table)[row]
+        views = {}
+        for name in ARRAY_NAMES[table]:
+            rows = int(entry[f"{name}_rows"])
+            view = ArrayView(
+                name=name,
+                dtype=np.dtype(entry[f"{name}_type"].decode("ascii")),
+                shape=(rows, 2) if name == "sample_index" else (rows,),
+                offset=int(entry[f"{name}_offset"]),
+                digest=entry[f"{name}_digest"].decode("ascii"),
+            )
+            if not HEADER_SIZE <= view.offset <= self.header.tables_begin - view.nbytes:
+                raise CacheCorrupt(f"{self.path}: {name} of {table} row {row} is not in the data")
+            views[name] = view
+        return views
+
+    def read(self, view: ArrayView) -> NDArray[Any]:
+        """Return an array as a read-only view of the mapping; nothing is copied."""
+        count = int(np.prod(view.shape, dtype=np.int64))
+        return np.frombuffer(self.map, view.dtype, count, view.offset).reshape(view.shape)
+
+
+def open_cache(path: str | Path) -> Cache:
+    """Open a finished cache and check everything that opening reads.
+
+    Parameters
+    ----------
+    path : path
+        A file that `distcache build` published.
+
+    Returns
+    -------
+    Cache
+        Its header, length and tables are as they were written. The arrays are not read;
+        `distcache verify` does that.
+
+    Raises
+    ------
+    NotReady
+        If there is no such file.
+    CacheCorrupt
+        If it is not a whole cache.
+    """
+    path = Path(path)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise NotReady(f"{path}: no such cache; build it first") from error
+    try:
+        size = os.fstat(descriptor).st_size
+        header = Header.unpack(os.pread(descriptor, HEADER_SIZE, 0), str(path), size)
+        mapped = mmap.mmap(descriptor, size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
+    except OSError as error:
+        raise CacheCorrupt(f"{path}: cannot be read: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+    with memoryview(mapped) as view:
+        digest = xxhash.xxh3_128_digest(view[header.tables_begin :])
+    if digest != header.tables_digest:
+        raise CacheCorrupt(f"{path}: the tables do not match their digest")
+    return Cache(path, mapped, header)

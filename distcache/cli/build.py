@@ -1,0 +1,244 @@
+"""`distcache plan` and `distcache build`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from distcache.build.communicator import Communicator, connect
+from distcache.build.progress import Stopwatch
+from distcache.build.run import Options, build, make_plan_together
+from distcache.build.tables import file_size, table_places
+from distcache.cli.output import LogFormat, make_progress, print_json, print_table, size_text
+from distcache.errors import ConfigError
+from distcache.plan.assignment import assign
+from distcache.plan.config import Config
+from distcache.plan.decode import load_config, resolve_tokenizer
+from distcache.plan.layout import Layout, make_layout
+from distcache.plan.megatron_options import config_from_options
+from distcache.plan.model import Plan
+
+__all__ = ["build_command", "parse_size", "plan_command", "read_config"]
+
+ConfigArgument = Annotated[
+    Path | None,
+    typer.Argument(help="YAML or TOML file; or leave it out and give Megatron's data options."),
+]
+ThreadsOption = Annotated[
+    int, typer.Option("--threads", min=1, help="Units that each rank works on at a time.")
+]
+LimitOption = Annotated[
+    str | None, typer.Option("--memory-limit", help="Memory per rank, for example 8G.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON to standard output.")]
+
+
+def read_config(path: Path | None, context: typer.Context) -> Config:
+    """Read the configuration from its file, or from Megatron's options on the command line.
+
+    Raises
+    ------
+    ConfigError
+        If both are given, or neither.
+    """
+    if path is not None and str(path).startswith("-"):
+        return resolve_tokenizer(config_from_options([str(path), *context.args]))
+    if path is not None and context.args:
+        raise ConfigError(
+            f"unknown option or word: {' '.join(context.args)} (Megatron's data options cannot be "
+            "combined with a configuration file)"
+        )
+    if path is not None:
+        return load_config(path)
+    if not context.args:
+        raise ConfigError("give a configuration file, or Megatron's data options")
+    return resolve_tokenizer(config_from_options(context.args))
+
+
+def parse_size(text: str | None) -> int | None:
+    """Read a number of bytes with an optional suffix K, M, G or T, in powers of 1024.
+
+    Raises
+    ------
+    ConfigError
+        If it is not one.
+    """
+    if text is None:
+        return None
+    bare = text.strip().upper().removesuffix("B").removesuffix("I")
+    power = "KMGT".find(bare[-1:]) + 1 if bare[-1:] else 0
+    try:
+        return int(float(bare[:-1] if power else bare) * 1024**power)
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(f"{text!r} is not a size in bytes, such as 8G") from error
+
+
+def plan_command(
+    context: typer.Context,
+    config: ConfigArgument = None,
+    ranks: Annotated[int, typer.Option(min=1, help="Ranks that would build.")] = 1,
+    threads: ThreadsOption = 1,
+    memory_limit: LimitOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a build would make: sections, samples, epochs, bytes, memory; and all problems.
+
+    Examples
+    --------
+        distcache plan blend.yaml --ranks 32
+
+        distcache plan --data-path 0.3 data/web 0.7 data/code --split 99,1,0 --seq-length 4096
+        --train-samples 1000000 --global-batch-size 512
+    """
+    communicator = connect()
+    plan = make_plan_together(communicator, read_config(config, context), threads, Stopwatch())
+    layout = make_layout(plan.items)
+    units = frozenset(range(len(layout.units)))
+    work = assign(plan.items, layout, units, ranks, threads, parse_size(memory_limit))
+    document = plan_document(plan, layout)
+    document |= {"ranks": ranks, "memory_per_rank": list(work.memory)}
+    document["split_sections"] = sorted(
+        layout.units[entry.unit].items[0] for wave in work.waves for entry in wave
+    )
+    if communicator.rank == 0:
+        if as_json:
+            print_json(document)
+        else:
+            _show_plan(document)
+
+
+def plan_document(plan: Plan, layout: Layout) -> dict[str, Any]:
+    """Return the plan as docs/commands.md describes it."""
+    users: dict[int, list[str]] = {}
+    for member in plan.members:
+        users.setdefault(member.section, []).append(member.split)
+    return {
+        "key": plan.key,
+        "file_bytes": file_size(table_places(plan, layout)),
+        "corpora": [msgspec.to_builtins(source) for source in plan.sources],
+        "sections": [
+            {
+                "corpus": plan.sources[section.source].prefix,
+                "splits": sorted(set(users[index])),
+                "key": section.key,
+                "sequences": [section.begin, section.end],
+                "tokens": section.tokens,
+                "epochs": section.size.epochs,
+                "samples": section.size.samples,
+                "separate_last_epoch": section.size.separate_samples is not None,
+                "bytes": sum(place.nbytes for place in layout.arrays[index]),
+            }
+            for index, section in enumerate(plan.sections)
+        ],
+        "blends": [
+            {
+                "split": blend.split,
+                "key": blend.key,
+                "size": blend.size,
+                "exhaustive": blend.exhaustive,
+                "corpora": [
+                    plan.sources[member.source].prefix
+                    for member in plan.members
+                    if member.blend == index
+                ],
+            }
+            for index, blend in enumerate(plan.blends)
+        ],
+    }
+
+
+def _show_plan(document: dict[str, Any]) -> None:
+    print_table(
+        f"Sections ({len(document['sections'])})",
+        ["corpus", "splits", "sequences", "tokens", "epochs", "samples", "size"],
+        [
+            [
+                section["corpus"],
+                ",".join(section["splits"]),
+                section["sequences"][1] - section["sequences"][0],
+                section["tokens"],
+                section["epochs"],
+                section["samples"],
+                size_text(section["bytes"]),
+            ]
+            for section in document["sections"]
+        ],
+    )
+    if document["blends"]:
+        print_table(
+            f"Blends ({len(document['blends'])})",
+            ["split", "corpora", "samples", "kind"],
+            [
+                [
+                    blend["split"],
+                    len(blend["corpora"]),
+                    blend["size"],
+                    "exhaustive" if blend["exhaustive"] else "weighted",
+                ]
+                for blend in document["blends"]
+            ],
+        )
+    peak = max(document["memory_per_rank"])
+    typer.echo(f"key      {document['key']}")
+    typer.echo(f"file     {size_text(document['file_bytes'])}")
+    typer.echo(f"memory   {size_text(peak)} per rank at most, with {document['ranks']} rank(s)")
+
+
+def build_command(
+    context: typer.Context,
+    directory: Annotated[
+        Path, typer.Option("--output", "-o", help="Directory that all ranks share.")
+    ],
+    config: ConfigArgument = None,
+    name: Annotated[
+        str | None, typer.Option(help="File name without .h5; by default from the key.")
+    ] = None,
+    reuse: Annotated[
+        list[Path] | None,
+        typer.Option(help="Another cache, whose sections with equal keys are taken over."),
+    ] = None,
+    threads: ThreadsOption = 1,
+    memory_limit: LimitOption = None,
+    log_format: Annotated[
+        LogFormat, typer.Option("--log-format", help="Progress on standard error.")
+    ] = LogFormat.auto,
+    as_json: JsonOption = False,
+) -> None:
+    """Build the cache, alone or with all ranks of mpiexec or srun, and print its path.
+
+    If the cache is there, that is all; if a build of it was killed, it is resumed; if another job
+    builds it, it is waited for.
+
+    Examples
+    --------
+        distcache build blend.yaml -o /shared/caches
+
+        srun --mpi=pmi2 -n 64 distcache build blend.yaml -o /shared/caches --name pretrain
+    """
+    if name is not None and (not name or "/" in name or name.startswith(".")):
+        raise ConfigError(f"--name {name!r}: expected a file name without directories")
+    communicator = connect()
+    options = Options(threads, parse_size(memory_limit), tuple(reuse or ()))
+    progress = make_progress(log_format if communicator.rank == 0 else LogFormat.none)
+    settings = _read_together(communicator, config, context)
+    outcome = build(communicator, settings, directory, name, options, progress)
+    if communicator.rank != 0:
+        return
+    progress.note(f"{'found' if outcome.reused else 'built'} {outcome.path}")
+    if as_json:
+        print_json(msgspec.to_builtins(outcome))
+    else:
+        typer.echo(outcome.path)
+
+
+def _read_together(communicator: Communicator, path: Path | None, context: typer.Context) -> Config:
+    """Read the configuration once, on rank 0. Collective."""
+    from distcache.build.agreement import together  # noqa: PLC0415
+
+    config = together(
+        communicator, lambda: read_config(path, context) if communicator.rank == 0 else None
+    )
+    return communicator.broadcast(config, Config)

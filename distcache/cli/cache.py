@@ -1,0 +1,277 @@
+"""`distcache inspect`, `verify`, `explain` and `export`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from distcache.build.communicator import connect
+from distcache.build.examine import examine, require_sound
+from distcache.cache.export import export, prefix_renamer
+from distcache.cache.format import ARRAY_NAMES
+from distcache.cache.reader import Cache, open_cache
+from distcache.cache.verify import verify_arrays, verify_cache
+from distcache.cli.output import print_json, print_table, size_text
+from distcache.errors import ConfigError, CorpusError, KeyMismatch
+from distcache.plan.config import Config
+from distcache.plan.decode import load_config
+from distcache.plan.identity import canonical_json, identity_of, key_of
+
+__all__ = ["explain_command", "export_command", "inspect_command", "verify_command"]
+
+CacheArgument = Annotated[Path, typer.Argument(help="A cache file.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON.")]
+
+
+def inspect_command(cache: CacheArgument, as_json: JsonOption = False) -> None:
+    """Show what a cache holds.
+
+    Example:
+
+        distcache inspect /shared/caches/pretrain.h5 --json
+    """
+    document = inspect_document(open_cache(cache))
+    if as_json:
+        print_json(document)
+        return
+    print_table(
+        f"{document['path']}, key {document['key']}",
+        ["corpus", "split", "sequences", "epochs", "samples", "blend", "weight"],
+        [
+            [
+                member["corpus"],
+                member["split"],
+                member["section"]["end"] - member["section"]["begin"],
+                member["section"]["epochs"],
+                member["section"]["samples"],
+                member["blend"],
+                member["weight"],
+            ]
+            for member in document["members"]
+        ],
+    )
+    if document["blends"]:
+        print_table(
+            "Blends",
+            ["blend", "split", "samples", "exhaustive"],
+            [
+                [index, blend["split"], blend["size"], blend["exhaustive"]]
+                for index, blend in enumerate(document["blends"])
+            ],
+        )
+    typer.echo(f"size {size_text(document['file_bytes'])}")
+
+
+def _row(entry: Any) -> dict[str, Any]:
+    values = {name: entry[name].item() for name in entry.dtype.names}
+    return {
+        name: value.decode("ascii") if isinstance(value, bytes) else value
+        for name, value in values.items()
+    }
+
+
+def inspect_document(cache: Cache) -> dict[str, Any]:
+    """Return what a cache holds, as docs/commands.md describes it."""
+    sources = []
+    for entry, prefix in zip(cache.table("sources"), cache.prefixes, strict=True):
+        fields = _row(entry)
+        del fields["prefix_begin"], fields["prefix_end"]
+        sources.append({"prefix": prefix, **fields})
+    sections = []
+    for row, entry in enumerate(cache.table("sections")):
+        fields = {name: value for name, value in _row(entry).items() if not _is_array_column(name)}
+        sections.append({**fields, "arrays": _arrays(cache, "sections", row)})
+    blends = []
+    for row, entry in enumerate(cache.table("blends")):
+        fields = {name: value for name, value in _row(entry).items() if not _is_array_column(name)}
+        fields["exhaustive"] = bool(fields["exhaustive"])
+        blends.append({**fields, "arrays": _arrays(cache, "blends", row)})
+    members = []
+    for entry in cache.table("members"):
+        fields = _row(entry)
+        members.append(
+            {
+                "split": fields["split"],
+                "corpus": cache.prefixes[fields["source"]],
+                "section": sections[fields["section"]],
+                "requested": None if fields["requested"] < 0 else fields["requested"],
+                "blend": None if fields["blend"] < 0 else fields["blend"],
+                "weight": None if fields["weight"] != fields["weight"] else fields["weight"],
+            }
+        )
+    return {
+        "path": str(cache.path),
+        "key": cache.key,
+        "file_bytes": cache.header.file_size,
+        "identity": cache.identity,
+        "naming": cache.naming,
+        "sources": sources,
+        "blends": blends,
+        "members": members,
+    }
+
+
+def _is_array_column(name: str) -> bool:
+    return any(name.startswith(f"{array}_") for names in ARRAY_NAMES.values() for array in names)
+
+
+def _arrays(cache: Cache, table: str, row: int) -> dict[str, Any]:
+    return {
+        name: {
+            "dtype": view.dtype.name,
+            "shape": list(view.shape),
+            "offset": view.offset,
+            "digest": view.digest,
+        }
+        for name, view in cache.arrays(table, row).items()
+    }
+
+
+def verify_command(
+    cache: CacheArgument,
+    corpora: Annotated[
+        bool, typer.Option("--corpora", help="Also compare the .idx and .bin files.")
+    ] = False,
+    threads: Annotated[int, typer.Option(min=1, help="Blocks read at a time.")] = 2,
+) -> None:
+    """Compare every byte of a cache with its digests.
+
+    Example:
+
+        distcache verify /shared/caches/pretrain.h5 --corpora
+    """
+    opened = open_cache(cache)
+    verify_cache(opened, threads)
+    verify_arrays(opened)
+    if corpora:
+        _verify_corpora(opened, threads)
+    typer.echo(f"{cache}: {size_text(opened.header.file_size)} verified, key {opened.key}")
+
+
+def _verify_corpora(cache: Cache, threads: int) -> None:
+    facts, faults = examine(connect(), cache.prefixes, threads)
+    problems = [str(fault) for fault in faults]
+    for entry, prefix in zip(cache.table("sources"), cache.prefixes, strict=True):
+        if prefix not in facts:
+            continue
+        for name, found in facts[prefix].identity.items():
+            wanted = entry[name].item()
+            wanted = wanted.decode("ascii") if isinstance(wanted, bytes) else wanted
+            if found != wanted:
+                problems.append(
+                    f"{prefix}: {name} is {found}, the cache was built from {wanted}; build again"
+                )
+    if problems:
+        raise CorpusError(*problems)
+
+
+def explain_command(
+    config: Annotated[Path, typer.Argument(help="A configuration file.")],
+    cache: CacheArgument,
+    as_json: JsonOption = False,
+) -> None:
+    """Say why a configuration is or is not a cache, field by field. Exit code 7 if it is not.
+
+    Example:
+
+        distcache explain blend.yaml /shared/caches/pretrain.h5
+    """
+    wanted_config, opened = load_config(config), open_cache(cache)
+    facts = require_sound(connect(), wanted_config.prefixes(), threads=2)
+    wanted = identity_of(wanted_config, facts)
+    fields = [
+        {
+            "field": name,
+            "equal": canonical_json(wanted.get(name)) == canonical_json(opened.identity.get(name)),
+            "configuration": wanted.get(name),
+            "cache": opened.identity.get(name),
+        }
+        for name in dict.fromkeys([*wanted, *opened.identity])
+    ]
+    names_only = _naming_differences(wanted_config, opened)
+    same = key_of(wanted) == opened.key
+    if as_json:
+        print_json({"same": same, "fields": fields, "names_only": names_only})
+    else:
+        rows = [
+            [
+                entry["field"],
+                "same" if entry["equal"] else "differs",
+                _short(entry["configuration"]),
+                "" if entry["equal"] else _short(entry["cache"]),
+            ]
+            for entry in fields
+        ]
+        print_table("", ["field", "", "configuration", "cache"], rows)
+        for line in names_only:
+            typer.echo(f"names only: {line}")
+    if not same:
+        differing = ", ".join(str(entry["field"]) for entry in fields if not entry["equal"])
+        raise KeyMismatch(f"{cache}: is not the cache of this configuration: {differing} differ")
+    if not as_json:
+        typer.echo(f"{cache} is the cache of this configuration")
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _naming_differences(config: Config, cache: Cache) -> list[str]:
+    """List what differs without changing an array; it enters Megatron's names when exporting."""
+    lines = []
+    if config.prefixes() != cache.prefixes:
+        lines.append("paths differ; export with --prefix FROM=TO")
+    if config.tokenizer != cache.naming["tokenizer"]:
+        lines.append("tokenizers differ; export with --tokenizer FILE")
+    return lines
+
+
+def _tokenizer_from(path: Path | None) -> dict[str, Any] | None:
+    if path is None:
+        return None
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--tokenizer {path}: {error}") from error
+    section = document["datasets"][0] if "datasets" in document else document
+    found = section.get("tokenizer", section)
+    if not isinstance(found, dict):
+        raise ConfigError(f"--tokenizer {path}: expected an object, found {type(found).__name__}")
+    return found
+
+
+def export_command(
+    cache: CacheArgument,
+    to: Annotated[Path, typer.Option("--to", help="Directory for the .npy files.")],
+    prefix: Annotated[
+        list[str] | None,
+        typer.Option(help="FROM=TO: training will be given the corpora under another path."),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="JSON of Megatron's unique_identifiers, or a description.txt."),
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Arrays written at a time.")] = 2,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the files that an unmodified Megatron looks for, and print the options to use them.
+
+    Example:
+
+        distcache export /shared/caches/pretrain.h5 --to /shared/megatron-cache
+    """
+    pairs = [tuple(pair.split("=", 1)) for pair in prefix or []]
+    if any(len(pair) != 2 or not all(pair) for pair in pairs):
+        raise ConfigError(f"--prefix {' '.join(prefix or [])}: expected FROM=TO")
+    rename = prefix_renamer([(pair[0], pair[1]) for pair in pairs])
+    done = export(open_cache(cache), to, rename, _tokenizer_from(tokenizer), threads)
+    if as_json:
+        print_json(msgspec.to_builtins(done))
+        return
+    typer.echo(f"# {len(done.files)} files in {done.directory}; give Megatron:")
+    typer.echo(" \\\n    ".join(done.arguments))

@@ -1,0 +1,94 @@
+"""The `distcache` command: its groups, and how every error becomes a message and an exit code."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import traceback
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+
+from distcache import __version__
+from distcache.build.communicator import connected
+from distcache.cli.build import build_command, plan_command
+from distcache.cli.cache import explain_command, export_command, inspect_command, verify_command
+from distcache.cli.check import check_command
+from distcache.errors import BuildInterrupted, DistcacheError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="distcache",
+    help="Build Megatron-style index caches with all MPI ranks, before training starts.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    epilog="Exit codes: 0 done, 2 usage or configuration, 3 unsound corpus, 4 corrupt cache, "
+    "5 not found or not ready, 6 no space, 7 key mismatch, 8 interrupted and resumable, 1 anything "
+    "else.",
+)
+PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def _version(show: bool) -> None:
+    if show:
+        typer.echo(f"distcache {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """Build Megatron-style index caches with all MPI ranks, before training starts."""
+
+
+app.command("plan", context_settings=PASS_THROUGH)(plan_command)
+app.command("build", context_settings=PASS_THROUGH)(build_command)
+app.command("check")(check_command)
+app.command("inspect")(inspect_command)
+app.command("verify")(verify_command)
+app.command("explain")(explain_command)
+app.command("export")(export_command)
+
+
+def _interrupted(number: int, _: FrameType | None) -> NoReturn:
+    raise BuildInterrupted(f"interrupted by {signal.Signals(number).name}; run again to resume")
+
+
+def main() -> None:
+    """Run the command line; the entry point of the `distcache` script."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupted)
+    try:
+        app(standalone_mode=True)
+    except DistcacheError as error:
+        _fail(error)
+    except BrokenPipeError:
+        sys.exit(1)
+    except Exception:  # noqa: BLE001  one rank's surprise must not leave the others waiting
+        traceback.print_exc()
+        _end(1, together=False)
+
+
+def _fail(error: DistcacheError) -> NoReturn:
+    communicator = connected()
+    # All ranks have the same error; a signal is one rank's own.
+    alone = isinstance(error, BuildInterrupted)
+    if communicator is None or communicator.rank == 0 or alone:
+        for problem in error.problems:
+            print(f"distcache: {problem}", file=sys.stderr)  # noqa: T201
+    _end(error.exit_code, together=not alone)
+
+
+def _end(exit_code: int, *, together: bool) -> NoReturn:
+    communicator = connected()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if communicator is not None and communicator.size > 1 and not together:
+        communicator.abort(exit_code)
+    sys.exit(exit_code)

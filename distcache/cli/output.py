@@ -1,0 +1,153 @@
+"""How the command line shows things: tables for people, JSON for scripts, progress for both."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Any
+
+from distcache.build.progress import Progress, Silent
+
+__all__ = ["LogFormat", "make_progress", "print_json", "print_table", "size_text"]
+
+PLAIN_INTERVAL = 10.0
+
+
+class LogFormat(StrEnum):
+    """How progress is written to standard error."""
+
+    auto = "auto"
+    bar = "bar"
+    plain = "plain"
+    json = "json"
+    none = "none"
+
+
+def print_json(document: Any) -> None:
+    """Write a document to standard output."""
+    print(json.dumps(document, indent=2))  # noqa: T201
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Write a table to standard output, as wide as its contents when it is not a terminal."""
+    from rich import box  # noqa: PLC0415
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for place, column in enumerate(columns):
+        numeric = bool(rows) and all(isinstance(row[place], int | float) for row in rows)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row))
+    width = None if sys.stdout.isatty() else 200
+    Console(width=width).print(table)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, int):
+        return "" if value is None else str(value)
+    return f"{value:,}"
+
+
+def size_text(nbytes: int) -> str:
+    """Return a number of bytes for people, in powers of 1024."""
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} TiB"
+
+
+def make_progress(log_format: LogFormat) -> Progress:
+    """Return the progress that suits standard error, or the one that was asked for."""
+    if log_format is LogFormat.auto:
+        log_format = LogFormat.bar if sys.stderr.isatty() else LogFormat.plain
+    if log_format is LogFormat.bar:
+        return BarProgress()
+    if log_format is LogFormat.none:
+        return Silent()
+    return LineProgress(as_json=log_format is LogFormat.json)
+
+
+class LineProgress:
+    """One line per phase, and one every ten seconds within it, with the seconds since the start.
+
+    Parameters
+    ----------
+    as_json : bool
+        Whether each line is a JSON object.
+    """
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._begin = self._last = time.monotonic()
+        self._phase, self._total, self._done = "", 0.0, 0.0
+        self._lock = threading.Lock()
+
+    def phase(self, name: str, total: float = 0) -> None:
+        """Write that a phase begins."""
+        with self._lock:
+            self._phase, self._total, self._done = name, total, 0.0
+            self._write(name, None)
+
+    def advance(self, amount: float) -> None:
+        """Write how far the phase is, if ten seconds have passed since the last line."""
+        with self._lock:
+            self._done += amount
+            if time.monotonic() - self._last >= PLAIN_INTERVAL and self._total:
+                self._write(self._phase, min(self._done / self._total, 1.0))
+
+    def note(self, message: str) -> None:
+        """Write a message."""
+        with self._lock:
+            self._write(message, None)
+
+    def _write(self, message: str, fraction: float | None) -> None:
+        self._last = time.monotonic()
+        elapsed = self._last - self._begin
+        if self._as_json:
+            entry = {"elapsed": round(elapsed, 3), "message": message, "fraction": fraction}
+            line = json.dumps(entry)
+        else:
+            share = "" if fraction is None else f" {fraction:.0%}"
+            line = f"[{elapsed:8.1f} s] {message}{share}"
+        print(line, file=sys.stderr, flush=True)  # noqa: T201
+
+
+class BarProgress:
+    """A bar on the terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console  # noqa: PLC0415
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+        from rich.progress import Progress as RichProgress  # noqa: PLC0415
+
+        self._console = Console(stderr=True)
+        self._bar = RichProgress(
+            TextColumn("{task.description:24}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._task = self._bar.add_task("starting", total=None)
+        self._bar.start()
+
+    def phase(self, name: str, total: float = 0) -> None:
+        """Begin a phase anew."""
+        self._bar.reset(self._task, description=name, total=total or None)
+
+    def advance(self, amount: float) -> None:
+        """Move the bar."""
+        self._bar.advance(self._task, amount)
+
+    def note(self, message: str) -> None:
+        """Write a message above the bar."""
+        self._bar.console.print(message)

@@ -1,0 +1,17 @@
+"""Corpora: pairs of a `.bin` file of tokens and an `.idx` file of sequence lengths and offsets."""
+
+from distcache.corpus.corpus import Corpus, CorpusFacts
+from distcache.corpus.idx import Idx, bin_path, idx_path, open_idx
+from distcache.corpus.soundness import Fault
+from distcache.corpus.write import write_corpus
+
+__all__ = [
+    "Corpus",
+    "CorpusFacts",
+    "Fault",
+    "Idx",
+    "bin_path",
+    "idx_path",
+    "open_idx",
+    "write_corpus",
+]

@@ -1,0 +1,172 @@
+"""The `.idx` file (MMIDIDX, version 1), read through a memory map.
+
+The format is that of Megatron-Core's ``indexed_dataset``: a header of 34 bytes, then the length of
+every sequence in tokens (int32), its offset in the `.bin` in bytes (int64), the document
+boundaries as sequence numbers (int64), and for multimodal data a mode per sequence (int8).
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.errors import CorpusError, NotReady
+
+__all__ = ["HEADER_SIZE", "ITEM_TYPES", "Idx", "bin_path", "idx_path", "open_idx"]
+
+MAGIC: Final = b"MMIDIDX\x00\x00"
+LEGACY_MAGIC: Final = b"TNTIDX\x00\x00"
+HEADER: Final = struct.Struct("<9sQBQQ")
+HEADER_SIZE: Final = HEADER.size
+ITEM_TYPES: Final[dict[int, np.dtype[Any]]] = {
+    1: np.dtype("u1"),
+    2: np.dtype("i1"),
+    3: np.dtype("<i2"),
+    4: np.dtype("<i4"),
+    5: np.dtype("<i8"),
+    6: np.dtype("<f8"),
+    7: np.dtype("<f4"),
+    8: np.dtype("<u2"),
+}
+
+
+def idx_path(prefix: str) -> str:
+    """Return the path of the `.idx` file of a corpus."""
+    return prefix + ".idx"
+
+
+def bin_path(prefix: str) -> str:
+    """Return the path of the `.bin` file of a corpus."""
+    return prefix + ".bin"
+
+
+@dataclass(frozen=True, eq=False)
+class Idx:
+    """An open `.idx` file whose header and length agree.
+
+    Attributes
+    ----------
+    path : str
+        Where it was opened.
+    type_code : int
+        The token type's code in the header, a key of `ITEM_TYPES`.
+    lengths : ndarray of int32, shape (sequences,)
+        Tokens per sequence; unaligned and read-only, as are the other arrays.
+    offsets : ndarray of int64, shape (sequences,)
+        Bytes from the start of the `.bin`.
+    bounds : ndarray of int64, shape (documents + 1,)
+        Sequence numbers at which documents start, then the number of sequences.
+    modes : ndarray of int8, shape (sequences,), or None
+        Of multimodal data.
+    """
+
+    path: str
+    type_code: int
+    map: mmap.mmap
+    lengths: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    bounds: NDArray[np.int64]
+    modes: NDArray[np.int8] | None
+
+    @property
+    def size(self) -> int:
+        """The file's length in bytes."""
+        return len(self.map)
+
+    @property
+    def item_size(self) -> int:
+        """Bytes per token."""
+        return ITEM_TYPES[self.type_code].itemsize
+
+    def release(self, begin: int, end: int) -> None:
+        """Drop the mapped pages of bytes [begin, end) from this process; the page cache keeps them.
+
+        Without it a scan of the whole file would count as resident memory of the process.
+        """
+        first = begin // mmap.PAGESIZE * mmap.PAGESIZE
+        if end > first:
+            self.map.madvise(mmap.MADV_DONTNEED, first, end - first)
+
+
+def open_idx(prefix: str) -> Idx:
+    """Map the `.idx` file of a corpus and take views of its arrays; nothing is copied.
+
+    Parameters
+    ----------
+    prefix : str
+        The corpus's path without suffix.
+
+    Returns
+    -------
+    Idx
+        Its header and length are checked, its contents are not.
+
+    Raises
+    ------
+    NotReady
+        If the file is not there.
+    CorpusError
+        If it is not an `.idx` file, or not as long as its header says.
+    """
+    path = idx_path(prefix)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        raise NotReady(f"{path}: no such file") from error
+    except OSError as error:
+        raise CorpusError(f"{path}: cannot be opened: {error.strerror}") from error
+    try:
+        size = os.fstat(descriptor).st_size
+        header = os.pread(descriptor, HEADER_SIZE, 0)
+        type_code, sequences, entries = _parse_header(path, header)
+        has_modes = _has_modes(path, size, sequences, entries)
+        mapped = mmap.mmap(descriptor, size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
+    except OSError as error:
+        raise CorpusError(f"{path}: cannot be read: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+    offsets_begin = HEADER_SIZE + 4 * sequences
+    bounds_begin = offsets_begin + 8 * sequences
+    modes_begin = bounds_begin + 8 * entries
+    return Idx(
+        path=path,
+        type_code=type_code,
+        map=mapped,
+        lengths=np.frombuffer(mapped, "<i4", sequences, HEADER_SIZE),
+        offsets=np.frombuffer(mapped, "<i8", sequences, offsets_begin),
+        bounds=np.frombuffer(mapped, "<i8", entries, bounds_begin),
+        modes=np.frombuffer(mapped, "i1", sequences, modes_begin) if has_modes else None,
+    )
+
+
+def _parse_header(path: str, header: bytes) -> tuple[int, int, int]:
+    if header.startswith(LEGACY_MAGIC):
+        raise CorpusError(f"{path}: is a legacy TNTIDX file; convert it to MMIDIDX first")
+    if len(header) < HEADER_SIZE:
+        raise CorpusError(
+            f"{path}: has {len(header)} bytes, fewer than the {HEADER_SIZE} of a header"
+        )
+    magic, version, type_code, sequences, entries = HEADER.unpack(header)
+    if magic != MAGIC:
+        raise CorpusError(f"{path}: magic is {magic!r}, expected {MAGIC!r}")
+    if version != 1:
+        raise CorpusError(f"{path}: version is {version}, expected 1")
+    if type_code not in ITEM_TYPES:
+        raise CorpusError(f"{path}: token type code is {type_code}, expected 1 to 8")
+    return type_code, sequences, entries
+
+
+def _has_modes(path: str, size: int, sequences: int, entries: int) -> bool:
+    plain = HEADER_SIZE + 12 * sequences + 8 * entries
+    if size not in (plain, plain + sequences):
+        raise CorpusError(
+            f"{path}: has {size} bytes, expected {plain} (or {plain + sequences} with modes) "
+            f"for {sequences} sequences and {entries} document entries"
+        )
+    return sequences > 0 and size == plain + sequences

@@ -1,0 +1,222 @@
+"""When a corpus is sound, checked in pieces that different ranks can take.
+
+A corpus is sound when the header is right, the `.idx` is exactly as long as its counts say, no
+length is negative, each offset is the running sum of the lengths in bytes, document boundaries
+rise from 0 to the number of sequences, and the `.bin` is exactly as long as the lengths say.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import xxhash
+
+from distcache.corpus.corpus import CorpusFacts
+from distcache.corpus.idx import HEADER_SIZE, ITEM_TYPES, Idx, bin_path, idx_path, open_idx
+from distcache.errors import DistcacheError
+from distcache.kernels import check_sequences, first_descent
+
+__all__ = ["Fault", "Outline", "RangeFacts", "check_range", "digest_idx", "outline", "summarise"]
+
+CHUNK: Final = 16 << 20
+
+
+class Fault(msgspec.Struct, frozen=True):
+    """One thing that is wrong with a corpus: the file, and what was found and expected."""
+
+    prefix: str
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}"
+
+
+class Outline(msgspec.Struct, frozen=True):
+    """What the header and the sizes of a corpus's files say; `faults` if they are wrong."""
+
+    prefix: str
+    idx_size: int = 0
+    bin_size: int = 0
+    type_code: int = 0
+    sequences: int = 0
+    documents: int = 0
+    faults: tuple[Fault, ...] = ()
+
+
+class RangeFacts(msgspec.Struct, frozen=True):
+    """What a range of a corpus's sequences adds up to, and its faults."""
+
+    tokens: int
+    empty: int
+    faults: tuple[Fault, ...]
+
+
+def outline(prefix: str) -> Outline:
+    """Read the header and the sizes of one corpus.
+
+    Parameters
+    ----------
+    prefix : str
+        The corpus's path without suffix.
+
+    Returns
+    -------
+    Outline
+        With a fault for each file that is missing or whose header is wrong; nothing is raised.
+    """
+    faults: list[Fault] = []
+    bin_size = 0
+    try:
+        bin_size = os.stat(bin_path(prefix)).st_size
+    except OSError as error:
+        faults.append(Fault(prefix, bin_path(prefix), f"cannot be read: {error.strerror}"))
+    try:
+        idx = open_idx(prefix)
+    except DistcacheError as error:
+        path = idx_path(prefix)
+        faults.append(Fault(prefix, path, str(error).removeprefix(f"{path}: ")))
+        return Outline(prefix, bin_size=bin_size, faults=tuple(faults))
+    faults += _bounds_faults(prefix, idx)
+    return Outline(
+        prefix=prefix,
+        idx_size=idx.size,
+        bin_size=bin_size,
+        type_code=idx.type_code,
+        sequences=len(idx.lengths),
+        documents=max(len(idx.bounds) - 1, 0),
+        faults=tuple(faults),
+    )
+
+
+def _bounds_faults(prefix: str, idx: Idx) -> list[Fault]:
+    sequences = len(idx.lengths)
+    messages = []
+    if len(idx.bounds) == 0:
+        messages.append("has no document boundaries, expected at least the leading 0")
+    else:
+        if idx.bounds[0] != 0:
+            messages.append(f"document boundary 0 is {idx.bounds[0]}, expected 0")
+        if idx.bounds[-1] != sequences:
+            messages.append(
+                f"the last document boundary is {idx.bounds[-1]}, expected the sequence count "
+                f"{sequences}"
+            )
+    return [Fault(prefix, idx.path, message) for message in messages]
+
+
+def digest_idx(idx: Idx) -> str:
+    """Return the XXH3-128 of a whole `.idx` file, in hexadecimal."""
+    digest = xxhash.xxh3_128()
+    with memoryview(idx.map) as view:
+        for begin in range(0, idx.size, CHUNK):
+            digest.update(view[begin : begin + CHUNK])
+            idx.release(begin, min(begin + CHUNK, idx.size))
+    return digest.hexdigest()
+
+
+def check_range(prefix: str, idx: Idx, begin: int, end: int) -> RangeFacts:
+    """Check sequences [begin, end) and the same share of the document boundaries.
+
+    Parameters
+    ----------
+    prefix : str
+        The corpus's path without suffix, for messages.
+    idx : Idx
+        Its mapped `.idx`.
+    begin, end : int
+        The range of sequences.
+
+    Returns
+    -------
+    RangeFacts
+        Ranges that cover all sequences are put together by `summarise`.
+    """
+    facts = check_sequences(idx.lengths, idx.offsets, begin, end, idx.item_size)
+    messages = []
+    if (first := facts.first_negative) >= 0:
+        messages.append(
+            f"{facts.negative_count} lengths are negative, the first is {idx.lengths[first]} of "
+            f"sequence {first}"
+        )
+    if (first := facts.first_misplaced) >= 0:
+        before = int(idx.offsets[first - 1]) + int(idx.lengths[first - 1]) * idx.item_size
+        messages.append(
+            f"{facts.misplaced_count} offsets are not the running sum of lengths, the first is "
+            f"{idx.offsets[first]} of sequence {first}, expected {before if first else 0}"
+        )
+    descent = first_descent(idx.bounds, *_share_of_bounds(idx, begin, end))
+    if descent >= 0:
+        messages.append(
+            f"document boundary {descent} is {idx.bounds[descent]}, below the one before it, "
+            f"{idx.bounds[descent - 1]}"
+        )
+    _release_range(idx, begin, end)
+    faults = tuple(Fault(prefix, idx.path, message) for message in messages)
+    return RangeFacts(facts.tokens, facts.empty, faults)
+
+
+def _share_of_bounds(idx: Idx, begin: int, end: int) -> tuple[int, int]:
+    sequences, entries = len(idx.lengths), len(idx.bounds)
+    if sequences == 0:
+        return 0, entries
+    return begin * entries // sequences, end * entries // sequences
+
+
+def _release_range(idx: Idx, begin: int, end: int) -> None:
+    offsets_begin = HEADER_SIZE + 4 * len(idx.lengths)
+    bounds_begin = offsets_begin + 8 * len(idx.offsets)
+    first, last = _share_of_bounds(idx, begin, end)
+    idx.release(HEADER_SIZE + 4 * begin, HEADER_SIZE + 4 * end)
+    idx.release(offsets_begin + 8 * begin, offsets_begin + 8 * end)
+    idx.release(bounds_begin + 8 * first, bounds_begin + 8 * last)
+
+
+def summarise(
+    head: Outline, ranges: Sequence[RangeFacts], digest: str
+) -> tuple[CorpusFacts, tuple[Fault, ...]]:
+    """Put together what was found of one corpus.
+
+    Parameters
+    ----------
+    head : Outline
+        Without faults of its own in the header.
+    ranges : sequence of RangeFacts
+        Of ranges that cover the corpus's sequences.
+    digest : str
+        From `digest_idx`.
+
+    Returns
+    -------
+    facts : CorpusFacts
+        They hold only if there is no fault.
+    faults : tuple of Fault
+        All of them.
+    """
+    facts = CorpusFacts(
+        prefix=head.prefix,
+        idx_digest=digest,
+        idx_size=head.idx_size,
+        bin_size=head.bin_size,
+        type_code=head.type_code,
+        sequences=head.sequences,
+        documents=head.documents,
+        tokens=sum(part.tokens for part in ranges),
+        empty_sequences=sum(part.empty for part in ranges),
+    )
+    faults = [*head.faults, *(fault for part in ranges for fault in part.faults)]
+    if not any(part.faults for part in ranges):
+        faults += _bin_faults(head, facts.tokens)
+    return facts, tuple(faults)
+
+
+def _bin_faults(head: Outline, tokens: int) -> list[Fault]:
+    expected = tokens * ITEM_TYPES[head.type_code].itemsize
+    path = bin_path(head.prefix)
+    if head.bin_size == expected or any(fault.path == path for fault in head.faults):
+        return []
+    message = f"has {head.bin_size} bytes, expected {expected} for {tokens} tokens"
+    return [Fault(head.prefix, path, message)]

@@ -1,0 +1,1 @@
+"""Plans: every section and blend that a configuration asks for, with sizes; pure data."""

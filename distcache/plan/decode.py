@@ -1,0 +1,133 @@
+"""Decode a configuration file strictly, and report every wrong field at once."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from distcache.errors import ConfigError, NotReady
+from distcache.plan.config import Config
+from distcache.plan.megatron_options import MEGATRON_KEYS, config_from_options, options_from_mapping
+
+__all__ = ["config_from_mapping", "load_config"]
+
+
+def load_config(path: str | Path) -> Config:
+    """Read a configuration from a YAML or TOML file.
+
+    Parameters
+    ----------
+    path : path
+        Ends in .yaml, .yml, .json or .toml. Keys are distcache's, or Megatron's options with dashes
+        or underscores.
+
+    Returns
+    -------
+    Config
+        With the tokenizer's identifiers taken from its description file, if one is named.
+
+    Raises
+    ------
+    NotReady
+        If there is no such file.
+    ConfigError
+        With one problem per field that is unknown, missing or wrong.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise NotReady(f"{path}: no such configuration file") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    try:
+        parsed = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+    except (yaml.YAMLError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if not isinstance(parsed, dict):
+        raise ConfigError(f"{path}: expected a mapping of fields, found {type(parsed).__name__}")
+    try:
+        return config_from_mapping(parsed)
+    except ConfigError as error:
+        raise ConfigError(*(f"{path}: {problem}" for problem in error.problems)) from error
+
+
+def config_from_mapping(fields: Mapping[str, Any]) -> Config:
+    """Make a configuration from decoded fields, distcache's own or Megatron's.
+
+    Parameters
+    ----------
+    fields : mapping
+        As read from a file.
+
+    Returns
+    -------
+    Config
+        Checked.
+
+    Raises
+    ------
+    ConfigError
+        With one problem per field that is unknown, missing or wrong.
+    """
+    if any(str(key).replace("-", "_") in MEGATRON_KEYS for key in fields):
+        return resolve_tokenizer(config_from_options(options_from_mapping(fields)))
+    return resolve_tokenizer(_decode(fields))
+
+
+def _decode(fields: Mapping[str, Any]) -> Config:
+    known = {field.encode_name: field for field in msgspec.structs.fields(Config)}
+    problems = [f"$.{key}: unknown field" for key in fields if key not in known]
+    problems += [
+        f"$.{name}: missing"
+        for name, field in known.items()
+        if field.required and name not in fields
+    ]
+    values = {}
+    for name in known.keys() & fields.keys():
+        try:
+            values[name] = msgspec.convert(fields[name], known[name].type, strict=True)
+        except msgspec.ValidationError as error:
+            problems.append(_with_path(name, str(error)))
+    problems += _exclusive(fields)
+    if problems:
+        raise ConfigError(*sorted(problems))
+    return Config(**values)
+
+
+def _exclusive(fields: Mapping[str, Any]) -> list[str]:
+    given = {name for name in ("blend", "split", "blend_per_split") if fields.get(name) is not None}
+    if not given & {"blend", "blend_per_split"}:
+        return ["$.blend: missing; give blend and split, or blend_per_split"]
+    if "blend_per_split" in given and len(given) > 1:
+        return ["$.blend_per_split: cannot be combined with blend or split"]
+    if given == {"blend"}:
+        return ['$.split: missing; a blend is cut into splits, as in "99,1,0"']
+    return []
+
+
+def _with_path(name: str, message: str) -> str:
+    text, _, path = message.partition(" - at `")
+    return f"$.{name}{path.removesuffix('`').removeprefix('$')}: {text}"
+
+
+def resolve_tokenizer(config: Config) -> Config:
+    """Return the configuration with ``{"description": FILE}`` replaced by what the file says."""
+    if config.tokenizer is None or set(config.tokenizer) != {"description"}:
+        return config
+    path = Path(str(config.tokenizer["description"]))
+    try:
+        described = json.loads(path.read_text(encoding="utf-8"))
+        # A blend's description holds its sections'; every one of them names the tokenizer.
+        section = described["datasets"][0] if "datasets" in described else described
+        return msgspec.structs.replace(config, tokenizer=dict(section["tokenizer"]))
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise ConfigError(
+            f"$.tokenizer.description: {path} is not a description.txt that Megatron wrote: {error}"
+        ) from error

@@ -1,0 +1,266 @@
+"""Make the plan of a configuration, or list everything that speaks against it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from distcache.corpus import Corpus
+from distcache.errors import ConfigError
+from distcache.plan.config import SPLITS, Config, Source
+from distcache.plan.epochs import Cut, epochs_needed, section_size
+from distcache.plan.identity import ORDER, identity_of, key_of
+from distcache.plan.model import BlendPlan, Member, Plan, SectionPlan
+from distcache.plan.oversampling import buffered, oversampled, smallest_surplus, target
+from distcache.plan.problems import (
+    blend_problems,
+    corpus_problems,
+    partial_problem,
+    request_problem,
+)
+from distcache.plan.splits import WHOLE, Bookends, normalise, sequence_range, split_matrix
+
+__all__ = ["make_plan"]
+
+
+def make_plan(config: Config, corpora: Mapping[str, Corpus]) -> Plan:
+    """Decide every section and blend of a configuration.
+
+    Parameters
+    ----------
+    config : Config
+        What is asked for.
+    corpora : mapping of str to Corpus
+        Sound corpora by path prefix, one for each of `config.prefixes()`.
+
+    Returns
+    -------
+    Plan
+        Equal for equal arguments.
+
+    Raises
+    ------
+    ConfigError
+        With one sentence for everything that Megatron would loop on for ever or crash on.
+    """
+    matrix = split_matrix(config.split) if config.split is not None else None
+    planner = _Planner(config, corpora)
+    for corpus in corpora.values():
+        planner.problems += corpus_problems(corpus)
+    blends = config.blends()
+    for split in list(blends)[:1] if config.blend is not None else blends:
+        planner.problems += blend_problems(config, split, blends[split])
+    if not planner.problems:
+        for index, split in enumerate(SPLITS):
+            bookends = WHOLE if matrix is None else matrix[index]
+            if split in blends and bookends is not None:
+                planner.add_split(split, blends[split], bookends)
+    if planner.surpluses:
+        planner.problems.append(
+            f"$.mid_level_dataset_surplus: {config.mid_level_dataset_surplus} is too small, "
+            f"{max(planner.surpluses)!r} is the smallest that works"
+        )
+    if planner.problems:
+        raise ConfigError(*dict.fromkeys(planner.problems))
+    identity = identity_of(config, {prefix: corpora[prefix].facts for prefix in corpora})
+    return Plan(
+        key=key_of(identity),
+        identity=identity,
+        naming={
+            "split": config.split,
+            "split_matrix": matrix,
+            "tokenizer": config.tokenizer,
+            "blends": {
+                split: [(planner.sources[source.path], source.weight) for source in blend]
+                for split, blend in blends.items()
+            },
+        },
+        sources=tuple(corpus.facts for corpus in corpora.values()),
+        sections=tuple(planner.sections.values()),
+        blends=tuple(planner.blends),
+        members=tuple(planner.members),
+    )
+
+
+class _Planner:
+    """Collects sections, each once, and the blends over them, split by split."""
+
+    def __init__(self, config: Config, corpora: Mapping[str, Corpus]) -> None:
+        self.config = config
+        self.corpora = corpora
+        self.sources = {prefix: index for index, prefix in enumerate(corpora)}
+        self.sections: dict[str, SectionPlan] = {}
+        self.blends: list[BlendPlan] = []
+        self.members: list[Member] = []
+        self.places: dict[str, int] = {}
+        self.problems: list[str] = []
+        self.surpluses: list[float] = []
+
+    def add_split(self, split: str, blend: tuple[Source, ...], bookends: Bookends) -> None:
+        """Add the sections of one split, and the blend over them unless they stand alone."""
+        weighted = blend[0].weight is not None
+        per_split = self.config.blend is None
+        several = per_split and self.config.multiple_validation_sets and split == "valid"
+        if several or (len(blend) == 1 and (per_split or not weighted)):
+            self._add_alone(split, blend, bookends)
+        elif weighted:
+            self._add_weighted(split, blend, bookends)
+        else:
+            self._add_unweighted(split, blend, bookends)
+
+    def _add_alone(self, split: str, blend: tuple[Source, ...], bookends: Bookends) -> None:
+        requested = self.config.samples_of(split)
+        if len(blend) > 1 and self.config.full_validation and requested is not None:
+            self.problems.append(
+                f"$.samples.valid: {requested}, expected null, since full_validation runs over one "
+                "epoch of each validation set"
+            )
+        for source in blend:
+            section = self._section(source.path, split, requested, bookends)
+            self._add_member(split, source.path, section, requested)
+            if section is not None and len(blend) == 1 and requested is not None:
+                self._check_enough(source.path, split, requested, section)
+
+    def _check_enough(self, prefix: str, split: str, requested: int, section: SectionPlan) -> None:
+        # Only the ceiling in 32-bit float can fall short, beyond 2**24 samples.
+        if 0 < section.size.samples < requested:
+            self.problems.append(
+                f"{prefix}: split {split} gives {section.size.samples} of {requested} samples, "
+                "because Megatron counts a kept partial sample in 32-bit float; ask for fewer"
+            )
+
+    def _add_weighted(self, split: str, blend: tuple[Source, ...], bookends: Bookends) -> None:
+        size = self.config.samples_of(split)
+        assert size is not None, "blend_problems refuses weights without a size"
+        surplus = self.config.mid_level_dataset_surplus
+        shares = normalise([source.weight or 0.0 for source in blend])
+        targets = [target(size, share) for share in shares]
+        requests = [buffered(size, share, surplus) for share in shares]
+        sections = [
+            self._section(source.path, split, request, bookends)
+            for source, request in zip(blend, requests, strict=True)
+        ]
+        whole = [section for section in sections if section is not None]
+        if len(whole) == len(blend):
+            weights = normalise(shares)
+            self._check_oversampling(split, blend, whole, weights, targets)
+            self._add_blend(split, blend, whole, requests, weights, sum(targets))
+
+    def _add_unweighted(self, split: str, blend: tuple[Source, ...], bookends: Bookends) -> None:
+        size = self.config.samples_of(split)
+        sections = [self._section(source.path, split, None, bookends) for source in blend]
+        whole = [section for section in sections if section is not None]
+        if len(whole) < len(blend):
+            return
+        available = [section.size.samples for section in whole]
+        empty = [source.path for source, have in zip(blend, available, strict=True) if have == 0]
+        if empty:
+            self.problems += [
+                f"{prefix}: has not one whole sample in split {split}, and Megatron refuses a "
+                "blend by size with an empty corpus; drop it or give weights"
+                for prefix in empty
+            ]
+            return
+        requests: list[int | None] = [None] * len(blend)
+        if size is None:
+            self._add_blend(split, blend, whole, requests, available, sum(available))
+            return
+        size = min(size, sum(available))
+        weights = normalise(available)
+        for corpus, taken in oversampled(weights, size, available):
+            self.problems.append(
+                f"{blend[corpus].path}: the blend of split {split} by size asks it for {taken} "
+                f"samples and it has {available[corpus]}; no mid_level_dataset_surplus changes "
+                f"that, so give weights, or set samples.{split} to null"
+            )
+        self._add_blend(split, blend, whole, requests, weights, size)
+
+    def _check_oversampling(
+        self,
+        split: str,
+        blend: tuple[Source, ...],
+        sections: list[SectionPlan],
+        weights: list[float],
+        targets: list[int],
+    ) -> None:
+        available = [section.size.samples for section in sections]
+        for corpus, taken in oversampled(weights, sum(targets), available):
+            self.surpluses.append(smallest_surplus(sections[corpus], taken, targets[corpus]))
+            self.problems.append(
+                f"{blend[corpus].path}: the blend of split {split} asks it for {taken} samples and "
+                f"it has {available[corpus]}"
+            )
+
+    def _add_blend(
+        self,
+        split: str,
+        blend: tuple[Source, ...],
+        sections: list[SectionPlan],
+        requests: list[int] | list[int | None],
+        weights: list[float] | list[int],
+        size: int,
+    ) -> None:
+        exhaustive = all(isinstance(weight, int) for weight in weights)
+        shares = () if exhaustive else tuple(float(weight) for weight in weights)
+        sizes = tuple(int(weight) for weight in weights) if exhaustive else ()
+        key = key_of({"order": ORDER, "weights": shares, "sizes": sizes, "size": size})
+        for place, source in enumerate(blend):
+            weight = None if exhaustive else shares[place]
+            self._add_member(
+                split, source.path, sections[place], requests[place], len(self.blends), weight
+            )
+        self.blends.append(BlendPlan(key, split, shares, sizes, size))
+
+    def _add_member(
+        self,
+        split: str,
+        prefix: str,
+        section: SectionPlan | None,
+        requested: int | None,
+        blend: int | None = None,
+        weight: float | None = None,
+    ) -> None:
+        if section is None:
+            return
+        place = self.places[section.key]
+        self.members.append(Member(split, self.sources[prefix], place, requested, blend, weight))
+
+    def _section(
+        self, prefix: str, split: str, requested: int | None, bookends: Bookends
+    ) -> SectionPlan | None:
+        """Return the section of a corpus and split, or None and a problem."""
+        config, corpus = self.config, self.corpora[prefix]
+        keep_partial = split == "valid" and not config.drop_last_partial_validation_sequence
+        cut = Cut(config.sequence_length, config.add_extra_token, keep_partial)
+        begin, end = sequence_range(bookends, corpus.facts.sequences)
+        tokens = corpus.tokens_in(begin, end)
+        problem = request_problem(prefix, split, requested, epochs_needed(requested, tokens, cut))
+        size = section_size(requested, tokens, cut)
+        if problem is not None or size is None:
+            self.problems.append(problem or prefix)
+            return None
+        content = {
+            "order": ORDER,
+            "corpus": corpus.facts.identity,
+            "range": [begin, end],
+            "seed": config.seed,
+            "sequence_length": cut.sequence_length,
+            "extra_token": cut.extra_token,
+            "size": msgspec.to_builtins(size),
+        }
+        section = SectionPlan(
+            key=key_of(content),
+            source=self.sources[prefix],
+            begin=begin,
+            end=end,
+            tokens=tokens,
+            seed=config.seed,
+            cut=cut,
+            size=size,
+        )
+        if (problem := partial_problem(section, corpus)) is not None:
+            self.problems.append(problem)
+            return None
+        self.places.setdefault(section.key, len(self.places))
+        return self.sections.setdefault(section.key, section)

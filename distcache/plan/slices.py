@@ -1,0 +1,74 @@
+"""Which rows of a sample index a rank emits, and which of them another rank writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from distcache.plan.model import SectionPlan
+
+__all__ = ["Edge", "edges", "row_bounds"]
+
+
+class Edge(msgspec.Struct, frozen=True):
+    """Bytes [begin, end) of an array that `sender` has and `owner` writes."""
+
+    sender: int
+    owner: int
+    begin: int
+    end: int
+
+
+def row_bounds(firsts: Sequence[int], section: SectionPlan) -> list[int]:
+    """Return which rows of the sample index each rank emits.
+
+    Row s (from 1 on) belongs to the slice that holds token s x L - 1 + extra; row 0 and rows whose
+    token is beyond the last belong to the first and to the last slice.
+
+    Parameters
+    ----------
+    firsts : sequence of int
+        Tokens before each rank's slice.
+    section : SectionPlan
+        The section.
+
+    Returns
+    -------
+    list of int
+        ranks + 1 bounds, from 0 to samples + 1.
+    """
+    length, extra = section.cut.sequence_length, int(section.cut.extra_token)
+    rows = section.size.samples + 1
+    # The first s with s x L - 1 + extra >= first, but never row 0.
+    starts = [min(max(-(-(first + 1 - extra) // length), 1), rows) for first in firsts]
+    return [0, *starts[1:], rows]
+
+
+def edges(bounds: Sequence[int], stripe: int) -> list[Edge]:
+    """Return the heads of ranks' bytes that lie in a stripe which another rank begins.
+
+    Parameters
+    ----------
+    bounds : sequence of int, length ranks + 1
+        Rank r has bytes [bounds[r], bounds[r + 1]).
+    stripe : int
+        Size of a stripe in bytes; the rank that has a stripe's first byte owns it.
+
+    Returns
+    -------
+    list of Edge
+        Ascending; a rank's pieces continue what it has itself without a gap.
+    """
+    found = []
+    owner = 0
+    for rank in range(len(bounds) - 1):
+        begin, end = bounds[rank], bounds[rank + 1]
+        if begin == end:
+            continue
+        head_end = min(-(-begin // stripe) * stripe, end)
+        if begin < head_end:
+            found.append(Edge(rank, owner, begin, head_end))
+        if head_end < end or begin == head_end:
+            owner = rank
+    return found
