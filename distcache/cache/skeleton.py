@@ -102,11 +102,14 @@ class _Writer:
     def __init__(self, path: str) -> None:
         creation = h5py.h5p.create(h5py.h5p.FILE_CREATE)
         creation.set_userblock(HEADER_SIZE)
+        creation.set_obj_track_times(False)  # equal caches are equal to the byte
         creation.set_file_space_strategy(h5py.h5f.FSPACE_STRATEGY_NONE, False, 1)
         access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
-        access.set_libver_bounds(h5py.h5f.LIBVER_V110, h5py.h5f.LIBVER_V110)
+        access.set_libver_bounds(h5py.h5f.LIBVER_EARLIEST, h5py.h5f.LIBVER_V110)
         access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
         self._file = h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_TRUNC, creation, access)
+        self._group_properties = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
+        self._group_properties.set_obj_track_times(False)
         self._properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         self._properties.set_layout(h5py.h5d.CONTIGUOUS)
         self._properties.set_alloc_time(h5py.h5d.ALLOC_TIME_LATE)
@@ -119,7 +122,9 @@ class _Writer:
         groups: dict[str, Any] = {}
         for place in places:
             if place.group not in groups:
-                groups[place.group] = h5py.h5g.create(self._file, place.group.encode())
+                groups[place.group] = h5py.h5g.create(
+                    self._file, place.group.encode(), gcpl=self._group_properties
+                )
             kind = h5py.h5t.py_create(place.type, logical=True)
             space = h5py.h5s.create_simple(place.shape)
             made = h5py.h5d.create(
