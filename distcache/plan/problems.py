@@ -92,7 +92,7 @@ def partial_problem(section: SectionPlan, corpus: Corpus) -> str | None:
     the sample index. Only the first draw of the last shuffle decides which document comes last.
     """
     usable = section.size.epochs * section.tokens - int(section.cut.extra_token)
-    ends_early = section.size.samples * section.cut.sequence_length > usable
+    ends_early = section.size.samples * section.cut.sequence_length > max(usable, 0)
     if not (section.cut.extra_token and ends_early and corpus.facts.empty_sequences):
         return None
     if section.sample_type != "<i4" or corpus.length_of(last_document(section)) > 0:

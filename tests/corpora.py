@@ -1,0 +1,41 @@
+"""Corpora that tests build from: small, and odd in one way each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.corpus import write_corpus
+
+__all__ = ["LENGTHS", "write_corpora", "write_lengths"]
+
+_random = np.random.default_rng(20261121)
+
+LENGTHS: dict[str, NDArray[np.int64]] = {
+    "plain": _random.lognormal(4.0, 1.0, 300).astype(int) + 1,
+    "second": _random.lognormal(3.0, 0.7, 900).astype(int) + 1,
+    "third": _random.integers(1, 60, 2000),
+    "holes": np.where(_random.random(500) < 0.4, 0, _random.integers(1, 90, 500)),
+    "long": _random.integers(2000, 9000, 12),
+    "tiny": _random.integers(1, 9, 7),
+    "single": np.array([700]),
+    "short": np.array([3]),
+    "hollow": np.array([0, 0, 5, 0, 40, 0, 0]),
+}
+
+
+def write_lengths(prefix: Path, lengths: NDArray[np.int64], dtype: str = "u2") -> str:
+    """Write a corpus whose tokens count up, and return its prefix."""
+    tokens = np.arange(int(lengths.sum())) % 30_000
+    write_corpus(str(prefix), np.split(tokens.astype(dtype), np.cumsum(lengths)[:-1]), dtype)
+    return str(prefix)
+
+
+def write_corpora(directory: Path) -> dict[str, str]:
+    """Write every corpus of `LENGTHS` and return the prefixes by name."""
+    return {
+        name: write_lengths(directory / name, lengths, "i4" if name == "long" else "u2")
+        for name, lengths in LENGTHS.items()
+    }

@@ -1,0 +1,64 @@
+"""Every array, name and description equals that of Megatron-Core 0.16.1 itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from distcache.build.communicator import SerialCommunicator
+from distcache.build.run import build
+from distcache.cache import open_cache
+from distcache.cache.export import export
+from distcache.errors import ConfigError
+from distcache.plan.decode import config_from_mapping
+from tests.peers.matrix import configuration
+from tests.peers.megatron import alone, build_with_megatron
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+MATRIX = range(280)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with alone(tmp_path_factory.mktemp("store") / "store"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def verdicts() -> Iterator[list[str]]:
+    """What became of each configuration; enough of them must be built for the test to mean much."""
+    kept: list[str] = []
+    yield kept
+    if len(kept) == len(MATRIX):
+        assert kept.count("equal") >= 200
+
+
+@pytest.mark.parametrize("number", MATRIX)
+def test_matrix(
+    number: int, corpora: dict[str, str], tmp_path: Path, verdicts: list[str]
+) -> None:
+    """What Megatron builds, distcache exports to the byte; what it refuses, Megatron fails at."""
+    config = config_from_mapping(configuration(number, corpora))
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    try:
+        outcome = build(SerialCommunicator(), config, tmp_path / "shared")
+    except ConfigError as error:
+        verdicts.append("refused")
+        if all("never finish" in problem for problem in error.problems):
+            return  # Megatron would loop
+        with pytest.raises((AssertionError, IndexError, ValueError)):
+            build_with_megatron(config, theirs)
+        return
+    build_with_megatron(config, theirs)
+    made = export(open_cache(outcome.path), ours)
+    expected = {path.name: path.read_bytes() for path in theirs.iterdir()}
+    assert sorted(made.files) == sorted(expected)
+    for name, content in expected.items():
+        assert (ours / name).read_bytes() == content, name
+    before = {path: path.stat().st_mtime_ns for path in ours.iterdir()}
+    build_with_megatron(config, ours)
+    assert {path: path.stat().st_mtime_ns for path in ours.iterdir()} == before
+    verdicts.append("equal")
