@@ -8,11 +8,13 @@ import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from distcache.errors import NoSpace
 
-__all__ = ["no_space_as_error", "publish", "sync_directory", "write_whole"]
+__all__ = ["NO_SPACE", "no_space_as_error", "publish", "sync_directory", "write_whole"]
+
+NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def sync_directory(path: str | Path) -> None:
@@ -86,7 +88,7 @@ def no_space_as_error(path: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno in NO_SPACE:
             raise NoSpace(
                 f"{path}: {os.strerror(error.errno)}; free space and run again"
             ) from error

@@ -8,9 +8,11 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from distcache.build.communicator import Communicator, connect
-from distcache.build.progress import Stopwatch
-from distcache.build.run import Options, build, make_plan_together
+from distcache.build.agreement import from_rank_0
+from distcache.build.communicator import SerialCommunicator, connect
+from distcache.build.prepare import make_plan_together
+from distcache.build.progress import Silent
+from distcache.build.run import Options, build
 from distcache.build.tables import file_size, table_places
 from distcache.cli.output import LogFormat, make_progress, print_json, print_table, size_text
 from distcache.errors import ConfigError
@@ -93,8 +95,8 @@ def plan_command(
         distcache plan --data-path 0.3 data/web 0.7 data/code --split 99,1,0 --seq-length 4096
         --train-samples 1000000 --global-batch-size 512
     """
-    communicator = connect()
-    plan = make_plan_together(communicator, read_config(config, context), threads, Stopwatch())
+    settings = read_config(config, context)
+    plan = make_plan_together(SerialCommunicator(), settings, threads, Silent())
     layout = make_layout(plan.items)
     units = frozenset(range(len(layout.units)))
     work = assign(plan.items, layout, units, ranks, threads, parse_size(memory_limit))
@@ -103,11 +105,10 @@ def plan_command(
     document["split_sections"] = sorted(
         layout.units[entry.unit].items[0] for wave in work.waves for entry in wave
     )
-    if communicator.rank == 0:
-        if as_json:
-            print_json(document)
-        else:
-            _show_plan(document)
+    if as_json:
+        print_json(document)
+    else:
+        _show_plan(document)
 
 
 def plan_document(plan: Plan, layout: Layout) -> dict[str, Any]:
@@ -223,7 +224,9 @@ def build_command(
     communicator = connect()
     options = Options(threads, parse_size(memory_limit), tuple(reuse or ()))
     progress = make_progress(log_format if communicator.rank == 0 else LogFormat.none)
-    settings = _read_together(communicator, config, context)
+    settings = from_rank_0(
+        communicator, lambda: read_config(config, context), Config, "reading the configuration"
+    )
     outcome = build(communicator, settings, directory, name, options, progress)
     if communicator.rank != 0:
         return
@@ -232,13 +235,3 @@ def build_command(
         print_json(msgspec.to_builtins(outcome))
     else:
         typer.echo(outcome.path)
-
-
-def _read_together(communicator: Communicator, path: Path | None, context: typer.Context) -> Config:
-    """Read the configuration once, on rank 0. Collective."""
-    from distcache.build.agreement import together  # noqa: PLC0415
-
-    config = together(
-        communicator, lambda: read_config(path, context) if communicator.rank == 0 else None
-    )
-    return communicator.broadcast(config, Config)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from distcache.build.communicator import connect
+from distcache.build.communicator import SerialCommunicator
 from distcache.build.examine import examine, require_sound
 from distcache.cache.export import export, prefix_renamer
 from distcache.cache.format import ARRAY_NAMES
@@ -153,7 +153,7 @@ def verify_command(
 
 
 def _verify_corpora(cache: Cache, threads: int) -> None:
-    facts, faults = examine(connect(), cache.prefixes, threads)
+    facts, faults = examine(SerialCommunicator(), cache.prefixes, threads)
     problems = [str(fault) for fault in faults]
     for entry, prefix in zip(cache.table("sources"), cache.prefixes, strict=True):
         if prefix not in facts:
@@ -181,7 +181,7 @@ def explain_command(
         distcache explain blend.yaml /shared/caches/pretrain.h5
     """
     wanted_config, opened = load_config(config), open_cache(cache)
-    facts = require_sound(connect(), wanted_config.prefixes(), threads=2)
+    facts = require_sound(SerialCommunicator(), wanted_config.prefixes(), threads=2)
     wanted = identity_of(wanted_config, facts)
     fields = [
         {

@@ -7,6 +7,7 @@ import functools
 import msgspec
 
 from distcache.corpus.idx import Idx, open_idx
+from distcache.errors import CorpusError
 
 __all__ = ["Corpus", "CorpusFacts"]
 
@@ -66,8 +67,14 @@ class Corpus:
 
     @functools.cached_property
     def idx(self) -> Idx:
-        """The mapped `.idx`."""
-        return open_idx(self.facts.prefix)
+        """The mapped `.idx`; `CorpusError` if it is not the file any more that was examined."""
+        idx = open_idx(self.facts.prefix)
+        if (idx.size, len(idx.lengths)) != (self.facts.idx_size, self.facts.sequences):
+            raise CorpusError(
+                f"{idx.path}: has {idx.size} bytes, and had {self.facts.idx_size} when it was "
+                "examined; do not write to a corpus while it is built from"
+            )
+        return idx
 
     def tokens_in(self, begin: int, end: int) -> int:
         """Return the tokens of sequences [begin, end), from their offsets."""

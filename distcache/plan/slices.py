@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import msgspec
 
 from distcache.plan.model import SectionPlan
 
-__all__ = ["Edge", "edges", "row_bounds"]
+__all__ = ["Edge", "edges", "overlaps", "row_bounds"]
 
 
 class Edge(msgspec.Struct, frozen=True):
@@ -43,6 +44,28 @@ def row_bounds(firsts: Sequence[int], section: SectionPlan) -> list[int]:
     # The first s with s x L - 1 + extra >= first, but never row 0.
     starts = [min(max(-(-(first + 1 - extra) // length), 1), rows) for first in firsts]
     return [0, *starts[1:], rows]
+
+
+def overlaps(bounds: Sequence[int], begin: int, end: int) -> list[tuple[int, int, int]]:
+    """Return which ranks take part of [begin, end), and which part.
+
+    Parameters
+    ----------
+    bounds : sequence of int, length ranks + 1
+        Rank r has [bounds[r], bounds[r + 1]).
+    begin, end : int
+        The range to share out.
+
+    Returns
+    -------
+    list of (int, int, int)
+        Rank, begin and end of its part, which is not empty; ascending.
+    """
+    parts = (
+        (rank, max(first, begin), min(last, end))
+        for rank, (first, last) in enumerate(itertools.pairwise(bounds))
+    )
+    return [(rank, first, last) for rank, first, last in parts if first < last]
 
 
 def edges(bounds: Sequence[int], stripe: int) -> list[Edge]:

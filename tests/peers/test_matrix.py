@@ -47,7 +47,7 @@ def test_matrix(
         outcome = build(SerialCommunicator(), config, tmp_path / "shared")
     except ConfigError as error:
         verdicts.append("refused")
-        if all("never finish" in problem for problem in error.problems):
+        if any("never finish" in problem for problem in error.problems):
             return  # Megatron would loop
         with pytest.raises((AssertionError, IndexError, ValueError)):
             build_with_megatron(config, theirs)

@@ -1,0 +1,116 @@
+"""Decide who builds a cache: this job, another one that is at it, or nobody because it is there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from distcache.build.progress import Progress
+from distcache.build.workspace import Lock, Workspace, sweep
+from distcache.cache import open_cache
+from distcache.errors import KeyMismatch
+
+__all__ = ["claim", "is_finished"]
+
+POLL: Final = 0.5  # seconds between looks at another job's build
+NOTE_EVERY: Final = 60.0  # seconds between messages about it
+PATIENCE: Final = 120.0  # seconds without a sign of life, after which a builder is taken for dead
+
+
+def is_finished(final: Path, key: str) -> bool:
+    """Tell whether a cache is there and passes the checks that opening it makes.
+
+    Raises
+    ------
+    CacheCorrupt
+        If the file is not a whole cache.
+    KeyMismatch
+        If it is another cache.
+    """
+    if not final.exists():
+        return False
+    found = open_cache(final).key
+    if found != key:
+        raise KeyMismatch(
+            f"{final}: has key {found}, this configuration has {key}; `distcache explain` says "
+            "what differs. Build under another --name, or move the file away"
+        )
+    with contextlib.suppress(OSError):
+        sweep(final)
+    return True
+
+
+def claim(
+    final: Path, key: str, progress: Progress, clock: Callable[[], float] = time.monotonic
+) -> Workspace | None:
+    """Become the builder of a cache, or wait for the one that there is.
+
+    A builder that is gone leaves its lock, and its workspace is resumed. One that keeps the lock
+    but shows no sign of life is left alone: this job then builds in a workspace of its own, and
+    whoever is done first publishes.
+
+    Parameters
+    ----------
+    final : Path
+        The cache's path.
+    key : str
+        What must be in it.
+    progress : Progress
+        Told whom this job waits for.
+    clock : callable
+        Seconds.
+
+    Returns
+    -------
+    Workspace or None
+        The workspace, locked; None if the cache is there.
+
+    Raises
+    ------
+    CacheCorrupt, KeyMismatch
+        As `is_finished`.
+    """
+    workspace = Workspace(final)
+    sign, seen, noted = "", clock(), -NOTE_EVERY
+    while not is_finished(final, key):
+        state = workspace.lock()
+        if state is Lock.HELD:
+            if not is_finished(final, key):
+                return workspace
+            workspace.remove()
+            return None
+        now = clock()
+        if (current := workspace.last_sign()) != sign:
+            sign, seen = current, now
+        if state is Lock.UNSUPPORTED or now - seen > PATIENCE:
+            return _private(final, state, progress)
+        if now - noted >= NOTE_EVERY:
+            progress.note(f"waiting for {_describe(sign)}, which builds {final}")
+            noted = now
+        time.sleep(POLL)
+    return None
+
+
+def _private(final: Path, state: Lock, progress: Progress) -> Workspace:
+    reason = (
+        "the filesystem has no locks, so an unfinished build cannot be resumed"
+        if state is Lock.UNSUPPORTED
+        else f"the other builder has shown no sign of life for {PATIENCE:.0f} s"
+    )
+    progress.note(f"building apart from other jobs: {reason}")
+    workspace = Workspace.of_this_process(final)
+    workspace.make()
+    return workspace
+
+
+def _describe(sign: str) -> str:
+    try:
+        found = json.loads(sign)
+        done = "" if found["fraction"] is None else f" {found['fraction']:.0%}"
+        return f"process {found['process']} on {found['host']} ({found['phase']}{done})"
+    except (ValueError, KeyError, TypeError):
+        return "another job"

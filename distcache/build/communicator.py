@@ -1,0 +1,142 @@
+"""What the ranks of a build say to one another, and a communicator for a single process.
+
+Values travel as msgpack of a stated type and arrays as raw bytes; nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn, Protocol, TypeVar
+
+import msgspec
+from numpy.typing import NDArray
+
+from distcache.errors import ConfigError
+
+__all__ = ["Communicator", "Message", "SerialCommunicator", "connect", "connected", "world_size"]
+
+Value = TypeVar("Value")
+
+# Set by Open MPI's mpirun, by MPICH's mpiexec and srun --mpi=pmi2, and by srun; the closest first.
+WORLD_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+
+
+class Message(msgspec.Struct, frozen=True):
+    """An array to send to, or to fill from, another rank."""
+
+    peer: int
+    data: NDArray[Any]
+
+
+class Communicator(Protocol):
+    """A group of ranks. Every method but `abort` is collective: all ranks must call it.
+
+    `what` says in a few words what is waited for, and stands in the error when it does not come.
+    """
+
+    rank: int
+    size: int
+
+    def broadcast(self, value: Any, kind: Any, what: str) -> Any:
+        """Return rank 0's value, of a kind that msgpack knows, on all ranks. Collective."""
+        ...
+
+    def gather_all(self, value: Value, kind: Any, what: str) -> list[Value]:
+        """Return the values of all ranks in their order, on all ranks. Collective."""
+        ...
+
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
+        """Send arrays and fill others; those between two ranks match in order. Collective."""
+        ...
+
+    def abort(self, exit_code: int) -> NoReturn:
+        """End all ranks at once. Not collective."""
+        ...
+
+
+class SerialCommunicator:
+    """The communicator of a single process."""
+
+    rank = 0
+    size = 1
+
+    def broadcast(self, value: Any, kind: Any, what: str) -> Any:
+        """Return the value."""
+        del kind, what
+        return value
+
+    def gather_all(self, value: Value, kind: Any, what: str) -> list[Value]:
+        """Return the one value."""
+        del kind, what
+        return [value]
+
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
+        """Do nothing: a rank keeps what is its own and sends it to nobody."""
+        del what
+        assert not sends
+        assert not receives
+
+    def abort(self, exit_code: int) -> NoReturn:
+        """End the process."""
+        sys.exit(exit_code)
+
+
+_connected: Communicator | None = None
+
+
+def world_size(environment: Mapping[str, str]) -> tuple[str, int]:
+    """Return the variable that tells how many processes the launcher started, and its value.
+
+    Without a launcher the name is empty and the number is 1.
+    """
+    for name in WORLD_VARIABLES:
+        value = environment.get(name, "")
+        if value.isdecimal():
+            return name, int(value)
+    return "", 1
+
+
+def connect() -> Communicator:
+    """Join the ranks that the launcher started, importing mpi4py only if there are several.
+
+    Returns
+    -------
+    Communicator
+        Of all ranks; the same one each time.
+
+    Raises
+    ------
+    ConfigError
+        If the launcher started more processes than MPI joins: each would build by itself.
+    """
+    global _connected  # noqa: PLW0603  a process has one world
+    if _connected is None:
+        name, count = world_size(os.environ)
+        _connected = _join(name, count) if count > 1 else SerialCommunicator()
+    return _connected
+
+
+def connected() -> Communicator | None:
+    """Return what `connect` returned before, or None."""
+    return _connected
+
+
+def _join(name: str, count: int) -> Communicator:
+    try:
+        from distcache.build.mpi import MpiCommunicator  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError(
+            f"{name} says that {count} processes were started, but mpi4py cannot be imported "
+            f"({error}); install distcache[mpi] and an MPI library"
+        ) from error
+    communicator = MpiCommunicator()
+    if communicator.size == 1:
+        raise ConfigError(
+            f"{name} says that {count} processes were started, but MPI joins 1: mpi4py was loaded "
+            "with another MPI than the launcher's, or the command runs in a batch script outside "
+            "of srun. Start it with the launcher of its own MPI (srun --mpi=pmi2, mpiexec), set "
+            "MPI4PY_MPIABI, or use srun -n 1 for a single process"
+        )
+    return communicator

@@ -1,0 +1,150 @@
+"""Examine corpora with all ranks: the files are shared out by bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+import msgspec
+
+from distcache.build.agreement import together
+from distcache.build.communicator import Communicator
+from distcache.corpus import CorpusFacts, Fault, open_idx
+from distcache.corpus.soundness import (
+    Outline,
+    RangeFacts,
+    check_range,
+    digest_idx,
+    outline,
+    summarise,
+)
+from distcache.errors import CorpusError
+from distcache.plan.balance import balance
+
+__all__ = ["examine", "require_sound"]
+
+RANGE: Final = 1 << 23  # sequences that are checked at a time; 160 MiB of an .idx
+BYTES_PER_SEQUENCE: Final = 20
+PER_FILE: Final = 1 << 16  # what opening a file costs, in bytes read
+
+
+class _Task(msgspec.Struct, frozen=True):
+    """Sequences [begin, end) of a corpus to check, or, if `digest`, its whole file to digest."""
+
+    corpus: int
+    begin: int
+    end: int
+    digest: bool
+
+
+class _Finding(msgspec.Struct, frozen=True):
+    task: int
+    checked: RangeFacts | None
+    digest: str | None
+
+
+def examine(
+    communicator: Communicator, prefixes: Sequence[str], threads: int
+) -> tuple[dict[str, CorpusFacts], tuple[Fault, ...]]:
+    """Check that corpora are sound. Collective.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Of all ranks.
+    prefixes : sequence of str
+        Each once.
+    threads : int
+        Files that each rank reads at a time.
+
+    Returns
+    -------
+    facts : dict of str to CorpusFacts
+        Of the sound corpora, by prefix.
+    faults : tuple of Fault
+        Of all others, in the order of the prefixes.
+    """
+    with ThreadPoolExecutor(threads) as pool:
+        own = prefixes[communicator.rank :: communicator.size]
+        mine = together(communicator, lambda: list(pool.map(outline, own)), "reading headers")
+        shares = communicator.gather_all(mine, list[Outline], "headers of corpora")
+        heads = [
+            shares[i % communicator.size][i // communicator.size] for i in range(len(prefixes))
+        ]
+        tasks = [task for index, head in enumerate(heads) for task in _tasks(index, head)]
+        costs = [_cost(task, heads[task.corpus]) for task in tasks]
+        share = balance(costs, communicator.size)[communicator.rank]
+
+        def run(index: int) -> _Finding:
+            return _run(index, tasks[index], heads[tasks[index].corpus].prefix)
+
+        found = together(communicator, lambda: list(pool.map(run, share)), "checking corpora")
+    shared = communicator.gather_all(found, list[_Finding], "findings on corpora")
+    findings = sorted((entry for rank in shared for entry in rank), key=lambda entry: entry.task)
+    return _put_together(heads, tasks, findings)
+
+
+def require_sound(
+    communicator: Communicator, prefixes: Sequence[str], threads: int
+) -> dict[str, CorpusFacts]:
+    """Return the facts of corpora that must all be sound. Collective.
+
+    Raises
+    ------
+    CorpusError
+        With every fault of every corpus, on all ranks.
+    """
+    facts, faults = examine(communicator, prefixes, threads)
+    if faults:
+        raise CorpusError(*map(str, faults))
+    return facts
+
+
+def _tasks(index: int, head: Outline) -> list[_Task]:
+    if head.idx_size == 0:
+        return []
+    ranges = range(0, head.sequences, RANGE) or range(1)
+    return [
+        _Task(index, 0, 0, digest=True),
+        *(
+            _Task(index, begin, min(begin + RANGE, head.sequences), digest=False)
+            for begin in ranges
+        ),
+    ]
+
+
+def _cost(task: _Task, head: Outline) -> int:
+    read = head.idx_size if task.digest else BYTES_PER_SEQUENCE * (task.end - task.begin)
+    return PER_FILE + read
+
+
+def _run(index: int, task: _Task, prefix: str) -> _Finding:
+    idx = open_idx(prefix)
+    if task.digest:
+        return _Finding(index, None, digest_idx(idx))
+    return _Finding(index, check_range(prefix, idx, task.begin, task.end), None)
+
+
+def _put_together(
+    heads: Sequence[Outline], tasks: Sequence[_Task], findings: Sequence[_Finding]
+) -> tuple[dict[str, CorpusFacts], tuple[Fault, ...]]:
+    digests: dict[int, str] = {}
+    checked: dict[int, list[RangeFacts]] = {}
+    for found in findings:
+        corpus = tasks[found.task].corpus
+        if found.digest is not None:
+            digests[corpus] = found.digest
+        if found.checked is not None:
+            checked.setdefault(corpus, []).append(found.checked)
+    facts: dict[str, CorpusFacts] = {}
+    faults: list[Fault] = []
+    for index, head in enumerate(heads):
+        if index not in digests:
+            faults += head.faults
+            continue
+        whole, wrong = summarise(head, checked[index], digests[index])
+        faults += wrong
+        if not wrong:
+            facts[head.prefix] = whole
+    return facts, tuple(faults)

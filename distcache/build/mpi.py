@@ -1,0 +1,95 @@
+"""The communicator of an MPI job; the only importer of mpi4py in this package."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, Final, NoReturn, TypeVar
+
+import msgspec
+import numpy as np
+from mpi4py import rc
+from numpy.typing import NDArray
+
+from distcache.build.communicator import Message
+from distcache.errors import DistcacheError
+
+rc.thread_level = "funneled"  # worker threads compute and write, the main thread speaks MPI
+from mpi4py import MPI  # noqa: E402
+
+__all__ = ["MpiCommunicator"]
+
+Value = TypeVar("Value")
+
+PATIENCE: Final = 3600.0  # seconds that a rank waits for the others before it ends the job
+PIECE: Final = 1 << 30  # bytes of one message: MPI counts are 32-bit before version 4
+SHORTEST_SLEEP: Final = 2e-5
+LONGEST_SLEEP: Final = 1e-2
+
+
+class MpiCommunicator:
+    """All ranks of the world. It waits without spinning, since ranks may share cores."""
+
+    def __init__(self) -> None:
+        self._world = MPI.COMM_WORLD.Dup()
+        self.rank: int = self._world.rank
+        self.size: int = self._world.size
+
+    def broadcast(self, value: Any, kind: Any, what: str) -> Any:
+        """Return rank 0's value on all ranks. Collective."""
+        packed = msgspec.msgpack.encode(value) if self.rank == 0 else b""
+        size = np.array([len(packed)], np.int64)
+        self._wait([self._world.Ibcast(size, 0)], what)
+        buffer = np.frombuffer(packed, np.uint8) if self.rank == 0 else np.empty(size[0], np.uint8)
+        self._wait([self._world.Ibcast(buffer, 0)], what)
+        return msgspec.msgpack.decode(buffer.data, type=kind)
+
+    def gather_all(self, value: Value, kind: Any, what: str) -> list[Value]:
+        """Return the values of all ranks in their order, on all ranks. Collective."""
+        packed = np.frombuffer(msgspec.msgpack.encode(value), np.uint8)
+        sizes = np.empty(self.size, np.int64)
+        self._wait([self._world.Iallgather(np.array([packed.size], np.int64), sizes)], what)
+        ends = np.cumsum(sizes)
+        together = np.empty(int(ends[-1]), np.uint8)
+        receive = [together, (sizes, ends - sizes), MPI.BYTE]
+        self._wait([self._world.Iallgatherv([packed, MPI.BYTE], receive)], what)
+        return [
+            msgspec.msgpack.decode(together[end - size : end].data, type=kind)
+            for end, size in zip(ends, sizes, strict=True)
+        ]
+
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
+        """Send arrays and fill others; those between two ranks match in order. Collective."""
+        requests = [
+            self._world.Irecv([piece, MPI.BYTE], message.peer)
+            for message in receives
+            for piece in _pieces(message.data)
+        ]
+        requests += [
+            self._world.Isend([piece, MPI.BYTE], message.peer)
+            for message in sends
+            for piece in _pieces(message.data)
+        ]
+        self._wait(requests, what)
+
+    def abort(self, exit_code: int) -> NoReturn:
+        """End all ranks at once. Not collective."""
+        self._world.Abort(exit_code)
+        raise SystemExit(exit_code)
+
+    def _wait(self, requests: list[MPI.Request], what: str) -> None:
+        end = time.monotonic() + PATIENCE
+        pause = SHORTEST_SLEEP
+        while not MPI.Request.Testall(requests):
+            if time.monotonic() > end:
+                raise DistcacheError(
+                    f"rank {self.rank} waited {PATIENCE:.0f} s for the other ranks ({what}); look "
+                    "for a rank that is stopped or a filesystem that hangs, then run again"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_SLEEP)
+
+
+def _pieces(data: NDArray[Any]) -> list[NDArray[np.uint8]]:
+    flat = data.reshape(-1).view(np.uint8)
+    return [flat[begin : begin + PIECE] for begin in range(0, flat.size, PIECE)]

@@ -1,0 +1,114 @@
+"""What comes before a build: the plan, the name, and the right to build."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+
+import msgspec
+
+from distcache.build.agreement import from_rank_0
+from distcache.build.claim import claim
+from distcache.build.communicator import Communicator
+from distcache.build.examine import require_sound
+from distcache.build.progress import Progress
+from distcache.build.tables import file_size, table_places
+from distcache.build.workspace import Workspace
+from distcache.corpus import Corpus
+from distcache.errors import ConfigError, NoSpace
+from distcache.plan.config import Config
+from distcache.plan.layout import Layout
+from distcache.plan.make import make_plan
+from distcache.plan.model import Plan
+
+__all__ = ["Attempt", "cache_path", "claim_together", "make_plan_together"]
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """What rank 0 tells all of a claimed build.
+
+    Attributes
+    ----------
+    private : str
+        What makes the workspace private, if anything does.
+    token : str
+        Names this attempt's journals.
+    journals : tuple of str
+        Those of earlier attempts.
+    """
+
+    private: str
+    token: str
+    journals: tuple[str, ...]
+
+
+def cache_path(directory: str | Path, name: str | None, plan: Plan) -> Path:
+    """Return the path of a cache.
+
+    Raises
+    ------
+    ConfigError
+        If the name is not that of a file in the directory.
+    """
+    if name is not None and (not name or "/" in name or "\0" in name or name.startswith(".")):
+        raise ConfigError(f"--name {name!r}: expected a file name without directories")
+    return Path(directory).absolute() / f"{name or plan.key[:16]}.h5"
+
+
+def make_plan_together(
+    communicator: Communicator, config: Config, threads: int, progress: Progress
+) -> Plan:
+    """Examine the corpora of a configuration and make its plan. Collective.
+
+    Raises
+    ------
+    CorpusError
+        With every fault of every corpus.
+    ConfigError
+        With everything that speaks against the configuration.
+    """
+    progress.phase("examining corpora")
+    facts = require_sound(communicator, config.prefixes(), threads)
+    progress.phase("planning")
+
+    def decide() -> Plan:
+        return make_plan(config, {prefix: Corpus(found) for prefix, found in facts.items()})
+
+    return from_rank_0(communicator, decide, Plan, "planning")
+
+
+def claim_together(
+    communicator: Communicator, plan: Plan, layout: Layout, final: Path, progress: Progress
+) -> tuple[Workspace, Attempt | None]:
+    """Become the builder, or find the cache; None for the attempt says the latter. Collective."""
+    progress.phase("claiming")
+    held: list[Workspace] = []
+    size = file_size(table_places(plan, layout))
+
+    def decide() -> Attempt | None:
+        workspace = claim(final, plan.key, progress)
+        if workspace is None:
+            return None
+        held.append(workspace)
+        try:
+            workspace.prepare(plan.key, size)
+            _require_space(size, workspace)
+        except BaseException:
+            workspace.leave()
+            raise
+        return Attempt(workspace.private, secrets.token_hex(4), tuple(workspace.journals()))
+
+    attempt = from_rank_0(communicator, decide, Attempt | None, "claiming the build")
+    private = "" if attempt is None else attempt.private
+    return held[0] if held else Workspace(final, private), attempt
+
+
+def _require_space(needed: int, workspace: Workspace) -> None:
+    free = os.statvfs(workspace.path)
+    available = free.f_bavail * free.f_frsize + 512 * os.stat(workspace.data).st_blocks
+    if needed > available:
+        raise NoSpace(
+            f"{workspace.path.parent}: has {available} bytes for a cache of {needed}; free space, "
+            "or build with -o on another filesystem"
+        )

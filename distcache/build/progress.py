@@ -1,0 +1,79 @@
+"""One small interface for telling how far a build is, and what each phase took."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+__all__ = ["Progress", "Silent", "Stopwatch"]
+
+
+class Progress(Protocol):
+    """Told what rank 0 does. Its share of the work stands for all: shares are balanced."""
+
+    def phase(self, name: str, total: float = 0) -> None:
+        """Begin a phase of so much work; 0 if that is not known."""
+        ...
+
+    def advance(self, amount: float) -> None:
+        """Count work as done. Called from any thread."""
+        ...
+
+    def note(self, message: str) -> None:
+        """Tell something once."""
+        ...
+
+
+class Silent:
+    """Tells nobody."""
+
+    def phase(self, name: str, total: float = 0) -> None:
+        """Do nothing."""
+
+    def advance(self, amount: float) -> None:
+        """Do nothing."""
+
+    def note(self, message: str) -> None:
+        """Do nothing."""
+
+
+class Stopwatch:
+    """Passes everything on to another progress, and keeps the seconds that each phase took.
+
+    Attributes
+    ----------
+    seconds : dict of str to float
+        By phase, without the one that is going on.
+    current : str
+        The phase that is going on.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._begin = time.perf_counter()
+        self._total = self._done = 0.0
+        self.seconds: dict[str, float] = {}
+        self.current = ""
+
+    @property
+    def fraction(self) -> float | None:
+        """How much of the current phase is done, from 0 to 1; None if that is not known."""
+        return min(self._done / self._total, 1.0) if self._total else None
+
+    def phase(self, name: str, total: float = 0) -> None:
+        """Begin a phase, and end the one before."""
+        now = time.perf_counter()
+        if self.current:
+            self.seconds[self.current] = self.seconds.get(self.current, 0.0) + now - self._begin
+        self._begin, self.current = now, name
+        self._total, self._done = total, 0.0
+        self._progress.phase(name, total)
+
+    def advance(self, amount: float) -> None:
+        """Count work as done."""
+        self._done += amount
+        self._progress.advance(amount)
+
+    def note(self, message: str) -> None:
+        """Tell something once."""
+        self._progress.note(message)

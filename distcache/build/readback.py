@@ -1,0 +1,108 @@
+"""Read the unfinished file back: what an earlier build left, and what this one has written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import xxhash
+
+from distcache.build.agreement import together
+from distcache.build.data_file import DataFile, read_digest
+from distcache.build.job import Digests, Job
+from distcache.build.journal import Record
+from distcache.cache.digests import block_range, blocks_in
+from distcache.errors import DistcacheError
+from distcache.plan.balance import balance
+
+__all__ = ["digest_blocks", "require_written", "still_there"]
+
+Found = TypeVar("Found")
+
+
+def still_there(job: Job, records: Mapping[int, Record]) -> Digests:
+    """Return what an earlier build has recorded and the file holds. Collective.
+
+    Parameters
+    ----------
+    job : Job
+        The build that resumes it.
+    records : mapping of int to Record
+        From the journals, the same on all ranks.
+    """
+    known = {item: record.digests for item, record in records.items() if _fits(job, record)}
+    equal = _compare(job, known, "reading back what was built before")
+    return {item: known[item] for item in sorted(equal)}
+
+
+def require_written(job: Job, digests: Digests) -> None:
+    """Read arrays back and compare them with what was to be written. Collective.
+
+    Raises
+    ------
+    DistcacheError
+        If any differs: the filesystem has not kept what was written to it.
+    """
+    lost = digests.keys() - _compare(job, digests, "reading back what was written")
+    if lost:
+        raise DistcacheError(
+            *(
+                f"{job.data}: item {item} reads back other bytes than were written; the filesystem "
+                "does not keep what is written to it. Run again to build that part anew"
+                for item in sorted(lost)
+            )
+        )
+
+
+def digest_blocks(job: Job) -> list[int]:
+    """Return the digest of every block of the file, in order. Collective."""
+    tables_begin = job.layout.tables_begin
+
+    def digest(block: int, file: DataFile) -> int:
+        return xxhash.xxh3_64_intdigest(file.read(*block_range(block, tables_begin)).data)
+
+    blocks = range(blocks_in(tables_begin))
+    costs = [end - begin for begin, end in (block_range(block, tables_begin) for block in blocks)]
+    found = _share(job, costs, digest, int, "digesting blocks")
+    return [found[block] for block in blocks]
+
+
+def _fits(job: Job, record: Record) -> bool:
+    in_plan = 0 <= record.item < len(job.plan.items)
+    return in_plan and record.digests.keys() == job.places(record.item).keys()
+
+
+def _compare(job: Job, digests: Digests, what: str) -> set[int]:
+    """Return the items whose arrays in the file have the given digests. Collective."""
+    arrays = [(item, place) for item in sorted(digests) for place in job.places(item).values()]
+
+    def is_equal(index: int, file: DataFile) -> bool:
+        item, place = arrays[index]
+        return read_digest(file, place) == digests[item][place.name]
+
+    costs = [place.nbytes for _, place in arrays]
+    found = _share(job, costs, is_equal, bool, what)
+    return digests.keys() - {arrays[index][0] for index, equal in found.items() if not equal}
+
+
+def _share(
+    job: Job,
+    costs: Sequence[int],
+    action: Callable[[int, DataFile], Found],
+    kind: type[Found],
+    what: str,
+) -> dict[int, Found]:
+    """Share out tasks that read the file, by their costs; return what was found. Collective."""
+    communicator = job.communicator
+    share = balance(costs, communicator.size)[communicator.rank]
+
+    def run() -> dict[int, Found]:
+        # Opened anew: a filesystem with close-to-open consistency shows here what others wrote.
+        with DataFile(job.data) as file, ThreadPoolExecutor(job.threads) as pool:
+            return dict(zip(share, pool.map(lambda task: action(task, file), share), strict=True))
+
+    found: dict[int, Found] = {}
+    for part in communicator.gather_all(together(communicator, run, what), dict[int, kind], what):  # type: ignore[valid-type]
+        found |= part
+    return found

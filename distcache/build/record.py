@@ -1,0 +1,94 @@
+"""The build record: what differs from run to run, kept beside the cache and never in it."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+
+import h5py
+import msgspec
+import numpy as np
+
+from distcache import __version__
+from distcache.cache.publish import write_whole
+
+__all__ = ["BuildRecord", "RankRecord", "rank_record", "record_path", "write_record"]
+
+
+class RankRecord(msgspec.Struct, frozen=True):
+    """One rank: its host, seconds by phase, and the most memory it held, in bytes."""
+
+    rank: int
+    host: str
+    seconds: dict[str, float]
+    peak_memory: int
+    predicted_memory: int
+
+
+class BuildRecord(msgspec.Struct, frozen=True):
+    """One build that published a cache.
+
+    Attributes
+    ----------
+    cache, key : str
+        What was built.
+    finished : str
+        Coordinated universal time, ISO 8601.
+    versions : dict of str to str
+        Of distcache and of what it runs on.
+    threads : int
+        Units that each rank worked on at a time.
+    resumed, adopted : int
+        Sections and blends that an earlier build, or another cache, had.
+    ranks : list of RankRecord
+        Every rank.
+    """
+
+    cache: str
+    key: str
+    finished: str
+    versions: dict[str, str]
+    threads: int
+    resumed: int
+    adopted: int
+    ranks: list[RankRecord]
+
+
+def rank_record(rank: int, seconds: dict[str, float], predicted_memory: int) -> RankRecord:
+    """Return this rank's part of the record."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    rounded = {phase: round(taken, 4) for phase, taken in seconds.items()}
+    return RankRecord(rank, socket.gethostname(), rounded, peak, predicted_memory)
+
+
+def record_path(final: Path) -> Path:
+    """Return where the build record of a cache lies."""
+    return final.with_name(f"{final.name}.build.json")
+
+
+def write_record(
+    final: Path, key: str, threads: int, resumed: int, adopted: int, ranks: list[RankRecord]
+) -> None:
+    """Write the build record of a cache that has been published."""
+    record = BuildRecord(
+        cache=final.name,
+        key=key,
+        finished=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions={
+            "distcache": __version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "h5py": h5py.__version__,
+            "hdf5": h5py.version.hdf5_version,
+            "kernel": platform.release(),
+        },
+        threads=threads,
+        resumed=resumed,
+        adopted=adopted,
+        ranks=ranks,
+    )
+    with write_whole(record_path(final)) as stream:
+        stream.write(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")

@@ -1,0 +1,176 @@
+"""The tables of a cache: their places, which the plan fixes, and their bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.cache.digests import blocks_in
+from distcache.cache.format import (
+    BLENDS,
+    BLOCKS,
+    MEMBERS,
+    SECTIONS,
+    SOURCES,
+    TABLES,
+    TEXT,
+    TablePlace,
+)
+from distcache.plan.identity import canonical_json
+from distcache.plan.layout import PAGE, ArrayPlace, Layout, align
+from distcache.plan.model import Plan
+
+__all__ = ["compose_tables", "file_size", "table_bytes", "table_places"]
+
+Digests = Mapping[int, Mapping[str, str]]
+
+
+def table_places(plan: Plan, layout: Layout) -> dict[str, TablePlace]:
+    """Return where each table lies: after the arrays, each at the start of a page."""
+    rows = {
+        "sources": len(plan.sources),
+        "sections": len(plan.sections),
+        "blends": len(plan.blends),
+        "members": len(plan.members),
+        "blocks": blocks_in(layout.tables_begin),
+        "identity": len(canonical_json(plan.identity)),
+        "naming": len(naming_text(plan)),
+        "prefixes": sum(len(source.prefix.encode()) for source in plan.sources),
+    }
+    places = {}
+    offset = layout.tables_begin
+    for name, dtype in TABLES.items():
+        places[name] = TablePlace(offset, rows[name])
+        offset = align(offset + rows[name] * dtype.itemsize, PAGE)
+    return places
+
+
+def file_size(places: Mapping[str, TablePlace]) -> int:
+    """Return the length of the file in bytes: it ends with its last table that is not empty."""
+    return max(place.offset + place.rows * TABLES[name].itemsize for name, place in places.items())
+
+
+def naming_text(plan: Plan) -> str:
+    """Return the JSON of what enters Megatron's names only.
+
+    Unlike the identity it keeps the order of keys: that of the tokenizer's enters a digest.
+    """
+    return json.dumps(plan.naming, ensure_ascii=True, allow_nan=False)
+
+
+def compose_tables(
+    plan: Plan, layout: Layout, digests: Digests, blocks: Sequence[int]
+) -> dict[str, NDArray[Any]]:
+    """Fill the tables.
+
+    Parameters
+    ----------
+    plan : Plan
+        What was built.
+    layout : Layout
+        Where.
+    digests : mapping of int to mapping of str to str
+        The digest of each array, by item and name.
+    blocks : sequence of int
+        The digest of each block.
+
+    Returns
+    -------
+    dict of str to ndarray
+        Each of its dtype in `TABLES`, one-dimensional.
+    """
+    columns = [
+        _array_columns(layout.arrays[item], digests[item]) for item in range(len(plan.items))
+    ]
+    sections = [
+        (
+            section.key,
+            section.source,
+            section.begin,
+            section.end,
+            section.tokens,
+            section.size.epochs,
+            section.size.samples,
+            _or_minus_one(section.size.separate_samples),
+            *columns[item],
+        )
+        for item, section in enumerate(plan.sections)
+    ]
+    blends = [
+        (blend.key, blend.split, blend.size, blend.exhaustive, *columns[len(sections) + row])
+        for row, blend in enumerate(plan.blends)
+    ]
+    members = [
+        (
+            member.split,
+            member.source,
+            member.section,
+            _or_minus_one(member.requested),
+            _or_minus_one(member.blend),
+            np.nan if member.weight is None else member.weight,
+        )
+        for member in plan.members
+    ]
+    return {
+        "sources": _sources(plan),
+        "sections": np.array(sections, SECTIONS),
+        "blends": np.array(blends, BLENDS),
+        "members": np.array(members, MEMBERS),
+        "blocks": np.array(blocks, BLOCKS),
+        "identity": _text(canonical_json(plan.identity)),
+        "naming": _text(naming_text(plan)),
+        "prefixes": _text("".join(source.prefix for source in plan.sources)),
+    }
+
+
+def table_bytes(
+    tables: Mapping[str, NDArray[Any]], places: Mapping[str, TablePlace], begin: int
+) -> bytes:
+    """Return everything from the start of the tables to the end of the file."""
+    content = bytearray(file_size(places) - begin)
+    for name, place in places.items():
+        packed = tables[name].tobytes()
+        content[place.offset - begin : place.offset - begin + len(packed)] = packed
+    return bytes(content)
+
+
+def _sources(plan: Plan) -> NDArray[Any]:
+    rows = []
+    end = 0
+    for source in plan.sources:
+        begin, end = end, end + len(source.prefix.encode())
+        rows.append(
+            (
+                begin,
+                end,
+                source.idx_digest,
+                source.idx_size,
+                source.bin_size,
+                source.sequences,
+                source.documents,
+                source.tokens,
+                source.empty_sequences,
+                source.type_code,
+            )
+        )
+    return np.array(rows, SOURCES)
+
+
+def _array_columns(places: Sequence[ArrayPlace], digests: Mapping[str, str]) -> list[str | int]:
+    return [
+        value
+        for place in places
+        for value in (place.dtype, place.shape[0], place.offset, digests[place.name])
+    ]
+
+
+def _or_minus_one(value: int | None) -> int:
+    return -1 if value is None else value
+
+
+def _text(text: str) -> NDArray[Any]:
+    return np.frombuffer(text.encode("utf-8"), TEXT)

@@ -1,0 +1,116 @@
+"""Build what an assignment gives to this rank, and the large sections with all ranks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+
+from distcache.build.adopt import adopt
+from distcache.build.agreement import together
+from distcache.build.blends import build_blend
+from distcache.build.data_file import DataFile
+from distcache.build.job import Digests, Job
+from distcache.build.journal import Journal, Record
+from distcache.build.sections import build_section
+from distcache.build.split_section import SplitSection
+from distcache.plan.assignment import Assignment, SplitUnit
+from distcache.plan.model import SectionPlan
+
+__all__ = ["build_items"]
+
+
+def build_items(job: Job, assignment: Assignment, journal: Journal) -> Digests:
+    """Build all that is not finished. Collective.
+
+    Parameters
+    ----------
+    job : Job
+        Its `digests` say what is finished.
+    assignment : Assignment
+        Of what is not.
+    journal : Journal
+        Of this rank.
+
+    Returns
+    -------
+    Digests
+        Of what was built, by all ranks.
+    """
+    built: Digests = {}
+    with DataFile(job.data) as file:
+        for wave in assignment.waves:
+            built |= _build_wave(job, wave, file, journal)
+        own = together(
+            job.communicator,
+            lambda: _build_local(job, assignment, file, journal),
+            "building sections and blends",
+        )
+    for share in job.communicator.gather_all(own, Digests, "digests of arrays"):
+        built |= share
+    return built
+
+
+def _build_wave(job: Job, wave: Sequence[SplitUnit], file: DataFile, journal: Journal) -> Digests:
+    """Shuffle the sections of a wave at the same time, then cut one after the other. Collective."""
+    digests: Digests = {}
+    sections = {
+        job.layout.units[entry.unit].items[0]: _split_section(job, entry, file) for entry in wave
+    }
+
+    def shuffle() -> None:
+        for section in sections.values():
+            section.shuffle()
+
+    together(job.communicator, shuffle, "shuffling")
+    for item, section in sections.items():
+        digests[item] = section.cut()
+        if job.communicator.rank == 0:
+            journal.append(Record(item, digests[item]))
+        job.watch.advance(job.bytes_of(item) / job.communicator.size)
+    return digests
+
+
+def _split_section(job: Job, entry: SplitUnit, file: DataFile) -> SplitSection:
+    (item,) = job.layout.units[entry.unit].items
+    section = job.plan.sections[item]
+    corpus, places = job.corpus(section), job.places(item)
+    return SplitSection(job.communicator, entry, section, corpus, places, file)
+
+
+def _build_local(job: Job, assignment: Assignment, file: DataFile, journal: Journal) -> Digests:
+    """Build this rank's own units, several at a time."""
+    digests: Digests = {}
+    stop = threading.Event()
+    lock = threading.Lock()
+
+    def build_unit(unit: int) -> None:
+        for item in job.layout.units[unit].items:
+            if stop.is_set() or item in job.digests:
+                continue
+            found = _build_item(job, item, file)
+            with lock:
+                digests[item] = found
+                journal.append(Record(item, found))
+            job.watch.advance(job.bytes_of(item))
+
+    with ThreadPoolExecutor(assignment.threads) as pool:
+        tasks = [pool.submit(build_unit, unit) for unit in assignment.local[job.communicator.rank]]
+        try:
+            wait(tasks, return_when=FIRST_EXCEPTION)
+        finally:
+            # After an error or a signal every thread ends with the item that it is at.
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+        for task in tasks:
+            task.result()
+    return digests
+
+
+def _build_item(job: Job, item: int, file: DataFile) -> dict[str, str]:
+    entry, places = job.plan.items[item], job.places(item)
+    if item in job.adopted:
+        return adopt(job.adopted[item], places, file)
+    if isinstance(entry, SectionPlan):
+        return build_section(entry, job.corpus(entry).idx, places, file)
+    return build_blend(entry, places, file)

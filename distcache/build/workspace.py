@@ -1,0 +1,182 @@
+"""The directory of an unfinished cache: every path in it, its lock, and its sign of life."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import socket
+import stat
+import time
+from enum import Enum
+from pathlib import Path
+from typing import Final
+
+from distcache.errors import DistcacheError
+
+__all__ = ["Lock", "Workspace", "sweep"]
+
+SUFFIX: Final = ".building"
+ABANDONED: Final = 3600.0  # seconds; a live build renames a file in its workspace every few
+NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+class Lock(Enum):
+    """How trying to lock a workspace ended."""
+
+    HELD = "held"
+    BUSY = "busy"
+    UNSUPPORTED = "unsupported"
+
+
+class Workspace:
+    """A hidden directory beside the cache that is built in it.
+
+    Parameters
+    ----------
+    final : Path
+        The cache's path.
+    private : str
+        Empty, or what makes the workspace this process's own.
+    """
+
+    def __init__(self, final: Path, private: str = "") -> None:
+        self.private = private
+        self.path = final.with_name(f".{final.name}{SUFFIX}{private and '-' + private}")
+        self.data = str(self.path / "data")
+        self.scratch = str(self.path / "layout")
+        self._lock = self.path / "lock"
+        self._stamp = self.path / "plan"
+        self._life = self.path / "progress.json"
+        self._descriptor: int | None = None
+
+    @classmethod
+    def of_this_process(cls, final: Path) -> Workspace:
+        """Return a workspace that no other process shares."""
+        return cls(final, secrets.token_hex(4))
+
+    def make(self) -> None:
+        """Make the directory, unless it is there.
+
+        Raises
+        ------
+        DistcacheError
+            If something else has its name, or another user made it.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(mode=0o700)
+        except FileExistsError:
+            found = os.lstat(self.path)
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+                raise DistcacheError(
+                    f"{self.path}: is not a directory of this user; move it away, or build under "
+                    "another --name"
+                ) from None
+
+    def lock(self) -> Lock:
+        """Try to become the only builder; the lock lasts until `leave` or the process ends."""
+        self.make()
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            descriptor = os.open(self._lock, flags, 0o600)
+        except FileNotFoundError:
+            return Lock.BUSY  # its builder has just removed the workspace
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), os.stat(self._lock)):
+                self._descriptor, descriptor = descriptor, -1
+                return Lock.HELD
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            if error.errno in NO_LOCKS:
+                return Lock.UNSUPPORTED
+            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+                raise
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+        return Lock.BUSY
+
+    def leave(self) -> None:
+        """Let others build; a private workspace, which nobody could resume, is removed."""
+        if self.private:
+            shutil.rmtree(self.path, ignore_errors=True)
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def prepare(self, key: str, size: int) -> None:
+        """Make it ready for a plan: keep what was built for the same one, remove all else.
+
+        Parameters
+        ----------
+        key : str
+            Of the plan.
+        size : int
+            Bytes of the finished file; the data file gets them without taking any space.
+        """
+        stamp = f"{key} {size}\n"
+        found = self._stamp.read_text(encoding="utf-8") if self._stamp.is_file() else None
+        if found != stamp:
+            for entry in self.path.iterdir():
+                if entry != self._lock:
+                    entry.unlink()
+        descriptor = os.open(
+            self.data, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
+        )
+        try:
+            os.ftruncate(descriptor, size)
+        finally:
+            os.close(descriptor)
+        self._stamp.write_text(stamp, encoding="utf-8")
+
+    def journals(self) -> list[str]:
+        """Return the journals of all attempts so far."""
+        return sorted(str(path) for path in self.path.glob("journal.*.jsonl"))
+
+    def journal(self, attempt: str, rank: int) -> str:
+        """Return the path of a rank's journal."""
+        return str(self.path / f"journal.{attempt}.{rank}.jsonl")
+
+    def show_life(self, phase: str, fraction: float | None) -> None:
+        """Tell those who wait that this build goes on, and how far it is."""
+        text = json.dumps(
+            {
+                "host": socket.gethostname(),
+                "process": os.getpid(),
+                "phase": phase,
+                "fraction": fraction,
+                "sign": secrets.token_hex(8),
+            }
+        )
+        temporary = self._life.with_suffix(".part")
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, self._life)
+
+    def last_sign(self) -> str:
+        """Return what `show_life` wrote last; empty if nothing is there."""
+        try:
+            return self._life.read_text(encoding="utf-8")
+        except OSError:
+            return ""
+
+    def remove(self) -> None:
+        """Remove the workspace, then let others build."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self.leave()
+
+
+def sweep(final: Path) -> None:
+    """Remove the private workspaces of a finished cache that have shown no life for an hour.
+
+    They are of no use any more, whoever made them: the cache is there.
+    """
+    start = f".{final.name}{SUFFIX}-"
+    for path in list(final.parent.iterdir()):
+        if path.name.startswith(start) and time.time() - os.lstat(path).st_mtime > ABANDONED:
+            Workspace(final, path.name.removeprefix(start)).remove()
