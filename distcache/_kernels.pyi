@@ -44,13 +44,8 @@ class SequenceFacts:
     @property
     def first_misplaced(self) -> int: ...
 
-def sum_lengths(
-    lengths: NDArray[np.int32], documents: NDArray[np.int32], first_document: int
-) -> int: ...
 def emit_boundaries(
-    lengths: NDArray[np.int32],
-    documents: NDArray[np.int32],
-    first_document: int,
+    entries: NDArray[np.int64],
     slice_begin: int,
     sequence_length: int,
     extra_token: bool,

@@ -14,19 +14,15 @@ Mt19937(seed)
     ``ValueError`` if count > first.
 
 Cursor(position, token, sample)
-    A place in the tokens of a document index: the first document not yet consumed, the number of
+    A place in the tokens of a document index: the first entry not yet consumed, the number of
     tokens before it, the next boundary to emit.
 
-sum_lengths(lengths, documents, first_document)
-    The sum over ``documents`` of ``lengths[document - first_document]`` in tokens, for int32 arrays
-    of shape (sequences,) and (documents,). ``IndexError`` if a document has no length.
-
-emit_boundaries(lengths, documents, first_document, slice_begin, sequence_length, extra_token,
-cursor, pairs)
-    Write the boundaries of samples that start in ``documents``, the slice of the document index
-    at position ``slice_begin``, as rows (position, offset) of ``pairs``, int32 or int64 of shape
-    (room, 2). Moves ``cursor`` and returns the number of rows; stops when ``pairs`` is full.
-    The rule is that of Megatron-Core's ``build_sample_idx``, put as a function of token position.
+emit_boundaries(entries, slice_begin, sequence_length, extra_token, cursor, pairs)
+    Write the boundaries of samples that start in ``entries``, the slice of a document index at
+    position ``slice_begin``, as rows (position, offset) of ``pairs``, int32 or int64 of shape
+    (room, 2). An entry is an int64: the document in its lower 32 bits, the length in tokens in its
+    upper. Moves ``cursor`` and returns the number of rows; stops when ``pairs`` is full. The rule
+    is that of Megatron-Core's ``build_sample_idx``, put as a function of token position.
 
 Blender.by_weight(weights), Blender.exhaustive(sizes)
     The greedy blends of Megatron-Core's ``build_blending_indices`` (float64 weights of shape
@@ -52,7 +48,6 @@ from distcache._kernels import (
     check_sequences,
     emit_boundaries,
     first_descent,
-    sum_lengths,
 )
 
 __all__ = [
@@ -63,5 +58,4 @@ __all__ = [
     "check_sequences",
     "emit_boundaries",
     "first_descent",
-    "sum_lengths",
 ]

@@ -9,57 +9,26 @@
 namespace distcache::bindings {
 namespace {
 
-void require_lengths(DocumentLengths lengths, std::span<const std::int32_t> documents) {
-    if (documents.empty()) {
-        return;
-    }
-    std::int32_t lowest = documents[0];
-    std::int32_t highest = documents[0];
-    for (const std::int32_t document : documents) {
-        lowest = std::min(lowest, document);
-        highest = std::max(highest, document);
-    }
-    if (lowest < lengths.first_document ||
-        highest - lengths.first_document >= lengths.lengths.size()) {
-        throw py::index_error("documents must have a length");
-    }
-}
-
-std::int64_t sum(const py::array& lengths, const py::array& documents,
-                 std::int64_t first_document) {
-    const DocumentLengths length_view{unaligned<std::int32_t>(lengths, "lengths"), first_document};
-    const auto document_span = input<std::int32_t>(documents, "documents");
-    const py::gil_scoped_release release;
-    require_lengths(length_view, document_span);
-    return sum_lengths(length_view, document_span);
-}
-
 template <class T>
-std::int64_t emit_as(DocumentLengths lengths, std::span<const std::int32_t> documents,
-                     std::int64_t slice_begin, SampleShape shape, Cursor& cursor, py::array& pairs) {
+std::int64_t emit_as(std::span<const std::int64_t> entries, std::int64_t slice_begin,
+                     SampleShape shape, Cursor& cursor, py::array& pairs) {
     const auto span = output<T>(pairs, "pairs", 2);
     const py::gil_scoped_release release;
-    return emit_boundaries(lengths, documents, slice_begin, shape, cursor, span);
+    return emit_boundaries(entries, slice_begin, shape, cursor, span);
 }
 
-std::int64_t emit(const py::array& lengths, const py::array& documents, std::int64_t first_document,
-                  std::int64_t slice_begin, std::int64_t sequence_length, bool extra_token,
-                  Cursor& cursor, py::array pairs) {
-    const DocumentLengths length_view{unaligned<std::int32_t>(lengths, "lengths"), first_document};
-    const auto document_span = input<std::int32_t>(documents, "documents");
+std::int64_t emit(const py::array& entries, std::int64_t slice_begin, std::int64_t sequence_length,
+                  bool extra_token, Cursor& cursor, py::array pairs) {
+    const auto span = input<std::int64_t>(entries, "entries");
     const auto consumed = cursor.position - slice_begin;
-    if (sequence_length < 1 || consumed < 0 || consumed > documents.size()) {
+    if (sequence_length < 1 || consumed < 0 || consumed > entries.size()) {
         throw py::value_error("sequence_length must be positive and the cursor within the slice");
     }
     const SampleShape shape{sequence_length, extra_token ? 1 : 0};
-    // Checked once per slice: a cursor that has moved has been here before.
-    if (cursor.position == slice_begin) {
-        require_lengths(length_view, document_span);
-    }
     if (pairs.dtype().equal(py::dtype::of<std::int32_t>())) {
-        return emit_as<std::int32_t>(length_view, document_span, slice_begin, shape, cursor, pairs);
+        return emit_as<std::int32_t>(span, slice_begin, shape, cursor, pairs);
     }
-    return emit_as<std::int64_t>(length_view, document_span, slice_begin, shape, cursor, pairs);
+    return emit_as<std::int64_t>(span, slice_begin, shape, cursor, pairs);
 }
 
 Blender by_weight(const py::array& weights) {
@@ -108,11 +77,9 @@ void register_indices(py::module_& module) {
         .def_readonly("position", &Cursor::position)
         .def_readonly("token", &Cursor::token)
         .def_readonly("sample", &Cursor::sample);
-    module.def("sum_lengths", &sum, py::arg("lengths"), py::arg("documents"),
-               py::arg("first_document"));
-    module.def("emit_boundaries", &emit, py::arg("lengths"), py::arg("documents"),
-               py::arg("first_document"), py::arg("slice_begin"), py::arg("sequence_length"), py::arg("extra_token"),
-               py::arg("cursor"), py::arg("pairs"));
+    module.def("emit_boundaries", &emit, py::arg("entries"), py::arg("slice_begin"),
+               py::arg("sequence_length"), py::arg("extra_token"), py::arg("cursor"),
+               py::arg("pairs"));
     py::class_<Blender>(module, "Blender")
         .def_static("by_weight", &by_weight, py::arg("weights"))
         .def_static("exhaustive", &exhaustive, py::arg("sizes"))

@@ -22,7 +22,8 @@ void shuffle_array(Mt19937& generator, py::array values) {
     }
 }
 
-py::array_t<std::uint64_t> draw_array(Mt19937& generator, std::uint64_t first, std::uint64_t count) {
+py::array_t<std::uint64_t> draw_array(Mt19937& generator, std::uint64_t first,
+                                      std::uint64_t count) {
     if (count > first) {
         throw py::value_error("count must be at most first");
     }

@@ -14,8 +14,8 @@
 namespace distcache {
 namespace {
 
-constexpr std::size_t lanes = 8;     // doubles of the widest vector
-constexpr std::size_t groups = 64;   // residue classes whose largest errors give the bound
+constexpr std::size_t lanes = 8;    // doubles of the widest vector
+constexpr std::size_t groups = 64;  // residue classes whose largest errors give the bound
 constexpr std::int64_t window = groups - 1;
 constexpr std::size_t small = 2 * groups;  // so few corpora are cheaper to scan than to sift
 // Vectors of the compilers' own kind: the clones below map them to what the machine has.
@@ -93,11 +93,12 @@ public:
     explicit Candidates(std::size_t most)
         : places_(most + 1), weights_(padded_size(most)), counts_(weights_) {}
 
-    void gather(const std::vector<double>& weights, const std::vector<double>& counts,
-                double first, double last) {
+    void gather(const std::vector<double>& weights, const std::vector<double>& counts, double first,
+                double last) {
         const std::size_t size = weights.size();
         const double bound =
-            size <= small ? never : reached_by_all_groups(weights.data(), counts.data(), size, first);
+            size <= small ? never
+                          : reached_by_all_groups(weights.data(), counts.data(), size, first);
         found_ = reaching(weights.data(), counts.data(), size, last, bound, places_.data());
         for (std::size_t k = 0; k < found_; ++k) {
             const auto place = static_cast<std::size_t>(places_[k]);

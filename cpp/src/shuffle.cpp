@@ -23,7 +23,8 @@ std::size_t steps_with_one_mask(std::uint64_t first, std::size_t wanted) {
 // loop has no branch to mispredict, and `ready` never offers more words than steps are left.
 template <class Draw>
 void draw_narrow(std::uint32_t first, std::size_t count, Draw* draws, Mt19937& generator) {
-    const std::uint32_t mask = static_cast<std::uint32_t>(std::bit_ceil(std::uint64_t{first} + 1) - 1);
+    const std::uint32_t mask =
+        static_cast<std::uint32_t>(std::bit_ceil(std::uint64_t{first} + 1) - 1);
     std::uint32_t done = 0;
     while (done < count) {
         const auto words = generator.ready();

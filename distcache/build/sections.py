@@ -22,28 +22,45 @@ from distcache.plan.model import SectionPlan
 __all__ = [
     "RowEmitter",
     "build_section",
+    "documents_of",
     "fill_epochs",
-    "near_lengths",
     "shuffle_index",
+    "tokens_of",
 ]
 
 
-def fill_epochs(section: SectionPlan, documents: NDArray[np.int32], generator: Mt19937) -> None:
-    """Fill a part of a document index, and shuffle it.
+def fill_epochs(
+    section: SectionPlan, idx: Idx, entries: NDArray[np.int64], generator: Mt19937
+) -> None:
+    """Fill a part of a section's document index with whole epochs, and shuffle it.
 
     Parameters
     ----------
     section : SectionPlan
         The section.
-    documents : ndarray of int32, shape (whole epochs,)
-        The first `section.first_documents` entries, or the rest; filled in place.
+    idx : Idx
+        Of its corpus.
+    entries : ndarray of int64
+        The first `section.first_documents` entries, or the rest. Each gets the document in its
+        lower 32 bits, and the document's length in tokens in its upper.
     generator : Mt19937
         Fresh for the first part, and for the rest as the first leaves it.
     """
-    if documents.size:
-        epochs = documents.reshape(-1, section.end - section.begin)
-        epochs[:] = np.arange(section.begin, section.end, dtype=documents.dtype)
-        generator.shuffle(documents)
+    if entries.size:
+        epochs = entries.view(np.int32).reshape(-1, section.end - section.begin, 2)
+        epochs[..., 0] = np.arange(section.begin, section.end, dtype=np.int32)
+        epochs[..., 1] = idx.lengths[section.begin : section.end]
+        generator.shuffle(entries)
+
+
+def documents_of(entries: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Copy the documents of entries, int32 of the same shape."""
+    return np.ascontiguousarray(entries.view(np.int32)[::2])
+
+
+def tokens_of(entries: NDArray[np.int64]) -> int:
+    """Return the tokens of entries."""
+    return int(entries.view(np.int32)[1::2].sum(dtype=np.int64))
 
 
 def shuffle_index(section: SectionPlan, generator: Mt19937) -> NDArray[Any]:
@@ -67,19 +84,6 @@ def shuffle_index(section: SectionPlan, generator: Mt19937) -> NDArray[Any]:
     return samples
 
 
-def near_lengths(section: SectionPlan, idx: Idx) -> NDArray[np.int32]:
-    """Copy the lengths of a section's documents to where random reads are fastest.
-
-    The copy is aligned and may lie in huge pages; the mapped file can have neither.
-
-    Returns
-    -------
-    ndarray of int32, shape (section.end - section.begin,)
-        In tokens.
-    """
-    return np.array(idx.lengths[section.begin : section.end])
-
-
 class RowEmitter:
     """Emits consecutive rows of a sample index from a slice of the document index.
 
@@ -87,9 +91,7 @@ class RowEmitter:
     ----------
     section : SectionPlan
         The section.
-    lengths : ndarray of int32
-        From `near_lengths`.
-    documents : ndarray of int32
+    entries : ndarray of int64
         The slice.
     slice_begin : int
         Its first position in the document index.
@@ -102,15 +104,13 @@ class RowEmitter:
     def __init__(
         self,
         section: SectionPlan,
-        lengths: NDArray[np.int32],
-        documents: NDArray[np.int32],
+        entries: NDArray[np.int64],
         slice_begin: int = 0,
         first_token: int = 0,
         first_row: int = 0,
     ) -> None:
         self._section = section
-        self._lengths = lengths
-        self._documents = documents
+        self._entries = entries
         self._slice_begin = slice_begin
         self._row = first_row
         self._cursor = Cursor(slice_begin, first_token, max(first_row, 1))
@@ -127,9 +127,7 @@ class RowEmitter:
             pairs[0] = 0
             filled = 1
         filled += emit_boundaries(
-            self._lengths,
-            self._documents,
-            self._section.begin,
+            self._entries,
             self._slice_begin,
             self._section.cut.sequence_length,
             self._section.cut.extra_token,
@@ -137,8 +135,7 @@ class RowEmitter:
             pairs[filled:],
         )
         if filled < rows:
-            last = int(self._lengths[self._documents[-1] - self._section.begin])
-            offset = last - int(self._section.cut.extra_token)
+            offset = tokens_of(self._entries[-1:]) - int(self._section.cut.extra_token)
             pairs[filled:] = (self._section.documents - 1, offset)
         self._row += rows
         return pairs
@@ -166,16 +163,14 @@ def build_section(
         The digest of each array.
     """
     generator = Mt19937(section.seed)
-    documents = np.empty(section.documents, np.int32)
-    fill_epochs(section, documents[: section.first_documents], generator)
-    fill_epochs(section, documents[section.first_documents :], generator)
+    entries = np.empty(section.documents, np.int64)
+    fill_epochs(section, idx, entries[: section.first_documents], generator)
+    fill_epochs(section, idx, entries[section.first_documents :], generator)
     digests = {
-        "document_index": _write(file, places["document_index"], _in_chunks(documents)),
-        "sample_index": _write(
-            file, places["sample_index"], _rows(section, near_lengths(section, idx), documents)
-        ),
+        "document_index": _write(file, places["document_index"], _documents(entries)),
+        "sample_index": _write(file, places["sample_index"], _rows(section, entries)),
     }
-    del documents
+    del entries
     samples = shuffle_index(section, generator)
     return digests | {"shuffle_index": _write(file, places["shuffle_index"], _in_chunks(samples))}
 
@@ -192,10 +187,12 @@ def _in_chunks(array: NDArray[Any]) -> Iterator[NDArray[Any]]:
     return (array[begin : begin + step] for begin in range(0, len(array), step))
 
 
-def _rows(
-    section: SectionPlan, lengths: NDArray[np.int32], documents: NDArray[np.int32]
-) -> Iterator[NDArray[Any]]:
-    emitter = RowEmitter(section, lengths, documents)
+def _documents(entries: NDArray[np.int64]) -> Iterator[NDArray[np.int32]]:
+    return (documents_of(chunk) for chunk in _in_chunks(entries))
+
+
+def _rows(section: SectionPlan, entries: NDArray[np.int64]) -> Iterator[NDArray[Any]]:
+    emitter = RowEmitter(section, entries)
     rows = section.size.samples + 1
     step = CHUNK_BYTES // (2 * np.dtype(section.sample_type).itemsize)
     return (emitter.emit(min(step, rows - begin)) for begin in range(0, rows, step))

@@ -18,13 +18,14 @@ from distcache.build.communicator import Communicator, Message
 from distcache.build.data_file import ArrayWriter, DataFile
 from distcache.build.sections import (
     RowEmitter,
+    documents_of,
     fill_epochs,
-    near_lengths,
     shuffle_index,
+    tokens_of,
 )
 from distcache.cache.digests import array_digest, leaves_of
 from distcache.corpus import Corpus
-from distcache.kernels import Mt19937, sum_lengths
+from distcache.kernels import Mt19937
 from distcache.plan.assignment import SplitUnit
 from distcache.plan.balance import slice_bounds
 from distcache.plan.layout import STRIPE, ArrayPlace
@@ -33,6 +34,7 @@ from distcache.plan.slices import edges, overlaps, row_bounds
 
 __all__ = ["SplitSection"]
 
+NOTHING: Final = np.empty(0, np.int64)
 SLICE_STEP: Final = STRIPE // 4  # documents in a stripe of the document index
 
 
@@ -70,21 +72,20 @@ class SplitSection:
         self._corpus = corpus
         self._places = places
         self._file = file
-        self._first: NDArray[np.int32] = np.empty(0, np.int32)
-        self._last: NDArray[np.int32] = np.empty(0, np.int32)
+        self._first = self._last = NOTHING
         self._shuffle_digest = ""
 
     def shuffle(self) -> None:
         """Do this rank's share of the shuffles; for most ranks that is nothing."""
         section, rank = self._section, self._communicator.rank
         if rank == self._ranks.documents_rank:
-            self._first = np.empty(section.first_documents, np.int32)
-            fill_epochs(section, self._first, Mt19937(section.seed))
+            self._first = np.empty(section.first_documents, np.int64)
+            fill_epochs(section, self._corpus.idx, self._first, Mt19937(section.seed))
         if rank == self._ranks.rest_rank:
             generator = Mt19937(section.seed)
             generator.skip_shuffle(section.first_documents)
-            self._last = np.empty(section.documents - section.first_documents, np.int32)
-            fill_epochs(section, self._last, generator)
+            self._last = np.empty(section.documents - section.first_documents, np.int64)
+            fill_epochs(section, self._corpus.idx, self._last, generator)
             writer = ArrayWriter(self._file, self._places["shuffle_index"])
             writer.append(shuffle_index(section, generator))
             self._shuffle_digest = writer.finish()
@@ -99,30 +100,24 @@ class SplitSection:
         """
         communicator, section = self._communicator, self._section
         bounds = slice_bounds(section.documents, communicator.size, SLICE_STEP)
-        documents = self._share_out(bounds)
+        entries = self._share_out(bounds)
         begin = bounds[communicator.rank]
-        lengths, tokens = together(
-            communicator, lambda: self._sum(documents), "summing lengths of documents"
-        )
+        tokens = together(communicator, lambda: tokens_of(entries), "summing lengths")
         sums = communicator.gather_all(tokens, int, "sums of lengths")
         firsts = [sum(sums[:rank]) for rank in range(communicator.size)]
         rows = row_bounds(firsts, section)
         first, last = rows[communicator.rank : communicator.rank + 2]
-        emitter = RowEmitter(section, lengths, documents, begin, firsts[communicator.rank], first)
+        emitter = RowEmitter(section, entries, begin, firsts[communicator.rank], first)
         pairs = together(communicator, lambda: emitter.emit(last - first), "cutting samples")
         row_size = 2 * pairs.itemsize
         offset, own = self._settle_edges(pairs, [row * row_size for row in rows])
-        return self._write(4 * begin, documents, offset, own)
+        return self._write(4 * begin, entries, offset, own)
 
-    def _sum(self, documents: NDArray[np.int32]) -> tuple[NDArray[np.int32], int]:
-        lengths = near_lengths(self._section, self._corpus.idx)
-        return lengths, sum_lengths(lengths, documents, self._section.begin)
-
-    def _share_out(self, bounds: Sequence[int]) -> NDArray[np.int32]:
+    def _share_out(self, bounds: Sequence[int]) -> NDArray[np.int64]:
         """Return this rank's slice of the document index. Collective."""
         communicator, middle = self._communicator, self._section.first_documents
         rank = communicator.rank
-        mine = np.empty(bounds[rank + 1] - bounds[rank], np.int32)
+        mine = np.empty(bounds[rank + 1] - bounds[rank], np.int64)
         sends, receives = [], []
         for holder, part_begin, part_end, part in (
             (self._ranks.documents_rank, 0, middle, self._first),
@@ -139,7 +134,7 @@ class SplitSection:
                     room = mine[first - bounds[rank] : last - bounds[rank]]
                     receives.append(Message(holder, room))
         communicator.exchange(sends, receives, "slices of a document index")
-        self._first = self._last = np.empty(0, np.int32)
+        self._first = self._last = NOTHING
         return mine
 
     def _settle_edges(
@@ -171,7 +166,7 @@ class SplitSection:
     def _write(
         self,
         document_offset: int,
-        documents: NDArray[np.int32],
+        entries: NDArray[np.int64],
         sample_offset: int,
         pairs: NDArray[np.uint8],
     ) -> dict[str, str]:
@@ -179,6 +174,7 @@ class SplitSection:
 
         def write() -> tuple[bytes, bytes, str]:
             place = self._places["document_index"]
+            documents = documents_of(entries)
             self._file.write(place.offset + document_offset, documents)
             self._file.write(self._places["sample_index"].offset + sample_offset, pairs)
             document_leaves = leaves_of(documents.view(np.uint8)).tobytes()

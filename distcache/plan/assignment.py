@@ -26,6 +26,8 @@ WRITE_COST_PER_BYTE: Final = 0.6
 BASE_MEMORY: Final = 160 << 20
 # Sample indices and blends are made and written in chunks of this many bytes.
 CHUNK_BYTES: Final = 8 << 20
+# A document and its length, while a document index is made.
+ENTRY_BYTES: Final = 8
 
 
 class SplitUnit(msgspec.Struct, frozen=True):
@@ -155,8 +157,7 @@ def _cost(item: SectionPlan | BlendPlan) -> float:
 def _memory_whole(item: SectionPlan | BlendPlan) -> int:
     if isinstance(item, BlendPlan):
         return 2 * CHUNK_BYTES
-    arrays = _nbytes(item, "document_index") + _nbytes(item, "shuffle_index")
-    return arrays + 4 * (item.end - item.begin) + 3 * CHUNK_BYTES
+    return max(ENTRY_BYTES * item.documents, _nbytes(item, "shuffle_index")) + 3 * CHUNK_BYTES
 
 
 def _choose_split(
@@ -221,13 +222,14 @@ def _memory(
         slices = 0
         for entry in wave:
             section = sizes[entry.unit].section
-            documents = 4 * section.first_documents
-            rest = 4 * (section.documents - section.first_documents)
+            documents = ENTRY_BYTES * section.first_documents
+            rest = ENTRY_BYTES * section.documents - documents
             if rank == entry.documents_rank:
                 held += documents
             if rank == entry.rest_rank:
                 held += rest + _nbytes(section, "shuffle_index")
-            own = 4 * section.documents + _nbytes(section, "sample_index")
-            slices = max(slices, own // ranks + 4 * (section.end - section.begin))
+            # Its entries, then the documents of them, and its rows with what edges bring.
+            own = (ENTRY_BYTES + 4) * section.documents + 2 * _nbytes(section, "sample_index")
+            slices = max(slices, own // ranks)
         peaks.append(held + slices)
     return BASE_MEMORY + max(peaks)

@@ -24,8 +24,6 @@ public:
         return value;
     }
 
-    void prefetch(std::int64_t i) const { __builtin_prefetch(address(i)); }
-
 private:
     [[nodiscard]] const std::byte* address(std::int64_t i) const {
         return data_ + static_cast<std::size_t>(i) * sizeof(T);

@@ -1,0 +1,37 @@
+"""Generated corpora with real `.idx` files and sparse `.bin` files, which index building never reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from distcache.corpus.write import idx_bytes
+
+__all__ = ["generate"]
+
+SIGMA = 1.0
+
+
+def generate(prefix: Path, documents: int, mean: float, seed: int) -> str:
+    """Write a corpus of documents with log-normal lengths, and return its prefix.
+
+    Parameters
+    ----------
+    prefix : Path
+        Path without suffix.
+    documents : int
+        How many, of one sequence each.
+    mean : float
+        Mean length in tokens of two bytes.
+    seed : int
+        Of the lengths.
+    """
+    random = np.random.default_rng(seed)
+    drawn = random.lognormal(np.log(mean) - SIGMA**2 / 2, SIGMA, documents)
+    lengths = np.clip(drawn, 1, 2**31 - 1).astype(np.int32)
+    with open(f"{prefix}.idx", "wb") as stream:
+        stream.writelines(idx_bytes(lengths, np.arange(documents + 1), "u2"))
+    with open(f"{prefix}.bin", "wb") as stream:
+        stream.truncate(2 * int(lengths.sum(dtype=np.int64)))
+    return str(prefix)

@@ -1,0 +1,58 @@
+"""Run by `against_megatron.py` in a process of its own: Megatron-Core builds its index files.
+
+Writes one line of JSON with the seconds that its builder took.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import warnings
+from collections import OrderedDict
+from pathlib import Path
+
+warnings.simplefilter("ignore")
+import torch
+from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+
+
+class Tokenizer:
+    """As much of a tokenizer as index building needs."""
+
+    eod = 0
+    pad = -1
+    vocab_size = None
+    special_tokens_dict: dict[str, int] = {}
+    unique_identifiers = OrderedDict({"class": "NullTokenizer"})
+
+
+def main() -> None:
+    """Build what the JSON file in the first argument asks for, into the second."""
+    fields = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    cache = Path(sys.argv[2])
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{cache}.store", rank=0, world_size=1
+    )
+    paths = [source["path"] for source in fields["blend"]]
+    weights = [source.get("weight") for source in fields["blend"]]
+    config = GPTDatasetConfig(
+        random_seed=fields["seed"],
+        sequence_length=fields["sequence_length"],
+        blend=(paths, None if None in weights else weights),
+        split=fields["split"],
+        path_to_cache=str(cache),
+        tokenizer=Tokenizer(),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+    )
+    sizes = [fields["samples"][split] for split in ("train", "valid", "test")]
+    begin = time.perf_counter()
+    BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()
+    print(json.dumps({"builder": time.perf_counter() - begin}))
+
+
+if __name__ == "__main__":
+    main()
