@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -47,26 +46,20 @@ def cases(prefix: str, documents: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def timed(command: list[str], environment: dict[str, str] | None = None) -> dict[str, Any]:
-    """Run a command, and return its seconds, its own peak memory in bytes, and its output."""
+def timed(command: list[str]) -> dict[str, Any]:
+    """Run a command, and return its seconds and its output."""
     begin = time.perf_counter()
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
-    output, errors = process.stdout.read(), process.stderr.read()
-    _, status, usage = os.wait4(process.pid, 0)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - begin
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode != 0:
-        sys.exit(f"{' '.join(command)} failed:\n{errors}")
-    return {"process": seconds, "memory": usage.ru_maxrss * 1024, "output": output}
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stderr}")
+    return {"process": seconds, "output": done.stdout}
 
 
 def run_megatron(config: Path, directory: Path) -> dict[str, Any]:
     """Let Megatron-Core build into a directory."""
     found = timed([sys.executable, str(HERE / "peer.py"), str(config), str(directory)])
-    found["builder"] = json.loads(found["output"].splitlines()[-1])["builder"]
-    return found
+    return found | json.loads(found["output"].splitlines()[-1])
 
 
 def run_distcache(config: Path, directory: Path, ranks: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Run by `against_megatron.py` in a process of its own: Megatron-Core builds its index files.
 
-Writes one line of JSON with the seconds that its builder took.
+Writes one line of JSON: the seconds that its builder took, and its peak memory in bytes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ warnings.simplefilter("ignore")
 import torch
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+
+from distcache.build.record import peak_memory
 
 
 class Tokenizer:
@@ -51,7 +53,7 @@ def main() -> None:
     sizes = [fields["samples"][split] for split in ("train", "valid", "test")]
     begin = time.perf_counter()
     BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()
-    print(json.dumps({"builder": time.perf_counter() - begin}))
+    print(json.dumps({"builder": time.perf_counter() - begin, "memory": peak_memory()}))
 
 
 if __name__ == "__main__":

@@ -7,11 +7,16 @@ may lie at unaligned addresses; every other array must be aligned.
 Mt19937(seed)
     The generator of NumPy's legacy ``RandomState(seed)`` with 0 <= seed < 2**32.
 
-    ``shuffle(values)`` shuffles an array of int32, uint32 or int64 in place, as
-    ``RandomState.shuffle`` does. ``skip_shuffle(size)`` moves past the draws of such a shuffle
-    without the values, which is several times faster. ``draw(first, count)`` gives the draws of
-    the steps first, first - 1, ..., each in [0, step], as uint64 of shape (count,);
-    ``ValueError`` if count > first.
+    ``shuffle(values, stop=1)`` shuffles an array of int32, uint32 or int64 in place, as
+    ``RandomState.shuffle`` does; with ``stop`` only its steps from the last position down to
+    ``stop``, after which a shuffle of the first ``stop`` values would be what is left.
+    ``skip_shuffle(size, stop=1)`` moves past the draws of those steps without the values, which is
+    several times faster. ``draw(first, count)`` gives the draws of the steps first, first - 1, ...,
+    each in [0, step], as uint64 of shape (count,); ``ValueError`` if count > first.
+
+gather(values, positions, out)
+    ``out[i] = values[positions[i]]`` for int64 values and positions of int32 or int64.
+    ``IndexError`` if a position is not within the values.
 
 Cursor(position, token, sample)
     A place in the tokens of a document index: the first entry not yet consumed, the number of
@@ -48,6 +53,7 @@ from distcache._kernels import (
     check_sequences,
     emit_boundaries,
     first_descent,
+    gather,
 )
 
 __all__ = [
@@ -58,4 +64,5 @@ __all__ = [
     "check_sequences",
     "emit_boundaries",
     "first_descent",
+    "gather",
 ]

@@ -5,20 +5,60 @@ namespace distcache::bindings {
 namespace {
 
 template <class T>
-void shuffle_as(py::array& values, Mt19937& generator) {
+void shuffle_as(py::array& values, std::uint64_t stop, Mt19937& generator) {
     const auto span = output<T>(values, "values");
     const py::gil_scoped_release release;
-    shuffle(span, generator);
+    shuffle(span, stop, generator);
 }
 
-void shuffle_array(Mt19937& generator, py::array values) {
+void require_stop(std::uint64_t stop) {
+    if (stop < 1) {
+        throw py::value_error("stop must be at least 1");
+    }
+}
+
+void shuffle_array(Mt19937& generator, py::array values, std::uint64_t stop) {
+    require_stop(stop);
     const py::dtype dtype = values.dtype();
     if (dtype.equal(py::dtype::of<std::int32_t>())) {
-        shuffle_as<std::int32_t>(values, generator);
+        shuffle_as<std::int32_t>(values, stop, generator);
     } else if (dtype.equal(py::dtype::of<std::uint32_t>())) {
-        shuffle_as<std::uint32_t>(values, generator);
+        shuffle_as<std::uint32_t>(values, stop, generator);
     } else {
-        shuffle_as<std::int64_t>(values, generator);
+        shuffle_as<std::int64_t>(values, stop, generator);
+    }
+}
+
+void skip(Mt19937& generator, std::uint64_t size, std::uint64_t stop) {
+    require_stop(stop);
+    const py::gil_scoped_release release;
+    skip_shuffle(size, stop, generator);
+}
+
+template <class Position>
+void gather_at(std::span<const std::int64_t> values, const py::array& positions,
+               std::span<std::int64_t> out) {
+    const auto span = input<Position>(positions, "positions");
+    if (span.size() != out.size()) {
+        throw py::value_error("positions and out must have the same size");
+    }
+    const py::gil_scoped_release release;
+    for (const Position position : span) {
+        if (position < 0 || static_cast<std::size_t>(position) >= values.size()) {
+            const py::gil_scoped_acquire acquire;
+            throw py::index_error("positions must lie within values");
+        }
+    }
+    gather(values, span, out);
+}
+
+void gather_array(const py::array& values, const py::array& positions, py::array out) {
+    const auto value_span = input<std::int64_t>(values, "values");
+    const auto out_span = output<std::int64_t>(out, "out");
+    if (positions.dtype().equal(py::dtype::of<std::int32_t>())) {
+        gather_at<std::int32_t>(value_span, positions, out_span);
+    } else {
+        gather_at<std::int64_t>(value_span, positions, out_span);
     }
 }
 
@@ -43,12 +83,10 @@ void register_random(py::module_& module) {
         .def(py::init<std::uint32_t>(), py::arg("seed"))
         .def("next32", &Mt19937::next32)
         .def("next64", &Mt19937::next64)
-        .def("shuffle", &shuffle_array, py::arg("values"))
-        .def(
-            "skip_shuffle",
-            [](Mt19937& generator, std::uint64_t size) { skip_shuffle(size, generator); },
-            py::arg("size"), py::call_guard<py::gil_scoped_release>())
+        .def("shuffle", &shuffle_array, py::arg("values"), py::arg("stop") = 1)
+        .def("skip_shuffle", &skip, py::arg("size"), py::arg("stop") = 1)
         .def("draw", &draw_array, py::arg("first"), py::arg("count"));
+    module.def("gather", &gather_array, py::arg("values"), py::arg("positions"), py::arg("out"));
 }
 
 }  // namespace distcache::bindings

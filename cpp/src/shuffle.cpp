@@ -54,9 +54,12 @@ struct Block {
     std::size_t count = 0;
     std::array<Draw, block_steps> draws;
 
-    void fill(std::uint64_t step, Mt19937& generator) {
+    // The steps from `step` down to `stop`, as far as they share a mask and fit.
+    void fill(std::uint64_t step, std::uint64_t stop, Mt19937& generator) {
         first = step;
-        count = step == 0 ? 0 : steps_with_one_mask(step, block_steps);
+        count = step < stop ? 0
+                            : steps_with_one_mask(
+                                  step, std::min<std::uint64_t>(block_steps, step - stop + 1));
         if (count == 0) {
             return;
         }
@@ -84,15 +87,14 @@ struct Block {
 
 // Swap one block while the targets of the next are on their way from memory.
 template <class Draw, class T>
-void shuffle_steps(std::uint64_t first, std::uint64_t last, T* values, Mt19937& generator) {
+void shuffle_steps(std::uint64_t first, std::uint64_t stop, T* values, Mt19937& generator) {
     std::array<Block<Draw>, 2> blocks;
-    blocks[0].fill(first, generator);
+    blocks[0].fill(first, stop, generator);
     blocks[0].prefetch(values);
     for (std::size_t turn = 0; blocks[turn].count > 0; turn ^= 1) {
         const auto& current = blocks[turn];
         auto& next = blocks[turn ^ 1];
-        const std::uint64_t step = current.first - current.count;
-        next.fill(step > last ? step : 0, generator);
+        next.fill(current.first - current.count, stop, generator);
         next.prefetch(values);
         current.swap(values);
     }
@@ -101,27 +103,42 @@ void shuffle_steps(std::uint64_t first, std::uint64_t last, T* values, Mt19937& 
 }  // namespace
 
 template <class T>
-void shuffle(std::span<T> values, Mt19937& generator) {
+void shuffle(std::span<T> values, std::uint64_t stop, Mt19937& generator) {
     if (values.size() < 2) {
         return;
     }
     std::uint64_t first = values.size() - 1;
     if (first > narrow_max) {
-        shuffle_steps<std::uint64_t>(first, narrow_max, values.data(), generator);
+        const std::uint64_t wide_stop = std::max(stop, narrow_max + 1);
+        shuffle_steps<std::uint64_t>(first, wide_stop, values.data(), generator);
         first = narrow_max;
     }
-    shuffle_steps<std::uint32_t>(first, 0, values.data(), generator);
+    shuffle_steps<std::uint32_t>(first, stop, values.data(), generator);
 }
 
-void skip_shuffle(std::uint64_t size, Mt19937& generator) {
+void skip_shuffle(std::uint64_t size, std::uint64_t stop, Mt19937& generator) {
     Block<std::uint32_t> narrow;
     Block<std::uint64_t> wide;
     std::uint64_t step = size < 2 ? 0 : size - 1;
-    for (; step > narrow_max; step -= wide.count) {
-        wide.fill(step, generator);
+    for (; step > narrow_max && step >= stop; step -= wide.count) {
+        wide.fill(step, std::max(stop, narrow_max + 1), generator);
     }
-    for (; step > 0; step -= narrow.count) {
-        narrow.fill(step, generator);
+    for (; step >= stop; step -= narrow.count) {
+        narrow.fill(step, stop, generator);
+    }
+}
+
+template <class Position>
+void gather(std::span<const std::int64_t> values, std::span<const Position> positions,
+            std::span<std::int64_t> out) {
+    constexpr std::size_t ahead = 64;  // positions between a prefetch and its use
+    const auto at = [&](std::size_t i) { return static_cast<std::size_t>(positions[i]); };
+    const std::size_t size = positions.size();
+    for (std::size_t i = 0; i < size; ++i) {
+        if (i + ahead < size) {
+            __builtin_prefetch(values.data() + at(i + ahead));
+        }
+        out[i] = values[at(i)];
     }
 }
 
@@ -138,8 +155,12 @@ void draw(std::uint64_t first, std::span<std::uint64_t> draws, Mt19937& generato
     }
 }
 
-template void shuffle(std::span<std::int32_t>, Mt19937&);
-template void shuffle(std::span<std::uint32_t>, Mt19937&);
-template void shuffle(std::span<std::int64_t>, Mt19937&);
+template void gather(std::span<const std::int64_t>, std::span<const std::int32_t>,
+                     std::span<std::int64_t>);
+template void gather(std::span<const std::int64_t>, std::span<const std::int64_t>,
+                     std::span<std::int64_t>);
+template void shuffle(std::span<std::int32_t>, std::uint64_t, Mt19937&);
+template void shuffle(std::span<std::uint32_t>, std::uint64_t, Mt19937&);
+template void shuffle(std::span<std::int64_t>, std::uint64_t, Mt19937&);
 
 }  // namespace distcache

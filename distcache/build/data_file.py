@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Final
 
@@ -17,7 +18,7 @@ from distcache.plan.layout import ArrayPlace
 
 __all__ = ["ArrayWriter", "DataFile", "read_digest"]
 
-READ_SIZE: Final = 16 * LEAF_SIZE
+READ_SIZE: Final = LEAF_SIZE  # stays in a core's cache between reading and digesting
 
 
 class DataFile:
@@ -57,19 +58,27 @@ class DataFile:
             while done < flat.size:
                 done += os.pwrite(self._descriptor, flat[done:].data, offset + done)
 
-    def read(self, begin: int, end: int) -> NDArray[np.uint8]:
-        """Return bytes [begin, end); a file that is shorter is an error."""
-        data = np.empty(end - begin, np.uint8)
-        done = 0
-        while done < data.size:
-            count = os.preadv(self._descriptor, [data[done:].data], begin + done)
-            if count == 0:
-                raise DistcacheError(
-                    f"the unfinished file ends at byte {begin + done}, before {end}: another "
-                    "process has cut it; run again"
-                )
-            done += count
-        return data
+    def pieces(self, begin: int, end: int) -> Iterator[NDArray[np.uint8]]:
+        """Yield bytes [begin, end) in pieces of `READ_SIZE`, all in the same small buffer.
+
+        Raises
+        ------
+        DistcacheError
+            If the file is shorter.
+        """
+        buffer = np.empty(min(READ_SIZE, end - begin), np.uint8)
+        for offset in range(begin, end, READ_SIZE):
+            piece = buffer[: end - offset]
+            done = 0
+            while done < piece.size:
+                count = os.preadv(self._descriptor, [piece[done:].data], offset + done)
+                if count == 0:
+                    raise DistcacheError(
+                        f"{self._path}: ends at byte {offset + done}, before {end}: another "
+                        "process has cut it; run again"
+                    )
+                done += count
+            yield piece
 
     def truncate(self, size: int) -> None:
         """Set the file's length in bytes."""
@@ -77,7 +86,7 @@ class DataFile:
 
 
 class ArrayWriter:
-    """Writes an array piece by piece from its start, and keeps its leaf digests.
+    """Writes an array, or a slice of one, piece by piece, and keeps its leaf digests.
 
     Parameters
     ----------
@@ -85,33 +94,38 @@ class ArrayWriter:
         Where to write.
     place : ArrayPlace
         Of the array.
+    begin : int
+        Where in the array the slice starts, in bytes; a multiple of `LEAF_SIZE`.
     """
 
-    def __init__(self, file: DataFile, place: ArrayPlace) -> None:
+    def __init__(self, file: DataFile, place: ArrayPlace, begin: int = 0) -> None:
         self._file = file
         self._place = place
-        self._done = 0
+        self._next = begin
         self._leaves: list[NDArray[np.uint64]] = []
 
     def append(self, piece: NDArray[Any]) -> None:
         """Write the next piece; all but the last are multiples of `LEAF_SIZE` bytes."""
-        assert self._done % LEAF_SIZE == 0, "only the last piece may end within a leaf"
+        if not piece.size:
+            return
+        assert self._next % LEAF_SIZE == 0, "only the last piece may end within a leaf"
         flat = piece.reshape(-1).view(np.uint8)
-        self._file.write(self._place.offset + self._done, flat)
+        self._file.write(self._place.offset + self._next, flat)
         self._leaves.append(leaves_of(flat))
-        self._done += flat.size
+        self._next += flat.size
+
+    def leaves(self) -> NDArray[np.uint64]:
+        """Return the leaf digests of what was written."""
+        return np.concatenate([np.empty(0, np.uint64), *self._leaves])
 
     def finish(self) -> str:
         """Return the digest of the whole array."""
-        assert self._done == self._place.nbytes, f"{self._place.name} is not written whole"
-        return array_digest(np.concatenate([*self._leaves, np.empty(0, np.uint64)]))
+        assert self._next == self._place.nbytes, f"{self._place.name} is not written whole"
+        return array_digest(self.leaves())
 
 
 def read_digest(file: DataFile, place: ArrayPlace) -> str:
     """Return the digest of an array as it stands in the file."""
-    end = place.offset + place.nbytes
-    leaves = [
-        leaves_of(file.read(begin, min(begin + READ_SIZE, end)))
-        for begin in range(place.offset, end, READ_SIZE)
-    ]
+    pieces = file.pieces(place.offset, place.offset + place.nbytes)
+    leaves = [leaves_of(piece) for piece in pieces]
     return array_digest(np.concatenate([*leaves, np.empty(0, np.uint64)]))

@@ -24,7 +24,7 @@ Value = TypeVar("Value")
 PATIENCE: Final = 3600.0  # seconds that a rank waits for the others before it ends the job
 PIECE: Final = 1 << 30  # bytes of one message: MPI counts are 32-bit before version 4
 SHORTEST_SLEEP: Final = 2e-5
-LONGEST_SLEEP: Final = 1e-2
+LONGEST_SLEEP: Final = 1e-3  # a core is hardly used, and a step hardly delayed
 
 
 class MpiCommunicator:
@@ -70,16 +70,19 @@ class MpiCommunicator:
             for message in sends
             for piece in _pieces(message.data)
         ]
-        self._wait(requests, what)
+        # Large messages through shared memory only move while their ranks look at them.
+        self._wait(requests, what, longest_sleep=0.0)
 
     def abort(self, exit_code: int) -> NoReturn:
         """End all ranks at once. Not collective."""
         self._world.Abort(exit_code)
         raise SystemExit(exit_code)
 
-    def _wait(self, requests: list[MPI.Request], what: str) -> None:
+    def _wait(
+        self, requests: list[MPI.Request], what: str, longest_sleep: float = LONGEST_SLEEP
+    ) -> None:
         end = time.monotonic() + PATIENCE
-        pause = SHORTEST_SLEEP
+        pause = min(SHORTEST_SLEEP, longest_sleep)
         while not MPI.Request.Testall(requests):
             if time.monotonic() > end:
                 raise DistcacheError(
@@ -87,7 +90,7 @@ class MpiCommunicator:
                     "for a rank that is stopped or a filesystem that hangs, then run again"
                 )
             time.sleep(pause)
-            pause = min(2 * pause, LONGEST_SLEEP)
+            pause = min(2 * pause, longest_sleep)
 
 
 def _pieces(data: NDArray[Any]) -> list[NDArray[np.uint8]]:

@@ -60,7 +60,10 @@ def digest_blocks(job: Job) -> list[int]:
     tables_begin = job.layout.tables_begin
 
     def digest(block: int, file: DataFile) -> int:
-        return xxhash.xxh3_64_intdigest(file.read(*block_range(block, tables_begin)).data)
+        found = xxhash.xxh3_64()
+        for piece in file.pieces(*block_range(block, tables_begin)):
+            found.update(piece.data)
+        return found.intdigest()
 
     blocks = range(blocks_in(tables_begin))
     costs = [end - begin for begin, end in (block_range(block, tables_begin) for block in blocks)]

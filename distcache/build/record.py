@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import resource
 import socket
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +14,7 @@ import numpy as np
 from distcache import __version__
 from distcache.cache.publish import write_whole
 
-__all__ = ["BuildRecord", "RankRecord", "rank_record", "record_path", "write_record"]
+__all__ = ["BuildRecord", "RankRecord", "peak_memory", "rank_record", "record_path", "write_record"]
 
 
 class RankRecord(msgspec.Struct, frozen=True):
@@ -59,9 +58,19 @@ class BuildRecord(msgspec.Struct, frozen=True):
 
 def rank_record(rank: int, seconds: dict[str, float], predicted_memory: int) -> RankRecord:
     """Return this rank's part of the record."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     rounded = {phase: round(taken, 4) for phase, taken in seconds.items()}
-    return RankRecord(rank, socket.gethostname(), rounded, peak, predicted_memory)
+    return RankRecord(rank, socket.gethostname(), rounded, peak_memory(), predicted_memory)
+
+
+def peak_memory() -> int:
+    """Return the most memory that this process has held, in bytes.
+
+    Not ``ru_maxrss``: a process inherits that from the one that started it.
+    """
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def record_path(final: Path) -> Path:

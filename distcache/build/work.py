@@ -14,7 +14,8 @@ from distcache.build.job import Digests, Job
 from distcache.build.journal import Journal, Record
 from distcache.build.sections import build_section
 from distcache.build.split_section import SplitSection
-from distcache.plan.assignment import Assignment, SplitUnit
+from distcache.plan.assignment import Assignment, SplitUnit, workers_of
+from distcache.plan.layout import Unit
 from distcache.plan.model import SectionPlan
 
 __all__ = ["build_items"]
@@ -84,18 +85,20 @@ def _build_local(job: Job, assignment: Assignment, file: DataFile, journal: Jour
     stop = threading.Event()
     lock = threading.Lock()
 
-    def build_unit(unit: int) -> None:
-        for item in job.layout.units[unit].items:
+    def build_unit(entry: Unit) -> None:
+        for item in entry.items:
             if stop.is_set() or item in job.digests:
                 continue
-            found = _build_item(job, item, file)
+            found = _build_item(job, item, file, workers_of(entry.splittable, threads))
             with lock:
                 digests[item] = found
                 journal.append(Record(item, found))
             job.watch.advance(job.bytes_of(item))
 
-    with ThreadPoolExecutor(assignment.threads) as pool:
-        tasks = [pool.submit(build_unit, unit) for unit in assignment.local[job.communicator.rank]]
+    threads = assignment.threads
+    with ThreadPoolExecutor(threads) as pool:
+        units = [job.layout.units[unit] for unit in assignment.local[job.communicator.rank]]
+        tasks = [pool.submit(build_unit, unit) for unit in units]
         try:
             wait(tasks, return_when=FIRST_EXCEPTION)
         finally:
@@ -107,10 +110,10 @@ def _build_local(job: Job, assignment: Assignment, file: DataFile, journal: Jour
     return digests
 
 
-def _build_item(job: Job, item: int, file: DataFile) -> dict[str, str]:
+def _build_item(job: Job, item: int, file: DataFile, workers: int) -> dict[str, str]:
     entry, places = job.plan.items[item], job.places(item)
     if item in job.adopted:
         return adopt(job.adopted[item], places, file)
     if isinstance(entry, SectionPlan):
-        return build_section(entry, job.corpus(entry).idx, places, file)
+        return build_section(entry, job.corpus(entry).idx, places, file, workers)
     return build_blend(entry, places, file)

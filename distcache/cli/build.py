@@ -10,6 +10,7 @@ import typer
 
 from distcache.build.agreement import from_rank_0
 from distcache.build.communicator import SerialCommunicator, connect
+from distcache.build.cores import share_of_cores
 from distcache.build.prepare import make_plan_together
 from distcache.build.progress import Silent
 from distcache.build.run import Options, build
@@ -201,7 +202,10 @@ def build_command(
         list[Path] | None,
         typer.Option(help="Another cache, whose sections with equal keys are taken over."),
     ] = None,
-    threads: ThreadsOption = 1,
+    threads: Annotated[
+        int,
+        typer.Option("--threads", min=0, help="Of each rank; 0: its share of the cores it has."),
+    ] = 0,
     memory_limit: LimitOption = None,
     log_format: Annotated[
         LogFormat, typer.Option("--log-format", help="Progress on standard error.")
@@ -222,6 +226,7 @@ def build_command(
     if name is not None and (not name or "/" in name or name.startswith(".")):
         raise ConfigError(f"--name {name!r}: expected a file name without directories")
     communicator = connect()
+    threads = threads or share_of_cores(communicator)
     options = Options(threads, parse_size(memory_limit), tuple(reuse or ()))
     progress = make_progress(log_format if communicator.rank == 0 else LogFormat.none)
     settings = from_rank_0(

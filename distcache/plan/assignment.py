@@ -12,8 +12,18 @@ from distcache.errors import NoSpace
 from distcache.plan.balance import balance
 from distcache.plan.layout import Layout, Unit
 from distcache.plan.model import BlendPlan, SectionPlan
+from distcache.plan.slices import lower_type, middle_of
 
-__all__ = ["BASE_MEMORY", "CHUNK_BYTES", "Assignment", "SplitUnit", "assign"]
+__all__ = [
+    "BASE_MEMORY",
+    "CHUNK_BYTES",
+    "ENTRY_BYTES",
+    "Assignment",
+    "SplitUnit",
+    "assign",
+    "stream_step",
+    "workers_of",
+]
 
 # Measured nanoseconds on one core of an AMD EPYC 9005; only their ratios matter.
 SHUFFLE_COST: Final = 5.0
@@ -29,6 +39,10 @@ CHUNK_BYTES: Final = 8 << 20
 # A document and its length, while a document index is made.
 ENTRY_BYTES: Final = 8
 
+# Entries on their way to all ranks at a time, and the least to one: a stripe of documents.
+STREAM_STEP: Final = 1 << 21
+LEAST_STEP: Final = 1 << 18
+
 
 class SplitUnit(msgspec.Struct, frozen=True):
     """A large section that all ranks build together.
@@ -37,14 +51,14 @@ class SplitUnit(msgspec.Struct, frozen=True):
     ----------
     unit : int
         Index into `Layout.units`.
-    documents_rank : int
-        The rank that shuffles the documents, all or all but the last epoch's.
+    upper_rank : int
+        The rank that shuffles the upper part of the documents.
     rest_rank : int
         The rank that shuffles what the generator does after that.
     """
 
     unit: int
-    documents_rank: int
+    upper_rank: int
     rest_rank: int
 
 
@@ -68,6 +82,16 @@ class Assignment(msgspec.Struct, frozen=True):
     local: tuple[tuple[int, ...], ...]
     threads: int
     memory: tuple[int, ...]
+
+
+def workers_of(splittable: bool, threads: int) -> int:
+    """Return the threads that build one unit: a large section alone is worth two."""
+    return 2 if splittable and threads > 1 else 1
+
+
+def stream_step(ranks: int) -> int:
+    """Return the entries that each rank takes at a time of a section that is split."""
+    return max(STREAM_STEP // ranks // LEAST_STEP, 1) * LEAST_STEP
 
 
 def assign(
@@ -132,7 +156,11 @@ class _UnitSize:
     def __init__(self, unit: Unit, items: Sequence[SectionPlan | BlendPlan]) -> None:
         self.members = [items[index] for index in unit.items]
         self.cost = sum(map(_cost, self.members))
-        self.memory = max(map(_memory_whole, self.members))
+        self._splittable = unit.splittable
+
+    def memory(self, threads: int) -> int:
+        workers = workers_of(self._splittable, threads)
+        return max(_memory_whole(member, workers) for member in self.members)
 
     @property
     def section(self) -> SectionPlan:
@@ -154,10 +182,13 @@ def _cost(item: SectionPlan | BlendPlan) -> float:
     return shuffled + EMIT_COST * item.documents + written
 
 
-def _memory_whole(item: SectionPlan | BlendPlan) -> int:
+def _memory_whole(item: SectionPlan | BlendPlan, workers: int) -> int:
     if isinstance(item, BlendPlan):
         return 2 * CHUNK_BYTES
-    return max(ENTRY_BYTES * item.documents, _nbytes(item, "shuffle_index")) + 3 * CHUNK_BYTES
+    middle = middle_of(item, workers)
+    lower = lower_type(middle).itemsize * middle
+    entries = ENTRY_BYTES * item.documents
+    return entries + lower + _nbytes(item, "shuffle_index") + 4 * CHUNK_BYTES
 
 
 def _choose_split(
@@ -175,7 +206,7 @@ def _choose_split(
         and layout.units[unit].splittable
         and (
             sizes[unit].cost > total / (2 * ranks)
-            or (memory_limit is not None and BASE_MEMORY + sizes[unit].memory > memory_limit)
+            or (memory_limit is not None and BASE_MEMORY + sizes[unit].memory(1) > memory_limit)
         )
     ]
 
@@ -199,7 +230,7 @@ def _loads(
         longest = 0.0
         for entry in wave:
             section = sizes[entry.unit].section
-            longest = max(longest, SHUFFLE_COST * section.first_documents)
+            longest = max(longest, SHUFFLE_COST * section.documents / 2)
             shared = EMIT_COST * section.documents / ranks
             loads = [load + shared for load in loads]
         # All ranks meet when the wave's last shuffle is done.
@@ -215,21 +246,22 @@ def _memory(
     ranks: int,
     threads: int,
 ) -> int:
-    alone = sorted((sizes[unit].memory for unit in local[rank]), reverse=True)
+    alone = sorted((sizes[unit].memory(threads) for unit in local[rank]), reverse=True)
     peaks = [sum(alone[:threads])]
     for wave in waves:
-        held = 0
-        slices = 0
+        held = slices = 0
         for entry in wave:
             section = sizes[entry.unit].section
-            documents = ENTRY_BYTES * section.first_documents
-            rest = ENTRY_BYTES * section.documents - documents
-            if rank == entry.documents_rank:
-                held += documents
+            middle = middle_of(section, workers=2)
+            lower = lower_type(middle).itemsize * middle
+            upper = ENTRY_BYTES * section.first_documents
+            if rank == entry.upper_rank:
+                held += upper + lower
             if rank == entry.rest_rank:
-                held += rest + _nbytes(section, "shuffle_index")
-            # Its entries, then the documents of them, and its rows with what edges bring.
-            own = (ENTRY_BYTES + 4) * section.documents + 2 * _nbytes(section, "sample_index")
-            slices = max(slices, own // ranks)
+                last = ENTRY_BYTES * section.documents - upper
+                held += lower + last + _nbytes(section, "shuffle_index")
+            # A step's entries and documents, and its rows once more for what edges bring.
+            rows = 2 * _nbytes(section, "sample_index") // ranks
+            slices = max(slices, 2 * ENTRY_BYTES * stream_step(ranks) + rows)
         peaks.append(held + slices)
     return BASE_MEMORY + max(peaks)

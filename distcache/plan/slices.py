@@ -1,15 +1,16 @@
-"""Which rows of a sample index a rank emits, and which of them another rank writes."""
+"""How a section is cut: which worker shuffles what, who cuts which rows, who writes them."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
+import numpy as np
 
-from distcache.plan.model import SectionPlan
+from distcache.plan.model import NARROW, SectionPlan
 
-__all__ = ["Edge", "edges", "overlaps", "row_bounds"]
+__all__ = ["Edge", "edges", "lower_type", "middle_of", "overlaps", "row_bounds", "windows"]
 
 
 class Edge(msgspec.Struct, frozen=True):
@@ -19,6 +20,22 @@ class Edge(msgspec.Struct, frozen=True):
     owner: int
     begin: int
     end: int
+
+
+def middle_of(section: SectionPlan, workers: int) -> int:
+    """Return the position below which the second of two workers shuffles; 0 if there is one.
+
+    The second also shuffles the last epoch and the samples, so that both have as many steps.
+    """
+    if workers < 2:
+        return 0
+    steps = section.documents + section.shuffled_samples
+    return max(section.first_documents - steps // 2, 0)
+
+
+def lower_type(middle: int) -> np.dtype[np.int32] | np.dtype[np.int64]:
+    """Return the dtype of positions below a middle."""
+    return np.dtype(np.int32) if middle <= NARROW else np.dtype(np.int64)
 
 
 def row_bounds(firsts: Sequence[int], section: SectionPlan) -> list[int]:
@@ -66,6 +83,26 @@ def overlaps(bounds: Sequence[int], begin: int, end: int) -> list[tuple[int, int
         for rank, (first, last) in enumerate(itertools.pairwise(bounds))
     )
     return [(rank, first, last) for rank, first, last in parts if first < last]
+
+
+def windows(bounds: Sequence[int], step: int) -> Iterator[list[tuple[int, int]]]:
+    """Yield the part of its slice that each rank takes in one step after the other.
+
+    Parameters
+    ----------
+    bounds : sequence of int, length ranks + 1
+        Rank r has [bounds[r], bounds[r + 1]).
+    step : int
+        The most that a rank takes at a time.
+
+    Yields
+    ------
+    list of (int, int)
+        Begin and end for each rank; nothing for those that have taken their slice.
+    """
+    slices = list(itertools.pairwise(bounds))
+    for taken in range(0, max(end - begin for begin, end in slices), step):
+        yield [(min(begin + taken, end), min(begin + taken + step, end)) for begin, end in slices]
 
 
 def edges(bounds: Sequence[int], stripe: int) -> list[Edge]:

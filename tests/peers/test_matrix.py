@@ -37,9 +37,7 @@ def verdicts() -> Iterator[list[str]]:
 
 
 @pytest.mark.parametrize("number", MATRIX)
-def test_matrix(
-    number: int, corpora: dict[str, str], tmp_path: Path, verdicts: list[str]
-) -> None:
+def test_matrix(number: int, corpora: dict[str, str], tmp_path: Path, verdicts: list[str]) -> None:
     """What Megatron builds, distcache exports to the byte; what it refuses, Megatron fails at."""
     config = config_from_mapping(configuration(number, corpora))
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"

@@ -11,19 +11,33 @@ namespace distcache {
 /// position down to 1, swap value i with value j(i), where j(i) is drawn from [0, i] by masking
 /// words of the generator and rejecting those above i. Steps above 2^32 - 1 draw 64-bit words.
 
-/// Shuffle in place, leaving `generator` where NumPy's would be.
-template <class T>
-void shuffle(std::span<T> values, Mt19937& generator);
+/// A shuffle can be cut in two: the steps down to `stop`, then a shuffle of the first `stop`
+/// values. The second half is a permutation that does not depend on the values, so that it can be
+/// computed at the same time, by a generator that has skipped the first, on positions.
 
-/// Move `generator` past the draws that shuffling `size` values takes, without the values.
-void skip_shuffle(std::uint64_t size, Mt19937& generator);
+/// Shuffle in place: the steps from the last position down to `stop`, which is at least 1. Leaves
+/// `generator` where NumPy's would be.
+template <class T>
+void shuffle(std::span<T> values, std::uint64_t stop, Mt19937& generator);
+
+/// Move `generator` past the draws of those steps for `size` values, without the values.
+void skip_shuffle(std::uint64_t size, std::uint64_t stop, Mt19937& generator);
 
 /// The draws j(first), j(first - 1), ... of `draws.size()` consecutive steps.
 /// Requires draws.size() <= first.
 void draw(std::uint64_t first, std::span<std::uint64_t> draws, Mt19937& generator);
 
-extern template void shuffle(std::span<std::int32_t>, Mt19937&);
-extern template void shuffle(std::span<std::uint32_t>, Mt19937&);
-extern template void shuffle(std::span<std::int64_t>, Mt19937&);
+/// out[i] = values[positions[i]]; requires every position to lie within the values.
+template <class Position>
+void gather(std::span<const std::int64_t> values, std::span<const Position> positions,
+            std::span<std::int64_t> out);
+
+extern template void gather(std::span<const std::int64_t>, std::span<const std::int32_t>,
+                            std::span<std::int64_t>);
+extern template void gather(std::span<const std::int64_t>, std::span<const std::int64_t>,
+                            std::span<std::int64_t>);
+extern template void shuffle(std::span<std::int32_t>, std::uint64_t, Mt19937&);
+extern template void shuffle(std::span<std::uint32_t>, std::uint64_t, Mt19937&);
+extern template void shuffle(std::span<std::int64_t>, std::uint64_t, Mt19937&);
 
 }  // namespace distcache

@@ -1,0 +1,25 @@
+"""How many threads a rank should use, where nobody says."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Final
+
+from distcache.build.communicator import Communicator
+
+__all__ = ["share_of_cores"]
+
+MOST: Final = 8  # each thread may hold a section of its own
+
+
+def share_of_cores(communicator: Communicator) -> int:
+    """Return this rank's share of the cores that it may run on, from 1 to 8. Collective.
+
+    Ranks that the launcher has bound to cores of their own share them with nobody.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    mine = (socket.gethostname(), cores)
+    everyone = communicator.gather_all(mine, tuple[str, list[int]], "cores of the ranks")
+    sharing = sum((host, own) == mine for host, own in everyone)
+    return max(min(len(cores) // sharing, MOST), 1)

@@ -1,0 +1,198 @@
+"""The document index while it is made: every document with its length, shuffled by two workers.
+
+Megatron-Core's ``GPTDataset`` draws from one generator per section: it shuffles the documents of
+all epochs (or of all but the last, and then the last), then the samples in the same way. A shuffle
+goes from the last position down. Its steps above a middle are one worker's; what is left is a
+shuffle of the positions below the middle, which another worker computes at the same time from a
+generator that has skipped the draws of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.corpus import Idx
+from distcache.kernels import Mt19937, gather
+from distcache.plan.model import SectionPlan
+from distcache.plan.slices import lower_type
+
+__all__ = [
+    "Entries",
+    "documents_of",
+    "read_across",
+    "shuffle_last",
+    "shuffle_lower",
+    "shuffle_samples",
+    "shuffle_upper",
+    "skip_upper",
+    "tokens_of",
+]
+
+NOTHING: Final = np.empty(0, np.int32)
+
+
+def shuffle_upper(
+    section: SectionPlan, idx: Idx, middle: int, generator: Mt19937
+) -> NDArray[np.int64]:
+    """Shuffle the first part of a document index down to the middle.
+
+    Parameters
+    ----------
+    section : SectionPlan
+        The section.
+    idx : Idx
+        Of its corpus.
+    middle : int
+        From `distcache.plan.slices.middle_of`.
+    generator : Mt19937
+        Fresh; left after the draws.
+
+    Returns
+    -------
+    ndarray of int64, shape (section.first_documents,)
+        Each the document in its lower 32 bits, and its length in tokens in the upper.
+    """
+    entries = _whole_epochs(section, idx, section.first_documents)
+    generator.shuffle(entries, max(middle, 1))
+    return entries
+
+
+def skip_upper(section: SectionPlan, middle: int) -> Mt19937:
+    """Return a generator as `shuffle_upper` leaves its own."""
+    generator = Mt19937(section.seed)
+    generator.skip_shuffle(section.first_documents, max(middle, 1))
+    return generator
+
+
+def shuffle_lower(middle: int, generator: Mt19937) -> NDArray[Any]:
+    """Shuffle the positions below the middle.
+
+    Parameters
+    ----------
+    middle : int
+        As in `shuffle_upper`.
+    generator : Mt19937
+        From `skip_upper`; left after the draws.
+
+    Returns
+    -------
+    ndarray of int32 or int64, shape (middle,)
+        Where `shuffle_upper` has left what is to be there.
+    """
+    positions: NDArray[Any] = np.arange(middle, dtype=lower_type(middle))
+    generator.shuffle(positions)
+    return positions
+
+
+def shuffle_last(section: SectionPlan, idx: Idx, generator: Mt19937) -> NDArray[np.int64]:
+    """Shuffle the last epoch of a document index if it is apart, else return nothing.
+
+    Parameters
+    ----------
+    section : SectionPlan
+        The section.
+    idx : Idx
+        Of its corpus.
+    generator : Mt19937
+        After the draws of the first part; left after those of the last epoch.
+
+    Returns
+    -------
+    ndarray of int64, shape (section.documents - section.first_documents,)
+        As `shuffle_upper`.
+    """
+    entries = _whole_epochs(section, idx, section.documents - section.first_documents)
+    generator.shuffle(entries)
+    return entries
+
+
+def shuffle_samples(section: SectionPlan, generator: Mt19937) -> NDArray[Any]:
+    """Return the shuffle index.
+
+    Parameters
+    ----------
+    section : SectionPlan
+        The section.
+    generator : Mt19937
+        After the draws of all documents.
+
+    Returns
+    -------
+    ndarray of uint32 or int64, shape (section.shuffled_samples,)
+    """
+    samples: NDArray[Any] = np.arange(section.shuffled_samples, dtype=section.shuffle_type)
+    generator.shuffle(samples[: section.first_samples])
+    generator.shuffle(samples[section.first_samples :])
+    return samples
+
+
+class Entries:
+    """A document index of two parts, to be read in order of positions.
+
+    Parameters
+    ----------
+    begin : int
+        The position of the first entry.
+    values : ndarray of int64
+        From `shuffle_upper` or `shuffle_last`.
+    lower : ndarray of int32 or int64
+        From `shuffle_lower`; empty if `values` are in order.
+    """
+
+    def __init__(
+        self, begin: int, values: NDArray[np.int64], lower: NDArray[Any] = NOTHING
+    ) -> None:
+        self.begin = begin
+        self.end = begin + values.size
+        self._values = values
+        self._lower = lower
+
+    def read(self, begin: int, end: int) -> NDArray[np.int64]:
+        """Return the entries of positions [begin, end), a view where they are in order."""
+        begin, end = begin - self.begin, end - self.begin
+        if begin >= self._lower.size:
+            return self._values[begin:end]
+        read = np.empty(end - begin, np.int64)
+        gathered = min(end, self._lower.size) - begin
+        gather(self._values, self._lower[begin : begin + gathered], read[:gathered])
+        read[gathered:] = self._values[begin + gathered : end]
+        return read
+
+    def tokens(self, begin: int, end: int, step: int) -> int:
+        """Return the tokens of positions [begin, end), read in steps."""
+        return sum(
+            tokens_of(self.read(first, min(first + step, end))) for first in range(begin, end, step)
+        )
+
+
+def read_across(parts: Sequence[Entries], begin: int, end: int) -> NDArray[np.int64]:
+    """Return the entries of positions [begin, end), which may lie in several parts."""
+    pieces = [
+        part.read(max(begin, part.begin), min(end, part.end))
+        for part in parts
+        if max(begin, part.begin) < min(end, part.end)
+    ]
+    return pieces[0] if len(pieces) == 1 else np.concatenate([*pieces, NOTHING.astype(np.int64)])
+
+
+def documents_of(entries: NDArray[np.int64]) -> NDArray[np.int32]:
+    """Copy the documents of entries, int32 of the same shape."""
+    return np.ascontiguousarray(entries.view(np.int32)[::2])
+
+
+def tokens_of(entries: NDArray[np.int64]) -> int:
+    """Return the tokens of entries."""
+    return int(entries.view(np.int32)[1::2].sum(dtype=np.int64))
+
+
+def _whole_epochs(section: SectionPlan, idx: Idx, size: int) -> NDArray[np.int64]:
+    entries = np.empty(size, np.int64)
+    if size:
+        epochs = entries.view(np.int32).reshape(-1, section.end - section.begin, 2)
+        epochs[..., 0] = np.arange(section.begin, section.end, dtype=np.int32)
+        epochs[..., 1] = idx.lengths[section.begin : section.end]
+    return entries
