@@ -1,0 +1,129 @@
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <stdexcept>
+#include <vector>
+
+#include "catch.hpp"
+#include "distcache/blend.hpp"
+
+using distcache::Blender;
+
+namespace {
+
+struct Blend {
+    std::vector<std::int16_t> corpora;
+    std::vector<std::int64_t> samples;
+
+    explicit Blend(std::size_t size) : corpora(size), samples(size) {}
+    bool operator==(const Blend&) const = default;
+};
+
+// Look at every corpus in every step.
+Blend slow_blend(const std::vector<double>& weights, std::size_t size,
+                 const std::vector<std::int64_t>& sizes = {}) {
+    Blend blend(size);
+    std::vector<std::int64_t> taken(weights.size());
+    for (std::size_t n = 0; n < size; ++n) {
+        const double step = std::max(static_cast<double>(n), 1.0);
+        std::size_t best = weights.size();
+        double best_error = -INFINITY;
+        for (std::size_t d = 0; d < weights.size(); ++d) {
+            if (!sizes.empty() && taken[d] == sizes[d]) {
+                continue;
+            }
+            const double error = weights[d] * step - static_cast<double>(taken[d]);
+            if (error > best_error) {
+                best = d;
+                best_error = error;
+            }
+        }
+        blend.corpora[n] = static_cast<std::int16_t>(best);
+        blend.samples[n] = taken[best]++;
+    }
+    return blend;
+}
+
+Blend in_pieces(Blender blender, std::size_t size, std::size_t piece) {
+    Blend blend(size);
+    for (std::size_t begin = 0; begin < size; begin += piece) {
+        const std::size_t count = std::min(piece, size - begin);
+        blender.next(std::span(blend.corpora).subspan(begin, count),
+                     std::span(blend.samples).subspan(begin, count));
+    }
+    return blend;
+}
+
+std::vector<double> random_weights(std::mt19937& random, std::size_t count) {
+    std::lognormal_distribution<double> draw(0.0, 2.0);
+    std::vector<double> weights(count);
+    double sum = 0;
+    for (auto& weight : weights) {
+        weight = random() % 5 == 0 ? 1.0 : draw(random);
+        sum += weight;
+    }
+    for (auto& weight : weights) {
+        weight /= sum;
+    }
+    return weights;
+}
+
+}  // namespace
+
+TEST_CASE("a blend by weight is the greedy one, in pieces of any size") {
+    std::mt19937 random(2);
+    for (const std::size_t count : {1u, 2u, 3u, 7u, 16u, 17u, 64u, 65u, 200u, 900u}) {
+        const auto weights = random_weights(random, count);
+        const auto expected = slow_blend(weights, 3000);
+        REQUIRE(in_pieces(Blender(weights), 3000, 3000) == expected);
+        REQUIRE(in_pieces(Blender(weights), 3000, 1 + random() % 300) == expected);
+    }
+}
+
+TEST_CASE("equal weights tie, and the lowest corpus goes first") {
+    for (const std::size_t count : {2u, 5u, 64u, 300u}) {
+        const std::vector<double> weights(count, 1.0 / static_cast<double>(count));
+        REQUIRE(in_pieces(Blender(weights), 2000, 700) == slow_blend(weights, 2000));
+    }
+}
+
+TEST_CASE("an exhaustive blend takes every corpus as often as it has samples") {
+    std::mt19937 random(3);
+    for (const std::size_t count : {1u, 2u, 9u, 65u, 300u}) {
+        std::vector<std::int64_t> sizes(count);
+        std::int64_t total = 0;
+        for (auto& size : sizes) {
+            size = static_cast<std::int64_t>(random() % 40);
+            total += size;
+        }
+        std::vector<double> weights(count);
+        std::transform(sizes.begin(), sizes.end(), weights.begin(), [&](std::int64_t size) {
+            return static_cast<double>(size) / static_cast<double>(total);
+        });
+        const auto expected = slow_blend(weights, static_cast<std::size_t>(total), sizes);
+        const auto blender = Blender::exhaustive(sizes);
+        REQUIRE(in_pieces(blender, static_cast<std::size_t>(total), 113) == expected);
+    }
+}
+
+TEST_CASE("skipping counts without writing") {
+    std::mt19937 random(4);
+    const auto weights = random_weights(random, 150);
+    Blender written(weights);
+    Blender skipped(weights);
+    Blend all(5000);
+    written.next(all.corpora, all.samples);
+    skipped.skip(4321);
+    Blend rest(5000 - 4321);
+    skipped.next(rest.corpora, rest.samples);
+    REQUIRE(std::equal(rest.corpora.begin(), rest.corpora.end(), all.corpora.begin() + 4321));
+    REQUIRE(skipped.taken() == written.taken());
+}
+
+TEST_CASE("an exhaustive blend cannot be asked for more than there is") {
+    const std::vector<std::int64_t> sizes{2, 3};
+    auto blender = Blender::exhaustive(sizes);
+    blender.skip(4);
+    REQUIRE_NOTHROW(blender.require_steps(1));
+    REQUIRE_THROWS_AS(blender.require_steps(2), std::out_of_range);
+}

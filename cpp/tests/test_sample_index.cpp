@@ -1,0 +1,116 @@
+#include <random>
+#include <vector>
+
+#include "catch.hpp"
+#include "distcache/sample_index.hpp"
+
+using namespace distcache;
+
+namespace {
+
+std::vector<std::int64_t> entries_with(const std::vector<std::int64_t>& lengths) {
+    std::vector<std::int64_t> entries;
+    for (const std::int64_t length : lengths) {
+        entries.push_back((length << Entry::length_shift) |
+                          static_cast<std::int64_t>(entries.size()));
+    }
+    return entries;
+}
+
+// One token after the other: boundary s is where token s * L - 1 + extra lies, plus one token
+// without an extra one.
+std::vector<std::int64_t> slow_rows(const std::vector<std::int64_t>& lengths, SampleShape shape) {
+    std::vector<std::int64_t> rows;
+    std::int64_t token = 0;
+    std::int64_t sample = 1;
+    for (std::size_t i = 0; i < lengths.size(); ++i) {
+        for (std::int64_t offset = 0; offset < lengths[i]; ++offset, ++token) {
+            if (token == shape.token_of(sample)) {
+                rows.push_back(static_cast<std::int64_t>(i));
+                rows.push_back(offset + 1 - shape.extra_token);
+                ++sample;
+            }
+        }
+    }
+    return rows;
+}
+
+std::vector<std::int64_t> random_lengths(std::mt19937& random, std::size_t size) {
+    std::vector<std::int64_t> lengths(size);
+    for (auto& length : lengths) {
+        const auto kind = random() % 8;
+        length = static_cast<std::int64_t>(kind == 0   ? 0
+                                           : kind == 1 ? random() % 300
+                                                       : random() % 9);
+    }
+    return lengths;
+}
+
+template <class T>
+std::vector<std::int64_t> rows_in_slices(const std::vector<std::int64_t>& entries,
+                                         SampleShape shape, std::size_t slice, std::size_t room) {
+    std::vector<std::int64_t> rows;
+    Cursor cursor{0, 0, 1};
+    std::vector<T> pairs(2 * room);
+    for (std::size_t begin = 0; begin < entries.size(); begin += slice) {
+        const auto part =
+            std::span(entries).subspan(begin, std::min(slice, entries.size() - begin));
+        const auto end = static_cast<std::int64_t>(begin + part.size());
+        while (cursor.position < end) {
+            const auto count = emit_boundaries(part, static_cast<std::int64_t>(begin), shape,
+                                               cursor, std::span(pairs));
+            rows.insert(rows.end(), pairs.begin(), pairs.begin() + 2 * count);
+        }
+    }
+    return rows;
+}
+
+}  // namespace
+
+TEST_CASE("boundaries are those of counting tokens, in any slices and with any room") {
+    std::mt19937 random(1);
+    for (int round = 0; round < 60; ++round) {
+        const auto lengths = random_lengths(random, random() % 90);
+        const auto entries = entries_with(lengths);
+        for (const std::int64_t length : {1, 2, 7, 64}) {
+            for (const std::int64_t extra : {0, 1}) {
+                const SampleShape shape{length, extra};
+                const auto expected = slow_rows(lengths, shape);
+                const std::size_t slice = 1 + random() % 40;
+                const std::size_t room = 1 + random() % 20;
+                REQUIRE(rows_in_slices<std::int64_t>(entries, shape, slice, room) == expected);
+                REQUIRE(rows_in_slices<std::int32_t>(entries, shape, slice, room) == expected);
+            }
+        }
+    }
+}
+
+TEST_CASE("positions and tokens beyond 2^32 are kept whole") {
+    const std::int64_t begin = (std::int64_t{1} << 32) + 5;
+    const std::int64_t token = (std::int64_t{1} << 40) + 1;
+    const std::vector<std::int64_t> lengths{10, 0, 2147483647, 3};
+    const SampleShape shape{1 << 30, 1};
+    const std::int64_t sample = token / shape.sequence_length + 1;
+    Cursor cursor{begin, token, sample};
+    std::vector<std::int64_t> pairs(20);
+    const auto count = emit_boundaries(std::span<const std::int64_t>(entries_with(lengths)), begin,
+                                       shape, cursor, std::span(pairs));
+    REQUIRE(count == 2);
+    REQUIRE(pairs[0] == begin + 2);
+    REQUIRE(pairs[1] == (std::int64_t{1} << 30) - 11);
+    REQUIRE(pairs[2] == begin + 2);
+    REQUIRE(pairs[3] == (std::int64_t{1} << 31) - 11);
+    REQUIRE(cursor.position == begin + 4);
+    REQUIRE(cursor.token == token + 10 + 2147483647 + 3);
+    REQUIRE(cursor.sample == sample + 2);
+}
+
+TEST_CASE("without room nothing moves past the next boundary") {
+    const auto entries = entries_with({5, 5});
+    Cursor cursor{0, 0, 1};
+    std::vector<std::int64_t> none;
+    REQUIRE(emit_boundaries(std::span<const std::int64_t>(entries), 0, SampleShape{4, 1}, cursor,
+                            std::span(none)) == 0);
+    REQUIRE(cursor.position == 0);
+    REQUIRE(cursor.sample == 1);
+}
