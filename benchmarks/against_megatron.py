@@ -30,7 +30,7 @@ MEAN_TOKENS = 600
 
 
 def cases(prefix: str, documents: int) -> dict[str, dict[str, Any]]:
-    """Return the configurations: one epoch, and as many samples as half the documents (4 epochs)."""
+    """Return the configurations: one epoch; and a sample for every second document, 4 epochs."""
     common = {
         "sequence_length": SEQUENCE_LENGTH,
         "seed": 1234,
@@ -123,7 +123,7 @@ def rows(results: dict[str, dict[str, dict[str, float]]]) -> Iterator[str]:
                 ("memory", "GiB", 2**30),
             ):
                 cells.append(f"{found[figure] / scale:.2f} {unit}")
-                cells.append(f"{base[figure] / found[figure]:.1f}×")
+                cells.append(f"{base[figure] / found[figure]:.1f}x")
             yield f"| {' | '.join(cells)} |"
 
 

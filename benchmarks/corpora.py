@@ -1,4 +1,4 @@
-"""Generated corpora with real `.idx` files and sparse `.bin` files, which index building never reads."""
+"""Generated corpora: real `.idx` files, and sparse `.bin` files, whose tokens nobody reads."""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ import time
 import warnings
 from collections import OrderedDict
 from pathlib import Path
+from typing import ClassVar
 
 warnings.simplefilter("ignore")
 import torch
@@ -26,8 +27,8 @@ class Tokenizer:
     eod = 0
     pad = -1
     vocab_size = None
-    special_tokens_dict: dict[str, int] = {}
-    unique_identifiers = OrderedDict({"class": "NullTokenizer"})
+    special_tokens_dict: ClassVar[dict[str, int]] = {}
+    unique_identifiers: ClassVar[OrderedDict[str, str]] = OrderedDict({"class": "NullTokenizer"})
 
 
 def main() -> None:

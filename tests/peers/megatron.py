@@ -7,7 +7,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -29,7 +29,7 @@ class Tokenizer:
     eod = 0
     pad = -1
     vocab_size = None
-    special_tokens_dict: dict[str, int] = {}
+    special_tokens_dict: ClassVar[dict[str, int]] = {}
 
     def __init__(self, unique_identifiers: dict[str, Any]) -> None:
         self.unique_identifiers = OrderedDict(unique_identifiers)

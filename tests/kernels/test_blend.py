@@ -1,0 +1,67 @@
+"""Blends are the greedy ones, step by step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from distcache.kernels import Blender
+from tests.kernels.truth import exhaustive_blend, weighted_blend
+
+raw_weights = st.lists(
+    st.one_of(st.sampled_from([1.0, 0.5, 1e-9]), st.floats(1e-6, 1e3, allow_nan=False)),
+    min_size=1,
+    max_size=200,
+)
+
+
+def drain(blender: Blender, size: int, piece: int) -> tuple[list[int], list[int]]:
+    """Take steps a piece at a time."""
+    corpora, samples = np.empty(size, np.int16), np.empty(size, np.int64)
+    for begin in range(0, size, piece):
+        blender.next(corpora[begin : begin + piece], samples[begin : begin + piece])
+    return corpora.tolist(), samples.tolist()
+
+
+@given(raw_weights, st.integers(0, 800), st.integers(1, 300))
+def test_by_weight(weights: list[float], size: int, piece: int) -> None:
+    """Also with ties, tiny weights and more corpora than steps."""
+    normalised: NDArray[np.float64] = np.array(weights) / np.sum(weights)
+    assert drain(Blender.by_weight(normalised), size, piece) == weighted_blend(normalised, size)
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=120).filter(any), st.integers(1, 300))
+def test_exhaustive(sizes: list[int], piece: int) -> None:
+    """Every corpus is taken whole, and drops out when it is spent."""
+    array = np.array(sizes, np.int64)
+    blended = drain(Blender.exhaustive(array), int(array.sum()), piece)
+    assert blended == exhaustive_blend(array)
+
+
+@given(raw_weights, st.integers(0, 700), st.integers(0, 300))
+def test_skipping_is_taking_without_writing(weights: list[float], skipped: int, size: int) -> None:
+    """The counts and what follows are equal."""
+    normalised: NDArray[np.float64] = np.array(weights) / np.sum(weights)
+    taken, short = Blender.by_weight(normalised), Blender.by_weight(normalised)
+    corpora, samples = drain(taken, skipped + size, 1000)
+    short.skip(skipped)
+    assert drain(short, size, 1000) == (corpora[skipped:], samples[skipped:])
+    assert short.taken == taken.taken
+
+
+def test_an_exhausted_blend_ends() -> None:
+    """One step more than there are samples is an error."""
+    blender = Blender.exhaustive(np.array([2, 1]))
+    with pytest.raises(IndexError):
+        blender.skip(4)
+    blender.skip(3)
+
+
+@pytest.mark.parametrize("bad", [[-1.0, 2.0], [float("nan")], [float("inf"), 1.0]])
+def test_weights_that_are_no_weights(bad: list[float]) -> None:
+    """They are refused before a step is taken."""
+    with pytest.raises(ValueError, match="finite"):
+        Blender.by_weight(np.array(bad))
