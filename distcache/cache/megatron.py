@@ -69,7 +69,7 @@ def megatron_files(
     if tokenizer is None:
         raise ConfigError(
             f"{cache.path}: does not know the tokenizer, which enters Megatron's file names; give "
-            "--tokenizer FILE, Megatron's unique_identifiers as JSON or a description.txt"
+            "--tokenizer FILE, a description.txt that Megatron wrote with it"
         )
     prefixes = [rename(prefix) for prefix in cache.prefixes]
     blends: dict[int, list[dict[str, Any]]] = {}

@@ -18,7 +18,7 @@ from distcache.cache.verify import verify_arrays, verify_cache
 from distcache.cli.output import print_json, print_table, size_text
 from distcache.errors import ConfigError, CorpusError, KeyMismatch
 from distcache.plan.config import Config
-from distcache.plan.decode import load_config
+from distcache.plan.decode import load_config, tokenizer_from
 from distcache.plan.identity import canonical_json, identity_of, key_of
 
 __all__ = ["explain_command", "export_command", "inspect_command", "verify_command"]
@@ -231,20 +231,6 @@ def _naming_differences(config: Config, cache: Cache) -> list[str]:
     return lines
 
 
-def _tokenizer_from(path: Path | None) -> dict[str, Any] | None:
-    if path is None:
-        return None
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--tokenizer {path}: {error}") from error
-    section = document["datasets"][0] if "datasets" in document else document
-    found = section.get("tokenizer", section)
-    if not isinstance(found, dict):
-        raise ConfigError(f"--tokenizer {path}: expected an object, found {type(found).__name__}")
-    return found
-
-
 def export_command(
     cache: CacheArgument,
     to: Annotated[Path, typer.Option("--to", help="Directory for the .npy files.")],
@@ -254,7 +240,7 @@ def export_command(
     ] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option(help="JSON of Megatron's unique_identifiers, or a description.txt."),
+        typer.Option(help="A description.txt that Megatron wrote, to take it from."),
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Arrays written at a time.")] = 2,
     as_json: JsonOption = False,
@@ -269,7 +255,8 @@ def export_command(
     if any(len(pair) != 2 or not all(pair) for pair in pairs):
         raise ConfigError(f"--prefix {' '.join(prefix or [])}: expected FROM=TO")
     rename = prefix_renamer([(pair[0], pair[1]) for pair in pairs])
-    done = export(open_cache(cache), to, rename, _tokenizer_from(tokenizer), threads)
+    identifiers = None if tokenizer is None else tokenizer_from(tokenizer)
+    done = export(open_cache(cache), to, rename, identifiers, threads)
     if as_json:
         print_json(msgspec.to_builtins(done))
         return

@@ -12,7 +12,7 @@ __all__ = ["SPLITS", "Blend", "BlendPerSplit", "Config", "Samples", "Source"]
 SPLITS = ("train", "valid", "test")
 
 Count = Annotated[int, Meta(ge=0, le=2**62)]
-Weight = Annotated[float, Meta(ge=0)]
+Weight = Annotated[float, Meta(ge=0, le=1e300)]
 Path = Annotated[str, Meta(min_length=1)]
 
 

@@ -15,7 +15,7 @@ from distcache.errors import ConfigError, NotReady
 from distcache.plan.config import Config
 from distcache.plan.megatron_options import MEGATRON_KEYS, config_from_options, options_from_mapping
 
-__all__ = ["config_from_mapping", "load_config"]
+__all__ = ["config_from_mapping", "load_config", "resolve_tokenizer", "tokenizer_from"]
 
 
 def load_config(path: str | Path) -> Config:
@@ -118,15 +118,38 @@ def _with_path(name: str, message: str) -> str:
 
 
 def resolve_tokenizer(config: Config) -> Config:
-    """Return the configuration with ``{"description": FILE}`` replaced by what the file says."""
-    if config.tokenizer is None or set(config.tokenizer) != {"description"}:
+    """Return the configuration with ``{"description": FILE}`` replaced by what the file says.
+
+    Raises
+    ------
+    ConfigError
+        If that is no description, or the tokenizer's identifiers are not JSON.
+    """
+    tokenizer = config.tokenizer
+    if tokenizer is None:
         return config
-    path = Path(str(config.tokenizer["description"]))
+    if set(tokenizer) == {"description"}:
+        tokenizer = tokenizer_from(Path(str(tokenizer["description"])))
+    try:
+        json.dumps(tokenizer, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"$.tokenizer: is not JSON: {error}") from error
+    return msgspec.structs.replace(config, tokenizer=tokenizer)
+
+
+def tokenizer_from(path: Path) -> dict[str, Any]:
+    """Read the tokenizer's identifiers from a description of a section or a blend.
+
+    Raises
+    ------
+    ConfigError
+        If the file is not a description that Megatron wrote.
+    """
     try:
         described = json.loads(path.read_text(encoding="utf-8"))
         # A blend's description holds its sections'; every one of them names the tokenizer.
         section = described["datasets"][0] if "datasets" in described else described
-        return msgspec.structs.replace(config, tokenizer=dict(section["tokenizer"]))
+        return dict(section["tokenizer"])
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise ConfigError(
             f"$.tokenizer.description: {path} is not a description.txt that Megatron wrote: {error}"

@@ -1,0 +1,146 @@
+"""Configurations are decoded strictly, and every wrong field is reported at once."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distcache.errors import ConfigError, NotReady
+from distcache.plan.config import Config, Source
+from distcache.plan.decode import config_from_mapping, load_config
+
+GOOD: dict[str, Any] = {
+    "sequence_length": 16,
+    "split": "99,1,0",
+    "blend": [{"path": "a", "weight": 0.7}, {"path": "b", "weight": 0.3}],
+    "samples": {"train": 100, "valid": 10, "test": 0},
+}
+
+
+def problems_of(**changes: Any) -> tuple[str, ...]:
+    """Return what is said against a configuration that is good but for some fields."""
+    fields = {key: value for key, value in {**GOOD, **changes}.items() if value != "absent"}
+    with pytest.raises(ConfigError) as caught:
+        config_from_mapping(fields)
+    return caught.value.problems
+
+
+def test_defaults_are_megatrons() -> None:
+    """What is not said is as Megatron-LM has it."""
+    config = config_from_mapping(GOOD)
+    assert (config.seed, config.mid_level_dataset_surplus) == (1234, 0.005)
+    assert config.add_extra_token
+    assert config.drop_last_partial_validation_sequence
+    assert config.blends()["valid"] == (Source("a", 0.7), Source("b", 0.3))
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"sequence_len": 3}, "$.sequence_len: unknown field"),
+        ({"sequence_length": "absent"}, "$.sequence_length: missing"),
+        ({"sequence_length": "16"}, "$.sequence_length: Expected `int`, got `str`"),
+        ({"sequence_length": 1}, "$.sequence_length: Expected `int` >= 2"),
+        ({"seed": -1}, "$.seed: Expected `int` >= 0"),
+        ({"seed": 2**32}, "$.seed: Expected `int` <= 4294967295"),
+        ({"samples": {"train": -3}}, "$.samples.train: Expected `int` >= 0"),
+        ({"samples": {"training": 3}}, "$.samples: Object contains unknown field `training`"),
+        ({"blend": []}, "$.blend: Expected `array` of length >= 1"),
+        ({"blend": [{"path": ""}]}, "$.blend[0].path: Expected `str` of length >= 1"),
+        ({"blend": [{"path": "a", "weight": "x"}]}, "$.blend[0].weight: Expected `float | null`"),
+        ({"blend": [{"path": "a", "weight": math.nan}]}, "$.blend[0].weight: Expected `float`"),
+        ({"blend": [{"path": "a", "weight": math.inf}]}, "$.blend[0].weight: Expected `float`"),
+        ({"blend": "absent"}, "$.blend: missing"),
+        ({"split": "absent"}, "$.split: missing"),
+        ({"blend_per_split": {"train": ["a"]}}, "$.blend_per_split: cannot be combined"),
+        ({"add_extra_token": 1}, "$.add_extra_token: Expected `bool`, got `int`"),
+        ({"tokenizer": {"a": math.nan}}, "$.tokenizer: is not JSON"),
+    ],
+)
+def test_a_wrong_field_is_named(changes: dict[str, Any], problem: str) -> None:
+    """By its path, with what was expected."""
+    assert any(problem in found for found in problems_of(**changes)), problems_of(**changes)
+
+
+def test_all_wrong_fields_are_listed() -> None:
+    """Nobody should have to mend a file in rounds."""
+    found = problems_of(seed="x", sequence_length=0, wrong=1, split="absent")
+    assert [problem.split(":")[0] for problem in found] == [
+        "$.seed",
+        "$.sequence_length",
+        "$.split",
+        "$.wrong",
+    ]
+
+
+@pytest.mark.parametrize("suffix", [".yaml", ".yml", ".json", ".toml"])
+def test_files(suffix: str, tmp_path: Path) -> None:
+    """YAML, JSON and TOML give the same configuration."""
+    path = tmp_path / f"blend{suffix}"
+    toml = (
+        'sequence_length = 16\nsplit = "99,1,0"\nsamples = {train = 100, valid = 10, test = 0}\n'
+        '[[blend]]\npath = "a"\nweight = 0.7\n[[blend]]\npath = "b"\nweight = 0.3\n'
+    )
+    path.write_text(toml if suffix == ".toml" else json.dumps(GOOD))
+    assert load_config(path) == config_from_mapping(GOOD)
+
+
+def test_the_file_is_in_every_problem(tmp_path: Path) -> None:
+    """A job log names the file to mend."""
+    path = tmp_path / "c.yaml"
+    path.write_text("seed: x\nsequence_length: y\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path)
+    assert len(caught.value.problems) == 3
+    assert all(problem.startswith(f"{path}: $.") for problem in caught.value.problems)
+
+
+@pytest.mark.parametrize("text", ["- 1\n", "", "a: [", "\x00"])
+def test_files_that_are_no_configuration(text: str, tmp_path: Path) -> None:
+    """One clear error, and no traceback."""
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError):
+        load_config(path)
+
+
+def test_missing_and_unreadable_files(tmp_path: Path) -> None:
+    """A file that is not there is not ready; one that is no text is wrong."""
+    with pytest.raises(NotReady):
+        load_config(tmp_path / "none.yaml")
+    (tmp_path / "c.yaml").write_bytes(b"\xff\xfe\xfa")
+    with pytest.raises(ConfigError):
+        load_config(tmp_path / "c.yaml")
+    with pytest.raises(ConfigError):
+        load_config(tmp_path)
+
+
+def test_the_tokenizer_of_a_description(tmp_path: Path) -> None:
+    """Of a section's or of a blend's description, in its order."""
+    identifiers = {"z": 1, "a": {"b": 2}}
+    for document in ({"tokenizer": identifiers}, {"datasets": [{"tokenizer": identifiers}]}):
+        path = tmp_path / "description.txt"
+        path.write_text(json.dumps(document))
+        config = config_from_mapping({**GOOD, "tokenizer": {"description": str(path)}})
+        assert json.dumps(config.tokenizer) == json.dumps(identifiers)
+    path.write_text("[]")
+    with pytest.raises(ConfigError, match=r"is not a description\.txt"):
+        config_from_mapping({**GOOD, "tokenizer": {"description": str(path)}})
+
+
+def test_samples_that_are_not_named() -> None:
+    """None named is one epoch each; of those named, the rest draw nothing."""
+
+    def samples(**fields: Any) -> list[int | None]:
+        config = Config(sequence_length=8, blend=("a",), split="1", **fields)
+        return [config.samples_of(split) for split in ("train", "valid", "test")]
+
+    assert samples() == [None, None, None]
+    named = config_from_mapping({**GOOD, "samples": {"train": 5}})
+    assert [named.samples_of(split) for split in ("train", "valid", "test")] == [5, 0, 0]
+    full = config_from_mapping({**GOOD, "samples": {"train": 5}, "full_validation": True})
+    assert full.samples_of("valid") is None

@@ -1,0 +1,225 @@
+"""Laws of the pure functions that share out work and space."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distcache.errors import ConfigError, NoSpace
+from distcache.plan.assignment import assign
+from distcache.plan.balance import balance, slice_bounds
+from distcache.plan.epochs import Cut, SectionSize, requested_for, section_size
+from distcache.plan.layout import PAGE, STRIPE, make_layout
+from distcache.plan.model import BlendPlan, SectionPlan
+from distcache.plan.slices import edges, middle_of, overlaps, row_bounds, windows
+from distcache.plan.splits import sequence_range, split_matrix
+
+ranks = st.integers(1, 9)
+costs = st.lists(st.floats(0, 1e6), max_size=40)
+
+
+@given(costs, ranks)
+def test_balance_gives_every_task_once_and_evenly(tasks: list[float], count: int) -> None:
+    """No rank has more than the fair share and the longest task."""
+    shares = balance(tasks, count)
+    assert sorted(itertools.chain(*shares)) == list(range(len(tasks)))
+    loads = [sum(tasks[task] for task in share) for share in shares]
+    assert max(loads) <= sum(tasks) / count + max(tasks, default=0) + 1e-6
+
+
+@given(st.integers(0, 10**12), ranks, st.integers(1, 2**20))
+def test_slices_cover_in_steps(size: int, count: int, step: int) -> None:
+    """Bounds rise from 0 to the size, all but the last at multiples of the step."""
+    bounds = slice_bounds(size, count, step)
+    assert (bounds[0], bounds[-1], len(bounds)) == (0, size, count + 1)
+    assert bounds == sorted(bounds)
+    assert all(bound % step == 0 or bound == size for bound in bounds)
+    assert max(b - a for a, b in itertools.pairwise(bounds)) <= size / count + step
+
+
+bounds_of_bytes = st.lists(st.integers(0, 300), min_size=1, max_size=9).map(
+    lambda sizes: list(itertools.accumulate(sizes, initial=0))
+)
+
+
+@given(bounds_of_bytes, st.integers(1, 64))
+def test_edges_leave_every_stripe_to_one_rank(bounds: list[int], stripe: int) -> None:
+    """After the exchange every byte has one writer, and no stripe has two."""
+    writer = np.full(bounds[-1], -1)
+    for rank, (begin, end) in enumerate(itertools.pairwise(bounds)):
+        writer[begin:end] = rank
+    for edge in edges(bounds, stripe):
+        assert edge.sender != edge.owner
+        assert (writer[edge.begin : edge.end] == edge.sender).all()
+        writer[edge.begin : edge.end] = edge.owner
+    for begin in range(0, bounds[-1], stripe):
+        assert len(set(writer[begin : begin + stripe])) == 1
+    for rank in range(len(bounds) - 1):
+        own = np.flatnonzero(writer == rank)
+        assert own.size == 0 or own[-1] - own[0] + 1 == own.size
+        assert own.size == 0 or own[0] % stripe == 0
+
+
+@given(bounds_of_bytes, st.integers(0, 400), st.integers(0, 400))
+def test_overlaps_cover_a_range_once(bounds: list[int], begin: int, length: int) -> None:
+    """Each of its positions that somebody has goes to just that rank."""
+    found = overlaps(bounds, begin, begin + length)
+    covered = [position for _, first, last in found for position in range(first, last)]
+    assert covered == list(range(begin, min(begin + length, bounds[-1])))
+    assert all(bounds[rank] <= first < last <= bounds[rank + 1] for rank, first, last in found)
+
+
+@given(bounds_of_bytes, st.integers(1, 50))
+def test_windows_cover_every_slice(bounds: list[int], step: int) -> None:
+    """In steps that are no longer than asked, until all slices are taken."""
+    taken: list[list[int]] = [[] for _ in bounds[1:]]
+    for chunk in windows(bounds, step):
+        for rank, (begin, end) in enumerate(chunk):
+            assert 0 <= end - begin <= step
+            taken[rank] += range(begin, end)
+    assert taken == [list(range(begin, end)) for begin, end in itertools.pairwise(bounds)]
+
+
+def section(documents: int, samples: int, separate: int | None = None, **kind: bool) -> SectionPlan:
+    """Make a section of one epoch, or of four whose last is apart."""
+    epochs = 1 if separate is None else 4
+    cut = Cut(16, kind.get("extra_token", True), keep_partial=False)
+    size = SectionSize(epochs, samples, separate)
+    name = f"{documents}/{samples}/{separate}"
+    return SectionPlan(name, 0, 0, documents, documents * 100, 1, cut, size)
+
+
+@given(st.lists(st.integers(0, 500), min_size=1, max_size=8), st.booleans(), st.integers(0, 99))
+def test_rows_follow_tokens(tokens: list[int], extra: bool, samples: int) -> None:
+    """Row s is with the rank that has token s x L - 1 + extra; the ends take what is beyond."""
+    firsts = list(itertools.accumulate(tokens, initial=0))
+    plan = section(100, samples, extra_token=extra)
+    bounds = row_bounds(firsts[:-1], plan)
+    assert (bounds[0], bounds[-1]) == (0, samples + 1)
+    assert bounds == sorted(bounds)
+    for rank, (begin, end) in enumerate(itertools.pairwise(bounds)):
+        for row in range(max(begin, 1), end):
+            token = row * 16 - 1 + extra
+            assert token >= firsts[rank]
+            assert token < firsts[rank + 1] or rank == len(tokens) - 1
+
+
+@given(st.integers(0, 10**6), st.integers(0, 10**6), st.integers(1, 4))
+def test_two_workers_share_the_steps(documents: int, samples: int, workers: int) -> None:
+    """Neither has more than half of all, unless the first part is less than half."""
+    plan = section(documents, samples)
+    middle = middle_of(plan, workers)
+    assert 0 <= middle <= plan.first_documents
+    if workers == 1:
+        assert middle == 0
+    elif middle:
+        upper = plan.first_documents - middle
+        assert abs(2 * upper - plan.documents - plan.shuffled_samples) <= 1
+
+
+items_lists = st.lists(
+    st.one_of(
+        st.builds(section, st.integers(0, 3 * 10**7), st.integers(0, 10**7)),
+        st.builds(
+            lambda size: BlendPlan(str(size), "train", (0.5, 0.5), (), size), st.integers(0, 10**7)
+        ),
+    ),
+    max_size=25,
+)
+
+
+@given(items_lists)
+def test_arrays_lie_apart(items: list[SectionPlan | BlendPlan]) -> None:
+    """Each at a page, none over another, and no stripe in two units."""
+    layout = make_layout(items)
+    end = layout.data_begin
+    for place in layout.places():
+        assert place.offset % PAGE == 0
+        assert place.offset >= end
+        end = place.offset + place.nbytes
+    assert layout.tables_begin >= end
+    assert sorted(index for unit in layout.units for index in unit.items) == list(range(len(items)))
+    for before, unit in itertools.pairwise(layout.units):
+        assert unit.begin % STRIPE == 0
+        assert unit.begin >= before.end
+    for unit in layout.units:
+        for index in unit.items:
+            assert all(unit.begin <= place.offset for place in layout.arrays[index])
+            assert all(place.offset + place.nbytes <= unit.end for place in layout.arrays[index])
+
+
+@given(items_lists, ranks, st.integers(1, 4))
+def test_every_unit_is_assigned_once(
+    items: list[SectionPlan | BlendPlan], count: int, threads: int
+) -> None:
+    """To one rank, or to all if it is split."""
+    layout = make_layout(items)
+    todo = frozenset(range(0, len(layout.units), 2))
+    work = assign(items, layout, todo, count, threads)
+    split = [entry.unit for wave in work.waves for entry in wave]
+    assert sorted([*split, *itertools.chain(*work.local)]) == sorted(todo)
+    assert all(layout.units[unit].splittable for unit in split)
+    for wave in work.waves:
+        roles = [rank for entry in wave for rank in (entry.upper_rank, entry.rest_rank)]
+        assert len(set(roles)) == len(roles)
+        assert max(roles) < count
+    assert len(work.memory) == count
+
+
+def test_a_memory_limit_is_kept_or_refused() -> None:
+    """Fewer threads, then split sections, then an error that gives the number."""
+    items = [section(20_000_000, 1_000_000) for _ in range(8)]
+    layout = make_layout(items)
+    todo = frozenset(range(len(layout.units)))
+    free = assign(items, layout, todo, 2, threads=4)
+    limit = int(max(free.memory) * 0.6)
+    tight = assign(items, layout, todo, 2, threads=4, memory_limit=limit)
+    assert max(tight.memory) <= limit
+    assert tight.threads < 4
+    with pytest.raises(NoSpace, match="--memory-limit 1000: a rank needs"):
+        assign(items, layout, todo, 2, threads=4, memory_limit=1000)
+
+
+@given(st.integers(0, 5000), st.integers(1, 4000), st.integers(1, 60), st.booleans())
+def test_sizes_hold_what_is_asked(requested: int, tokens: int, length: int, extra: bool) -> None:
+    """The epochs are the fewest that do, and the smallest request is exact."""
+    cut = Cut(length, extra, keep_partial=False)
+    size = section_size(requested, tokens, cut)
+    assert size is not None
+    assert size.samples >= requested
+    assert size.epochs == 1 or (size.epochs - 1) * tokens < requested * length + extra
+    smallest = requested_for(requested, tokens, cut)
+    found = section_size(smallest, tokens, cut)
+    assert found is not None
+    assert found.samples >= requested
+    if smallest:
+        below = section_size(smallest - 1, tokens, cut)
+        assert below is not None
+        assert below.samples < requested
+
+
+@given(
+    st.lists(st.sampled_from(["0", "1", "98.5", ".5", "969"]), min_size=1, max_size=3).filter(
+        lambda parts: any(float(part) for part in parts)
+    ),
+    st.integers(0, 10**6),
+)
+def test_splits_cover_all_sequences_once(parts: list[str], sequences: int) -> None:
+    """The ranges of the splits that exist follow one another from first to last."""
+    found = [book for book in split_matrix(", ".join(parts)) if book is not None]
+    ranges = [sequence_range(book, sequences) for book in found]
+    assert ranges[0][0] == 0
+    assert ranges[-1][1] == sequences
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(ranges))
+
+
+@pytest.mark.parametrize("split", ["", "a,b", "0,0,0", "1,2,3,4", "1.2.3"])
+def test_split_strings_that_are_none(split: str) -> None:
+    """What does not give up to three shares is refused with the string in the message."""
+    with pytest.raises(ConfigError, match=re.escape(repr(split))):
+        split_matrix(split)
