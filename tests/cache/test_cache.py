@@ -1,0 +1,155 @@
+"""A cache is opened with one mapping, checked, and never trusted further than its digests."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distcache.cache import Cache, open_cache
+from distcache.cache.format import HEADER_SIZE, TABLES, Header, TablePlace
+from distcache.cache.verify import verify_cache
+from distcache.errors import CacheCorrupt, DistcacheError, NotReady
+from tests.caches import build_here
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, corpora: dict[str, str]) -> Path:
+    """A small cache with several sections and a blend."""
+    fields = {
+        "sequence_length": 16,
+        "split": "90,10,0",
+        "samples": {"train": 50, "valid": 5, "test": 0},
+        "blend": [
+            {"path": corpora["plain"], "weight": 0.5},
+            {"path": corpora["second"], "weight": 0.5},
+        ],
+        "tokenizer": {"class": "X"},
+    }
+    return Path(build_here(fields, tmp_path_factory.mktemp("built")).path)
+
+
+@pytest.fixture
+def copied(built: Path, tmp_path: Path) -> Path:
+    """A copy that may be spoilt."""
+    path = tmp_path / "copy.h5"
+    shutil.copy(built, path)
+    path.chmod(0o644)
+    return path
+
+
+def flip(path: Path, offset: int, bit: int = 0) -> None:
+    """Change one bit of a file."""
+    with open(path, "r+b") as stream:
+        stream.seek(offset)
+        (byte,) = stream.read(1)
+        stream.seek(offset)
+        stream.write(bytes([byte ^ 1 << bit]))
+
+
+def verify(path: Path) -> None:
+    """Open a cache and compare all blocks."""
+    verify_cache(open_cache(path))
+
+
+def interesting_offsets(cache: Cache) -> list[int]:
+    """Return the first and last bytes of every region, and many at random."""
+    header = cache.header
+    edges = {0, HEADER_SIZE - 1, HEADER_SIZE, header.tables_begin - 1, header.tables_begin}
+    edges.add(header.file_size - 1)
+    for name, place in header.tables.items():
+        edges |= {place.offset, place.offset + max(place.rows * TABLES[name].itemsize - 1, 0)}
+    for table in ("sections", "blends"):
+        for row in range(len(cache.table(table))):
+            for view in cache.arrays(table, row).values():
+                edges |= {view.offset, view.offset + view.nbytes - 1, view.offset + view.nbytes}
+    choose = random.Random(1)
+    edges |= {choose.randrange(header.file_size) for _ in range(300)}
+    edges |= {choose.randrange(HEADER_SIZE) for _ in range(100)}
+    return sorted(offset for offset in edges if offset < header.file_size)
+
+
+def test_any_changed_byte_is_caught(built: Path, copied: Path) -> None:
+    """By verify wherever it is; by opening where it is in what opening reads."""
+    cache = open_cache(built)
+    choose = random.Random(3)
+    for offset in interesting_offsets(cache):
+        bit = choose.randrange(8)
+        flip(copied, offset, bit)
+        with pytest.raises(CacheCorrupt):
+            verify(copied)
+        if offset < HEADER_SIZE or offset >= cache.header.tables_begin:
+            with pytest.raises(CacheCorrupt):
+                open_cache(copied)
+        flip(copied, offset, bit)
+    verify(copied)
+
+
+def test_any_other_length_is_caught(built: Path, copied: Path) -> None:
+    """Shorter or longer by anything."""
+    size = built.stat().st_size
+    for length in (0, 1, HEADER_SIZE - 1, HEADER_SIZE, size // 2, size - 1, size + 1, size + 4096):
+        os.truncate(copied, length)
+        with pytest.raises(CacheCorrupt):
+            open_cache(copied)
+        shutil.copy(built, copied)
+
+
+def test_files_that_are_no_cache(tmp_path: Path, corpora: dict[str, str]) -> None:
+    """A message that names the file, and no traceback."""
+    (tmp_path / "random").write_bytes(random.Random(1).randbytes(10_000))
+    (tmp_path / "directory").mkdir()
+    for path in (tmp_path / "random", tmp_path / "directory", Path(corpora["plain"] + ".idx")):
+        with pytest.raises(DistcacheError, match=path.name):
+            open_cache(path)
+    with pytest.raises(NotReady, match="build it first"):
+        open_cache(tmp_path / "none")
+
+
+def test_a_header_is_read_as_it_was_packed() -> None:
+    """And a digest that fits does not make its numbers trusted."""
+    tables = {name: TablePlace(8192, 0) for name in TABLES}
+    header = Header("ab" * 32, 10_000, 8192, bytes(range(16)), tables)
+    assert Header.unpack(header.pack(), "x", 10_000) == header
+    for bad in (
+        Header("ab" * 32, 10_000, 20_000, bytes(16), tables),
+        Header("ab" * 32, 10_000, 8192, bytes(16), {**tables, "sources": TablePlace(8192, 2**60)}),
+        Header("ab" * 32, 10_000, 8192, bytes(16), {**tables, "blocks": TablePlace(2**63, 1)}),
+        Header("ab" * 32, 10_000, 8192, bytes(16), {"sources": TablePlace(8192, 0)}),
+        Header("ab" * 32, 9_999, 8192, bytes(16), tables),
+    ):
+        with pytest.raises(CacheCorrupt):
+            Header.unpack(bad.pack(), "x", 10_000)
+
+
+def test_views_are_read_only_and_not_copied(built: Path) -> None:
+    """All arrays lie in one mapping of one open file."""
+    before = set(Path("/proc/self/fd").iterdir())
+    cache = open_cache(built)
+    arrays = [
+        cache.read(view)
+        for row in range(len(cache.table("sections")))
+        for view in cache.arrays("sections", row).values()
+    ]
+    assert not any(array.flags.writeable or array.flags.owndata for array in arrays)
+    assert len(set(Path("/proc/self/fd").iterdir()) - before) <= 1
+    maps = Path("/proc/self/maps").read_text().count(str(built))
+    assert maps == 1
+
+
+def test_opening_costs_the_same_for_many_corpora(corpora: dict[str, str], tmp_path: Path) -> None:
+    """One open file and one mapping, however many sections."""
+    fields: dict[str, Any] = {
+        "sequence_length": 16,
+        "split": "1",
+        "samples": {"train": 5000, "valid": 0, "test": 0},
+        "blend": [{"path": corpora["tiny"], "weight": 1 + number / 7} for number in range(100)],
+    }
+    path = build_here(fields, tmp_path).path
+    cache = open_cache(path)
+    assert len(cache.table("sections")) >= 40
+    assert Path("/proc/self/maps").read_text().count(path) == 1

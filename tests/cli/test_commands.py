@@ -1,0 +1,213 @@
+"""The commands: what they print, for people and for scripts, and how they end."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distcache.cache import open_cache
+from tests.processes import start
+
+
+@pytest.fixture
+def config(blend_config: dict[str, Any], tmp_path: Path) -> Path:
+    """The configuration in a file."""
+    path = tmp_path / "blend.json"
+    path.write_text(json.dumps(blend_config))
+    return path
+
+
+@pytest.fixture
+def cache(config: Path, shared: Path) -> Path:
+    """A cache that the command line has built."""
+    done = start(["build", config, "-o", shared, "--name", "x"])
+    assert done.returncode == 0, done.stderr
+    return Path(done.stdout.strip())
+
+
+def test_build_prints_the_path(config: Path, cache: Path, shared: Path) -> None:
+    """On standard output, alone; progress goes to standard error."""
+    assert cache == shared / "x.h5"
+    again = start(["build", config, "-o", shared, "--name", "x"])
+    assert (again.returncode, again.stdout.strip()) == (0, str(cache))
+    assert f"found {cache}" in again.stderr
+
+
+def test_build_as_json(config: Path, shared: Path) -> None:
+    """The outcome on standard output, a line of JSON per event on standard error."""
+    done = start(["build", config, "-o", shared, "--json", "--log-format", "json"])
+    outcome = json.loads(done.stdout)
+    assert outcome["path"].endswith(".h5")
+    assert not outcome["reused"]
+    events = [json.loads(line) for line in done.stderr.splitlines()]
+    assert all(event.keys() == {"elapsed", "message", "fraction"} for event in events)
+    assert "publishing" in [event["message"] for event in events]
+
+
+def test_megatrons_options_on_the_command_line(corpora: dict[str, str], shared: Path) -> None:
+    """They build the same cache as a file."""
+    words = ["--data-path", "0.5", corpora["plain"], "0.5", corpora["second"], "--split", "1"]
+    words += ["--seq-length", "32", "--train-samples", "100", "--global-batch-size", "1"]
+    words += ["--eval-iters", "0"]
+    done = start(["build", "-o", str(shared), *words])
+    assert done.returncode == 0, done.stderr
+    assert open_cache(done.stdout.strip()).identity["samples"]["train"] == 100
+
+
+def test_plan(config: Path, cache: Path) -> None:
+    """Key and sizes are those of the cache that is built."""
+    done = start(["plan", config, "--ranks", "4", "--json"])
+    plan = json.loads(done.stdout)
+    opened = open_cache(cache)
+    assert plan["key"] == opened.key
+    assert plan["file_bytes"] == cache.stat().st_size
+    assert len(plan["memory_per_rank"]) == plan["ranks"] == 4
+    assert [s["samples"] for s in plan["sections"]] == opened.table("sections")["samples"].tolist()
+    table = start(["plan", config]).stdout
+    assert plan["key"] in table
+    assert "Sections (9)" in table
+
+
+def test_inspect(cache: Path, blend_config: dict[str, Any]) -> None:
+    """Everything about a cache but its arrays."""
+    found = json.loads(start(["inspect", cache, "--json"]).stdout)
+    assert found["naming"]["tokenizer"] == blend_config["tokenizer"]
+    assert [s["prefix"] for s in found["sources"]] == [s["path"] for s in blend_config["blend"]]
+    member = found["members"][0]
+    assert member["split"] == "train"
+    assert member["section"]["arrays"]["document_index"]["dtype"] == "int32"
+    assert "valid" in start(["inspect", cache]).stdout
+
+
+def test_verify(cache: Path, corpora: dict[str, str], tmp_path: Path) -> None:
+    """Of the cache, and of the corpora it was built from."""
+    assert start(["verify", cache, "--corpora"]).returncode == 0
+    cache.chmod(0o644)
+    with open(cache, "r+b") as stream:
+        stream.seek(open_cache(cache).header.tables_begin - 1)
+        stream.write(b"\x01")
+    done = start(["verify", cache])
+    assert done.returncode == 4
+    assert "block 0" in done.stderr
+
+
+def test_verify_notices_a_corpus_that_was_tokenised_anew(
+    config: Path, blend_config: dict[str, Any], shared: Path, tmp_path: Path
+) -> None:
+    """Its path is the same, its content is not."""
+    moved = str(tmp_path / "moved")
+    for suffix in (".idx", ".bin"):
+        content = Path(blend_config["blend"][0]["path"] + suffix).read_bytes()
+        Path(moved + suffix).write_bytes(content)
+    blend_config["blend"][0]["path"] = moved
+    config.write_text(json.dumps(blend_config))
+    cache = start(["build", config, "-o", shared]).stdout.strip()
+    for suffix in (".idx", ".bin"):
+        content = Path(blend_config["blend"][1]["path"] + suffix).read_bytes()
+        Path(moved + suffix).write_bytes(content)
+    done = start(["verify", cache, "--corpora"])
+    assert done.returncode == 3
+    assert f"{moved}: idx_digest is" in done.stderr
+    explained = start(["explain", config, cache])
+    assert explained.returncode == 7
+    assert "blend differ" in explained.stderr
+
+
+def test_explain(config: Path, cache: Path, blend_config: dict[str, Any]) -> None:
+    """Field by field, with what each has."""
+    assert start(["explain", config, cache]).returncode == 0
+    config.write_text(json.dumps({**blend_config, "seed": 7, "tokenizer": None}))
+    done = start(["explain", config, cache, "--json"])
+    assert done.returncode == 7
+    found = json.loads(done.stdout)
+    differing = {field["field"]: field for field in found["fields"] if not field["equal"]}
+    assert differing.keys() == {"seed"}
+    assert (differing["seed"]["configuration"], differing["seed"]["cache"]) == (7, 99)
+    assert found["names_only"] == ["tokenizers differ; export with --tokenizer FILE"]
+
+
+def test_export(cache: Path, tmp_path: Path) -> None:
+    """The options that Megatron needs come with it."""
+    done = start(["export", cache, "--to", tmp_path / "out", "--prefix", "/=/elsewhere"])
+    assert done.returncode == 0, done.stderr
+    assert f"--data-cache-path {tmp_path / 'out'}" in done.stdout
+    assert "/elsewhere/" in done.stdout
+    as_json = start(["export", cache, "--to", tmp_path / "out", "--json"])
+    assert len(json.loads(as_json.stdout)["files"]) == 45
+
+
+def test_check(corpora: dict[str, str], tmp_path: Path) -> None:
+    """Every fault of every corpus, in one run; suffixes may be given."""
+    assert start(["check", *corpora.values()]).returncode == 0
+    Path(tmp_path / "bad.idx").write_bytes(b"MMIDIDX\0\0")
+    done = start(
+        ["check", corpora["plain"] + ".idx", tmp_path / "bad", tmp_path / "none", "--json"]
+    )
+    assert done.returncode == 3
+    found = json.loads(done.stdout)
+    assert [corpus["prefix"] for corpus in found["corpora"]] == [corpora["plain"]]
+    assert {fault["prefix"] for fault in found["faults"]} == {
+        str(tmp_path / "bad"),
+        str(tmp_path / "none"),
+    }
+    assert "2 of 3 corpora are unsound" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "exit_code", "message"),
+    [
+        (["build", "/none/c.yaml", "-o", "/tmp"], 5, "no such configuration file"),
+        (["build", "-o", "/tmp"], 2, "give a configuration file, or Megatron's data options"),
+        (["build", "x.yaml"], 2, "--output"),
+        (["plan", "x.yaml", "--unknown", "1"], 2, "--unknown"),
+        (["inspect", "/none/x.h5"], 5, "no such cache"),
+        (["export", "/none/x.h5", "--to", "/tmp", "--prefix", "ab"], 2, "expected FROM=TO"),
+        (["build", "x.yaml", "-o", "/tmp", "--memory-limit", "lots"], 2, "is not a size"),
+        (["build", "x.yaml", "-o", "/tmp", "--name", "a/b"], 2, "file name"),
+        (["nothing"], 2, "nothing"),
+        (["inspect"], 2, "Missing argument"),
+    ],
+)
+def test_wrong_use_is_one_clear_error(words: list[str], exit_code: int, message: str) -> None:
+    """With its exit code, and without a traceback."""
+    done = start(words)
+    assert done.returncode == exit_code
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_has_examples() -> None:
+    """Of every command; and the exit codes stand at the top."""
+    assert "6 no space" in start(["--help"]).stdout.replace("\n", " ")
+    for command in ("plan", "build", "check", "inspect", "verify", "explain", "export"):
+        text = start([command, "--help"]).stdout
+        assert "Example" in text
+        assert f"distcache {command}" in text
+
+
+def test_importing_has_no_side_effects() -> None:
+    """Neither MPI nor torch nor logging is started, whatever is imported."""
+    program = (
+        "import sys, logging, pkgutil, importlib, distcache\n"
+        "for m in pkgutil.walk_packages(distcache.__path__, 'distcache.'):\n"
+        "    if m.name != 'distcache.build.mpi': importlib.import_module(m.name)\n"
+        "assert 'mpi4py' not in sys.modules and 'torch' not in sys.modules\n"
+        "assert not logging.getLogger().handlers\n"
+    )
+    import sys  # noqa: PLC0415
+
+    done = start(["-c", program], program=(sys.executable,))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_world_that_is_not_joined_is_an_error(config: Path, shared: Path) -> None:
+    """Not one build per process."""
+    for name in ("SLURM_NTASKS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"):
+        done = start(["build", config, "-o", shared], environment={name: "4"})
+        assert done.returncode == 2
+        assert f"{name} says that 4 processes were started" in done.stderr
+    assert not os.listdir(shared)  # noqa: PTH208

@@ -1,0 +1,99 @@
+"""The same bytes for any number of ranks and threads, with MPICH and with Open MPI."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distcache.build.communicator import SerialCommunicator
+from distcache.build.prepare import make_plan_together
+from distcache.build.progress import Silent
+from distcache.plan.assignment import assign
+from distcache.plan.decode import config_from_mapping
+from distcache.plan.layout import make_layout
+from tests.caches import build_here
+from tests.processes import LAUNCHERS, start
+
+pytestmark = pytest.mark.mpi
+
+
+def test_the_large_sections_are_split(large_config: dict[str, Any]) -> None:
+    """Or the tests below would say nothing about splitting."""
+    config = config_from_mapping(large_config)
+    plan = make_plan_together(SerialCommunicator(), config, 1, Silent())
+    layout = make_layout(plan.items)
+    for ranks in (2, 3, 4):
+        work = assign(plan.items, layout, frozenset(range(len(layout.units))), ranks)
+        sections = [
+            plan.sections[layout.units[entry.unit].items[0]]
+            for wave in work.waves
+            for entry in wave
+        ]
+        assert len(sections) == 2
+        assert any(section.size.separate_samples is not None for section in sections)
+        assert any(section.cut.keep_partial for section in sections)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_bytes_are_equal(
+    launcher: str, ranks: int, threads: int, large_file: Path, serial_bytes: bytes, shared: Path
+) -> None:
+    """To those of one process."""
+    done = start(["build", large_file, "-o", shared, "--threads", threads], ranks, launcher)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).read_bytes() == serial_bytes
+    record = json.loads(next(shared.glob("*.build.json")).read_text())
+    assert len(record["ranks"]) == ranks
+
+
+def test_two_threads_of_one_process(
+    large_config: dict[str, Any], serial_bytes: bytes, shared: Path
+) -> None:
+    """A second thread takes half of a large section."""
+    assert Path(build_here(large_config, shared, threads=2).path).read_bytes() == serial_bytes
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_all_ranks_end_with_the_same_error(
+    launcher: str, blend_config: dict[str, Any], shared: Path, tmp_path: Path
+) -> None:
+    """What is wrong is said once, with its exit code, and nothing hangs."""
+    blend_config["blend"].append({"path": "/none/such", "weight": 1.0})
+    path = tmp_path / "c.json"
+    path.write_text(json.dumps(blend_config))
+    done = start(["build", path, "-o", shared], 3, launcher)
+    assert done.returncode == 3
+    assert done.stderr.count("/none/such.idx: no such file") == 1
+
+
+def test_a_check_shares_out_the_bytes(large_config: dict[str, Any]) -> None:
+    """And finds what one process finds."""
+    blends = large_config["blend_per_split"]
+    prefixes = [*blends["train"], *blends["valid"], *(b["path"] for b in blends["test"])]
+    alone, together = (start(["check", *prefixes, "--json"], ranks) for ranks in (1, 3))
+    assert alone.returncode == together.returncode == 0
+    assert json.loads(together.stdout) == json.loads(alone.stdout)
+
+
+def test_memory_stays_within_its_prediction(large_file: Path, shared: Path) -> None:
+    """Of every rank, in a build whose sections are split."""
+    done = start(["build", large_file, "-o", shared, "--threads", "1"], 2)
+    assert done.returncode == 0, done.stderr
+    record = json.loads(next(shared.glob("*.build.json")).read_text())
+    for rank in record["ranks"]:
+        assert rank["peak_memory"] <= rank["predicted_memory"]
+
+
+def test_a_memory_limit_is_kept(large_file: Path, serial_bytes: bytes, shared: Path) -> None:
+    """By sections that are split, where one rank could not hold them."""
+    words = ["build", large_file, "-o", shared, "--memory-limit", "260M", "--threads", "2"]
+    done = start(words, 3)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).read_bytes() == serial_bytes
+    record = json.loads(next(shared.glob("*.build.json")).read_text())
+    assert all(rank["peak_memory"] <= 260 << 20 for rank in record["ranks"])
