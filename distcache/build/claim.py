@@ -12,7 +12,7 @@ from typing import Final
 from distcache.build.progress import Progress
 from distcache.build.workspace import Lock, Workspace, sweep
 from distcache.cache import open_cache
-from distcache.errors import KeyMismatch
+from distcache.errors import DistcacheError, KeyMismatch
 
 __all__ = ["claim", "is_finished"]
 
@@ -39,7 +39,7 @@ def is_finished(final: Path, key: str) -> bool:
             f"{final}: has key {found}, this configuration has {key}; `distcache explain` says "
             "what differs. Build under another --name, or move the file away"
         )
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, DistcacheError):
         sweep(final)
     return True
 

@@ -172,11 +172,14 @@ class Workspace:
 
 
 def sweep(final: Path) -> None:
-    """Remove the private workspaces of a finished cache that have shown no life for an hour.
+    """Remove the workspaces of a finished cache that nobody builds in any more.
 
-    They are of no use any more, whoever made them: the cache is there.
+    That is the shared one if its lock is free, and private ones without life for an hour.
     """
-    start = f".{final.name}{SUFFIX}-"
+    shared = Workspace(final)
+    if shared.path.is_dir() and shared.lock() is Lock.HELD:
+        shared.remove()
+    start = f"{shared.path.name}-"
     for path in list(final.parent.iterdir()):
         if path.name.startswith(start) and time.time() - os.lstat(path).st_mtime > ABANDONED:
             Workspace(final, path.name.removeprefix(start)).remove()

@@ -1,0 +1,71 @@
+"""Run distcache's command line, and do something terrible at a chosen place.
+
+    python -m tests.faults.driver PLACE RANK ACTION -- WORDS...
+
+PLACE is the name of a phase, or write:N for the N-th write to the unfinished file. ACTION is
+``kill`` (this rank, at once), ``fill`` (the disk under the directory after -o), ``raise`` (an
+error that nothing foresees) or ``term`` (a signal that asks this rank to end).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from distcache.build.communicator import connected
+from distcache.build.data_file import DataFile
+from distcache.build.progress import Stopwatch
+from distcache.cli.main import main
+
+PLACE, RANK, ACTION = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+WORDS = sys.argv[5:]
+
+
+def strike() -> None:
+    """Do it, if this is the chosen rank."""
+    communicator = connected()
+    if communicator is None or communicator.rank != RANK:
+        return
+    if ACTION == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif ACTION == "term":
+        os.kill(os.getpid(), signal.SIGTERM)
+    elif ACTION == "raise":
+        raise RuntimeError("nobody foresaw this")
+    elif ACTION == "fill":
+        fill(Path(WORDS[WORDS.index("-o") + 1]))
+
+
+def fill(directory: Path) -> None:
+    """Leave no room on a disk."""
+    try:
+        with open(directory / "filler", "wb", buffering=0) as stream:
+            while True:
+                stream.write(bytes(1 << 16))
+    except OSError:
+        return
+
+
+def phase(self: Stopwatch, name: str, total: float = 0, original: Any = Stopwatch.phase) -> None:
+    """Strike when a phase begins."""
+    original(self, name, total)
+    if name == PLACE:
+        strike()
+
+
+def write(self: DataFile, offset: int, data: Any, original: Any = DataFile.write) -> None:
+    """Strike before the N-th write."""
+    write.count += 1  # type: ignore[attr-defined]
+    if f"write:{write.count}" == PLACE:  # type: ignore[attr-defined]
+        strike()
+    original(self, offset, data)
+
+
+write.count = 0  # type: ignore[attr-defined]
+Stopwatch.phase = phase  # type: ignore[method-assign]
+DataFile.write = write  # type: ignore[method-assign]
+sys.argv = ["distcache", *WORDS]
+main()

@@ -1,0 +1,175 @@
+"""Every step killed, the disk full, jobs racing: nothing torn is seen, and nothing hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distcache.cache import open_cache
+from distcache.cache.verify import verify_cache
+from tests.processes import DISTCACHE, LIMIT, clean_environment, launch, start
+
+pytestmark = pytest.mark.mpi
+
+PHASES = [
+    "examining corpora",
+    "planning",
+    "claiming",
+    "resuming",
+    "building",
+    "laying out",
+    "reading back",
+    "publishing",
+]
+DRIVER = (sys.executable, "-m", "tests.faults.driver")
+
+
+def strike(
+    place: str, rank: int, action: str, words: list[Any], ranks: int = 2, launcher: str = "mpich"
+) -> subprocess.CompletedProcess[str]:
+    """Run a build in which one rank does something terrible."""
+    program = (*DRIVER, place, str(rank), action, "--")
+    return start(words, ranks, launcher, program=program)
+
+
+def visible(directory: Path) -> list[str]:
+    """Return the names in a directory that are not hidden."""
+    return sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("place", [*PHASES, "write:1", "write:3", "write:7"])
+def test_a_rank_that_is_killed(
+    place: str, rank: int, large_file: Path, serial_bytes: bytes, shared: Path
+) -> None:
+    """The job ends, nothing is visible, and the next run makes the same bytes."""
+    words = ["build", large_file, "-o", shared, "--threads", "1"]
+    died = strike(place, rank, "kill", words)
+    assert died.returncode != 0
+    if (place, rank) != ("publishing", 1):  # rank 0 may then have published a whole cache
+        assert visible(shared) == []
+    done = start([*words, "--json"], 2)
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout)
+    if place in PHASES[5:]:
+        assert outcome["built"] == 0
+    assert Path(outcome["path"]).read_bytes() == serial_bytes
+    assert not [path for path in shared.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("place", ["examining corpora", "building", "write:3", "reading back"])
+def test_a_rank_is_killed_under_open_mpi(
+    place: str, large_file: Path, serial_bytes: bytes, shared: Path
+) -> None:
+    """And one process alone resumes what two began."""
+    words = ["build", large_file, "-o", shared]
+    assert strike(place, 1, "kill", words, launcher="openmpi").returncode != 0
+    assert visible(shared) == []
+    done = start(words)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).read_bytes() == serial_bytes
+
+
+@pytest.mark.parametrize("action", ["raise", "term"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_error_on_one_rank_ends_all(
+    action: str, rank: int, large_file: Path, shared: Path
+) -> None:
+    """Nobody waits for a rank that is gone; a signal says that the build can be resumed."""
+    died = strike("building", rank, action, ["build", large_file, "-o", shared])
+    assert died.returncode != 0
+    assert ("nobody foresaw this" if action == "raise" else "run again to resume") in died.stderr
+    assert visible(shared) == []
+
+
+def test_a_signal_alone(large_file: Path, shared: Path) -> None:
+    """One process ends with exit code 8, and leaves what it has finished."""
+    died = strike("reading back", 0, "term", ["build", large_file, "-o", shared], ranks=1)
+    assert died.returncode == 8
+    done = start(["build", large_file, "-o", shared, "--json"])
+    assert json.loads(done.stdout)["built"] == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem that a large cache does not fill."""
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256m", "tmpfs", str(directory)], check=True)
+    yield directory
+    subprocess.run(["umount", str(directory)], check=True)
+
+
+@pytest.mark.parametrize("place", ["claiming", "resuming", "building", "laying out", "publishing"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_full_disk(
+    place: str, ranks: int, small_disk: Path, large_file: Path, serial_bytes: bytes
+) -> None:
+    """Before or while it is written to: exit code 6, nothing visible, and resumed with room."""
+    words = ["build", large_file, "-o", small_disk, "--threads", "1"]
+    died = strike(place, 0, "fill", words, ranks)
+    assert died.returncode == 6, died.stderr
+    assert "space" in died.stderr
+    assert "Traceback" not in died.stderr
+    assert visible(small_disk) == ["filler"]
+    (small_disk / "filler").unlink()
+    done = start(words, ranks)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).read_bytes() == serial_bytes
+
+
+def run_in_background(words: list[Any], ranks: int) -> subprocess.Popen[str]:
+    """Start a build and do not wait for it."""
+    before, needed = launch("mpich", ranks)
+    return subprocess.Popen(
+        [*before, DISTCACHE, *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=clean_environment(needed),
+        start_new_session=True,
+    )
+
+
+def test_builds_that_race(large_file: Path, serial_bytes: bytes, shared: Path) -> None:
+    """One publishes, and the others reuse it."""
+    words = ["build", large_file, "-o", shared, "--json"]
+    jobs = [run_in_background(words, ranks) for ranks in (1, 2, 2)]
+    outcomes = []
+    for job in jobs:
+        output, errors = job.communicate(timeout=LIMIT)
+        assert job.returncode == 0, errors
+        outcomes.append(json.loads(output))
+    assert [outcome["reused"] for outcome in outcomes].count(False) == 1
+    assert Path(outcomes[0]["path"]).read_bytes() == serial_bytes
+    assert len(visible(shared)) == 2
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_one_of_two_racing_builds_dies(
+    victim: int, large_file: Path, serial_bytes: bytes, shared: Path
+) -> None:
+    """Whether it is the one that builds or the one that waits, the other has the cache."""
+    words = ["build", large_file, "-o", shared]
+    first = run_in_background(words, 2)
+    while not list(shared.glob(".*.building/journal.*")):
+        assert first.poll() is None
+        time.sleep(0.02)
+    second = run_in_background(words, 2)
+    time.sleep(0.3)
+    os.killpg((first, second)[victim].pid, signal.SIGKILL)
+    survivor = (second, first)[victim]
+    output, errors = survivor.communicate(timeout=LIMIT)
+    assert survivor.returncode == 0, errors
+    assert Path(output.strip()).read_bytes() == serial_bytes
+    verify_cache(open_cache(output.strip()))
+    (first, second)[victim].communicate(timeout=LIMIT)
