@@ -62,12 +62,15 @@ class Stopwatch:
 
     def phase(self, name: str, total: float = 0) -> None:
         """Begin a phase, and end the one before."""
-        now = time.perf_counter()
-        if self.current:
-            self.seconds[self.current] = self.seconds.get(self.current, 0.0) + now - self._begin
-        self._begin, self.current = now, name
+        self.stop()
+        self._begin, self.current = time.perf_counter(), name
         self._total, self._done = total, 0.0
         self._progress.phase(name, total)
+
+    def stop(self) -> None:
+        """End the phase that is going on."""
+        if self.current:
+            self.seconds[self.current] = time.perf_counter() - self._begin
 
     def advance(self, amount: float) -> None:
         """Count work as done."""

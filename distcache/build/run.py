@@ -150,7 +150,7 @@ def _run(
     blocks = digest_blocks(job)
     watch.phase("publishing")
     published = from_rank_0(communicator, lambda: finish(job, blocks, final), bool, "publishing")
-    watch.phase("done")
+    watch.stop()
     mine = rank_record(communicator.rank, watch.seconds, work.memory[communicator.rank])
     ranks = communicator.gather_all(mine, RankRecord, "the build record")
 

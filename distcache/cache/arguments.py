@@ -12,6 +12,7 @@ from distcache.cache.reader import Cache
 __all__ = ["blend_words", "megatron_arguments", "per_split_document"]
 
 SPLITS = ("train", "valid", "test")
+DEFAULT_SURPLUS = 0.005
 
 
 def blend_words(cache: Cache, split: str, rename: Callable[[str], str] = str) -> list[str] | None:
@@ -76,8 +77,8 @@ def megatron_arguments(
         options.append(["--per-split-data-args-path", str(per_split_path)])
     options.append(["--seq-length", str(identity["sequence_length"])])
     options.append(["--seed", str(identity["seed"])])
-    surplus = identity["mid_level_dataset_surplus"]
-    options.append(["--mid-level-dataset-surplus", repr(surplus)])
+    if (surplus := identity["mid_level_dataset_surplus"]) != DEFAULT_SURPLUS:
+        options.append(["--mid-level-dataset-surplus", repr(surplus)])
     if (train := identity["samples"]["train"]) is not None:
         options.append(["--train-samples", str(train)])
     if identity["multiple_validation_sets"]:

@@ -13,7 +13,7 @@ from distcache.cache.format import ARRAY_NAMES
 from distcache.cache.reader import Cache
 from distcache.errors import CacheCorrupt
 
-__all__ = ["read_bytes", "verify_cache"]
+__all__ = ["verify_arrays", "verify_cache"]
 
 
 def read_bytes(descriptor: int, begin: int, end: int) -> bytearray:

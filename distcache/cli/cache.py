@@ -262,3 +262,9 @@ def export_command(
         return
     typer.echo(f"# {len(done.files)} files in {done.directory}; give Megatron:")
     typer.echo(" \\\n    ".join(done.arguments))
+    sizes = ", ".join(f"{split} {_epochs_or(count)}" for split, count in done.samples.items())
+    typer.echo(f"# and batch size, iterations and evaluations that ask for these samples: {sizes}")
+
+
+def _epochs_or(count: int | None) -> str:
+    return "one epoch" if count is None else f"{count:,}"

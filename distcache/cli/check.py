@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -10,6 +11,7 @@ import typer
 from distcache.build.communicator import connect
 from distcache.build.examine import examine
 from distcache.cli.output import print_json, print_table
+from distcache.corpus import CorpusFacts, Fault
 from distcache.errors import CorpusError
 
 __all__ = ["check_command"]
@@ -50,7 +52,7 @@ def check_command(
         raise CorpusError(f"{unsound} of {len(unique)} corpora are unsound")
 
 
-def _show(facts: list, faults: tuple) -> None:  # type: ignore[type-arg]
+def _show(facts: Sequence[CorpusFacts], faults: Sequence[Fault]) -> None:
     if facts:
         print_table(
             "Sound corpora",

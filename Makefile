@@ -1,0 +1,76 @@
+# make demo, make test: on a fresh machine with Python >= 3.11, a C++20 compiler and make.
+# Everything goes into .venv and build/; what only tests need from the system is installed by apt.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+CMAKE_TESTS := -DDISTCACHE_TESTS=ON -G Ninja
+SERIAL := tests/mpi tests/faults
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+.PHONY: help install demo test test-fast lint cpp-tests python-tests mpi-tests bench clean
+
+help:
+	@echo "make demo       corpora from real text, a blend built by two ranks, its export"
+	@echo "make test       every check: lint, C++ with sanitizers, Python, MPI, faults, Megatron-Core"
+	@echo "make test-fast  the tests of a working minute"
+	@echo "make lint       ruff, mypy, stubtest, clang-format, import-linter"
+	@echo "make bench      Megatron-Core and distcache side by side"
+
+# pip, not uv: torch 2.13.0 is served to some machines as a CPU build that only pip finds.
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet "scikit-build-core>=0.10" "pybind11>=3.0" ninja cmake
+	touch $@
+
+$(VENV)/demo-installed: $(VENV)/installed $(wildcard cpp/*/*.cpp cpp/include/distcache/*.hpp) cpp/CMakeLists.txt
+	$(BIN)/pip install --quiet mpich
+	$(BIN)/pip install --quiet --no-build-isolation --editable ".[mpi]"
+	touch $@
+
+$(VENV)/test-installed: $(VENV)/demo-installed
+	$(BIN)/pip install --quiet torch==2.13.0
+	$(BIN)/pip install --quiet --group test --group lint --group peers
+	touch $@
+
+install: $(VENV)/demo-installed
+
+demo: install
+	scripts/demo
+
+test: lint cpp-tests python-tests mpi-tests
+
+test-fast: $(VENV)/test-installed
+	pytest -q -n auto --ignore tests/peers $(SERIAL:%=--ignore %)
+
+lint: $(VENV)/test-installed
+	ruff check .
+	ruff format --check .
+	mypy
+	python -m mypy.stubtest distcache._kernels --allowlist cpp/bindings/stubtest.allow
+	clang-format --dry-run --Werror $$(git ls-files 'cpp/*.cpp' 'cpp/*.hpp')
+	lint-imports
+
+cpp-tests: $(VENV)/installed
+	scripts/need catch2:/usr/include/catch2 clang:clang++
+	cmake -S cpp -B build/gcc $(CMAKE_TESTS) -DDISTCACHE_WERROR=ON
+	cmake --build build/gcc && build/gcc/kernel_tests
+	cmake -S cpp -B build/clang $(CMAKE_TESTS) -DDISTCACHE_WERROR=ON -DCMAKE_CXX_COMPILER=clang++
+	cmake --build build/clang && build/clang/kernel_tests
+	cmake -S cpp -B build/sanitized $(CMAKE_TESTS) -DDISTCACHE_SANITIZE=ON
+	cmake --build build/sanitized && build/sanitized/kernel_tests
+
+python-tests: $(VENV)/test-installed
+	pytest -q -n auto $(SERIAL:%=--ignore %)
+
+# One after the other: each starts several ranks, and a hang must not be taken for a busy machine.
+mpi-tests: $(VENV)/test-installed
+	scripts/need openmpi-bin:mpirun.openmpi
+	pytest -q $(SERIAL)
+
+bench: $(VENV)/test-installed
+	python benchmarks/against_megatron.py
+
+clean:
+	rm -rf $(VENV) build demo-output
