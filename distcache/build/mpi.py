@@ -21,7 +21,8 @@ __all__ = ["MpiCommunicator"]
 
 Value = TypeVar("Value")
 
-PATIENCE: Final = 3600.0  # seconds that a rank waits for the others before it ends the job
+# Seconds that a rank waits for the others before it ends the job; they may wait for another job.
+PATIENCE: Final = 4 * 3600.0
 PIECE: Final = 1 << 30  # bytes of one message: MPI counts are 32-bit before version 4
 SHORTEST_SLEEP: Final = 2e-5
 LONGEST_SLEEP: Final = 1e-3  # a core is hardly used, and a step hardly delayed

@@ -12,7 +12,7 @@ import typer
 from distcache.build.communicator import SerialCommunicator
 from distcache.build.examine import examine, require_sound
 from distcache.cache.export import export, prefix_renamer
-from distcache.cache.format import ARRAY_NAMES
+from distcache.cache.inspect import inspect_document
 from distcache.cache.reader import Cache, open_cache
 from distcache.cache.verify import verify_arrays, verify_cache
 from distcache.cli.output import print_json, print_table, size_text
@@ -45,13 +45,14 @@ def inspect_command(cache: CacheArgument, as_json: JsonOption = False) -> None:
             [
                 member["corpus"],
                 member["split"],
-                member["section"]["end"] - member["section"]["begin"],
-                member["section"]["epochs"],
-                member["section"]["samples"],
+                section["end"] - section["begin"],
+                section["epochs"],
+                section["samples"],
                 member["blend"],
                 member["weight"],
             ]
             for member in document["members"]
+            for section in [document["sections"][member["section"]]]
         ],
     )
     if document["blends"]:
@@ -64,71 +65,6 @@ def inspect_command(cache: CacheArgument, as_json: JsonOption = False) -> None:
             ],
         )
     typer.echo(f"size {size_text(document['file_bytes'])}")
-
-
-def _row(entry: Any) -> dict[str, Any]:
-    values = {name: entry[name].item() for name in entry.dtype.names}
-    return {
-        name: value.decode("ascii") if isinstance(value, bytes) else value
-        for name, value in values.items()
-    }
-
-
-def inspect_document(cache: Cache) -> dict[str, Any]:
-    """Return what a cache holds, as docs/commands.md describes it."""
-    sources = []
-    for entry, prefix in zip(cache.table("sources"), cache.prefixes, strict=True):
-        fields = _row(entry)
-        del fields["prefix_begin"], fields["prefix_end"]
-        sources.append({"prefix": prefix, **fields})
-    sections = []
-    for row, entry in enumerate(cache.table("sections")):
-        fields = {name: value for name, value in _row(entry).items() if not _is_array_column(name)}
-        sections.append({**fields, "arrays": _arrays(cache, "sections", row)})
-    blends = []
-    for row, entry in enumerate(cache.table("blends")):
-        fields = {name: value for name, value in _row(entry).items() if not _is_array_column(name)}
-        fields["exhaustive"] = bool(fields["exhaustive"])
-        blends.append({**fields, "arrays": _arrays(cache, "blends", row)})
-    members = []
-    for entry in cache.table("members"):
-        fields = _row(entry)
-        members.append(
-            {
-                "split": fields["split"],
-                "corpus": cache.prefixes[fields["source"]],
-                "section": sections[fields["section"]],
-                "requested": None if fields["requested"] < 0 else fields["requested"],
-                "blend": None if fields["blend"] < 0 else fields["blend"],
-                "weight": None if fields["weight"] != fields["weight"] else fields["weight"],
-            }
-        )
-    return {
-        "path": str(cache.path),
-        "key": cache.key,
-        "file_bytes": cache.header.file_size,
-        "identity": cache.identity,
-        "naming": cache.naming,
-        "sources": sources,
-        "blends": blends,
-        "members": members,
-    }
-
-
-def _is_array_column(name: str) -> bool:
-    return any(name.startswith(f"{array}_") for names in ARRAY_NAMES.values() for array in names)
-
-
-def _arrays(cache: Cache, table: str, row: int) -> dict[str, Any]:
-    return {
-        name: {
-            "dtype": view.dtype.name,
-            "shape": list(view.shape),
-            "offset": view.offset,
-            "digest": view.digest,
-        }
-        for name, view in cache.arrays(table, row).items()
-    }
 
 
 def verify_command(

@@ -79,7 +79,9 @@ def test_inspect(cache: Path, blend_config: dict[str, Any]) -> None:
     assert [s["prefix"] for s in found["sources"]] == [s["path"] for s in blend_config["blend"]]
     member = found["members"][0]
     assert member["split"] == "train"
-    assert member["section"]["arrays"]["document_index"]["dtype"] == "int32"
+    section = found["sections"][member["section"]]
+    assert section["arrays"]["document_index"]["dtype"] == "int32"
+    assert (found["blends"][0]["exhaustive"], member["blend"]) == (False, 0)
     assert "valid" in start(["inspect", cache]).stdout
 
 
