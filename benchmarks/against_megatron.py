@@ -3,7 +3,7 @@
 The corpora are generated: log-normal lengths, sparse `.bin` files. Every array is compared. Times
 are medians of alternating rounds; peak memory is the most of any process.
 
-    python benchmarks/against_megatron.py                     # one corpus of 20 million documents
+    python benchmarks/against_megatron.py       # 20 million documents in one corpus and in 800
     python benchmarks/against_megatron.py --documents 2000000 --rounds 1 --json
 """
 
@@ -21,28 +21,52 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from corpora import generate
 from machine import machine
 
 HERE = Path(__file__).parent
 SEQUENCE_LENGTH = 4096
 MEAN_TOKENS = 600
+MANY = 800
 
 
-def cases(prefix: str, documents: int) -> dict[str, dict[str, Any]]:
-    """Return the configurations: one epoch; and a sample for every second document, 4 epochs."""
-    common = {
+def cases(work: Path, documents: int) -> dict[str, dict[str, Any]]:
+    """Generate corpora, and return the configurations by name.
+
+    One epoch of one corpus; a sample for every second document of it, which takes four epochs; and
+    a blend by weight of many corpora with as many documents together.
+    """
+    generate(work / "corpus", documents, MEAN_TOKENS, seed=1)
+    share = documents // MANY
+    for number in range(MANY):
+        generate(work / f"corpus-{number}", share, MEAN_TOKENS, seed=number)
+    one: list[dict[str, Any]] = [{"path": str(work / "corpus")}]
+    random = np.random.default_rng(0)
+    many = [
+        {"path": str(work / f"corpus-{number}"), "weight": float(random.lognormal(0, 1))}
+        for number in range(MANY)
+    ]
+    per_epoch = int(documents * MEAN_TOKENS * 0.98) // SEQUENCE_LENGTH
+    return {
+        "1 epoch": configuration(one, "1", per_epoch),
+        "4 epochs": configuration(one, "1", documents // 2),
+        f"{MANY} corpora": configuration(many, "98,1,1", per_epoch, per_epoch // 100),
+    }
+
+
+def configuration(
+    blend: list[dict[str, Any]], split: str, train: int, others: int = 0
+) -> dict[str, Any]:
+    """Return the fields of a configuration."""
+    return {
         "sequence_length": SEQUENCE_LENGTH,
         "seed": 1234,
-        "split": "1",
+        "split": split,
+        "mid_level_dataset_surplus": 0.5,  # so that small splits of many corpora do not run short
+        "samples": {"train": train, "valid": others, "test": others},
+        "blend": blend,
         "tokenizer": {"class": "NullTokenizer"},
-    }
-    per_epoch = int(documents * MEAN_TOKENS * 0.98) // SEQUENCE_LENGTH
-    one = {"train": per_epoch, "valid": 0, "test": 0}
-    four = {"train": documents // 2, "valid": 0, "test": 0}
-    return {
-        "1 epoch": {**common, "samples": one, "blend": [{"path": prefix}]},
-        "4 epochs": {**common, "samples": four, "blend": [{"path": prefix}]},
     }
 
 
@@ -62,9 +86,10 @@ def run_megatron(config: Path, directory: Path) -> dict[str, Any]:
     return found | json.loads(found["output"].splitlines()[-1])
 
 
-def run_distcache(config: Path, directory: Path, ranks: int) -> dict[str, Any]:
+def run_distcache(config: Path, directory: Path, ranks: int, threads: int) -> dict[str, Any]:
     """Let distcache build into a directory; its builder is all of a rank but its start."""
     command = ["distcache", "build", str(config), "-o", str(directory), "--name", "cache"]
+    command += ["--threads", str(threads)]
     launcher = ["mpiexec", "-n", str(ranks)] if ranks > 1 else []
     found = timed([*launcher, *command, "--log-format", "none"])
     record = json.loads((directory / "cache.h5.build.json").read_text(encoding="utf-8"))
@@ -84,12 +109,13 @@ def require_equal(cache: Path, exported: Path, theirs: Path) -> None:
             sys.exit(f"{path.name} differs")
 
 
-def measure(config: Path, work: Path, rounds: int) -> dict[str, dict[str, float]]:
-    """Run all contenders in turn, and return the median of each figure of each."""
+def measure(config: Path, work: Path, rounds: int) -> dict[str, Any]:
+    """Run all contenders in turn; return the medians of each, and what opening the cache takes."""
     contenders = {
         "megatron-core": lambda directory: run_megatron(config, directory),
-        "distcache, 1 rank": lambda directory: run_distcache(config, directory, 1),
-        "distcache, 2 ranks": lambda directory: run_distcache(config, directory, 2),
+        "distcache, 1 rank, 1 thread": lambda directory: run_distcache(config, directory, 1, 1),
+        "distcache, 1 rank, 2 threads": lambda directory: run_distcache(config, directory, 1, 2),
+        "distcache, 2 ranks, 1 thread": lambda directory: run_distcache(config, directory, 2, 1),
     }
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in contenders}
     for _ in range(rounds):
@@ -97,25 +123,37 @@ def measure(config: Path, work: Path, rounds: int) -> dict[str, dict[str, float]
         for name, run in contenders.items():
             shutil.rmtree(directories[name], ignore_errors=True)
             runs[name].append(run(directories[name]))
-    ours = directories["distcache, 2 ranks"] / "cache.h5"
-    require_equal(ours, work / "exported", directories["megatron-core"])
+    ours = [path / "cache.h5" for name, path in directories.items() if "distcache" in name]
+    if len({path.read_bytes() for path in ours}) != 1:
+        sys.exit("the caches differ from one another")
+    require_equal(ours[0], work / "exported", directories["megatron-core"])
+    openings = [opening(ours[0]) for _ in range(5)]
     for directory in [*directories.values(), work / "exported"]:
         shutil.rmtree(directory)
     figures = ("builder", "process", "memory")
-    return {
+    medians = {
         name: {figure: statistics.median(run[figure] for run in found) for figure in figures}
         | {"phases": found[-1].get("phases", {})}
         for name, found in runs.items()
     }
+    return {"contenders": medians, "opening": min(openings, key=lambda found: found["all arrays"])}
 
 
-def rows(results: dict[str, dict[str, dict[str, float]]]) -> Iterator[str]:
-    """Yield the lines of a Markdown table."""
+def opening(cache: Path) -> dict[str, float]:
+    """Open a cache in a new process."""
+    found: dict[str, float] = json.loads(
+        timed([sys.executable, str(HERE / "opening.py"), str(cache)])["output"]
+    )
+    return found
+
+
+def rows(results: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of the Markdown tables."""
     yield "| case | | builder | | whole process | | peak memory | |"
     yield "|---|---|--:|--:|--:|--:|--:|--:|"
-    for case, contenders in results.items():
-        base = contenders["megatron-core"]
-        for name, found in contenders.items():
+    for case, result in results.items():
+        base = result["contenders"]["megatron-core"]
+        for name, found in result["contenders"].items():
             cells = [case, name]
             for figure, unit, scale in (
                 ("builder", "s", 1),
@@ -125,6 +163,14 @@ def rows(results: dict[str, dict[str, dict[str, float]]]) -> Iterator[str]:
                 cells.append(f"{found[figure] / scale:.2f} {unit}")
                 cells.append(f"{base[figure] / found[figure]:.1f}x")
             yield f"| {' | '.join(cells)} |"
+    yield ""
+    yield "| opening | arrays | open files | mappings | header and tables | views of all arrays |"
+    yield "|---|--:|--:|--:|--:|--:|"
+    for case, result in results.items():
+        found = result["opening"]
+        counts = " | ".join(str(found[name]) for name in ("arrays", "open files", "mappings"))
+        times = " | ".join(f"{found[name] * 1000:.1f} ms" for name in ("open", "all arrays"))
+        yield f"| {case} | {counts} | {times} |"
 
 
 def main() -> None:
@@ -137,9 +183,8 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
         work = Path(name)
-        prefix = generate(work / "corpus", options.documents, MEAN_TOKENS, seed=1)
         results = {}
-        for case, fields in cases(prefix, options.documents).items():
+        for case, fields in cases(work, options.documents).items():
             config = work / "config.json"
             config.write_text(json.dumps(fields), encoding="utf-8")
             results[case] = measure(config, work, options.rounds)

@@ -45,6 +45,7 @@ def main() -> None:
         sequence_length=fields["sequence_length"],
         blend=(paths, None if None in weights else weights),
         split=fields["split"],
+        mid_level_dataset_surplus=fields["mid_level_dataset_surplus"],
         path_to_cache=str(cache),
         tokenizer=Tokenizer(),
         reset_position_ids=False,

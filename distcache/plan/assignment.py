@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from typing import Final
 
 import msgspec
-import numpy as np
 
 from distcache.errors import NoSpace
 from distcache.plan.balance import balance
-from distcache.plan.layout import Layout, Unit
+from distcache.plan.layout import Layout, Unit, nbytes_of
 from distcache.plan.model import BlendPlan, SectionPlan
 from distcache.plan.slices import lower_type, middle_of
 
@@ -170,12 +169,11 @@ class _UnitSize:
 
 
 def _nbytes(item: SectionPlan | BlendPlan, name: str) -> int:
-    dtype, shape = item.arrays[name]
-    return np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
+    return nbytes_of(*item.arrays[name])
 
 
 def _cost(item: SectionPlan | BlendPlan) -> float:
-    written = WRITE_COST_PER_BYTE * sum(_nbytes(item, name) for name in item.arrays)
+    written = WRITE_COST_PER_BYTE * sum(nbytes_of(*array) for array in item.arrays.values())
     if isinstance(item, BlendPlan):
         return BLEND_COST * item.size + written
     shuffled = SHUFFLE_COST * (item.documents + item.shuffled_samples)

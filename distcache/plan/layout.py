@@ -16,13 +16,13 @@ import numpy as np
 
 from distcache.plan.model import BlendPlan, SectionPlan
 
-__all__ = ["PAGE", "STRIPE", "ArrayPlace", "Layout", "Unit", "align", "make_layout"]
+__all__ = ["PAGE", "STRIPE", "ArrayPlace", "Layout", "Unit", "align", "make_layout", "nbytes_of"]
 
 PAGE: Final = 4096
 STRIPE: Final = 1 << 20
 UNIT_FULL: Final = 4 * STRIPE
 SPLITTABLE_FROM: Final = 32 * STRIPE
-# HDF5 takes less than this per dataset for its object header, link and B-tree entry.
+# HDF5 takes some 400 bytes per dataset for its object header, link and B-tree entry.
 METADATA_PER_ARRAY: Final = 1024
 METADATA_BASE: Final = 1 << 16
 
@@ -100,7 +100,7 @@ def make_layout(items: Sequence[SectionPlan | BlendPlan]) -> Layout:
         Equal for equal items.
     """
     count = sum(len(item.arrays) for item in items)
-    data_begin = align(METADATA_BASE + 2 * METADATA_PER_ARRAY * count, STRIPE)
+    data_begin = align(METADATA_BASE + METADATA_PER_ARRAY * count, STRIPE)
     placed: list[tuple[ArrayPlace, ...]] = []
     units: list[Unit] = []
     pending: list[int] = []
@@ -124,10 +124,11 @@ def make_layout(items: Sequence[SectionPlan | BlendPlan]) -> Layout:
 
 
 def _size(item: SectionPlan | BlendPlan) -> int:
-    return sum(_nbytes(dtype, shape) for dtype, shape in item.arrays.values())
+    return sum(nbytes_of(dtype, shape) for dtype, shape in item.arrays.values())
 
 
-def _nbytes(dtype: str, shape: Iterable[int]) -> int:
+def nbytes_of(dtype: str, shape: Iterable[int]) -> int:
+    """Return the bytes of an array."""
     return np.dtype(dtype).itemsize * math.prod(shape)
 
 
@@ -137,6 +138,6 @@ def _place(
     places = []
     for name, (dtype, shape) in item.arrays.items():
         offset = align(offset, alignment)
-        places.append(ArrayPlace(name, dtype, shape, offset, _nbytes(dtype, shape)))
+        places.append(ArrayPlace(name, dtype, shape, offset, nbytes_of(dtype, shape)))
         offset = places[-1].offset + places[-1].nbytes
     return tuple(places), offset
