@@ -27,17 +27,17 @@ from distcache.build.entries import (
     shuffle_upper,
     skip_upper,
 )
-from distcache.build.rows import RowCutter
+from distcache.build.row_slice import RowSlice
 from distcache.build.sections import write_in_chunks
 from distcache.build.stream import EntryStream
-from distcache.cache.digests import array_digest, leaves_of
+from distcache.cache.digests import array_digest
 from distcache.corpus import Corpus
 from distcache.kernels import Mt19937
 from distcache.plan.assignment import SplitUnit, stream_step
 from distcache.plan.balance import slice_bounds
 from distcache.plan.layout import STRIPE, ArrayPlace
 from distcache.plan.model import SectionPlan
-from distcache.plan.slices import edges, lower_type, middle_of, row_bounds
+from distcache.plan.slices import lower_type, middle_of, row_bounds
 
 __all__ = ["SplitSection"]
 
@@ -114,23 +114,28 @@ class SplitSection:
             communicator, self._holders(), self._held, bounds, stream_step(communicator.size)
         )
         firsts = stream.first_tokens()
-        rows = row_bounds(firsts, section)
-        place = self._places["document_index"]
-        documents = ArrayWriter(self._file, place, DOCUMENT_SIZE * bounds[rank])
-        own_rows, cut = (rows[rank], rows[rank + 1]), list[NDArray[Any]]()
-        room = own_rows[1] - own_rows[0]
-        cutter = RowCutter(section, own_rows, (bounds[rank], firsts[rank]), room, cut.append)
+        documents = ArrayWriter(
+            self._file, self._places["document_index"], DOCUMENT_SIZE * bounds[rank]
+        )
+        rows = RowSlice(
+            communicator,
+            section,
+            row_bounds(firsts, section),
+            (bounds[rank], firsts[rank]),
+            self._file,
+            self._places["sample_index"],
+        )
 
         def take(begin: int, entries: NDArray[np.int64]) -> None:
             documents.append(documents_of(entries))
-            cutter.feed(entries, begin)
+            rows.feed(entries, begin)
 
         for begin, entries in stream:
             together(communicator, partial(take, begin, entries), "writing documents")
-        together(communicator, cutter.finish, "cutting samples")
         self._held = {}
-        row_size = 2 * np.dtype(section.sample_type).itemsize
-        return self._write(documents, cut, [row * row_size for row in rows])
+        together(communicator, rows.finish, "cutting samples")
+        rows.settle()
+        return self._digests(documents, rows)
 
     def _bring_lower(self) -> None:
         """Bring the lower positions to the rank that has the upper part. Collective."""
@@ -152,51 +157,20 @@ class SplitSection:
             (self._roles.rest_rank, first, self._section.documents),
         ]
 
-    def _write(
-        self, documents: ArrayWriter, cut: Sequence[NDArray[Any]], bounds: Sequence[int]
-    ) -> dict[str, str]:
-        """Write this rank's rows, and put the digests together. Collective."""
-        offset, own = self._settle_edges(cut, bounds)
+    def _digests(self, documents: ArrayWriter, rows: RowSlice) -> dict[str, str]:
+        """Put the digests of all ranks together. Collective."""
 
-        def write() -> tuple[bytes, bytes, str]:
-            self._file.write(self._places["sample_index"].offset + offset, own)
-            return documents.leaves().tobytes(), leaves_of(own).tobytes(), self._shuffle_digest
+        def mine() -> tuple[bytes, bytes, str]:
+            leaves = documents.leaves().tobytes(), rows.leaves().tobytes()
+            return *leaves, self._shuffle_digest
 
-        mine = together(self._communicator, write, "writing samples")
-        kind = tuple[bytes, bytes, str]
-        shares = self._communicator.gather_all(mine, kind, "digests of slices")
+        own = together(self._communicator, mine, "writing samples")
+        shares = self._communicator.gather_all(own, tuple[bytes, bytes, str], "digests of slices")
         return {
             "document_index": _digest_of([leaves for leaves, _, _ in shares]),
             "sample_index": _digest_of([leaves for _, leaves, _ in shares]),
             "shuffle_index": shares[self._roles.rest_rank][2],
         }
-
-    def _settle_edges(
-        self, cut: Sequence[NDArray[Any]], bounds: Sequence[int]
-    ) -> tuple[int, NDArray[np.uint8]]:
-        """Give the start of this rank's rows to whoever owns its stripe. Collective.
-
-        Returns
-        -------
-        offset : int
-            In the array, in bytes; a multiple of a stripe.
-        own : ndarray of uint8
-            What this rank is to write there.
-        """
-        rank = self._communicator.rank
-        begin = offset = bounds[rank]
-        rows = cut[0] if cut else np.empty(0, np.uint8)
-        flat = rows.reshape(-1).view(np.uint8)
-        sends, receives = [], []
-        for edge in edges(bounds, STRIPE):
-            if edge.sender == rank:
-                sends.append(Message(edge.owner, flat[: edge.end - begin]))
-                offset = edge.end
-            elif edge.owner == rank:
-                receives.append(Message(edge.sender, np.empty(edge.end - edge.begin, np.uint8)))
-        self._communicator.exchange(sends, receives, "edges of a sample index")
-        received = [message.data for message in receives]
-        return offset, np.concatenate([flat[offset - begin :], *received])
 
 
 def _digest_of(leaves: Sequence[bytes]) -> str:

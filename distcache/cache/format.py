@@ -17,6 +17,8 @@ import xxhash
 from distcache.errors import CacheCorrupt
 
 __all__ = [
+    "ARRAY_NAMES",
+    "ARRAY_TYPES",
     "BLENDS",
     "BLOCKS",
     "BLOCK_SIZE",
@@ -46,6 +48,9 @@ ARRAY_NAMES: Final = {
     "sections": ("document_index", "sample_index", "shuffle_index"),
     "blends": ("dataset_index", "dataset_sample_index"),
 }
+
+
+ARRAY_TYPES: Final = frozenset({"<i2", "<i4", "<u4", "<i8"})
 
 
 def array_fields(name: str) -> list[tuple[str, str]]:

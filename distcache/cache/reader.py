@@ -15,7 +15,14 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from distcache.cache.format import ARRAY_NAMES, HEADER_SIZE, TABLES, Header, array_fields
+from distcache.cache.format import (
+    ARRAY_NAMES,
+    ARRAY_TYPES,
+    HEADER_SIZE,
+    TABLES,
+    Header,
+    array_fields,
+)
 from distcache.errors import CacheCorrupt, NotReady
 
 __all__ = ["ArrayView", "Cache", "open_cache"]
@@ -99,18 +106,21 @@ class Cache:
         Raises
         ------
         CacheCorrupt
-            If the table names bytes outside the file.
+            If the table names bytes outside the data, or a dtype that no array has.
         """
         columns = self._array_columns[table]
         views = {}
         for name in ARRAY_NAMES[table]:
-            dtype, rows, offset, digest = (column[row] for column in columns[name])
+            raw_type, rows, offset, digest = (column[row] for column in columns[name])
+            dtype = raw_type.decode("ascii", "replace")
+            if dtype not in ARRAY_TYPES:
+                raise CacheCorrupt(f"{self.path}: {name} of {table} row {row} has dtype {dtype!r}")
             view = ArrayView(
                 name=name,
-                dtype=np.dtype(dtype.decode("ascii")),
+                dtype=np.dtype(dtype),
                 shape=(rows, 2) if name == "sample_index" else (rows,),
                 offset=offset,
-                digest=digest.decode("ascii"),
+                digest=digest.decode("ascii", "replace"),
             )
             if not HEADER_SIZE <= view.offset <= self.header.tables_begin - view.nbytes:
                 raise CacheCorrupt(f"{self.path}: {name} of {table} row {row} is not in the data")

@@ -258,8 +258,7 @@ def _memory(
             if rank == entry.rest_rank:
                 last = ENTRY_BYTES * section.documents - upper
                 held += lower + last + _nbytes(section, "shuffle_index")
-            # A step's entries and documents, and its rows once more for what edges bring.
-            rows = 2 * _nbytes(section, "sample_index") // ranks
-            slices = max(slices, 2 * ENTRY_BYTES * stream_step(ranks) + rows)
+            # A step's entries and their documents; rows are passed on in chunks.
+            slices = 2 * ENTRY_BYTES * stream_step(ranks) + 2 * CHUNK_BYTES
         peaks.append(held + slices)
     return BASE_MEMORY + max(peaks)
