@@ -113,7 +113,7 @@ class SplitSection:
         stream = EntryStream(
             communicator, self._holders(), self._held, bounds, stream_step(communicator.size)
         )
-        firsts = stream.first_tokens()
+        firsts = stream.first_tokens(section.size.epochs * section.tokens)
         documents = ArrayWriter(
             self._file, self._places["document_index"], DOCUMENT_SIZE * bounds[rank]
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -47,20 +46,28 @@ class EntryStream:
         self._bounds = bounds
         self._step = step
 
-    def first_tokens(self) -> list[int]:
-        """Return the tokens before each rank's slice. Collective."""
+    def first_tokens(self, total: int) -> list[int]:
+        """Return the tokens before each rank's slice. Collective.
+
+        Parameters
+        ----------
+        total : int
+            The tokens of the whole document index. Counting back from them spares the sum over
+            the first slice, which costs most: it has to be gathered.
+        """
 
         def add_up() -> list[int]:
             sums = [0] * self._communicator.size
             for entries in self._held.values():
                 for rank, begin, end in overlaps(self._bounds, entries.begin, entries.end):
-                    sums[rank] += entries.tokens(begin, end, self._step)
+                    if rank > 0:
+                        sums[rank] += entries.tokens(begin, end, self._step)
             return sums
 
         mine = together(self._communicator, add_up, "summing lengths")
         shares = self._communicator.gather_all(mine, list[int], "sums of lengths")
         sums = [sum(column) for column in zip(*shares, strict=True)]
-        return list(itertools.accumulate(sums, initial=0))[:-1]
+        return [0, *(total - sum(sums[rank:]) for rank in range(1, len(sums)))]
 
     def __iter__(self) -> Iterator[tuple[int, NDArray[np.int64]]]:
         """Yield the position of this rank's next entries, and the entries. Collective.
