@@ -9,7 +9,7 @@ from pathlib import Path
 
 from distcache.cache.reader import Cache
 
-__all__ = ["blend_words", "megatron_arguments", "per_split_document"]
+__all__ = ["SPLITS", "blend_words", "megatron_arguments", "per_split_document"]
 
 SPLITS = ("train", "valid", "test")
 DEFAULT_SURPLUS = 0.005

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from distcache.cache.arguments import megatron_arguments, per_split_document
+from distcache.cache.arguments import SPLITS, megatron_arguments, per_split_document
 from distcache.cache.digests import array_digest, leaves_of
 from distcache.cache.megatron import MegatronFile, megatron_files
 from distcache.cache.publish import no_space_as_error, write_whole
@@ -113,7 +113,8 @@ def export(
         with write_whole(per_split) as stream:
             stream.write(per_split_document(cache, rename).encode("utf-8"))
         arguments = megatron_arguments(cache, directory, per_split, rename)
-        result = Exported(str(directory), files, arguments, cache.identity["samples"])
+        samples = {split: cache.identity["samples"][split] for split in SPLITS}
+        result = Exported(str(directory), files, arguments, samples)
         with write_whole(directory / f"{stem}.json") as stream:
             stream.write(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     return result
