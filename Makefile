@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CMAKE_TESTS := -DDISTCACHE_TESTS=ON -G Ninja
+HAS_HEADERS := import os, sysconfig; exit(not os.path.exists(sysconfig.get_path('include') + '/Python.h'))
 SERIAL := tests/mpi tests/faults
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
@@ -19,6 +20,8 @@ help:
 
 # pip, not uv: torch 2.13.0 is served to some machines as a CPU build that only pip finds.
 $(VENV)/installed: pyproject.toml
+	@$(PYTHON) -c "import ensurepip" 2>/dev/null || scripts/need python3-venv:/missing
+	@$(PYTHON) -c "$(HAS_HEADERS)" || scripts/need python3-dev:/missing
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet "scikit-build-core>=0.10" "pybind11>=3.0" ninja cmake
