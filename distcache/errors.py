@@ -25,6 +25,8 @@ class DistcacheError(Exception):
     """
 
     exit_code = 1
+    agreed = False
+    """Whether all ranks have raised the same error, so that nobody waits for this one."""
 
     def __init__(self, *problems: str) -> None:
         super().__init__(*problems)

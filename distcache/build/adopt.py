@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from distcache.build.data_file import ArrayWriter, DataFile
-from distcache.cache import ArrayView, Cache, open_cache
+import msgspec
+
+from distcache.build.data_file import DataFile, write_in_chunks
+from distcache.cache import Cache, open_cache
 from distcache.cache.format import ARRAY_NAMES
 from distcache.errors import CacheCorrupt
-from distcache.plan.assignment import CHUNK_BYTES
 from distcache.plan.layout import ArrayPlace
 from distcache.plan.model import Plan
 
-__all__ = ["adopt", "find_adoptable"]
-
-Found = tuple[Cache, dict[str, ArrayView]]
+__all__ = ["Adoptable", "adopt", "find_adoptable"]
 
 
-def find_adoptable(plan: Plan, paths: Sequence[Path]) -> dict[int, Found]:
+class Adoptable(msgspec.Struct, frozen=True):
+    """What another cache has: its path, and the row of a table."""
+
+    path: str
+    table: str
+    row: int
+
+
+def find_adoptable(plan: Plan, paths: Sequence[Path]) -> dict[int, Adoptable]:
     """Find what other caches have of a plan.
 
     Parameters
@@ -30,7 +37,7 @@ def find_adoptable(plan: Plan, paths: Sequence[Path]) -> dict[int, Found]:
 
     Returns
     -------
-    dict of int to (Cache, dict of str to ArrayView)
+    dict of int to Adoptable
         By index into `Plan.items`.
 
     Raises
@@ -38,26 +45,34 @@ def find_adoptable(plan: Plan, paths: Sequence[Path]) -> dict[int, Found]:
     NotReady, CacheCorrupt
         If one of them cannot be opened.
     """
-    found: dict[str, Found] = {}
+    found: dict[str, Adoptable] = {}
     for path in paths:
-        cache = open_cache(path)
+        cache = open_cache(path.absolute())
         for table in ARRAY_NAMES:
             for row, key in enumerate(cache.table(table)["key"].tolist()):
-                found.setdefault(key.decode("ascii"), (cache, cache.arrays(table, row)))
+                known = Adoptable(str(cache.path), table, row)
+                found.setdefault(key.decode("ascii", "replace"), known)
     return {item: found[entry.key] for item, entry in enumerate(plan.items) if entry.key in found}
 
 
-def adopt(found: Found, places: Mapping[str, ArrayPlace], file: DataFile) -> dict[str, str]:
+def adopt(
+    found: Adoptable,
+    places: Mapping[str, ArrayPlace],
+    file: DataFile,
+    opened: Callable[[str], Cache],
+) -> dict[str, str]:
     """Copy the arrays of an item, and compare them with their digests on the way.
 
     Parameters
     ----------
-    found : (Cache, dict of str to ArrayView)
+    found : Adoptable
         From `find_adoptable`.
     places : mapping of str to ArrayPlace
         Where to write each array.
     file : DataFile
         The unfinished cache.
+    opened : callable
+        Opens a cache, or gives the one that is open.
 
     Returns
     -------
@@ -67,18 +82,16 @@ def adopt(found: Found, places: Mapping[str, ArrayPlace], file: DataFile) -> dic
     Raises
     ------
     CacheCorrupt
-        If an array is not what its digest says.
+        If an array is not what its digest says, or not what is to be built.
     """
-    cache, views = found
+    cache = opened(found.path)
     digests = {}
-    for name, view in views.items():
-        writer = ArrayWriter(file, places[name])
-        array = cache.read(view).reshape(-1)
-        step = CHUNK_BYTES // array.itemsize
-        for begin in range(0, array.size, step):
-            writer.append(array[begin : begin + step])
-        digests[name] = writer.finish()
-        if digests[name] != view.digest:
+    for name, view in cache.arrays(found.table, found.row).items():
+        place = places[name]
+        fits = (view.dtype.str, view.shape) == (place.dtype, place.shape)
+        if fits:
+            digests[name] = write_in_chunks(file, place, cache.read(view).reshape(-1))
+        if not fits or digests[name] != view.digest:
             raise CacheCorrupt(
                 f"{cache.path}: {name} at byte {view.offset} differs from its digest, so it cannot "
                 "be taken over; leave this --reuse out, or build that cache again"

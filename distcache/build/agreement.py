@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from distcache.build.communicator import Communicator
-from distcache.cache.publish import NO_SPACE
-from distcache.errors import BuildInterrupted, DistcacheError, error_from_exit_code
+from distcache.errors import BuildInterrupted, DistcacheError, NoSpace, error_from_exit_code
+from distcache.files import NO_SPACE
 
 __all__ = ["from_rank_0", "together"]
 
@@ -56,7 +56,9 @@ def together(communicator: Communicator, action: Callable[[], Result], what: str
     failures = [entry for entry in found if entry is not None]
     if failures:
         problems = dict.fromkeys(problem for entry in failures for problem in entry.problems)
-        raise error_from_exit_code(failures[0].exit_code, *problems) from cause
+        raised = error_from_exit_code(failures[0].exit_code, *problems)
+        raised.agreed = True
+        raise raised from cause
     return result
 
 
@@ -93,6 +95,8 @@ def _failure_of(error: Exception, rank: int) -> _Failure:
     if isinstance(error, DistcacheError):
         return _Failure(error.exit_code, tuple(error.problems))
     if isinstance(error, MemoryError):
-        return _Failure(6, (f"rank {rank} has not enough memory ({error}); use more ranks",))
+        problem = f"rank {rank} has not enough memory ({error}); use more ranks or fewer threads"
+        return _Failure(NoSpace.exit_code, (problem,))
     full = isinstance(error, OSError) and error.errno in NO_SPACE
-    return _Failure(6 if full else 1, (f"rank {rank}: {error}",))
+    kind = NoSpace if full else DistcacheError
+    return _Failure(kind.exit_code, (f"rank {rank}: {error}",))

@@ -6,7 +6,7 @@ import numpy as np
 
 from distcache.build.data_file import ArrayWriter, DataFile
 from distcache.kernels import Blender
-from distcache.plan.assignment import CHUNK_BYTES
+from distcache.plan.costs import CHUNK_BYTES
 from distcache.plan.layout import ArrayPlace
 from distcache.plan.model import BlendPlan
 

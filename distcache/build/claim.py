@@ -12,7 +12,7 @@ from typing import Final
 from distcache.build.progress import Progress
 from distcache.build.workspace import Lock, Workspace, sweep
 from distcache.cache import open_cache
-from distcache.errors import DistcacheError, KeyMismatch
+from distcache.errors import KeyMismatch
 
 __all__ = ["claim", "is_finished"]
 
@@ -39,8 +39,6 @@ def is_finished(final: Path, key: str) -> bool:
             f"{final}: has key {found}, this configuration has {key}; `distcache explain` says "
             "what differs. Build under another --name, or move the file away"
         )
-    with contextlib.suppress(OSError, DistcacheError):
-        sweep(final)
     return True
 
 
@@ -81,8 +79,8 @@ def claim(
         if state is Lock.HELD:
             if not is_finished(final, key):
                 return workspace
-            workspace.remove()
-            return None
+            workspace.leave()
+            continue
         now = clock()
         if (current := workspace.last_sign()) != sign:
             sign, seen = current, now
@@ -92,6 +90,8 @@ def claim(
             progress.note(f"waiting for {_describe(sign)}, which builds {final}")
             noted = now
         time.sleep(POLL)
+    with contextlib.suppress(OSError):
+        sweep(final)
     return None
 
 

@@ -12,17 +12,18 @@ from numpy.typing import NDArray
 
 from distcache.cache.digests import array_digest, leaves_of
 from distcache.cache.format import LEAF_SIZE
-from distcache.cache.publish import no_space_as_error
 from distcache.errors import DistcacheError
+from distcache.files import no_space_as_error
+from distcache.plan.costs import CHUNK_BYTES
 from distcache.plan.layout import ArrayPlace
 
-__all__ = ["ArrayWriter", "DataFile", "read_digest"]
+__all__ = ["ArrayWriter", "DataFile", "read_digest", "write_in_chunks"]
 
 READ_SIZE: Final = LEAF_SIZE  # stays in a core's cache between reading and digesting
 
 
 class DataFile:
-    """An open unfinished file. Every rank has its own; closing it syncs what the rank wrote.
+    """An open unfinished file. Every rank opens it for itself, and syncs what it has written.
 
     Parameters
     ----------
@@ -43,12 +44,12 @@ class DataFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            if kind is None:
-                with no_space_as_error(self._path):
-                    os.fsync(self._descriptor)
-        finally:
-            os.close(self._descriptor)
+        os.close(self._descriptor)
+
+    def sync(self) -> None:
+        """Wait until all that was written is on disk."""
+        with no_space_as_error(self._path):
+            os.fsync(self._descriptor)
 
     def write(self, offset: int, data: bytes | NDArray[Any]) -> None:
         """Write all bytes of an array at a byte offset."""
@@ -122,6 +123,15 @@ class ArrayWriter:
         """Return the digest of the whole array."""
         assert self._next == self._place.nbytes, f"{self._place.name} is not written whole"
         return array_digest(self.leaves())
+
+
+def write_in_chunks(file: DataFile, place: ArrayPlace, array: NDArray[Any]) -> str:
+    """Write a whole array, one-dimensional, and return its digest."""
+    writer = ArrayWriter(file, place)
+    step = CHUNK_BYTES // array.itemsize
+    for begin in range(0, len(array), step):
+        writer.append(array[begin : begin + step])
+    return writer.finish()
 
 
 def read_digest(file: DataFile, place: ArrayPlace) -> str:

@@ -195,4 +195,5 @@ def _whole_epochs(section: SectionPlan, idx: Idx, size: int) -> NDArray[np.int64
         epochs = entries.view(np.int32).reshape(-1, section.end - section.begin, 2)
         epochs[..., 0] = np.arange(section.begin, section.end, dtype=np.int32)
         epochs[..., 1] = idx.lengths[section.begin : section.end]
+        idx.release_lengths(section.begin, section.end)
     return entries

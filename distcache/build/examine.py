@@ -97,7 +97,9 @@ def require_sound(
     """
     facts, faults = examine(communicator, prefixes, threads)
     if faults:
-        raise CorpusError(*map(str, faults))
+        error = CorpusError(*map(str, faults))
+        error.agreed = True  # all ranks have all faults
+        raise error
     return facts
 
 

@@ -12,8 +12,8 @@ from distcache.build.job import Job
 from distcache.build.tables import compose_tables, file_size, table_bytes, table_places
 from distcache.cache import open_cache
 from distcache.cache.format import Header
-from distcache.cache.publish import publish
 from distcache.cache.skeleton import DatasetPlace, front_bytes
+from distcache.files import publish
 from distcache.plan.layout import Layout
 from distcache.plan.model import Plan
 
@@ -33,6 +33,7 @@ def lay_out(job: Job, scratch: str) -> None:
     front = front_bytes(scratch, job.layout.data_begin, dataset_places(job.plan, job.layout))
     with DataFile(job.data) as file:
         file.write(0, front)
+        file.sync()
 
 
 def finish(job: Job, blocks: Sequence[int], final: Path) -> bool:
@@ -67,6 +68,7 @@ def finish(job: Job, blocks: Sequence[int], final: Path) -> bool:
         file.write(begin, content)
         file.write(0, header.pack())
         file.truncate(header.file_size)
+        file.sync()
     open_cache(job.data)
     published = publish(job.data, final)
     if published:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from distcache.build.adopt import Adoptable
 from distcache.build.communicator import Communicator
 from distcache.build.progress import Stopwatch
-from distcache.cache import ArrayView, Cache
+from distcache.cache import Cache, open_cache
 from distcache.corpus import Corpus
 from distcache.plan.layout import ArrayPlace, Layout
 from distcache.plan.model import Plan, SectionPlan
@@ -30,7 +32,7 @@ class Job:
         What to build, and where each array lies.
     data : str
         Path of the unfinished file.
-    adopted : mapping of int to (Cache, dict of str to ArrayView)
+    adopted : mapping of int to Adoptable
         Items that another cache has.
     watch : Stopwatch
         Told what this rank does.
@@ -44,7 +46,7 @@ class Job:
     plan: Plan
     layout: Layout
     data: str
-    adopted: Mapping[int, tuple[Cache, dict[str, ArrayView]]]
+    adopted: Mapping[int, Adoptable]
     watch: Stopwatch
     threads: int
     digests: Digests = field(default_factory=dict)
@@ -53,9 +55,19 @@ class Job:
         """Return where the arrays of an item lie, by name."""
         return {place.name: place for place in self.layout.arrays[item]}
 
+    @functools.cached_property
+    def corpora(self) -> list[Corpus]:
+        """The corpora of the plan, each mapped once when it is first needed."""
+        return [Corpus(facts) for facts in self.plan.sources]
+
     def corpus(self, section: SectionPlan) -> Corpus:
-        """Return the corpus of a section, to be opened when it is needed."""
-        return Corpus(self.plan.sources[section.source])
+        """Return the corpus of a section."""
+        return self.corpora[section.source]
+
+    @functools.cached_property
+    def other_caches(self) -> dict[str, Cache]:
+        """The caches that items are adopted from, by path."""
+        return {path: open_cache(path) for path in {found.path for found in self.adopted.values()}}
 
     def bytes_of(self, item: int) -> int:
         """Return the bytes of all arrays of an item."""

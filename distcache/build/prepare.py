@@ -22,7 +22,7 @@ from distcache.plan.layout import Layout
 from distcache.plan.make import make_plan
 from distcache.plan.model import Plan
 
-__all__ = ["Attempt", "cache_path", "claim_together", "make_plan_together"]
+__all__ = ["Attempt", "cache_path", "claim_together", "make_plan_together", "require_name"]
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -34,25 +34,26 @@ class Attempt(msgspec.Struct, frozen=True):
         What makes the workspace private, if anything does.
     token : str
         Names this attempt's journals.
-    journals : tuple of str
-        Those of earlier attempts.
     """
 
     private: str
     token: str
-    journals: tuple[str, ...]
 
 
-def cache_path(directory: str | Path, name: str | None, plan: Plan) -> Path:
-    """Return the path of a cache.
+def require_name(name: str | None) -> None:
+    """Refuse a name that is not that of a file in a directory.
 
     Raises
     ------
     ConfigError
-        If the name is not that of a file in the directory.
+        If it is empty, hidden, or leads elsewhere.
     """
     if name is not None and (not name or "/" in name or "\0" in name or name.startswith(".")):
         raise ConfigError(f"--name {name!r}: expected a file name without directories")
+
+
+def cache_path(directory: str | Path, name: str | None, plan: Plan) -> Path:
+    """Return the path of a cache, whose name has been checked."""
     return Path(directory).absolute() / f"{name or plan.key[:16]}.h5"
 
 
@@ -84,9 +85,9 @@ def claim_together(
     """Become the builder, or find the cache; None for the attempt says the latter. Collective."""
     progress.phase("claiming")
     held: list[Workspace] = []
-    size = file_size(table_places(plan, layout))
 
     def decide() -> Attempt | None:
+        size = file_size(table_places(plan, layout))
         workspace = claim(final, plan.key, progress)
         if workspace is None:
             return None
@@ -97,7 +98,7 @@ def claim_together(
         except BaseException:
             workspace.leave()
             raise
-        return Attempt(workspace.private, secrets.token_hex(4), tuple(workspace.journals()))
+        return Attempt(workspace.private, secrets.token_hex(4))
 
     attempt = from_rank_0(communicator, decide, Attempt | None, "claiming the build")
     private = "" if attempt is None else attempt.private

@@ -23,6 +23,10 @@ class Progress(Protocol):
         """Tell something once."""
         ...
 
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        ...
+
 
 class Silent:
     """Tells nobody."""
@@ -34,6 +38,9 @@ class Silent:
         """Do nothing."""
 
     def note(self, message: str) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
         """Do nothing."""
 
 
@@ -80,3 +87,7 @@ class Stopwatch:
     def note(self, message: str) -> None:
         """Tell something once."""
         self._progress.note(message)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        self._progress.close()

@@ -46,13 +46,15 @@ def require_written(job: Job, digests: Digests) -> None:
     """
     lost = digests.keys() - _compare(job, digests, "reading back what was written")
     if lost:
-        raise DistcacheError(
+        error = DistcacheError(
             *(
                 f"{job.data}: item {item} reads back other bytes than were written; the filesystem "
                 "does not keep what is written to it. Run again to build that part anew"
                 for item in sorted(lost)
             )
         )
+        error.agreed = True  # all ranks have compared all findings
+        raise error
 
 
 def digest_blocks(job: Job) -> list[int]:

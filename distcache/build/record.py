@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from distcache import __version__
-from distcache.cache.publish import write_whole
+from distcache.files import write_whole
 
 __all__ = ["BuildRecord", "RankRecord", "peak_memory", "rank_record", "record_path", "write_record"]
 

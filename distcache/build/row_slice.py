@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from distcache.build.communicator import Communicator, Message
 from distcache.build.data_file import ArrayWriter, DataFile
 from distcache.build.rows import RowCutter
-from distcache.plan.assignment import CHUNK_BYTES
+from distcache.plan.costs import CHUNK_BYTES
 from distcache.plan.layout import STRIPE, ArrayPlace
 from distcache.plan.model import SectionPlan
 from distcache.plan.slices import edges

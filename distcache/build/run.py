@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-from distcache.build.adopt import find_adoptable
+from distcache.build.adopt import Adoptable, find_adoptable
 from distcache.build.agreement import from_rank_0, together
 from distcache.build.claim import is_finished
 from distcache.build.communicator import Communicator
 from distcache.build.finish import finish, lay_out
 from distcache.build.heartbeat import Heartbeat
 from distcache.build.job import Job
-from distcache.build.journal import Journal, read_journals
-from distcache.build.prepare import Attempt, cache_path, claim_together, make_plan_together
+from distcache.build.journal import Journal, Record, read_journals
+from distcache.build.prepare import (
+    Attempt,
+    cache_path,
+    claim_together,
+    make_plan_together,
+    require_name,
+)
 from distcache.build.progress import Progress, Silent, Stopwatch
 from distcache.build.readback import digest_blocks, require_written, still_there
 from distcache.build.record import RankRecord, rank_record, write_record
 from distcache.build.work import build_items
 from distcache.build.workspace import Workspace
+from distcache.errors import DistcacheError
 from distcache.plan.assignment import Assignment, assign
 from distcache.plan.config import Config
-from distcache.plan.layout import make_layout
+from distcache.plan.layout import Layout, make_layout
+from distcache.plan.model import Plan
 
 __all__ = ["Options", "Outcome", "build"]
 
@@ -105,13 +114,19 @@ def build(
     DistcacheError
         On all ranks the same. What is finished stays in the journal, for the next build.
     """
+    require_name(name)
     watch = Stopwatch(progress or Silent())
     plan = make_plan_together(communicator, config, options.threads, watch)
     layout = make_layout(plan.items)
-    # A memory limit that cannot be kept is told before anything is claimed.
-    every_unit = frozenset(range(len(layout.units)))
-    assign(plan.items, layout, every_unit, communicator.size, 1, options.memory_limit)
     final = cache_path(directory, name, plan)
+    adopted = from_rank_0(
+        communicator,
+        lambda: find_adoptable(plan, options.reuse),
+        dict[int, Adoptable],
+        "opening caches to reuse",
+    )
+    # A memory limit that cannot be kept is told before anything is claimed.
+    _assign(communicator, plan, layout, frozenset(), adopted, options)
     workspace, attempt = claim_together(communicator, plan, layout, final, watch)
     if attempt is None:
         return Outcome(str(final), plan.key, reused=True)
@@ -119,9 +134,6 @@ def build(
         if communicator.rank == 0:
             stack.callback(workspace.leave)
             stack.enter_context(Heartbeat(workspace, watch))
-        adopted = together(
-            communicator, lambda: find_adoptable(plan, options.reuse), "opening caches to reuse"
-        )
         job = Job(communicator, plan, layout, workspace.data, adopted, watch, options.threads)
         return _run(job, workspace, attempt, final, options)
 
@@ -132,11 +144,17 @@ def _run(
     """Take the steps of a build that is claimed. Collective."""
     communicator, watch = job.communicator, job.watch
     watch.phase("resuming")
-    records = together(communicator, lambda: read_journals(attempt.journals), "reading journals")
+    records = from_rank_0(
+        communicator,
+        lambda: read_journals(workspace.journals()),
+        dict[int, Record],
+        "reading journals",
+    )
     job.digests |= still_there(job, records)
     resumed = len(job.digests)
     adopted = len(job.adopted.keys() - job.digests.keys())
-    work = _assign(job, options)
+    done = frozenset(job.digests)
+    work = _assign(communicator, job.plan, job.layout, done, job.adopted, options)
     watch.phase("building", _own_bytes(job, work))
     path = workspace.journal(attempt.token, communicator.rank)
     with together(communicator, lambda: Journal(path), "opening journals") as journal:
@@ -157,8 +175,11 @@ def _run(
     def conclude() -> None:
         if published:
             write_record(final, job.plan.key, work.threads, resumed, adopted, ranks)
-        else:
-            is_finished(final, job.plan.key)
+        elif not is_finished(final, job.plan.key):
+            raise DistcacheError(
+                f"{final}: the name is taken, but no cache is there; move away what has it and run "
+                "again, which resumes"
+            )
         workspace.remove()
 
     from_rank_0(communicator, conclude, None, "writing the build record")
@@ -166,20 +187,32 @@ def _run(
     return Outcome(str(final), job.plan.key, not published, resumed, adopted, fresh)
 
 
-def _assign(job: Job, options: Options) -> Assignment:
-    """Share out what is not finished."""
-    unfinished = set(range(len(job.plan.items))) - job.digests.keys()
-    units = {
-        unit: unfinished.intersection(entry.items) for unit, entry in enumerate(job.layout.units)
+def _assign(
+    communicator: Communicator,
+    plan: Plan,
+    layout: Layout,
+    done: frozenset[int],
+    adopted: Mapping[int, Adoptable],
+    options: Options,
+) -> Assignment:
+    """Share out the items that are not done. Collective."""
+    unfinished = {
+        unit: set(entry.items) - done
+        for unit, entry in enumerate(layout.units)
+        if not done.issuperset(entry.items)
     }
-    return assign(
-        job.plan.items,
-        job.layout,
-        frozenset(unit for unit, items in units.items() if items),
-        job.communicator.size,
-        options.threads,
-        options.memory_limit,
-        copied=frozenset(unit for unit, items in units.items() if items <= job.adopted.keys()),
+    return together(
+        communicator,
+        lambda: assign(
+            plan.items,
+            layout,
+            frozenset(unfinished),
+            communicator.size,
+            options.threads,
+            options.memory_limit,
+            frozenset(unit for unit, items in unfinished.items() if items <= adopted.keys()),
+        ),
+        "assigning work",
     )
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.build.data_file import ArrayWriter, DataFile
+from distcache.build.data_file import ArrayWriter, DataFile, write_in_chunks
 from distcache.build.entries import (
     Entries,
     documents_of,
@@ -23,14 +25,17 @@ from distcache.build.entries import (
 from distcache.build.rows import RowCutter
 from distcache.corpus import Idx
 from distcache.kernels import Mt19937
-from distcache.plan.assignment import CHUNK_BYTES, ENTRY_BYTES
+from distcache.plan.costs import CHUNK_BYTES, ENTRY_BYTES
 from distcache.plan.layout import ArrayPlace
 from distcache.plan.model import SectionPlan
 from distcache.plan.slices import middle_of
 
-__all__ = ["build_section", "write_in_chunks"]
+__all__ = ["build_section"]
 
 CHUNK: int = CHUNK_BYTES // ENTRY_BYTES
+
+InOrder = Callable[[Callable[[int], NDArray[np.int64]], range], Iterator[NDArray[np.int64]]]
+"""Applies a function to numbers, and yields the results in their order."""
 
 Rest = tuple[NDArray[Any], NDArray[np.int64], str]
 """The lower positions, the entries of the last epoch, and the digest of the shuffle index."""
@@ -71,33 +76,20 @@ def build_section(
         samples = shuffle_samples(section, generator)
         return lower, last, write_in_chunks(file, places["shuffle_index"], samples)
 
-    if workers < 2:
-        generator = Mt19937(section.seed)
-        upper = shuffle_upper(section, idx, middle, generator)
-        lower, last, shuffle_digest = rest(generator)
+    with contextlib.ExitStack() as stack:
+        in_order: InOrder = map
+        if workers < 2:
+            generator = Mt19937(section.seed)
+            upper = shuffle_upper(section, idx, middle, generator)
+            lower, last, shuffle_digest = rest(generator)
+        else:
+            helper = stack.enter_context(ThreadPoolExecutor(1))
+            in_order = partial(_one_ahead, helper)
+            done = helper.submit(lambda: rest(skip_upper(section, middle)))
+            upper = shuffle_upper(section, idx, middle, Mt19937(section.seed))
+            lower, last, shuffle_digest = done.result()
         parts = (Entries(0, upper, lower), Entries(upper.size, last))
-        return _cut(section, parts, places, file, map) | {"shuffle_index": shuffle_digest}
-    with ThreadPoolExecutor(1) as helper:
-        done = helper.submit(lambda: rest(skip_upper(section, middle)))
-        upper = shuffle_upper(section, idx, middle, Mt19937(section.seed))
-        lower, last, shuffle_digest = done.result()
-        parts = (Entries(0, upper, lower), Entries(upper.size, last))
-
-        def ahead(
-            action: Callable[[int], NDArray[np.int64]], begins: range
-        ) -> Iterator[NDArray[np.int64]]:
-            return _one_ahead(helper, action, begins)
-
-        return _cut(section, parts, places, file, ahead) | {"shuffle_index": shuffle_digest}
-
-
-def write_in_chunks(file: DataFile, place: ArrayPlace, array: NDArray[Any]) -> str:
-    """Write a whole array, and return its digest."""
-    writer = ArrayWriter(file, place)
-    step = CHUNK_BYTES // array.itemsize
-    for begin in range(0, len(array), step):
-        writer.append(array[begin : begin + step])
-    return writer.finish()
+        return _cut(section, parts, places, file, in_order) | {"shuffle_index": shuffle_digest}
 
 
 def _cut(
@@ -105,7 +97,7 @@ def _cut(
     parts: tuple[Entries, ...],
     places: dict[str, ArrayPlace],
     file: DataFile,
-    in_order: Callable[[Callable[[int], NDArray[np.int64]], range], Iterator[NDArray[np.int64]]],
+    in_order: InOrder,
 ) -> dict[str, str]:
     """Write the document index, and cut and write the sample index, chunk by chunk."""
     documents = ArrayWriter(file, places["document_index"])

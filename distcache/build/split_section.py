@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distcache.build.agreement import together
 from distcache.build.communicator import Communicator, Message
-from distcache.build.data_file import ArrayWriter, DataFile
+from distcache.build.data_file import ArrayWriter, DataFile, write_in_chunks
 from distcache.build.entries import (
     Entries,
     documents_of,
@@ -28,20 +28,18 @@ from distcache.build.entries import (
     skip_upper,
 )
 from distcache.build.row_slice import RowSlice
-from distcache.build.sections import write_in_chunks
 from distcache.build.stream import EntryStream
 from distcache.cache.digests import array_digest
 from distcache.corpus import Corpus
 from distcache.kernels import Mt19937
-from distcache.plan.assignment import SplitUnit, stream_step
+from distcache.plan.assignment import SplitUnit
 from distcache.plan.balance import slice_bounds
+from distcache.plan.costs import DOCUMENT_BYTES, stream_step
 from distcache.plan.layout import STRIPE, ArrayPlace
 from distcache.plan.model import SectionPlan
 from distcache.plan.slices import lower_type, middle_of, row_bounds
 
 __all__ = ["SplitSection"]
-
-DOCUMENT_SIZE: Final = 4  # bytes
 
 
 class SplitSection:
@@ -109,13 +107,13 @@ class SplitSection:
         """
         communicator, section, rank = self._communicator, self._section, self._communicator.rank
         self._bring_lower()
-        bounds = slice_bounds(section.documents, communicator.size, STRIPE // DOCUMENT_SIZE)
+        bounds = slice_bounds(section.documents, communicator.size, STRIPE // DOCUMENT_BYTES)
         stream = EntryStream(
             communicator, self._holders(), self._held, bounds, stream_step(communicator.size)
         )
         firsts = stream.first_tokens(section.size.epochs * section.tokens)
         documents = ArrayWriter(
-            self._file, self._places["document_index"], DOCUMENT_SIZE * bounds[rank]
+            self._file, self._places["document_index"], DOCUMENT_BYTES * bounds[rank]
         )
         rows = RowSlice(
             communicator,

@@ -5,16 +5,18 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from functools import partial
 
 from distcache.build.adopt import adopt
-from distcache.build.agreement import together
+from distcache.build.agreement import from_rank_0, together
 from distcache.build.blends import build_blend
 from distcache.build.data_file import DataFile
 from distcache.build.job import Digests, Job
 from distcache.build.journal import Journal, Record
 from distcache.build.sections import build_section
 from distcache.build.split_section import SplitSection
-from distcache.plan.assignment import Assignment, SplitUnit, workers_of
+from distcache.plan.assignment import Assignment, SplitUnit
+from distcache.plan.costs import workers_of
 from distcache.plan.layout import Unit
 from distcache.plan.model import SectionPlan
 
@@ -38,16 +40,19 @@ def build_items(job: Job, assignment: Assignment, journal: Journal) -> Digests:
     Digests
         Of what was built, by all ranks.
     """
+    communicator = job.communicator
     built: Digests = {}
-    with DataFile(job.data) as file:
+    with together(communicator, lambda: DataFile(job.data), "opening the unfinished file") as file:
         for wave in assignment.waves:
             built |= _build_wave(job, wave, file, journal)
-        own = together(
-            job.communicator,
-            lambda: _build_local(job, assignment, file, journal),
-            "building sections and blends",
-        )
-    for share in job.communicator.gather_all(own, Digests, "digests of arrays"):
+
+        def build_own() -> Digests:
+            own = _build_local(job, assignment, file, journal)
+            file.sync()
+            return own
+
+        own = together(communicator, build_own, "building sections and blends")
+    for share in communicator.gather_all(own, Digests, "digests of arrays"):
         built |= share
     return built
 
@@ -66,8 +71,8 @@ def _build_wave(job: Job, wave: Sequence[SplitUnit], file: DataFile, journal: Jo
     together(job.communicator, shuffle, "shuffling")
     for item, section in sections.items():
         digests[item] = section.cut()
-        if job.communicator.rank == 0:
-            journal.append(Record(item, digests[item]))
+        record = Record(item, digests[item])
+        from_rank_0(job.communicator, partial(journal.append, record), None, "writing the journal")
         job.watch.advance(job.bytes_of(item) / job.communicator.size)
     return digests
 
@@ -113,7 +118,7 @@ def _build_local(job: Job, assignment: Assignment, file: DataFile, journal: Jour
 def _build_item(job: Job, item: int, file: DataFile, workers: int) -> dict[str, str]:
     entry, places = job.plan.items[item], job.places(item)
     if item in job.adopted:
-        return adopt(job.adopted[item], places, file)
+        return adopt(job.adopted[item], places, file, job.other_caches.__getitem__)
     if isinstance(entry, SectionPlan):
         return build_section(entry, job.corpus(entry).idx, places, file, workers)
     return build_blend(entry, places, file)

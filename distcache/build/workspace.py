@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
 import os
 import secrets
-import shutil
 import socket
 import stat
 import time
@@ -20,7 +20,7 @@ from distcache.errors import DistcacheError
 __all__ = ["Lock", "Workspace", "sweep"]
 
 SUFFIX: Final = ".building"
-ABANDONED: Final = 3600.0  # seconds; a live build renames a file in its workspace every few
+ABANDONED: Final = 3600.0  # seconds; a live build renames a file in its workspace every two
 NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
@@ -94,6 +94,7 @@ class Workspace:
             pass
         except OSError as error:
             if error.errno in NO_LOCKS:
+                self._remove_files()
                 return Lock.UNSUPPORTED
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise
@@ -105,10 +106,26 @@ class Workspace:
     def leave(self) -> None:
         """Let others build; a private workspace, which nobody could resume, is removed."""
         if self.private:
-            shutil.rmtree(self.path, ignore_errors=True)
+            self.remove()
+        self._unlock()
+
+    def remove(self) -> None:
+        """Remove the workspace, and let others build."""
+        self._remove_files()
+        self._unlock()
+        with contextlib.suppress(OSError):
+            self.path.rmdir()  # a network filesystem keeps the name of a lock until it is closed
+
+    def _unlock(self) -> None:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+    def _remove_files(self) -> None:
+        with contextlib.suppress(OSError):
+            for entry in self.path.iterdir():
+                entry.unlink()
+            self.path.rmdir()
 
     def prepare(self, key: str, size: int) -> None:
         """Make it ready for a plan: keep what was built for the same one, remove all else.
@@ -165,11 +182,6 @@ class Workspace:
         except OSError:
             return ""
 
-    def remove(self) -> None:
-        """Remove the workspace, then let others build."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        self.leave()
-
 
 def sweep(final: Path) -> None:
     """Remove the workspaces of a finished cache that nobody builds in any more.
@@ -177,7 +189,8 @@ def sweep(final: Path) -> None:
     That is the shared one if its lock is free, and private ones without life for an hour.
     """
     shared = Workspace(final)
-    if shared.path.is_dir() and shared.lock() is Lock.HELD:
+    is_directory = shared.path.is_dir() and not shared.path.is_symlink()
+    if is_directory and shared.lock() is Lock.HELD:
         shared.remove()
     start = f"{shared.path.name}-"
     for path in list(final.parent.iterdir()):

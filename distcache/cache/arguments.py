@@ -9,7 +9,7 @@ from pathlib import Path
 
 from distcache.cache.reader import Cache
 
-__all__ = ["SPLITS", "blend_words", "megatron_arguments", "per_split_document"]
+__all__ = ["SPLITS", "blend_words", "megatron_arguments", "megatron_warnings", "per_split_document"]
 
 SPLITS = ("train", "valid", "test")
 DEFAULT_SURPLUS = 0.005
@@ -81,6 +81,20 @@ def megatron_arguments(
         options.append(["--mid-level-dataset-surplus", repr(surplus)])
     if (train := identity["samples"]["train"]) is not None:
         options.append(["--train-samples", str(train)])
+    if identity["samples"]["valid"] is None:
+        options.append(["--full-validation"])
     if identity["multiple_validation_sets"]:
         options.append(["--multiple-validation-sets"])
     return [shlex.join(option) for option in options]
+
+
+def megatron_warnings(cache: Cache) -> list[str]:
+    """Return what Megatron must be told in code: it is in no option, and in no file name."""
+    partial = "drop_last_partial_validation_sequence"
+    defaults = {"add_extra_token": "add_extra_token_to_sequence", partial: partial}
+    return [
+        f"this cache has {name}: false; its arrays are only right for a GPTDatasetConfig with "
+        f"{theirs}=False, which Megatron's names do not tell apart"
+        for name, theirs in defaults.items()
+        if not cache.identity[name]
+    ]

@@ -10,23 +10,29 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from distcache.cache.arguments import SPLITS, megatron_arguments, per_split_document
+from distcache.cache.arguments import (
+    SPLITS,
+    megatron_arguments,
+    megatron_warnings,
+    per_split_document,
+)
 from distcache.cache.digests import array_digest, leaves_of
 from distcache.cache.megatron import MegatronFile, megatron_files
-from distcache.cache.publish import no_space_as_error, write_whole
 from distcache.cache.reader import ArrayView, Cache
 from distcache.errors import CacheCorrupt, ConfigError
+from distcache.files import no_space_as_error, write_whole
 
 __all__ = ["Exported", "export", "prefix_renamer"]
 
 
 class Exported(msgspec.Struct, frozen=True):
-    """What an export made: the file names, and Megatron's options that go with them."""
+    """What an export made: the files, Megatron's options to use them, and what else it needs."""
 
     directory: str
     files: list[str]
     arguments: list[str]
     samples: dict[str, int | None]
+    warnings: list[str]
 
 
 def prefix_renamer(pairs: Sequence[tuple[str, str]]) -> Callable[[str], str]:
@@ -114,7 +120,8 @@ def export(
             stream.write(per_split_document(cache, rename).encode("utf-8"))
         arguments = megatron_arguments(cache, directory, per_split, rename)
         samples = {split: cache.identity["samples"][split] for split in SPLITS}
-        result = Exported(str(directory), files, arguments, samples)
+        warnings = megatron_warnings(cache)
+        result = Exported(str(directory), files, arguments, samples, warnings)
         with write_whole(directory / f"{stem}.json") as stream:
             stream.write(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     return result

@@ -170,6 +170,8 @@ def open_cache(path: str | Path) -> Cache:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError as error:
         raise NotReady(f"{path}: no such cache; build it first") from error
+    except OSError as error:
+        raise CacheCorrupt(f"{path}: cannot be opened: {error.strerror}") from error
     try:
         size = os.fstat(descriptor).st_size
         header = Header.unpack(os.pread(descriptor, HEADER_SIZE, 0), str(path), size)

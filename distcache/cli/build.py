@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ import typer
 from distcache.build.agreement import from_rank_0
 from distcache.build.communicator import SerialCommunicator, connect
 from distcache.build.cores import share_of_cores
-from distcache.build.prepare import make_plan_together
+from distcache.build.prepare import make_plan_together, require_name
 from distcache.build.progress import Silent
 from distcache.build.run import Options, build
 from distcache.build.tables import file_size, table_places
@@ -74,9 +75,12 @@ def parse_size(text: str | None) -> int | None:
     bare = text.strip().upper().removesuffix("B").removesuffix("I")
     power = "KMGT".find(bare[-1:]) + 1 if bare[-1:] else 0
     try:
-        return int(float(bare[:-1] if power else bare) * 1024**power)
-    except (ValueError, OverflowError) as error:
-        raise ConfigError(f"{text!r} is not a size in bytes, such as 8G") from error
+        size = int(float(bare[:-1] if power else bare) * 1024**power)
+    except (ValueError, OverflowError):
+        size = 0
+    if size <= 0:
+        raise ConfigError(f"{text!r} is not a size in bytes, such as 8G")
+    return size
 
 
 def plan_command(
@@ -223,19 +227,21 @@ def build_command(
 
         srun --mpi=pmi2 -n 64 distcache build blend.yaml -o /shared/caches --name pretrain
     """
-    if name is not None and (not name or "/" in name or name.startswith(".")):
-        raise ConfigError(f"--name {name!r}: expected a file name without directories")
     communicator = connect()
     threads = threads or share_of_cores(communicator)
     options = Options(threads, parse_size(memory_limit), tuple(reuse or ()))
     progress = make_progress(log_format if communicator.rank == 0 else LogFormat.none)
-    settings = from_rank_0(
-        communicator, lambda: read_config(config, context), Config, "reading the configuration"
-    )
-    outcome = build(communicator, settings, directory, name, options, progress)
+
+    def read() -> Config:
+        require_name(name)
+        return read_config(config, context)
+
+    settings = from_rank_0(communicator, read, Config, "reading the configuration")
+    with contextlib.closing(progress):
+        outcome = build(communicator, settings, directory, name, options, progress)
+        progress.note(f"{'found' if outcome.reused else 'built'} {outcome.path}")
     if communicator.rank != 0:
         return
-    progress.note(f"{'found' if outcome.reused else 'built'} {outcome.path}")
     if as_json:
         print_json(msgspec.to_builtins(outcome))
     else:

@@ -199,6 +199,8 @@ def export_command(
     typer.echo(f"# {len(done.files)} files in {done.directory}; give Megatron:")
     typer.echo(" \\\n    ".join(done.arguments))
     sizes = ", ".join(f"{split} {_epochs_or(count)}" for split, count in done.samples.items())
+    for warning in done.warnings:
+        typer.echo(f"# warning: {warning}")
     typer.echo(f"# and batch size, iterations and evaluations that ask for these samples: {sizes}")
 
 

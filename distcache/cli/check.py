@@ -49,7 +49,9 @@ def check_command(
             _show(list(facts.values()), faults)
     if faults:
         unsound = len({fault.prefix for fault in faults})
-        raise CorpusError(f"{unsound} of {len(unique)} corpora are unsound")
+        error = CorpusError(f"{unsound} of {len(unique)} corpora are unsound")
+        error.agreed = True
+        raise error
 
 
 def _show(facts: Sequence[CorpusFacts], faults: Sequence[Fault]) -> None:

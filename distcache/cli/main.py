@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import traceback
@@ -15,7 +16,7 @@ from distcache.build.communicator import connected
 from distcache.cli.build import build_command, plan_command
 from distcache.cli.cache import explain_command, export_command, inspect_command, verify_command
 from distcache.cli.check import check_command
-from distcache.errors import BuildInterrupted, DistcacheError
+from distcache.errors import BuildInterrupted, DistcacheError, NoSpace
 
 __all__ = ["app", "main"]
 
@@ -68,8 +69,12 @@ def main() -> None:
         app(standalone_mode=True)
     except DistcacheError as error:
         _fail(error)
+    except MemoryError as error:
+        _fail(NoSpace(f"not enough memory: {error}"))
     except BrokenPipeError:
-        sys.exit(1)
+        # Whoever read the output is gone; what is still to be flushed would raise once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _end(1, together=False)
     except Exception:  # noqa: BLE001  one rank's surprise must not leave the others waiting
         traceback.print_exc()
         _end(1, together=False)
@@ -77,15 +82,14 @@ def main() -> None:
 
 def _fail(error: DistcacheError) -> NoReturn:
     communicator = connected()
-    # All ranks have the same error; a signal is one rank's own.
-    alone = isinstance(error, BuildInterrupted)
-    if communicator is None or communicator.rank == 0 or alone:
+    if not error.agreed or communicator is None or communicator.rank == 0:
         for problem in error.problems:
             print(f"distcache: {problem}", file=sys.stderr)  # noqa: T201
-    _end(error.exit_code, together=not alone)
+    _end(error.exit_code, together=error.agreed)
 
 
 def _end(exit_code: int, *, together: bool) -> NoReturn:
+    """End this process, and all ranks with it unless they end by themselves."""
     communicator = connected()
     sys.stdout.flush()
     sys.stderr.flush()

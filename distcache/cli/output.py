@@ -108,6 +108,9 @@ class LineProgress:
         with self._lock:
             self._write(message, None)
 
+    def close(self) -> None:
+        """Do nothing: every line is whole."""
+
     def _write(self, message: str, fraction: float | None) -> None:
         self._last = time.monotonic()
         elapsed = self._last - self._begin
@@ -151,3 +154,7 @@ class BarProgress:
     def note(self, message: str) -> None:
         """Write a message above the bar."""
         self._bar.console.print(message)
+
+    def close(self) -> None:
+        """Take the bar away, and show the cursor."""
+        self._bar.stop()

@@ -84,6 +84,10 @@ class Idx:
         """Bytes per token."""
         return ITEM_TYPES[self.type_code].itemsize
 
+    def release_lengths(self, begin: int, end: int) -> None:
+        """Drop the mapped pages of the lengths of sequences [begin, end)."""
+        self.release(HEADER_SIZE + 4 * begin, HEADER_SIZE + 4 * end)
+
     def release(self, begin: int, end: int) -> None:
         """Drop the mapped pages of bytes [begin, end) from this process; the page cache keeps them.
 

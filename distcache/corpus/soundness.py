@@ -170,7 +170,7 @@ def _release_range(idx: Idx, begin: int, end: int) -> None:
     offsets_begin = HEADER_SIZE + 4 * len(idx.lengths)
     bounds_begin = offsets_begin + 8 * len(idx.offsets)
     first, last = _share_of_bounds(idx, begin, end)
-    idx.release(HEADER_SIZE + 4 * begin, HEADER_SIZE + 4 * end)
+    idx.release_lengths(begin, end)
     idx.release(offsets_begin + 8 * begin, offsets_begin + 8 * end)
     idx.release(bounds_begin + 8 * first, bounds_begin + 8 * last)
 

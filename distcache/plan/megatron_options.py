@@ -195,6 +195,8 @@ def _per_split_file(path: str) -> dict[str, list[str] | None]:
     try:
         parsed = json.loads(_read(path))
         splits = {split: parsed[split] for split in SPLITS}
+        if not all(words is None or isinstance(words, str | list) for words in splits.values()):
+            raise TypeError("each must be a list, a string or null")
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path}: expected JSON with train, valid and test: {error}") from error
     return {
@@ -218,7 +220,10 @@ def _samples(options: argparse.Namespace) -> Samples:
         raise ConfigError("--global-batch-size: missing or below 1; validation and test need it")
     if options.eval_interval < 1:
         raise ConfigError(f"--eval-interval: {options.eval_interval}, expected at least 1")
-    train = options.train_samples or options.train_iters * batch
+    if options.train_samples is None:
+        train = options.train_iters * batch
+    else:
+        train = options.train_samples
     iterations = options.train_iters or train // batch
     evaluations = 1 if options.skip_train else iterations // options.eval_interval + 1
     valid = None if options.full_validation else evaluations * options.eval_iters * batch
