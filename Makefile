@@ -27,7 +27,7 @@ $(VENV)/installed: pyproject.toml
 	$(BIN)/pip install --quiet "scikit-build-core>=0.10" "pybind11>=3.0" ninja cmake
 	touch $@
 
-$(VENV)/demo-installed: $(VENV)/installed $(wildcard cpp/*/*.cpp cpp/include/distcache/*.hpp) cpp/CMakeLists.txt
+$(VENV)/demo-installed: $(VENV)/installed $(wildcard cpp/*/*.[ch]pp cpp/include/distcache/*.hpp) cpp/CMakeLists.txt
 	$(BIN)/pip install --quiet mpich
 	$(BIN)/pip install --quiet --no-build-isolation --editable ".[mpi]"
 	touch $@

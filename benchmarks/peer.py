@@ -18,8 +18,6 @@ import torch
 from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
-from distcache.build.record import peak_memory
-
 
 class Tokenizer:
     """As much of a tokenizer as index building needs."""
@@ -29,6 +27,12 @@ class Tokenizer:
     vocab_size = None
     special_tokens_dict: ClassVar[dict[str, int]] = {}
     unique_identifiers: ClassVar[OrderedDict[str, str]] = OrderedDict({"class": "NullTokenizer"})
+
+
+def peak_memory() -> int:
+    """Return the most memory that this process has held, in bytes."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
 def main() -> None:

@@ -5,7 +5,8 @@ a `TypeError`, since a hidden copy of a large array would be a bug. The arrays o
 may lie at unaligned addresses; every other array must be aligned.
 
 Mt19937(seed)
-    The generator of NumPy's legacy ``RandomState(seed)`` with 0 <= seed < 2**32.
+    The generator of NumPy's legacy ``RandomState(seed)`` with 0 <= seed < 2**32. ``next32()`` is
+    the next word of its stream.
 
     ``shuffle(values, stop=1)`` shuffles an array of int32, uint32 or int64 in place, as
     ``RandomState.shuffle`` does; with ``stop`` only its steps from the last position down to

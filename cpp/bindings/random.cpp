@@ -82,7 +82,6 @@ void register_random(py::module_& module) {
     py::class_<Mt19937>(module, "Mt19937")
         .def(py::init<std::uint32_t>(), py::arg("seed"))
         .def("next32", &Mt19937::next32)
-        .def("next64", &Mt19937::next64)
         .def("shuffle", &shuffle_array, py::arg("values"), py::arg("stop") = 1)
         .def("skip_shuffle", &skip, py::arg("size"), py::arg("stop") = 1)
         .def("draw", &draw_array, py::arg("first"), py::arg("count"));

@@ -8,7 +8,7 @@ from typing import Final
 
 from distcache.build.communicator import Communicator
 
-__all__ = ["share_of_cores"]
+__all__ = ["share_of_cores", "threads_of"]
 
 MOST: Final = 8  # each thread may hold a section of its own
 
@@ -22,4 +22,9 @@ def share_of_cores(communicator: Communicator) -> int:
     mine = (socket.gethostname(), cores)
     everyone = communicator.gather_all(mine, tuple[str, list[int]], "cores of the ranks")
     sharing = sum((host, own) == mine for host, own in everyone)
-    return max(min(len(cores) // sharing, MOST), 1)
+    return threads_of(len(cores), sharing)
+
+
+def threads_of(cores: int, ranks: int) -> int:
+    """Return the threads of each of several ranks that share cores, from 1 to 8."""
+    return max(min(cores // ranks, MOST), 1)

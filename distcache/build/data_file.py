@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.cache.digests import array_digest, leaves_of
+from distcache.cache.digests import array_digest, leaves_of, read_pieces
 from distcache.cache.format import LEAF_SIZE
-from distcache.errors import DistcacheError
 from distcache.files import no_space_as_error
 from distcache.plan.costs import CHUNK_BYTES
 from distcache.plan.layout import ArrayPlace
 
 __all__ = ["ArrayWriter", "DataFile", "read_digest", "write_in_chunks"]
-
-READ_SIZE: Final = LEAF_SIZE  # stays in a core's cache between reading and digesting
 
 
 class DataFile:
@@ -59,27 +55,10 @@ class DataFile:
             while done < flat.size:
                 done += os.pwrite(self._descriptor, flat[done:].data, offset + done)
 
-    def pieces(self, begin: int, end: int) -> Iterator[NDArray[np.uint8]]:
-        """Yield bytes [begin, end) in pieces of `READ_SIZE`, all in the same small buffer.
-
-        Raises
-        ------
-        DistcacheError
-            If the file is shorter.
-        """
-        buffer = np.empty(min(READ_SIZE, end - begin), np.uint8)
-        for offset in range(begin, end, READ_SIZE):
-            piece = buffer[: end - offset]
-            done = 0
-            while done < piece.size:
-                count = os.preadv(self._descriptor, [piece[done:].data], offset + done)
-                if count == 0:
-                    raise DistcacheError(
-                        f"{self._path}: ends at byte {offset + done}, before {end}: another "
-                        "process has cut it; run again"
-                    )
-                done += count
-            yield piece
+    @property
+    def descriptor(self) -> int:
+        """The open file's descriptor, for reading back."""
+        return self._descriptor
 
     def truncate(self, size: int) -> None:
         """Set the file's length in bytes."""
@@ -136,6 +115,6 @@ def write_in_chunks(file: DataFile, place: ArrayPlace, array: NDArray[Any]) -> s
 
 def read_digest(file: DataFile, place: ArrayPlace) -> str:
     """Return the digest of an array as it stands in the file."""
-    pieces = file.pieces(place.offset, place.offset + place.nbytes)
+    pieces = read_pieces(file.descriptor, place.offset, place.offset + place.nbytes)
     leaves = [leaves_of(piece) for piece in pieces]
     return array_digest(np.concatenate([*leaves, np.empty(0, np.uint64)]))

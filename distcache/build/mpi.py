@@ -29,7 +29,11 @@ LONGEST_SLEEP: Final = 1e-3  # a core is hardly used, and a step hardly delayed
 
 
 class MpiCommunicator:
-    """All ranks of the world. It waits without spinning, since ranks may share cores."""
+    """All ranks of the world.
+
+    It waits without spinning, since ranks may share cores; only arrays are looked after all the
+    time while they are on their way.
+    """
 
     def __init__(self) -> None:
         self._world = MPI.COMM_WORLD.Dup()

@@ -6,13 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-import xxhash
-
 from distcache.build.agreement import together
 from distcache.build.data_file import DataFile, read_digest
 from distcache.build.job import Digests, Job
 from distcache.build.journal import Record
-from distcache.cache.digests import block_range, blocks_in
+from distcache.cache.digests import block_digest, block_range, blocks_in
 from distcache.errors import DistcacheError
 from distcache.plan.balance import balance
 
@@ -62,10 +60,7 @@ def digest_blocks(job: Job) -> list[int]:
     tables_begin = job.layout.tables_begin
 
     def digest(block: int, file: DataFile) -> int:
-        found = xxhash.xxh3_64()
-        for piece in file.pieces(*block_range(block, tables_begin)):
-            found.update(piece.data)
-        return found.intdigest()
+        return block_digest(file.descriptor, block, tables_begin)
 
     blocks = range(blocks_in(tables_begin))
     costs = [end - begin for begin, end in (block_range(block, tables_begin) for block in blocks)]

@@ -67,10 +67,8 @@ def peak_memory() -> int:
 
     Not ``ru_maxrss``: a process inherits that from the one that started it.
     """
-    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
 
 
 def record_path(final: Path) -> Path:

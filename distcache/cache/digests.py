@@ -6,6 +6,8 @@ successive pieces of 1 MiB. The digest of a block is the plain XXH3-64 of its by
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,15 +15,18 @@ import xxhash
 from numpy.typing import NDArray
 
 from distcache.cache.format import BLOCK_SIZE, HEADER_SIZE, LEAF_SIZE
+from distcache.errors import CacheCorrupt
 
-__all__ = ["Bytes", "array_digest", "block_range", "blocks_in", "leaf_count", "leaves_of"]
+__all__ = [
+    "array_digest",
+    "block_digest",
+    "block_range",
+    "blocks_in",
+    "leaves_of",
+    "read_pieces",
+]
 
 Bytes = bytes | bytearray | memoryview | NDArray[Any]
-
-
-def leaf_count(nbytes: int) -> int:
-    """Return the number of leaves of an array of so many bytes."""
-    return -(-nbytes // LEAF_SIZE)
 
 
 def leaves_of(data: Bytes) -> NDArray[np.uint64]:
@@ -33,13 +38,42 @@ def leaves_of(data: Bytes) -> NDArray[np.uint64]:
             for begin in range(0, flat.size, LEAF_SIZE)
         ),
         np.uint64,
-        leaf_count(flat.size),
+        -(-flat.size // LEAF_SIZE),
     )
 
 
 def array_digest(leaves: NDArray[np.uint64]) -> str:
     """Return the digest of an array from its leaves, in hexadecimal."""
     return xxhash.xxh3_128_hexdigest(leaves.astype("<u8").tobytes())
+
+
+def read_pieces(descriptor: int, begin: int, end: int) -> Iterator[NDArray[np.uint8]]:
+    """Yield bytes [begin, end) of a file in leaves from `begin`, all in the same small buffer.
+
+    Raises
+    ------
+    CacheCorrupt
+        If the file ends before.
+    """
+    # A leaf stays in a core's cache between reading and digesting.
+    buffer = np.empty(min(LEAF_SIZE, end - begin), np.uint8)
+    for offset in range(begin, end, LEAF_SIZE):
+        piece = buffer[: end - offset]
+        done = 0
+        while done < piece.size:
+            count = os.preadv(descriptor, [piece[done:].data], offset + done)
+            if count == 0:
+                raise CacheCorrupt(f"the file ends at byte {offset + done}, expected {end}")
+            done += count
+        yield piece
+
+
+def block_digest(descriptor: int, block: int, tables_begin: int) -> int:
+    """Read a block of an open file, and return its digest."""
+    digest = xxhash.xxh3_64()
+    for piece in read_pieces(descriptor, *block_range(block, tables_begin)):
+        digest.update(piece.data)
+    return digest.intdigest()
 
 
 def blocks_in(tables_begin: int) -> int:

@@ -61,7 +61,6 @@ def export(
     rename: Callable[[str], str] = str,
     tokenizer: dict[str, Any] | None = None,
     threads: int = 2,
-    progress: Callable[[int], None] = lambda _: None,
 ) -> Exported:
     """Write Megatron's ``.npy`` layout of a cache.
 
@@ -80,8 +79,6 @@ def export(
         Megatron's ``unique_identifiers`` of the tokenizer; by default the cache's.
     threads : int
         Sections or blends that are written at a time.
-    progress : callable
-        Told the bytes of each array that is done.
 
     Returns
     -------
@@ -106,7 +103,6 @@ def export(
         for view in entry.arrays.values():
             names.append(f"{entry.stem}-{view.name}.npy")
             _write_array(cache, view, directory / names[-1])
-            progress(view.nbytes)
         names.append(f"{entry.stem}-description.txt")
         with write_whole(directory / names[-1]) as stream:
             stream.write(entry.description.encode("utf-8"))

@@ -25,6 +25,7 @@ __all__ = [
     "HEADER_SIZE",
     "LEAF_SIZE",
     "MEMBERS",
+    "PAGE",
     "SECTIONS",
     "SOURCES",
     "TABLES",
@@ -36,7 +37,8 @@ __all__ = [
 
 MAGIC: Final = b"\x89distcache\r\n\x1a\n\x00\x00"
 VERSION: Final = 1
-HEADER_SIZE: Final = 4096
+PAGE: Final = 4096  # every array and table starts at one
+HEADER_SIZE: Final = PAGE
 BLOCK_SIZE: Final = 64 << 20
 LEAF_SIZE: Final = 1 << 20
 
@@ -204,9 +206,12 @@ class Header(msgspec.Struct, frozen=True):
             raise CacheCorrupt(f"{path}: is not a distcache file: its magic is {page[:16]!r}")
         if xxhash.xxh3_128_digest(page[:-_DIGEST_SIZE]) != page[-_DIGEST_SIZE:]:
             raise CacheCorrupt(f"{path}: the header does not match its digest")
-        _, version, count, key, size, _, tables_begin, _, _, digest = _FIXED.unpack_from(page)
+        _, version, count, key, size, *sizes, digest = _FIXED.unpack_from(page)
+        header_size, tables_begin, block_size, leaf_size = sizes
         if version != VERSION:
             raise CacheCorrupt(f"{path}: format version is {version}, expected {VERSION}")
+        if (header_size, block_size, leaf_size) != (HEADER_SIZE, BLOCK_SIZE, LEAF_SIZE):
+            raise CacheCorrupt(f"{path}: has header, block and leaf sizes of another version")
         if size != file_size:
             raise CacheCorrupt(f"{path}: has {file_size} bytes, expected {size}")
         tables = {}

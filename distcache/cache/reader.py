@@ -80,7 +80,7 @@ class Cache:
 
     @functools.cached_property
     def naming(self) -> dict[str, Any]:
-        """What enters Megatron's names only: split string, split matrix and tokenizer."""
+        """What enters Megatron's names and options only: splits, tokenizer, blends by source."""
         document: dict[str, Any] = json.loads(self.table("naming").tobytes())
         return document
 
@@ -171,7 +171,7 @@ def open_cache(path: str | Path) -> Cache:
     except FileNotFoundError as error:
         raise NotReady(f"{path}: no such cache; build it first") from error
     except OSError as error:
-        raise CacheCorrupt(f"{path}: cannot be opened: {error.strerror}") from error
+        raise NotReady(f"{path}: cannot be opened: {error.strerror}") from error
     try:
         size = os.fstat(descriptor).st_size
         header = Header.unpack(os.pread(descriptor, HEADER_SIZE, 0), str(path), size)

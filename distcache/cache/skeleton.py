@@ -13,18 +13,16 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 import h5py
 import msgspec
 import numpy as np
 
-from distcache.cache.format import HEADER_SIZE, TABLES
+from distcache.cache.format import HEADER_SIZE, PAGE, TABLES
 from distcache.errors import DistcacheError
 
 __all__ = ["DatasetPlace", "front_bytes"]
-
-PAGE: Final = 4096
 
 
 class DatasetPlace(msgspec.Struct, frozen=True):
@@ -113,6 +111,11 @@ def _create_all(path: str, places: Sequence[DatasetPlace]) -> None:
     creation.set_obj_track_times(False)  # equal caches are equal to the byte
     creation.set_file_space_strategy(h5py.h5f.FSPACE_STRATEGY_NONE, False, 1)
     file = h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_TRUNC, creation, _access(1))
+    with contextlib.closing(file):
+        _create_datasets(file, places)
+
+
+def _create_datasets(file: Any, places: Sequence[DatasetPlace]) -> None:
     group_properties = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
     group_properties.set_obj_track_times(False)
     properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
@@ -127,20 +130,19 @@ def _create_all(path: str, places: Sequence[DatasetPlace]) -> None:
         kind = h5py.h5t.py_create(place.type, logical=True)
         space = h5py.h5s.create_simple(place.shape)
         h5py.h5d.create(groups[place.group], place.name.encode(), kind, space, properties)
-    file.close()
 
 
 def _allocate(path: str, places: Sequence[DatasetPlace], alignment: int) -> None:
     """Give datasets their storage by writing one element, and compare where it is."""
     file = h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDWR, _access(alignment))
     one = h5py.h5s.create_simple((1,))
-    for place in places:
-        dataset = h5py.h5d.open(file, f"{place.group}/{place.name}".encode())
-        space = dataset.get_space()
-        space.select_hyperslab((0,) * len(place.shape), (1,) * len(place.shape))
-        dataset.write(one, space, np.zeros(1, place.type))
-        if (found := dataset.get_offset()) != place.offset:
-            raise DistcacheError(
-                f"HDF5 put {place.group}/{place.name} at byte {found}, expected {place.offset}"
-            )
-    file.close()
+    with contextlib.closing(file):
+        for place in places:
+            dataset = h5py.h5d.open(file, f"{place.group}/{place.name}".encode())
+            space = dataset.get_space()
+            space.select_hyperslab((0,) * len(place.shape), (1,) * len(place.shape))
+            dataset.write(one, space, np.zeros(1, place.type))
+            if (found := dataset.get_offset()) != place.offset:
+                raise DistcacheError(
+                    f"HDF5 put {place.group}/{place.name} at byte {found}, expected {place.offset}"
+                )

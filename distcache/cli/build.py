@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ import typer
 
 from distcache.build.agreement import from_rank_0
 from distcache.build.communicator import SerialCommunicator, connect
-from distcache.build.cores import share_of_cores
+from distcache.build.cores import share_of_cores, threads_of
 from distcache.build.prepare import make_plan_together, require_name
 from distcache.build.progress import Silent
 from distcache.build.run import Options, build
@@ -32,7 +33,7 @@ ConfigArgument = Annotated[
     typer.Argument(help="YAML or TOML file; or leave it out and give Megatron's data options."),
 ]
 ThreadsOption = Annotated[
-    int, typer.Option("--threads", min=1, help="Units that each rank works on at a time.")
+    int, typer.Option("--threads", min=0, help="Of each rank; 0: its share of the cores here.")
 ]
 LimitOption = Annotated[
     str | None, typer.Option("--memory-limit", help="Memory per rank, for example 8G.")
@@ -87,7 +88,7 @@ def plan_command(
     context: typer.Context,
     config: ConfigArgument = None,
     ranks: Annotated[int, typer.Option(min=1, help="Ranks that would build.")] = 1,
-    threads: ThreadsOption = 1,
+    threads: ThreadsOption = 0,
     memory_limit: LimitOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -101,12 +102,13 @@ def plan_command(
         --train-samples 1000000 --global-batch-size 512
     """
     settings = read_config(config, context)
+    threads = threads or threads_of(len(os.sched_getaffinity(0)), ranks)
     plan = make_plan_together(SerialCommunicator(), settings, threads, Silent())
     layout = make_layout(plan.items)
     units = frozenset(range(len(layout.units)))
     work = assign(plan.items, layout, units, ranks, threads, parse_size(memory_limit))
     document = plan_document(plan, layout)
-    document |= {"ranks": ranks, "memory_per_rank": list(work.memory)}
+    document |= {"ranks": ranks, "threads": work.threads, "memory_per_rank": list(work.memory)}
     document["split_sections"] = sorted(
         layout.units[entry.unit].items[0] for wave in work.waves for entry in wave
     )
@@ -190,7 +192,8 @@ def _show_plan(document: dict[str, Any]) -> None:
     peak = max(document["memory_per_rank"])
     typer.echo(f"key      {document['key']}")
     typer.echo(f"file     {size_text(document['file_bytes'])}")
-    typer.echo(f"memory   {size_text(peak)} per rank at most, with {document['ranks']} rank(s)")
+    ranks, threads = document["ranks"], document["threads"]
+    typer.echo(f"memory   {size_text(peak)} per rank at most: {ranks} rank(s), {threads} thread(s)")
 
 
 def build_command(
@@ -206,10 +209,7 @@ def build_command(
         list[Path] | None,
         typer.Option(help="Another cache, whose sections with equal keys are taken over."),
     ] = None,
-    threads: Annotated[
-        int,
-        typer.Option("--threads", min=0, help="Of each rank; 0: its share of the cores it has."),
-    ] = 0,
+    threads: ThreadsOption = 0,
     memory_limit: LimitOption = None,
     log_format: Annotated[
         LogFormat, typer.Option("--log-format", help="Progress on standard error.")

@@ -14,7 +14,7 @@ from distcache.build.examine import examine, require_sound
 from distcache.cache.export import export, prefix_renamer
 from distcache.cache.inspect import inspect_document
 from distcache.cache.reader import Cache, open_cache
-from distcache.cache.verify import verify_arrays, verify_cache
+from distcache.cache.verify import verify_cache
 from distcache.cli.output import print_json, print_table, size_text
 from distcache.errors import ConfigError, CorpusError, KeyMismatch
 from distcache.plan.config import Config
@@ -82,7 +82,6 @@ def verify_command(
     """
     opened = open_cache(cache)
     verify_cache(opened, threads)
-    verify_arrays(opened)
     if corpora:
         _verify_corpora(opened, threads)
     typer.echo(f"{cache}: {size_text(opened.header.file_size)} verified, key {opened.key}")

@@ -33,7 +33,7 @@ def print_json(document: Any) -> None:
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Write a table to standard output, as wide as its contents when it is not a terminal."""
+    """Write a table to standard output, wide enough for most paths when it is not a terminal."""
     from rich import box  # noqa: PLC0415
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415

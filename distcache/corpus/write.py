@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -10,6 +9,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from distcache.corpus.idx import HEADER, ITEM_TYPES, MAGIC, bin_path, idx_path
 from distcache.errors import CorpusError
+from distcache.files import write_whole
 
 __all__ = ["idx_bytes", "write_corpus"]
 
@@ -72,18 +72,13 @@ def write_corpus(
         If an `.idx` cannot name the token type, or a document has 2**31 tokens or more.
     """
     lengths: list[int] = []
-    bin_part, idx_part = f"{bin_path(prefix)}.part", f"{idx_path(prefix)}.part"
-    with open(bin_part, "wb") as stream:
-        for tokens in documents:
-            if len(tokens) > np.iinfo(np.int32).max:
-                raise CorpusError(f"{prefix}: document {len(lengths)} has 2**31 tokens or more")
-            stream.write(np.asarray(tokens, dtype).tobytes())
-            lengths.append(len(tokens))
-        stream.flush()
-        os.fsync(stream.fileno())
-    with open(idx_part, "wb") as stream:
-        stream.writelines(idx_bytes(np.array(lengths, "<i4"), range(len(lengths) + 1), dtype))
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(bin_part, bin_path(prefix))
-    os.replace(idx_part, idx_path(prefix))
+    with write_whole(idx_path(prefix)) as idx_stream:
+        # Both get their names in the end, the `.bin` first: a corpus without an `.idx` is none.
+        with write_whole(bin_path(prefix)) as bin_stream:
+            for tokens in documents:
+                if len(tokens) > np.iinfo(np.int32).max:
+                    raise CorpusError(f"{prefix}: document {len(lengths)} has 2**31 tokens or more")
+                bin_stream.write(np.asarray(tokens, dtype).tobytes())
+                lengths.append(len(tokens))
+        bounds = range(len(lengths) + 1)
+        idx_stream.writelines(idx_bytes(np.array(lengths, "<i4"), bounds, dtype))

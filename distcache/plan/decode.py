@@ -19,7 +19,7 @@ __all__ = ["config_from_mapping", "load_config", "resolve_tokenizer", "tokenizer
 
 
 def load_config(path: str | Path) -> Config:
-    """Read a configuration from a YAML or TOML file.
+    """Read a configuration from a YAML, JSON or TOML file.
 
     Parameters
     ----------
@@ -161,5 +161,5 @@ def tokenizer_from(path: Path) -> dict[str, Any]:
         return dict(section["tokenizer"])
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise ConfigError(
-            f"$.tokenizer.description: {path} is not a description.txt that Megatron wrote: {error}"
+            f"tokenizer: {path} is not a description.txt that Megatron wrote: {error}"
         ) from error

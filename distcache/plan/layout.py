@@ -76,10 +76,6 @@ class Layout(msgspec.Struct, frozen=True):
     units: tuple[Unit, ...]
     tables_begin: int
 
-    def places(self) -> list[ArrayPlace]:
-        """Return every array in the order of the file."""
-        return [place for arrays in self.arrays for place in arrays]
-
 
 def align(offset: int, alignment: int) -> int:
     """Return the smallest multiple of an alignment that is not below an offset."""

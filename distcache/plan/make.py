@@ -238,7 +238,7 @@ class _Planner:
         problem = request_problem(prefix, split, requested, epochs_needed(requested, tokens, cut))
         size = section_size(requested, tokens, cut)
         if problem is not None or size is None:
-            self.problems.append(problem or prefix)
+            self.problems += [] if problem is None else [problem]
             return None
         content = {
             "order": ORDER,

@@ -220,10 +220,8 @@ def _samples(options: argparse.Namespace) -> Samples:
         raise ConfigError("--global-batch-size: missing or below 1; validation and test need it")
     if options.eval_interval < 1:
         raise ConfigError(f"--eval-interval: {options.eval_interval}, expected at least 1")
-    if options.train_samples is None:
-        train = options.train_iters * batch
-    else:
-        train = options.train_samples
+    by_iterations = options.train_samples is None
+    train = options.train_iters * batch if by_iterations else options.train_samples
     iterations = options.train_iters or train // batch
     evaluations = 1 if options.skip_train else iterations // options.eval_interval + 1
     valid = None if options.full_validation else evaluations * options.eval_iters * batch

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from distcache.cache import Cache, open_cache
+from distcache.cache import format as file_format
 from distcache.cache.format import HEADER_SIZE, TABLES, Header, TablePlace
 from distcache.cache.verify import verify_cache
 from distcache.errors import CacheCorrupt, DistcacheError, NotReady
+from distcache.plan import layout
 from tests.caches import build_here
 
 
@@ -124,6 +126,13 @@ def test_a_header_is_read_as_it_was_packed() -> None:
     ):
         with pytest.raises(CacheCorrupt):
             Header.unpack(bad.pack(), "x", 10_000)
+
+
+def test_sizes_of_plan_and_format_fit() -> None:
+    """Ranks write whole leaves, and readers expect pages."""
+    assert layout.PAGE == file_format.PAGE
+    assert layout.STRIPE % file_format.LEAF_SIZE == 0
+    assert file_format.BLOCK_SIZE % file_format.LEAF_SIZE == 0
 
 
 def test_views_are_read_only_and_not_copied(built: Path) -> None:

@@ -72,6 +72,23 @@ def test_blends_of_each_split_come_as_a_file(
     assert config.prefixes() == [corpora["plain"], corpora["second"], corpora["third"]]
 
 
+def test_what_no_option_says_is_a_warning(
+    corpora: dict[str, str], shared: Path, tmp_path: Path
+) -> None:
+    """And one epoch of validation is an option of its own."""
+    fields = {
+        "sequence_length": 16,
+        "split": "90,10,0",
+        "samples": {"train": 100, "valid": None, "test": 0},
+        "blend": [corpora["plain"]],
+        "add_extra_token": False,
+        "tokenizer": {},
+    }
+    made = export(open_cache(build_here(fields, shared).path), tmp_path / "out")
+    assert "--full-validation" in made.arguments
+    assert "add_extra_token_to_sequence=False" in made.warnings[0]
+
+
 def test_other_paths_have_other_names(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path
 ) -> None:

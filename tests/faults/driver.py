@@ -2,13 +2,15 @@
 
     python -m tests.faults.driver PLACE RANK ACTION -- WORDS...
 
-PLACE is the name of a phase, or write:N for the N-th write to the unfinished file. ACTION is
+PLACE is the name of a phase, or write:N or sync:N for the N-th write to, or sync of, the unfinished
+file. ACTION is ``lose`` (the disk says that it is full),
 ``kill`` (this rank, at once), ``fill`` (the disk under the directory after -o), ``raise`` (an
 error that nothing foresees) or ``term`` (a signal that asks this rank to end).
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -33,6 +35,8 @@ def strike() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif ACTION == "term":
         os.kill(os.getpid(), signal.SIGTERM)
+    elif ACTION == "lose":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     elif ACTION == "raise":
         raise RuntimeError("nobody foresaw this")
     elif ACTION == "fill":
@@ -64,8 +68,18 @@ def write(self: DataFile, offset: int, data: Any, original: Any = DataFile.write
     original(self, offset, data)
 
 
+def sync(self: DataFile, original: Any = DataFile.sync) -> None:
+    """Strike before the N-th sync."""
+    sync.count += 1  # type: ignore[attr-defined]
+    if f"sync:{sync.count}" == PLACE:  # type: ignore[attr-defined]
+        strike()
+    original(self)
+
+
+sync.count = 0  # type: ignore[attr-defined]
 write.count = 0  # type: ignore[attr-defined]
 Stopwatch.phase = phase  # type: ignore[method-assign]
+DataFile.sync = sync  # type: ignore[method-assign]
 DataFile.write = write  # type: ignore[method-assign]
 sys.argv = ["distcache", *WORDS]
 main()

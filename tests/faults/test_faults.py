@@ -91,6 +91,20 @@ def test_an_error_on_one_rank_ends_all(
     assert visible(shared) == []
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("place", ["write:1", "write:4", "sync:1"])
+def test_one_rank_without_space_ends_all(
+    place: str, rank: int, large_file: Path, serial_bytes: bytes, shared: Path
+) -> None:
+    """All agree on the error, also where only syncing finds it, and the next run resumes."""
+    words = ["build", large_file, "-o", shared, "--threads", "1"]
+    died = strike(place, rank, "lose", words)
+    assert died.returncode == 6, died.stderr
+    assert died.stderr.count("No space left on device") == 1
+    done = start(words, 2)
+    assert Path(done.stdout.strip()).read_bytes() == serial_bytes
+
+
 def test_a_signal_alone(large_file: Path, shared: Path) -> None:
     """One process ends with exit code 8, and leaves what it has finished."""
     died = strike("reading back", 0, "term", ["build", large_file, "-o", shared], ranks=1)

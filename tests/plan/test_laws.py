@@ -138,7 +138,7 @@ def test_arrays_lie_apart(items: list[SectionPlan | BlendPlan]) -> None:
     """Each at a page, none over another, and no stripe in two units."""
     layout = make_layout(items)
     end = layout.data_begin
-    for place in layout.places():
+    for place in itertools.chain(*layout.arrays):
         assert place.offset % PAGE == 0
         assert place.offset >= end
         end = place.offset + place.nbytes
@@ -169,6 +169,24 @@ def test_every_unit_is_assigned_once(
         assert len(set(roles)) == len(roles)
         assert max(roles) < count
     assert len(work.memory) == count
+
+
+def test_splitting_never_breaks_a_limit_that_one_rank_keeps() -> None:
+    """A split section takes more on the rank that shuffles it than a whole one."""
+    items = [section(100_000_000, 1_000_000)]
+    layout = make_layout(items)
+    alone = assign(items, layout, frozenset([0]), 1)
+    for count in (2, 4, 8):
+        work = assign(items, layout, frozenset([0]), count, 1, max(alone.memory))
+        assert max(work.memory) <= max(alone.memory)
+
+
+def test_copied_units_take_no_memory() -> None:
+    """Another cache has their arrays."""
+    items = [section(100_000_000, 1_000_000)]
+    layout = make_layout(items)
+    everything = frozenset([0])
+    assign(items, layout, everything, 2, 2, 200 << 20, copied=everything)
 
 
 def test_a_memory_limit_is_kept_or_refused() -> None:
