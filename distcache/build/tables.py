@@ -86,40 +86,12 @@ def compose_tables(
     columns = [
         _array_columns(layout.arrays[item], digests[item]) for item in range(len(plan.items))
     ]
-    sections = [
-        (
-            section.key,
-            section.source,
-            section.begin,
-            section.end,
-            section.tokens,
-            section.size.epochs,
-            section.size.samples,
-            _or_minus_one(section.size.separate_samples),
-            *columns[item],
-        )
-        for item, section in enumerate(plan.sections)
-    ]
-    blends = [
-        (blend.key, blend.split, blend.size, blend.exhaustive, *columns[len(sections) + row])
-        for row, blend in enumerate(plan.blends)
-    ]
-    members = [
-        (
-            member.split,
-            member.source,
-            member.section,
-            _or_minus_one(member.requested),
-            _or_minus_one(member.blend),
-            np.nan if member.weight is None else member.weight,
-        )
-        for member in plan.members
-    ]
+    count = len(plan.sections)
     return {
         "sources": _sources(plan),
-        "sections": np.array(sections, SECTIONS),
-        "blends": np.array(blends, BLENDS),
-        "members": np.array(members, MEMBERS),
+        "sections": _sections(plan, columns[:count]),
+        "blends": _blends(plan, columns[count:]),
+        "members": _members(plan),
         "blocks": np.array(blocks, BLOCKS),
         "identity": _text(canonical_json(plan.identity)),
         "naming": _text(naming_text(plan)),
@@ -158,6 +130,47 @@ def _sources(plan: Plan) -> NDArray[Any]:
             )
         )
     return np.array(rows, SOURCES)
+
+
+def _sections(plan: Plan, columns: Sequence[list[str | int]]) -> NDArray[Any]:
+    rows = [
+        (
+            section.key,
+            section.source,
+            section.begin,
+            section.end,
+            section.tokens,
+            section.size.epochs,
+            section.size.samples,
+            _or_minus_one(section.size.separate_samples),
+            *arrays,
+        )
+        for section, arrays in zip(plan.sections, columns, strict=True)
+    ]
+    return np.array(rows, SECTIONS)
+
+
+def _blends(plan: Plan, columns: Sequence[list[str | int]]) -> NDArray[Any]:
+    rows = [
+        (blend.key, blend.split, blend.size, blend.exhaustive, *arrays)
+        for blend, arrays in zip(plan.blends, columns, strict=True)
+    ]
+    return np.array(rows, BLENDS)
+
+
+def _members(plan: Plan) -> NDArray[Any]:
+    rows = [
+        (
+            member.split,
+            member.source,
+            member.section,
+            _or_minus_one(member.requested),
+            _or_minus_one(member.blend),
+            np.nan if member.weight is None else member.weight,
+        )
+        for member in plan.members
+    ]
+    return np.array(rows, MEMBERS)
 
 
 def _array_columns(places: Sequence[ArrayPlace], digests: Mapping[str, str]) -> list[str | int]:

@@ -98,28 +98,41 @@ def export(
     except (FileExistsError, NotADirectoryError) as error:
         raise ConfigError(f"{directory}: is not a directory") from error
 
-    def write(entry: MegatronFile) -> list[str]:
-        names = []
-        for view in entry.arrays.values():
-            names.append(f"{entry.stem}-{view.name}.npy")
-            _write_array(cache, view, directory / names[-1])
-        names.append(f"{entry.stem}-description.txt")
-        with write_whole(directory / names[-1]) as stream:
-            stream.write(entry.description.encode("utf-8"))
-        return names
-
     with no_space_as_error(directory), ThreadPoolExecutor(threads) as pool:
-        files = [name for names in pool.map(write, wanted) for name in names]
-        stem = f"distcache-{cache.key[:16]}"
-        per_split = directory / f"{stem}-per-split.json"
-        with write_whole(per_split) as stream:
-            stream.write(per_split_document(cache, rename).encode("utf-8"))
-        arguments = megatron_arguments(cache, directory, per_split, rename)
-        samples = {split: cache.identity["samples"][split] for split in SPLITS}
-        warnings = megatron_warnings(cache)
-        result = Exported(str(directory), files, arguments, samples, warnings)
-        with write_whole(directory / f"{stem}.json") as stream:
-            stream.write(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+        written = pool.map(lambda entry: _write_entry(cache, entry, directory), wanted)
+        files = [name for names in written for name in names]
+        return _describe_export(cache, directory, files, rename)
+
+
+def _write_entry(cache: Cache, entry: MegatronFile, directory: Path) -> list[str]:
+    """Write the arrays of a section or blend, then its description; return the names."""
+    names = []
+    for view in entry.arrays.values():
+        names.append(f"{entry.stem}-{view.name}.npy")
+        _write_array(cache, view, directory / names[-1])
+    names.append(f"{entry.stem}-description.txt")
+    with write_whole(directory / names[-1]) as stream:
+        stream.write(entry.description.encode("utf-8"))
+    return names
+
+
+def _describe_export(
+    cache: Cache, directory: Path, files: list[str], rename: Callable[[str], str]
+) -> Exported:
+    """Write what Megatron and the user need to use the files."""
+    stem = f"distcache-{cache.key[:16]}"
+    per_split = directory / f"{stem}-per-split.json"
+    with write_whole(per_split) as stream:
+        stream.write(per_split_document(cache, rename).encode("utf-8"))
+    result = Exported(
+        directory=str(directory),
+        files=files,
+        arguments=megatron_arguments(cache, directory, per_split, rename),
+        samples={split: cache.identity["samples"][split] for split in SPLITS},
+        warnings=megatron_warnings(cache),
+    )
+    with write_whole(directory / f"{stem}.json") as stream:
+        stream.write(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     return result
 
 
