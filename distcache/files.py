@@ -6,15 +6,38 @@ import contextlib
 import errno
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from distcache.errors import NoSpace
 
-__all__ = ["NO_SPACE", "no_space_as_error", "publish", "sync_directory", "write_whole"]
+__all__ = [
+    "NO_SPACE",
+    "no_space_as_error",
+    "open_regular",
+    "publish",
+    "sync_directory",
+    "write_whole",
+]
 
 NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def open_regular(path: str | Path) -> int:
+    """Open a file for reading, and return its descriptor.
+
+    Raises
+    ------
+    OSError
+        Also if it is not a regular file: a pipe would be waited for, without end.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    return descriptor
 
 
 def sync_directory(path: str | Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Final
 from distcache.build.progress import Progress
 from distcache.build.workspace import Lock, Workspace, sweep
 from distcache.cache import open_cache
-from distcache.errors import KeyMismatch
+from distcache.errors import DistcacheError, KeyMismatch
 
 __all__ = ["claim", "is_finished"]
 
@@ -31,8 +32,10 @@ def is_finished(final: Path, key: str) -> bool:
     KeyMismatch
         If it is another cache.
     """
-    if not final.exists():
+    if not os.path.lexists(final):
         return False
+    if not final.exists():
+        raise DistcacheError(f"{final}: the name is taken by a link to nothing; remove it")
     found = open_cache(final).key
     if found != key:
         raise KeyMismatch(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import xxhash
@@ -21,7 +22,7 @@ __all__ = ["finish", "lay_out"]
 
 
 def lay_out(job: Job, scratch: str) -> None:
-    """Write HDF5's metadata, which lies before the first array. Rank 0 only.
+    """Write HDF5's metadata, and zeros between arrays, whatever was there. Rank 0 only.
 
     Parameters
     ----------
@@ -33,6 +34,8 @@ def lay_out(job: Job, scratch: str) -> None:
     front = front_bytes(scratch, job.layout.data_begin, dataset_places(job.plan, job.layout))
     with DataFile(job.data) as file:
         file.write(0, front)
+        for begin, end in _gaps(job.layout):
+            file.write(begin, bytes(end - begin))
         file.sync()
 
 
@@ -88,6 +91,17 @@ def dataset_places(plan: Plan, layout: Layout) -> list[DatasetPlace]:
         for name, place in table_places(plan, layout).items()
     ]
     return arrays + tables
+
+
+def _gaps(layout: Layout) -> Iterator[tuple[int, int]]:
+    """Yield the bytes [begin, end) between arrays, and between the last one and the tables."""
+    end = layout.data_begin
+    for place in itertools.chain(*layout.arrays):
+        if place.offset > end:
+            yield end, place.offset
+        end = place.offset + place.nbytes
+    if layout.tables_begin > end:
+        yield end, layout.tables_begin
 
 
 def _row(plan: Plan, item: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from distcache.build.adopt import Adoptable
 from distcache.build.communicator import Communicator
@@ -15,6 +16,8 @@ from distcache.plan.layout import ArrayPlace, Layout
 from distcache.plan.model import Plan, SectionPlan
 
 __all__ = ["Digests", "Job"]
+
+MOST_OPEN: Final = 256  # corpora: far fewer than the files that a process may have open
 
 Digests = dict[int, dict[str, str]]
 """The digests of arrays, by index into `Plan.items` and by array name."""
@@ -55,14 +58,12 @@ class Job:
         """Return where the arrays of an item lie, by name."""
         return {place.name: place for place in self.layout.arrays[item]}
 
-    @functools.cached_property
-    def corpora(self) -> list[Corpus]:
-        """The corpora of the plan, each mapped once when it is first needed."""
-        return [Corpus(facts) for facts in self.plan.sources]
+    def __post_init__(self) -> None:
+        self._corpora = functools.lru_cache(MOST_OPEN)(Corpus)
 
     def corpus(self, section: SectionPlan) -> Corpus:
-        """Return the corpus of a section."""
-        return self.corpora[section.source]
+        """Return the corpus of a section, to be opened when it is needed."""
+        return self._corpora(self.plan.sources[section.source])
 
     @functools.cached_property
     def other_caches(self) -> dict[str, Cache]:

@@ -13,6 +13,8 @@ from types import TracebackType
 
 import msgspec
 
+from distcache.files import open_regular
+
 __all__ = ["Journal", "Record", "read_journals"]
 
 
@@ -70,8 +72,7 @@ def read_journals(paths: Iterable[str]) -> dict[int, Record]:
     """
     records = {}
     for path in paths:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as stream:
+        with os.fdopen(open_regular(path), "rb") as stream:
             for line in stream:
                 try:
                     record = msgspec.json.decode(line, type=Record)

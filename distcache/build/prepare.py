@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -23,6 +24,10 @@ from distcache.plan.make import make_plan
 from distcache.plan.model import Plan
 
 __all__ = ["Attempt", "cache_path", "claim_together", "make_plan_together", "require_name"]
+
+
+# Leaves room for what is put around it: the names of files may have 255 bytes.
+LONGEST_NAME: Final = 200
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -48,6 +53,10 @@ def require_name(name: str | None) -> None:
     ConfigError
         If it is empty, hidden, or leads elsewhere.
     """
+    if name is not None and len(os.fsencode(name)) > LONGEST_NAME:
+        raise ConfigError(f"--name: has more than {LONGEST_NAME} bytes")
+    if name is not None and not name.isprintable():
+        raise ConfigError(f"--name {name!r}: expected a file name of printable text")
     if name is not None and (not name or "/" in name or "\0" in name or name.startswith(".")):
         raise ConfigError(f"--name {name!r}: expected a file name without directories")
 

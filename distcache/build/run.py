@@ -174,7 +174,10 @@ def _run(
 
     def conclude() -> None:
         if published:
-            write_record(final, job.plan.key, work.threads, resumed, adopted, ranks)
+            try:
+                write_record(final, job.plan.key, work.threads, resumed, adopted, ranks)
+            except OSError as error:
+                watch.note(f"the build record could not be written: {error}")
         elif not is_finished(final, job.plan.key):
             raise DistcacheError(
                 f"{final}: the name is taken, but no cache is there; move away what has it and run "

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 from distcache.build.data_file import ArrayWriter, DataFile, write_in_chunks
 from distcache.build.entries import (
     Entries,
+    EntryMemory,
     documents_of,
+    fill_epochs,
     read_across,
     shuffle_last,
     shuffle_lower,
@@ -37,7 +39,7 @@ CHUNK: int = CHUNK_BYTES // ENTRY_BYTES
 InOrder = Callable[[Callable[[int], NDArray[np.int64]], range], Iterator[NDArray[np.int64]]]
 """Applies a function to numbers, and yields the results in their order."""
 
-Rest = tuple[NDArray[Any], NDArray[np.int64], str]
+Rest = tuple[NDArray[Any], EntryMemory, str]
 """The lower positions, the entries of the last epoch, and the digest of the shuffle index."""
 
 
@@ -76,19 +78,26 @@ def build_section(
         samples = shuffle_samples(section, generator)
         return lower, last, write_in_chunks(file, places["shuffle_index"], samples)
 
+    memory = EntryMemory(section.first_documents)
+    upper = memory.values
     with contextlib.ExitStack() as stack:
         in_order: InOrder = map
         if workers < 2:
             generator = Mt19937(section.seed)
-            upper = shuffle_upper(section, idx, middle, generator)
+            fill_epochs(section, idx, upper, 0)
+            shuffle_upper(middle, upper, generator)
             lower, last, shuffle_digest = rest(generator)
         else:
             helper = stack.enter_context(ThreadPoolExecutor(1))
             in_order = partial(_one_ahead, helper)
+            half = upper.size // 2
+            filled = helper.submit(fill_epochs, section, idx, upper[half:], half)
+            fill_epochs(section, idx, upper[:half], 0)
+            filled.result()
             done = helper.submit(lambda: rest(skip_upper(section, middle)))
-            upper = shuffle_upper(section, idx, middle, Mt19937(section.seed))
+            shuffle_upper(middle, upper, Mt19937(section.seed))
             lower, last, shuffle_digest = done.result()
-        parts = (Entries(0, upper, lower), Entries(upper.size, last))
+        parts = (Entries(0, memory, lower), Entries(upper.size, last))
         return _cut(section, parts, places, file, in_order) | {"shuffle_index": shuffle_digest}
 
 
@@ -113,6 +122,8 @@ def _cut(
     begins = range(0, section.documents, CHUNK)
     for begin, entries in zip(begins, in_order(write_documents, begins), strict=True):
         cutter.feed(entries, begin)
+        for part in parts:
+            part.release(begin, begin + CHUNK)
     cutter.finish()
     return {"document_index": documents.finish(), "sample_index": rows.finish()}
 

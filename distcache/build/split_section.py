@@ -20,7 +20,9 @@ from distcache.build.communicator import Communicator, Message
 from distcache.build.data_file import ArrayWriter, DataFile, write_in_chunks
 from distcache.build.entries import (
     Entries,
+    EntryMemory,
     documents_of,
+    fill_epochs,
     shuffle_last,
     shuffle_lower,
     shuffle_samples,
@@ -78,7 +80,7 @@ class SplitSection:
         self._file = file
         self._middle = middle_of(section, workers=2)
         self._held: dict[int, Entries] = {}
-        self._upper = np.empty(0, np.int64)
+        self._upper = EntryMemory(0)
         self._lower: NDArray[Any] = np.empty(0, lower_type(self._middle))
         self._shuffle_digest = ""
 
@@ -86,8 +88,9 @@ class SplitSection:
         """Do this rank's share of the shuffles; for most ranks that is nothing."""
         section, rank = self._section, self._communicator.rank
         if rank == self._roles.upper_rank:
-            generator = Mt19937(section.seed)
-            self._upper = shuffle_upper(section, self._corpus.idx, self._middle, generator)
+            self._upper = EntryMemory(section.first_documents)
+            fill_epochs(section, self._corpus.idx, self._upper.values, 0)
+            shuffle_upper(self._middle, self._upper.values, Mt19937(section.seed))
         elif rank == self._roles.rest_rank:
             generator = skip_upper(section, self._middle)
             self._lower = shuffle_lower(self._middle, generator)

@@ -76,6 +76,9 @@ class EntryStream:
         """
         for chunk in windows(self._bounds, self._step):
             yield chunk[self._communicator.rank][0], self._take(chunk)
+            for entries in self._held.values():
+                for begin, end in chunk:
+                    entries.release(begin, end)
 
     def _take(self, chunk: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
         me = self._communicator.rank

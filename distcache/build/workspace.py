@@ -7,7 +7,9 @@ import errno
 import fcntl
 import json
 import os
+import re
 import secrets
+import shutil
 import socket
 import stat
 import time
@@ -15,7 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from distcache.errors import DistcacheError
+from distcache.errors import ConfigError, DistcacheError
 
 __all__ = ["Lock", "Workspace", "sweep"]
 
@@ -66,7 +68,10 @@ class Workspace:
         DistcacheError
             If something else has its name, or another user made it.
         """
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise ConfigError(f"{self.path.parent}: is not a directory") from error
         try:
             self.path.mkdir(mode=0o700)
         except FileExistsError:
@@ -124,7 +129,7 @@ class Workspace:
     def _remove_files(self) -> None:
         with contextlib.suppress(OSError):
             for entry in self.path.iterdir():
-                entry.unlink()
+                _remove(entry)
             self.path.rmdir()
 
     def prepare(self, key: str, size: int) -> None:
@@ -137,12 +142,12 @@ class Workspace:
         size : int
             Bytes of the finished file; the data file gets them without taking any space.
         """
-        stamp = f"{key} {size}\n"
-        found = self._stamp.read_text(encoding="utf-8") if self._stamp.is_file() else None
+        stamp = f"{key} {size}\n".encode()
+        found = self._stamp.read_bytes() if self._stamp.is_file() else None
         if found != stamp:
             for entry in self.path.iterdir():
                 if entry != self._lock:
-                    entry.unlink()
+                    _remove(entry)
         descriptor = os.open(
             self.data, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
         )
@@ -150,7 +155,7 @@ class Workspace:
             os.ftruncate(descriptor, size)
         finally:
             os.close(descriptor)
-        self._stamp.write_text(stamp, encoding="utf-8")
+        self._stamp.write_bytes(stamp)
 
     def journals(self) -> list[str]:
         """Return the journals of all attempts so far."""
@@ -172,7 +177,9 @@ class Workspace:
             }
         )
         temporary = self._life.with_suffix(".part")
-        temporary.write_text(text, encoding="utf-8")
+        temporary.unlink(missing_ok=True)  # never write through a link or into a pipe
+        with open(temporary, "x", encoding="utf-8") as stream:
+            stream.write(text)
         os.replace(temporary, self._life)
 
     def last_sign(self) -> str:
@@ -192,7 +199,16 @@ def sweep(final: Path) -> None:
     is_directory = shared.path.is_dir() and not shared.path.is_symlink()
     if is_directory and shared.lock() is Lock.HELD:
         shared.remove()
-    start = f"{shared.path.name}-"
+    private = re.compile(re.escape(f"{shared.path.name}-") + r"([0-9a-f]{8})")
     for path in list(final.parent.iterdir()):
-        if path.name.startswith(start) and time.time() - os.lstat(path).st_mtime > ABANDONED:
-            Workspace(final, path.name.removeprefix(start)).remove()
+        found = private.fullmatch(path.name)
+        if found and time.time() - os.lstat(path).st_mtime > ABANDONED:
+            Workspace(final, found.group(1)).remove()
+
+
+def _remove(entry: Path) -> None:
+    """Remove a file or link, or a directory that somebody has put in a file's place."""
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.rmtree(entry)
+    else:
+        entry.unlink()

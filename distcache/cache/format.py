@@ -217,11 +217,12 @@ class Header(msgspec.Struct, frozen=True):
         tables = {}
         for index in range(count):
             place = _PLACE.unpack_from(page, _FIXED.size + index * _PLACE.size)
-            name, offset, rows, item_size = place[0].rstrip(b"\x00").decode("ascii"), *place[1:]
+            name = place[0].rstrip(b"\x00").decode("ascii", "replace")
+            offset, rows, item_size = place[1:]
             end = offset + rows * item_size
             if name not in TABLES or TABLES[name].itemsize != item_size or end > size:
                 raise CacheCorrupt(f"{path}: table {name!r} is not one of version {VERSION}")
             tables[name] = TablePlace(offset, rows)
         if tables.keys() != TABLES.keys() or not HEADER_SIZE <= tables_begin <= size:
             raise CacheCorrupt(f"{path}: the header does not name every table")
-        return cls(key.decode("ascii"), size, tables_begin, digest, tables)
+        return cls(key.decode("ascii", "replace"), size, tables_begin, digest, tables)

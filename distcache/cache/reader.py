@@ -24,8 +24,22 @@ from distcache.cache.format import (
     array_fields,
 )
 from distcache.errors import CacheCorrupt, NotReady
+from distcache.files import open_regular
 
 __all__ = ["ArrayView", "Cache", "open_cache"]
+
+IDENTITY_FIELDS = {
+    "add_extra_token",
+    "blend",
+    "drop_last_partial_validation_sequence",
+    "mid_level_dataset_surplus",
+    "multiple_validation_sets",
+    "samples",
+    "seed",
+    "sequence_length",
+    "split",
+}
+NAMING_FIELDS = {"blends", "split", "split_matrix", "tokenizer"}
 
 
 @dataclass(frozen=True)
@@ -88,10 +102,9 @@ class Cache:
     def prefixes(self) -> list[str]:
         """The path prefix of each source, as the configuration gave it."""
         text = self.table("prefixes").tobytes()
-        return [
-            text[int(row["prefix_begin"]) : int(row["prefix_end"])].decode("utf-8")
-            for row in self.table("sources")
-        ]
+        sources = self.table("sources")
+        bounds = zip(sources["prefix_begin"].tolist(), sources["prefix_end"].tolist(), strict=True)
+        return [text[begin:end].decode("utf-8") for begin, end in bounds]
 
     def arrays(self, table: str, row: int) -> dict[str, ArrayView]:
         """Return where the arrays of a section or blend lie.
@@ -138,6 +151,36 @@ class Cache:
             for table, names in ARRAY_NAMES.items()
         }
 
+    def require_consistent(self) -> None:
+        """Check what the tables say of one another: digests say only that nobody changed them.
+
+        Raises
+        ------
+        CacheCorrupt
+            If a row names another that is not there, or a text is not what it must be.
+        """
+        members, sections = self.table("members"), self.table("sections")
+        try:
+            numbers = [
+                (members["source"], len(self.table("sources"))),
+                (sections["source"], len(self.table("sources"))),
+                (members["section"], len(sections)),
+                (members["blend"] + 1, len(self.table("blends")) + 1),
+            ]
+            sound = all(bool(np.all((found >= 0) & (found < end))) for found, end in numbers)
+            sound &= set(range(len(self.table("blends")))) <= set(members["blend"].tolist())
+            sound &= self.identity.keys() >= IDENTITY_FIELDS
+            sound &= self.naming.keys() >= NAMING_FIELDS
+            sound &= len(self.prefixes) == len(self.table("sources"))
+            for table in ("members", "blends"):
+                sound &= all(split.decode("ascii") for split in self.table(table)["split"].tolist())
+        except (ValueError, TypeError, AttributeError) as error:
+            raise CacheCorrupt(
+                f"{self.path}: its tables are not those of a cache: {error}"
+            ) from error
+        if not sound:
+            raise CacheCorrupt(f"{self.path}: its tables name rows or fields that are not there")
+
     def read(self, view: ArrayView) -> NDArray[Any]:
         """Return an array as a read-only view of the mapping; nothing is copied."""
         count = math.prod(view.shape)
@@ -167,7 +210,7 @@ def open_cache(path: str | Path) -> Cache:
     """
     path = Path(path)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(path)
     except FileNotFoundError as error:
         raise NotReady(f"{path}: no such cache; build it first") from error
     except OSError as error:
@@ -184,4 +227,6 @@ def open_cache(path: str | Path) -> Cache:
         digest = xxhash.xxh3_128_digest(view[header.tables_begin :])
     if digest != header.tables_digest:
         raise CacheCorrupt(f"{path}: the tables do not match their digest")
-    return Cache(path, mapped, header)
+    cache = Cache(path, mapped, header)
+    cache.require_consistent()
+    return cache

@@ -69,6 +69,8 @@ def front_bytes(scratch: str, data_begin: int, wanted: Sequence[DatasetPlace]) -
     """
     places = list(_with_padding(data_begin, wanted))
     stored = [place for place in places if place.nbytes]
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(scratch)
     try:
         _create_all(scratch, places)
         _allocate(scratch, stored[:1], data_begin)
@@ -110,7 +112,7 @@ def _create_all(path: str, places: Sequence[DatasetPlace]) -> None:
     creation.set_userblock(HEADER_SIZE)
     creation.set_obj_track_times(False)  # equal caches are equal to the byte
     creation.set_file_space_strategy(h5py.h5f.FSPACE_STRATEGY_NONE, False, 1)
-    file = h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_TRUNC, creation, _access(1))
+    file = h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_EXCL, creation, _access(1))
     with contextlib.closing(file):
         _create_datasets(file, places)
 

@@ -18,10 +18,11 @@ from distcache.build.progress import Silent
 from distcache.build.run import Options, build
 from distcache.build.tables import file_size, table_places
 from distcache.cli.output import LogFormat, make_progress, print_json, print_table, size_text
+from distcache.cli.signals import interrupt_on_signals
 from distcache.errors import ConfigError
 from distcache.plan.assignment import assign
 from distcache.plan.config import Config
-from distcache.plan.decode import load_config, resolve_tokenizer
+from distcache.plan.decode import complete, load_config
 from distcache.plan.layout import Layout, make_layout
 from distcache.plan.megatron_options import config_from_options
 from distcache.plan.model import Plan
@@ -50,7 +51,7 @@ def read_config(path: Path | None, context: typer.Context) -> Config:
         If both are given, or neither.
     """
     if path is not None and str(path).startswith("-"):
-        return resolve_tokenizer(config_from_options([str(path), *context.args]))
+        return complete(config_from_options([str(path), *context.args]))
     if path is not None and context.args:
         raise ConfigError(
             f"unknown option or word: {' '.join(context.args)} (Megatron's data options cannot be "
@@ -60,7 +61,7 @@ def read_config(path: Path | None, context: typer.Context) -> Config:
         return load_config(path)
     if not context.args:
         raise ConfigError("give a configuration file, or Megatron's data options")
-    return resolve_tokenizer(config_from_options(context.args))
+    return complete(config_from_options(context.args))
 
 
 def parse_size(text: str | None) -> int | None:
@@ -228,6 +229,7 @@ def build_command(
         srun --mpi=pmi2 -n 64 distcache build blend.yaml -o /shared/caches --name pretrain
     """
     communicator = connect()
+    interrupt_on_signals()
     threads = threads or share_of_cores(communicator)
     options = Options(threads, parse_size(memory_limit), tuple(reuse or ()))
     progress = make_progress(log_format if communicator.rank == 0 else LogFormat.none)

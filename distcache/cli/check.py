@@ -11,6 +11,7 @@ import typer
 from distcache.build.communicator import connect
 from distcache.build.examine import examine
 from distcache.cli.output import print_json, print_table
+from distcache.cli.signals import interrupt_on_signals
 from distcache.corpus import CorpusFacts, Fault
 from distcache.errors import CorpusError
 
@@ -36,6 +37,7 @@ def check_command(
     bare = (prefix.removesuffix(".idx").removesuffix(".bin") for prefix in prefixes)
     unique = list(dict.fromkeys(bare))
     communicator = connect()
+    interrupt_on_signals()
     facts, faults = examine(communicator, unique, threads)
     if communicator.rank == 0:
         if as_json:

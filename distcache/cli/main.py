@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import signal
 import sys
 import traceback
-from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
@@ -16,7 +17,7 @@ from distcache.build.communicator import connected
 from distcache.cli.build import build_command, plan_command
 from distcache.cli.cache import explain_command, export_command, inspect_command, verify_command
 from distcache.cli.check import check_command
-from distcache.errors import BuildInterrupted, DistcacheError, NoSpace
+from distcache.errors import DistcacheError, NoSpace
 
 __all__ = ["app", "main"]
 
@@ -57,14 +58,14 @@ app.command("explain")(explain_command)
 app.command("export")(export_command)
 
 
-def _interrupted(number: int, _: FrameType | None) -> NoReturn:
-    raise BuildInterrupted(f"interrupted by {signal.Signals(number).name}; run again to resume")
-
-
 def main() -> None:
     """Run the command line; the entry point of the `distcache` script."""
+    # Until the ranks have joined, a signal must end a process at once: its launcher then ends all.
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _interrupted)
+        signal.signal(number, signal.SIG_DFL)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(standalone_mode=True)
     except DistcacheError as error:
@@ -72,9 +73,9 @@ def main() -> None:
     except MemoryError as error:
         _fail(NoSpace(f"not enough memory: {error}"))
     except BrokenPipeError:
-        # Whoever read the output is gone; what is still to be flushed would raise once more.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _end(1, together=False)
+    except OSError as error:
+        _fail(DistcacheError(str(error)))
     except Exception:  # noqa: BLE001  one rank's surprise must not leave the others waiting
         traceback.print_exc()
         _end(1, together=False)
@@ -83,16 +84,22 @@ def main() -> None:
 def _fail(error: DistcacheError) -> NoReturn:
     communicator = connected()
     if not error.agreed or communicator is None or communicator.rank == 0:
-        for problem in error.problems:
-            print(f"distcache: {problem}", file=sys.stderr)  # noqa: T201
+        with contextlib.suppress(OSError, ValueError):
+            for problem in error.problems:
+                print(f"distcache: {problem}", file=sys.stderr)  # noqa: T201
     _end(error.exit_code, together=error.agreed)
 
 
 def _end(exit_code: int, *, together: bool) -> NoReturn:
     """End this process, and all ranks with it unless they end by themselves."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            # Whoever read it is gone; what is left would be flushed once more at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     communicator = connected()
-    sys.stdout.flush()
-    sys.stderr.flush()
     if communicator is not None and communicator.size > 1 and not together:
         communicator.abort(exit_code)
     sys.exit(exit_code)

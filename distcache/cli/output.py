@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import threading
@@ -15,6 +16,8 @@ from distcache.build.progress import Progress, Silent
 __all__ = ["LogFormat", "make_progress", "print_json", "print_table", "size_text"]
 
 PLAIN_INTERVAL = 10.0
+# A log that is full or gone must not end a build.
+LOG_MAY_FAIL = contextlib.suppress(OSError, ValueError)
 
 
 class LogFormat(StrEnum):
@@ -36,14 +39,15 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     """Write a table to standard output, wide enough for most paths when it is not a terminal."""
     from rich import box  # noqa: PLC0415
     from rich.console import Console  # noqa: PLC0415
+    from rich.markup import escape  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD)
     for place, column in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[place], int | float) for row in rows)
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(value) for value in row))
+        table.add_row(*(escape(_cell(value)) for value in row))
     width = None if sys.stdout.isatty() else 200
     Console(width=width).print(table)
 
@@ -66,6 +70,8 @@ def size_text(nbytes: int) -> str:
 
 def make_progress(log_format: LogFormat) -> Progress:
     """Return the progress that suits standard error, or the one that was asked for."""
+    if sys.stderr is None:
+        return Silent()
     if log_format is LogFormat.auto:
         log_format = LogFormat.bar if sys.stderr.isatty() else LogFormat.plain
     if log_format is LogFormat.bar:
@@ -120,7 +126,8 @@ class LineProgress:
         else:
             share = "" if fraction is None else f" {fraction:.0%}"
             line = f"[{elapsed:8.1f} s] {message}{share}"
-        print(line, file=sys.stderr, flush=True)  # noqa: T201
+        with LOG_MAY_FAIL:
+            print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
 class BarProgress:
@@ -141,11 +148,13 @@ class BarProgress:
             transient=True,
         )
         self._task = self._bar.add_task("starting", total=None)
-        self._bar.start()
+        with LOG_MAY_FAIL:
+            self._bar.start()
 
     def phase(self, name: str, total: float = 0) -> None:
         """Begin a phase anew."""
-        self._bar.reset(self._task, description=name, total=total or None)
+        with LOG_MAY_FAIL:
+            self._bar.reset(self._task, description=name, total=total or None)
 
     def advance(self, amount: float) -> None:
         """Move the bar."""
@@ -153,8 +162,10 @@ class BarProgress:
 
     def note(self, message: str) -> None:
         """Write a message above the bar."""
-        self._bar.console.print(message)
+        with LOG_MAY_FAIL:
+            self._bar.console.print(message, markup=False)
 
     def close(self) -> None:
         """Take the bar away, and show the cursor."""
-        self._bar.stop()
+        with LOG_MAY_FAIL:
+            self._bar.stop()

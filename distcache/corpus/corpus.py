@@ -54,7 +54,7 @@ class CorpusFacts(msgspec.Struct, frozen=True):
 
 
 class Corpus:
-    """A sound corpus whose `.idx` is mapped on first use.
+    """A sound corpus whose `.idx` is mapped when it is needed.
 
     Parameters
     ----------
@@ -67,24 +67,39 @@ class Corpus:
 
     @functools.cached_property
     def idx(self) -> Idx:
-        """The mapped `.idx`; `CorpusError` if it is not the file any more that was examined."""
-        idx = open_idx(self.facts.prefix)
-        if (idx.size, len(idx.lengths)) != (self.facts.idx_size, self.facts.sequences):
-            raise CorpusError(
-                f"{idx.path}: has {idx.size} bytes, and had {self.facts.idx_size} when it was "
-                "examined; do not write to a corpus while it is built from"
-            )
-        return idx
+        """The mapped `.idx`, which stays open as long as this corpus."""
+        return open_examined(self.facts)
 
     def tokens_in(self, begin: int, end: int) -> int:
         """Return the tokens of sequences [begin, end), from their offsets."""
-        return self._tokens_before(end) - self._tokens_before(begin)
+        idx = open_examined(self.facts)
+
+        def before(sequence: int) -> int:
+            if sequence == self.facts.sequences:
+                return self.facts.tokens
+            return int(idx.offsets[sequence]) // idx.item_size
+
+        return before(end) - before(begin)
 
     def length_of(self, sequence: int) -> int:
         """Return the tokens of one sequence."""
-        return int(self.idx.lengths[sequence])
+        return int(open_examined(self.facts).lengths[sequence])
 
-    def _tokens_before(self, sequence: int) -> int:
-        if sequence == self.facts.sequences:
-            return self.facts.tokens
-        return int(self.idx.offsets[sequence]) // self.idx.item_size
+
+def open_examined(facts: CorpusFacts) -> Idx:
+    """Map the `.idx` of a corpus that has been examined.
+
+    A mapping keeps the file open, and a process may often have no more than 1,024 of these.
+
+    Raises
+    ------
+    CorpusError
+        If it is not the file any more that was examined.
+    """
+    idx = open_idx(facts.prefix)
+    if (idx.size, len(idx.lengths)) != (facts.idx_size, facts.sequences):
+        raise CorpusError(
+            f"{idx.path}: has {idx.size} bytes, and had {facts.idx_size} when it was examined; do "
+            "not write to a corpus while it is built from"
+        )
+    return idx

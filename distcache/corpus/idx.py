@@ -7,6 +7,7 @@ boundaries as sequence numbers (int64), and for multimodal data a mode per seque
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import struct
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.errors import CorpusError, NotReady
+from distcache.files import open_regular
 
 __all__ = ["HEADER_SIZE", "ITEM_TYPES", "Idx", "bin_path", "idx_path", "open_idx"]
 
@@ -120,10 +122,12 @@ def open_idx(prefix: str) -> Idx:
     """
     path = idx_path(prefix)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(path)
     except FileNotFoundError as error:
         raise NotReady(f"{path}: no such file") from error
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
         raise CorpusError(f"{path}: cannot be opened: {error.strerror}") from error
     try:
         size = os.fstat(descriptor).st_size
@@ -132,6 +136,8 @@ def open_idx(prefix: str) -> Idx:
         has_modes = _has_modes(path, size, sequences, entries)
         mapped = mmap.mmap(descriptor, size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise
         raise CorpusError(f"{path}: cannot be read: {error.strerror}") from error
     finally:
         os.close(descriptor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,10 +13,15 @@ import msgspec
 import yaml
 
 from distcache.errors import ConfigError, NotReady
+from distcache.files import open_regular
 from distcache.plan.config import Config
 from distcache.plan.megatron_options import MEGATRON_KEYS, config_from_options, options_from_mapping
 
-__all__ = ["config_from_mapping", "load_config", "resolve_tokenizer", "tokenizer_from"]
+__all__ = ["complete", "config_from_mapping", "load_config", "tokenizer_from"]
+
+
+# What PyYAML lets through for tags that do not fit, and parsers for texts that are nested too deep.
+YAML_SURPRISES = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
 
 
 def load_config(path: str | Path) -> Config:
@@ -41,14 +47,15 @@ def load_config(path: str | Path) -> Config:
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        with os.fdopen(open_regular(path), encoding="utf-8") as stream:
+            text = stream.read()
     except FileNotFoundError as error:
         raise NotReady(f"{path}: no such configuration file") from error
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     try:
         parsed = _parse(path.suffix, text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, *YAML_SURPRISES) as error:
         raise ConfigError(f"{path}: {error}") from error
     if not isinstance(parsed, dict):
         raise ConfigError(f"{path}: expected a mapping of fields, found {type(parsed).__name__}")
@@ -86,8 +93,8 @@ def config_from_mapping(fields: Mapping[str, Any]) -> Config:
         With one problem per field that is unknown, missing or wrong.
     """
     if any(str(key).replace("-", "_") in MEGATRON_KEYS for key in fields):
-        return resolve_tokenizer(config_from_options(options_from_mapping(fields)))
-    return resolve_tokenizer(_decode(fields))
+        return complete(config_from_options(options_from_mapping(fields)))
+    return complete(_decode(fields))
 
 
 def _decode(fields: Mapping[str, Any]) -> Config:
@@ -126,14 +133,19 @@ def _with_path(name: str, message: str) -> str:
     return f"$.{name}{path.removesuffix('`').removeprefix('$')}: {text}"
 
 
-def resolve_tokenizer(config: Config) -> Config:
-    """Return the configuration with ``{"description": FILE}`` replaced by what the file says.
+def complete(config: Config) -> Config:
+    """Check what types cannot say, and read the tokenizer's ``{"description": FILE}``.
 
     Raises
     ------
     ConfigError
-        If that is no description, or the tokenizer's identifiers are not JSON.
+        If a text cannot be a path or stand in a file, if there is no such description, or if the
+        tokenizer's identifiers are not JSON.
     """
+    texts = [*config.prefixes(), config.split or ""]
+    problems = [f"{text!r}: is no text for a file" for text in texts if not _is_text(text)]
+    if problems:
+        raise ConfigError(*problems)
     tokenizer = config.tokenizer
     if tokenizer is None:
         return config
@@ -144,6 +156,13 @@ def resolve_tokenizer(config: Config) -> Config:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"$.tokenizer: is not JSON: {error}") from error
     return msgspec.structs.replace(config, tokenizer=tokenizer)
+
+
+def _is_text(text: str) -> bool:
+    try:
+        return b"\0" not in text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
 
 
 def tokenizer_from(path: Path) -> dict[str, Any]:
@@ -161,5 +180,5 @@ def tokenizer_from(path: Path) -> dict[str, Any]:
         return dict(section["tokenizer"])
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise ConfigError(
-            f"tokenizer: {path} is not a description.txt that Megatron wrote: {error}"
+            f"tokenizer: {str(path)!r} is not a description.txt that Megatron wrote: {error}"
         ) from error

@@ -61,6 +61,8 @@ def make_plan(config: Config, corpora: Mapping[str, Corpus]) -> Plan:
             f"$.mid_level_dataset_surplus: {config.mid_level_dataset_surplus} is too small, "
             f"{max(planner.surpluses)!r} is the smallest that works"
         )
+    if not planner.problems and not planner.sections:
+        planner.problems.append("$.blend: no split has a corpus, so there is nothing to build")
     if planner.problems:
         raise ConfigError(*dict.fromkeys(planner.problems))
     identity = identity_of(config, {prefix: corpora[prefix].facts for prefix in corpora})

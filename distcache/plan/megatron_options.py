@@ -197,7 +197,7 @@ def _per_split_file(path: str) -> dict[str, list[str] | None]:
         splits = {split: parsed[split] for split in SPLITS}
         if not all(words is None or isinstance(words, str | list) for words in splits.values()):
             raise TypeError("each must be a list, a string or null")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ConfigError(f"{path}: expected JSON with train, valid and test: {error}") from error
     return {
         split: words.split() if isinstance(words, str) else words and [str(word) for word in words]
@@ -208,8 +208,8 @@ def _per_split_file(path: str) -> dict[str, list[str] | None]:
 def _read(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path!r}: cannot be read: {error}") from error
 
 
 def _samples(options: argparse.Namespace) -> Samples:

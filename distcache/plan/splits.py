@@ -51,7 +51,7 @@ def split_matrix(split: str) -> list[Bookends | None]:
     if len(shares) > len(SPLITS):
         raise ConfigError(f"$.split: {split!r} has {len(shares)} shares, expected at most 3")
     shares += [0.0] * (len(SPLITS) - len(shares))
-    if not 0 < math.fsum(shares) < math.inf:
+    if not 0 < sum(shares) < math.inf:
         raise ConfigError(f"$.split: {split!r} adds up to nothing, expected for example 99,1,0")
     ends = itertools.accumulate(normalise(shares), initial=0)
     return [(begin, end) if end > begin else None for begin, end in itertools.pairwise(ends)]

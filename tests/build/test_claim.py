@@ -99,10 +99,14 @@ def test_abandoned_private_workspaces_are_swept(blend_config: dict[str, Any], sh
     for workspace in (old, young):
         workspace.make()
     hours_ago = time.time() - 7200
-    os.utime(old.path, (hours_ago, hours_ago))
+    foreign = shared / ".x.h5.building-mybackup"
+    foreign.mkdir()
+    for path in (old.path, foreign):
+        os.utime(path, (hours_ago, hours_ago))
     assert build_here(blend_config, shared, "x").reused
     assert not old.path.exists()
     assert young.path.exists()
+    assert foreign.exists()
 
 
 def test_signs_of_life_differ(shared: Path) -> None:

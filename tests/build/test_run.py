@@ -115,6 +115,40 @@ def test_what_is_resumed_is_verified(
     assert Path(outcome.path).read_bytes() == whole.read_bytes()
 
 
+def test_what_lies_between_arrays_is_written_anew(
+    blend_config: dict[str, Any], shared: Path, tmp_path: Path
+) -> None:
+    """Whatever an earlier build has left there."""
+    whole = Path(build_here(blend_config, tmp_path / "whole").path).read_bytes()
+    with pytest.raises(RuntimeError):
+        build_here(blend_config, shared, "x", progress=Dying("laying out"))
+    with open(Workspace(shared / "x.h5").data, "r+b") as stream:
+        stream.write(b"\xff" * (3 << 20))
+    assert Path(build_here(blend_config, shared, "x").path).read_bytes() == whole
+
+
+@pytest.mark.parametrize("name", ["plan", "data", "layout", "progress.json", "progress.part"])
+@pytest.mark.parametrize("kind", ["directory", "pipe", "link"])
+def test_a_workspace_that_somebody_has_spoilt(
+    blend_config: dict[str, Any], shared: Path, tmp_path: Path, name: str, kind: str
+) -> None:
+    """What is no file in it is removed or refused, and a link is never followed."""
+    with pytest.raises(RuntimeError):
+        build_here(blend_config, shared, "x", progress=Dying("laying out"))
+    (tmp_path / "precious").write_text("precious")
+    entry = Workspace(shared / "x.h5").path / name
+    entry.unlink(missing_ok=True)
+    if kind == "directory":
+        entry.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(entry)
+    else:
+        entry.symlink_to(tmp_path / "precious")
+    verify_cache(open_cache(build_here({**blend_config, "seed": 7}, shared, "x").path))
+    assert (tmp_path / "precious").read_text() == "precious"
+    assert not list(shared.glob(".*"))
+
+
 def test_a_workspace_of_another_plan_is_not_resumed(
     blend_config: dict[str, Any], shared: Path
 ) -> None:
@@ -136,12 +170,11 @@ def test_another_cache_under_the_name(blend_config: dict[str, Any], shared: Path
 
 
 def test_a_name_that_is_a_dangling_link(blend_config: dict[str, Any], shared: Path) -> None:
-    """It is not taken for a cache, and what was built is kept."""
+    """It is not taken for a cache, before anything is built."""
     (shared / "x.h5").symlink_to(shared / "nothing")
     with pytest.raises(DistcacheError, match="the name is taken"):
         build_here(blend_config, shared, "x")
-    (shared / "x.h5").unlink()
-    assert build_here(blend_config, shared, "x").built == 0
+    assert [path.name for path in shared.iterdir()] == ["x.h5"]
 
 
 def test_a_torn_cache_is_no_hit(blend_config: dict[str, Any], shared: Path) -> None:

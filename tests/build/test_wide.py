@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from distcache.build.entries import Entries, read_across
+from distcache.build.entries import Entries, EntryMemory, read_across
 from distcache.build.finish import dataset_places
 from distcache.build.rows import RowCutter
 from distcache.build.tables import file_size, table_places
@@ -68,9 +68,10 @@ def test_rows_far_into_a_section(wide: SectionPlan, lengths: list[int], room: in
 
 def test_parts_of_a_document_index_beyond_32_bits() -> None:
     """Positions are those of the whole index, also across the join of its parts."""
-    first = Entries(2**33 - 4, np.arange(4), np.array([1, 0], np.int32))
-    second = Entries(2**33, np.arange(10, 14))
-    assert read_across((first, second), 2**33 - 4, 2**33 + 2).tolist() == [1, 0, 2, 3, 10, 11]
+    first, second = EntryMemory(4), EntryMemory(4)
+    first.values[:], second.values[:] = np.arange(4), np.arange(10, 14)
+    parts = (Entries(2**33 - 4, first, np.array([1, 0], np.int32)), Entries(2**33, second))
+    assert read_across(parts, 2**33 - 4, 2**33 + 2).tolist() == [1, 0, 2, 3, 10, 11]
 
 
 def test_work_on_a_wide_section(wide_plan: Plan, wide: SectionPlan) -> None:

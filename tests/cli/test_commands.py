@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from distcache.cache import open_cache
-from tests.processes import start
+from tests.processes import DISTCACHE, start
 
 
 @pytest.fixture
@@ -180,6 +181,27 @@ def test_wrong_use_is_one_clear_error(words: list[str], exit_code: int, message:
     assert done.returncode == exit_code
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("log_format", ["plain", "json", "bar"])
+def test_a_full_log_ends_no_build(config: Path, shared: Path, log_format: str) -> None:
+    """Nor does one that is not there at all."""
+    words = [DISTCACHE, "build", str(config), "-o", str(shared), "--log-format", log_format]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, stderr=full, stdout=subprocess.PIPE, text=True, check=False)
+    assert Path(done.stdout.strip()).is_file()
+    for path in shared.iterdir():
+        path.unlink()
+    closed = subprocess.run(["/bin/sh", "-c", 'exec "$@" 2>&-', "sh", *words], check=False)
+    assert closed.returncode == 0
+
+
+def test_names_with_markup_are_shown_as_they_are(tmp_path: Path) -> None:
+    """Brackets in a path are no colours."""
+    done = start(["check", tmp_path / "[red]x", tmp_path / "[/y]"])
+    assert done.returncode == 3
+    assert "[red]x.idx" in done.stdout
+    assert "[/y].idx" in done.stdout
 
 
 def test_help_has_examples() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import resource
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +20,7 @@ from distcache.corpus import open_idx, write_corpus
 from distcache.corpus.idx import HEADER_SIZE
 from distcache.errors import CorpusError, NotReady
 from tests.corpora import LENGTHS, write_lengths
+from tests.plan.test_make import plan_of
 
 MUTATIONS = 10_000
 
@@ -164,6 +167,26 @@ def test_a_missing_corpus_is_not_ready(tmp_path: Path) -> None:
     """The name of the file is in the message."""
     with pytest.raises(NotReady, match=r"none\.idx: no such file"):
         open_idx(str(tmp_path / "none"))
+
+
+def test_a_pipe_is_no_corpus(tmp_path: Path) -> None:
+    """It is not waited for."""
+    os.mkfifo(tmp_path / "p.idx")
+    (tmp_path / "p.bin").write_bytes(b"")
+    assert "Not a regular file" in faults_of(str(tmp_path / "p"))[0]
+
+
+def test_many_corpora_need_few_open_files(tmp_path: Path) -> None:
+    """A blend may name more corpora than a process may have files open."""
+    prefixes = [write_lengths(tmp_path / f"c{number}", LENGTHS["tiny"]) for number in range(90)]
+    fields = {"sequence_length": 4, "split": "1", "blend": prefixes}
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    now_open = len(list(Path("/proc/self/fd").iterdir()))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (now_open + 40, hard))
+    try:
+        assert len(plan_of(fields).sources) == 90
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_directory_is_no_corpus(tmp_path: Path) -> None:

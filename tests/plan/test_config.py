@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,9 @@ def test_defaults_are_megatrons() -> None:
         ({"blend_per_split": {"train": ["a"]}}, "$.blend_per_split: cannot be combined"),
         ({"add_extra_token": 1}, "$.add_extra_token: Expected `bool`, got `int`"),
         ({"tokenizer": {"a": math.nan}}, "$.tokenizer: is not JSON"),
+        ({"blend": ["a\0b"]}, "'a\\x00b': is no text for a file"),
+        ({"blend": ["\ud800"]}, "'\\ud800': is no text for a file"),
+        ({"split": "1\ud800"}, "is no text for a file"),
     ],
 )
 def test_a_wrong_field_is_named(changes: dict[str, Any], problem: str) -> None:
@@ -99,7 +103,9 @@ def test_the_file_is_in_every_problem(tmp_path: Path) -> None:
     assert all(problem.startswith(f"{path}: $.") for problem in caught.value.problems)
 
 
-@pytest.mark.parametrize("text", ["- 1\n", "", "a: [", "\x00"])
+@pytest.mark.parametrize(
+    "text", ["- 1\n", "", "a: [", "\x00", "a: !!bool abc", "a: !!timestamp x", 'a: !!int ""']
+)
 def test_files_that_are_no_configuration(text: str, tmp_path: Path) -> None:
     """One clear error, and no traceback."""
     path = tmp_path / "c.yaml"
@@ -117,6 +123,13 @@ def test_missing_and_unreadable_files(tmp_path: Path) -> None:
         load_config(tmp_path / "c.yaml")
     with pytest.raises(ConfigError):
         load_config(tmp_path)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    """Whatever is not a regular file is refused at once."""
+    os.mkfifo(tmp_path / "c.yaml")
+    with pytest.raises(ConfigError, match="Not a regular file"):
+        load_config(tmp_path / "c.yaml")
 
 
 def test_the_tokenizer_of_a_description(tmp_path: Path) -> None:

@@ -174,6 +174,19 @@ def test_too_many_corpora(corpora: dict[str, str]) -> None:
     assert "32767 corpora in a blend, expected at most 32766" in problems_of(config)[0]
 
 
+def test_nothing_to_build() -> None:
+    """A configuration without any corpus is refused."""
+    config: dict[str, Any] = {"sequence_length": 8, "blend_per_split": {}}
+    assert "nothing to build" in problems_of(config)[0]
+
+
+def test_shares_beyond_all_numbers(corpora: dict[str, str]) -> None:
+    """They add up to infinity, which is no share."""
+    split = f"{'9' * 308},{'9' * 308}"
+    config = {"sequence_length": 8, "split": split, "blend": [corpora["plain"]]}
+    assert "$.split" in problems_of(config)[0]
+
+
 def test_epochs_beyond_32_bits(corpora: dict[str, str]) -> None:
     """More epochs than an int holds are refused before anything is built."""
     config = weighted(corpora, {"short": 1.0, "plain": 1.0})

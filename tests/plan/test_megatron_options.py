@@ -130,7 +130,7 @@ def test_megatrons_names_in_a_file() -> None:
         (["--seq-length", "8", "--data-path", "a", "--train-samples", "9"], "--global-batch-size"),
         ([*BASE, "--data-path", "a", "--eval-interval", "0"], "--eval-interval: 0"),
         ([*BASE, "--train-data-path", "a", "--split", "1"], "--split cannot be combined"),
-        ([*BASE, "--data-args-path", "/none/such"], "/none/such: cannot be read"),
+        ([*BASE, "--data-args-path", "/none/such"], "'/none/such': cannot be read"),
         ([*BASE, "--data-path", "a", "--seed", "x"], "invalid int value"),
         ([*BASE, "--data-path", "a", "--train-samples", "-4"], "Expected `int` >= 0"),
         ([*BASE, "--data-path", "a", "--seed", "-1"], "Expected `int` >= 0"),
