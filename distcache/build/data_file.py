@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +18,8 @@ from distcache.plan.costs import CHUNK_BYTES
 from distcache.plan.layout import ArrayPlace
 
 __all__ = ["ArrayWriter", "DataFile", "read_digest", "write_in_chunks"]
+
+FLUSH_EVERY: Final = 64 << 20  # bytes
 
 
 class DataFile:
@@ -29,6 +33,10 @@ class DataFile:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._lock = threading.Lock()
+        self._written = 0
+        self._flusher = ThreadPoolExecutor(1, thread_name_prefix="flush")
+        self._flushed: list[Future[None]] = []
         self._descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
 
     def __enter__(self) -> DataFile:
@@ -40,12 +48,23 @@ class DataFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._flusher.shutdown(cancel_futures=True)
         os.close(self._descriptor)
 
     def sync(self) -> None:
         """Wait until all that was written is on disk."""
         with no_space_as_error(self._path):
+            for flushed in self._flushed:
+                flushed.result()  # the kernel tells of an error only once
             os.fsync(self._descriptor)
+
+    def _flush_ahead(self, count: int) -> None:
+        """Let the disk begin while the next arrays are made, so that syncing waits for less."""
+        with self._lock:
+            self._written += count
+            if self._written >= FLUSH_EVERY:
+                self._written = 0
+                self._flushed.append(self._flusher.submit(os.fdatasync, self._descriptor))
 
     def write(self, offset: int, data: bytes | NDArray[Any]) -> None:
         """Write all bytes of an array at a byte offset."""
@@ -54,6 +73,7 @@ class DataFile:
         with no_space_as_error(self._path):
             while done < flat.size:
                 done += os.pwrite(self._descriptor, flat[done:].data, offset + done)
+        self._flush_ahead(flat.size)
 
     @property
     def descriptor(self) -> int:
