@@ -93,6 +93,7 @@ def export(
         If the tokenizer is not known, or the directory is not one.
     """
     wanted = list(megatron_files(cache, rename, tokenizer))
+    directory = directory.absolute()  # it stands in the options, wherever training starts
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
