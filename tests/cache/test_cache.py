@@ -8,11 +8,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
+import xxhash
 
 from distcache.cache import Cache, open_cache
 from distcache.cache import format as file_format
 from distcache.cache.format import HEADER_SIZE, TABLES, Header, TablePlace
+from distcache.cache.inspect import inspect_document
 from distcache.cache.verify import verify_cache
 from distcache.errors import CacheCorrupt, DistcacheError, NotReady
 from distcache.plan import layout
@@ -133,6 +137,41 @@ def test_sizes_of_plan_and_format_fit() -> None:
     assert layout.PAGE == file_format.PAGE
     assert layout.STRIPE % file_format.LEAF_SIZE == 0
     assert file_format.BLOCK_SIZE % file_format.LEAF_SIZE == 0
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "value"),
+    [
+        ("members", "source", 2**40),
+        ("members", "section", 99),
+        ("members", "blend", 7),
+        ("members", "split", b"\xff"),
+        ("sections", "source", 5),
+        ("sections", "document_index_type", b"|O"),
+        ("sections", "sample_index_rows", 2**62),
+        ("sections", "shuffle_index_offset", 2**63),
+        ("identity", None, ord("x")),
+        ("naming", None, ord("1")),
+        ("prefixes", None, 0xFF),
+    ],
+)
+def test_tables_are_not_trusted_because_their_digest_fits(
+    copied: Path, table: str, column: str | None, value: int | bytes
+) -> None:
+    """A row that names what is not there is a corrupt cache, and no traceback."""
+    cache = open_cache(copied)
+    header, begin = cache.header, cache.header.tables_begin
+    tables = bytearray(copied.read_bytes()[begin:])
+    place = header.tables[table]
+    rows = np.frombuffer(tables, TABLES[table], place.rows, place.offset - begin)
+    (rows if column is None else rows[column])[:1] = value
+    forged = msgspec.structs.replace(header, tables_digest=xxhash.xxh3_128_digest(tables))
+    with open(copied, "r+b") as stream:
+        stream.write(forged.pack())
+        stream.seek(begin)
+        stream.write(tables)
+    with pytest.raises(CacheCorrupt):
+        inspect_document(open_cache(copied))
 
 
 def test_views_are_read_only_and_not_copied(built: Path) -> None:

@@ -168,6 +168,17 @@ def test_builds_that_race(large_file: Path, serial_bytes: bytes, shared: Path) -
     assert len(visible(shared)) == 2
 
 
+@pytest.mark.parametrize("delay", [0.1, 0.2, 0.3, 0.4, 0.5])
+def test_a_signal_while_ranks_join(delay: float, large_file: Path, shared: Path) -> None:
+    """Ctrl-C at the start of a job ends all of it, also in the middle of joining."""
+    job = run_in_background(["build", large_file, "-o", shared], 2)
+    time.sleep(delay)
+    job.send_signal(signal.SIGINT)
+    job.communicate(timeout=LIMIT)
+    assert job.returncode != 0
+    assert visible(shared) == []
+
+
 @pytest.mark.parametrize("victim", [0, 1])
 def test_one_of_two_racing_builds_dies(
     victim: int, large_file: Path, serial_bytes: bytes, shared: Path
