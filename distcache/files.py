@@ -18,6 +18,7 @@ __all__ = [
     "no_space_as_error",
     "open_regular",
     "publish",
+    "read_range",
     "sync_directory",
     "write_whole",
 ]
@@ -38,6 +39,23 @@ def open_regular(path: str | Path) -> int:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "Not a regular file", str(path))
     return descriptor
+
+
+def read_range(descriptor: int, begin: int, end: int) -> bytes:
+    """Read bytes [begin, end) of an open file.
+
+    Raises
+    ------
+    EOFError
+        If the file ends before.
+    """
+    content = bytearray()
+    while begin + len(content) < end:
+        piece = os.pread(descriptor, end - begin - len(content), begin + len(content))
+        if not piece:
+            raise EOFError(f"the file ends at byte {begin + len(content)}, expected {end}")
+        content += piece
+    return bytes(content)
 
 
 def sync_directory(path: str | Path) -> None:

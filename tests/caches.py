@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from distcache.build.communicator import SerialCommunicator
-from distcache.build.progress import Silent
 from distcache.build.run import Options, Outcome, build
 from distcache.plan.decode import config_from_mapping
+from distcache.progress import Silent
+from distcache.ranks.communicator import SerialCommunicator
 
 __all__ = ["Dying", "build_here"]
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from distcache.build.progress import Progress
 from distcache.build.workspace import Lock, Workspace, sweep
 from distcache.cache import open_cache
+from distcache.cache.life import Sign, read_sign
 from distcache.errors import DistcacheError, KeyMismatch
+from distcache.progress import Progress
 
 __all__ = ["claim", "is_finished"]
 
@@ -76,7 +76,8 @@ def claim(
         As `is_finished`.
     """
     workspace = Workspace(final)
-    sign, seen, noted = "", clock(), -NOTE_EVERY
+    sign: Sign | None = None
+    seen, noted = clock(), -NOTE_EVERY
     while not is_finished(final, key):
         state = workspace.lock()
         if state is Lock.HELD:
@@ -85,12 +86,12 @@ def claim(
             workspace.leave()
             continue
         now = clock()
-        if (current := workspace.last_sign()) != sign:
+        if (current := read_sign(workspace.path)) != sign:
             sign, seen = current, now
         if state is Lock.UNSUPPORTED or now - seen > PATIENCE:
             return _private(final, state, progress)
         if now - noted >= NOTE_EVERY:
-            progress.note(f"waiting for {_describe(sign)}, which builds {final}")
+            progress.note(f"waiting for {sign or 'another job'}, which builds {final}")
             noted = now
         time.sleep(POLL)
     with contextlib.suppress(OSError):
@@ -108,12 +109,3 @@ def _private(final: Path, state: Lock, progress: Progress) -> Workspace:
     workspace = Workspace.of_this_process(final)
     workspace.make()
     return workspace
-
-
-def _describe(sign: str) -> str:
-    try:
-        found = json.loads(sign)
-        done = "" if found["fraction"] is None else f" {found['fraction']:.0%}"
-        return f"process {found['process']} on {found['host']} ({found['phase']}{done})"
-    except (ValueError, KeyError, TypeError):
-        return "another job"

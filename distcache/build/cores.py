@@ -6,7 +6,7 @@ import os
 import socket
 from typing import Final
 
-from distcache.build.communicator import Communicator
+from distcache.ranks.communicator import Communicator
 
 __all__ = ["share_of_cores", "threads_of"]
 

@@ -8,8 +8,6 @@ from typing import Final
 
 import msgspec
 
-from distcache.build.agreement import together
-from distcache.build.communicator import Communicator
 from distcache.corpus import CorpusFacts, Fault, open_idx
 from distcache.corpus.soundness import (
     Outline,
@@ -21,6 +19,8 @@ from distcache.corpus.soundness import (
 )
 from distcache.errors import CorpusError
 from distcache.plan.balance import balance
+from distcache.ranks.agreement import together
+from distcache.ranks.communicator import Communicator
 
 __all__ = ["examine", "require_sound"]
 

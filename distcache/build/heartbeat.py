@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 from types import TracebackType
-from typing import Final
 
-from distcache.build.progress import Stopwatch
 from distcache.build.workspace import Workspace
+from distcache.cache.life import INTERVAL, show
+from distcache.progress import Stopwatch
 
 __all__ = ["Heartbeat"]
-
-INTERVAL: Final = 2.0  # seconds
 
 
 class Heartbeat:
@@ -41,6 +39,6 @@ class Heartbeat:
         while True:
             # A full disk must not end the build here; where it does, its error says so.
             with contextlib.suppress(OSError):
-                self._workspace.show_life(self._watch.current, self._watch.fraction)
+                show(self._workspace.path, self._watch.current, self._watch.fraction)
             if self._ended.wait(INTERVAL):
                 return

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from distcache.build.adopt import Adoptable
-from distcache.build.communicator import Communicator
-from distcache.build.progress import Stopwatch
 from distcache.cache import Cache, open_cache
 from distcache.corpus import Corpus
 from distcache.plan.layout import ArrayPlace, Layout
 from distcache.plan.model import Plan, SectionPlan
+from distcache.progress import Stopwatch
+from distcache.ranks.communicator import Communicator
 
 __all__ = ["Digests", "Job"]
 

@@ -9,11 +9,8 @@ from typing import Final
 
 import msgspec
 
-from distcache.build.agreement import from_rank_0
 from distcache.build.claim import claim
-from distcache.build.communicator import Communicator
 from distcache.build.examine import require_sound
-from distcache.build.progress import Progress
 from distcache.build.tables import file_size, table_places
 from distcache.build.workspace import Workspace
 from distcache.corpus import Corpus
@@ -22,6 +19,9 @@ from distcache.plan.config import Config
 from distcache.plan.layout import Layout
 from distcache.plan.make import make_plan
 from distcache.plan.model import Plan
+from distcache.progress import Progress
+from distcache.ranks.agreement import from_rank_0
+from distcache.ranks.communicator import Communicator
 
 __all__ = ["Attempt", "cache_path", "claim_together", "make_plan_together", "require_name"]
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from distcache.build.agreement import together
 from distcache.build.data_file import DataFile, read_digest
 from distcache.build.job import Digests, Job
 from distcache.build.journal import Record
 from distcache.cache.digests import block_digest, block_range, blocks_in
 from distcache.errors import DistcacheError
 from distcache.plan.balance import balance
+from distcache.ranks.agreement import together
 
 __all__ = ["digest_blocks", "require_written", "still_there"]
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.build.communicator import Communicator, Message
 from distcache.build.data_file import ArrayWriter, DataFile
 from distcache.build.rows import RowCutter
 from distcache.plan.costs import CHUNK_BYTES
 from distcache.plan.layout import STRIPE, ArrayPlace
 from distcache.plan.model import SectionPlan
 from distcache.plan.slices import edges
+from distcache.ranks.communicator import Communicator, Message
 
 __all__ = ["RowSlice"]
 

@@ -9,9 +9,7 @@ from pathlib import Path
 import msgspec
 
 from distcache.build.adopt import Adoptable, find_adoptable
-from distcache.build.agreement import from_rank_0, together
 from distcache.build.claim import is_finished
-from distcache.build.communicator import Communicator
 from distcache.build.finish import finish, lay_out
 from distcache.build.heartbeat import Heartbeat
 from distcache.build.job import Job
@@ -23,7 +21,6 @@ from distcache.build.prepare import (
     make_plan_together,
     require_name,
 )
-from distcache.build.progress import Progress, Silent, Stopwatch
 from distcache.build.readback import digest_blocks, require_written, still_there
 from distcache.build.record import RankRecord, rank_record, write_record
 from distcache.build.work import build_items
@@ -33,6 +30,9 @@ from distcache.plan.assignment import Assignment, assign
 from distcache.plan.config import Config
 from distcache.plan.layout import Layout, make_layout
 from distcache.plan.model import Plan
+from distcache.progress import Progress, Silent, Stopwatch
+from distcache.ranks.agreement import from_rank_0, together
+from distcache.ranks.communicator import Communicator
 
 __all__ = ["Options", "Outcome", "build"]
 

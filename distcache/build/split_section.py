@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.build.agreement import together
-from distcache.build.communicator import Communicator, Message
 from distcache.build.data_file import ArrayWriter, DataFile, write_in_chunks
 from distcache.build.entries import (
     Entries,
@@ -40,6 +38,8 @@ from distcache.plan.costs import DOCUMENT_BYTES, stream_step
 from distcache.plan.layout import STRIPE, ArrayPlace
 from distcache.plan.model import SectionPlan
 from distcache.plan.slices import lower_type, middle_of, row_bounds
+from distcache.ranks.agreement import together
+from distcache.ranks.communicator import Communicator, Message
 
 __all__ = ["SplitSection"]
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.build.agreement import together
-from distcache.build.communicator import Communicator, Message
 from distcache.build.entries import Entries
 from distcache.plan.slices import overlaps, windows
+from distcache.ranks.agreement import together
+from distcache.ranks.communicator import Communicator, Message
 
 __all__ = ["EntryStream"]
 

@@ -8,7 +8,6 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
 
 from distcache.build.adopt import adopt
-from distcache.build.agreement import from_rank_0, together
 from distcache.build.blends import build_blend
 from distcache.build.data_file import DataFile
 from distcache.build.job import Digests, Job
@@ -19,6 +18,7 @@ from distcache.plan.assignment import Assignment, SplitUnit
 from distcache.plan.costs import workers_of
 from distcache.plan.layout import Unit
 from distcache.plan.model import SectionPlan
+from distcache.ranks.agreement import from_rank_0, together
 
 __all__ = ["build_items"]
 

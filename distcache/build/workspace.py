@@ -1,27 +1,24 @@
-"""The directory of an unfinished cache: every path in it, its lock, and its sign of life."""
+"""The directory of an unfinished cache: every path in it, and its lock."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
-import json
 import os
-import re
 import secrets
 import shutil
-import socket
 import stat
 import time
 from enum import Enum
 from pathlib import Path
 from typing import Final
 
+from distcache.cache import life
 from distcache.errors import ConfigError, DistcacheError
 
 __all__ = ["Lock", "Workspace", "sweep"]
 
-SUFFIX: Final = ".building"
 ABANDONED: Final = 3600.0  # seconds; a live build renames a file in its workspace every two
 NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
@@ -47,12 +44,11 @@ class Workspace:
 
     def __init__(self, final: Path, private: str = "") -> None:
         self.private = private
-        self.path = final.with_name(f".{final.name}{SUFFIX}{private and '-' + private}")
+        self.path = life.building_directory(final, private)
         self.data = str(self.path / "data")
         self.scratch = str(self.path / "layout")
-        self._lock = self.path / "lock"
+        self._lock = self.path / life.LOCK
         self._stamp = self.path / "plan"
-        self._life = self.path / "progress.json"
         self._descriptor: int | None = None
 
     @classmethod
@@ -165,30 +161,6 @@ class Workspace:
         """Return the path of a rank's journal."""
         return str(self.path / f"journal.{attempt}.{rank}.jsonl")
 
-    def show_life(self, phase: str, fraction: float | None) -> None:
-        """Tell those who wait that this build goes on, and how far it is."""
-        text = json.dumps(
-            {
-                "host": socket.gethostname(),
-                "process": os.getpid(),
-                "phase": phase,
-                "fraction": fraction,
-                "sign": secrets.token_hex(8),
-            }
-        )
-        temporary = self._life.with_suffix(".part")
-        temporary.unlink(missing_ok=True)  # never write through a link or into a pipe
-        with open(temporary, "x", encoding="utf-8") as stream:
-            stream.write(text)
-        os.replace(temporary, self._life)
-
-    def last_sign(self) -> str:
-        """Return what `show_life` wrote last; empty if nothing is there."""
-        try:
-            return self._life.read_text(encoding="utf-8")
-        except OSError:
-            return ""
-
 
 def sweep(final: Path) -> None:
     """Remove the workspaces of a finished cache that nobody builds in any more.
@@ -199,11 +171,9 @@ def sweep(final: Path) -> None:
     is_directory = shared.path.is_dir() and not shared.path.is_symlink()
     if is_directory and shared.lock() is Lock.HELD:
         shared.remove()
-    private = re.compile(re.escape(f"{shared.path.name}-") + r"([0-9a-f]{8})")
-    for path in list(final.parent.iterdir()):
-        found = private.fullmatch(path.name)
-        if found and time.time() - os.lstat(path).st_mtime > ABANDONED:
-            Workspace(final, found.group(1)).remove()
+    for path, private in list(life.building_directories(final)):
+        if private and time.time() - os.lstat(path).st_mtime > ABANDONED:
+            Workspace(final, private).remove()
 
 
 def _remove(entry: Path) -> None:

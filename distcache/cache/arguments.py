@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from distcache.cache.reader import Cache
+from distcache.cache.contents import Contents
 
 __all__ = ["SPLITS", "blend_words", "megatron_arguments", "megatron_warnings", "per_split_document"]
 
@@ -15,7 +15,9 @@ SPLITS = ("train", "valid", "test")
 DEFAULT_SURPLUS = 0.005
 
 
-def blend_words(cache: Cache, split: str, rename: Callable[[str], str] = str) -> list[str] | None:
+def blend_words(
+    cache: Contents, split: str, rename: Callable[[str], str] = str
+) -> list[str] | None:
     """Return the blend of a split as Megatron spells it: weights and prefixes in turn.
 
     Parameters
@@ -42,13 +44,13 @@ def blend_words(cache: Cache, split: str, rename: Callable[[str], str] = str) ->
     return words
 
 
-def per_split_document(cache: Cache, rename: Callable[[str], str] = str) -> str:
+def per_split_document(cache: Contents, rename: Callable[[str], str] = str) -> str:
     """Return the JSON that ``--per-split-data-args-path`` reads."""
     return json.dumps({split: blend_words(cache, split, rename) for split in SPLITS}, indent=4)
 
 
 def megatron_arguments(
-    cache: Cache, directory: Path, per_split_path: Path, rename: Callable[[str], str] = str
+    cache: Contents, directory: Path, per_split_path: Path, rename: Callable[[str], str] = str
 ) -> list[str]:
     """Return the options that go with an exported directory.
 
@@ -88,7 +90,7 @@ def megatron_arguments(
     return [shlex.join(option) for option in options]
 
 
-def megatron_warnings(cache: Cache) -> list[str]:
+def megatron_warnings(cache: Contents) -> list[str]:
     """Return what Megatron must be told in code: it is in no option, and in no file name."""
     partial = "drop_last_partial_validation_sequence"
     defaults = {"add_extra_token": "add_extra_token_to_sequence", partial: partial}

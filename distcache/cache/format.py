@@ -220,7 +220,8 @@ class Header(msgspec.Struct, frozen=True):
             name = place[0].rstrip(b"\x00").decode("ascii", "replace")
             offset, rows, item_size = place[1:]
             end = offset + rows * item_size
-            if name not in TABLES or TABLES[name].itemsize != item_size or end > size:
+            sound = name in TABLES and TABLES[name].itemsize == item_size
+            if not sound or end > size or offset < tables_begin:
                 raise CacheCorrupt(f"{path}: table {name!r} is not one of version {VERSION}")
             tables[name] = TablePlace(offset, rows)
         if tables.keys() != TABLES.keys() or not HEADER_SIZE <= tables_begin <= size:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from distcache.cache.reader import ArrayView, Cache
+from distcache.cache.contents import ArrayView, Contents
 from distcache.errors import ConfigError
 
 __all__ = ["MegatronFile", "megatron_files"]
@@ -40,7 +40,7 @@ class MegatronFile(msgspec.Struct, frozen=True):
 
 
 def megatron_files(
-    cache: Cache,
+    cache: Contents,
     rename: Callable[[str], str] = str,
     tokenizer: dict[str, Any] | None = None,
 ) -> Iterator[MegatronFile]:
@@ -94,7 +94,7 @@ def _describe(identifiers: dict[str, Any], arrays: dict[str, ArrayView]) -> Mega
 
 
 def _section_identifiers(
-    cache: Cache, member: Any, prefixes: list[str], tokenizer: dict[str, Any]
+    cache: Contents, member: Any, prefixes: list[str], tokenizer: dict[str, Any]
 ) -> dict[str, Any]:
     requested = int(member["requested"])
     return {
@@ -110,7 +110,7 @@ def _section_identifiers(
     }
 
 
-def _blend_identifiers(cache: Cache, row: int, datasets: list[dict[str, Any]]) -> dict[str, Any]:
+def _blend_identifiers(cache: Contents, row: int, datasets: list[dict[str, Any]]) -> dict[str, Any]:
     blend = cache.table("blends")[row]
     members = cache.table("members")
     members = members[members["blend"] == row]

@@ -10,11 +10,8 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from distcache.build.agreement import from_rank_0
-from distcache.build.communicator import SerialCommunicator, connect
 from distcache.build.cores import share_of_cores, threads_of
 from distcache.build.prepare import make_plan_together, require_name
-from distcache.build.progress import Silent
 from distcache.build.run import Options, build
 from distcache.build.tables import file_size, table_places
 from distcache.cli.output import LogFormat, make_progress, print_json, print_table, size_text
@@ -26,6 +23,9 @@ from distcache.plan.decode import complete, load_config
 from distcache.plan.layout import Layout, make_layout
 from distcache.plan.megatron_options import config_from_options
 from distcache.plan.model import Plan
+from distcache.progress import Silent
+from distcache.ranks.agreement import from_rank_0
+from distcache.ranks.communicator import SerialCommunicator, connect
 
 __all__ = ["build_command", "parse_size", "plan_command", "read_config"]
 

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from distcache.build.communicator import SerialCommunicator
 from distcache.build.examine import examine, require_sound
 from distcache.cache.export import export, prefix_renamer
 from distcache.cache.inspect import inspect_document
@@ -20,6 +19,7 @@ from distcache.errors import ConfigError, CorpusError, KeyMismatch
 from distcache.plan.config import Config
 from distcache.plan.decode import load_config, tokenizer_from
 from distcache.plan.identity import canonical_json, identity_of, key_of
+from distcache.ranks.communicator import SerialCommunicator
 
 __all__ = ["explain_command", "export_command", "inspect_command", "verify_command"]
 

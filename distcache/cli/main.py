@@ -13,11 +13,11 @@ from typing import Annotated, NoReturn
 import typer
 
 from distcache import __version__
-from distcache.build.communicator import connected
 from distcache.cli.build import build_command, plan_command
 from distcache.cli.cache import explain_command, export_command, inspect_command, verify_command
 from distcache.cli.check import check_command
 from distcache.errors import DistcacheError, NoSpace
+from distcache.ranks.communicator import connected
 
 __all__ = ["app", "main"]
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
-from distcache.build.progress import Progress, Silent
+from distcache.progress import Progress, Silent
 
 __all__ = ["LogFormat", "make_progress", "print_json", "print_table", "size_text"]
 

@@ -12,10 +12,11 @@ import pytest
 
 from distcache.build import claim as claims
 from distcache.build.claim import claim
-from distcache.build.communicator import SerialCommunicator, world_size
 from distcache.build.cores import share_of_cores
-from distcache.build.progress import Silent
 from distcache.build.workspace import Workspace
+from distcache.cache import life
+from distcache.progress import Silent
+from distcache.ranks.communicator import SerialCommunicator, world_size
 from tests.caches import build_here
 
 
@@ -39,7 +40,7 @@ def test_a_builder_without_life_is_left_alone(shared: Path) -> None:
     """After two minutes the job builds in a workspace of its own."""
     other = Workspace(shared / "x.h5")
     other.lock()
-    other.show_life("building", 0.25)
+    life.show(other.path, "building", 0.25)
     seconds = iter(range(0, 10_000, 30))
     notes = Notes()
     mine = claim(shared / "x.h5", "key", notes, clock=lambda: next(seconds))
@@ -113,11 +114,11 @@ def test_signs_of_life_differ(shared: Path) -> None:
     """So that a waiting job needs no common clock."""
     workspace = Workspace(shared / "x.h5")
     workspace.make()
-    assert workspace.last_sign() == ""
-    workspace.show_life("building", None)
-    first = workspace.last_sign()
-    workspace.show_life("building", None)
-    assert workspace.last_sign() != first
+    assert life.read_sign(workspace.path) is None
+    life.show(workspace.path, "building", None)
+    first = life.read_sign(workspace.path)
+    life.show(workspace.path, "building", None)
+    assert life.read_sign(workspace.path) != first
     assert json.loads(first)["process"] == os.getpid()
 
 

@@ -127,7 +127,7 @@ def test_what_lies_between_arrays_is_written_anew(
     assert Path(build_here(blend_config, shared, "x").path).read_bytes() == whole
 
 
-@pytest.mark.parametrize("name", ["plan", "data", "layout", "progress.json", "progress.part"])
+@pytest.mark.parametrize("name", ["plan", "data", "layout", "progress.json", "progress.json.part"])
 @pytest.mark.parametrize("kind", ["directory", "pipe", "link"])
 def test_a_workspace_that_somebody_has_spoilt(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path, name: str, kind: str

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distcache.build.communicator import SerialCommunicator
 from distcache.build.examine import examine, require_sound
 from distcache.corpus import open_idx, write_corpus
 from distcache.corpus.idx import HEADER_SIZE
 from distcache.errors import CorpusError, NotReady
+from distcache.ranks.communicator import SerialCommunicator
 from tests.corpora import LENGTHS, write_lengths
 from tests.plan.test_make import plan_of
 

@@ -17,10 +17,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from distcache.build.communicator import connected
 from distcache.build.data_file import DataFile
-from distcache.build.progress import Stopwatch
 from distcache.cli.main import main
+from distcache.progress import Stopwatch
+from distcache.ranks.communicator import connected
 
 PLACE, RANK, ACTION = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 WORDS = sys.argv[5:]

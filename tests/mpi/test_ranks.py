@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from distcache.build.communicator import SerialCommunicator
 from distcache.build.prepare import make_plan_together
-from distcache.build.progress import Silent
 from distcache.plan.assignment import assign
 from distcache.plan.decode import config_from_mapping
 from distcache.plan.layout import make_layout
+from distcache.progress import Silent
+from distcache.ranks.communicator import SerialCommunicator
 from tests.caches import build_here
 from tests.processes import LAUNCHERS, start
 

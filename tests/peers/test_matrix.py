@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from distcache.build.communicator import SerialCommunicator
 from distcache.build.run import build
 from distcache.cache import open_cache
 from distcache.cache.export import export
 from distcache.errors import ConfigError
 from distcache.plan.decode import config_from_mapping
+from distcache.ranks.communicator import SerialCommunicator
 from tests.peers.matrix import configuration
 from tests.peers.megatron import alone, build_with_megatron
 from tests.plan.test_make import plan_of

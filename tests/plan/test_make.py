@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distcache.build.communicator import SerialCommunicator
 from distcache.build.prepare import make_plan_together
-from distcache.build.progress import Silent
 from distcache.corpus import write_corpus
 from distcache.errors import ConfigError
 from distcache.plan.config import Config
 from distcache.plan.decode import config_from_mapping
 from distcache.plan.model import Plan
+from distcache.progress import Silent
+from distcache.ranks.communicator import SerialCommunicator
 from tests.corpora import LENGTHS, write_lengths
 
 

@@ -11,8 +11,8 @@ import numpy as np
 from mpi4py import rc
 from numpy.typing import NDArray
 
-from distcache.build.communicator import Message
 from distcache.errors import DistcacheError
+from distcache.ranks.communicator import Message
 
 rc.thread_level = "funneled"  # worker threads compute and write, the main thread speaks MPI
 from mpi4py import MPI  # noqa: E402

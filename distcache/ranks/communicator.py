@@ -125,7 +125,7 @@ def connected() -> Communicator | None:
 
 def _join(name: str, count: int) -> Communicator:
     try:
-        from distcache.build.mpi import MpiCommunicator  # noqa: PLC0415
+        from distcache.ranks.mpi import MpiCommunicator  # noqa: PLC0415
     except ImportError as error:
         raise ConfigError(
             f"{name} says that {count} processes were started, but mpi4py cannot be imported "

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from distcache.build.communicator import Communicator
 from distcache.errors import BuildInterrupted, DistcacheError, NoSpace, error_from_exit_code
 from distcache.files import NO_SPACE
+from distcache.ranks.communicator import Communicator
 
 __all__ = ["from_rank_0", "together"]
 

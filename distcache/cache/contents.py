@@ -1,0 +1,243 @@
+"""What a cache says of itself: its header and tables, read and checked without its arrays."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from distcache.cache.format import (
+    ARRAY_NAMES,
+    ARRAY_TYPES,
+    HEADER_SIZE,
+    TABLES,
+    Header,
+    array_fields,
+)
+from distcache.errors import CacheCorrupt, NotReady
+from distcache.files import open_regular, read_range
+
+__all__ = ["ArrayView", "Contents", "open_cache_file", "read_contents"]
+
+IDENTITY_FIELDS = {
+    "add_extra_token",
+    "blend",
+    "drop_last_partial_validation_sequence",
+    "mid_level_dataset_surplus",
+    "multiple_validation_sets",
+    "samples",
+    "seed",
+    "sequence_length",
+    "split",
+}
+NAMING_FIELDS = {"blends", "split", "split_matrix", "tokenizer"}
+
+
+@dataclass(frozen=True)
+class ArrayView:
+    """An array of the cache: where it lies and what its digest is."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int
+    digest: str
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
+
+class Contents:
+    """The header and the tables of a cache.
+
+    Parameters
+    ----------
+    path : path
+        For messages.
+    header : Header
+        Checked.
+    tables : buffer
+        The bytes from ``header.tables_begin`` to the end of the file.
+
+    Raises
+    ------
+    CacheCorrupt
+        If the tables do not match their digest, or name what is not there.
+    """
+
+    def __init__(self, path: Path, header: Header, tables: bytes | memoryview) -> None:
+        self.path = path
+        self.header = header
+        self.tables = tables
+        if xxhash.xxh3_128_digest(tables) != header.tables_digest:
+            raise CacheCorrupt(f"{path}: the tables do not match their digest")
+        self.require_consistent()
+
+    @property
+    def key(self) -> str:
+        """The identity of everything in the cache."""
+        return self.header.key
+
+    def table(self, name: str) -> NDArray[Any]:
+        """Return a table as a structured array; `distcache.cache.format` names the columns."""
+        place = self.header.tables[name]
+        begin = place.offset - self.header.tables_begin
+        return np.frombuffer(self.tables, TABLES[name], place.rows, begin)
+
+    @functools.cached_property
+    def identity(self) -> dict[str, Any]:
+        """The document whose digest is the key."""
+        document: dict[str, Any] = json.loads(self.table("identity").tobytes())
+        return document
+
+    @functools.cached_property
+    def naming(self) -> dict[str, Any]:
+        """What enters Megatron's names and options only: splits, tokenizer, blends by source."""
+        document: dict[str, Any] = json.loads(self.table("naming").tobytes())
+        return document
+
+    @functools.cached_property
+    def prefixes(self) -> list[str]:
+        """The path prefix of each source, as the configuration gave it."""
+        text = self.table("prefixes").tobytes()
+        sources = self.table("sources")
+        bounds = zip(sources["prefix_begin"].tolist(), sources["prefix_end"].tolist(), strict=True)
+        return [text[begin:end].decode("utf-8") for begin, end in bounds]
+
+    def arrays(self, table: str, row: int) -> dict[str, ArrayView]:
+        """Return where the arrays of a section or blend lie.
+
+        Parameters
+        ----------
+        table : str
+            "sections" or "blends".
+        row : int
+            Row of that table.
+
+        Raises
+        ------
+        CacheCorrupt
+            If the table names bytes outside the data, or a dtype that no array has.
+        """
+        columns = self._array_columns[table]
+        views = {}
+        for name in ARRAY_NAMES[table]:
+            raw_type, rows, offset, digest = (column[row] for column in columns[name])
+            dtype = raw_type.decode("ascii", "replace")
+            if dtype not in ARRAY_TYPES:
+                raise CacheCorrupt(f"{self.path}: {name} of {table} row {row} has dtype {dtype!r}")
+            view = ArrayView(
+                name=name,
+                dtype=np.dtype(dtype),
+                shape=(rows, 2) if name == "sample_index" else (rows,),
+                offset=offset,
+                digest=digest.decode("ascii", "replace"),
+            )
+            if not HEADER_SIZE <= view.offset <= self.header.tables_begin - view.nbytes:
+                raise CacheCorrupt(f"{self.path}: {name} of {table} row {row} is not in the data")
+            views[name] = view
+        return views
+
+    @functools.cached_property
+    def _array_columns(self) -> dict[str, dict[str, list[list[Any]]]]:
+        """The columns that describe arrays, as lists: many times faster to look up in."""
+        return {
+            table: {
+                name: [self.table(table)[column].tolist() for column, _ in array_fields(name)]
+                for name in names
+            }
+            for table, names in ARRAY_NAMES.items()
+        }
+
+    def require_consistent(self) -> None:
+        """Check what the tables say of one another: digests say only that nobody changed them.
+
+        Raises
+        ------
+        CacheCorrupt
+            If a row names another that is not there, or a text is not what it must be.
+        """
+        members, sections = self.table("members"), self.table("sections")
+        try:
+            numbers = [
+                (members["source"], len(self.table("sources"))),
+                (sections["source"], len(self.table("sources"))),
+                (members["section"], len(sections)),
+                (members["blend"] + 1, len(self.table("blends")) + 1),
+            ]
+            sound = all(bool(np.all((found >= 0) & (found < end))) for found, end in numbers)
+            sound &= set(range(len(self.table("blends")))) <= set(members["blend"].tolist())
+            sound &= self.identity.keys() >= IDENTITY_FIELDS
+            sound &= self.naming.keys() >= NAMING_FIELDS
+            sound &= len(self.prefixes) == len(self.table("sources"))
+            for table in ("members", "blends"):
+                sound &= all(split.decode("ascii") for split in self.table(table)["split"].tolist())
+        except (ValueError, TypeError, AttributeError) as error:
+            raise CacheCorrupt(
+                f"{self.path}: its tables are not those of a cache: {error}"
+            ) from error
+        if not sound:
+            raise CacheCorrupt(f"{self.path}: its tables name rows or fields that are not there")
+
+
+def open_cache_file(path: Path) -> tuple[int, Header]:
+    """Open a cache's file and read its header.
+
+    Returns
+    -------
+    descriptor : int
+        The caller closes it.
+    header : Header
+        Checked.
+
+    Raises
+    ------
+    NotReady
+        If the file is not there, or cannot be opened.
+    CacheCorrupt
+        If it is not a whole cache.
+    """
+    try:
+        descriptor = open_regular(path)
+    except FileNotFoundError as error:
+        raise NotReady(f"{path}: no such cache; build it first") from error
+    except OSError as error:
+        raise NotReady(f"{path}: cannot be opened: {error.strerror}") from error
+    try:
+        size = os.fstat(descriptor).st_size
+        return descriptor, Header.unpack(os.pread(descriptor, HEADER_SIZE, 0), str(path), size)
+    except OSError as error:
+        os.close(descriptor)
+        raise CacheCorrupt(f"{path}: cannot be read: {error.strerror}") from error
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_contents(path: str | Path) -> Contents:
+    """Read what a cache says of itself, and nothing else of it.
+
+    Raises
+    ------
+    NotReady, CacheCorrupt
+        As `distcache.cache.open_cache`.
+    """
+    path = Path(path)
+    descriptor, header = open_cache_file(path)
+    try:
+        tables = read_range(descriptor, header.tables_begin, header.file_size)
+    except (OSError, EOFError) as error:
+        raise CacheCorrupt(f"{path}: cannot be read: {error}") from error
+    finally:
+        os.close(descriptor)
+    return Contents(path, header, tables)
