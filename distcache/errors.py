@@ -11,6 +11,7 @@ __all__ = [
     "KeyMismatch",
     "NoSpace",
     "NotReady",
+    "OutOfStep",
     "error_from_exit_code",
 ]
 
@@ -73,9 +74,13 @@ class KeyMismatch(DistcacheError, ValueError):
 
 
 class BuildInterrupted(DistcacheError):
-    """A signal ended the build; what is recorded in the journal is kept."""
+    """A signal ended a build or a localization; what is done is kept."""
 
     exit_code = 8
+
+
+class OutOfStep(DistcacheError):
+    """One rank cannot go on, and cannot tell the others, which wait for it: the job is ended."""
 
 
 def error_from_exit_code(exit_code: int, *problems: str) -> DistcacheError:

@@ -26,15 +26,23 @@ __all__ = [
 NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def open_regular(path: str | Path) -> int:
+def open_regular(path: str | Path, *, follow: bool = True) -> int:
     """Open a file for reading, and return its descriptor.
+
+    Parameters
+    ----------
+    path : path
+        The file.
+    follow : bool
+        Whether it may be a link.
 
     Raises
     ------
     OSError
         Also if it is not a regular file: a pipe would be waited for, without end.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    descriptor = os.open(path, flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "Not a regular file", str(path))

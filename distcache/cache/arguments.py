@@ -7,12 +7,24 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
+
 from distcache.cache.contents import Contents
 
-__all__ = ["SPLITS", "blend_words", "megatron_arguments", "megatron_warnings", "per_split_document"]
+__all__ = [
+    "SPLITS",
+    "Arguments",
+    "blend_words",
+    "megatron_arguments",
+    "megatron_warnings",
+    "sequences_document",
+]
 
 SPLITS = ("train", "valid", "test")
 DEFAULT_SURPLUS = 0.005
+# Megatron takes the type of tokens from the vocabulary, where it does not read the header.
+TYPE_OF_SMALL_VOCABULARY = 8
+TYPE_OF_LARGE_VOCABULARY = 4
 
 
 def blend_words(
@@ -44,41 +56,79 @@ def blend_words(
     return words
 
 
-def per_split_document(cache: Contents, rename: Callable[[str], str] = str) -> str:
-    """Return the JSON that ``--per-split-data-args-path`` reads."""
-    return json.dumps({split: blend_words(cache, split, rename) for split in SPLITS}, indent=4)
+class Arguments(msgspec.Struct, frozen=True):
+    """What Megatron is to be given.
+
+    Attributes
+    ----------
+    options : tuple of str
+        Each an option with its values, quoted for a shell.
+    files : dict of Path to str
+        Texts that options name, to be written.
+    warnings : tuple of str
+        What holds only for some tokenizers.
+    """
+
+    options: tuple[str, ...]
+    files: dict[Path, str]
+    warnings: tuple[str, ...]
 
 
 def megatron_arguments(
-    cache: Contents, directory: Path, per_split_path: Path, rename: Callable[[str], str] = str
-) -> list[str]:
-    """Return the options that go with an exported directory.
+    cache: Contents, directory: Path, stem: Path, rename: Callable[[str], str] = str
+) -> Arguments:
+    """Return the options that go with an exported directory, and the files that they name.
 
     Parameters
     ----------
-    cache : Cache
+    cache : Contents
         The cache.
     directory : Path
         For ``--data-cache-path``.
-    per_split_path : Path
-        Where `per_split_document` was written; used if each split has a blend of its own.
+    stem : Path
+        What the paths of the files start with.
     rename : callable
         As in `blend_words`.
-
-    Returns
-    -------
-    list of str
-        Each an option with its values, quoted for a shell.
     """
+    blend, files = _blend_option(cache, stem, rename)
+    sequences = Path(f"{stem}-sequences.json")
+    files[sequences] = sequences_document(cache, rename)
+    options = [["--data-cache-path", str(directory)], *blend, *_size_options(cache)]
+    by_tokenizer = ["--per-dataset-sequences-path", str(sequences)]
+    codes = set(cache.table("sources")["type_code"].tolist())
+    warnings = []
+    if codes == {TYPE_OF_SMALL_VOCABULARY}:
+        options.append(by_tokenizer)
+    elif codes == {TYPE_OF_LARGE_VOCABULARY}:
+        warnings.append(
+            f"if the tokenizer has more than {2**16} tokens, add {shlex.join(by_tokenizer)}, which "
+            "spares Megatron the headers of the .idx files"
+        )
+    return Arguments(tuple(map(shlex.join, options)), files, tuple(warnings))
+
+
+def _blend_option(
+    cache: Contents, stem: Path, rename: Callable[[str], str]
+) -> tuple[list[list[str]], dict[Path, str]]:
+    """Return the options that name the corpora, and the file that holds them."""
+    if cache.identity["blend"] is None:
+        path = Path(f"{stem}-per-split.json")
+        document = {split: blend_words(cache, split, rename) for split in SPLITS}
+        return [["--per-split-data-args-path", str(path)]], {path: json.dumps(document, indent=4)}
+    words = blend_words(cache, "train", rename) or []
+    split = ["--split", cache.identity["split"]]
+    if any(len(word.split()) != 1 for word in words):  # Megatron cuts the file at white space
+        return [["--data-path", *words], split], {}
+    path = Path(f"{stem}-data-args.txt")
+    return [["--data-args-path", str(path)], split], {path: "\n".join(words) + "\n"}
+
+
+def _size_options(cache: Contents) -> list[list[str]]:
     identity = cache.identity
-    options = [["--data-cache-path", str(directory)]]
-    if identity["blend"] is not None:
-        options.append(["--data-path", *(blend_words(cache, "train", rename) or [])])
-        options.append(["--split", identity["split"]])
-    else:
-        options.append(["--per-split-data-args-path", str(per_split_path)])
-    options.append(["--seq-length", str(identity["sequence_length"])])
-    options.append(["--seed", str(identity["seed"])])
+    options = [
+        ["--seq-length", str(identity["sequence_length"])],
+        ["--seed", str(identity["seed"])],
+    ]
     if (surplus := identity["mid_level_dataset_surplus"]) != DEFAULT_SURPLUS:
         options.append(["--mid-level-dataset-surplus", repr(surplus)])
     if (train := identity["samples"]["train"]) is not None:
@@ -87,7 +137,21 @@ def megatron_arguments(
         options.append(["--full-validation"])
     if identity["multiple_validation_sets"]:
         options.append(["--multiple-validation-sets"])
-    return [shlex.join(option) for option in options]
+    return options
+
+
+def sequences_document(cache: Contents, rename: Callable[[str], str] = str) -> str:
+    """Return the JSON that ``--per-dataset-sequences-path`` reads.
+
+    For each corpus, its sequences and the entries of its document boundaries. With it Megatron
+    reads no header, and takes the type of the tokens from the size of the tokenizer's vocabulary:
+    unsigned 16-bit integers up to 65,536, else 32-bit ones.
+    """
+    sources = cache.table("sources")
+    counts = zip(sources["sequences"].tolist(), sources["documents"].tolist(), strict=True)
+    pairs = zip(cache.prefixes, counts, strict=True)
+    document = {rename(prefix): [sequences, docs + 1] for prefix, (sequences, docs) in pairs}
+    return json.dumps(document, indent=1)
 
 
 def megatron_warnings(cache: Contents) -> list[str]:

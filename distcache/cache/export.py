@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from distcache.cache.arguments import (
     SPLITS,
     megatron_arguments,
     megatron_warnings,
-    per_split_document,
 )
 from distcache.cache.digests import array_digest, leaves_of
 from distcache.cache.megatron import MegatronFile, megatron_files
@@ -22,7 +22,7 @@ from distcache.cache.reader import ArrayView, Cache
 from distcache.errors import CacheCorrupt, ConfigError
 from distcache.files import no_space_as_error, write_whole
 
-__all__ = ["Exported", "export", "prefix_renamer"]
+__all__ = ["Exported", "export", "prefix_renamer", "wrong_files"]
 
 
 class Exported(msgspec.Struct, frozen=True):
@@ -64,8 +64,9 @@ def export(
 ) -> Exported:
     """Write Megatron's ``.npy`` layout of a cache.
 
-    Every array is compared with its digest before it counts, and every file appears whole. The
-    description, which Megatron looks for first, is written after its arrays.
+    Every array is compared with its digest before it counts, and every file appears whole; an
+    array that is there already is left alone. The description, which Megatron looks for first, is
+    written after its arrays.
 
     Parameters
     ----------
@@ -121,20 +122,42 @@ def _describe_export(
     cache: Cache, directory: Path, files: list[str], rename: Callable[[str], str]
 ) -> Exported:
     """Write what Megatron and the user need to use the files."""
-    stem = f"distcache-{cache.key[:16]}"
-    per_split = directory / f"{stem}-per-split.json"
-    with write_whole(per_split) as stream:
-        stream.write(per_split_document(cache, rename).encode("utf-8"))
+    stem = directory / f"distcache-{cache.key[:16]}"
+    arguments = megatron_arguments(cache, directory, stem, rename)
+    for path, text in arguments.files.items():
+        with write_whole(path) as stream:
+            stream.write(text.encode("utf-8"))
     result = Exported(
         directory=str(directory),
         files=files,
-        arguments=megatron_arguments(cache, directory, per_split, rename),
+        arguments=list(arguments.options),
         samples={split: cache.identity["samples"][split] for split in SPLITS},
-        warnings=megatron_warnings(cache),
+        warnings=[*megatron_warnings(cache), *arguments.warnings],
     )
-    with write_whole(directory / f"{stem}.json") as stream:
+    with write_whole(f"{stem}.json") as stream:
         stream.write(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     return result
+
+
+def wrong_files(
+    cache: Cache,
+    directory: Path,
+    rename: Callable[[str], str] = str,
+    tokenizer: dict[str, Any] | None = None,
+) -> Iterator[str]:
+    """Yield a sentence for each file of an export that is not what `export` would write."""
+    for entry in megatron_files(cache, rename, tokenizer):
+        for view in entry.arrays.values():
+            path = directory / f"{entry.stem}-{view.name}.npy"
+            if not _is_there(path, cache.read(view)):
+                yield f"{path}: is not what the cache says; export it again"
+        path = directory / f"{entry.stem}-description.txt"
+        try:
+            right = path.read_text(encoding="utf-8") == entry.description
+        except (OSError, ValueError):
+            right = False
+        if not right:
+            yield f"{path}: is not what the cache says; export it again"
 
 
 def _write_array(cache: Cache, view: ArrayView, path: Path) -> None:
@@ -143,5 +166,17 @@ def _write_array(cache: Cache, view: ArrayView, path: Path) -> None:
         raise CacheCorrupt(
             f"{cache.path}: {view.name} at byte {view.offset} differs from its digest"
         )
+    if _is_there(path, array):
+        return
     with write_whole(path) as stream:
         np.lib.format.write_array(stream, array, allow_pickle=False)
+
+
+def _is_there(path: Path, array: NDArray[Any]) -> bool:
+    """Tell whether a file holds an array already: it may be in use, and is then left alone."""
+    try:
+        found = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return False
+    same = (found.dtype, found.shape) == (array.dtype, array.shape)
+    return same and array_digest(leaves_of(found)) == array_digest(leaves_of(array))

@@ -16,6 +16,7 @@ from distcache.build.run import Options, build
 from distcache.build.tables import file_size, table_places
 from distcache.cli.output import LogFormat, make_progress, print_json, print_table, size_text
 from distcache.cli.signals import interrupt_on_signals
+from distcache.cli.sizes import parse_size
 from distcache.errors import ConfigError
 from distcache.plan.assignment import assign
 from distcache.plan.config import Config
@@ -27,7 +28,7 @@ from distcache.progress import Silent
 from distcache.ranks.agreement import from_rank_0
 from distcache.ranks.communicator import SerialCommunicator, connect
 
-__all__ = ["build_command", "parse_size", "plan_command", "read_config"]
+__all__ = ["build_command", "plan_command", "read_config"]
 
 ConfigArgument = Annotated[
     Path | None,
@@ -62,27 +63,6 @@ def read_config(path: Path | None, context: typer.Context) -> Config:
     if not context.args:
         raise ConfigError("give a configuration file, or Megatron's data options")
     return complete(config_from_options(context.args))
-
-
-def parse_size(text: str | None) -> int | None:
-    """Read a number of bytes with an optional suffix K, M, G or T, in powers of 1024.
-
-    Raises
-    ------
-    ConfigError
-        If it is not one.
-    """
-    if text is None:
-        return None
-    bare = text.strip().upper().removesuffix("B").removesuffix("I")
-    power = "KMGT".find(bare[-1:]) + 1 if bare[-1:] else 0
-    try:
-        size = int(float(bare[:-1] if power else bare) * 1024**power)
-    except (ValueError, OverflowError):
-        size = 0
-    if size <= 0:
-        raise ConfigError(f"{text!r} is not a size in bytes, such as 8G")
-    return size
 
 
 def plan_command(

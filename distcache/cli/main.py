@@ -16,6 +16,7 @@ from distcache import __version__
 from distcache.cli.build import build_command, plan_command
 from distcache.cli.cache import explain_command, export_command, inspect_command, verify_command
 from distcache.cli.check import check_command
+from distcache.cli.node import local_app, localize_command
 from distcache.errors import DistcacheError, NoSpace
 from distcache.ranks.communicator import connected
 
@@ -56,6 +57,8 @@ app.command("inspect")(inspect_command)
 app.command("verify")(verify_command)
 app.command("explain")(explain_command)
 app.command("export")(export_command)
+app.command("localize")(localize_command)
+app.add_typer(local_app)
 
 
 def main() -> None:

@@ -44,6 +44,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--full-validation", action="store_true")
     parser.add_argument("--multiple-validation-sets", action="store_true")
     parser.add_argument("--tokenizer-description", help="a description.txt that Megatron wrote")
+    # Where Megatron reads its files: what `export` prints can be given back as it is.
+    for name in ("--data-cache-path", "--per-dataset-sequences-path"):
+        parser.add_argument(name)
     return parser
 
 

@@ -7,7 +7,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from distcache.errors import BuildInterrupted, DistcacheError, NoSpace, error_from_exit_code
+from distcache.errors import (
+    BuildInterrupted,
+    DistcacheError,
+    NoSpace,
+    OutOfStep,
+    error_from_exit_code,
+)
 from distcache.files import NO_SPACE
 from distcache.ranks.communicator import Communicator
 
@@ -42,13 +48,13 @@ def together(communicator: Communicator, action: Callable[[], Result], what: str
     ------
     DistcacheError
         On all ranks the same, with the problems of all, if the action failed on any.
-    BuildInterrupted
-        On a rank that was sent a signal, at once: the job is being ended.
+    BuildInterrupted, OutOfStep
+        On one rank, at once: the job is being ended.
     """
     failure, cause = None, None
     try:
         result = action()
-    except BuildInterrupted:
+    except (BuildInterrupted, OutOfStep):
         raise
     except (DistcacheError, OSError, MemoryError) as error:
         failure, cause = _failure_of(error, communicator.rank), error

@@ -1,4 +1,4 @@
-"""What the ranks of a build say to one another, and a communicator for a single process.
+"""What the ranks of a job say to one another, and a communicator for a single process.
 
 Values travel as msgpack of a stated type and arrays as raw bytes; nothing is ever unpickled.
 """
@@ -11,11 +11,20 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import msgspec
+import numpy as np
 from numpy.typing import NDArray
 
 from distcache.errors import ConfigError
 
-__all__ = ["Communicator", "Message", "SerialCommunicator", "connect", "connected", "world_size"]
+__all__ = [
+    "Communicator",
+    "Message",
+    "Pending",
+    "SerialCommunicator",
+    "connect",
+    "connected",
+    "world_size",
+]
 
 Value = TypeVar("Value")
 
@@ -28,6 +37,14 @@ class Message(msgspec.Struct, frozen=True):
 
     peer: int
     data: NDArray[Any]
+
+
+class Pending(Protocol):
+    """Something that goes on while its starter does other things."""
+
+    def done(self) -> bool:
+        """Tell whether it has ended, and move it on. Not collective."""
+        ...
 
 
 class Communicator(Protocol):
@@ -51,9 +68,28 @@ class Communicator(Protocol):
         """Send arrays and fill others; those between two ranks match in order. Collective."""
         ...
 
+    def start_broadcast(self, data: NDArray[np.uint8], root: int) -> Pending:
+        """Begin to bring bytes from a rank to all; `data` is theirs until it is done. Collective.
+
+        All ranks begin their broadcasts in the same order; several may go on at a time.
+        """
+        ...
+
+    def agents(self, node: str = "") -> Communicator | None:
+        """Return the group of the first rank of each node; None on all other ranks. Collective.
+
+        Ranks that share memory are on one node; tests give each rank the name of a node instead.
+        """
+        ...
+
     def abort(self, exit_code: int) -> NoReturn:
         """End all ranks at once. Not collective."""
         ...
+
+
+class _Done:
+    def done(self) -> bool:
+        return True
 
 
 class SerialCommunicator:
@@ -77,6 +113,16 @@ class SerialCommunicator:
         del what
         assert not sends
         assert not receives
+
+    def start_broadcast(self, data: NDArray[np.uint8], root: int) -> Pending:
+        """Return what is done already."""
+        del data, root
+        return _Done()
+
+    def agents(self, node: str = "") -> Communicator:
+        """Return itself: the one process is its node's agent."""
+        del node
+        return self
 
     def abort(self, exit_code: int) -> NoReturn:
         """End the process."""

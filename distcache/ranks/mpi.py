@@ -1,4 +1,4 @@
-"""The communicator of an MPI job; the only importer of mpi4py in this package."""
+"""The communicator of an MPI job; the only importer of mpi4py."""
 
 from __future__ import annotations
 
@@ -28,36 +28,46 @@ SHORTEST_SLEEP: Final = 2e-5
 LONGEST_SLEEP: Final = 1e-3  # a core is hardly used, and a step hardly delayed
 
 
+class _Broadcast:
+    """Broadcasts that have been started."""
+
+    def __init__(self, requests: list[MPI.Request]) -> None:
+        self._requests = requests
+
+    def done(self) -> bool:
+        return bool(MPI.Request.Testall(self._requests))
+
+
 class MpiCommunicator:
-    """All ranks of the world.
+    """A group of ranks; by default all of the world.
 
     It waits without spinning, since ranks may share cores; only arrays are looked after all the
     time while they are on their way.
     """
 
-    def __init__(self) -> None:
-        self._world = MPI.COMM_WORLD.Dup()
-        self.rank: int = self._world.rank
-        self.size: int = self._world.size
+    def __init__(self, group: MPI.Comm | None = None) -> None:
+        self._group = MPI.COMM_WORLD.Dup() if group is None else group
+        self.rank: int = self._group.rank
+        self.size: int = self._group.size
 
     def broadcast(self, value: Any, kind: Any, what: str) -> Any:
         """Return rank 0's value on all ranks. Collective."""
         packed = msgspec.msgpack.encode(value) if self.rank == 0 else b""
         size = np.array([len(packed)], np.int64)
-        self._wait([self._world.Ibcast(size, 0)], what)
+        self._wait([self._group.Ibcast(size, 0)], what)
         buffer = np.frombuffer(packed, np.uint8) if self.rank == 0 else np.empty(size[0], np.uint8)
-        self._wait([self._world.Ibcast(buffer, 0)], what)
+        self._wait([self._group.Ibcast(buffer, 0)], what)
         return msgspec.msgpack.decode(buffer.data, type=kind)
 
     def gather_all(self, value: Value, kind: Any, what: str) -> list[Value]:
         """Return the values of all ranks in their order, on all ranks. Collective."""
         packed = np.frombuffer(msgspec.msgpack.encode(value), np.uint8)
         sizes = np.empty(self.size, np.int64)
-        self._wait([self._world.Iallgather(np.array([packed.size], np.int64), sizes)], what)
+        self._wait([self._group.Iallgather(np.array([packed.size], np.int64), sizes)], what)
         ends = np.cumsum(sizes)
         together = np.empty(int(ends[-1]), np.uint8)
         receive = [together, (sizes, ends - sizes), MPI.BYTE]
-        self._wait([self._world.Iallgatherv([packed, MPI.BYTE], receive)], what)
+        self._wait([self._group.Iallgatherv([packed, MPI.BYTE], receive)], what)
         return [
             msgspec.msgpack.decode(together[end - size : end].data, type=kind)
             for end, size in zip(ends, sizes, strict=True)
@@ -66,21 +76,35 @@ class MpiCommunicator:
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
         """Send arrays and fill others; those between two ranks match in order. Collective."""
         requests = [
-            self._world.Irecv([piece, MPI.BYTE], message.peer)
+            self._group.Irecv([piece, MPI.BYTE], message.peer)
             for message in receives
             for piece in _pieces(message.data)
         ]
         requests += [
-            self._world.Isend([piece, MPI.BYTE], message.peer)
+            self._group.Isend([piece, MPI.BYTE], message.peer)
             for message in sends
             for piece in _pieces(message.data)
         ]
         # Large messages through shared memory only move while their ranks look at them.
         self._wait(requests, what, longest_sleep=0.0)
 
+    def start_broadcast(self, data: NDArray[np.uint8], root: int) -> _Broadcast:
+        """Begin to bring bytes from a rank to all. Collective, in the same order on all ranks."""
+        return _Broadcast([self._group.Ibcast([piece, MPI.BYTE], root) for piece in _pieces(data)])
+
+    def agents(self, node: str = "") -> MpiCommunicator | None:
+        """Return the group of the first rank of each node; None on all other ranks. Collective."""
+        names = self.gather_all(node, str, "the names of nodes")
+        if any(names):
+            is_first = names.index(node) == self.rank
+        else:
+            is_first = self._group.Split_type(MPI.COMM_TYPE_SHARED).rank == 0
+        group = self._group.Split(0 if is_first else MPI.UNDEFINED, self.rank)
+        return MpiCommunicator(group) if is_first else None
+
     def abort(self, exit_code: int) -> NoReturn:
         """End all ranks at once. Not collective."""
-        self._world.Abort(exit_code)
+        MPI.COMM_WORLD.Abort(exit_code)
         raise SystemExit(exit_code)
 
     def _wait(

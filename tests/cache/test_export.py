@@ -39,7 +39,7 @@ def test_the_options_ask_for_what_is_there(
     made = export(cache, tmp_path / "out")
     words = [word for line in made.arguments for word in shlex.split(line)]
     assert words[:2] == ["--data-cache-path", str(tmp_path / "out")]
-    config = config_from_options([*words[2:], "--global-batch-size", "8"])
+    config = config_from_options([*words, "--global-batch-size", "8"])
     assert [(s.path, s.weight) for s in config.blends()["train"]] == [
         (source["path"], source["weight"]) for source in blend_config["blend"]
     ]

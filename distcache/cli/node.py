@@ -1,0 +1,233 @@
+"""`distcache localize`, and `distcache local ls`, `verify` and `gc`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from distcache.cli.output import LogFormat, make_progress, print_json, print_table, size_text
+from distcache.cli.signals import interrupt_on_signals
+from distcache.cli.sizes import parse_size
+from distcache.errors import CacheCorrupt, ConfigError
+from distcache.node.collect import collect
+from distcache.node.localize import localize
+from distcache.node.place import required_directory
+from distcache.node.report import Localized, LocalizeOptions
+from distcache.node.store import Store
+from distcache.node.upkeep import list_store, open_store, verify_store
+from distcache.plan.decode import tokenizer_from
+from distcache.ranks.communicator import Communicator, SerialCommunicator, connect
+
+__all__ = ["local_app", "localize_command"]
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON to standard output.")]
+StoreArgument = Annotated[
+    Path | None, typer.Argument(help="The store; by default where `localize` puts it.")
+]
+LogOption = Annotated[LogFormat, typer.Option("--log-format", help="Progress on standard error.")]
+
+local_app = typer.Typer(
+    name="local", help="Look after the copies on this node.", no_args_is_help=True
+)
+
+
+class Bin(StrEnum):
+    """What a store gets of the `.bin` files."""
+
+    link = "link"
+    none = "none"
+
+
+class Transport(StrEnum):
+    """How bytes come from the shared filesystem."""
+
+    auto = "auto"
+    mpi = "mpi"
+    copy = "copy"
+
+
+def localize_command(
+    cache: Annotated[Path, typer.Argument(help="The shared cache.")],
+    to: Annotated[
+        str | None,
+        typer.Option(
+            help="The store, a directory of the node; by default DISTCACHE_LOCAL_DIR, or "
+            "distcache-UID in SLURM_TMPDIR or TMPDIR."
+        ),
+    ] = None,
+    tokens: Annotated[
+        Bin, typer.Option("--bin", help="Links to the .bin files, or none.")
+    ] = Bin.link,
+    megatron: Annotated[
+        bool, typer.Option("--megatron", help="Also write Megatron's files, and print its options.")
+    ] = False,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(help="A description.txt that Megatron wrote, for the names of its files."),
+    ] = None,
+    transport: Annotated[
+        Transport,
+        typer.Option(help="mpi: each byte is read once for all nodes; copy: by each node."),
+    ] = Transport.auto,
+    reserve: Annotated[
+        str | None, typer.Option(help="Space to leave free, for example 50G.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Blocks that a node reads at a time.")] = 4,
+    log_format: LogOption = LogFormat.auto,
+    as_json: JsonOption = False,
+) -> None:
+    """Bring a cache and its .idx files to the local storage of every node; .bin stays shared.
+
+    Run it again to repair: only what is missing or differs is fetched. Under mpiexec or srun the
+    first rank of each node does the work.
+
+    Examples
+    --------
+        srun --mpi=pmi2 --ntasks-per-node=1 distcache localize /shared/caches/pretrain.h5
+
+        distcache localize /shared/caches/pretrain.h5 --to /scratch/distcache --megatron
+    """
+    communicator = join(transport)
+    interrupt_on_signals()
+    options = LocalizeOptions(
+        directory=to,
+        link=tokens is Bin.link,
+        megatron=megatron,
+        tokenizer=None if tokenizer is None else tokenizer_from(tokenizer),
+        transport=transport.value,
+        reserve=parse_size(reserve) or 0,
+        threads=threads,
+    )
+    progress = make_progress(log_format if communicator.rank == 0 else LogFormat.none)
+    with contextlib.closing(progress):
+        done = localize(communicator, cache, options, progress)
+    if communicator.rank == 0:
+        if as_json:
+            print_json(msgspec.to_builtins(done))
+        else:
+            _show(done)
+
+
+def join(transport: Transport) -> Communicator:
+    """Join the other ranks; where they cannot be joined, each process copies for its node."""
+    try:
+        return connect()
+    except ConfigError:
+        if transport is Transport.mpi:
+            raise
+        return SerialCommunicator()
+
+
+def _show(done: Localized) -> None:
+    print_table(
+        f"{done.source}, key {done.key}, by {done.transport}: {done.reason}",
+        ["node", "copy", "read", "from other caches", "right already", "in memory"],
+        [
+            [
+                node.node,
+                node.cache,
+                size_text(node.read),
+                size_text(node.reused),
+                size_text(node.kept),
+                size_text(node.memory),
+            ]
+            for node in done.nodes
+        ],
+    )
+    typer.echo(f"# for loaders: export DISTCACHE_LOCAL_DIR={done.nodes[0].directory}")
+    if done.megatron is not None:
+        typer.echo("# for Megatron:")
+        typer.echo(" \\\n    ".join(done.megatron.arguments))
+        for warning in done.megatron.warnings:
+            typer.echo(f"# note: {warning}")
+
+
+def _store_at(directory: Path | None) -> Store:
+    return open_store(required_directory(directory, os.environ))
+
+
+@local_app.command("ls")
+def list_command(directory: StoreArgument = None, as_json: JsonOption = False) -> None:
+    """List the complete caches of this node's store, the last used first.
+
+    Example:
+
+        distcache local ls /scratch/distcache
+    """
+    held = list_store(_store_at(directory))
+    if as_json:
+        print_json([msgspec.to_builtins(entry) for entry in held])
+        return
+    print_table(
+        "",
+        ["cache", "made of", "size", "last use", "in use", "Megatron"],
+        [
+            [
+                entry.record.name,
+                entry.record.source,
+                size_text(entry.nbytes),
+                datetime.fromtimestamp(entry.last_use, UTC).isoformat(" ", "seconds"),
+                "yes" if entry.used else "",
+                "yes" if entry.record.megatron else "",
+            ]
+            for entry in held
+        ],
+    )
+
+
+@local_app.command("verify")
+def verify_command(
+    directory: StoreArgument = None,
+    threads: Annotated[int, typer.Option(min=1, help="Files read at a time.")] = 2,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare every byte of this node's copies with its digest. Exit code 4 if any differs.
+
+    Example:
+
+        distcache local verify /scratch/distcache
+    """
+    store = _store_at(directory)
+    problems = verify_store(store, threads)
+    if as_json:
+        print_json({"directory": str(store.root), "problems": problems})
+    if problems:
+        raise CacheCorrupt(*problems, "run `distcache localize` again, which mends them")
+    if not as_json:
+        typer.echo(f"{store.root}: all copies are right")
+
+
+@local_app.command("gc")
+def collect_command(
+    budget: Annotated[str, typer.Option(help="What the store may take, for example 200G.")],
+    directory: StoreArgument = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Remove nothing; say what would be removed.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove caches from this node's store, oldest use first, down to a budget; none in use.
+
+    Example:
+
+        distcache local gc /scratch/distcache --budget 200G
+    """
+    store = _store_at(directory)
+    size = 0 if budget.strip() == "0" else parse_size(budget) or 0
+    done = collect(store, size, make_progress(LogFormat.auto), dry_run=dry_run)
+    if as_json:
+        print_json(msgspec.to_builtins(done))
+        return
+    verb = "would remove" if dry_run else "removed"
+    for name in done.removed:
+        typer.echo(f"{verb} {name}")
+    for name in done.in_use:
+        typer.echo(f"in use {name}")
+    typer.echo(f"{store.root}: {size_text(done.freed)} freed, {size_text(done.nbytes)} are left")

@@ -1,0 +1,220 @@
+"""The steps of an agent that brings a cache to its node, each agreed by all agents."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+
+from distcache import __version__
+from distcache.node.copies import copy_elsewhere, copy_shared, jitter, turns
+from distcache.node.inventory import Inventory, find_elsewhere, take_inventory
+from distcache.node.landing import Landing
+from distcache.node.place import node_count, node_name
+from distcache.node.record import Ready, read_record, withdraw, write_record
+from distcache.node.report import LocalizeOptions, NodeReport, make_report
+from distcache.node.space import allocated, require_space
+from distcache.node.store import Store
+from distcache.node.stripes import pass_on
+from distcache.node.view import link_tokens, make_view, missing_view_bytes, plan_view
+from distcache.node.wanted import CACHE, Wanted
+from distcache.progress import Progress
+from distcache.ranks.agreement import together
+from distcache.ranks.communicator import Communicator
+
+__all__ = ["bring"]
+
+SYNCS: Final = 8  # files that are synced at a time: the filesystem does them together
+
+
+def bring(
+    agents: Communicator,
+    store: Store,
+    wanted: Wanted,
+    options: LocalizeOptions,
+    transport: str,
+    progress: Progress,
+) -> tuple[Ready, NodeReport]:
+    """Fetch what is missing or wrong in this node's store, and declare it ready. Collective.
+
+    Parameters
+    ----------
+    agents : Communicator
+        One of each node.
+    store : Store
+        This node's, locked.
+    wanted : Wanted
+        The same files and units on all nodes.
+    options : LocalizeOptions
+        How.
+    transport : str
+        "mpi" or "copy".
+    progress : Progress
+        Told what this agent does.
+
+    Returns
+    -------
+    Ready, NodeReport
+        What is here now, and what this agent did.
+
+    Raises
+    ------
+    DistcacheError
+        On all agents the same; no store then has a ready record that was not there before.
+    """
+    options = _with_what_is_there(store, wanted, options)
+    sizes = [unit.size for unit in wanted.units]
+    progress.phase("comparing what is here", sum(sizes))
+    found = together(
+        agents, lambda: take_inventory(wanted, options.threads, progress.advance), "comparing"
+    )
+    landing = Landing(wanted)
+    together(agents, lambda: _make_room(store, wanted, options, found, landing), "making room")
+    missing = [number for number in range(len(sizes)) if number not in found.right]
+    progress.phase("copying", sum(sizes[number] for number in missing))
+
+    def reuse() -> frozenset[int]:
+        places = dict(find_elsewhere(store, wanted, missing))
+        return copy_elsewhere(wanted, landing, places, options.threads, progress.advance)
+
+    reused = together(agents, reuse, "copying from other caches")
+    mine = [number for number in missing if number not in reused]
+    read = _fetch(agents, wanted, landing, mine, options, transport, progress)
+    progress.phase("syncing")
+    together(agents, lambda: _finish(wanted, landing, found.complete), "completing files")
+    if options.megatron:
+        progress.phase("writing Megatron's files")
+    record = together(agents, lambda: _declare(store, wanted, options), "declaring it ready")
+    return record, make_report(
+        store,
+        record,
+        read=read,
+        reused=sum(sizes[number] for number in reused),
+        written=landing.written,
+        kept=sum(sizes[number] for number in found.right),
+    )
+
+
+def _with_what_is_there(store: Store, wanted: Wanted, options: LocalizeOptions) -> LocalizeOptions:
+    """Keep up what an earlier run was asked for."""
+    before = read_record(store, wanted.name)
+    if before is None:
+        return options
+    return msgspec.structs.replace(
+        options,
+        link=options.link or before.linked,
+        megatron=options.megatron or before.megatron is not None,
+        tokenizer=options.tokenizer if options.tokenizer is not None else before.tokenizer,
+    )
+
+
+def _make_room(
+    store: Store,
+    wanted: Wanted,
+    options: LocalizeOptions,
+    found: Inventory,
+    landing: Landing,
+) -> None:
+    """Reserve the space of all that is to come, before anything is changed."""
+    incomplete = [file for file in range(len(wanted.files)) if file not in found.complete]
+    needed = sum(_growth(wanted, file) for file in incomplete)
+    if options.megatron:
+        needed += missing_view_bytes(plan_view(store, wanted, options.tokenizer), store, wanted)
+    require_space(store.root, needed, options.reserve)
+    fresh = [file for file in incomplete if file != CACHE or not _is_mended(wanted)]
+    try:
+        for file in fresh:
+            landing.make(file)
+    except BaseException:
+        landing.undo()
+        raise
+    if incomplete:
+        withdraw(store, wanted.name)
+    if CACHE in incomplete and CACHE not in fresh:
+        # A wrong cache has no name while it is mended: what has one is complete.
+        os.replace(wanted.files[CACHE].final, wanted.files[CACHE].part)
+        landing.make(CACHE)
+
+
+def _is_mended(wanted: Wanted) -> bool:
+    """Tell whether a cache has its name but must be taken back."""
+    cache = wanted.files[CACHE]
+    return os.path.lexists(cache.final) and not os.path.lexists(cache.part)
+
+
+def _growth(wanted: Wanted, file: int) -> int:
+    """Return the bytes that a file will take beyond those that it takes now."""
+    target = wanted.files[file]
+    path = target.final if file == CACHE and _is_mended(wanted) else target.part
+    return max(target.size - allocated(path), 0)
+
+
+def _fetch(
+    agents: Communicator,
+    wanted: Wanted,
+    landing: Landing,
+    mine: list[int],
+    options: LocalizeOptions,
+    transport: str,
+    progress: Progress,
+) -> int:
+    """Bring the units that nodes need from the shared filesystem. Collective."""
+    if transport == "mpi":
+        shares = agents.gather_all(mine, list[int], "what the nodes need")
+        needed = sorted({number for share in shares for number in share})
+
+        def relay() -> int:
+            return pass_on(agents, wanted, landing, needed, frozenset(mine), progress.advance)
+
+        return together(agents, relay, "passing stripes on")
+
+    def copy() -> int:
+        return copy_shared(wanted, landing, mine, options.threads, progress.advance)
+
+    if agents.size == 1 and mine:
+        jitter(node_count(os.environ))
+    read = 0
+    for turn in turns(agents.size):
+        is_mine = agents.rank in turn
+        read += together(agents, lambda now=is_mine: copy() if now else 0, "copying")  # type: ignore[misc]
+    return read
+
+
+def _finish(wanted: Wanted, landing: Landing, complete: Collection[int]) -> None:
+    """Give all files that have arrived their names."""
+    arrived = [file for file in range(len(wanted.files)) if file not in complete]
+    with ThreadPoolExecutor(SYNCS) as pool:
+        list(pool.map(landing.finish, arrived))
+    if arrived:
+        landing.sync_names()
+
+
+def _declare(store: Store, wanted: Wanted, options: LocalizeOptions) -> Ready:
+    """Add what belongs to the copy, then write its ready record."""
+    if options.link:
+        link_tokens(store, wanted)
+    view = make_view(store, wanted, options.tokenizer) if options.megatron else None
+    descriptor = os.open(
+        store.use(wanted.name), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+    )
+    os.utime(descriptor)
+    os.close(descriptor)
+    record = Ready(
+        name=wanted.name,
+        key=wanted.contents.key,
+        source=wanted.source,
+        size=wanted.files[CACHE].size,
+        corpora=wanted.corpora,
+        linked=options.link,
+        megatron=view,
+        tokenizer=options.tokenizer,
+        when=datetime.now(UTC).isoformat(timespec="seconds"),
+        host=node_name(os.environ),
+        distcache=__version__,
+    )
+    write_record(store, record)
+    return record

@@ -1,0 +1,145 @@
+"""Remove from a store what it made and nobody uses, oldest use first, down to a budget."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from distcache.node.lock import changing, is_used, lock_alone
+from distcache.node.record import Ready, read_records, withdraw
+from distcache.node.space import allocated
+from distcache.node.store import Store
+from distcache.node.upkeep import Held, list_store, tree_bytes
+from distcache.progress import Progress
+from distcache.ranks.communicator import SerialCommunicator
+
+__all__ = ["Collected", "collect"]
+
+_CACHE: Final = r"[0-9a-f]{16}-[0-9a-f]{16}"
+_CORPUS: Final = r".+-[0-9a-f]{16}"
+# Whatever has another name was put there by somebody else, and stays.
+CACHES: Final = re.compile(rf"({_CACHE})\.(?:h5|json|lock)|\.({_CACHE})\.(?:h5|json)\..*part")
+CORPORA: Final = re.compile(rf"({_CORPUS})\.(?:idx|bin)|\.{_CORPUS}\.(?:idx|bin)\..*part")
+VIEWS: Final = re.compile(rf"({_CACHE})")
+VIEW_FILES: Final = re.compile(
+    r"\.?(?:[0-9a-f]{32}-(?:GPT|Blended)Dataset-|distcache-[0-9a-f]{16}).*"
+)
+
+
+class Collected(msgspec.Struct, frozen=True):
+    """What a collection came to.
+
+    Attributes
+    ----------
+    removed, in_use : list of str
+        Names of the caches that were removed, and of those that stay because they are used.
+    freed, nbytes : int
+        Bytes that the store took more before, and takes now.
+    """
+
+    removed: list[str]
+    in_use: list[str]
+    freed: int
+    nbytes: int
+
+
+def collect(store: Store, budget: int, progress: Progress, *, dry_run: bool = False) -> Collected:
+    """Remove caches, the one whose last use is oldest first, until a store is within its budget.
+
+    What no complete cache needs is removed in any case: unfinished files, and corpora of caches
+    that are gone. A cache in use stays.
+
+    Parameters
+    ----------
+    store : Store
+        The store.
+    budget : int
+        Bytes that it may take.
+    progress : Progress
+        Told whom this waits for.
+    dry_run : bool
+        Whether nothing is removed, and it is only told what would be.
+
+    Returns
+    -------
+    Collected
+        What was, or would be, removed.
+    """
+    with changing(SerialCommunicator(), store.lock, progress):
+        before = now = sum(map(tree_bytes, (store.caches, store.corpora, store.megatron)))
+        kept = {record.name: record for record in read_records(store)}
+        now -= _discard(_unneeded(store, kept.values()), dry_run)
+        removed, in_use = [], []
+        for held in reversed(list_store(store)):
+            name = held.record.name
+            if held.used:
+                in_use.append(name)
+            elif now > budget and (freed := _remove(store, held, kept, dry_run)) is not None:
+                removed.append(name)
+                now -= freed
+        return Collected(removed, in_use, before - now, now)
+
+
+def _remove(store: Store, held: Held, kept: dict[str, Ready], dry_run: bool) -> int | None:
+    """Remove a cache and the corpora that no other needs; the bytes, or None if it is in use."""
+    name = held.record.name
+    descriptor = lock_alone(store.use(name))
+    if descriptor is None:
+        return None
+    try:
+        others = [record for record in kept.values() if record.name != name]
+        if not dry_run:
+            withdraw(store, name)
+        needless = [*_unneeded(store, others), *_files_of(store, name)]
+        freed = _discard(dict.fromkeys(needless), dry_run)
+        del kept[name]
+        return freed
+    finally:
+        os.close(descriptor)
+
+
+def _unneeded(store: Store, records: Iterable[Ready]) -> Iterator[Path]:
+    """Yield the store's files that none of some caches needs."""
+    records = list(records)
+    names = {record.name for record in records}
+    stems = {corpus.stem for record in records for corpus in record.corpora}
+    # A copy that lost its record may still be used, and nothing says which corpora it needs.
+    used = {lock.stem for lock in store.caches.glob("*.lock") if is_used(lock)} - names
+    places = [(store.caches, CACHES, names | used), (store.megatron, VIEWS, names | used)]
+    places += [] if used else [(store.corpora, CORPORA, stems)]
+    for directory, pattern, needed in places:
+        for path in directory.iterdir():
+            if (found := pattern.fullmatch(path.name)) and found.group(1) not in needed:
+                yield from _with_content(path)
+
+
+def _files_of(store: Store, name: str) -> Iterator[Path]:
+    yield from (store.cache(name), store.ready(name), store.use(name))
+    yield from _with_content(store.view(name))
+
+
+def _with_content(path: Path) -> Iterator[Path]:
+    """Yield a file, or what the store made in a directory and then the directory."""
+    if path.is_dir() and not path.is_symlink():
+        yield from (entry for entry in path.iterdir() if VIEW_FILES.fullmatch(entry.name))
+    yield path
+
+
+def _discard(paths: Iterable[Path], dry_run: bool) -> int:
+    """Remove files and links, and directories that are empty then; return their bytes."""
+    freed = 0
+    for path in list(paths):
+        nbytes = allocated(path)
+        with contextlib.suppress(OSError):
+            if not dry_run:
+                is_directory = stat.S_ISDIR(os.lstat(path).st_mode)
+                (path.rmdir if is_directory else path.unlink)()
+            freed += nbytes
+    return freed

@@ -1,0 +1,153 @@
+"""What a store has already: units that need not be fetched."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from distcache.cache.contents import read_contents
+from distcache.cache.digests import block_range
+from distcache.errors import DistcacheError
+from distcache.files import open_regular, read_range
+from distcache.node.landing import unit_matches
+from distcache.node.record import read_records
+from distcache.node.store import Store
+from distcache.node.wanted import CACHE, File, Unit, Wanted
+
+__all__ = ["Elsewhere", "Inventory", "find_elsewhere", "take_inventory"]
+
+
+class Inventory(msgspec.Struct, frozen=True):
+    """What is there of a cache's files.
+
+    Attributes
+    ----------
+    complete : frozenset of int
+        Files that are right, under their final names.
+    right : frozenset of int
+        Units that are right, in complete files and in others.
+    """
+
+    complete: frozenset[int]
+    right: frozenset[int]
+
+
+class Elsewhere(msgspec.Struct, frozen=True):
+    """Where another cache of the store has the bytes of a unit."""
+
+    path: str
+    begin: int
+
+
+def take_inventory(wanted: Wanted, threads: int, advance: Callable[[float], None]) -> Inventory:
+    """Compare every unit that is in the store with its digest.
+
+    Parameters
+    ----------
+    wanted : Wanted
+        What is looked for.
+    threads : int
+        Units that are read at a time.
+    advance : callable
+        Told of the bytes of every unit.
+    """
+
+    def look(number: int) -> int | None:
+        unit = wanted.units[number]
+        advance(unit.size)
+        return number if _is_right(wanted.files[unit.file], unit) else None
+
+    with ThreadPoolExecutor(threads) as pool:
+        found = pool.map(look, range(len(wanted.units)))
+        right = frozenset(number for number in found if number is not None)
+    complete = set(range(len(wanted.files)))
+    complete -= {unit.file for number, unit in enumerate(wanted.units) if number not in right}
+    complete = {file for file in complete if _has_final(wanted.files[file])}
+    if CACHE in complete and not _frame_matches(wanted):
+        complete.discard(CACHE)
+    return Inventory(frozenset(complete), right)
+
+
+def _has_final(file: File) -> bool:
+    """Tell whether a file of the right length, and as old as the shared one, has its name."""
+    if os.path.lexists(file.part):
+        return False
+    try:
+        found = os.lstat(file.final)
+    except OSError:
+        return False
+    return found.st_size == file.size and file.modified in (0, found.st_mtime_ns)
+
+
+def _is_right(file: File, unit: Unit) -> bool:
+    if unit.file == CACHE:
+        # A cache that was moved back to be mended has only its unfinished name.
+        path = file.part if os.path.lexists(file.part) else file.final
+    elif _has_final(file):
+        path = file.final
+    else:
+        return False  # nothing is kept of an unfinished index: only the whole has a digest
+    try:
+        descriptor = open_regular(path, follow=False)
+    except OSError:
+        return False
+    try:
+        return unit_matches(descriptor, unit)
+    finally:
+        os.close(descriptor)
+
+
+def _frame_matches(wanted: Wanted) -> bool:
+    """Compare the header and the tables of the local cache with the shared one's."""
+    header = wanted.contents.header
+    try:
+        descriptor = open_regular(wanted.files[CACHE].final, follow=False)
+    except OSError:
+        return False
+    try:
+        page = header.pack()
+        if read_range(descriptor, 0, len(page)) != page:
+            return False
+        tables = read_range(descriptor, header.tables_begin, header.file_size)
+        return tables == bytes(wanted.contents.tables)
+    except (OSError, EOFError):
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def find_elsewhere(
+    store: Store, wanted: Wanted, missing: Iterable[int]
+) -> Iterator[tuple[int, Elsewhere]]:
+    """Yield the units that another complete cache of the store seems to have.
+
+    They are found by their digests, and compared with them again when they are copied.
+    """
+    sought: dict[tuple[str, int], list[int]] = {}
+    for number in missing:
+        unit = wanted.units[number]
+        if unit.file == CACHE:
+            sought.setdefault((unit.digest, unit.size), []).append(number)
+    for record in read_records(store):
+        if not sought or record.name == wanted.name:
+            continue
+        path = store.cache(record.name)
+        for key, begin in _blocks_of(path):
+            for number in sought.pop(key, []):
+                yield number, Elsewhere(str(path), begin)
+
+
+def _blocks_of(path: Path) -> Iterator[tuple[tuple[str, int], int]]:
+    try:
+        contents = read_contents(path)
+    except DistcacheError:
+        return
+    tables_begin = contents.header.tables_begin
+    for block, digest in enumerate(contents.table("blocks").astype(np.uint64).tolist()):
+        begin, end = block_range(block, tables_begin)
+        yield (f"{digest:016x}", end - begin), begin

@@ -1,0 +1,161 @@
+"""Where units arrive: files that have no name yet, and digests over what was written to them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from distcache.cache.digests import read_pieces
+from distcache.cache.format import HEADER_SIZE
+from distcache.errors import CacheCorrupt, CorpusError, DistcacheError
+from distcache.files import no_space_as_error, open_regular, sync_directory
+from distcache.node.space import reserve
+from distcache.node.wanted import CACHE, Unit, Wanted
+
+__all__ = ["Landing", "differs", "digest_of", "unit_matches"]
+
+
+def digest_of(unit: Unit) -> Any:
+    """Return an empty digest of a unit's kind."""
+    return xxhash.xxh3_64() if len(unit.digest) == 16 else xxhash.xxh3_128()
+
+
+def unit_matches(descriptor: int, unit: Unit) -> bool:
+    """Read a unit from an open file, and tell whether it is what its digest says."""
+    digest = digest_of(unit)
+    try:
+        for piece in read_pieces(descriptor, unit.begin, unit.end):
+            digest.update(piece.data)
+    except (CacheCorrupt, OSError):
+        return False
+    return bool(digest.hexdigest() == unit.digest)
+
+
+def differs(wanted: Wanted, unit: Unit) -> DistcacheError:
+    """Return the error that says that a shared file is not what the cache says."""
+    path = wanted.files[unit.file].shared
+    if unit.file == CACHE:
+        return CacheCorrupt(
+            f"{path}: bytes {unit.begin} to {unit.end} differ from their digest; see "
+            "`distcache verify`, then move the cache away and build it again"
+        )
+    return CorpusError(
+        f"{path}: is not the file that the cache was built from: its digest differs; build again"
+    )
+
+
+class Landing:
+    """The unfinished files of one localization.
+
+    Parameters
+    ----------
+    wanted : Wanted
+        What is to arrive.
+    """
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._made: list[Path] = []
+        self._lock = threading.Lock()
+        self.written = 0
+
+    def make(self, file: int) -> None:
+        """Make an unfinished file with all of its space, or take the one that was left.
+
+        Raises
+        ------
+        NoSpace
+            If the disk has not enough; call `undo` then.
+        """
+        target = self._wanted.files[file]
+        if not os.path.lexists(target.part):
+            self._made.append(target.part)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(target.part, flags, 0o600)
+        try:
+            reserve(descriptor, target.size, target.part)
+        finally:
+            os.close(descriptor)
+
+    def undo(self) -> None:
+        """Remove the files that `make` made."""
+        for path in self._made:
+            path.unlink(missing_ok=True)
+
+    def open(self, file: int) -> int:
+        """Return a descriptor to write an unfinished file; the caller closes it."""
+        return os.open(self._wanted.files[file].part, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    def write(self, descriptor: int, offset: int, data: NDArray[np.uint8]) -> None:
+        """Write bytes of an unfinished file. From any thread.
+
+        Raises
+        ------
+        NoSpace
+            If the disk is full all the same.
+        """
+        with no_space_as_error(self._wanted.files[CACHE].final.parent):
+            done = 0
+            while done < data.size:
+                done += os.pwrite(descriptor, data[done:].data, offset + done)
+        with self._lock:
+            self.written += data.size
+
+    def copy(self, unit: Unit, path: str, begin: int, advance: Callable[[float], None]) -> bool:
+        """Copy a unit from a file, where it starts at a byte; tell whether it is right.
+
+        Raises
+        ------
+        OSError
+            If it cannot be read.
+        """
+        source = open_regular(path)
+        target = self.open(unit.file)
+        digest = digest_of(unit)
+        offset = unit.begin
+        try:
+            for piece in read_pieces(source, begin, begin + unit.size):
+                digest.update(piece.data)
+                self.write(target, offset, piece)
+                offset += piece.size
+                advance(piece.size)
+        finally:
+            os.close(source)
+            os.close(target)
+        return bool(digest.hexdigest() == unit.digest)
+
+    def finish(self, file: int) -> None:
+        """Complete a file whose units are all right: sync it and give it its name."""
+        target = self._wanted.files[file]
+        descriptor = os.open(target.part, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if file == CACHE:
+                self._write_frame(descriptor)
+            os.fsync(descriptor)
+            if target.modified:
+                os.utime(descriptor, ns=(target.modified, target.modified))
+        finally:
+            os.close(descriptor)
+        os.replace(target.part, target.final)
+
+    def sync_names(self) -> None:
+        """Sync the directories, so that the new names survive a crash."""
+        for directory in {file.final.parent for file in self._wanted.files}:
+            sync_directory(directory)
+
+    def _write_frame(self, descriptor: int) -> None:
+        """Write what is in no unit: the header and the tables of the cache."""
+        contents = self._wanted.contents
+        header = np.frombuffer(contents.header.pack(), np.uint8)
+        assert header.size == HEADER_SIZE
+        self.write(descriptor, 0, header)
+        self.write(
+            descriptor, contents.header.tables_begin, np.frombuffer(contents.tables, np.uint8)
+        )

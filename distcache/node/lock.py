@@ -1,0 +1,137 @@
+"""Locks of a store: of who changes it, and of who uses a cache in it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+from distcache.errors import DistcacheError
+from distcache.progress import Progress
+from distcache.ranks.agreement import together
+from distcache.ranks.communicator import Communicator
+
+__all__ = ["changing", "is_used", "lock_alone", "use"]
+
+PATIENCE: Final = 4 * 3600.0  # seconds
+NOTE_EVERY: Final = 60.0  # seconds between messages about who is waited for
+POLL: Final = 0.5  # seconds
+
+
+def lock_alone(path: Path) -> int | None:
+    """Take a lock that nobody else then has; the descriptor that holds it, None if it is taken.
+
+    Raises
+    ------
+    OSError
+        If the filesystem has no locks: a store is local, where they are.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    if _flock(descriptor, fcntl.LOCK_EX) and _has_name(descriptor, path):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def use(path: Path) -> int | None:
+    """Take part in a lock that must be there; its time becomes now.
+
+    Returns
+    -------
+    int or None
+        The descriptor that holds it, which belongs to the caller; None if the cache is being
+        removed, or was.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):
+        if _flock(descriptor, fcntl.LOCK_SH) and _has_name(descriptor, path):
+            os.utime(descriptor)
+            return descriptor
+    os.close(descriptor)
+    return None
+
+
+def is_used(path: Path) -> bool:
+    """Tell whether anybody takes part in a lock."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        return not _flock(descriptor, fcntl.LOCK_EX)
+    finally:
+        os.close(descriptor)
+
+
+def _flock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            return False
+        raise
+    return True
+
+
+def _has_name(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def changing(
+    agents: Communicator,
+    path: Path,
+    progress: Progress,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[bool]:
+    """Hold the locks of the stores of all nodes: of all or of none, so that jobs do not cross.
+
+    Yields
+    ------
+    bool
+        Whether another job had to be waited for, on any node.
+
+    Raises
+    ------
+    DistcacheError
+        On all agents, if others keep them for too long.
+    """
+    begin, noted, waited = clock(), -NOTE_EVERY, False
+    while True:
+        descriptor = together(agents, lambda: lock_alone(path), "locking the store")
+        held = agents.gather_all(descriptor is not None, bool, "locks of the stores")
+        if descriptor is not None and all(held):
+            break
+        waited = True
+        if descriptor is not None:
+            os.close(descriptor)
+        if clock() - noted >= NOTE_EVERY:
+            progress.note(f"waiting for another process that changes {path.parent}")
+            noted = clock()
+        late = clock() - begin > PATIENCE
+        if any(agents.gather_all(late, bool, "patience")):
+            error = DistcacheError(
+                f"{path}: another process has held this lock for {PATIENCE:.0f} s; see who it is "
+                f"with `fuser {path}`"
+            )
+            error.agreed = True
+            raise error
+        pause = agents.broadcast(random.uniform(POLL / 2, 2 * POLL), float, "a pause")  # noqa: S311
+        time.sleep(pause)
+    try:
+        yield waited
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,68 @@
+"""Which directory of a node holds its copies, and what the node is called: from the environment."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from distcache.errors import ConfigError
+
+__all__ = ["NODE_NAME", "local_directory", "node_count", "node_name", "required_directory"]
+
+NODE_NAME: Final = "DISTCACHE_NODE_NAME"
+LOCAL_DIRECTORY: Final = "DISTCACHE_LOCAL_DIR"
+# Directories that are not distcache's alone: copies go into one of the user's own below them.
+SCRATCH: Final = ("SLURM_TMPDIR", "TMPDIR")
+
+
+def local_directory(given: str | Path | None, environment: Mapping[str, str]) -> Path | None:
+    """Return where this node's copies are, or None if nothing says it.
+
+    Parameters
+    ----------
+    given : path or None
+        What the user asks for; it comes first.
+    environment : mapping
+        Then DISTCACHE_LOCAL_DIR, then a directory of the user's in SLURM_TMPDIR or TMPDIR.
+    """
+    if given is not None:
+        return Path(given).absolute()
+    if named := environment.get(LOCAL_DIRECTORY):
+        return Path(named).absolute()
+    for variable in SCRATCH:
+        if scratch := environment.get(variable):
+            return Path(scratch).absolute() / f"distcache-{os.geteuid()}"
+    return None
+
+
+def required_directory(given: str | Path | None, environment: Mapping[str, str]) -> Path:
+    """Return where this node's copies are.
+
+    Raises
+    ------
+    ConfigError
+        If nothing says it.
+    """
+    directory = local_directory(given, environment)
+    if directory is None:
+        raise ConfigError(
+            f"give a directory of the node with --to, or set {LOCAL_DIRECTORY}; neither "
+            f"{' nor '.join(SCRATCH)} is set either"
+        )
+    return directory
+
+
+def node_name(environment: Mapping[str, str]) -> str:
+    """Return what this node is called; tests give several names to one machine."""
+    return environment.get(NODE_NAME) or socket.gethostname()
+
+
+def node_count(environment: Mapping[str, str]) -> int:
+    """Return how many nodes Slurm has started this step on, or 1."""
+    for variable in ("SLURM_STEP_NUM_NODES", "SLURM_NNODES"):
+        if (value := environment.get(variable, "")).isdecimal():
+            return max(int(value), 1)
+    return 1

@@ -1,0 +1,118 @@
+"""Space on the filesystem of a store: how much there is, whether it is memory, and reserving it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from distcache.errors import NoSpace
+
+__all__ = ["Space", "allocated", "require_space", "reserve", "space_at"]
+
+MEMORY_BACKED: Final = frozenset({"tmpfs", "ramfs", "devtmpfs"})
+
+
+class Space(msgspec.Struct, frozen=True):
+    """What there is of a filesystem.
+
+    Attributes
+    ----------
+    free : int
+        Bytes that this user may still write; where they are memory, not more than is available.
+    in_memory : bool
+        Whether its files are held in memory.
+    """
+
+    free: int
+    in_memory: bool
+
+
+def space_at(directory: Path) -> Space:
+    """Return the space of the filesystem that holds a directory."""
+    found = os.statvfs(directory)
+    free = found.f_bavail * found.f_frsize
+    in_memory = filesystem_type(directory) in MEMORY_BACKED
+    return Space(min(free, _available_memory()) if in_memory else free, in_memory)
+
+
+def filesystem_type(directory: Path, mounts: str | None = None) -> str:
+    """Return the type of the filesystem that holds a directory, empty if that is not known.
+
+    Parameters
+    ----------
+    directory : Path
+        Any.
+    mounts : str or None
+        The text of ``/proc/self/mounts``.
+    """
+    if mounts is None:
+        try:
+            mounts = Path("/proc/self/mounts").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+    real = os.path.realpath(directory)
+    best, kind = "", ""
+    for line in mounts.splitlines():
+        fields = line.split()
+        point = fields[1].replace("\\040", " ") if len(fields) > 2 else ""
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        if point and inside and len(point) >= len(best):
+            best, kind = point, fields[2]
+    return kind
+
+
+def _available_memory() -> int:
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemAvailable":
+            return int(value.split()[0]) * 1024
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def allocated(path: Path) -> int:
+    """Return the bytes that a file takes on its disk; 0 if it is not there."""
+    try:
+        return 512 * os.lstat(path).st_blocks
+    except FileNotFoundError:
+        return 0
+
+
+def require_space(directory: Path, needed: int, spare: int) -> None:
+    """Make sure that so many bytes can be written, and so many are left then.
+
+    Raises
+    ------
+    NoSpace
+        With the numbers.
+    """
+    space = space_at(directory)
+    if needed > 0 and needed + spare > space.free:
+        keep = f" and {spare} are to stay free" if spare else ""
+        kind = " (in memory)" if space.in_memory else ""
+        raise NoSpace(
+            f"{directory}: {needed} bytes are needed{keep}, {space.free} are free{kind}; free "
+            "space with `distcache local gc`, or choose another directory with --to"
+        )
+
+
+def reserve(descriptor: int, size: int, path: Path) -> None:
+    """Give a file its length and the disk's space for all of it, as far as the filesystem can.
+
+    Raises
+    ------
+    NoSpace
+        If there is not enough.
+    """
+    try:
+        if size > 0:
+            os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+            raise NoSpace(
+                f"{path}: cannot be given {size} bytes: {os.strerror(error.errno or 0)}"
+            ) from error
+    os.ftruncate(descriptor, size)

@@ -1,0 +1,177 @@
+"""A node's store: the directory that holds its copies, and every path in it.
+
+.distcache-store          the marker
+lock                      held by who changes anything in the store
+caches/NAME.h5            a cache
+caches/NAME.json          its ready record, written last
+caches/NAME.lock          held, shared, by who uses the cache; its time is that of the last use
+corpora/STEM.idx, .bin    the index of a corpus, and a link to its shared tokens
+megatron/NAME/            the same cache as Megatron's files
+**/.*.part                what is being written
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+from typing import Final
+
+import xxhash
+
+from distcache.cache.format import Header
+from distcache.errors import DistcacheError
+
+__all__ = ["Store", "cache_name", "corpus_stem", "existing_store", "make_store", "part_of"]
+
+MARKER: Final = ".distcache-store"
+MARK: Final = b"distcache store, version 1\n"
+PARTS: Final = ("caches", "corpora", "megatron")
+
+
+def cache_name(header: Header) -> str:
+    """Return the name of a cache in a store, which tells content and tables apart."""
+    return f"{header.key[:16]}-{header.tables_digest.hex()[:16]}"
+
+
+def corpus_stem(prefix: str, idx_digest: str) -> str:
+    """Return the name of a corpus in a store.
+
+    Parameters
+    ----------
+    prefix : str
+        Its absolute shared path: equal indices may belong to different tokens.
+    idx_digest : str
+        Of its index.
+    """
+    digest = xxhash.xxh3_64_hexdigest(f"{idx_digest} {prefix}".encode("utf-8", "surrogateescape"))
+    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(prefix))[:100].strip(".-")
+    return f"{readable or 'corpus'}-{digest}"
+
+
+class Store:
+    """The paths of a store; `make_store` and `existing_store` check that it is one."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.lock = root / "lock"
+        self.caches = root / "caches"
+        self.corpora = root / "corpora"
+        self.megatron = root / "megatron"
+
+    def cache(self, name: str) -> Path:
+        """Return the cache file."""
+        return self.caches / f"{name}.h5"
+
+    def ready(self, name: str) -> Path:
+        """Return the record that says that a cache is complete."""
+        return self.caches / f"{name}.json"
+
+    def use(self, name: str) -> Path:
+        """Return the lock of those who use a cache."""
+        return self.caches / f"{name}.lock"
+
+    def prefix(self, stem: str) -> str:
+        """Return the path of a corpus without suffix."""
+        return str(self.corpora / stem)
+
+    def view(self, name: str) -> Path:
+        """Return the directory of Megatron's files."""
+        return self.megatron / name
+
+
+def part_of(path: Path) -> Path:
+    """Return where a file is written before it has its name."""
+    return path.with_name(f".{path.name}.part")
+
+
+def make_store(root: Path) -> Store:
+    """Make a store, unless it is there; an empty directory of the user's becomes one.
+
+    Raises
+    ------
+    DistcacheError
+        If the directory is a link, somebody else's, open to others, or holds other things.
+    """
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        root.mkdir(mode=0o700, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise DistcacheError(f"{root}: is not a directory; choose another with --to") from None
+    _require_own(root)
+    marker = root / MARKER
+    if not os.path.lexists(marker):
+        if os.listdir(root):
+            raise DistcacheError(
+                f"{root}: holds files that distcache has not made; give an empty directory or "
+                "a new name"
+            )
+        root.chmod(0o700)
+        _mark(marker)
+    _require_private(root)
+    _require_mark(marker)
+    for name in PARTS:
+        (root / name).mkdir(mode=0o700, exist_ok=True)
+        _require_own(root / name)
+    return Store(root)
+
+
+def existing_store(root: Path) -> Store | None:
+    """Return the store at a path; None if nothing is there.
+
+    Raises
+    ------
+    DistcacheError
+        If something else is there, or a store that others may have written to.
+    """
+    if not os.path.lexists(root):
+        return None
+    _require_own(root)
+    if not os.path.lexists(root / MARKER):
+        if not os.listdir(root):
+            return None
+        raise DistcacheError(f"{root}: is not a store of distcache")
+    _require_private(root)
+    _require_mark(root / MARKER)
+    for name in PARTS:
+        if os.path.lexists(root / name):
+            _require_own(root / name)
+    return Store(root)
+
+
+def _mark(marker: Path) -> None:
+    descriptor = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, MARK)
+    finally:
+        os.close(descriptor)
+
+
+def _require_mark(marker: Path) -> None:
+    found = os.lstat(marker)
+    # A process that makes the same store at this moment may not have written it yet.
+    if not stat.S_ISREG(found.st_mode) or marker.read_bytes() not in (MARK, b""):
+        raise DistcacheError(f"{marker}: is not the marker of a store of this version")
+
+
+def _require_own(path: Path) -> None:
+    found = os.lstat(path)
+    if stat.S_ISLNK(found.st_mode):
+        raise DistcacheError(f"{path}: is a link; give the directory itself")
+    if not stat.S_ISDIR(found.st_mode):
+        raise DistcacheError(f"{path}: is not a directory")
+    if found.st_uid != os.geteuid():
+        raise DistcacheError(
+            f"{path}: belongs to user {found.st_uid}, not to {os.geteuid()}; choose another "
+            "directory"
+        )
+
+
+def _require_private(root: Path) -> None:
+    mode = stat.S_IMODE(os.lstat(root).st_mode)
+    if mode & 0o077:
+        raise DistcacheError(
+            f"{root}: has mode {mode:04o}, so others may have changed it; look at it, then "
+            f"chmod 700 {root}"
+        )

@@ -1,0 +1,315 @@
+"""What one agent does: copies that count only when they are whole and right, and heal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distcache.cache import open_cache
+from distcache.cache.contents import read_contents
+from distcache.cache.format import BLOCK_SIZE
+from distcache.corpus import bin_path, idx_path
+from distcache.errors import CacheCorrupt, ConfigError, CorpusError, DistcacheError, NoSpace
+from distcache.node.bring import bring
+from distcache.node.localize import choose_transport, localize
+from distcache.node.record import read_records
+from distcache.node.report import Localized, LocalizeOptions, NodeReport
+from distcache.node.store import Store, make_store
+from distcache.node.upkeep import verify_store
+from distcache.ranks.communicator import SerialCommunicator
+from tests.caches import build_here
+
+TRANSPORTS = ("copy", "mpi")
+# As long as the one of the configuration, so that only the tables differ.
+OTHER_TOKENIZER = {"class": "FullTokenizer", "vocab_size": 30000}
+
+
+@pytest.fixture
+def cache(own_corpora: dict[str, Any], shared: Path) -> Path:
+    """A cache of corpora that a test may change."""
+    return Path(build_here(own_corpora, shared, "c").path)
+
+
+@pytest.fixture
+def own_corpora(blend_config: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """The configuration with copies of its corpora."""
+    for source in blend_config["blend"]:
+        own = tmp_path / Path(source["path"]).name
+        for suffix in (".idx", ".bin"):
+            shutil.copy(source["path"] + suffix, str(own) + suffix)
+        source["path"] = str(own)
+    return blend_config
+
+
+def run(cache: Path, root: Path, **options: Any) -> Localized:
+    """Localize with one process."""
+    wanted = LocalizeOptions(directory=str(root), **options)
+    return localize(SerialCommunicator(), cache, wanted)
+
+
+def only(done: Localized) -> NodeReport:
+    """Return the one node's report."""
+    assert len(done.nodes) == 1
+    return done.nodes[0]
+
+
+def flip(path: Path, offset: int) -> None:
+    """Change one byte."""
+    path.chmod(0o644)
+    with open(path, "r+b") as stream:
+        stream.seek(offset)
+        byte = stream.read(1)[0]
+        stream.seek(offset)
+        stream.write(bytes([byte ^ 0x10]))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_everything_is_brought(cache: Path, tmp_path: Path, transport: str) -> None:
+    """The cache to the byte, every index to the byte, and a link to the shared tokens."""
+    report = only(run(cache, tmp_path / "local", transport=transport))
+    assert Path(report.cache).read_bytes() == cache.read_bytes()
+    record = next(read_records(Store(tmp_path / "local")))
+    store = Store(tmp_path / "local")
+    for corpus in record.corpora:
+        local = store.prefix(corpus.stem)
+        assert Path(idx_path(local)).read_bytes() == Path(idx_path(corpus.shared)).read_bytes()
+        assert os.readlink(bin_path(local)) == bin_path(corpus.shared)
+    header = read_contents(cache).header
+    indices = sum(corpus.idx_size for corpus in record.corpora)
+    assert report.read == header.tables_begin - 4096 + indices
+    assert not list((tmp_path / "local").rglob("*.part"))
+
+
+def test_a_second_run_reads_nothing(cache: Path, tmp_path: Path) -> None:
+    """What is right is kept."""
+    first = only(run(cache, tmp_path / "local"))
+    again = only(run(cache, tmp_path / "local"))
+    assert (again.read, again.written) == (0, 0)
+    assert again.kept == first.read
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_only_what_differs_is_fetched(cache: Path, tmp_path: Path, transport: str) -> None:
+    """A flipped bit in the cache costs its block, one in an index the index."""
+    report = only(run(cache, tmp_path / "local"))
+    store = Store(tmp_path / "local")
+    record = next(read_records(store))
+    flip(Path(report.cache), read_contents(cache).header.tables_begin - 10)
+    index = Path(idx_path(store.prefix(record.corpora[1].stem)))
+    modified = index.stat().st_mtime_ns
+    flip(index, 50)
+    os.utime(index, ns=(modified, modified))
+    assert len(verify_store(store)) == 2
+    mended = only(run(cache, tmp_path / "local", transport=transport))
+    assert mended.read < report.read
+    assert mended.read >= record.corpora[1].idx_size
+    assert verify_store(store) == []
+
+
+def test_a_flipped_header_or_table_is_mended(cache: Path, tmp_path: Path) -> None:
+    """They are in no block, and come with what the cache says of itself."""
+    report = only(run(cache, tmp_path / "local"))
+    for offset in (100, read_contents(cache).header.tables_begin + 7):
+        flip(Path(report.cache), offset)
+        assert verify_store(Store(tmp_path / "local"))
+        run(cache, tmp_path / "local")
+        assert Path(report.cache).read_bytes() == cache.read_bytes()
+
+
+def test_what_was_taken_away_comes_back(cache: Path, tmp_path: Path) -> None:
+    """A node's cleaner may remove any file."""
+    run(cache, tmp_path / "local", megatron=True)
+    store = Store(tmp_path / "local")
+    files = [path for path in store.root.rglob("*") if path.is_file() or path.is_symlink()]
+    whole = {path for path in files if path.name != "lock"}
+    for path in sorted(whole):
+        if path.name == ".distcache-store":
+            continue
+        path.unlink()
+        run(cache, store.root, megatron=True)
+        assert verify_store(store) == []
+        assert os.path.lexists(path)
+
+
+def test_a_shorter_and_a_longer_file_are_mended(cache: Path, tmp_path: Path) -> None:
+    """Whatever length they have."""
+    report = only(run(cache, tmp_path / "local"))
+    for size in (0, 4000, 100_000, 50_000_000):
+        os.truncate(report.cache, size)
+        run(cache, tmp_path / "local")
+        assert Path(report.cache).read_bytes() == cache.read_bytes()
+
+
+def test_an_unfinished_copy_is_taken_up(cache: Path, tmp_path: Path) -> None:
+    """Its right blocks are kept."""
+    report = only(run(cache, tmp_path / "local"))
+    done = Path(report.cache)
+    done.rename(done.with_name(f".{done.name}.part"))
+    Store(tmp_path / "local").ready(done.stem).unlink()
+    again = only(run(cache, tmp_path / "local"))
+    assert again.read == 0
+    assert done.read_bytes() == cache.read_bytes()
+
+
+def test_a_second_cache_shares_what_it_can(
+    own_corpora: dict[str, Any], cache: Path, shared: Path, tmp_path: Path
+) -> None:
+    """Indices are not copied twice, nor blocks that another cache of the store has."""
+    run(cache, tmp_path / "local")
+    other = Path(build_here({**own_corpora, "seed": 5}, shared, "other").path)
+    report = only(run(other, tmp_path / "local"))
+    header = read_contents(other).header
+    assert report.read == header.tables_begin - 4096  # the blocks, and no index
+    # The same arrays with another tokenizer: the tables differ, the blocks do not.
+    twin = Path(build_here({**own_corpora, "tokenizer": OTHER_TOKENIZER}, shared, "twin").path)
+    report = only(run(twin, tmp_path / "local"))
+    assert (report.read, report.reused) == (0, header.tables_begin - 4096)
+    assert Path(report.cache).read_bytes() == twin.read_bytes()
+    assert len(list(read_records(Store(tmp_path / "local")))) == 3
+
+
+def test_a_block_elsewhere_that_is_spoilt_is_fetched(
+    own_corpora: dict[str, Any], cache: Path, shared: Path, tmp_path: Path
+) -> None:
+    """What another cache has counts only with its digest."""
+    first = only(run(cache, tmp_path / "local"))
+    flip(Path(first.cache), 100_000)
+    twin = Path(build_here({**own_corpora, "tokenizer": OTHER_TOKENIZER}, shared, "twin").path)
+    report = only(run(twin, tmp_path / "local"))
+    assert report.reused == 0
+    assert Path(report.cache).read_bytes() == twin.read_bytes()
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_corrupt_cache_is_refused(cache: Path, tmp_path: Path, transport: str) -> None:
+    """And leaves no record."""
+    flip(cache, BLOCK_SIZE if cache.stat().st_size > BLOCK_SIZE else 9000)
+    with pytest.raises(CacheCorrupt, match="differ from their digest"):
+        run(cache, tmp_path / "local", transport=transport)
+    assert not list(read_records(Store(tmp_path / "local")))
+    assert not list((tmp_path / "local" / "caches").glob("*.h5"))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_changed_corpus_is_refused(
+    own_corpora: dict[str, Any], cache: Path, tmp_path: Path, transport: str
+) -> None:
+    """By the digest of its index, also where an earlier copy of it is here."""
+    run(cache, tmp_path / "before")
+    flip(Path(own_corpora["blend"][0]["path"] + ".idx"), 60)
+    for root in ("local", "before"):
+        with pytest.raises(CorpusError, match="not the file that the cache was built from"):
+            run(cache, tmp_path / root, transport=transport)
+        assert not list(read_records(Store(tmp_path / root)))
+
+
+def test_a_corpus_of_another_size_is_refused(
+    own_corpora: dict[str, Any], cache: Path, tmp_path: Path
+) -> None:
+    """All of them are named, and what was here stays ready."""
+    run(cache, tmp_path / "local")
+    with open(own_corpora["blend"][0]["path"] + ".bin", "ab") as stream:
+        stream.write(b"x")
+    os.truncate(own_corpora["blend"][1]["path"] + ".idx", 70)
+    with pytest.raises(CorpusError) as caught:
+        run(cache, tmp_path / "local")
+    assert len(caught.value.problems) == 2
+    assert list(read_records(Store(tmp_path / "local")))
+
+
+def test_too_little_space(cache: Path, tmp_path: Path) -> None:
+    """Says the numbers, and leaves everything as it was."""
+    run(cache, tmp_path / "local")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "local").rglob("*")}
+    other = tmp_path / "other.h5"
+    shutil.copy(cache, other)
+    with pytest.raises(NoSpace, match=r"\d+ bytes are needed and \d+ are to stay free"):
+        run(cache, tmp_path / "fresh", reserve=1 << 60)
+    assert not [path for path in (tmp_path / "fresh").rglob("*") if path.suffix == ".part"]
+    run(cache, tmp_path / "local", reserve=1 << 60)  # nothing is needed
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "local").rglob("*")}
+    assert after.keys() == before.keys()
+
+
+def test_megatrons_view_needs_the_links(cache: Path, tmp_path: Path) -> None:
+    """Since it finds corpora by local paths."""
+    with pytest.raises(ConfigError, match="leave out --bin none"):
+        run(cache, tmp_path / "local", megatron=True, link=False)
+
+
+def test_without_links(cache: Path, tmp_path: Path) -> None:
+    """Loaders of distcache need none."""
+    run(cache, tmp_path / "local", link=False)
+    store = Store(tmp_path / "local")
+    assert not list(store.corpora.glob("*.bin"))
+    assert verify_store(store) == []
+    run(cache, tmp_path / "local")
+    assert list(store.corpora.glob("*.bin"))
+    run(cache, tmp_path / "local", link=False)
+    assert next(read_records(store)).linked
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_shared_filesystem_that_vanishes(
+    cache: Path, tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle: one clear error, no record, and the next run goes on."""
+    root = tmp_path / "local"
+    hidden = tmp_path / "hidden.h5"
+
+    def vanish(*words: Any, **more: Any) -> Any:
+        cache.rename(hidden)
+        return bring(*words, **more)
+
+    monkeypatch.setattr("distcache.node.localize.bring", vanish)
+    with pytest.raises(DistcacheError, match="cannot be read"):
+        run(cache, root, transport=transport)
+    assert not list(read_records(Store(root)))
+    monkeypatch.undo()
+    hidden.rename(cache)
+    run(cache, root, transport=transport)
+    assert verify_store(Store(root)) == []
+
+
+def test_read_only_shared_directories(cache: Path, shared: Path, tmp_path: Path) -> None:
+    """Nothing is written beside the cache."""
+    names = sorted(os.listdir(shared))
+    times = {path: path.stat().st_mtime_ns for path in (shared, tmp_path, cache)}
+    (tmp_path / "roots").mkdir()
+    times[tmp_path] = tmp_path.stat().st_mtime_ns
+    run(cache, tmp_path / "roots" / "local", megatron=True)
+    assert sorted(os.listdir(shared)) == names
+    assert times == {path: path.stat().st_mtime_ns for path in times}
+
+
+def test_the_transport_is_chosen_by_the_number_of_nodes() -> None:
+    """And says why."""
+    assert choose_transport("auto", 1)[0] == "copy"
+    assert choose_transport("auto", 2)[0] == "mpi"
+    assert "2 nodes" in choose_transport("auto", 2)[1]
+    assert choose_transport("copy", 9) == ("copy", "asked for")
+
+
+def test_a_copy_of_a_cache_with_relative_paths(
+    own_corpora: dict[str, Any], shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are taken from where the agent runs, as those of a build are."""
+    monkeypatch.chdir(tmp_path)
+    for source in own_corpora["blend"]:
+        source["path"] = os.path.basename(source["path"])
+    cache = Path(build_here(own_corpora, shared, "relative").path)
+    run(cache, tmp_path / "local", megatron=True)
+    record = next(read_records(Store(tmp_path / "local")))
+    assert all(corpus.shared.startswith(str(tmp_path)) for corpus in record.corpora)
+    assert open_cache(Store(tmp_path / "local").cache(record.name)).key == record.key
+
+
+def test_the_store_is_made_once(tmp_path: Path) -> None:
+    """With mode 0700 and a marker; making it again changes nothing."""
+    store = make_store(tmp_path / "a" / "b")
+    assert store.root.stat().st_mode & 0o777 == 0o700
+    assert make_store(store.root).root == store.root
