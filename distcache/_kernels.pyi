@@ -43,6 +43,12 @@ class SequenceFacts:
     @property
     def first_misplaced(self) -> int: ...
 
+class Mapping:
+    def __init__(self, descriptor: int, size: int) -> None: ...
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def release(self, begin: int, end: int) -> None: ...
+
 def gather(
     values: NDArray[np.int64],
     positions: NDArray[np.int32] | NDArray[np.int64],
@@ -64,3 +70,35 @@ def check_sequences(
     item_size: int,
 ) -> SequenceFacts: ...
 def first_descent(bounds: NDArray[np.int64], begin: int, end: int) -> int: ...
+
+class Section:
+    def __init__(
+        self,
+        document_index: NDArray[np.int32],
+        sample_index: NDArray[np.int32] | NDArray[np.int64],
+        shuffle_index: NDArray[np.uint32] | NDArray[np.int64],
+        lengths: NDArray[np.int32],
+        offsets: NDArray[np.int64],
+        type_code: int,
+        extra_token: bool,
+    ) -> None: ...
+    def parts(self, sample: int) -> list[tuple[int, int]]: ...
+
+class SampleRules:
+    def __init__(
+        self, pad: int, end_of_document: int, mask_end_of_document: bool, reset_positions: bool
+    ) -> None: ...
+
+def read_samples(
+    sections: list[Section],
+    samples: NDArray[np.int64],
+    descriptors: NDArray[np.int32],
+    first: int,
+    rules: SampleRules,
+    tokens: NDArray[np.int64],
+    labels: NDArray[np.int64],
+    loss_mask: NDArray[np.float32],
+    positions: NDArray[np.int64],
+    bounds: NDArray[np.int32] | None = None,
+    longest: NDArray[np.int32] | None = None,
+) -> tuple[int, int, int]: ...

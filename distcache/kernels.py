@@ -38,9 +38,37 @@ Blender.by_weight(weights), Blender.exhaustive(sizes)
     when an exhaustive blend has not as many steps left; ``ValueError`` for a weight that is not
     finite or is negative.
 
+Mapping(descriptor, size)
+    The bytes of an open file, mapped for reading, as a buffer; ``OSError`` if that fails. Unlike
+    ``mmap.mmap`` it keeps no descriptor of the file. ``release(begin, end)`` drops the pages of
+    these bytes from this process; the page cache keeps them.
+
 check_sequences(lengths, offsets, begin, end, item_size)
     The facts and faults of sequences [begin, end) of an `.idx`: lengths int32 and offsets int64 of
     shape (sequences,), item_size in bytes.
+
+Section(document_index, sample_index, shuffle_index, lengths, offsets, type_code, extra_token)
+    Where the samples of a section lie: its three arrays, the corpus's lengths and offsets, and the
+    code of its token type, which must be that of an integer; ``ValueError`` otherwise. Holds the
+    arrays. ``parts(sample)`` gives the parts of a sample as pairs (byte of the `.bin`, tokens), as
+    Megatron-Core's ``GPTDataset`` draws them; ``IndexError`` if the arrays lead outside of one
+    another.
+
+SampleRules(pad, end_of_document, mask_end_of_document, reset_positions)
+    What is made of tokens: `pad` fills samples that are too short and, wherever it stands, becomes
+    token 0 without loss; ends of documents may be without loss, and positions start anew behind
+    them.
+
+read_samples(sections, samples, descriptors, first, rules, tokens, labels, loss_mask, positions,
+             bounds=None, longest=None)
+    Read samples from open `.bin` files into successive rows, from `first` on, of the arrays of a
+    batch: tokens, labels and positions int64, loss_mask float32, of shape (rows, sequence length).
+    With ``bounds``, int32 of shape (rows, sequence length + 1), and ``longest``, int32 of shape
+    (rows,), also the cumulative lengths of the documents, filled up with the sequence length, and
+    the longest; positions then start anew with each. The list of sections, samples int64 and
+    descriptors int32 of shape (samples,) belong together. Returns (rows that were filled, error,
+    byte): error is 0, an error number of pread, or -1 where the file ends too early. ``IndexError``
+    as `Section.parts`.
 
 first_descent(bounds, begin, end)
     The first i in [begin, end) with bounds[i] < bounds[i - 1], or -1; int64 of shape (entries,).
@@ -49,21 +77,29 @@ first_descent(bounds, begin, end)
 from distcache._kernels import (
     Blender,
     Cursor,
+    Mapping,
     Mt19937,
+    SampleRules,
+    Section,
     SequenceFacts,
     check_sequences,
     emit_boundaries,
     first_descent,
     gather,
+    read_samples,
 )
 
 __all__ = [
     "Blender",
     "Cursor",
+    "Mapping",
     "Mt19937",
+    "SampleRules",
+    "Section",
     "SequenceFacts",
     "check_sequences",
     "emit_boundaries",
     "first_descent",
     "gather",
+    "read_samples",
 ]

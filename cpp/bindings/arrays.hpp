@@ -16,6 +16,7 @@ namespace py = pybind11;
 void register_random(py::module_& module);
 void register_indices(py::module_& module);
 void register_corpus(py::module_& module);
+void register_samples(py::module_& module);
 
 /// Throws TypeError unless `array` is contiguous, one- or two-dimensional as asked, and of type T.
 /// Nothing is converted: a hidden copy of a large array would be a bug.
@@ -37,8 +38,8 @@ inline bool is_aligned(const py::array& array) {
 }
 
 template <class T>
-std::span<const T> input(const py::array& array, const char* name) {
-    require<T>(array, name);
+std::span<const T> input(const py::array& array, const char* name, py::ssize_t dimensions = 1) {
+    require<T>(array, name, dimensions);
     if (!is_aligned(array)) {
         throw py::type_error(std::string(name) + " must be aligned");
     }

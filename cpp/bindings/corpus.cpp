@@ -1,5 +1,10 @@
+#include <cerrno>
+#include <memory>
+#include <system_error>
+
 #include "arrays.hpp"
 #include "distcache/idx.hpp"
+#include "distcache/mapping.hpp"
 
 namespace distcache::bindings {
 namespace {
@@ -24,6 +29,20 @@ std::int64_t descent(const py::array& bounds, std::int64_t begin, std::int64_t e
     return first_descent(view, begin, end);
 }
 
+std::unique_ptr<Mapping> map(int descriptor, std::int64_t size) {
+    try {
+        return std::make_unique<Mapping>(descriptor, static_cast<std::size_t>(size));
+    } catch (const std::system_error& error) {
+        errno = error.code().value();
+        PyErr_SetFromErrno(PyExc_OSError);
+        throw py::error_already_set();
+    }
+}
+
+void release(const Mapping& mapping, std::int64_t begin, std::int64_t end) {
+    mapping.release(static_cast<std::size_t>(begin), static_cast<std::size_t>(end));
+}
+
 }  // namespace
 
 void register_corpus(py::module_& module) {
@@ -34,6 +53,15 @@ void register_corpus(py::module_& module) {
         .def_readonly("first_negative", &SequenceFacts::first_negative)
         .def_readonly("misplaced_count", &SequenceFacts::misplaced_count)
         .def_readonly("first_misplaced", &SequenceFacts::first_misplaced);
+    py::class_<Mapping>(module, "Mapping", py::buffer_protocol())
+        .def(py::init(&map), py::arg("descriptor"), py::arg("size"))
+        .def("__len__", [](const Mapping& mapping) { return mapping.bytes().size(); })
+        .def("release", &release, py::arg("begin"), py::arg("end"))
+        .def_buffer([](const Mapping& mapping) {
+            const auto bytes = mapping.bytes();
+            return py::buffer_info(reinterpret_cast<const std::uint8_t*>(bytes.data()),
+                                   static_cast<py::ssize_t>(bytes.size()));
+        });
     module.def("check_sequences", &check, py::arg("lengths"), py::arg("offsets"), py::arg("begin"),
                py::arg("end"), py::arg("item_size"));
     module.def("first_descent", &descent, py::arg("bounds"), py::arg("begin"), py::arg("end"));

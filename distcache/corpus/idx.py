@@ -8,7 +8,6 @@ boundaries as sequence numbers (int64), and for multimodal data a mode per seque
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import struct
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from distcache.errors import CorpusError, NotReady
 from distcache.files import open_regular
+from distcache.kernels import Mapping
 
 __all__ = ["HEADER_SIZE", "ITEM_TYPES", "Idx", "bin_path", "idx_path", "open_idx"]
 
@@ -70,7 +70,7 @@ class Idx:
 
     path: str
     type_code: int
-    map: mmap.mmap
+    map: Mapping
     lengths: NDArray[np.int32]
     offsets: NDArray[np.int64]
     bounds: NDArray[np.int64]
@@ -95,9 +95,7 @@ class Idx:
 
         Without it a scan of the whole file would count as resident memory of the process.
         """
-        first = begin // mmap.PAGESIZE * mmap.PAGESIZE
-        if end > first:
-            self.map.madvise(mmap.MADV_DONTNEED, first, end - first)
+        self.map.release(begin, end)
 
 
 def open_idx(prefix: str) -> Idx:
@@ -134,7 +132,7 @@ def open_idx(prefix: str) -> Idx:
         header = os.pread(descriptor, HEADER_SIZE, 0)
         type_code, sequences, entries = _parse_header(path, header)
         has_modes = _has_modes(path, size, sequences, entries)
-        mapped = mmap.mmap(descriptor, size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
+        mapped = Mapping(descriptor, size)
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise
@@ -144,14 +142,15 @@ def open_idx(prefix: str) -> Idx:
     offsets_begin = HEADER_SIZE + 4 * sequences
     bounds_begin = offsets_begin + 8 * sequences
     modes_begin = bounds_begin + 8 * entries
+    view = memoryview(mapped)
     return Idx(
         path=path,
         type_code=type_code,
         map=mapped,
-        lengths=np.frombuffer(mapped, "<i4", sequences, HEADER_SIZE),
-        offsets=np.frombuffer(mapped, "<i8", sequences, offsets_begin),
-        bounds=np.frombuffer(mapped, "<i8", entries, bounds_begin),
-        modes=np.frombuffer(mapped, "i1", sequences, modes_begin) if has_modes else None,
+        lengths=np.frombuffer(view, "<i4", sequences, HEADER_SIZE),
+        offsets=np.frombuffer(view, "<i8", sequences, offsets_begin),
+        bounds=np.frombuffer(view, "<i8", entries, bounds_begin),
+        modes=np.frombuffer(view, "i1", sequences, modes_begin) if has_modes else None,
     )
 
 

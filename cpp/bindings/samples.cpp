@@ -1,0 +1,149 @@
+#include "distcache/samples.hpp"
+
+#include <pybind11/stl.h>
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "arrays.hpp"
+
+namespace distcache::bindings {
+namespace {
+
+template <class Narrow, class Wide>
+std::variant<std::span<const Narrow>, std::span<const Wide>> either(const py::array& array,
+                                                                    const char* name,
+                                                                    py::ssize_t dimensions) {
+    if (array.dtype().equal(py::dtype::of<Narrow>())) {
+        return input<Narrow>(array, name, dimensions);
+    }
+    return input<Wide>(array, name, dimensions);
+}
+
+// A section together with the arrays that it looks into.
+struct HeldSection {
+    std::vector<py::array> arrays;
+    Section section;
+
+    static HeldSection make(const py::array& document_index, const py::array& sample_index,
+                            const py::array& shuffle_index, const py::array& lengths,
+                            const py::array& offsets, int type_code, bool extra_token) {
+        const auto type = static_cast<TokenType>(type_code);
+        if (type_code < 0 || type_code > 255 || token_size(type) == 0) {
+            throw py::value_error("type_code must be that of an integer type");
+        }
+        if (lengths.size() != offsets.size()) {
+            throw py::value_error("lengths and offsets must have the same size");
+        }
+        return {{document_index, sample_index, shuffle_index, lengths, offsets},
+                {input<std::int32_t>(document_index, "document_index"),
+                 either<std::int32_t, std::int64_t>(sample_index, "sample_index", 2),
+                 either<std::uint32_t, std::int64_t>(shuffle_index, "shuffle_index", 1),
+                 unaligned<std::int32_t>(lengths, "lengths"),
+                 unaligned<std::int64_t>(offsets, "offsets"), type, extra_token ? 1 : 0}};
+    }
+
+    [[nodiscard]] std::vector<std::pair<std::int64_t, std::int64_t>> parts(
+        std::int64_t sample) const {
+        std::vector<Part> found;
+        find_parts(section, sample, found);
+        std::vector<std::pair<std::int64_t, std::int64_t>> pairs;
+        for (const Part& part : found) {
+            pairs.emplace_back(part.begin, part.tokens);
+        }
+        return pairs;
+    }
+};
+
+// The arrays of a batch, each with a row per sample.
+struct Batch {
+    std::span<std::int64_t> tokens, labels, positions;
+    std::span<float> loss_mask;
+    std::span<std::int32_t> bounds, longest;
+    std::size_t rows, length;
+
+    [[nodiscard]] SampleRow row(std::size_t i) const {
+        const std::size_t begin = i * length;
+        const bool bounded = !bounds.empty();
+        return {tokens.subspan(begin, length),
+                labels.subspan(begin, length),
+                loss_mask.subspan(begin, length),
+                positions.subspan(begin, length),
+                bounded ? bounds.subspan(i * (length + 1), length + 1) : bounds,
+                bounded ? &longest[i] : nullptr};
+    }
+};
+
+Batch make_batch(py::array tokens, py::array labels, py::array loss_mask, py::array positions,
+                 std::optional<py::array> bounds, std::optional<py::array> longest) {
+    Batch batch{output<std::int64_t>(tokens, "tokens", 2),
+                output<std::int64_t>(labels, "labels", 2),
+                output<std::int64_t>(positions, "positions", 2),
+                output<float>(loss_mask, "loss_mask", 2),
+                {},
+                {},
+                static_cast<std::size_t>(tokens.shape(0)),
+                static_cast<std::size_t>(tokens.shape(1))};
+    const std::size_t size = batch.tokens.size();
+    bool sound = batch.length > 0 && batch.labels.size() == size &&
+                 batch.loss_mask.size() == size && batch.positions.size() == size &&
+                 bounds.has_value() == longest.has_value();
+    if (bounds && longest) {
+        batch.bounds = output<std::int32_t>(*bounds, "bounds", 2);
+        batch.longest = output<std::int32_t>(*longest, "longest");
+        sound =
+            sound && batch.bounds.size() == size + batch.rows && batch.longest.size() == batch.rows;
+    }
+    if (!sound) {
+        throw py::value_error("the arrays of a batch must have a row per sample");
+    }
+    return batch;
+}
+
+std::tuple<std::int64_t, int, std::int64_t> read_samples(
+    const std::vector<const HeldSection*>& sections, const py::array& samples,
+    const py::array& descriptors, std::int64_t first, const SampleRules& rules, py::array tokens,
+    py::array labels, py::array loss_mask, py::array positions, std::optional<py::array> bounds,
+    std::optional<py::array> longest) {
+    const Batch batch = make_batch(std::move(tokens), std::move(labels), std::move(loss_mask),
+                                   std::move(positions), std::move(bounds), std::move(longest));
+    const auto sample_span = input<std::int64_t>(samples, "samples");
+    const auto descriptor_span = input<std::int32_t>(descriptors, "descriptors");
+    if (first < 0 || sections.size() != sample_span.size() ||
+        sections.size() != descriptor_span.size() ||
+        static_cast<std::size_t>(first) + sections.size() > batch.rows) {
+        throw py::value_error("sections, samples and descriptors must fit the rows of the batch");
+    }
+    const py::gil_scoped_release release;
+    SampleReader reader(rules);
+    for (std::size_t i = 0; i < sections.size(); ++i) {
+        const auto row = static_cast<std::size_t>(first) + i;
+        const ReadOutcome outcome =
+            reader.read(sections[i]->section, sample_span[i], descriptor_span[i], batch.row(row));
+        if (outcome.error != 0) {
+            return {static_cast<std::int64_t>(i), outcome.error, outcome.offset};
+        }
+    }
+    return {static_cast<std::int64_t>(sections.size()), 0, 0};
+}
+
+}  // namespace
+
+void register_samples(py::module_& module) {
+    py::class_<HeldSection>(module, "Section")
+        .def(py::init(&HeldSection::make), py::arg("document_index"), py::arg("sample_index"),
+             py::arg("shuffle_index"), py::arg("lengths"), py::arg("offsets"), py::arg("type_code"),
+             py::arg("extra_token"))
+        .def("parts", &HeldSection::parts, py::arg("sample"));
+    py::class_<SampleRules>(module, "SampleRules")
+        .def(py::init<std::int64_t, std::int64_t, bool, bool>(), py::arg("pad"),
+             py::arg("end_of_document"), py::arg("mask_end_of_document"),
+             py::arg("reset_positions"));
+    module.def("read_samples", &read_samples, py::arg("sections"), py::arg("samples"),
+               py::arg("descriptors"), py::arg("first"), py::arg("rules"), py::arg("tokens"),
+               py::arg("labels"), py::arg("loss_mask"), py::arg("positions"),
+               py::arg("bounds") = py::none(), py::arg("longest") = py::none());
+}
+
+}  // namespace distcache::bindings

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <variant>
+#include <vector>
+
+#include "distcache/unaligned.hpp"
+
+namespace distcache {
+
+/// The types of tokens, by their code in the header of an `.idx`.
+enum class TokenType : std::uint8_t { u8 = 1, i8 = 2, i16 = 3, i32 = 4, i64 = 5, u16 = 8 };
+
+/// Bytes of a token; 0 for a code that is no integer type.
+std::int64_t token_size(TokenType type);
+
+/// Successive tokens of one sequence.
+struct Part {
+    std::int64_t begin;   ///< byte of the `.bin`
+    std::int64_t tokens;  ///< at least 0
+};
+
+/// The arrays that say where the samples of a section lie, and the corpus's own.
+struct Section {
+    std::span<const std::int32_t> document_index;
+    /// Pairs (position in the document index, offset in that sequence), one more than samples.
+    std::variant<std::span<const std::int32_t>, std::span<const std::int64_t>> sample_index;
+    std::variant<std::span<const std::uint32_t>, std::span<const std::int64_t>> shuffle_index;
+    UnalignedView<std::int32_t> lengths;
+    UnalignedView<std::int64_t> offsets;
+    TokenType type;
+    std::int64_t extra_token;  ///< 1 when samples overlap by one token, else 0
+};
+
+/// Append the parts of a sample, as Megatron-Core's `GPTDataset` draws them; parts may be empty.
+/// Throws std::out_of_range if the arrays lead outside of one another.
+void find_parts(const Section& section, std::int64_t sample, std::vector<Part>& parts);
+
+/// What is made of a sample's tokens.
+struct SampleRules {
+    std::int64_t pad;  ///< stands behind a sample that is too short; masked wherever it stands
+    std::int64_t end_of_document;
+    bool mask_end_of_document;  ///< no loss where the token is the end of a document
+    bool reset_positions;       ///< positions start anew behind the end of a document
+};
+
+/// One sample's place in the arrays of a batch; all have the sequence length.
+struct SampleRow {
+    std::span<std::int64_t> tokens;
+    std::span<std::int64_t> labels;
+    std::span<float> loss_mask;
+    std::span<std::int64_t> positions;
+    std::span<std::int32_t> bounds;  ///< cumulative lengths of documents, one longer; or empty
+    std::int32_t* longest;           ///< the longest document, where there are bounds
+};
+
+/// How reading tokens ended: 0, an error number, or `file_ends`.
+struct ReadOutcome {
+    static constexpr int file_ends = -1;
+    int error = 0;
+    std::int64_t offset = 0;  ///< the byte of the `.bin`
+};
+
+/// Reads samples from files, with buffers that are kept from one to the next.
+class SampleReader {
+public:
+    explicit SampleReader(const SampleRules& rules) : rules_(rules) {}
+
+    /// Read a sample from an open `.bin`, and fill its row. Throws as `find_parts` does.
+    ReadOutcome read(const Section& section, std::int64_t sample, int descriptor,
+                     const SampleRow& row);
+
+private:
+    ReadOutcome read_parts(TokenType type, int descriptor);
+    void fill(const SampleRow& row, std::int64_t extra_token) const;
+    void fill_bounds(const SampleRow& row, std::int64_t extra_token) const;
+
+    SampleRules rules_;
+    std::vector<Part> parts_;
+    std::vector<unsigned char> bytes_;
+    std::vector<std::int64_t> text_;  // the tokens, with the extra one, padded
+};
+
+}  // namespace distcache
