@@ -1,5 +1,38 @@
-"""Build Megatron-style index caches with all MPI ranks, before training starts."""
+"""Build Megatron-style index caches with all MPI ranks before training starts, and train from them.
 
-__all__ = ["__version__"]
+The names below are imported when they are first used: importing distcache imports neither torch
+nor MPI.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from distcache.train.agreement import agree
+    from distcache.train.opening import open_cache as open  # noqa: A004
+    from distcache.train.readiness import wait
+    from distcache.train.sampler import ResumableSampler
+
+__all__ = ["ResumableSampler", "__version__", "agree", "open", "wait"]
 
 __version__ = "0.1.0"
+
+_PLACES = {
+    "ResumableSampler": ("distcache.train.sampler", "ResumableSampler"),
+    "agree": ("distcache.train.agreement", "agree"),
+    "open": ("distcache.train.opening", "open_cache"),
+    "wait": ("distcache.train.readiness", "wait"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _PLACES[name]
+    return getattr(importlib.import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

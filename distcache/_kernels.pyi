@@ -99,6 +99,7 @@ def read_samples(
     labels: NDArray[np.int64],
     loss_mask: NDArray[np.float32],
     positions: NDArray[np.int64],
+    ends: NDArray[np.uint8] | None = None,
     bounds: NDArray[np.int32] | None = None,
     longest: NDArray[np.int32] | None = None,
 ) -> tuple[int, int, int]: ...

@@ -60,15 +60,15 @@ SampleRules(pad, end_of_document, mask_end_of_document, reset_positions)
     them.
 
 read_samples(sections, samples, descriptors, first, rules, tokens, labels, loss_mask, positions,
-             bounds=None, longest=None)
+             ends=None, bounds=None, longest=None)
     Read samples from open `.bin` files into successive rows, from `first` on, of the arrays of a
     batch: tokens, labels and positions int64, loss_mask float32, of shape (rows, sequence length).
-    With ``bounds``, int32 of shape (rows, sequence length + 1), and ``longest``, int32 of shape
-    (rows,), also the cumulative lengths of the documents, filled up with the sequence length, and
-    the longest; positions then start anew with each. The list of sections, samples int64 and
-    descriptors int32 of shape (samples,) belong together. Returns (rows that were filled, error,
-    byte): error is 0, an error number of pread, or -1 where the file ends too early. ``IndexError``
-    as `Section.parts`.
+    ``ends``, uint8 of that shape, becomes 1 where a document ends. With ``bounds``, int32 of shape
+    (rows, sequence length + 1), and ``longest``, int32 of shape (rows,), also the cumulative
+    lengths of the documents, filled up with the sequence length, and the longest; positions then
+    start anew with each. The list of sections, samples int64 and descriptors int32 of shape
+    (samples,) belong together. Returns (rows that were filled, error, byte): error is 0, an error
+    number of pread, or -1 where the file ends too early. ``IndexError`` as `Section.parts`.
 
 first_descent(bounds, begin, end)
     The first i in [begin, end) with bounds[i] < bounds[i - 1], or -1; int64 of shape (entries,).

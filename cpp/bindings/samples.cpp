@@ -60,6 +60,7 @@ struct HeldSection {
 struct Batch {
     std::span<std::int64_t> tokens, labels, positions;
     std::span<float> loss_mask;
+    std::span<std::uint8_t> ends;
     std::span<std::int32_t> bounds, longest;
     std::size_t rows, length;
 
@@ -70,17 +71,20 @@ struct Batch {
                 labels.subspan(begin, length),
                 loss_mask.subspan(begin, length),
                 positions.subspan(begin, length),
+                ends.empty() ? ends : ends.subspan(begin, length),
                 bounded ? bounds.subspan(i * (length + 1), length + 1) : bounds,
                 bounded ? &longest[i] : nullptr};
     }
 };
 
 Batch make_batch(py::array tokens, py::array labels, py::array loss_mask, py::array positions,
-                 std::optional<py::array> bounds, std::optional<py::array> longest) {
+                 std::optional<py::array> ends, std::optional<py::array> bounds,
+                 std::optional<py::array> longest) {
     Batch batch{output<std::int64_t>(tokens, "tokens", 2),
                 output<std::int64_t>(labels, "labels", 2),
                 output<std::int64_t>(positions, "positions", 2),
                 output<float>(loss_mask, "loss_mask", 2),
+                {},
                 {},
                 {},
                 static_cast<std::size_t>(tokens.shape(0)),
@@ -89,6 +93,10 @@ Batch make_batch(py::array tokens, py::array labels, py::array loss_mask, py::ar
     bool sound = batch.length > 0 && batch.labels.size() == size &&
                  batch.loss_mask.size() == size && batch.positions.size() == size &&
                  bounds.has_value() == longest.has_value();
+    if (ends) {
+        batch.ends = output<std::uint8_t>(*ends, "ends", 2);
+        sound = sound && batch.ends.size() == size;
+    }
     if (bounds && longest) {
         batch.bounds = output<std::int32_t>(*bounds, "bounds", 2);
         batch.longest = output<std::int32_t>(*longest, "longest");
@@ -104,10 +112,11 @@ Batch make_batch(py::array tokens, py::array labels, py::array loss_mask, py::ar
 std::tuple<std::int64_t, int, std::int64_t> read_samples(
     const std::vector<const HeldSection*>& sections, const py::array& samples,
     const py::array& descriptors, std::int64_t first, const SampleRules& rules, py::array tokens,
-    py::array labels, py::array loss_mask, py::array positions, std::optional<py::array> bounds,
-    std::optional<py::array> longest) {
-    const Batch batch = make_batch(std::move(tokens), std::move(labels), std::move(loss_mask),
-                                   std::move(positions), std::move(bounds), std::move(longest));
+    py::array labels, py::array loss_mask, py::array positions, std::optional<py::array> ends,
+    std::optional<py::array> bounds, std::optional<py::array> longest) {
+    const Batch batch =
+        make_batch(std::move(tokens), std::move(labels), std::move(loss_mask), std::move(positions),
+                   std::move(ends), std::move(bounds), std::move(longest));
     const auto sample_span = input<std::int64_t>(samples, "samples");
     const auto descriptor_span = input<std::int32_t>(descriptors, "descriptors");
     if (first < 0 || sections.size() != sample_span.size() ||
@@ -143,7 +152,8 @@ void register_samples(py::module_& module) {
     module.def("read_samples", &read_samples, py::arg("sections"), py::arg("samples"),
                py::arg("descriptors"), py::arg("first"), py::arg("rules"), py::arg("tokens"),
                py::arg("labels"), py::arg("loss_mask"), py::arg("positions"),
-               py::arg("bounds") = py::none(), py::arg("longest") = py::none());
+               py::arg("ends") = py::none(), py::arg("bounds") = py::none(),
+               py::arg("longest") = py::none());
 }
 
 }  // namespace distcache::bindings

@@ -183,6 +183,9 @@ void SampleReader::fill(const SampleRow& row, std::int64_t extra_token) const {
         row.labels[known] = 0;  // the token behind the last is not known, as if padded
         row.loss_mask[known] = 0.0F;
     }
+    for (std::size_t i = 0; i < row.ends.size(); ++i) {
+        row.ends[i] = static_cast<std::uint8_t>(text_[i] == rules_.end_of_document);
+    }
     if (!row.bounds.empty()) {
         fill_bounds(row, extra_token);
     } else if (rules_.reset_positions) {

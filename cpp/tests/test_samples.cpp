@@ -53,6 +53,7 @@ struct Example {
 struct Row {
     std::vector<std::int64_t> tokens, labels, positions;
     std::vector<float> loss_mask;
+    std::vector<std::uint8_t> ends;
     std::vector<std::int32_t> bounds;
     std::int32_t longest = 0;
 
@@ -61,13 +62,12 @@ struct Row {
           labels(length),
           positions(length),
           loss_mask(length),
+          ends(length),
           bounds(length + 1) {}
     SampleRow view(bool bounded) {
-        return {tokens,
-                labels,
-                loss_mask,
-                positions,
-                bounded ? std::span<std::int32_t>(bounds) : std::span<std::int32_t>(),
+        return {tokens,    labels,
+                loss_mask, positions,
+                ends,      bounded ? std::span<std::int32_t>(bounds) : std::span<std::int32_t>(),
                 &longest};
     }
 };
@@ -125,6 +125,7 @@ TEST_CASE("ends of documents mask and reset, padding masks and becomes zero") {
     REQUIRE(row.labels == std::vector<std::int64_t>{10, 0, 0, 1, 0, 0});
     REQUIRE(row.loss_mask == std::vector<float>{1, 0, 1, 1, 0, 0});
     REQUIRE(row.positions == std::vector<std::int64_t>{0, 1, 0, 1, 2, 3});
+    REQUIRE(row.ends == std::vector<std::uint8_t>{0, 1, 0, 0, 0, 0});
 }
 
 TEST_CASE("documents have bounds, and their own positions") {

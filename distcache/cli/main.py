@@ -17,6 +17,7 @@ from distcache.cli.build import build_command, plan_command
 from distcache.cli.cache import explain_command, export_command, inspect_command, verify_command
 from distcache.cli.check import check_command
 from distcache.cli.node import local_app, localize_command
+from distcache.cli.ready import ready_command
 from distcache.errors import DistcacheError, NoSpace
 from distcache.ranks.communicator import connected
 
@@ -57,6 +58,7 @@ app.command("inspect")(inspect_command)
 app.command("verify")(verify_command)
 app.command("explain")(explain_command)
 app.command("export")(export_command)
+app.command("ready")(ready_command)
 app.command("localize")(localize_command)
 app.add_typer(local_app)
 

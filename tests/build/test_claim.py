@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
@@ -119,7 +118,8 @@ def test_signs_of_life_differ(shared: Path) -> None:
     first = life.read_sign(workspace.path)
     life.show(workspace.path, "building", None)
     assert life.read_sign(workspace.path) != first
-    assert json.loads(first)["process"] == os.getpid()
+    assert first is not None
+    assert first.process == os.getpid()
 
 
 @pytest.mark.parametrize(

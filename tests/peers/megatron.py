@@ -26,13 +26,13 @@ __all__ = ["alone", "build_with_megatron"]
 class Tokenizer:
     """As much of a tokenizer as index building needs."""
 
-    eod = 0
-    pad = -1
     vocab_size = None
     special_tokens_dict: ClassVar[dict[str, int]] = {}
 
-    def __init__(self, unique_identifiers: dict[str, Any]) -> None:
+    def __init__(self, unique_identifiers: dict[str, Any], eod: int = 0, pad: int = -1) -> None:
         self.unique_identifiers = OrderedDict(unique_identifiers)
+        self.eod = eod
+        self.pad = pad
 
 
 @contextlib.contextmanager
@@ -47,8 +47,14 @@ def alone(store: Path) -> Iterator[None]:
         torch.distributed.destroy_process_group()
 
 
-def build_with_megatron(config: Config, cache: Path) -> list[Any]:
-    """Run Megatron's builder with the index files in a directory, and return its datasets."""
+def build_with_megatron(
+    config: Config, cache: Path, eod: int = 0, pad: int = -1, **options: Any
+) -> list[Any]:
+    """Run Megatron's builder with the index files in a directory, and return its datasets.
+
+    More options are fields of its configuration.
+    """
+    masks = {"reset_position_ids": False, "reset_attention_mask": False, "eod_mask_loss": False}
     blends: dict[str, Any] = {}
     for split, sources in config.blends().items():
         weights = [source.weight for source in sources]
@@ -65,12 +71,10 @@ def build_with_megatron(config: Config, cache: Path) -> list[Any]:
         full_validation=config.full_validation,
         path_to_cache=str(cache),
         mid_level_dataset_surplus=config.mid_level_dataset_surplus,
-        tokenizer=Tokenizer(config.tokenizer or {}),
-        reset_position_ids=False,
-        reset_attention_mask=False,
-        eod_mask_loss=False,
+        tokenizer=Tokenizer(config.tokenizer or {}, eod, pad),
         drop_last_partial_validation_sequence=config.drop_last_partial_validation_sequence,
         add_extra_token_to_sequence=config.add_extra_token,
+        **masks | options,
     )
     sizes = [config.samples_of(split) for split in SPLITS]
     return BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, arguments).build()

@@ -51,6 +51,7 @@ struct SampleRow {
     std::span<std::int64_t> labels;
     std::span<float> loss_mask;
     std::span<std::int64_t> positions;
+    std::span<std::uint8_t> ends;    ///< 1 where a document ends; or empty
     std::span<std::int32_t> bounds;  ///< cumulative lengths of documents, one longer; or empty
     std::int32_t* longest;           ///< the longest document, where there are bounds
 };

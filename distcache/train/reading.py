@@ -1,0 +1,123 @@
+"""Read samples of one split into the arrays of a batch, in whichever process this is."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.errors import CacheCorrupt, CorpusError
+from distcache.kernels import SampleRules, Section, read_samples
+from distcache.train.location import Opened
+from distcache.train.token_files import ATTEMPTS, TRANSIENT, TokenFiles, pause_before
+
+__all__ = ["SplitReader"]
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class SplitReader:
+    """What a process has open to read the samples of a split; made anew after a fork.
+
+    Parameters
+    ----------
+    opened : Opened
+        The cache.
+    members : sequence of (int, int)
+        Section and source of each dataset of the blend, or of the only one.
+    rules : SampleRules
+        What is made of tokens.
+    """
+
+    def __init__(
+        self, opened: Opened, members: Sequence[tuple[int, int]], rules: SampleRules
+    ) -> None:
+        self._opened = opened
+        self._members = members
+        self._rules = rules
+        self._files = TokenFiles()
+        self._lock = threading.Lock()
+        sources = opened.cache.table("sources")
+        self._bin_sizes = sources["bin_size"].tolist()
+        self._bins = [opened.bin_of(source) for source in range(len(sources))]
+        self._extra = bool(opened.cache.identity["add_extra_token"])
+        self.section = functools.lru_cache(maxsize=None)(self._open_section)
+
+    def _open_section(self, member: int) -> Section:
+        """Open a section and its corpus's index, when the first of its samples is wanted."""
+        row, source = self._members[member]
+        cache = self._opened.cache
+        idx = self._opened.idx_of(source)
+        views = cache.arrays("sections", row)
+        try:
+            return Section(
+                cache.read(views["document_index"]),
+                cache.read(views["sample_index"]),
+                cache.read(views["shuffle_index"]),
+                idx.lengths,
+                idx.offsets,
+                idx.type_code,
+                self._extra,
+            )
+        except ValueError as error:
+            raise CorpusError(
+                f"{idx.path}: tokens have type code {idx.type_code}, expected an integer type"
+            ) from error
+
+    def read(self, members: Sequence[int], samples: NDArray[np.int64], arrays: Arrays) -> None:
+        """Fill a batch: a sample of a member into each row.
+
+        Raises
+        ------
+        OSError
+            If a `.bin` cannot be read, after several attempts where that may help.
+        CorpusError, CacheCorrupt
+            If a file is not what the cache says.
+        """
+        with self._lock:
+            for begin in range(0, len(members), self._files.capacity):
+                part = slice(begin, begin + self._files.capacity)
+                self._read_part(members[part], samples[part], begin, arrays)
+
+    def _read_part(
+        self, members: Sequence[int], samples: NDArray[np.int64], first: int, arrays: Arrays
+    ) -> None:
+        """Fill successive rows, whose files can be open at once."""
+        sections = [self.section(member) for member in members]
+        sources = [self._members[member][1] for member in members]
+        files = [(self._bins[source], self._bin_sizes[source]) for source in sources]
+        done = attempt = 0
+        while done < len(members):
+            descriptors = np.array(self._files.descriptors(files[done:]), np.int32)
+            try:
+                count, error, byte = read_samples(
+                    sections[done:],
+                    samples[done:],
+                    descriptors,
+                    first + done,
+                    self._rules,
+                    **arrays,
+                )
+            except IndexError as wrong:
+                raise CacheCorrupt(
+                    f"{self._opened.cache.path}: {wrong}; see `distcache verify`"
+                ) from wrong
+            done += count
+            if error:
+                attempt = 1 if count else attempt + 1
+                self._recover(files[done][0], error, byte, attempt)
+
+    def _recover(self, path: str, error: int, byte: int, attempt: int) -> None:
+        """Wait, and open a file anew, where that may help; raise otherwise."""
+        if error < 0:
+            raise CorpusError(f"{path}: ends before byte {byte}; it was cut while it was read")
+        if error not in TRANSIENT or attempt >= ATTEMPTS:
+            raise OSError(error, f"{os.strerror(error)} at byte {byte}", path)
+        self._files.drop(path)
+        time.sleep(pause_before(attempt))
