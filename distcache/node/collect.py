@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from distcache.node.lock import changing, is_used, lock_alone
-from distcache.node.record import Ready, read_records, withdraw
+from distcache.node.record import Ready, read_records
 from distcache.node.space import allocated
 from distcache.node.store import Store
 from distcache.node.upkeep import Held, list_store, tree_bytes
@@ -95,10 +95,8 @@ def _remove(store: Store, held: Held, kept: dict[str, Ready], dry_run: bool) -> 
         return None
     try:
         others = [record for record in kept.values() if record.name != name]
-        if not dry_run:
-            withdraw(store, name)
-        needless = [*_unneeded(store, others), *_files_of(store, name)]
-        freed = _discard(dict.fromkeys(needless), dry_run)
+        needless = [store.ready(name), *_unneeded(store, others), *_files_of(store, name)]
+        freed = _discard(dict.fromkeys(needless), dry_run)  # the record first
         del kept[name]
         return freed
     finally:
@@ -121,7 +119,7 @@ def _unneeded(store: Store, records: Iterable[Ready]) -> Iterator[Path]:
 
 
 def _files_of(store: Store, name: str) -> Iterator[Path]:
-    yield from (store.cache(name), store.ready(name), store.use(name))
+    yield from (store.cache(name), store.use(name))
     yield from _with_content(store.view(name))
 
 

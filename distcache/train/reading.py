@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 import time
@@ -47,7 +46,12 @@ class SplitReader:
         self._bin_sizes = sources["bin_size"].tolist()
         self._bins = [opened.bin_of(source) for source in range(len(sources))]
         self._extra = bool(opened.cache.identity["add_extra_token"])
-        self.section = functools.lru_cache(maxsize=None)(self._open_section)
+        self._sections: dict[int, Section] = {}
+
+    def _section(self, member: int) -> Section:
+        if member not in self._sections:
+            self._sections[member] = self._open_section(member)
+        return self._sections[member]
 
     def _open_section(self, member: int) -> Section:
         """Open a section and its corpus's index, when the first of its samples is wanted."""
@@ -89,7 +93,7 @@ class SplitReader:
         self, members: Sequence[int], samples: NDArray[np.int64], first: int, arrays: Arrays
     ) -> None:
         """Fill successive rows, whose files can be open at once."""
-        sections = [self.section(member) for member in members]
+        sections = [self._section(member) for member in members]
         sources = [self._members[member][1] for member in members]
         files = [(self._bins[source], self._bin_sizes[source]) for source in sources]
         done = attempt = 0

@@ -1,0 +1,351 @@
+"""Datasets open lazily, travel to workers, outlive errors that pass, and hold few files."""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import pickle
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import distcache
+from distcache import kernels
+from distcache.cache import open_cache
+from distcache.corpus import write_corpus
+from distcache.errors import CacheCorrupt, ConfigError, CorpusError, NotReady
+from distcache.node.store import Store
+from distcache.node.upkeep import list_store
+from distcache.train import reading, token_files
+from distcache.train.token_files import TokenFiles, pause_before
+from tests.caches import build_here
+
+
+def as_lists(sample: dict[str, Any]) -> dict[str, list[Any]]:
+    """Return a sample in a form that compares."""
+    return {name: torch.as_tensor(value).tolist() for name, value in sample.items()}
+
+
+def test_the_ready_copy_is_read(cache: Path, store: Path) -> None:
+    """And the shared file where there is none; which one is said."""
+    local = distcache.open(cache, local=store)
+    assert local.is_local
+    assert local.path.is_relative_to(store)
+    assert "local copy" in repr(local)
+    shared = distcache.open(cache)
+    assert (shared.is_local, shared.path) == (False, cache)
+    assert "shared file" in repr(shared)
+    for i in (0, 17, 3999):
+        ours, theirs = (as_lists(c.dataset("train")[i]) for c in (local, shared))
+        assert ours == theirs
+
+
+def test_the_environment_says_where_copies_are(
+    cache: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it does for `distcache localize`."""
+    monkeypatch.setenv("DISTCACHE_LOCAL_DIR", str(store))
+    assert distcache.open(cache).is_local
+
+
+@pytest.mark.parametrize("gone", ["record", "cache", "index", "store", "marker", "mode"])
+def test_an_incomplete_copy_is_not_read(cache: Path, store: Path, gone: str) -> None:
+    """The shared file is, and why is said."""
+    paths = Store(store)
+    victims = {
+        "record": next(paths.caches.glob("*.json")),
+        "cache": next(paths.caches.glob("*.h5")),
+        "index": next(paths.corpora.glob("*.idx")),
+        "marker": store / ".distcache-store",
+    }
+    if gone == "store":
+        shutil.rmtree(store)
+    elif gone == "mode":
+        store.chmod(0o755)
+    else:
+        victims[gone].unlink()
+    opened = distcache.open(cache, local=store)
+    assert not opened.is_local
+    assert opened.location.reason
+    assert len(opened.dataset("train")) == 4000
+
+
+def test_a_cache_that_was_built_anew_is_not_taken_for_its_copy(
+    blend_config: dict[str, Any], cache: Path, store: Path
+) -> None:
+    """Under the same name there is another one now."""
+    cache.unlink()
+    build_here({**blend_config, "seed": 4}, cache.parent, "c")
+    assert not distcache.open(cache, local=store).is_local
+
+
+def test_a_shared_cache_that_is_gone(cache: Path, store: Path) -> None:
+    """The copy made of it is read; without one, it is not found."""
+    cache.unlink()
+    assert distcache.open(cache, local=store).is_local
+    with pytest.raises(NotReady, match="no such cache"):
+        distcache.open(cache)
+
+
+def test_a_corrupt_copy_is_an_error(cache: Path, store: Path) -> None:
+    """Its tables are compared when it is opened."""
+    copy = next(Store(store).caches.glob("*.h5"))
+    with open(copy, "r+b") as stream:
+        stream.seek(-3, os.SEEK_END)
+        stream.write(b"\xff\xff\xff")
+    assert not distcache.open(cache, local=store).is_local
+
+
+def test_a_cache_in_use_is_kept(cache: Path, store: Path) -> None:
+    """By a lock that lasts as long as anything of it is open."""
+    opened = distcache.open(cache, local=store)
+    assert [held.used for held in list_store(Store(store))] == [True]
+    dataset = opened.dataset("train")
+    assert len(dataset[0]["tokens"]) == 32
+    del opened
+    assert [held.used for held in list_store(Store(store))] == [True]
+    del dataset
+    assert [held.used for held in list_store(Store(store))] == [False]
+
+
+def test_indices_count_from_both_ends(cache: Path) -> None:
+    """And those beyond are errors, which ends a plain loop."""
+    dataset = distcache.open(cache).dataset("test")
+    assert as_lists(dataset[-1]) == as_lists(dataset[len(dataset) - 1])
+    for index in (len(dataset), -len(dataset) - 1):
+        with pytest.raises(IndexError):
+            dataset[index]
+    assert sum(1 for _ in dataset) == len(dataset)
+    assert dataset.__getitems__([]) == []
+
+
+@pytest.mark.parametrize(
+    ("split", "options", "message"),
+    [
+        ("training", {}, "has splits train, valid, test"),
+        ("train", {"number": 1}, "has 1 dataset"),
+        ("train", {"pad_token": 3}, "pad_token"),
+        ("train", {"eod": "x"}, "eod"),
+        ("train", {"eod_mask_loss": True}, "give the end-of-document token"),
+    ],
+)
+def test_what_is_asked_for_must_be_there(
+    cache: Path, split: str, options: dict[str, Any], message: str
+) -> None:
+    """A clear error before any sample is read."""
+    with pytest.raises(ConfigError, match=message):
+        distcache.open(cache).dataset(split, **options)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_workers_of_both_kinds(cache: Path, store: Path, method: str) -> None:
+    """Read what this process reads, before and after it has read itself."""
+    dataset = distcache.open(cache, local=store).dataset("train")
+    assert len(pickle.dumps(dataset)) < 1000
+    assert len(pickle.dumps(dataset)) == len(pickle.dumps((dataset, dataset[3])[0]))
+    loader = DataLoader(
+        dataset,
+        batch_size=50,
+        num_workers=2,
+        multiprocessing_context=multiprocessing.get_context(method),
+    )
+    plain = DataLoader(dataset, batch_size=50)
+    for found, expected, _ in zip(loader, plain, range(6), strict=False):
+        assert as_lists(found) == as_lists(expected)
+
+
+def test_threads_share_a_dataset(cache: Path) -> None:
+    """Without mixing their samples up."""
+    dataset = distcache.open(cache).dataset("train")
+    expected = [as_lists(dataset[i]) for i in range(40)]
+    wrong: list[int] = []
+
+    def read() -> None:
+        wrong.extend(i for i in range(40) if as_lists(dataset[i]) != expected[i])
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_rows_of_a_batch_can_be_mixed(cache: Path) -> None:
+    """Whole batches are taken as they are, others are put together."""
+    dataset = distcache.open(cache).dataset("train")
+    rows = dataset.__getitems__([5, 6, 7])
+    whole = torch.utils.data.default_collate(rows)
+    assert whole["tokens"] is rows[0].batch["tokens"]
+    mixed = torch.utils.data.default_collate([rows[2], rows[0]])
+    assert mixed["tokens"].tolist() == [
+        dataset[7]["tokens"].tolist(),
+        dataset[5]["tokens"].tolist(),
+    ]
+    assert len(torch.utils.data.default_collate(rows[:2])["tokens"]) == 2
+
+
+class Flaky:
+    """The kernel, which fails at times as a network filesystem does."""
+
+    def __init__(self, errors: list[int]) -> None:
+        self.errors = errors
+        self.calls = 0
+
+    def __call__(self, sections: Any, samples: Any, files: Any, *rest: Any, **more: Any) -> Any:
+        """Read half of the samples, and fail."""
+        self.calls += 1
+        if not self.errors:
+            return kernels.read_samples(sections, samples, files, *rest, **more)
+        half = len(samples) // 2
+        done = kernels.read_samples(sections[:half], samples[:half], files[:half], *rest, **more)
+        return done[0], self.errors.pop(0), 4096
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that would have been waited."""
+    waited: list[float] = []
+    monkeypatch.setattr(token_files.time, "sleep", waited.append)
+    return waited
+
+
+def test_errors_that_pass_are_outlived(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, no_pauses: list[float]
+) -> None:
+    """The samples that were read stay, the file is opened anew, and pauses grow."""
+    dataset = distcache.open(cache).dataset("train")
+    expected = [as_lists(dict(row)) for row in dataset.__getitems__(list(range(16)))]
+    flaky = Flaky([errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EIO, errno.EIO, errno.EIO])
+    monkeypatch.setattr(reading, "read_samples", flaky)
+    assert [as_lists(dict(row)) for row in dataset.__getitems__(list(range(16)))] == expected
+    assert flaky.calls == 7
+    assert len(no_pauses) == 6
+    assert max(no_pauses) > 2 * min(no_pauses)
+
+
+@pytest.mark.parametrize(("error", "calls"), [(errno.EIO, token_files.ATTEMPTS), (errno.EACCES, 1)])
+def test_errors_that_stay_are_raised(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, no_pauses: list[float], error: int, calls: int
+) -> None:
+    """With the file and the byte, after a bounded number of attempts."""
+    dataset = distcache.open(cache).dataset("train")
+    flaky = Flaky([error] * 99)
+    monkeypatch.setattr(reading, "read_samples", flaky)
+    with pytest.raises(OSError, match="at byte 4096") as caught:
+        dataset[0]
+    assert caught.value.filename.endswith(".bin")
+    assert flaky.calls == calls
+
+
+def test_pauses_are_jittered() -> None:
+    """So that not all processes try again at once."""
+    assert len({pause_before(3) for _ in range(20)}) == 20
+    assert sum(pause_before(attempt) for attempt in range(1, token_files.ATTEMPTS)) < 15
+
+
+def test_a_file_of_another_length_is_an_error(
+    blend_config: dict[str, Any], shared: Path, tmp_path: Path
+) -> None:
+    """When it is opened, and when it is cut while it is read."""
+    own = str(tmp_path / "own")
+    for suffix in (".idx", ".bin"):
+        shutil.copy(blend_config["blend"][0]["path"] + suffix, own + suffix)
+    fields = {**blend_config, "blend": [{"path": own, "weight": 1.0}]}
+    cache = distcache.open(build_here(fields, shared).path)
+    reading_on = cache.dataset("train")
+    assert len(reading_on[0]["tokens"]) == 32
+    size = os.stat(own + ".bin").st_size
+    os.truncate(own + ".bin", 20)
+    with pytest.raises(CorpusError, match="was cut while it was read"):
+        reading_on.__getitems__(list(range(50)))
+    with pytest.raises(CorpusError, match=f"has 20 bytes, the cache was built from {size}"):
+        cache.dataset("train")[0]
+
+
+def test_arrays_that_lead_outside_are_an_error(blend_config: dict[str, Any], shared: Path) -> None:
+    """Not a crash: no number of a file is trusted."""
+    path = Path(build_here(blend_config, shared).path)
+    view = open_cache(path).arrays("sections", 0)["document_index"]
+    path.chmod(0o644)
+    with open(path, "r+b") as stream:
+        stream.seek(view.offset)
+        stream.write(np.full(view.shape, 2**31 - 1, "<i4").tobytes())
+    dataset = distcache.open(path).dataset("train")
+    with pytest.raises(CacheCorrupt, match="leads outside of the corpus"):
+        dataset.__getitems__(list(range(200)))
+
+
+def test_tokens_of_another_type_are_refused(shared: Path, tmp_path: Path) -> None:
+    """Megatron-Core cannot make samples of them either."""
+    prefix = str(tmp_path / "floats")
+    write_corpus(prefix, [np.arange(90, dtype="f4")], "f4")
+    fields = {"sequence_length": 8, "split": "1,0,0", "blend": [prefix], "tokenizer": {}}
+    dataset = distcache.open(build_here(fields, shared).path).dataset("train")
+    with pytest.raises(CorpusError, match="type code 7, expected an integer type"):
+        dataset[0]
+
+
+def open_files() -> int:
+    """Count this process's descriptors."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache over 800 corpora."""
+    directory = tmp_path_factory.mktemp("many")
+    random = np.random.default_rng(1)
+    blend = []
+    for number in range(800):
+        prefix = str(directory / f"corpus-{number}")
+        documents = [random.integers(0, 999, 200).astype("u2") for _ in range(4)]
+        write_corpus(prefix, documents, "u2")
+        blend.append({"path": prefix, "weight": float(random.lognormal())})
+    fields = {
+        "sequence_length": 16,
+        "split": "1,0,0",
+        "samples": {"train": 20_000},
+        "blend": blend,
+        "mid_level_dataset_surplus": 0.5,
+        "tokenizer": {},
+    }
+    return Path(build_here(fields, directory, "many").path)
+
+
+@pytest.mark.parametrize("batch", [1, 8, 500])
+def test_few_files_are_open_however_many_corpora(many: Path, batch: int) -> None:
+    """At most 64, while a loader reads all 800 at random."""
+    before = open_files()
+    dataset = distcache.open(many).dataset("train")
+    random = np.random.default_rng(2)
+    most, seen = 0, set()
+    for _ in range(6000 // batch):
+        rows = dataset.__getitems__(random.integers(0, len(dataset), batch).tolist())
+        seen |= {int(row["dataset_id"]) for row in rows}
+        most = max(most, open_files() - before)
+    assert len(seen) > 500
+    assert most <= 64
+
+
+def test_the_pool_keeps_what_was_used_last(tmp_path: Path) -> None:
+    """And never more than it may."""
+    for number in range(9):
+        (tmp_path / str(number)).write_bytes(bytes(number))
+    files = TokenFiles(capacity=3)
+    before = open_files()
+    for number in [0, 1, 2, 0, 3, 0, 4, 0, 5]:
+        files.descriptors([(str(tmp_path / str(number)), number)])
+        assert open_files() - before <= 3
+    assert len(files.descriptors([(str(tmp_path / str(n)), n) for n in (6, 7, 8, 6)])) == 4
+    assert open_files() - before == 3
+    files.close()
+    assert open_files() == before
