@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CMAKE_TESTS := -DDISTCACHE_TESTS=ON -G Ninja
 HAS_HEADERS := import os, sysconfig; exit(not os.path.exists(sysconfig.get_path('include') + '/Python.h'))
-SERIAL := tests/mpi tests/faults
+SERIAL := tests/mpi tests/faults tests/torchrun
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: help install demo test test-fast lint cpp-tests python-tests mpi-tests bench clean

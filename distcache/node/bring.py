@@ -18,7 +18,7 @@ from distcache.node.place import node_count, node_name
 from distcache.node.record import Ready, read_record, withdraw, write_record
 from distcache.node.report import LocalizeOptions, NodeReport, make_report
 from distcache.node.space import allocated, require_space
-from distcache.node.store import Store
+from distcache.node.store import Store, sweep
 from distcache.node.stripes import pass_on
 from distcache.node.view import link_tokens, make_view, missing_view_bytes, plan_view
 from distcache.node.wanted import CACHE, Wanted
@@ -120,6 +120,7 @@ def _make_room(
     landing: Landing,
 ) -> None:
     """Reserve the space of all that is to come, before anything is changed."""
+    sweep(store)
     incomplete = [file for file in range(len(wanted.files)) if file not in found.complete]
     needed = sum(_growth(wanted, file) for file in incomplete)
     if options.megatron:

@@ -23,11 +23,14 @@ import xxhash
 from distcache.cache.format import Header
 from distcache.errors import DistcacheError
 
-__all__ = ["Store", "cache_name", "corpus_stem", "existing_store", "make_store", "part_of"]
+__all__ = ["Store", "cache_name", "corpus_stem", "existing_store", "make_store", "part_of", "sweep"]
 
 MARKER: Final = ".distcache-store"
 MARK: Final = b"distcache store, version 1\n"
 PARTS: Final = ("caches", "corpora", "megatron")
+PASSING: Final = re.compile(
+    r"\..+\.[0-9a-f]{8}\.part"
+)  # as `distcache.files.write_whole` names them
 
 
 def cache_name(header: Header) -> str:
@@ -84,6 +87,18 @@ class Store:
 def part_of(path: Path) -> Path:
     """Return where a file is written before it has its name."""
     return path.with_name(f".{path.name}.part")
+
+
+def sweep(store: Store) -> None:
+    """Remove files under passing names, of writers that were killed; the store must be locked.
+
+    Unfinished copies have lasting names, and are kept: the next run takes them up.
+    """
+    for directory in (store.caches, store.corpora, store.megatron, *store.megatron.iterdir()):
+        if directory.is_dir() and not directory.is_symlink():
+            for path in directory.glob(".*.part"):
+                if PASSING.fullmatch(path.name):
+                    path.unlink()
 
 
 def make_store(root: Path) -> Store:

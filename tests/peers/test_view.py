@@ -1,0 +1,113 @@
+"""An unmodified Megatron-Core trains its loader from a node's store, with the flags as printed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.utils.data import DataLoader
+
+import distcache
+from distcache.errors import NotReady
+from tests.caches import build_here
+from tests.corpora import LENGTHS, write_lengths
+from tests.peers.megatron import alone
+from tests.peers.options import datasets_of, flags_in
+from tests.peers.test_samples import require_equal
+from tests.processes import start
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+TOKENIZER = {"class": "NullTokenizer", "vocab_size": 30000}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with alone(tmp_path_factory.mktemp("store") / "store"):
+        yield
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> dict[str, str]:
+    """Corpora whose tokens all have two bytes."""
+    directory = tmp_path / "data"
+    directory.mkdir()
+    return {name: write_lengths(directory / name, LENGTHS[name]) for name in ("plain", "second")}
+
+
+def configuration(kind: str, corpora: dict[str, str]) -> dict[str, Any]:
+    """Return a configuration of one of the kinds that have options of their own."""
+    fields: dict[str, Any] = {
+        "sequence_length": 32,
+        "seed": 7,
+        "samples": {"train": 2000, "valid": 100, "test": 20},
+        "tokenizer": TOKENIZER,
+    }
+    weighted = [
+        {"path": path, "weight": w} for path, w in zip(corpora.values(), (1, 3), strict=True)
+    ]
+    match kind:
+        case "blend":
+            return fields | {"split": "90,8,2", "blend": weighted}
+        case "per split":
+            blends = {"train": weighted, "valid": [corpora["plain"]], "test": weighted}
+            return fields | {"blend_per_split": blends, "mid_level_dataset_surplus": 0.25}
+    return fields | {"split": "90,8,2", "blend": [corpora["plain"]]}
+
+
+def listing(root: Path) -> dict[str, int]:
+    """Return every file of a directory and when it was written."""
+    return {str(path): path.lstat().st_mtime_ns for path in root.rglob("*")}
+
+
+@pytest.mark.parametrize("kind", ["blend", "per split", "one corpus"])
+@pytest.mark.parametrize("missing", ["nothing", "tokenizer"])
+def test_megatron_trains_from_the_store(
+    kind: str, missing: str, small: dict[str, str], tmp_path: Path
+) -> None:
+    """The shared cache cannot be read, nothing is written, and batches are distcache's."""
+    fields = configuration(kind, small)
+    if missing == "tokenizer":
+        del fields["tokenizer"]
+    shared, root = tmp_path / "shared", tmp_path / "local"
+    cache = Path(build_here(fields, shared, "c").path)
+    described = tmp_path / "description.txt"
+    described.write_text(json.dumps({"tokenizer": TOKENIZER}))
+    words = ["localize", cache, "--to", root, "--megatron"]
+    if missing == "tokenizer":
+        assert start(words).returncode == 2
+        words += ["--tokenizer", described]
+    done = start(words)
+    assert done.returncode == 0, done.stderr
+    kept = json.loads(next(root.glob(f"megatron/*/distcache-{'?' * 16}.json")).read_text())
+    flags = flags_in(done.stdout)
+    assert flags == [word for line in kept["arguments"] for word in line.split()]
+    assert "--per-dataset-sequences-path" in flags
+    ours = [distcache.open(cache, local=root).dataset(split) for split in ("train", "valid")]
+    assert all(len(dataset) >= 100 for dataset in ours)  # they have opened the copy
+    shared.rename(tmp_path / "hidden")
+    before = listing(tmp_path)
+    sizes = [fields["samples"][split] for split in ("train", "valid", "test")]
+    theirs = datasets_of(flags, sizes, TOKENIZER)
+    for mine, judge in zip(ours, theirs, strict=False):
+        assert len(mine) == len(judge)
+        loaders = (DataLoader(data, batch_size=8) for data in (mine, judge))
+        for found, expected in zip(*loaders, strict=True):
+            require_equal(found, expected)
+    assert listing(tmp_path) == before
+    assert distcache.open(cache, local=root).is_local
+    with pytest.raises(NotReady):
+        distcache.open(cache)
+
+
+def test_wide_tokens_are_left_to_the_tokenizer(tmp_path: Path) -> None:
+    """With 4 bytes a token, Megatron is right only for large vocabularies: that is a note."""
+    corpus = write_lengths(tmp_path / "wide", LENGTHS["plain"], "i4")
+    fields = {"sequence_length": 32, "split": "9,1,0", "blend": [corpus], "tokenizer": TOKENIZER}
+    cache = build_here(fields, tmp_path / "shared").path
+    done = start(["localize", cache, "--to", tmp_path / "local", "--megatron"])
+    assert "--per-dataset-sequences-path" not in flags_in(done.stdout)
+    assert "if the tokenizer has more than 65536 tokens, add" in done.stdout
