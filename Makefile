@@ -74,6 +74,8 @@ mpi-tests: $(VENV)/test-installed
 
 bench: $(VENV)/test-installed
 	python benchmarks/against_megatron.py
+	python benchmarks/localizing.py
+	python benchmarks/loading.py
 
 clean:
 	rm -rf $(VENV) build demo-output

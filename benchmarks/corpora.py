@@ -1,4 +1,4 @@
-"""Generated corpora: real `.idx` files, and sparse `.bin` files, whose tokens nobody reads."""
+"""Generated corpora: real `.idx` files, and `.bin` files of tokens or, where none reads, holes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from distcache.corpus.write import idx_bytes
 __all__ = ["generate"]
 
 SIGMA = 1.0
+PIECE = 1 << 24
 
 
-def generate(prefix: Path, documents: int, mean: float, seed: int) -> str:
+def generate(prefix: Path, documents: int, mean: float, seed: int, *, real: bool = False) -> str:
     """Write a corpus of documents with log-normal lengths, and return its prefix.
 
     Parameters
@@ -26,6 +27,8 @@ def generate(prefix: Path, documents: int, mean: float, seed: int) -> str:
         Mean length in tokens of two bytes.
     seed : int
         Of the lengths.
+    real : bool
+        Whether there are tokens, or only holes in their place.
     """
     random = np.random.default_rng(seed)
     drawn = random.lognormal(np.log(mean) - SIGMA**2 / 2, SIGMA, documents)
@@ -33,5 +36,10 @@ def generate(prefix: Path, documents: int, mean: float, seed: int) -> str:
     with open(f"{prefix}.idx", "wb") as stream:
         stream.writelines(idx_bytes(lengths, np.arange(documents + 1), "u2"))
     with open(f"{prefix}.bin", "wb") as stream:
-        stream.truncate(2 * int(lengths.sum(dtype=np.int64)))
+        left = int(lengths.sum(dtype=np.int64))
+        stream.truncate(2 * left)
+        while real and left:
+            count = min(left, PIECE)
+            stream.write(random.integers(0, 30_000, count, np.uint16))
+            left -= count
     return str(prefix)

@@ -17,6 +17,7 @@ __all__ = [
     "NO_SPACE",
     "no_space_as_error",
     "open_regular",
+    "open_sized",
     "publish",
     "read_range",
     "sync_directory",
@@ -41,12 +42,18 @@ def open_regular(path: str | Path, *, follow: bool = True) -> int:
     OSError
         Also if it is not a regular file: a pipe would be waited for, without end.
     """
+    return open_sized(path, follow=follow)[0]
+
+
+def open_sized(path: str | Path, *, follow: bool = True) -> tuple[int, int]:
+    """Open a file as `open_regular` does, and return its descriptor and its length in bytes."""
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     descriptor = os.open(path, flags)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "Not a regular file", str(path))
-    return descriptor
+    return descriptor, found.st_size
 
 
 def read_range(descriptor: int, begin: int, end: int) -> bytes:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
@@ -27,18 +28,28 @@ from distcache.files import open_regular, read_range
 
 __all__ = ["ArrayView", "Contents", "open_cache_file", "read_contents"]
 
-IDENTITY_FIELDS = {
-    "add_extra_token",
-    "blend",
-    "drop_last_partial_validation_sequence",
-    "mid_level_dataset_surplus",
-    "multiple_validation_sets",
-    "samples",
-    "seed",
-    "sequence_length",
-    "split",
-}
-NAMING_FIELDS = {"blends", "split", "split_matrix", "tokenizer"}
+
+class _Identity(msgspec.Struct, frozen=True):
+    """The fields of an identity; most are not decoded before they are asked for."""
+
+    sequence_length: int
+    add_extra_token: bool
+    blend: msgspec.Raw
+    drop_last_partial_validation_sequence: msgspec.Raw
+    mid_level_dataset_surplus: msgspec.Raw
+    multiple_validation_sets: msgspec.Raw
+    samples: msgspec.Raw
+    seed: msgspec.Raw
+    split: msgspec.Raw
+
+
+class _Naming(msgspec.Struct, frozen=True):
+    """The fields of a naming."""
+
+    blends: msgspec.Raw
+    split: msgspec.Raw
+    split_matrix: msgspec.Raw
+    tokenizer: msgspec.Raw
 
 
 @dataclass(frozen=True)
@@ -93,6 +104,16 @@ class Contents:
         place = self.header.tables[name]
         begin = place.offset - self.header.tables_begin
         return np.frombuffer(self.tables, TABLES[name], place.rows, begin)
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens per sample, without the extra one."""
+        return self._identity.sequence_length
+
+    @property
+    def add_extra_token(self) -> bool:
+        """Whether samples overlap by one token."""
+        return self._identity.add_extra_token
 
     @functools.cached_property
     def identity(self) -> dict[str, Any]:
@@ -177,8 +198,8 @@ class Contents:
             ]
             sound = all(bool(np.all((found >= 0) & (found < end))) for found, end in numbers)
             sound &= set(range(len(self.table("blends")))) <= set(members["blend"].tolist())
-            sound &= self.identity.keys() >= IDENTITY_FIELDS
-            sound &= self.naming.keys() >= NAMING_FIELDS
+            self._identity = msgspec.json.decode(self.table("identity").tobytes(), type=_Identity)
+            msgspec.json.decode(self.table("naming").tobytes(), type=_Naming)
             sound &= len(self.prefixes) == len(self.table("sources"))
             for table in ("members", "blends"):
                 sound &= all(split.decode("ascii") for split in self.table(table)["split"].tolist())

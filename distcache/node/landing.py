@@ -108,6 +108,10 @@ class Landing:
         with self._lock:
             self.written += data.size
 
+    def flush(self, descriptor: int, unit: Unit) -> None:
+        """Let the disk begin with a unit, so that syncing waits for less."""
+        os.posix_fadvise(descriptor, unit.begin, unit.size, os.POSIX_FADV_DONTNEED)
+
     def copy(self, unit: Unit, path: str, begin: int, advance: Callable[[float], None]) -> bool:
         """Copy a unit from a file, where it starts at a byte; tell whether it is right.
 
@@ -126,6 +130,7 @@ class Landing:
                 self.write(target, offset, piece)
                 offset += piece.size
                 advance(piece.size)
+            self.flush(target, unit)
         finally:
             os.close(source)
             os.close(target)

@@ -157,6 +157,8 @@ class _Writer:
                 descriptor = self._landing.open(unit.file)
                 try:
                     self._landing.write(descriptor, piece.begin, data)
+                    if piece.end == unit.end:
+                        self._landing.flush(descriptor, unit)
                 finally:
                     os.close(descriptor)
             except (DistcacheError, OSError) as error:

@@ -53,16 +53,25 @@ class CachedDataset(Dataset[Any]):
         What is made of tokens.
     number : int
         Which of several validation sets.
+    opened : Opened or None
+        What this process has open at that location.
     """
 
     def __init__(
-        self, location: Location, split: str, options: SampleOptions, number: int = 0
+        self,
+        location: Location,
+        split: str,
+        options: SampleOptions,
+        number: int = 0,
+        opened: Opened | None = None,
     ) -> None:
         self.location = location
         self.split = split
         self.options = options
         self.number = number
         self._process = -1
+        if opened is not None:
+            self._open(opened)
 
     def __getstate__(self) -> tuple[Location, str, SampleOptions, int]:
         return self.location, self.split, self.options, self.number
@@ -143,11 +152,11 @@ class CachedDataset(Dataset[Any]):
             return None
         return torch.empty(rows, self._length, dtype=torch.uint8)
 
-    def _open(self) -> None:
+    def _open(self, opened: Opened | None = None) -> None:
         """Open the cache, unless this process has."""
         if self._process == os.getpid():
             return
-        opened = open_location(self.location)
+        opened = opened or open_location(self.location)
         cache = opened.cache
         members = cache.table("members")
         members = members[members["split"] == self.split.encode("ascii")]
@@ -172,7 +181,7 @@ class CachedDataset(Dataset[Any]):
         end = NO_TOKEN if options.eod is None else options.eod
         rules = SampleRules(options.padding, end, options.eod_mask_loss, options.reset_position_ids)
         self._reader = SplitReader(opened, list(rows), rules)
-        self._length = int(cache.identity["sequence_length"])
+        self._length = cache.sequence_length
         self._process = os.getpid()
 
 

@@ -90,7 +90,7 @@ class TrainingCache:
             )
         if number is not None and not 0 <= number < count:
             raise ConfigError(f"{self.path}: split {split!r} has {count} dataset(s)")
-        return CachedDataset(self.location, split, chosen, number or 0)
+        return CachedDataset(self.location, split, chosen, number or 0, self._opened)
 
 
 def open_cache(path: str | Path, local: str | Path | None = None) -> TrainingCache:

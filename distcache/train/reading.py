@@ -45,7 +45,7 @@ class SplitReader:
         sources = opened.cache.table("sources")
         self._bin_sizes = sources["bin_size"].tolist()
         self._bins = [opened.bin_of(source) for source in range(len(sources))]
-        self._extra = bool(opened.cache.identity["add_extra_token"])
+        self._extra = opened.cache.add_extra_token
         self._sections: dict[int, Section] = {}
 
     def _section(self, member: int) -> Section:

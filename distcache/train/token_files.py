@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from typing import Final
 
 from distcache.errors import CorpusError
-from distcache.files import open_regular
+from distcache.files import open_sized
 
 __all__ = ["CAPACITY", "TRANSIENT", "TokenFiles", "pause_before"]
 
-CAPACITY: Final = 48
+CAPACITY: Final = 56
 ATTEMPTS: Final = 8
 FIRST_PAUSE: Final = 0.05  # seconds; each is twice the one before, and a factor of 0.5 to 1.5
 # What a network filesystem returns while a server restarts or a connection is made anew.
@@ -103,13 +103,12 @@ class TokenFiles:
     def _open_file(self, path: str, size: int) -> int:
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                descriptor = open_regular(path)
+                descriptor, found = open_sized(path)
                 break
             except OSError as error:
                 if attempt == ATTEMPTS or error.errno not in TRANSIENT:
                     raise
                 time.sleep(pause_before(attempt))
-        found = os.fstat(descriptor).st_size
         if found != size:
             os.close(descriptor)
             raise CorpusError(

@@ -24,6 +24,9 @@ public:
         return value;
     }
 
+    /// Begin to load a value that is needed soon; any index within the view.
+    void prefetch(std::int64_t i) const { __builtin_prefetch(address(i)); }
+
 private:
     [[nodiscard]] const std::byte* address(std::int64_t i) const {
         return data_ + static_cast<std::size_t>(i) * sizeof(T);

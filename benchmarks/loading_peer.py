@@ -1,0 +1,82 @@
+"""Run by `loading.py` in processes of their own: open a cache for training, and read one sample.
+
+    python benchmarks/loading_peer.py megatron CONFIG DIRECTORY
+    python benchmarks/loading_peer.py distcache CACHE
+
+Writes one line of JSON: seconds beyond imports, open descriptors and mappings that came with it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+__all__ = ["megatron_dataset"]
+
+
+def megatron_dataset(config: Path, directory: Path) -> Any:
+    """Return Megatron's training dataset for a configuration whose indices are in a directory."""
+    warnings.simplefilter("ignore")
+    from megatron.core.datasets.blended_megatron_dataset_builder import (  # noqa: PLC0415
+        BlendedMegatronDatasetBuilder,
+    )
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig  # noqa: PLC0415
+    from peer import Tokenizer  # noqa: PLC0415
+
+    fields = json.loads(config.read_text(encoding="utf-8"))
+    blend = [source["path"] for source in fields["blend"]]
+    arguments = GPTDatasetConfig(
+        random_seed=fields["seed"],
+        sequence_length=fields["sequence_length"],
+        blend=(blend, [source["weight"] for source in fields["blend"]]),
+        split=fields["split"],
+        mid_level_dataset_surplus=fields["mid_level_dataset_surplus"],
+        path_to_cache=str(directory),
+        tokenizer=Tokenizer(),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        create_attention_mask=False,
+    )
+    sizes = [fields["samples"][split] for split in ("train", "valid", "test")]
+    return BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, arguments).build()[0]
+
+
+def open_files() -> tuple[int, int]:
+    """Return the numbers of this process's descriptors and mappings."""
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8").count("\n")
+    return len(list(Path("/proc/self/fd").iterdir())), maps
+
+
+def main() -> None:
+    """Open what the words say."""
+    kind, *words = sys.argv[1:]
+    import torch  # noqa: PLC0415
+
+    if kind == "megatron":
+        import megatron.core.datasets.gpt_dataset  # noqa: F401, PLC0415
+
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"file://{tempfile.mktemp()}", rank=0, world_size=1
+        )
+    else:
+        from distcache.train.opening import open_cache  # noqa: PLC0415
+    before = open_files()
+    begin = time.perf_counter()
+    if kind == "megatron":
+        dataset = megatron_dataset(Path(words[0]), Path(words[1]))
+    else:
+        dataset = open_cache(words[0]).dataset("train")
+    assert len(dataset[0]["tokens"]) > 0
+    seconds = time.perf_counter() - begin
+    descriptors, mappings = (after - old for after, old in zip(open_files(), before, strict=True))
+    print(json.dumps({"seconds": seconds, "descriptors": descriptors, "mappings": mappings}))
+
+
+if __name__ == "__main__":
+    main()
