@@ -126,8 +126,10 @@ def join(transport: Transport) -> Communicator:
 
 
 def _show(done: Localized) -> None:
+    typer.echo(f"cache      {done.source}, key {done.key}")
+    typer.echo(f"transport  {done.transport}: {done.reason}")
     print_table(
-        f"{done.source}, key {done.key}, by {done.transport}: {done.reason}",
+        "",
         ["node", "copy", "read", "from other caches", "right already", "in memory"],
         [
             [

@@ -95,32 +95,28 @@ def _remove(store: Store, held: Held, kept: dict[str, Ready], dry_run: bool) -> 
         return None
     try:
         others = [record for record in kept.values() if record.name != name]
-        needless = [store.ready(name), *_unneeded(store, others), *_files_of(store, name)]
-        freed = _discard(dict.fromkeys(needless), dry_run)  # the record first
+        needless = [store.ready(name), *_unneeded(store, others, name)]  # the record first
+        freed = _discard(dict.fromkeys(needless), dry_run)
         del kept[name]
         return freed
     finally:
         os.close(descriptor)
 
 
-def _unneeded(store: Store, records: Iterable[Ready]) -> Iterator[Path]:
-    """Yield the store's files that none of some caches needs."""
+def _unneeded(store: Store, records: Iterable[Ready], removed: str = "") -> Iterator[Path]:
+    """Yield the store's files that none of some caches needs, with those of one to be removed."""
     records = list(records)
     names = {record.name for record in records}
     stems = {corpus.stem for record in records for corpus in record.corpora}
     # A copy that lost its record may still be used, and nothing says which corpora it needs.
-    used = {lock.stem for lock in store.caches.glob("*.lock") if is_used(lock)} - names
+    used = {lock.stem for lock in store.caches.glob("*.lock") if is_used(lock)}
+    used -= names | {removed}
     places = [(store.caches, CACHES, names | used), (store.megatron, VIEWS, names | used)]
     places += [] if used else [(store.corpora, CORPORA, stems)]
     for directory, pattern, needed in places:
         for path in directory.iterdir():
             if (found := pattern.fullmatch(path.name)) and found.group(1) not in needed:
                 yield from _with_content(path)
-
-
-def _files_of(store: Store, name: str) -> Iterator[Path]:
-    yield from (store.cache(name), store.use(name))
-    yield from _with_content(store.view(name))
 
 
 def _with_content(path: Path) -> Iterator[Path]:
