@@ -116,12 +116,13 @@ def make_store(root: Path) -> Store:
         raise DistcacheError(f"{root}: is not a directory; choose another with --to") from None
     _require_own(root)
     marker = root / MARKER
-    if not os.path.lexists(marker):
-        if os.listdir(root):
-            raise DistcacheError(
-                f"{root}: holds files that distcache has not made; give an empty directory or "
-                "a new name"
-            )
+    names = os.listdir(root)
+    if names and MARKER not in names:
+        raise DistcacheError(
+            f"{root}: holds files that distcache has not made; give an empty directory, or a new "
+            "name"
+        )
+    if not names:
         root.chmod(0o700)
         _mark(marker)
     _require_private(root)

@@ -232,3 +232,30 @@ def test_bits_flipped_anywhere_are_found_and_mended(
             assert str(path) in found.stderr
     assert start(["localize", cache, "--to", root, "--megatron"]).returncode == 0
     assert verify_store(store) == []
+
+
+def test_read_only_shared_directories(
+    blend_config: dict[str, Any], shared: Path, tmp_path: Path
+) -> None:
+    """Are all that an agent needs: nothing is written there, and no lock is taken."""
+    cache = build_here(blend_config, shared, "c").path
+    data = Path(blend_config["blend"][0]["path"]).parent
+    bound = []
+    try:
+        for directory in (shared, data):
+            subprocess.run(["mount", "--bind", str(directory), str(directory)], check=True)
+            bound.append(directory)
+            remount = ["mount", "-o", "remount,bind,ro", str(directory)]
+            subprocess.run(remount, check=True)
+        with pytest.raises(OSError, match="Read-only"):
+            (shared / "x").touch()
+        done = start(["localize", cache, "--to", tmp_path / "local", "--megatron"])
+        assert done.returncode == 0, done.stderr
+        assert start(["ready", cache]).returncode == 0
+        opened = distcache.open(cache, local=tmp_path / "local")
+        assert opened.is_local
+        assert len(opened.dataset("train")[0]["tokens"]) == 32
+    finally:
+        for directory in bound:
+            subprocess.run(["umount", str(directory)], check=True)
+    assert verify_store(Store(tmp_path / "local")) == []

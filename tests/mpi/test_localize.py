@@ -21,7 +21,7 @@ from distcache.node.record import read_records
 from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
 from tests.caches import build_here
-from tests.processes import LAUNCHERS, clean_environment, launch, start
+from tests.processes import DISTCACHE, LAUNCHERS, clean_environment, launch, start
 
 pytestmark = pytest.mark.mpi
 
@@ -275,8 +275,6 @@ def test_two_jobs_at_once(world: Path, tmp_path: Path) -> None:
 def test_processes_of_a_node_without_mpi(world: Path, tmp_path: Path) -> None:
     """Find each other by the lock: one copies, the others use what it has brought."""
     words = ["localize", str(world / "c.h5"), "--to", str(tmp_path / "local"), "--json"]
-    from tests.processes import DISTCACHE  # noqa: PLC0415
-
     jobs = [
         subprocess.Popen(
             [DISTCACHE, *words, "--transport", "copy"],

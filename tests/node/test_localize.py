@@ -275,17 +275,6 @@ def test_a_shared_filesystem_that_vanishes(
     assert verify_store(Store(root)) == []
 
 
-def test_read_only_shared_directories(cache: Path, shared: Path, tmp_path: Path) -> None:
-    """Nothing is written beside the cache."""
-    names = sorted(os.listdir(shared))
-    times = {path: path.stat().st_mtime_ns for path in (shared, tmp_path, cache)}
-    (tmp_path / "roots").mkdir()
-    times[tmp_path] = tmp_path.stat().st_mtime_ns
-    run(cache, tmp_path / "roots" / "local", megatron=True)
-    assert sorted(os.listdir(shared)) == names
-    assert times == {path: path.stat().st_mtime_ns for path in times}
-
-
 def test_the_transport_is_chosen_by_the_number_of_nodes() -> None:
     """And says why."""
     assert choose_transport("auto", 1)[0] == "copy"
