@@ -18,6 +18,7 @@ __all__ = [
     "no_space_as_error",
     "open_regular",
     "open_sized",
+    "passing_name",
     "publish",
     "read_range",
     "sync_directory",
@@ -108,6 +109,11 @@ def publish(temporary: str | Path, final: str | Path) -> bool:
     return True
 
 
+def passing_name(path: Path) -> Path:
+    """Return a hidden name, never used before, for what is to get a final one."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+
+
 @contextlib.contextmanager
 def write_whole(path: str | Path) -> Iterator[BinaryIO]:
     """Open a file that appears, replacing any other, when the block ends without an error.
@@ -123,7 +129,7 @@ def write_whole(path: str | Path) -> Iterator[BinaryIO]:
         To write to; it is synced and renamed at the end, or removed after an error.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    temporary = passing_name(path)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
         with os.fdopen(descriptor, "wb") as stream:

@@ -150,7 +150,7 @@ def wrong_files(
     for entry in megatron_files(cache, rename, tokenizer):
         for view in entry.arrays.values():
             path = directory / f"{entry.stem}-{view.name}.npy"
-            if not _is_there(path, cache.read(view)):
+            if not _is_there(path, cache.read(view), view.digest):
                 yield f"{path}: is not what the cache says; export it again"
         path = directory / f"{entry.stem}-description.txt"
         try:
@@ -167,13 +167,13 @@ def _write_array(cache: Cache, view: ArrayView, path: Path) -> None:
         raise CacheCorrupt(
             f"{cache.path}: {view.name} at byte {view.offset} differs from its digest"
         )
-    if _is_there(path, array):
+    if _is_there(path, array, view.digest):
         return
     with write_whole(path) as stream:
         np.lib.format.write_array(stream, array, allow_pickle=False)
 
 
-def _is_there(path: Path, array: NDArray[Any]) -> bool:
+def _is_there(path: Path, array: NDArray[Any], digest: str) -> bool:
     """Tell whether a file holds an array already: it may be in use, and is then left alone."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
@@ -184,4 +184,4 @@ def _is_there(path: Path, array: NDArray[Any]) -> bool:
         return False
     if found.size != len(expected) + array.nbytes or found[: len(expected)].tobytes() != expected:
         return False
-    return array_digest(leaves_of(found[len(expected) :])) == array_digest(leaves_of(array))
+    return array_digest(leaves_of(found[len(expected) :])) == digest

@@ -16,7 +16,15 @@ from typing import Final
 
 import msgspec
 
-__all__ = ["INTERVAL", "Sign", "building_directories", "building_directory", "read_sign", "show"]
+__all__ = [
+    "INTERVAL",
+    "LOCK",
+    "Sign",
+    "building_directories",
+    "building_directory",
+    "read_sign",
+    "show",
+]
 
 INTERVAL: Final = 2.0  # seconds between signs
 NAME: Final = "progress.json"

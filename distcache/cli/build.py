@@ -16,7 +16,7 @@ from distcache.build.run import Options, build
 from distcache.build.tables import file_size, table_places
 from distcache.cli.output import LogFormat, make_progress, print_json, print_table, size_text
 from distcache.cli.signals import interrupt_on_signals
-from distcache.cli.sizes import parse_size
+from distcache.cli.sizes import optional_size
 from distcache.errors import ConfigError
 from distcache.plan.assignment import assign
 from distcache.plan.config import Config
@@ -87,7 +87,7 @@ def plan_command(
     plan = make_plan_together(SerialCommunicator(), settings, threads, Silent())
     layout = make_layout(plan.items)
     units = frozenset(range(len(layout.units)))
-    work = assign(plan.items, layout, units, ranks, threads, parse_size(memory_limit))
+    work = assign(plan.items, layout, units, ranks, threads, optional_size(memory_limit))
     document = plan_document(plan, layout)
     document |= {"ranks": ranks, "threads": work.threads, "memory_per_rank": list(work.memory)}
     document["split_sections"] = sorted(
@@ -211,7 +211,7 @@ def build_command(
     communicator = connect()
     interrupt_on_signals()
     threads = threads or share_of_cores(communicator)
-    options = Options(threads, parse_size(memory_limit), tuple(reuse or ()))
+    options = Options(threads, optional_size(memory_limit), tuple(reuse or ()))
     progress = make_progress(log_format if communicator.rank == 0 else LogFormat.none)
 
     def read() -> Config:

@@ -76,9 +76,7 @@ def localize_command(
         Transport,
         typer.Option(help="mpi: each byte is read once for all nodes; copy: by each node."),
     ] = Transport.auto,
-    reserve: Annotated[
-        str | None, typer.Option(help="Space to leave free, for example 50G.")
-    ] = None,
+    reserve: Annotated[str, typer.Option(help="Space to leave free, for example 50G.")] = "0",
     threads: Annotated[int, typer.Option(min=1, help="Blocks that a node reads at a time.")] = 4,
     log_format: LogOption = LogFormat.auto,
     as_json: JsonOption = False,
@@ -94,7 +92,7 @@ def localize_command(
 
         distcache localize /shared/caches/pretrain.h5 --to /scratch/distcache --megatron
     """
-    communicator = join(transport)
+    communicator, problem = _join(transport)
     interrupt_on_signals()
     options = LocalizeOptions(
         directory=to,
@@ -102,11 +100,13 @@ def localize_command(
         megatron=megatron,
         tokenizer=None if tokenizer is None else tokenizer_from(tokenizer),
         transport=transport.value,
-        reserve=parse_size(reserve) or 0,
+        reserve=parse_size(reserve),
         threads=threads,
     )
     progress = make_progress(log_format if communicator.rank == 0 else LogFormat.none)
     with contextlib.closing(progress):
+        if problem:
+            progress.note(f"warning: every process copies for its own node: {problem}")
         done = localize(communicator, cache, options, progress)
     if communicator.rank == 0:
         if as_json:
@@ -115,14 +115,14 @@ def localize_command(
             _show(done)
 
 
-def join(transport: Transport) -> Communicator:
-    """Join the other ranks; where they cannot be joined, each process copies for its node."""
+def _join(transport: Transport) -> tuple[Communicator, str]:
+    """Join the other ranks; where that is not possible, say why, and be alone."""
     try:
-        return connect()
-    except ConfigError:
+        return connect(), ""
+    except ConfigError as error:
         if transport is Transport.mpi:
             raise
-        return SerialCommunicator()
+        return SerialCommunicator(), "" if transport is Transport.copy else str(error)
 
 
 def _show(done: Localized) -> None:
@@ -222,8 +222,8 @@ def collect_command(
         distcache local gc /scratch/distcache --budget 200G
     """
     store = _store_at(directory)
-    size = 0 if budget.strip() == "0" else parse_size(budget) or 0
-    done = collect(store, size, make_progress(LogFormat.auto), dry_run=dry_run)
+    with contextlib.closing(make_progress(LogFormat.auto)) as progress:
+        done = collect(store, parse_size(budget), progress, dry_run=dry_run)
     if as_json:
         print_json(msgspec.to_builtins(done))
         return

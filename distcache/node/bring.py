@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from distcache import __version__
+from distcache.errors import DistcacheError
 from distcache.node.copies import copy_elsewhere, copy_shared, jitter, turns
 from distcache.node.inventory import Inventory, find_elsewhere, take_inventory
 from distcache.node.landing import Landing
@@ -73,7 +74,7 @@ def bring(
         agents, lambda: take_inventory(wanted, options.threads, progress.advance), "comparing"
     )
     landing = Landing(wanted)
-    together(agents, lambda: _make_room(store, wanted, options, found, landing), "making room")
+    _make_room(agents, store, wanted, options, found, landing)
     missing = [number for number in range(len(sizes)) if number not in found.right]
     progress.phase("copying", sum(sizes[number] for number in missing))
 
@@ -89,14 +90,18 @@ def bring(
     if options.megatron:
         progress.phase("writing Megatron's files")
     record = together(agents, lambda: _declare(store, wanted, options), "declaring it ready")
-    return record, make_report(
-        store,
-        record,
-        read=read,
-        reused=sum(sizes[number] for number in reused),
-        written=landing.written,
-        kept=sum(sizes[number] for number in found.right),
-    )
+
+    def report() -> NodeReport:
+        return make_report(
+            store,
+            record,
+            read=read,
+            reused=sum(sizes[number] for number in reused),
+            written=landing.written,
+            kept=sum(sizes[number] for number in found.right),
+        )
+
+    return record, together(agents, report, "reporting")
 
 
 def _with_what_is_there(store: Store, wanted: Wanted, options: LocalizeOptions) -> LocalizeOptions:
@@ -113,36 +118,51 @@ def _with_what_is_there(store: Store, wanted: Wanted, options: LocalizeOptions) 
 
 
 def _make_room(
+    agents: Communicator,
     store: Store,
     wanted: Wanted,
     options: LocalizeOptions,
     found: Inventory,
     landing: Landing,
 ) -> None:
-    """Reserve the space of all that is to come, before anything is changed."""
+    """Reserve all space on all nodes before anything is changed on any. Collective."""
+    try:
+        together(
+            agents, lambda: _reserve(store, wanted, options, found, landing), "reserving space"
+        )
+    except DistcacheError:
+        landing.undo()
+        raise
+    together(agents, lambda: _take_back(store, wanted, found, landing), "making ready to mend")
+
+
+def _reserve(
+    store: Store, wanted: Wanted, options: LocalizeOptions, found: Inventory, landing: Landing
+) -> None:
+    """Reserve the space of this node's files."""
     sweep(store)
     incomplete = [file for file in range(len(wanted.files)) if file not in found.complete]
     needed = sum(_growth(wanted, file) for file in incomplete)
     if options.megatron:
         needed += missing_view_bytes(plan_view(store, wanted, options.tokenizer), store, wanted)
     require_space(store.root, needed, options.reserve)
-    fresh = [file for file in incomplete if file != CACHE or not _is_mended(wanted)]
-    try:
-        for file in fresh:
+    for file in incomplete:
+        if file != CACHE or not _is_mended(wanted):
             landing.make(file)
-    except BaseException:
-        landing.undo()
-        raise
-    if incomplete:
-        withdraw(store, wanted.name)
-    if CACHE in incomplete and CACHE not in fresh:
-        # A wrong cache has no name while it is mended: what has one is complete.
+
+
+def _take_back(store: Store, wanted: Wanted, found: Inventory, landing: Landing) -> None:
+    """Declare a copy that is not right incomplete; without its name, while it is mended."""
+    if len(found.complete) == len(wanted.files):
+        return
+    withdraw(store, wanted.name)
+    if CACHE not in found.complete and _is_mended(wanted):
         os.replace(wanted.files[CACHE].final, wanted.files[CACHE].part)
         landing.make(CACHE)
 
 
 def _is_mended(wanted: Wanted) -> bool:
-    """Tell whether a cache has its name but must be taken back."""
+    """Tell whether a cache that is not right has its name, and no unfinished one is there."""
     cache = wanted.files[CACHE]
     return os.path.lexists(cache.final) and not os.path.lexists(cache.part)
 
@@ -180,8 +200,7 @@ def _fetch(
         jitter(node_count(os.environ))
     read = 0
     for turn in turns(agents.size):
-        is_mine = agents.rank in turn
-        read += together(agents, lambda now=is_mine: copy() if now else 0, "copying")  # type: ignore[misc]
+        read += together(agents, copy if agents.rank in turn else int, "copying")
     return read
 
 

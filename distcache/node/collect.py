@@ -75,19 +75,25 @@ def collect(store: Store, budget: int, progress: Progress, *, dry_run: bool = Fa
     with changing(SerialCommunicator(), store.lock, progress):
         before = now = sum(map(tree_bytes, (store.caches, store.corpora, store.megatron)))
         kept = {record.name: record for record in read_records(store)}
-        now -= _discard(_unneeded(store, kept.values()), dry_run)
+        gone: set[Path] = set()
+        now -= _discard(_unneeded(store, kept.values()), gone, dry_run)
         removed, in_use = [], []
         for held in reversed(list_store(store)):
             name = held.record.name
-            if held.used:
+            freed = None if held.used else 0
+            if now > budget and not held.used:
+                freed = _remove(store, held, kept, gone, dry_run)
+            if freed is None:
                 in_use.append(name)
-            elif now > budget and (freed := _remove(store, held, kept, dry_run)) is not None:
+            elif freed:
                 removed.append(name)
                 now -= freed
         return Collected(removed, in_use, before - now, now)
 
 
-def _remove(store: Store, held: Held, kept: dict[str, Ready], dry_run: bool) -> int | None:
+def _remove(
+    store: Store, held: Held, kept: dict[str, Ready], gone: set[Path], dry_run: bool
+) -> int | None:
     """Remove a cache and the corpora that no other needs; the bytes, or None if it is in use."""
     name = held.record.name
     descriptor = lock_alone(store.use(name))
@@ -96,7 +102,7 @@ def _remove(store: Store, held: Held, kept: dict[str, Ready], dry_run: bool) -> 
     try:
         others = [record for record in kept.values() if record.name != name]
         needless = [store.ready(name), *_unneeded(store, others, name)]  # the record first
-        freed = _discard(dict.fromkeys(needless), dry_run)
+        freed = _discard(needless, gone, dry_run)
         del kept[name]
         return freed
     finally:
@@ -126,10 +132,16 @@ def _with_content(path: Path) -> Iterator[Path]:
     yield path
 
 
-def _discard(paths: Iterable[Path], dry_run: bool) -> int:
-    """Remove files and links, and directories that are empty then; return their bytes."""
+def _discard(paths: Iterable[Path], gone: set[Path], dry_run: bool) -> int:
+    """Remove files and links, and directories that are empty then; return their bytes.
+
+    What is gone already, or only would be, does not count again.
+    """
     freed = 0
     for path in list(paths):
+        if path in gone:
+            continue
+        gone.add(path)
         nbytes = allocated(path)
         with contextlib.suppress(OSError):
             if not dry_run:

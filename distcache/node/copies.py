@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from distcache.errors import CacheCorrupt, DistcacheError
 from distcache.node.inventory import Elsewhere
-from distcache.node.landing import Landing, differs
+from distcache.node.landing import Landing, Unreadable, differs
 from distcache.node.wanted import Wanted
 
 __all__ = ["AT_ONCE", "copy_elsewhere", "copy_shared", "jitter", "turns"]
@@ -59,22 +58,13 @@ def copy_shared(
     ------
     CacheCorrupt, CorpusError
         If a shared file is not what the cache says.
-    DistcacheError
+    Unreadable
         If it cannot be read.
     """
 
     def copy(number: int) -> int:
         unit = wanted.units[number]
-        path = wanted.files[unit.file].shared
-        try:
-            right = landing.copy(unit, path, unit.begin, advance)
-        except CacheCorrupt as error:
-            raise CacheCorrupt(f"{path}: {error}") from error
-        except DistcacheError:
-            raise
-        except OSError as error:
-            raise DistcacheError(f"{path}: cannot be read: {error.strerror}") from error
-        if not right:
+        if not landing.copy(unit, wanted.files[unit.file].shared, unit.begin, advance):
             raise differs(wanted, unit)
         return unit.size
 
@@ -100,7 +90,7 @@ def copy_elsewhere(
         unit, place = wanted.units[number], places[number]
         try:
             return landing.copy(unit, place.path, place.begin, advance)
-        except (CacheCorrupt, OSError):
+        except Unreadable:
             return False  # it is fetched like the others
 
     with ThreadPoolExecutor(threads) as pool:

@@ -8,16 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
-import numpy as np
 
 from distcache.cache.contents import read_contents
-from distcache.cache.digests import block_range
 from distcache.errors import DistcacheError
 from distcache.files import open_regular, read_range
 from distcache.node.landing import unit_matches
 from distcache.node.record import read_records
 from distcache.node.store import Store
-from distcache.node.wanted import CACHE, File, Unit, Wanted
+from distcache.node.wanted import CACHE, File, Unit, Wanted, block_units
 
 __all__ = ["Elsewhere", "Inventory", "find_elsewhere", "take_inventory"]
 
@@ -55,6 +53,11 @@ def take_inventory(wanted: Wanted, threads: int, advance: Callable[[float], None
         Units that are read at a time.
     advance : callable
         Told of the bytes of every unit.
+
+    Returns
+    -------
+    Inventory
+        What is right of it.
     """
 
     def look(number: int) -> int | None:
@@ -137,17 +140,13 @@ def find_elsewhere(
         if not sought or record.name == wanted.name:
             continue
         path = store.cache(record.name)
-        for key, begin in _blocks_of(path):
-            for number in sought.pop(key, []):
-                yield number, Elsewhere(str(path), begin)
+        for block in _blocks_of(path):
+            for number in sought.pop((block.digest, block.size), []):
+                yield number, Elsewhere(str(path), block.begin)
 
 
-def _blocks_of(path: Path) -> Iterator[tuple[tuple[str, int], int]]:
+def _blocks_of(path: Path) -> list[Unit]:
     try:
-        contents = read_contents(path)
+        return block_units(read_contents(path))
     except DistcacheError:
-        return
-    tables_begin = contents.header.tables_begin
-    for block, digest in enumerate(contents.table("blocks").astype(np.uint64).tolist()):
-        begin, end = block_range(block, tables_begin)
-        yield (f"{digest:016x}", end - begin), begin
+        return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from distcache.files import no_space_as_error, open_regular, sync_directory
 from distcache.node.space import reserve
 from distcache.node.wanted import CACHE, Unit, Wanted
 
-__all__ = ["Landing", "differs", "digest_of", "unit_matches"]
+__all__ = ["Landing", "Unreadable", "differs", "digest_of", "unit_matches"]
 
 
 def digest_of(unit: Unit) -> Any:
@@ -49,6 +49,32 @@ def differs(wanted: Wanted, unit: Unit) -> DistcacheError:
     return CorpusError(
         f"{path}: is not the file that the cache was built from: its digest differs; build again"
     )
+
+
+class Unreadable(DistcacheError):
+    """A file to copy from cannot be read, or is too short."""
+
+
+def _read(path: str, begin: int, end: int) -> Iterator[NDArray[np.uint8]]:
+    """Yield bytes of a file, in pieces that are valid until the next."""
+    try:
+        descriptor = open_regular(path)
+    except OSError as error:
+        raise Unreadable(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        pieces = read_pieces(descriptor, begin, end)
+        while True:
+            try:
+                piece = next(pieces, None)
+            except CacheCorrupt as error:
+                raise Unreadable(f"{path}: {error}") from error
+            except OSError as error:
+                raise Unreadable(f"{path}: cannot be read: {error.strerror}") from error
+            if piece is None:
+                return
+            yield piece
+    finally:
+        os.close(descriptor)
 
 
 class Landing:
@@ -117,22 +143,20 @@ class Landing:
 
         Raises
         ------
-        OSError
-            If it cannot be read.
+        Unreadable
+            If the file cannot be read.
         """
-        source = open_regular(path)
-        target = self.open(unit.file)
         digest = digest_of(unit)
         offset = unit.begin
+        target = self.open(unit.file)
         try:
-            for piece in read_pieces(source, begin, begin + unit.size):
+            for piece in _read(path, begin, begin + unit.size):
                 digest.update(piece.data)
                 self.write(target, offset, piece)
                 offset += piece.size
                 advance(piece.size)
             self.flush(target, unit)
         finally:
-            os.close(source)
             os.close(target)
         return bool(digest.hexdigest() == unit.digest)
 

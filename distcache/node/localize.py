@@ -100,7 +100,8 @@ def _as_agent(
             agents.gather_all(now != before and _fulfils(now, options), bool, "another's work")
         ):
             assert now is not None
-            record, report = now, make_report(store, now, kept=now.size)
+            record = now
+            report = together(agents, lambda: make_report(store, record), "reporting")
         else:
             wanted = _look(agents, store, source, contents)
             record, report = bring(agents, store, wanted, options, transport, progress)
@@ -138,7 +139,9 @@ def _prepare(options: LocalizeOptions, progress: Progress, environment: Mapping[
 def _fulfils(record: Ready | None, options: LocalizeOptions) -> bool:
     if record is None:
         return False
-    return record.linked >= options.link and (record.megatron is not None or not options.megatron)
+    named = options.tokenizer is None or options.tokenizer == record.tokenizer
+    viewed = not options.megatron or (record.megatron is not None and named)
+    return record.linked >= options.link and viewed
 
 
 def _look(agents: Communicator, store: Store, source: str, contents: Contents) -> Wanted:

@@ -19,9 +19,11 @@ from distcache.ranks.communicator import Communicator
 
 __all__ = ["changing", "is_used", "lock_alone", "use"]
 
-PATIENCE: Final = 4 * 3600.0  # seconds
+PATIENCE: Final = 3600.0  # seconds; less than those whom the agents keep waiting have
 NOTE_EVERY: Final = 60.0  # seconds between messages about who is waited for
 POLL: Final = 0.5  # seconds
+LOOK: Final = 0.01  # seconds between attempts to use a lock
+LOOKS: Final = 500
 
 
 def lock_alone(path: Path) -> int | None:
@@ -43,6 +45,8 @@ def lock_alone(path: Path) -> int | None:
 def use(path: Path) -> int | None:
     """Take part in a lock that must be there; its time becomes now.
 
+    Who looks whether a cache is used holds its lock for a moment, and is waited for.
+
     Returns
     -------
     int or None
@@ -54,7 +58,14 @@ def use(path: Path) -> int | None:
     except OSError:
         return None
     with contextlib.suppress(OSError):
-        if _flock(descriptor, fcntl.LOCK_SH) and _has_name(descriptor, path):
+        for _ in range(LOOKS):
+            if _flock(descriptor, fcntl.LOCK_SH):
+                break
+            time.sleep(random.uniform(0.5, 1.5) * LOOK)  # noqa: S311
+        else:
+            os.close(descriptor)
+            return None
+        if _has_name(descriptor, path):
             os.utime(descriptor)
             return descriptor
     os.close(descriptor)
@@ -110,28 +121,31 @@ def changing(
         On all agents, if others keep them for too long.
     """
     begin, noted, waited = clock(), -NOTE_EVERY, False
-    while True:
-        descriptor = together(agents, lambda: lock_alone(path), "locking the store")
-        held = agents.gather_all(descriptor is not None, bool, "locks of the stores")
-        if descriptor is not None and all(held):
-            break
-        waited = True
-        if descriptor is not None:
-            os.close(descriptor)
-        if clock() - noted >= NOTE_EVERY:
-            progress.note(f"waiting for another process that changes {path.parent}")
-            noted = clock()
-        late = clock() - begin > PATIENCE
-        if any(agents.gather_all(late, bool, "patience")):
-            error = DistcacheError(
-                f"{path}: another process has held this lock for {PATIENCE:.0f} s; see who it is "
-                f"with `fuser {path}`"
-            )
-            error.agreed = True
-            raise error
-        pause = agents.broadcast(random.uniform(POLL / 2, 2 * POLL), float, "a pause")  # noqa: S311
-        time.sleep(pause)
-    try:
+    with contextlib.ExitStack() as held:
+
+        def try_lock() -> bool:
+            descriptor = lock_alone(path)
+            if descriptor is not None:
+                held.callback(os.close, descriptor)
+            return descriptor is not None
+
+        while True:
+            mine = together(agents, try_lock, "locking the store")
+            if all(agents.gather_all(mine, bool, "locks of the stores")):
+                break
+            waited = True
+            held.close()
+            if clock() - noted >= NOTE_EVERY:
+                progress.note(f"waiting for another process that changes {path.parent}")
+                noted = clock()
+            late = agents.gather_all(clock() - begin > PATIENCE, bool, "patience")
+            if any(late):
+                error = DistcacheError(
+                    f"{path}: another process has held this lock for {PATIENCE:.0f} s; see who "
+                    f"it is with `fuser {path}`"
+                )
+                error.agreed = True
+                raise error
+            pause = random.uniform(POLL / 2, 2 * POLL)  # noqa: S311
+            time.sleep(agents.broadcast(pause, float, "a pause"))
         yield waited
-    finally:
-        os.close(descriptor)

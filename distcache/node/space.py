@@ -36,7 +36,10 @@ def space_at(directory: Path) -> Space:
     found = os.statvfs(directory)
     free = found.f_bavail * found.f_frsize
     in_memory = filesystem_type(directory) in MEMORY_BACKED
-    return Space(min(free, _available_memory()) if in_memory else free, in_memory)
+    if in_memory:
+        memory = _available_memory()
+        free = min(free, memory) if found.f_blocks else memory  # ramfs counts no blocks
+    return Space(free, in_memory)
 
 
 def filesystem_type(directory: Path, mounts: str | None = None) -> str:

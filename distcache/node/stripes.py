@@ -76,6 +76,7 @@ class _Reader:
         self._wanted = wanted
         self._left = collections.deque(own)
         self._count = count
+        self._abandoned = False
         self._pool = ThreadPoolExecutor(AHEAD)
         self._ready: collections.deque[Future[Buffer]] = collections.deque()
         for _ in range(AHEAD):
@@ -92,7 +93,12 @@ class _Reader:
         return buffer
 
     def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        """Wait for what is being read."""
+        self._pool.shutdown(wait=not self._abandoned, cancel_futures=True)
+
+    def abandon(self) -> None:
+        """Wait no more: a read that hangs must not keep this agent from ending the job."""
+        self._abandoned = True
 
     def _go_on(self) -> None:
         if self._left:
@@ -143,6 +149,7 @@ class _Writer:
             self._waiting.append(self._pool.submit(self._write, piece, data))
 
     def close(self) -> None:
+        """Wait until all is written."""
         self._pool.shutdown()
         while self._waiting:
             self._waiting.popleft().result()
@@ -282,6 +289,9 @@ def pass_on(
         relay.run(advance)
     except MemoryError as error:
         raise OutOfStep(f"agent {agents.rank} has not enough memory for its buffers") from error
+    except OutOfStep:
+        reader.abandon()
+        raise
     finally:
         reader.close()
         writer.close()

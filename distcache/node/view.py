@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from distcache.cache import open_cache
 from distcache.cache.export import Exported, export
 from distcache.cache.megatron import MegatronFile, megatron_files
 from distcache.corpus import bin_path
+from distcache.files import passing_name, sync_directory
 from distcache.node.record import LocalCorpus
 from distcache.node.space import allocated
 from distcache.node.store import Store
@@ -30,9 +30,10 @@ def link_tokens(store: Store, wanted: Wanted) -> None:
         with contextlib.suppress(OSError):
             if os.readlink(link) == target:
                 continue
-        temporary = link.with_name(f".{link.name}.{secrets.token_hex(4)}.part")
+        temporary = passing_name(link)
         os.symlink(target, temporary)
         os.replace(temporary, link)
+    sync_directory(store.corpora)
 
 
 def plan_view(

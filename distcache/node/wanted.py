@@ -17,7 +17,17 @@ from distcache.errors import CacheCorrupt, CorpusError
 from distcache.node.record import LocalCorpus
 from distcache.node.store import Store, cache_name, corpus_stem, part_of
 
-__all__ = ["CACHE", "Facts", "File", "Unit", "Wanted", "describe", "look_at", "make_wanted"]
+__all__ = [
+    "CACHE",
+    "Facts",
+    "File",
+    "Unit",
+    "Wanted",
+    "block_units",
+    "describe",
+    "look_at",
+    "make_wanted",
+]
 
 CACHE: Final = 0  # the first file is the cache, those of the corpora follow
 
@@ -58,7 +68,9 @@ class File(msgspec.Struct, frozen=True):
     size : int
         Bytes.
     modified : int
-        When the shared file was written, in nanoseconds; 0 if that does not matter.
+        When the shared file was written, in nanoseconds; 0 if that does not matter. A local index
+        of another time is fetched anew, since only reading the shared one could tell whether it
+        still is the same.
     """
 
     shared: str
@@ -104,10 +116,6 @@ class Wanted(msgspec.Struct, frozen=True):
     corpora: tuple[LocalCorpus, ...]
     files: tuple[File, ...]
     units: tuple[Unit, ...]
-
-    def units_of(self, file: int) -> list[int]:
-        """Return the numbers of a file's units."""
-        return [number for number, unit in enumerate(self.units) if unit.file == file]
 
 
 def describe(contents: Contents) -> list[tuple[str, int, int, str]]:
@@ -171,7 +179,7 @@ def make_wanted(store: Store, source: str, contents: Contents, facts: Sequence[F
     name = cache_name(contents.header)
     size = contents.header.file_size
     files = [File(source, store.cache(name), size, 0)]
-    units = _blocks(contents)
+    units = block_units(contents)
     corpora = []
     seen: set[str] = set()
     for (prefix, idx_size, _, digest), found in zip(describe(contents), facts, strict=True):
@@ -186,7 +194,14 @@ def make_wanted(store: Store, source: str, contents: Contents, facts: Sequence[F
     return Wanted(name, contents, source, tuple(corpora), tuple(files), tuple(units))
 
 
-def _blocks(contents: Contents) -> list[Unit]:
+def block_units(contents: Contents) -> list[Unit]:
+    """Return the blocks of a cache.
+
+    Raises
+    ------
+    CacheCorrupt
+        If it has not a digest for each.
+    """
     tables_begin = contents.header.tables_begin
     digests = contents.table("blocks").tolist()
     if len(digests) != blocks_in(tables_begin) or tables_begin <= HEADER_SIZE:

@@ -11,7 +11,7 @@ import numpy as np
 from mpi4py import rc
 from numpy.typing import NDArray
 
-from distcache.errors import DistcacheError
+from distcache.errors import OutOfStep
 from distcache.ranks.communicator import Message
 
 rc.thread_level = "funneled"  # worker threads compute and write, the main thread speaks MPI
@@ -98,7 +98,9 @@ class MpiCommunicator:
         if any(names):
             is_first = names.index(node) == self.rank
         else:
-            is_first = self._group.Split_type(MPI.COMM_TYPE_SHARED).rank == 0
+            node_group = self._group.Split_type(MPI.COMM_TYPE_SHARED)
+            is_first = node_group.rank == 0
+            node_group.Free()
         group = self._group.Split(0 if is_first else MPI.UNDEFINED, self.rank)
         return MpiCommunicator(group) if is_first else None
 
@@ -114,7 +116,7 @@ class MpiCommunicator:
         pause = min(SHORTEST_SLEEP, longest_sleep)
         while not MPI.Request.Testall(requests):
             if time.monotonic() > end:
-                raise DistcacheError(
+                raise OutOfStep(
                     f"rank {self.rank} waited {PATIENCE:.0f} s for the other ranks ({what}); look "
                     "for a rank that is stopped or a filesystem that hangs, then run again"
                 )

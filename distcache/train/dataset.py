@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,24 @@ def dataset_count(opened: Opened, split: str) -> int:
     members = opened.cache.table("members")
     blends = members["blend"][members["split"] == split.encode("ascii")]
     return int(np.count_nonzero(blends < 0)) or int(blends.size > 0)
+
+
+@dataclass(frozen=True)
+class _Open:
+    """What one process has open; made whole, so that threads see all of it or nothing."""
+
+    process: int
+    size: int
+    length: int
+    dataset_index: NDArray[np.int16] | None
+    sample_index: NDArray[np.int64] | None
+    reader: SplitReader
+
+    def look_up(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+        """Return the member of the blend, and the sample in it, at each position of the split."""
+        if self.dataset_index is None or self.sample_index is None:
+            return np.zeros(len(positions), np.int16), positions
+        return self.dataset_index[positions], self.sample_index[positions]
 
 
 class CachedDataset(Dataset[Any]):
@@ -69,72 +89,55 @@ class CachedDataset(Dataset[Any]):
         self.split = split
         self.options = options
         self.number = number
-        self._process = -1
-        if opened is not None:
-            self._open(opened)
+        self._open = None if opened is None else self._open_in(opened)
 
     def __getstate__(self) -> tuple[Location, str, SampleOptions, int]:
         return self.location, self.split, self.options, self.number
 
     def __setstate__(self, state: tuple[Location, str, SampleOptions, int]) -> None:
         self.location, self.split, self.options, self.number = state
-        self._process = -1
+        self._open = None
 
     def __len__(self) -> int:
-        self._open()
-        return self._size
+        return self._here().size
 
     def __getitem__(self, index: int | None) -> dict[str, Any]:
-        batch = self._read([index])
-        return {name: values[0] for name, values in batch.items()} | self._id_of(index)
+        return {name: values[0] for name, values in self._read([index]).items()}
 
     def __getitems__(self, indices: Sequence[int | None]) -> list[BatchRow]:
         """Return several samples that are read at once, as `DataLoader` asks for them."""
-        return rows_of(self._read(indices, with_ids=True)) if len(indices) else []
+        return rows_of(self._read(indices)) if len(indices) else []
 
-    def _id_of(self, index: int | None) -> dict[str, Any]:
-        if self._dataset_index is None:
-            return {}
-        return {"dataset_id": self._dataset_index[self._position(index)]}
-
-    def _position(self, index: int | None) -> int:
-        """Return where a sample is in the split; that of None is the first."""
-        position = 0 if index is None else int(index)
-        if position < 0:
-            position += self._size
-        if not 0 <= position < self._size:
-            raise IndexError(f"sample {index} of {self._size} in split {self.split}")
-        return position
-
-    def _read(
-        self, indices: Sequence[int | None], *, with_ids: bool = False
-    ) -> dict[str, torch.Tensor]:
+    def _read(self, indices: Sequence[int | None]) -> dict[str, torch.Tensor]:
         """Read samples into new tensors, with a row each."""
-        self._open()
-        positions = np.array([self._position(index) for index in indices], np.int64)
-        ids: NDArray[np.int16] | None = None
-        if self._dataset_index is None or self._sample_index is None:
-            members, samples = [0] * len(positions), positions
-        else:
-            ids = self._dataset_index[positions]
-            members, samples = ids.tolist(), self._sample_index[positions]
-        batch = self._new_batch(len(positions))
+        here = self._here()
+        positions = np.array([self._position(index, here.size) for index in indices], np.int64)
+        members, samples = here.look_up(positions)
+        batch = self._new_batch(len(positions), here.length)
         arrays = {_KERNEL_NAMES[name]: values.numpy() for name, values in batch.items()}
-        ends = self._new_ends(len(positions))
+        ends = self._new_ends(len(positions), here.length)
         if ends is not None:
             arrays["ends"] = ends.numpy()
-        self._reader.read(members, samples, arrays)
+        here.reader.read(members.tolist(), samples, arrays)
         for row, index in enumerate(indices):
             if index is None:
                 batch["loss_mask"][row] = 0.0
         if self.options.has_attention_mask:
-            batch["attention_mask"] = attention_masks(ends, len(positions), self._length)
-        if ids is not None and with_ids:
-            batch = {"dataset_id": torch.from_numpy(ids), **batch}
+            batch["attention_mask"] = attention_masks(ends, len(positions), here.length)
+        if here.dataset_index is not None:
+            batch = {"dataset_id": torch.from_numpy(members), **batch}
         return batch
 
-    def _new_batch(self, rows: int) -> dict[str, torch.Tensor]:
-        length = self._length
+    def _position(self, index: int | None, size: int) -> int:
+        """Return where a sample is in the split; that of None is the first."""
+        position = 0 if index is None else operator.index(index)
+        if position < 0:
+            position += size
+        if not 0 <= position < size:
+            raise IndexError(f"sample {index} of {size} in split {self.split}")
+        return position
+
+    def _new_batch(self, rows: int, length: int) -> dict[str, torch.Tensor]:
         batch = {
             "tokens": torch.empty(rows, length, dtype=torch.int64),
             "labels": torch.empty(rows, length, dtype=torch.int64),
@@ -146,17 +149,21 @@ class CachedDataset(Dataset[Any]):
             batch["max_seqlen"] = torch.empty(rows, dtype=torch.int32)
         return batch
 
-    def _new_ends(self, rows: int) -> torch.Tensor | None:
+    def _new_ends(self, rows: int, length: int) -> torch.Tensor | None:
         """Return where the kernel says which tokens end documents, if masks need it."""
         if not (self.options.has_attention_mask and self.options.reset_attention_mask):
             return None
-        return torch.empty(rows, self._length, dtype=torch.uint8)
+        return torch.empty(rows, length, dtype=torch.uint8)
 
-    def _open(self, opened: Opened | None = None) -> None:
-        """Open the cache, unless this process has."""
-        if self._process == os.getpid():
-            return
-        opened = opened or open_location(self.location)
+    def _here(self) -> _Open:
+        """Return what this process has open, and open it first if it has not."""
+        here = self._open
+        if here is None or here.process != os.getpid():
+            here = self._open = self._open_in(open_location(self.location))
+        return here
+
+    def _open_in(self, opened: Opened) -> _Open:
+        """Look up what belongs to the split in an open cache."""
         cache = opened.cache
         members = cache.table("members")
         members = members[members["split"] == self.split.encode("ascii")]
@@ -166,23 +173,24 @@ class CachedDataset(Dataset[Any]):
                 f"{cache.path}: has {dataset_count(opened, self.split)} dataset(s) in split "
                 f"{self.split!r}, number {self.number} is not one"
             )
-        self._dataset_index = self._sample_index = None
+        dataset_index = sample_index = None
         if len(alone):
             members = alone[self.number : self.number + 1]
-            section = int(members["section"][0])
-            self._size = int(cache.table("sections")["samples"][section])
+            size = int(cache.table("sections")["samples"][int(members["section"][0])])
         else:
             views = cache.arrays("blends", int(members["blend"][0]))
-            self._dataset_index = cache.read(views["dataset_index"])
-            self._sample_index = cache.read(views["dataset_sample_index"])
-            self._size = len(self._dataset_index)
+            dataset_index = cache.read(views["dataset_index"])
+            sample_index = cache.read(views["dataset_sample_index"])
+            size = len(dataset_index)
         rows = zip(members["section"].tolist(), members["source"].tolist(), strict=True)
+        reader = SplitReader(opened, list(rows), self._rules())
+        length = cache.sequence_length
+        return _Open(os.getpid(), size, length, dataset_index, sample_index, reader)
+
+    def _rules(self) -> SampleRules:
         options = self.options
         end = NO_TOKEN if options.eod is None else options.eod
-        rules = SampleRules(options.padding, end, options.eod_mask_loss, options.reset_position_ids)
-        self._reader = SplitReader(opened, list(rows), rules)
-        self._length = cache.sequence_length
-        self._process = os.getpid()
+        return SampleRules(options.padding, end, options.eod_mask_loss, options.reset_position_ids)
 
 
 _KERNEL_NAMES = {

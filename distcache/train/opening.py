@@ -125,6 +125,8 @@ def open_cache(path: str | Path, local: str | Path | None = None) -> TrainingCac
         reason = location.reason
     except DistcacheError as error:
         reason = str(error)
+    if root is not None:
+        logger.warning("%s is read from the shared filesystem: %s", path, reason)
     return _opened(Location(os.path.abspath(path), "", "", os.getcwd(), reason))  # noqa: PTH100, PTH109
 
 

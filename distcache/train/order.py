@@ -68,9 +68,7 @@ class Cyclic:
 
     def __init__(self, epoch: int, shuffled: int) -> None:
         self.epoch = epoch
-        self._order_of = functools.lru_cache(maxsize=2)(
-            lambda number: permutation(shuffled, number)
-        )
+        self._shuffled = shuffled
 
     def ids(self, begin: int, end: int) -> NDArray[np.int64]:
         """Return samples; a range may lie in several epochs."""
@@ -78,7 +76,7 @@ class Cyclic:
         while begin < end:
             number, place = divmod(begin, self.epoch)
             count = min(end - begin, self.epoch - place)
-            pieces.append(self._order_of(number)[place : place + count])
+            pieces.append(_permutation(self._shuffled, number)[place : place + count])
             begin += count
         return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
 
@@ -106,9 +104,6 @@ class Sharded:
         self._ranks = ranks
         self._bucket = total // (micro_batch * ranks) * micro_batch
         self.epoch = self._bucket * ranks
-        self._order_of = functools.lru_cache(maxsize=2)(
-            lambda number: permutation(self._bucket, number)
-        )
 
     def ids(self, begin: int, end: int) -> NDArray[np.int64]:
         """Return samples: of each step a run of each rank's."""
@@ -120,12 +115,13 @@ class Sharded:
         out = np.empty(len(positions), np.int64)
         for number in np.unique(numbers).tolist():
             here = numbers == number
-            out[here] = self._order_of(number)[drawn[here]]
+            out[here] = _permutation(self._bucket, number)[drawn[here]]
         out += ranks * self._bucket
         return out
 
 
-def permutation(size: int, seed: int) -> NDArray[np.int64]:
+@functools.lru_cache(maxsize=2)
+def _permutation(size: int, seed: int) -> NDArray[np.int64]:
     """Return torch's permutation of a range for a seed, as Megatron draws it for an epoch."""
     generator = torch.Generator()
     generator.manual_seed(seed)

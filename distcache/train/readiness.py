@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import random
 import time
 from collections.abc import Callable
 from enum import StrEnum
@@ -20,10 +21,10 @@ from distcache.errors import BuildInterrupted, NotReady
 __all__ = ["Readiness", "State", "Watch", "look", "wait"]
 
 POLL: Final = 0.5  # seconds
+LONGEST_PAUSE: Final = 3.0  # seconds
 # A builder gives a sign every two seconds; a network filesystem may show it late.
 SILENT: Final = 8.0  # seconds without a sign, of a builder that does not hold its lock
 HUNG: Final = 60.0  # seconds without a sign, of one that does, or of whom nobody can say
-STARTING: Final = 8.0  # seconds in which a builder that has a directory gives its first sign
 
 
 class State(StrEnum):
@@ -100,9 +101,10 @@ class Watch:
             read_contents(self._path)
             return Readiness(str(self._path), State.ready)
         found = [self._look_at(directory) for directory, _ in building_directories(self._path)]
-        with contextlib.suppress(NotReady):  # it may have been published in between
-            read_contents(self._path)
-            return Readiness(str(self._path), State.ready)
+        if not any(entry.state is State.building for entry in found):
+            with contextlib.suppress(NotReady):  # it may have been published in between
+                read_contents(self._path)
+                return Readiness(str(self._path), State.ready)
         for state in (State.building, State.dead):
             for entry in found:
                 if entry.state is state:
@@ -117,7 +119,7 @@ class Watch:
             self._seen[directory] = (sign, now)
         silence = now - since
         locked = _is_locked(directory)
-        limit = HUNG if locked else SILENT if sign else STARTING
+        limit = HUNG if locked else SILENT
         state = State.dead if silence > limit else State.building
         found = Readiness(str(self._path), state, locked=locked)
         if sign is None:
@@ -196,14 +198,16 @@ def wait(
     """
     watch = Watch(path)
     end = time.monotonic() + timeout
-    last = None
+    last, pause = "", POLL
     while (found := watch.look()).state is not State.ready:
         if found.state is State.dead:
             raise BuildInterrupted(f"{found}; build it again, which resumes")
-        if found != last and tell is not None:
+        if str(found) != last and tell is not None:
             tell(found)
-        last = found
+        last = str(found)
         if (left := end - time.monotonic()) <= 0:
             raise NotReady(f"{found}, after {timeout:.0f} s")
-        time.sleep(min(POLL, left))
+        # Many wait: not all at the same moment, and less often the longer they do.
+        time.sleep(min(pause * random.uniform(0.5, 1.5), left))  # noqa: S311
+        pause = min(1.2 * pause, LONGEST_PAUSE)
     return found

@@ -17,7 +17,7 @@ PIECE: Final = 1 << 20  # positions whose samples are digested at a time
 ORDERS: Final = ("sequential", "cyclic")
 
 
-class ResumableSampler(Sampler[list[int]]):
+class ResumableSampler(Sampler[list[int | None]]):
     """Megatron-LM's sequential and cyclic sampling: for each rank a micro batch per step.
 
     Give it to a `DataLoader`, or to torchdata's `StatefulDataLoader`, as ``batch_sampler``. The
@@ -42,11 +42,14 @@ class ResumableSampler(Sampler[list[int]]):
         order then depends on the number of ranks, and a run goes on with the same number only.
     drop_last : bool
         In a sequential order, whether the last samples are left out if they do not fill a step.
+        Otherwise batches are filled up with None, which `CachedDataset` serves without loss, so
+        that all ranks have as many.
 
     Attributes
     ----------
     consumed_samples : int
-        As above, so far.
+        As above, so far: up to the batch that was given last. A plain `DataLoader` with workers
+        takes batches ahead of training; `StatefulDataLoader` does not count these.
 
     Raises
     ------
@@ -76,13 +79,18 @@ class ResumableSampler(Sampler[list[int]]):
         self._require_possible(order)
         self._kind = "sharded" if order == "cyclic" and data_sharding else order
         # A step that does not fill the dataset, as Megatron counts it, is no part of an epoch.
-        self._sizes = (
-            total_samples - total_samples % self.step,
-            total_samples - total_samples % micro_batch_size,
-        )
+        self._epoch_samples = total_samples - total_samples % self.step
+        self._shuffled_samples = total_samples - total_samples % micro_batch_size
         self._order = self._make_order()
         self._digest = xxhash.xxh3_128()
         self._digested = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_digest": None, "_digested": 0}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._digest = xxhash.xxh3_128()
 
     def _require_possible(self, order: str) -> None:
         problems = []
@@ -108,9 +116,9 @@ class ResumableSampler(Sampler[list[int]]):
             return Sequential(self.total_samples)
         if self._kind == "sharded":
             return Sharded(self.total_samples, self.micro_batch_size, self.data_parallel_size)
-        return Cyclic(*self._sizes)
+        return Cyclic(self._epoch_samples, self._shuffled_samples)
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[int | None]]:
         """Yield this rank's batches, from `consumed_samples` to the end of the epoch."""
         stop = self.consumed_samples + self._left()
         while self.consumed_samples < stop:
@@ -126,8 +134,8 @@ class ResumableSampler(Sampler[list[int]]):
                 first = self.data_parallel_rank * self.micro_batch_size
                 mine = ids[first : first + self.micro_batch_size]
             self.consumed_samples = end
-            if len(mine):
-                yield mine.tolist()
+            batch: list[int | None] = mine.tolist()
+            yield batch + [None] * (self.micro_batch_size - len(batch))
 
     def __len__(self) -> int:
         """Return the batches that are left of this epoch."""
@@ -159,7 +167,8 @@ class ResumableSampler(Sampler[list[int]]):
             "consumed_samples": self.consumed_samples,
             "total_samples": self.total_samples,
             "order": self._kind,
-            "sizes": list(self._sizes),
+            "epoch_samples": self._epoch_samples,
+            "shuffled_samples": self._shuffled_samples,
             "ranks": self.data_parallel_size,
             "order_digest": self.order_digest(),
         }
@@ -191,14 +200,18 @@ class ResumableSampler(Sampler[list[int]]):
             problems.append(f"{state['consumed_samples']} samples are consumed already")
         if problems:
             raise ConfigError(*problems)
+        before = (self.consumed_samples, self._epoch_samples, self._shuffled_samples, self._order)
         self.consumed_samples = state["consumed_samples"]
-        first, second = state["sizes"]
-        self._sizes = (first, second)
+        self._epoch_samples = state["epoch_samples"]
+        self._shuffled_samples = state["shuffled_samples"]
         self._order = self._make_order()
         self._digest = xxhash.xxh3_128()
         self._digested = 0
         if (found := self.order_digest()) != state["order_digest"]:
+            served = self.consumed_samples
+            self.consumed_samples, self._epoch_samples, self._shuffled_samples, self._order = before
+            self._digest, self._digested = xxhash.xxh3_128(), 0
             raise KeyMismatch(
-                f"the order of the {self.consumed_samples} samples served so far has digest "
+                f"the order of the {served} samples served so far has digest "
                 f"{found}, the state's is {state['order_digest']}"
             )

@@ -19,7 +19,7 @@ from distcache.files import open_sized
 
 __all__ = ["CAPACITY", "TRANSIENT", "TokenFiles", "pause_before"]
 
-CAPACITY: Final = 56
+CAPACITY: Final = 56  # a loader keeps to 64 descriptors, with its lock and what comes and goes
 ATTEMPTS: Final = 8
 FIRST_PAUSE: Final = 0.05  # seconds; each is twice the one before, and a factor of 0.5 to 1.5
 # What a network filesystem returns while a server restarts or a connection is made anew.
@@ -94,7 +94,7 @@ class TokenFiles:
             if path in self._open:
                 self._open.move_to_end(path)
         missing = [path for path in needed if path not in self._open]
-        while self._open and len(self._open) + len(missing) > max(self.capacity, len(needed)):
+        while self._open and len(self._open) + len(missing) > self.capacity:
             os.close(self._open.popitem(last=False)[1])
         for path in missing:
             self._open[path] = self._open_file(path, needed[path])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import distcache
 from distcache.errors import ConfigError, DistcacheError, NotReady
 from distcache.node.collect import collect
 from distcache.node.localize import localize
-from distcache.node.lock import changing, lock_alone, use
+from distcache.node.lock import changing, is_used, lock_alone, use
 from distcache.node.place import local_directory, required_directory
 from distcache.node.report import LocalizeOptions
 from distcache.node.space import filesystem_type, space_at
@@ -153,7 +154,8 @@ def test_the_oldest_use_goes_first(caches: list[Path], tmp_path: Path) -> None:
     assert (done.removed, done.freed) == (would.removed, would.freed)
     assert [Path(copy).exists() for copy in copies] == [True, False, True]
     assert verify_store(store) == []
-    collect(store, 0, Silent())
+    would = collect(store, 0, Silent(), dry_run=True)
+    assert collect(store, 0, Silent()) == would
     assert not list(store.caches.iterdir())
     assert not list(store.corpora.iterdir())
     assert all(cache.exists() for cache in caches)
@@ -272,3 +274,25 @@ def test_one_process_changes_a_store_at_a_time(tmp_path: Path) -> None:
     with changing(SerialCommunicator(), store.lock, Silent()) as waited:
         assert not waited
     assert use(store.use("none")) is None
+
+
+def test_looking_does_not_keep_users_out(tmp_path: Path) -> None:
+    """Who asks whether a cache is used holds its lock for a moment; users wait for that."""
+    path = tmp_path / "lock"
+    path.touch()
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.is_set():
+            is_used(path)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        for _ in range(300):
+            descriptor = use(path)
+            assert descriptor is not None
+            os.close(descriptor)
+    finally:
+        stop.set()
+        watcher.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from itertools import islice, pairwise
 from typing import Any
 
@@ -145,14 +146,23 @@ def test_no_sample_is_served_twice_in_an_epoch(options: dict[str, Any]) -> None:
 
 
 def test_the_last_step_may_be_kept() -> None:
-    """Partial, and only on ranks that have some of it."""
-    lists = [list(sampler) for sampler in group(11, 2, 3, drop_last=False)]
-    assert lists == [[[0, 1], [6, 7]], [[2, 3], [8, 9]], [[4, 5], [10]]]
-    assert [list(s) for s in group(8, 2, 3, drop_last=False)] == [
-        [[0, 1], [6, 7]],
-        [[2, 3]],
-        [[4, 5]],
-    ]
+    """Filled up with None, so that every rank has as many batches."""
+    samplers = group(11, 2, 3, drop_last=False)
+    assert [len(sampler) for sampler in samplers] == [2, 2, 2]
+    lists = [list(sampler) for sampler in samplers]
+    assert lists == [[[0, 1], [6, 7]], [[2, 3], [8, 9]], [[4, 5], [10, None]]]
+    lists = [list(sampler) for sampler in group(8, 2, 3, drop_last=False)]
+    assert lists == [[[0, 1], [6, 7]], [[2, 3], [None, None]], [[4, 5], [None, None]]]
+
+
+@pytest.mark.parametrize("options", ORDERS)
+def test_samplers_may_be_pickled(options: dict[str, Any]) -> None:
+    """In the middle of an epoch, with the digest of what was served."""
+    sampler = ResumableSampler(100, 2, **options)
+    next(iter(sampler))
+    twin = pickle.loads(pickle.dumps(sampler))
+    assert twin.order_digest() == sampler.order_digest()
+    assert list(twin) == list(sampler)
 
 
 @pytest.mark.parametrize("options", ORDERS)
