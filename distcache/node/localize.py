@@ -11,7 +11,7 @@ from distcache.cache.format import HEADER_SIZE, Header
 from distcache.errors import ConfigError
 from distcache.node.bring import bring
 from distcache.node.lock import changing
-from distcache.node.place import NODE_NAME, required_directory
+from distcache.node.place import NODE_NAME, require_text, required_directory
 from distcache.node.record import Ready, read_record
 from distcache.node.report import Localized, LocalizeOptions, NodeReport, make_report
 from distcache.node.space import space_at
@@ -70,6 +70,7 @@ def localize(
     source = os.path.abspath(cache)  # noqa: PTH100  links in it are the site's
 
     def act() -> Localized | None:
+        require_text(source)
         if agents is None:
             return None
         return _as_agent(agents, source, options, progress or Silent(), environment)

@@ -10,7 +10,14 @@ from typing import Final
 
 from distcache.errors import ConfigError
 
-__all__ = ["NODE_NAME", "local_directory", "node_count", "node_name", "required_directory"]
+__all__ = [
+    "NODE_NAME",
+    "local_directory",
+    "node_count",
+    "node_name",
+    "require_text",
+    "required_directory",
+]
 
 NODE_NAME: Final = "DISTCACHE_NODE_NAME"
 LOCAL_DIRECTORY: Final = "DISTCACHE_LOCAL_DIR"
@@ -47,12 +54,28 @@ def required_directory(given: str | Path | None, environment: Mapping[str, str])
         If nothing says it.
     """
     directory = local_directory(given, environment)
-    if directory is None:
+    if directory is not None:
+        require_text(str(directory))
+    else:
         raise ConfigError(
             f"give a directory of the node with --to, or set {LOCAL_DIRECTORY}; neither "
             f"{' nor '.join(SCRATCH)} is set either"
         )
     return directory
+
+
+def require_text(path: str) -> None:
+    """Refuse a path that cannot be written into records and Megatron's files.
+
+    Raises
+    ------
+    ConfigError
+        If it is not UTF-8.
+    """
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{path!r}: is not UTF-8; give the directory another name") from error
 
 
 def node_name(environment: Mapping[str, str]) -> str:

@@ -55,8 +55,13 @@ class SplitReader:
 
     def _open_section(self, member: int) -> Section:
         """Open a section and its corpus's index, when the first of its samples is wanted."""
-        row, source = self._members[member]
         cache = self._opened.cache
+        if not 0 <= member < len(self._members):
+            raise CacheCorrupt(
+                f"{cache.path}: a dataset index names dataset {member} of {len(self._members)}; see "
+                "`distcache verify`"
+            )
+        row, source = self._members[member]
         idx = self._opened.idx_of(source)
         views = cache.arrays("sections", row)
         try:

@@ -246,6 +246,10 @@ def test_a_wrong_root_is_one_clear_error(caches: list[Path], tmp_path: Path) -> 
     done = start(["localize", caches[0], "--to", tmp_path / "file"])
     assert done.returncode == 1
     assert "choose another with --to" in done.stderr
+    odd = os.fsdecode(b"%s/od\xffd" % os.fsencode(tmp_path))
+    done = start(["localize", caches[0], "--to", odd])
+    assert (done.returncode, "is not UTF-8" in done.stderr) == (2, True)
+    assert start(["localize", f"{odd}/c.h5", "--to", tmp_path / "s"]).returncode == 2
     done = start(["localize", caches[0]], environment={"TMPDIR": "", "SLURM_TMPDIR": ""})
     assert done.returncode == 2
     assert start(["localize", "/none/c.h5", "--to", tmp_path / "s"]).returncode == 5

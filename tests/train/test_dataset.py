@@ -284,6 +284,21 @@ def test_arrays_that_lead_outside_are_an_error(blend_config: dict[str, Any], sha
         dataset.__getitems__(list(range(200)))
 
 
+@pytest.mark.parametrize("member", [3, -1, 32767])
+def test_a_dataset_that_is_not_there_is_an_error(
+    blend_config: dict[str, Any], shared: Path, member: int
+) -> None:
+    """Nor is a negative number taken for one counted from the end."""
+    path = Path(build_here(blend_config, shared).path)
+    view = open_cache(path).arrays("blends", 0)["dataset_index"]
+    path.chmod(0o644)
+    with open(path, "r+b") as stream:
+        stream.seek(view.offset)
+        stream.write(np.full(view.shape, member, "<i2").tobytes())
+    with pytest.raises(CacheCorrupt, match=f"names dataset {member} of 3"):
+        distcache.open(path).dataset("train")[7]
+
+
 def test_tokens_of_another_type_are_refused(shared: Path, tmp_path: Path) -> None:
     """Megatron-Core cannot make samples of them either."""
     prefix = str(tmp_path / "floats")
