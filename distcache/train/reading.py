@@ -58,8 +58,8 @@ class SplitReader:
         cache = self._opened.cache
         if not 0 <= member < len(self._members):
             raise CacheCorrupt(
-                f"{cache.path}: a dataset index names dataset {member} of {len(self._members)}; see "
-                "`distcache verify`"
+                f"{cache.path}: a dataset index names dataset {member} of {len(self._members)}; "
+                "see `distcache verify`"
             )
         row, source = self._members[member]
         idx = self._opened.idx_of(source)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -17,8 +15,8 @@ import pytest
 import distcache
 from distcache.build.workspace import Workspace
 from distcache.cache import life
-from distcache.errors import BuildInterrupted, CacheCorrupt, NotReady
-from distcache.train.readiness import HUNG, SILENT, Readiness, State, Watch, look
+from distcache.errors import CacheCorrupt, NotReady
+from distcache.train.readiness import HUNG, SILENT, State, Watch, look
 from tests.caches import build_here
 from tests.processes import clean_environment, start
 
@@ -106,37 +104,6 @@ def test_another_builder_takes_over(shared: Path) -> None:
     life.show(alive.path, "publishing", None)
     found = watch.look()
     assert (found.state, found.phase) == (State.building, "publishing")
-
-
-def test_a_killed_builder(large_file: Path, blend_config: dict[str, Any], shared: Path) -> None:
-    """Is noticed by those who wait, in seconds; a builder that resumes is waited for."""
-    words = [sys.executable, "-m", "tests.faults.driver", "reading back", "0", "kill", "--"]
-    words += ["build", str(large_file), "-o", str(shared), "--name", "c"]
-    environment = clean_environment()
-    seen: list[Readiness] = []
-    outcome: list[BaseException] = []
-
-    def wait() -> None:
-        try:
-            distcache.wait(shared / "c.h5", 60, seen.append)
-        except BuildInterrupted as error:
-            outcome.append(error)
-
-    waiter = threading.Thread(target=wait)
-    waiter.start()
-    killed = subprocess.run(words, env=environment, capture_output=True, check=False, timeout=60)
-    assert killed.returncode == -signal.SIGKILL
-    begin = time.monotonic()
-    waiter.join(30)
-    assert time.monotonic() - begin < 15
-    assert "the builder has died" in str(outcome[0])
-    assert any(found.state is State.building and found.phase for found in seen)
-    done = start(["ready", shared / "c.h5"])
-    assert done.returncode == 8
-    assert "has died" in done.stderr
-    again = start(["build", large_file, "-o", shared, "--name", "c"])
-    assert again.returncode == 0
-    assert distcache.wait(shared / "c.h5", 1).state is State.ready
 
 
 def test_a_signal_of_readiness_ends_the_wait(blend_config: dict[str, Any], shared: Path) -> None:
