@@ -100,7 +100,9 @@ class Watch:
         with contextlib.suppress(NotReady):
             read_contents(self._path)
             return Readiness(str(self._path), State.ready)
-        found = [self._look_at(directory) for directory, _ in building_directories(self._path)]
+        # A network filesystem may list a directory for a while after it has gone.
+        directories = [path for path, _ in building_directories(self._path) if path.is_dir()]
+        found = [self._look_at(directory) for directory in directories]
         if not any(entry.state is State.building for entry in found):
             with contextlib.suppress(NotReady):  # it may have been published in between
                 read_contents(self._path)
