@@ -15,6 +15,7 @@ from distcache.errors import NoSpace
 
 __all__ = [
     "NO_SPACE",
+    "is_plain_file",
     "no_space_as_error",
     "open_regular",
     "open_sized",
@@ -72,6 +73,14 @@ def read_range(descriptor: int, begin: int, end: int) -> bytes:
             raise EOFError(f"the file ends at byte {begin + len(content)}, expected {end}")
         content += piece
     return bytes(content)
+
+
+def is_plain_file(path: str | Path) -> bool:
+    """Tell whether there is a regular file, and no link, under a name."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except OSError:
+        return False
 
 
 def sync_directory(path: str | Path) -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from distcache import __version__
 from distcache.errors import DistcacheError
+from distcache.files import is_plain_file
 from distcache.node.copies import copy_elsewhere, copy_shared, jitter, turns
 from distcache.node.inventory import Inventory, find_elsewhere, take_inventory
 from distcache.node.landing import Landing
@@ -164,7 +165,7 @@ def _take_back(store: Store, wanted: Wanted, found: Inventory, landing: Landing)
 def _is_mended(wanted: Wanted) -> bool:
     """Tell whether a cache that is not right has its name, and no unfinished one is there."""
     cache = wanted.files[CACHE]
-    return os.path.lexists(cache.final) and not os.path.lexists(cache.part)
+    return is_plain_file(cache.final) and not os.path.lexists(cache.part)
 
 
 def _growth(wanted: Wanted, file: int) -> int:

@@ -15,7 +15,12 @@ from numpy.typing import NDArray
 from distcache.cache.digests import read_pieces
 from distcache.cache.format import HEADER_SIZE
 from distcache.errors import CacheCorrupt, CorpusError, DistcacheError
-from distcache.files import no_space_as_error, open_regular, sync_directory
+from distcache.files import (
+    is_plain_file,
+    no_space_as_error,
+    open_regular,
+    sync_directory,
+)
 from distcache.node.space import reserve
 from distcache.node.wanted import CACHE, Unit, Wanted
 
@@ -103,6 +108,8 @@ class Landing:
         target = self._wanted.files[file]
         if not os.path.lexists(target.part):
             self._made.append(target.part)
+        elif not is_plain_file(target.part):
+            raise DistcacheError(f"{target.part}: is not a file that distcache has made; remove it")
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(target.part, flags, 0o600)
         try:

@@ -18,7 +18,7 @@ from distcache.node.bring import bring
 from distcache.node.localize import choose_transport, localize
 from distcache.node.record import read_records
 from distcache.node.report import Localized, LocalizeOptions, NodeReport
-from distcache.node.store import Store, make_store
+from distcache.node.store import Store, make_store, part_of
 from distcache.node.upkeep import verify_store
 from distcache.ranks.communicator import SerialCommunicator
 from tests.caches import build_here
@@ -302,3 +302,27 @@ def test_the_store_is_made_once(tmp_path: Path) -> None:
     store = make_store(tmp_path / "a" / "b")
     assert store.root.stat().st_mode & 0o777 == 0o700
     assert make_store(store.root).root == store.root
+
+
+def test_links_in_a_store_are_not_followed(cache: Path, tmp_path: Path) -> None:
+    """One in the place of a file is replaced, one in that of an unfinished file is an error."""
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    report = only(run(cache, tmp_path / "local"))
+    store = Store(tmp_path / "local")
+    copy = Path(report.cache)
+    index = next(store.corpora.glob("*.idx"))
+    for path in (copy, index, store.ready(copy.stem)):
+        path.unlink()
+        path.symlink_to(victim)
+        run(cache, store.root)
+        assert not path.is_symlink()
+        assert verify_store(store) == []
+    copy.unlink()
+    part = part_of(copy)
+    part.symlink_to(victim)
+    with pytest.raises(DistcacheError, match="is not a file that distcache has made"):
+        run(cache, store.root)
+    part.unlink()
+    run(cache, store.root)
+    assert victim.read_text() == "mine"
