@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from distcache.errors import DistcacheError, OutOfStep
 from distcache.files import open_regular
 from distcache.node.landing import Landing, differs, digest_of
-from distcache.node.wanted import Unit, Wanted
+from distcache.node.pieces import Piece, cut, reader_of
+from distcache.node.wanted import Wanted
 from distcache.ranks.communicator import Communicator, Pending
 
-__all__ = ["Piece", "cut", "pass_on", "reader_of"]
+__all__ = ["pass_on"]
 
-PIECE: Final = 8 << 20  # bytes
 WINDOW: Final = 4  # broadcasts at a time
 AHEAD: Final = 2  # own pieces read ahead
 BACKLOG: Final = 8  # arrived pieces that wait to be written
@@ -40,33 +40,11 @@ LONGEST_SLEEP: Final = 1e-3
 Buffer = NDArray[np.uint8]
 
 
-class Piece(msgspec.Struct, frozen=True):
-    """Bytes [begin, end) of a unit's file."""
-
-    unit: int
-    begin: int
-    end: int
-
-
 class Broken(msgspec.Struct, frozen=True):
     """That a piece could not be read, and why."""
 
     piece: Piece
     error_number: int
-
-
-def cut(units: Sequence[Unit], numbers: Sequence[int], size: int = PIECE) -> list[Piece]:
-    """Cut units into pieces of at most so many bytes, in order."""
-    return [
-        Piece(number, begin, min(begin + size, units[number].end))
-        for number in numbers
-        for begin in range(units[number].begin, units[number].end, size)
-    ]
-
-
-def reader_of(piece: int, agents: int) -> int:
-    """Return the agent that reads a piece."""
-    return piece % agents
 
 
 class _Reader:

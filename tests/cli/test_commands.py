@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,17 @@ def test_export(cache: Path, tmp_path: Path) -> None:
     assert "/elsewhere/" in next((tmp_path / "out").glob("*-data-args.txt")).read_text()
     as_json = start(["export", cache, "--to", tmp_path / "out", "--json"])
     assert len(json.loads(as_json.stdout)["files"]) == 45
+
+
+def test_localize_prints_flags_for_a_shell(cache: Path, tmp_path: Path) -> None:
+    """As one command line, also where a path has a space."""
+    done = start(["localize", cache, "--to", tmp_path / "with space", "--megatron"])
+    lines = done.stdout.partition("# for Megatron:\n")[2].replace("\\\n", " ").splitlines()
+    flags = shlex.split(lines[0])
+    assert flags[0] == "--data-cache-path"
+    assert Path(flags[1]).is_dir()
+    assert Path(flags[flags.index("--per-dataset-sequences-path") + 1]).is_file()
+    assert str(tmp_path / "with space" / "corpora") in " ".join(flags)
 
 
 def test_check(corpora: dict[str, str], tmp_path: Path) -> None:

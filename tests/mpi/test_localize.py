@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -291,15 +290,3 @@ def test_processes_of_a_node_without_mpi(world: Path, tmp_path: Path) -> None:
         assert job.returncode == 0, errors
         read.append(json.loads(out)["nodes"][0]["read"])
     assert sorted(value > 0 for value in read) == [False, False, False, True]
-
-
-def test_flags_are_printed_for_a_shell(world: Path, tmp_path: Path) -> None:
-    """As one command line, kept in a file too."""
-    words = ["localize", world / "c.h5", "--to", tmp_path / "with space", "--megatron"]
-    done = start(words)
-    lines = done.stdout.partition("# for Megatron:\n")[2].replace("\\\n", " ").splitlines()
-    flags = shlex.split(lines[0])
-    assert flags[0] == "--data-cache-path"
-    assert Path(flags[1]).is_dir()
-    assert Path(flags[flags.index("--per-split-data-args-path") + 1]).is_file()
-    assert Path(flags[flags.index("--per-dataset-sequences-path") + 1]).is_file()

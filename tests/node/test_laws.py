@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distcache.node.copies import AT_ONCE, turns
-from distcache.node.stripes import cut, reader_of
+from distcache.node.pieces import cut, reader_of
 from distcache.node.wanted import Unit
 
 units = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 300)), max_size=8).map(

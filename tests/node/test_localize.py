@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,60 +10,19 @@ import pytest
 
 from distcache.cache import open_cache
 from distcache.cache.contents import read_contents
-from distcache.cache.format import BLOCK_SIZE
 from distcache.corpus import bin_path, idx_path
-from distcache.errors import CacheCorrupt, ConfigError, CorpusError, DistcacheError, NoSpace
+from distcache.errors import ConfigError, DistcacheError
 from distcache.node.bring import bring
-from distcache.node.localize import choose_transport, localize
+from distcache.node.localize import choose_transport
 from distcache.node.record import read_records
-from distcache.node.report import Localized, LocalizeOptions, NodeReport
 from distcache.node.store import Store, make_store, part_of
 from distcache.node.upkeep import verify_store
-from distcache.ranks.communicator import SerialCommunicator
 from tests.caches import build_here
+from tests.node.agents import flip, only, run
 
 TRANSPORTS = ("copy", "mpi")
 # As long as the one of the configuration, so that only the tables differ.
 OTHER_TOKENIZER = {"class": "FullTokenizer", "vocab_size": 30000}
-
-
-@pytest.fixture
-def cache(own_corpora: dict[str, Any], shared: Path) -> Path:
-    """A cache of corpora that a test may change."""
-    return Path(build_here(own_corpora, shared, "c").path)
-
-
-@pytest.fixture
-def own_corpora(blend_config: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
-    """The configuration with copies of its corpora."""
-    for source in blend_config["blend"]:
-        own = tmp_path / Path(source["path"]).name
-        for suffix in (".idx", ".bin"):
-            shutil.copy(source["path"] + suffix, str(own) + suffix)
-        source["path"] = str(own)
-    return blend_config
-
-
-def run(cache: Path, root: Path, **options: Any) -> Localized:
-    """Localize with one process."""
-    wanted = LocalizeOptions(directory=str(root), **options)
-    return localize(SerialCommunicator(), cache, wanted)
-
-
-def only(done: Localized) -> NodeReport:
-    """Return the one node's report."""
-    assert len(done.nodes) == 1
-    return done.nodes[0]
-
-
-def flip(path: Path, offset: int) -> None:
-    """Change one byte."""
-    path.chmod(0o644)
-    with open(path, "r+b") as stream:
-        stream.seek(offset)
-        byte = stream.read(1)[0]
-        stream.seek(offset)
-        stream.write(bytes([byte ^ 0x10]))
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -182,57 +140,6 @@ def test_a_block_elsewhere_that_is_spoilt_is_fetched(
     report = only(run(twin, tmp_path / "local"))
     assert report.reused == 0
     assert Path(report.cache).read_bytes() == twin.read_bytes()
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_corrupt_cache_is_refused(cache: Path, tmp_path: Path, transport: str) -> None:
-    """And leaves no record."""
-    flip(cache, BLOCK_SIZE if cache.stat().st_size > BLOCK_SIZE else 9000)
-    with pytest.raises(CacheCorrupt, match="differ from their digest"):
-        run(cache, tmp_path / "local", transport=transport)
-    assert not list(read_records(Store(tmp_path / "local")))
-    assert not list((tmp_path / "local" / "caches").glob("*.h5"))
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_changed_corpus_is_refused(
-    own_corpora: dict[str, Any], cache: Path, tmp_path: Path, transport: str
-) -> None:
-    """By the digest of its index, also where an earlier copy of it is here."""
-    run(cache, tmp_path / "before")
-    flip(Path(own_corpora["blend"][0]["path"] + ".idx"), 60)
-    for root in ("local", "before"):
-        with pytest.raises(CorpusError, match="not the file that the cache was built from"):
-            run(cache, tmp_path / root, transport=transport)
-        assert not list(read_records(Store(tmp_path / root)))
-
-
-def test_a_corpus_of_another_size_is_refused(
-    own_corpora: dict[str, Any], cache: Path, tmp_path: Path
-) -> None:
-    """All of them are named, and what was here stays ready."""
-    run(cache, tmp_path / "local")
-    with open(own_corpora["blend"][0]["path"] + ".bin", "ab") as stream:
-        stream.write(b"x")
-    os.truncate(own_corpora["blend"][1]["path"] + ".idx", 70)
-    with pytest.raises(CorpusError) as caught:
-        run(cache, tmp_path / "local")
-    assert len(caught.value.problems) == 2
-    assert list(read_records(Store(tmp_path / "local")))
-
-
-def test_too_little_space(cache: Path, tmp_path: Path) -> None:
-    """Says the numbers, and leaves everything as it was."""
-    run(cache, tmp_path / "local")
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "local").rglob("*")}
-    other = tmp_path / "other.h5"
-    shutil.copy(cache, other)
-    with pytest.raises(NoSpace, match=r"\d+ bytes are needed and \d+ are to stay free"):
-        run(cache, tmp_path / "fresh", reserve=1 << 60)
-    assert not [path for path in (tmp_path / "fresh").rglob("*") if path.suffix == ".part"]
-    run(cache, tmp_path / "local", reserve=1 << 60)  # nothing is needed
-    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "local").rglob("*")}
-    assert after.keys() == before.keys()
 
 
 def test_megatrons_view_needs_the_links(cache: Path, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import distcache
 from distcache.errors import ConfigError, DistcacheError, NotReady
 from distcache.node.collect import collect
 from distcache.node.localize import localize
-from distcache.node.lock import changing, is_used, lock_alone, use
 from distcache.node.place import local_directory, required_directory
 from distcache.node.report import LocalizeOptions
 from distcache.node.space import filesystem_type, space_at
@@ -260,43 +258,3 @@ def test_without_a_store(tmp_path: Path) -> None:
     """There is nothing to list."""
     with pytest.raises(NotReady, match="distcache localize"):
         open_store(tmp_path / "none")
-
-
-def test_one_process_changes_a_store_at_a_time(tmp_path: Path) -> None:
-    """Others wait for a bounded time, and say for what."""
-    store = make_store(tmp_path / "local")
-    held = lock_alone(store.lock)
-    assert held is not None
-    assert lock_alone(store.lock) is None
-    ticks = iter(range(0, 10**9, 5000))
-    with (
-        pytest.raises(DistcacheError, match="another process has held this lock"),
-        changing(SerialCommunicator(), store.lock, Silent(), lambda: float(next(ticks))),
-    ):
-        pass
-    os.close(held)
-    with changing(SerialCommunicator(), store.lock, Silent()) as waited:
-        assert not waited
-    assert use(store.use("none")) is None
-
-
-def test_looking_does_not_keep_users_out(tmp_path: Path) -> None:
-    """Who asks whether a cache is used holds its lock for a moment; users wait for that."""
-    path = tmp_path / "lock"
-    path.touch()
-    stop = threading.Event()
-
-    def look() -> None:
-        while not stop.is_set():
-            is_used(path)
-
-    watcher = threading.Thread(target=look)
-    watcher.start()
-    try:
-        for _ in range(300):
-            descriptor = use(path)
-            assert descriptor is not None
-            os.close(descriptor)
-    finally:
-        stop.set()
-        watcher.join()

@@ -1,0 +1,135 @@
+"""Reads are tried again, and few files are open, however many corpora there are."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import distcache
+from distcache import kernels
+from distcache.corpus import write_corpus
+from distcache.train import reading, token_files
+from distcache.train.token_files import TokenFiles, pause_before
+from tests.caches import build_here
+from tests.train.test_dataset import as_lists
+
+
+class Flaky:
+    """The kernel, which fails at times as a network filesystem does."""
+
+    def __init__(self, errors: list[int]) -> None:
+        self.errors = errors
+        self.calls = 0
+
+    def __call__(self, sections: Any, samples: Any, files: Any, *rest: Any, **more: Any) -> Any:
+        """Read half of the samples, and fail."""
+        self.calls += 1
+        if not self.errors:
+            return kernels.read_samples(sections, samples, files, *rest, **more)
+        half = len(samples) // 2
+        done = kernels.read_samples(sections[:half], samples[:half], files[:half], *rest, **more)
+        return done[0], self.errors.pop(0), 4096
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that would have been waited."""
+    waited: list[float] = []
+    monkeypatch.setattr(token_files.time, "sleep", waited.append)
+    return waited
+
+
+def test_errors_that_pass_are_outlived(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, no_pauses: list[float]
+) -> None:
+    """The samples that were read stay, the file is opened anew, and pauses grow."""
+    dataset = distcache.open(cache).dataset("train")
+    expected = [as_lists(dict(row)) for row in dataset.__getitems__(list(range(16)))]
+    flaky = Flaky([errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EIO, errno.EIO, errno.EIO])
+    monkeypatch.setattr(reading, "read_samples", flaky)
+    assert [as_lists(dict(row)) for row in dataset.__getitems__(list(range(16)))] == expected
+    assert flaky.calls == 7
+    assert len(no_pauses) == 6
+    assert max(no_pauses) > 2 * min(no_pauses)
+
+
+@pytest.mark.parametrize(("error", "calls"), [(errno.EIO, token_files.ATTEMPTS), (errno.EACCES, 1)])
+def test_errors_that_stay_are_raised(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, no_pauses: list[float], error: int, calls: int
+) -> None:
+    """With the file and the byte, after a bounded number of attempts."""
+    dataset = distcache.open(cache).dataset("train")
+    flaky = Flaky([error] * 99)
+    monkeypatch.setattr(reading, "read_samples", flaky)
+    with pytest.raises(OSError, match="at byte 4096") as caught:
+        dataset[0]
+    assert caught.value.filename.endswith(".bin")
+    assert flaky.calls == calls
+
+
+def test_pauses_are_jittered() -> None:
+    """So that not all processes try again at once."""
+    assert len({pause_before(3) for _ in range(20)}) == 20
+    assert sum(pause_before(attempt) for attempt in range(1, token_files.ATTEMPTS)) < 15
+
+
+def open_files() -> int:
+    """Count this process's descriptors."""
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache over 800 corpora."""
+    directory = tmp_path_factory.mktemp("many")
+    random = np.random.default_rng(1)
+    blend = []
+    for number in range(800):
+        prefix = str(directory / f"corpus-{number}")
+        documents = [random.integers(0, 999, 200).astype("u2") for _ in range(4)]
+        write_corpus(prefix, documents, "u2")
+        blend.append({"path": prefix, "weight": float(random.lognormal())})
+    fields = {
+        "sequence_length": 16,
+        "split": "1,0,0",
+        "samples": {"train": 20_000},
+        "blend": blend,
+        "mid_level_dataset_surplus": 0.5,
+        "tokenizer": {},
+    }
+    return Path(build_here(fields, directory, "many").path)
+
+
+@pytest.mark.parametrize("batch", [1, 8, 500])
+def test_few_files_are_open_however_many_corpora(many: Path, batch: int) -> None:
+    """At most 64, while a loader reads all 800 at random."""
+    before = open_files()
+    dataset = distcache.open(many).dataset("train")
+    random = np.random.default_rng(2)
+    most, seen = 0, set()
+    for _ in range(6000 // batch):
+        rows = dataset.__getitems__(random.integers(0, len(dataset), batch).tolist())
+        seen |= {int(row["dataset_id"]) for row in rows}
+        most = max(most, open_files() - before)
+    assert len(seen) > 500
+    assert most <= 64
+
+
+def test_the_pool_keeps_what_was_used_last(tmp_path: Path) -> None:
+    """And never more than it may."""
+    for number in range(9):
+        (tmp_path / str(number)).write_bytes(bytes(number))
+    files = TokenFiles(capacity=3)
+    before = open_files()
+    for number in [0, 1, 2, 0, 3, 0, 4, 0, 5]:
+        files.descriptors([(str(tmp_path / str(number)), number)])
+        assert open_files() - before <= 3
+    assert len(files.descriptors([(str(tmp_path / str(n)), n) for n in (6, 7, 8, 6)])) == 4
+    assert open_files() - before == 3
+    files.close()
+    assert open_files() == before
