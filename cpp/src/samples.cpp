@@ -224,6 +224,9 @@ void SampleReader::fill_bounds(const SampleRow& row, std::int64_t extra_token) c
     std::int64_t bound = 0;
     row.bounds[0] = 0;
     *row.longest = 0;
+    require(std::reduce(lengths.begin(), lengths.end()) == size &&
+                std::all_of(lengths.begin(), lengths.end(), [](auto n) { return n >= 0; }),
+            "a sample index leads outside of a sequence");
     for (std::size_t i = 0; i < lengths.size(); ++i) {
         const auto begin = row.positions.begin() + bound;
         bound += lengths[i];

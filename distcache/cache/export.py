@@ -21,7 +21,7 @@ from distcache.cache.digests import array_digest, leaves_of
 from distcache.cache.megatron import MegatronFile, megatron_files
 from distcache.cache.reader import ArrayView, Cache
 from distcache.errors import CacheCorrupt, ConfigError
-from distcache.files import no_space_as_error, write_whole
+from distcache.files import is_plain_file, no_space_as_error, write_whole
 
 __all__ = ["Exported", "export", "prefix_renamer", "wrong_files"]
 
@@ -154,7 +154,7 @@ def wrong_files(
                 yield f"{path}: is not what the cache says; export it again"
         path = directory / f"{entry.stem}-description.txt"
         try:
-            right = path.read_text(encoding="utf-8") == entry.description
+            right = is_plain_file(path) and path.read_text("utf-8") == entry.description
         except (OSError, ValueError):
             right = False
         if not right:
@@ -178,6 +178,8 @@ def _is_there(path: Path, array: NDArray[Any], digest: str) -> bool:
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
     expected = header.getvalue()
+    if not is_plain_file(path):  # a pipe would be waited for
+        return False
     try:
         found = np.memmap(path, np.uint8, mode="r")
     except (OSError, ValueError):

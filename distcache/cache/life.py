@@ -97,7 +97,7 @@ def read_sign(directory: Path) -> Sign | None:
         return None
     try:
         return msgspec.json.decode(os.read(descriptor, LONGEST), type=Sign)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, ValueError, RecursionError):
         return None
     finally:
         os.close(descriptor)

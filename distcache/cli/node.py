@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -143,7 +144,7 @@ def _show(done: Localized) -> None:
             for node in done.nodes
         ],
     )
-    typer.echo(f"# for loaders: export DISTCACHE_LOCAL_DIR={done.nodes[0].directory}")
+    typer.echo(f"# for loaders: export DISTCACHE_LOCAL_DIR={shlex.quote(done.nodes[0].directory)}")
     if done.megatron is not None:
         typer.echo("# for Megatron:")
         typer.echo(" \\\n    ".join(done.megatron.arguments))

@@ -35,6 +35,8 @@ def local_directory(given: str | Path | None, environment: Mapping[str, str]) ->
     environment : mapping
         Then DISTCACHE_LOCAL_DIR, then a directory of the user's in SLURM_TMPDIR or TMPDIR.
     """
+    if given == "":
+        raise ConfigError("--to is empty; give a directory of the node")
     if given is not None:
         return Path(given).absolute()
     if named := environment.get(LOCAL_DIRECTORY):

@@ -94,7 +94,7 @@ def read_record(store: Store, name: str) -> Ready | None:
         size = os.fstat(descriptor).st_size
         text = read_range(descriptor, 0, size) if size <= LARGEST else b""
         record = msgspec.json.decode(text, type=Ready)
-    except (OSError, EOFError, msgspec.DecodeError):
+    except (OSError, EOFError, ValueError, RecursionError):
         return None
     finally:
         os.close(descriptor)

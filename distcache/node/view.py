@@ -61,7 +61,10 @@ def missing_view_bytes(files: Sequence[MegatronFile], store: Store, wanted: Want
 
 def make_view(store: Store, wanted: Wanted, tokenizer: dict[str, Any] | None) -> Exported:
     """Write Megatron's files of the local cache; those that are right are left as they are."""
-    store.view(wanted.name).mkdir(mode=0o700, exist_ok=True)
+    directory = store.view(wanted.name)
+    if directory.is_symlink():
+        directory.unlink()  # what is behind it is not the store's
+    directory.mkdir(mode=0o700, exist_ok=True)
     cache = open_cache(wanted.files[CACHE].final)
     return export(cache, store.view(wanted.name), _renamer(store, wanted), tokenizer)
 
