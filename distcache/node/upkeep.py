@@ -84,14 +84,18 @@ def _held(store: Store, record: Ready, mapped: set[str]) -> Held:
 
 def _mapped_paths(store: Store) -> set[str]:
     """Return the files of a store that processes have mapped: Megatron takes no lock."""
-    start = str(store.root) + "/"
+    start = os.path.realpath(store.root) + "/"  # as the kernel names them
     found = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         try:
             text = maps.read_text(encoding="utf-8", errors="surrogateescape")
         except OSError:
             continue
-        found |= {start + line.partition(start)[2] for line in text.splitlines() if start in line}
+        found |= {
+            f"{store.root}/{line.partition(start)[2]}"
+            for line in text.splitlines()
+            if start in line
+        }
     return found
 
 
