@@ -7,14 +7,17 @@ BIN := $(VENV)/bin
 CMAKE_TESTS := -DDISTCACHE_TESTS=ON -G Ninja
 HAS_HEADERS := import os, sysconfig; exit(not os.path.exists(sysconfig.get_path('include') + '/Python.h'))
 SERIAL := tests/mpi tests/faults tests/torchrun
+CLUSTER := tests/cluster
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help install demo test test-fast lint cpp-tests python-tests mpi-tests bench clean
+.PHONY: help install demo test test-fast lint cpp-tests python-tests mpi-tests cluster-tests \
+	cluster-packages bench clean
 
 help:
 	@echo "make demo       corpora from real text, a blend built by two ranks, its export"
 	@echo "make test       every check: lint, C++ with sanitizers, Python, MPI, faults, Megatron-Core"
 	@echo "make test-fast  the tests of a working minute"
+	@echo "make cluster-packages  what the test cluster needs: Slurm, munge, MariaDB, GlusterFS"
 	@echo "make lint       ruff, mypy, stubtest, clang-format, import-linter"
 	@echo "make bench      Megatron-Core and distcache side by side"
 
@@ -42,10 +45,10 @@ install: $(VENV)/demo-installed
 demo: install
 	scripts/demo
 
-test: lint cpp-tests python-tests mpi-tests
+test: lint cpp-tests python-tests mpi-tests cluster-tests
 
 test-fast: $(VENV)/test-installed
-	pytest -q -n auto --ignore tests/peers $(SERIAL:%=--ignore %)
+	pytest -q -n auto --ignore tests/peers $(SERIAL:%=--ignore %) $(CLUSTER:%=--ignore %)
 
 lint: $(VENV)/test-installed
 	ruff check .
@@ -65,12 +68,19 @@ cpp-tests: $(VENV)/installed
 	cmake --build build/sanitized && build/sanitized/kernel_tests
 
 python-tests: $(VENV)/test-installed
-	pytest -q -n auto $(SERIAL:%=--ignore %)
+	pytest -q -n auto $(SERIAL:%=--ignore %) $(CLUSTER:%=--ignore %)
 
 # One after the other: each starts several ranks, and a hang must not be taken for a busy machine.
 mpi-tests: $(VENV)/test-installed
 	scripts/need openmpi-bin:mpirun.openmpi
 	pytest -q $(SERIAL)
+
+# A Slurm cluster of three nodes on this machine; skipped, with the reason, where it cannot be.
+cluster-tests: $(VENV)/test-installed
+	pytest -q $(CLUSTER)
+
+cluster-packages:
+	scripts/cluster_packages
 
 bench: $(VENV)/test-installed
 	python benchmarks/against_megatron.py
