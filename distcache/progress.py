@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 __all__ = ["Progress", "Silent", "Stopwatch"]
@@ -47,19 +48,28 @@ class Silent:
 class Stopwatch:
     """Passes everything on to another progress, and keeps the seconds that each phase took.
 
+    Parameters
+    ----------
+    progress : Progress
+        The other one.
+    waited : callable
+        Returns the seconds so far that were spent waiting for others.
+
     Attributes
     ----------
-    seconds : dict of str to float
-        By phase, without the one that is going on.
+    seconds, waits : dict of str to float
+        By phase, without the one that is going on: all seconds, and those that were waited.
     current : str
         The phase that is going on.
     """
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, waited: Callable[[], float] = float) -> None:
         self._progress = progress
-        self._begin = time.perf_counter()
+        self._waited = waited
+        self._begin, self._waited_before = time.perf_counter(), waited()
         self._total = self._done = 0.0
         self.seconds: dict[str, float] = {}
+        self.waits: dict[str, float] = {}
         self.current = ""
 
     @property
@@ -70,7 +80,8 @@ class Stopwatch:
     def phase(self, name: str, total: float = 0) -> None:
         """Begin a phase, and end the one before."""
         self.stop()
-        self._begin, self.current = time.perf_counter(), name
+        self._begin, self._waited_before = time.perf_counter(), self._waited()
+        self.current = name
         self._total, self._done = total, 0.0
         self._progress.phase(name, total)
 
@@ -78,6 +89,7 @@ class Stopwatch:
         """End the phase that is going on."""
         if self.current:
             self.seconds[self.current] = time.perf_counter() - self._begin
+            self.waits[self.current] = self._waited() - self._waited_before
 
     def advance(self, amount: float) -> None:
         """Count work as done."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from distcache.cache.digests import array_digest, leaves_of, read_pieces
 from distcache.cache.format import LEAF_SIZE
+from distcache.errors import BuildInterrupted
 from distcache.files import no_space_as_error
 from distcache.plan.costs import CHUNK_BYTES
 from distcache.plan.layout import ArrayPlace
@@ -35,6 +36,7 @@ class DataFile:
         self._path = path
         self._lock = threading.Lock()
         self._written = 0
+        self._abandoned = False
         self._flusher = ThreadPoolExecutor(1, thread_name_prefix="flush")
         self._flushed: list[Future[None]] = []
         self._descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -50,6 +52,10 @@ class DataFile:
     ) -> None:
         self._flusher.shutdown(cancel_futures=True)
         os.close(self._descriptor)
+
+    def abandon(self) -> None:
+        """Let every write that is still to come fail: nobody waits for the rest of an array."""
+        self._abandoned = True
 
     def sync(self) -> None:
         """Wait until all that was written is on disk."""
@@ -67,7 +73,15 @@ class DataFile:
                 self._flushed.append(self._flusher.submit(os.fdatasync, self._descriptor))
 
     def write(self, offset: int, data: bytes | NDArray[Any]) -> None:
-        """Write all bytes of an array at a byte offset."""
+        """Write all bytes of an array at a byte offset.
+
+        Raises
+        ------
+        BuildInterrupted
+            If the file has been abandoned.
+        """
+        if self._abandoned:
+            raise BuildInterrupted(f"{self._path}: abandoned")
         flat = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
         done = 0
         with no_space_as_error(self._path):

@@ -2,27 +2,52 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import socket
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 import h5py
 import msgspec
 import numpy as np
 
 from distcache import __version__
-from distcache.files import write_whole
+from distcache.errors import CacheCorrupt, NotReady
+from distcache.files import open_sized, read_range, write_whole
+from distcache.progress import Stopwatch
 
-__all__ = ["BuildRecord", "RankRecord", "peak_memory", "rank_record", "record_path", "write_record"]
+__all__ = [
+    "BuildRecord",
+    "RankRecord",
+    "peak_memory",
+    "rank_record",
+    "read_build_record",
+    "record_path",
+    "write_record",
+]
+
+LARGEST: Final = 64 << 20  # bytes; a rank takes less than one KiB
 
 
 class RankRecord(msgspec.Struct, frozen=True):
-    """One rank: its host, seconds by phase, and the most memory it held, in bytes."""
+    """One rank.
+
+    Attributes
+    ----------
+    rank, host : int, str
+        Which, and where it ran.
+    seconds, waited : dict of str to float
+        By phase: all seconds, and those of them that it waited for other ranks.
+    peak_memory, predicted_memory : int
+        The most that it held, and was expected to hold, in bytes.
+    """
 
     rank: int
     host: str
     seconds: dict[str, float]
+    waited: dict[str, float]
     peak_memory: int
     predicted_memory: int
 
@@ -56,10 +81,13 @@ class BuildRecord(msgspec.Struct, frozen=True):
     ranks: list[RankRecord]
 
 
-def rank_record(rank: int, seconds: dict[str, float], predicted_memory: int) -> RankRecord:
+def rank_record(rank: int, watch: Stopwatch, predicted_memory: int) -> RankRecord:
     """Return this rank's part of the record."""
-    rounded = {phase: round(taken, 4) for phase, taken in seconds.items()}
-    return RankRecord(rank, socket.gethostname(), rounded, peak_memory(), predicted_memory)
+    seconds, waited = (
+        {phase: round(taken, 4) for phase, taken in times.items()}
+        for times in (watch.seconds, watch.waits)
+    )
+    return RankRecord(rank, socket.gethostname(), seconds, waited, peak_memory(), predicted_memory)
 
 
 def peak_memory() -> int:
@@ -99,3 +127,27 @@ def write_record(
     )
     with write_whole(record_path(final)) as stream:
         stream.write(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+
+
+def read_build_record(final: Path) -> BuildRecord:
+    """Read the build record of a cache.
+
+    Raises
+    ------
+    NotReady
+        If there is none.
+    CacheCorrupt
+        If it is not one.
+    """
+    path = record_path(final)
+    try:
+        descriptor, size = open_sized(path)
+    except OSError as error:
+        raise NotReady(f"{path}: no build record can be read here: {error.strerror}") from error
+    try:
+        content = read_range(descriptor, 0, min(size, LARGEST))
+        return msgspec.json.decode(content, type=BuildRecord)
+    except (msgspec.DecodeError, UnicodeDecodeError, EOFError, RecursionError) as error:
+        raise CacheCorrupt(f"{path}: is not a build record: {error}") from error
+    finally:
+        os.close(descriptor)

@@ -115,7 +115,7 @@ def build(
         On all ranks the same. What is finished stays in the journal, for the next build.
     """
     require_name(name)
-    watch = Stopwatch(progress or Silent())
+    watch = Stopwatch(progress or Silent(), lambda: communicator.waited)
     plan = make_plan_together(communicator, config, options.threads, watch)
     layout = make_layout(plan.items)
     final = cache_path(directory, name, plan)
@@ -169,7 +169,7 @@ def _run(
     watch.phase("publishing")
     published = from_rank_0(communicator, lambda: finish(job, blocks, final), bool, "publishing")
     watch.stop()
-    mine = rank_record(communicator.rank, watch.seconds, work.memory[communicator.rank])
+    mine = rank_record(communicator.rank, watch, work.memory[communicator.rank])
     ranks = communicator.gather_all(mine, RankRecord, "the build record")
 
     def conclude() -> None:

@@ -14,6 +14,7 @@ from distcache.build.job import Digests, Job
 from distcache.build.journal import Journal, Record
 from distcache.build.sections import build_section
 from distcache.build.split_section import SplitSection
+from distcache.errors import BuildInterrupted
 from distcache.plan.assignment import Assignment, SplitUnit
 from distcache.plan.costs import workers_of
 from distcache.plan.layout import Unit
@@ -106,8 +107,11 @@ def _build_local(job: Job, assignment: Assignment, file: DataFile, journal: Jour
         tasks = [pool.submit(build_unit, unit) for unit in units]
         try:
             wait(tasks, return_when=FIRST_EXCEPTION)
+        except BuildInterrupted:
+            file.abandon()
+            raise
         finally:
-            # After an error or a signal every thread ends with the item that it is at.
+            # After an error every thread ends with the item that it is at, after a signal sooner.
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
         for task in tasks:

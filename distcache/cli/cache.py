@@ -10,6 +10,8 @@ import msgspec
 import typer
 
 from distcache.build.examine import examine, require_sound
+from distcache.build.record import read_build_record
+from distcache.build.timings import make_timings, total_own_seconds
 from distcache.cache.export import export, prefix_renamer
 from distcache.cache.inspect import inspect_document
 from distcache.cache.reader import Cache, open_cache
@@ -27,13 +29,24 @@ CacheArgument = Annotated[Path, typer.Argument(help="A cache file.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 
 
-def inspect_command(cache: CacheArgument, as_json: JsonOption = False) -> None:
-    """Show what a cache holds.
+def inspect_command(
+    cache: CacheArgument,
+    timings: Annotated[
+        bool, typer.Option("--timings", help="Show how long phases and ranks took to build it.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a cache holds, or who was slow when it was built.
 
-    Example:
-
+    Examples
+    --------
         distcache inspect /shared/caches/pretrain.h5 --json
+
+        distcache inspect /shared/caches/pretrain.h5 --timings
     """
+    if timings:
+        _show_timings(cache, as_json=as_json)
+        return
     document = inspect_document(open_cache(cache))
     if as_json:
         print_json(document)
@@ -65,6 +78,42 @@ def inspect_command(cache: CacheArgument, as_json: JsonOption = False) -> None:
             ],
         )
     typer.echo(f"size {size_text(document['file_bytes'])}")
+
+
+def _show_timings(cache: Path, *, as_json: bool) -> None:
+    found = make_timings(read_build_record(cache))
+    if as_json:
+        print_json(msgspec.to_builtins(found))
+        return
+    print_table(
+        f"{cache}: seconds by phase, in all and of the ranks' own work without waiting",
+        ["phase", "in all", "least", "median", "most", "slowest rank", "host"],
+        [
+            [
+                timing.phase,
+                *(f"{value:.2f}" for value in (timing.seconds, timing.least, timing.median)),
+                f"{timing.most:.2f}",
+                timing.slowest,
+                timing.host,
+            ]
+            for timing in found.phases
+        ],
+    )
+    print_table(
+        "The ranks that worked longest",
+        ["rank", "host", "own work", "waited", "memory", "predicted"],
+        [
+            [
+                rank.rank,
+                rank.host,
+                f"{total_own_seconds(rank):.2f}",
+                f"{sum(rank.waited.values()):.2f}",
+                size_text(rank.peak_memory),
+                size_text(rank.predicted_memory),
+            ]
+            for rank in found.ranks
+        ],
+    )
 
 
 def verify_command(

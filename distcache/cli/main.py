@@ -18,6 +18,7 @@ from distcache.cli.cache import explain_command, export_command, inspect_command
 from distcache.cli.check import check_command
 from distcache.cli.node import local_app, localize_command
 from distcache.cli.ready import ready_command
+from distcache.cli.signals import ENDING
 from distcache.errors import DistcacheError, NoSpace
 from distcache.ranks.communicator import connected
 
@@ -66,7 +67,7 @@ app.add_typer(local_app)
 def main() -> None:
     """Run the command line; the entry point of the `distcache` script."""
     # Until the ranks have joined, a signal must end a process at once: its launcher then ends all.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ENDING:
         signal.signal(number, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

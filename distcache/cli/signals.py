@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import signal
 from types import FrameType
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from distcache.errors import BuildInterrupted
 
-__all__ = ["interrupt_on_signals"]
+__all__ = ["ENDING", "interrupt_on_signals"]
+
+# The terminal's, Slurm's at a time limit or a preemption, and those that its --signal is used with.
+ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def interrupt_on_signals() -> None:
@@ -16,7 +19,7 @@ def interrupt_on_signals() -> None:
 
     Not before the ranks have joined: in the middle of that, no Python code runs.
     """
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ENDING:
         signal.signal(number, _interrupt)
 
 

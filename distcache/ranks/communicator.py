@@ -51,10 +51,18 @@ class Communicator(Protocol):
     """A group of ranks. Every method but `abort` is collective: all ranks must call it.
 
     `what` says in a few words what is waited for, and stands in the error when it does not come.
+
+    Attributes
+    ----------
+    rank, size : int
+        Which of how many this is.
+    waited : float
+        Seconds so far that this rank has waited for the others, or for what they sent.
     """
 
     rank: int
     size: int
+    waited: float
 
     def broadcast(self, value: Any, kind: Any, what: str) -> Any:
         """Return rank 0's value, of a kind that msgpack knows, on all ranks. Collective."""
@@ -97,6 +105,7 @@ class SerialCommunicator:
 
     rank = 0
     size = 1
+    waited = 0.0
 
     def broadcast(self, value: Any, kind: Any, what: str) -> Any:
         """Return the value."""

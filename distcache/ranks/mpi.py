@@ -49,6 +49,7 @@ class MpiCommunicator:
         self._group = MPI.COMM_WORLD.Dup() if group is None else group
         self.rank: int = self._group.rank
         self.size: int = self._group.size
+        self.waited = 0.0
 
     def broadcast(self, value: Any, kind: Any, what: str) -> Any:
         """Return rank 0's value on all ranks. Collective."""
@@ -112,16 +113,17 @@ class MpiCommunicator:
     def _wait(
         self, requests: list[MPI.Request], what: str, longest_sleep: float = LONGEST_SLEEP
     ) -> None:
-        end = time.monotonic() + PATIENCE
+        begin = time.monotonic()
         pause = min(SHORTEST_SLEEP, longest_sleep)
         while not MPI.Request.Testall(requests):
-            if time.monotonic() > end:
+            if time.monotonic() - begin > PATIENCE:
                 raise OutOfStep(
                     f"rank {self.rank} waited {PATIENCE:.0f} s for the other ranks ({what}); look "
                     "for a rank that is stopped or a filesystem that hangs, then run again"
                 )
             time.sleep(pause)
             pause = min(2 * pause, longest_sleep)
+        self.waited += time.monotonic() - begin
 
 
 def _pieces(data: NDArray[Any]) -> list[NDArray[np.uint8]]:

@@ -5,7 +5,7 @@
 PLACE is the name of a phase, or write:N or sync:N for the N-th write to, or sync of, the unfinished
 file. ACTION is ``lose`` (the disk says that it is full),
 ``kill`` (this rank, at once), ``fill`` (the disk under the directory after -o), ``raise`` (an
-error that nothing foresees) or ``term`` (a signal that asks this rank to end).
+error that nothing foresees), ``term``, ``usr1`` or ``usr2`` (a signal that asks this rank to end).
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def strike() -> None:
         return
     if ACTION == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
-    elif ACTION == "term":
-        os.kill(os.getpid(), signal.SIGTERM)
+    elif ACTION in ("term", "usr1", "usr2"):
+        os.kill(os.getpid(), signal.Signals[f"SIG{ACTION.upper()}"])
     elif ACTION == "lose":
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     elif ACTION == "raise":

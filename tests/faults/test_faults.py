@@ -79,7 +79,7 @@ def test_a_rank_is_killed_under_open_mpi(
     assert Path(done.stdout.strip()).read_bytes() == serial_bytes
 
 
-@pytest.mark.parametrize("action", ["raise", "term"])
+@pytest.mark.parametrize("action", ["raise", "term", "usr1", "usr2"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_error_on_one_rank_ends_all(
     action: str, rank: int, large_file: Path, shared: Path
@@ -105,9 +105,10 @@ def test_one_rank_without_space_ends_all(
     assert Path(done.stdout.strip()).read_bytes() == serial_bytes
 
 
-def test_a_signal_alone(large_file: Path, shared: Path) -> None:
+@pytest.mark.parametrize("action", ["term", "usr1", "usr2"])
+def test_a_signal_alone(action: str, large_file: Path, shared: Path) -> None:
     """One process ends with exit code 8, and leaves what it has finished."""
-    died = strike("reading back", 0, "term", ["build", large_file, "-o", shared], ranks=1)
+    died = strike("reading back", 0, action, ["build", large_file, "-o", shared], ranks=1)
     assert died.returncode == 8
     done = start(["build", large_file, "-o", shared, "--json"])
     assert json.loads(done.stdout)["built"] == 0
