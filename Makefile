@@ -84,6 +84,7 @@ cluster-packages:
 
 bench: $(VENV)/test-installed
 	python benchmarks/against_megatron.py
+	python benchmarks/estimates.py
 	python benchmarks/localizing.py
 	python benchmarks/loading.py
 

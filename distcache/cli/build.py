@@ -21,6 +21,7 @@ from distcache.errors import ConfigError
 from distcache.plan.assignment import assign
 from distcache.plan.config import Config
 from distcache.plan.decode import complete, load_config
+from distcache.plan.estimate import estimate
 from distcache.plan.layout import Layout, make_layout
 from distcache.plan.megatron_options import config_from_options
 from distcache.plan.model import Plan
@@ -69,15 +70,16 @@ def plan_command(
     context: typer.Context,
     config: ConfigArgument = None,
     ranks: Annotated[int, typer.Option(min=1, help="Ranks that would build.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Nodes that they would run on.")] = 1,
     threads: ThreadsOption = 0,
     memory_limit: LimitOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a build would make: sections, samples, epochs, bytes, memory; and all problems.
+    """Show what a build would make and take: samples, epochs, bytes, time; and all problems.
 
     Examples
     --------
-        distcache plan blend.yaml --ranks 32
+        distcache plan blend.yaml --ranks 32 --nodes 4
 
         distcache plan --data-path 0.3 data/web 0.7 data/code --split 99,1,0 --seq-length 4096
         --train-samples 1000000 --global-batch-size 512
@@ -90,6 +92,8 @@ def plan_command(
     work = assign(plan.items, layout, units, ranks, threads, optional_size(memory_limit))
     document = plan_document(plan, layout)
     document |= {"ranks": ranks, "threads": work.threads, "memory_per_rank": list(work.memory)}
+    foreseen = estimate(plan, layout, work, -(-ranks // nodes))
+    document["estimate"] = msgspec.to_builtins(foreseen)
     document["split_sections"] = sorted(
         layout.units[entry.unit].items[0] for wave in work.waves for entry in wave
     )
@@ -170,11 +174,15 @@ def _show_plan(document: dict[str, Any]) -> None:
                 for blend in document["blends"]
             ],
         )
-    peak = max(document["memory_per_rank"])
+    foreseen = document["estimate"]
     typer.echo(f"key      {document['key']}")
     typer.echo(f"file     {size_text(document['file_bytes'])}")
     ranks, threads = document["ranks"], document["threads"]
-    typer.echo(f"memory   {size_text(peak)} per rank at most: {ranks} rank(s), {threads} thread(s)")
+    who = f"{ranks} rank(s), {threads} thread(s)"
+    typer.echo(f"memory   {size_text(foreseen['memory'])} per rank at most: {who}")
+    typer.echo(f"time     about {foreseen['seconds']:.1f} s, if the filesystem is not the limit")
+    minutes, gib = foreseen["time_minutes"], foreseen["memory_gib"]
+    typer.echo(f"slurm    --time={minutes} --mem={gib}G")
 
 
 def build_command(

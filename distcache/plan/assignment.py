@@ -10,8 +10,6 @@ from distcache.errors import NoSpace
 from distcache.plan.balance import balance
 from distcache.plan.costs import (
     BASE_MEMORY,
-    EMIT_COST,
-    SHUFFLE_COST,
     UnitCosts,
     rest_memory,
     step_memory,
@@ -58,12 +56,15 @@ class Assignment(msgspec.Struct, frozen=True):
         Units that a rank builds at a time.
     memory : tuple of int
         Predicted peak memory of each rank in bytes.
+    busy : tuple of float
+        Predicted work of each rank, in the nanoseconds of `distcache.plan.costs`.
     """
 
     waves: Waves
     local: tuple[tuple[int, ...], ...]
     threads: int
     memory: tuple[int, ...]
+    busy: tuple[float, ...]
 
 
 def assign(
@@ -147,12 +148,14 @@ def _share_out(
 ) -> Assignment:
     waves = _waves(split, ranks)
     alone = sorted(todo - set(split))
-    shares = balance([costs[unit].time for unit in alone], ranks, _loads(costs, waves, ranks))
+    together = _wave_time(costs, waves, ranks)
+    shares = balance([costs[unit].time for unit in alone], ranks, [together] * ranks)
     local = tuple(tuple(alone[index] for index in share) for share in shares)
     memory = tuple(
         _memory(costs, waves, own, rank, ranks, threads) for rank, own in enumerate(local)
     )
-    return Assignment(waves, local, threads, memory)
+    busy = tuple(together + _local_time(costs, own, threads) for own in local)
+    return Assignment(waves, local, threads, memory, busy)
 
 
 def _waves(split: Sequence[int], ranks: int) -> Waves:
@@ -166,14 +169,22 @@ def _waves(split: Sequence[int], ranks: int) -> Waves:
     )
 
 
-def _loads(costs: Sequence[UnitCosts], waves: Waves, ranks: int) -> list[float]:
-    load = 0.0
+def _wave_time(costs: Sequence[UnitCosts], waves: Waves, ranks: int) -> float:
+    """Return what the sections that all ranks build together take."""
+    time = 0.0
     for wave in waves:
-        sections = [costs[member.unit].section for member in wave]
         # All ranks meet when the wave's last shuffle is done, and then cut together.
-        load += max(SHUFFLE_COST * section.documents / 2 for section in sections)
-        load += sum(EMIT_COST * section.documents / ranks for section in sections)
-    return [load] * ranks
+        time += max(costs[member.unit].shuffle_time for member in wave)
+        time += sum(costs[member.unit].cut_time(ranks) for member in wave)
+    return time
+
+
+def _local_time(costs: Sequence[UnitCosts], units: Sequence[int], threads: int) -> float:
+    """Return what the units that a rank builds alone take, several at a time."""
+    if not units:
+        return 0.0
+    longest = max(costs[unit].time_with(threads) for unit in units)
+    return max(longest, sum(costs[unit].time for unit in units) / threads)
 
 
 def _memory(

@@ -13,9 +13,7 @@ __all__ = [
     "BASE_MEMORY",
     "CHUNK_BYTES",
     "DOCUMENT_BYTES",
-    "EMIT_COST",
     "ENTRY_BYTES",
-    "SHUFFLE_COST",
     "UnitCosts",
     "rest_memory",
     "step_memory",
@@ -29,6 +27,8 @@ SHUFFLE_COST: Final = 5.0
 EMIT_COST: Final = 6.0
 BLEND_COST: Final = 60.0
 WRITE_COST_PER_BYTE: Final = 0.6
+SEND_COST_PER_BYTE: Final = 1.0
+SECOND_WORKER: Final = 1.4  # how much faster two threads build one section than one
 
 # The interpreter with NumPy, HDF5 and MPI, and the buffers of reading back.
 BASE_MEMORY: Final = 160 << 20
@@ -72,6 +72,22 @@ class UnitCosts:
         self._splittable = unit.splittable
         self._copied = copied
         self.time = sum(_written(member) if copied else _time(member) for member in self._members)
+
+    def time_with(self, threads: int) -> float:
+        """Return the time with so many threads, of which one unit can use two."""
+        two = workers_of(self._splittable, threads) > 1 and not self._copied
+        return self.time / SECOND_WORKER if two else self.time
+
+    @property
+    def shuffle_time(self) -> float:
+        """What the two ranks that shuffle a split section take, at the same time."""
+        return SHUFFLE_COST * self.section.documents / 2
+
+    def cut_time(self, ranks: int) -> float:
+        """What all ranks take to share out a split section, and to cut and write it."""
+        section = self.section
+        emitted = EMIT_COST * section.documents + _written(section)
+        return SEND_COST_PER_BYTE * ENTRY_BYTES * section.documents + emitted / ranks
 
     def memory(self, threads: int) -> int:
         """Return the bytes that it takes, beside `BASE_MEMORY`."""

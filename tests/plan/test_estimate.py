@@ -1,0 +1,42 @@
+"""What is asked of a scheduler grows with the work, and leaves room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distcache.build.prepare import make_plan_together
+from distcache.plan.assignment import assign
+from distcache.plan.decode import config_from_mapping
+from distcache.plan.estimate import Estimate, estimate
+from distcache.plan.layout import make_layout
+from distcache.progress import Silent
+from distcache.ranks.communicator import SerialCommunicator
+
+
+def foresee(fields: dict[str, Any], ranks: int, per_node: int, threads: int = 1) -> Estimate:
+    """Foresee a build of a configuration."""
+    plan = make_plan_together(SerialCommunicator(), config_from_mapping(fields), 1, Silent())
+    layout = make_layout(plan.items)
+    units = frozenset(range(len(layout.units)))
+    return estimate(plan, layout, assign(plan.items, layout, units, ranks, threads), per_node)
+
+
+def test_more_ranks_and_threads_take_less_time(large_config: dict[str, Any]) -> None:
+    """As long as there is work for them."""
+    alone = foresee(large_config, 1, 1)
+    assert foresee(large_config, 1, 1, threads=2).seconds < alone.seconds
+    assert foresee(large_config, 4, 4).seconds < alone.seconds
+
+
+def test_more_samples_take_more_time(large_config: dict[str, Any]) -> None:
+    """Several epochs of a corpus are several times its work."""
+    more = {**large_config, "samples": {"train": 80_000_000, "valid": 5_000_000, "test": 1000}}
+    assert foresee(more, 1, 1).seconds > 3 * foresee(large_config, 1, 1).seconds
+
+
+def test_what_is_asked_for_leaves_room(large_config: dict[str, Any]) -> None:
+    """Time for a slower machine, memory for all ranks of a node and then some."""
+    for ranks, per_node in ((1, 1), (4, 4), (16, 8)):
+        found = foresee(large_config, ranks, per_node)
+        assert found.time_minutes * 60 > 2 * found.seconds
+        assert found.memory_gib << 30 > found.memory * per_node
