@@ -25,7 +25,7 @@ from distcache.build.readback import digest_blocks, require_written, still_there
 from distcache.build.record import RankRecord, rank_record, write_record
 from distcache.build.work import build_items
 from distcache.build.workspace import Workspace
-from distcache.errors import DistcacheError
+from distcache.errors import DistcacheError, KeyMismatch
 from distcache.plan.assignment import Assignment, assign
 from distcache.plan.config import Config
 from distcache.plan.layout import Layout, make_layout
@@ -48,11 +48,14 @@ class Options(msgspec.Struct, frozen=True):
         Bytes that no rank may exceed.
     reuse : tuple of Path
         Other caches to take sections and blends over from.
+    key : str or None
+        What must come of the configuration; so that a job builds what it was submitted for.
     """
 
     threads: int = 1
     memory_limit: int | None = None
     reuse: tuple[Path, ...] = ()
+    key: str | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -117,8 +120,10 @@ def build(
     require_name(name)
     watch = Stopwatch(progress or Silent(), lambda: communicator.waited)
     plan = make_plan_together(communicator, config, options.threads, watch)
+    _require_key(plan, options)
     layout = make_layout(plan.items)
     final = cache_path(directory, name, plan)
+    watch.note(f"key {plan.key}, cache {final}")
     adopted = from_rank_0(
         communicator,
         lambda: find_adoptable(plan, options.reuse),
@@ -136,6 +141,17 @@ def build(
             stack.enter_context(Heartbeat(workspace, watch))
         job = Job(communicator, plan, layout, workspace.data, adopted, watch, options.threads)
         return _run(job, workspace, attempt, final, options)
+
+
+def _require_key(plan: Plan, options: Options) -> None:
+    """Refuse a plan of another key than is asked for; all ranks have the same plan."""
+    if options.key not in (None, plan.key):
+        error = KeyMismatch(
+            f"the configuration and its corpora have key {plan.key} now, but {options.key} is to "
+            "be built: one of them has changed since. Submit again"
+        )
+        error.agreed = True
+        raise error
 
 
 def _run(

@@ -200,6 +200,9 @@ def build_command(
     ] = None,
     threads: ThreadsOption = 0,
     memory_limit: LimitOption = None,
+    key: Annotated[
+        str | None, typer.Option("--require-key", help="End with exit code 7 if the key differs.")
+    ] = None,
     log_format: Annotated[
         LogFormat, typer.Option("--log-format", help="Progress on standard error.")
     ] = LogFormat.auto,
@@ -219,7 +222,7 @@ def build_command(
     communicator = connect()
     interrupt_on_signals()
     threads = threads or share_of_cores(communicator)
-    options = Options(threads, optional_size(memory_limit), tuple(reuse or ()))
+    options = Options(threads, optional_size(memory_limit), tuple(reuse or ()), key)
     progress = make_progress(log_format if communicator.rank == 0 else LogFormat.none)
 
     def read() -> Config:

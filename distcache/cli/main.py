@@ -18,8 +18,9 @@ from distcache.cli.cache import explain_command, export_command, inspect_command
 from distcache.cli.check import check_command
 from distcache.cli.node import local_app, localize_command
 from distcache.cli.ready import ready_command
-from distcache.cli.signals import ENDING
-from distcache.errors import DistcacheError, NoSpace
+from distcache.cli.signals import ENDING, ignore_signals
+from distcache.cli.submit import submit_command
+from distcache.errors import BuildInterrupted, DistcacheError, NoSpace
 from distcache.ranks.communicator import connected
 
 __all__ = ["app", "main"]
@@ -33,6 +34,9 @@ app = typer.Typer(
     "5 not found or not ready, 6 no space, 7 key mismatch, 8 interrupted and resumable, 1 anything "
     "else.",
 )
+# Seconds in which all ranks notice a signal that a launcher sends to all of them. If they do, each
+# ends with the exit code of an interrupted build; if not, MPI ends them, with a code of its own.
+GRACE = 10.0
 PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -54,6 +58,7 @@ def _common(
 
 app.command("plan", context_settings=PASS_THROUGH)(plan_command)
 app.command("build", context_settings=PASS_THROUGH)(build_command)
+app.command("submit")(submit_command)
 app.command("check")(check_command)
 app.command("inspect")(inspect_command)
 app.command("verify")(verify_command)
@@ -89,15 +94,20 @@ def main() -> None:
 
 def _fail(error: DistcacheError) -> NoReturn:
     communicator = connected()
+    if isinstance(error, BuildInterrupted) and communicator is not None:
+        ignore_signals()
+        error.agreed = communicator.meet(GRACE)
     if not error.agreed or communicator is None or communicator.rank == 0:
         with contextlib.suppress(OSError, ValueError):
             for problem in error.problems:
                 print(f"distcache: {problem}", file=sys.stderr)  # noqa: T201
+    if isinstance(error, BuildInterrupted) and error.agreed:
+        _flush()
+        os._exit(error.exit_code)  # MPI would wait for the messages that were on their way
     _end(error.exit_code, together=error.agreed)
 
 
-def _end(exit_code: int, *, together: bool) -> NoReturn:
-    """End this process, and all ranks with it unless they end by themselves."""
+def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:
@@ -105,6 +115,11 @@ def _end(exit_code: int, *, together: bool) -> NoReturn:
         except (OSError, ValueError):
             # Whoever read it is gone; what is left would be flushed once more at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def _end(exit_code: int, *, together: bool) -> NoReturn:
+    """End this process, and all ranks with it unless they end by themselves."""
+    _flush()
     communicator = connected()
     if communicator is not None and communicator.size > 1 and not together:
         communicator.abort(exit_code)

@@ -8,7 +8,7 @@ from typing import Final, NoReturn
 
 from distcache.errors import BuildInterrupted
 
-__all__ = ["ENDING", "interrupt_on_signals"]
+__all__ = ["ENDING", "ignore_signals", "interrupt_on_signals"]
 
 # The terminal's, Slurm's at a time limit or a preemption, and those that its --signal is used with.
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -21,6 +21,12 @@ def interrupt_on_signals() -> None:
     """
     for number in ENDING:
         signal.signal(number, _interrupt)
+
+
+def ignore_signals() -> None:
+    """From now on, end without being interrupted again."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _interrupt(number: int, _: FrameType | None) -> NoReturn:

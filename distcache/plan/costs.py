@@ -80,11 +80,11 @@ class UnitCosts:
 
     @property
     def shuffle_time(self) -> float:
-        """What the two ranks that shuffle a split section take, at the same time."""
+        """What the two ranks that shuffle a split section take at the same time."""
         return SHUFFLE_COST * self.section.documents / 2
 
     def cut_time(self, ranks: int) -> float:
-        """What all ranks take to share out a split section, and to cut and write it."""
+        """Return what all ranks take to share out a split section, and to cut and write it."""
         section = self.section
         emitted = EMIT_COST * section.documents + _written(section)
         return SEND_COST_PER_BYTE * ENTRY_BYTES * section.documents + emitted / ranks

@@ -90,6 +90,13 @@ class Communicator(Protocol):
         """
         ...
 
+    def meet(self, seconds: float) -> bool:
+        """Tell whether all ranks of the world call this within some seconds of one another.
+
+        Unlike all else it may be called whatever the others are doing; but only once.
+        """
+        ...
+
     def abort(self, exit_code: int) -> NoReturn:
         """End all ranks at once. Not collective."""
         ...
@@ -132,6 +139,11 @@ class SerialCommunicator:
         """Return itself: the one process is its node's agent."""
         del node
         return self
+
+    def meet(self, seconds: float) -> bool:
+        """Tell that all are here."""
+        del seconds
+        return True
 
     def abort(self, exit_code: int) -> NoReturn:
         """End the process."""

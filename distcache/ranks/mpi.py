@@ -47,6 +47,7 @@ class MpiCommunicator:
 
     def __init__(self, group: MPI.Comm | None = None) -> None:
         self._group = MPI.COMM_WORLD.Dup() if group is None else group
+        self._meeting = MPI.COMM_WORLD.Dup() if group is None else MPI.COMM_NULL
         self.rank: int = self._group.rank
         self.size: int = self._group.size
         self.waited = 0.0
@@ -104,6 +105,16 @@ class MpiCommunicator:
             node_group.Free()
         group = self._group.Split(0 if is_first else MPI.UNDEFINED, self.rank)
         return MpiCommunicator(group) if is_first else None
+
+    def meet(self, seconds: float) -> bool:
+        """Tell whether all ranks of the world call this within some seconds of one another."""
+        request = self._meeting.Ibarrier()
+        end = time.monotonic() + seconds
+        while not request.Test():
+            if time.monotonic() > end:
+                return False
+            time.sleep(LONGEST_SLEEP)
+        return True
 
     def abort(self, exit_code: int) -> NoReturn:
         """End all ranks at once. Not collective."""

@@ -1,0 +1,155 @@
+"""`distcache submit`: a pre-job that builds, and the training job after it."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from distcache.build.claim import is_finished
+from distcache.cli.output import LogFormat, make_progress, print_json
+from distcache.cli.sizes import optional_size
+from distcache.cli.times import parse_minutes
+from distcache.errors import ConfigError, DistcacheError
+from distcache.progress import Progress
+
+if TYPE_CHECKING:
+    from distcache.launch.submit import Submitted
+
+__all__ = ["submit_command"]
+
+
+def submit_command(
+    config: Annotated[Path, typer.Argument(help="YAML or TOML file, seen by all nodes.")],
+    directory: Annotated[
+        Path, typer.Option("--output", "-o", help="Directory for the cache, shared by all nodes.")
+    ],
+    training: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[-- TRAIN_SCRIPT ARGS...]",
+            help="A batch script that starts when the cache is there, in DISTCACHE_CACHE.",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(help="File name without .h5; by default from the key.")
+    ] = None,
+    nodes: Annotated[int, typer.Option("--nodes", "-N", min=1, help="Of the pre-job.")] = 1,
+    tasks: Annotated[
+        int, typer.Option("--ntasks-per-node", min=1, help="Ranks on each of its nodes.")
+    ] = 8,
+    cpus: Annotated[
+        int, typer.Option("--cpus-per-task", "-c", min=1, help="Threads of each rank.")
+    ] = 1,
+    partition: Annotated[str | None, typer.Option("--partition", "-p")] = None,
+    account: Annotated[str | None, typer.Option("--account", "-A")] = None,
+    qos: Annotated[str | None, typer.Option("--qos", "-q")] = None,
+    constraint: Annotated[str | None, typer.Option("--constraint", "-C")] = None,
+    time: Annotated[
+        str | None, typer.Option("--time", "-t", help="As for sbatch; by default foreseen.")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option("--mem", help="Of each node; by default foreseen.")
+    ] = None,
+    memory_limit: Annotated[
+        str | None, typer.Option("--memory-limit", help="Memory per rank, for example 8G.")
+    ] = None,
+    reuse: Annotated[
+        list[Path] | None,
+        typer.Option(help="Another cache, whose sections with equal keys are taken over."),
+    ] = None,
+    mpi: Annotated[
+        str | None, typer.Option("--mpi", help="As for srun; by default what suits mpi4py.")
+    ] = None,
+    logs: Annotated[
+        Path | None, typer.Option(help="For the pre-job's files; by default beside the cache.")
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Follow the pre-job; fail with its reason if it fails.")
+    ] = False,
+    log_format: Annotated[
+        LogFormat, typer.Option("--log-format", help="Progress on standard error.")
+    ] = LogFormat.auto,
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON to standard output.")] = False,
+) -> None:
+    """Submit a job that builds the cache, unless it is there, and training that starts after it.
+
+    Examples
+    --------
+        distcache submit blend.yaml -o /shared/caches --nodes 2 --partition cpu -- train.sbatch
+
+        distcache submit blend.yaml -o /shared/caches --name pretrain --wait
+    """
+    launch = _import_launch()
+    options = launch.SubmitOptions(
+        nodes=nodes,
+        tasks_per_node=tasks,
+        cpus_per_task=cpus,
+        minutes=parse_minutes(time),
+        memory=memory,
+        memory_limit=optional_size(memory_limit),
+        reuse=tuple(reuse or ()),
+        logs=logs,
+        mpi=mpi,
+        partition=partition,
+        account=account,
+        qos=qos,
+        constraint=constraint,
+    )
+    with contextlib.closing(make_progress(log_format)) as progress:
+        done = launch.submit(config, directory, name, training or [], options, progress)
+        if as_json:
+            print_json(msgspec.to_builtins(done))
+        else:
+            _show(done)
+        if wait and done.prejob is not None:
+            _follow(done, progress)
+
+
+def _import_launch() -> ModuleType:
+    """Import what needs submitit, which only submitting does."""
+    try:
+        from distcache.launch import submit  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError(
+            f"submitting needs submitit ({error}); install distcache[slurm]"
+        ) from error
+    return submit
+
+
+def _show(done: Submitted) -> None:
+    typer.echo(f"cache      {done.cache}")
+    typer.echo(f"key        {done.key}")
+    if done.prejob is None or done.options is None:
+        typer.echo("pre-job    none: the cache is there")
+    else:
+        asked = done.options
+        shape = f"{asked.nodes} node(s) with {asked.tasks_per_node} rank(s) each"
+        limits = f"--mpi={asked.mpi} --time={asked.minutes} --mem={asked.memory}"
+        typer.echo(f"pre-job    {done.prejob}: {shape}, {limits}")
+        typer.echo(f"its logs   {done.logs}/{done.prejob}_*")
+    if done.training is not None:
+        after = "" if done.prejob is None else f", after {done.prejob} has succeeded"
+        typer.echo(f"training   {done.training}{after}")
+
+
+def _follow(done: Submitted, progress: Progress) -> None:
+    """Wait for the pre-job, and raise what its ranks say if it fails."""
+    from distcache.launch.follow import failure, follow  # noqa: PLC0415
+
+    state = follow(done.files, progress.note)
+    if state.state != "COMPLETED":
+        error = failure(done.files, state)
+        if done.training is None:
+            raise error
+        left = f"training job {done.training} never starts: Slurm cancels it"
+        raise type(error)(*error.problems, left)
+    if not is_finished(Path(done.cache), done.key):
+        raise DistcacheError(
+            f"{done.cache}: pre-job {done.prejob} has succeeded, but the cache is not to be seen "
+            "here; is the directory shared?"
+        )

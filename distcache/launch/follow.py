@@ -1,0 +1,133 @@
+"""Follow a pre-job: its log as it is written, and why it failed, in the words of its ranks."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Final
+
+from distcache.errors import DistcacheError, error_from_exit_code
+from distcache.launch.prejob import START, JobFiles
+from distcache.launch.slurm import JobState, look_at_job
+
+__all__ = ["failure", "follow"]
+
+POLL: Final = 1.0  # seconds between looks at the log
+ASK_EVERY: Final = 5.0  # seconds between questions to Slurm
+TELL_EVERY: Final = 60.0  # seconds between messages about a job that waits
+PATIENCE: Final = 600.0  # seconds without an answer from Slurm
+OURS: Final = "distcache: "
+SLURMS: Final = ("srun: error:", "slurmstepd: error:", "slurmstepd-")
+MOST_LINES: Final = 20
+
+
+class Tail:
+    """Reads what is appended to a file, whole lines at a time.
+
+    Parameters
+    ----------
+    path : Path
+        A file that may not be there yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def lines(self) -> list[str]:
+        """Return the lines that have been completed since the last call."""
+        try:
+            with open(self._path, "rb") as stream:
+                stream.seek(self._offset)
+                content = stream.read()
+        except OSError:
+            return []
+        whole = content[: content.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return whole.decode("utf-8", "replace").splitlines()
+
+
+def follow(
+    files: JobFiles,
+    tell: Callable[[str], None],
+    look: Callable[[str], JobState] = look_at_job,
+) -> JobState:
+    """Wait until a job has ended, telling what rank 0 writes.
+
+    It waits as long as the job does, and says every minute what the job waits for.
+
+    Raises
+    ------
+    DistcacheError
+        If Slurm does not answer for ten minutes.
+    """
+    tail = Tail(files.first_log)
+    state, told, answered = JobState("UNKNOWN"), "", time.monotonic()
+    asked = told_at = -TELL_EVERY
+    while not state.ended:
+        now = time.monotonic()
+        if now - asked >= ASK_EVERY:
+            asked = now
+            try:
+                state, answered = look(files.job), now
+            except DistcacheError:
+                if now - answered > PATIENCE:
+                    raise
+        words = f"pre-job {files.job}: {state.state.lower()} {state.reason}".rstrip()
+        if words != told or (state.state == "PENDING" and now - told_at >= TELL_EVERY):
+            tell(words)
+            told, told_at = words, now
+        for line in tail.lines():
+            tell(line)
+        if not state.ended:
+            time.sleep(POLL)
+    return state
+
+
+def failure(files: JobFiles, state: JobState) -> DistcacheError:
+    """Return the error that says why a job has failed: what its ranks said, or else what Slurm did.
+
+    Parameters
+    ----------
+    files : JobFiles
+        Of a job that has ended.
+    state : JobState
+        How it ended.
+    """
+    ours: dict[str, None] = {}
+    slurms: dict[str, None] = {}
+    for log in files.logs():
+        for line in last_start(log):
+            if line.startswith(OURS):
+                ours[line.removeprefix(OURS)] = None
+            elif line.startswith(SLURMS):
+                slurms[line] = None
+    said = list(ours or slurms)[-MOST_LINES:]
+    detail = state.reason if state.reason not in ("", "NonZeroExitCode") else ""
+    how = f"{state.state} {detail}".strip() + (
+        f" (exit code {state.exit_code})" if state.exit_code else ""
+    )
+    summary = f"pre-job {files.job}: {how}; its logs: {files.directory}/{files.job}_*"
+    return error_from_exit_code(_exit_code(state, slurms), *said, summary)
+
+
+def _exit_code(state: JobState, lines: Iterable[str]) -> int:
+    """Return the exit code of a rank that ended by itself: srun's own is that of those it killed."""
+    known = {kind.exit_code for kind in DistcacheError.__subclasses__()} - {
+        DistcacheError.exit_code
+    }
+    found = (re.search(r"Exited with exit code (\d+)", line) for line in lines)
+    codes = [state.exit_code, *(int(match.group(1)) for match in found if match)]
+    return next((code for code in codes if code in known), DistcacheError.exit_code)
+
+
+def last_start(log: Path) -> list[str]:
+    """Return what a rank has written since the job was last started."""
+    with open(log, "rb") as stream:
+        stream.seek(max(os.fstat(stream.fileno()).st_size - (1 << 20), 0))
+        lines = stream.read().decode("utf-8", "replace").splitlines()
+    starts = [number for number, line in enumerate(lines) if line.startswith(START)]
+    return lines[starts[-1] :] if starts else lines
