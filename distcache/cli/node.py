@@ -52,6 +52,7 @@ class Transport(StrEnum):
     auto = "auto"
     mpi = "mpi"
     copy = "copy"
+    sbcast = "sbcast"
 
 
 def localize_command(
@@ -75,7 +76,10 @@ def localize_command(
     ] = None,
     transport: Annotated[
         Transport,
-        typer.Option(help="mpi: each byte is read once for all nodes; copy: by each node."),
+        typer.Option(
+            help="mpi: each byte is read once for all nodes; copy: by each node; sbcast: Slurm's "
+            "daemons pass the cache on."
+        ),
     ] = Transport.auto,
     reserve: Annotated[str, typer.Option(help="Space to leave free, for example 50G.")] = "0",
     threads: Annotated[int, typer.Option(min=1, help="Blocks that a node reads at a time.")] = 4,
@@ -121,7 +125,7 @@ def _join(transport: Transport) -> tuple[Communicator, str]:
     try:
         return connect(), ""
     except ConfigError as error:
-        if transport is Transport.mpi:
+        if transport in (Transport.mpi, Transport.sbcast):
             raise
         return SerialCommunicator(), "" if transport is Transport.copy else str(error)
 

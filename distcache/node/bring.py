@@ -13,15 +13,15 @@ import msgspec
 from distcache import __version__
 from distcache.errors import DistcacheError
 from distcache.files import is_plain_file
-from distcache.node.copies import copy_elsewhere, copy_shared, jitter, turns
+from distcache.node.copies import copy_elsewhere
+from distcache.node.fetch import fetch
 from distcache.node.inventory import Inventory, find_elsewhere, take_inventory
 from distcache.node.landing import Landing
-from distcache.node.place import node_count, node_name
+from distcache.node.place import node_name
 from distcache.node.record import Ready, read_record, withdraw, write_record
 from distcache.node.report import LocalizeOptions, NodeReport, make_report
 from distcache.node.space import allocated, require_space
 from distcache.node.store import Store, sweep
-from distcache.node.stripes import pass_on
 from distcache.node.view import link_tokens, make_view, missing_view_bytes, plan_view
 from distcache.node.wanted import CACHE, Wanted
 from distcache.progress import Progress
@@ -54,7 +54,7 @@ def bring(
     options : LocalizeOptions
         How.
     transport : str
-        "mpi" or "copy".
+        "mpi", "copy" or "sbcast".
     progress : Progress
         Told what this agent does.
 
@@ -85,7 +85,7 @@ def bring(
 
     reused = together(agents, reuse, "copying from other caches")
     mine = [number for number in missing if number not in reused]
-    read = _fetch(agents, wanted, landing, mine, options, transport, progress)
+    read = fetch(agents, wanted, landing, mine, options, transport, progress)
     progress.phase("syncing")
     together(agents, lambda: _finish(wanted, landing, found.complete), "completing files")
     if options.megatron:
@@ -173,36 +173,6 @@ def _growth(wanted: Wanted, file: int) -> int:
     target = wanted.files[file]
     path = target.final if file == CACHE and _is_mended(wanted) else target.part
     return max(target.size - allocated(path), 0)
-
-
-def _fetch(
-    agents: Communicator,
-    wanted: Wanted,
-    landing: Landing,
-    mine: list[int],
-    options: LocalizeOptions,
-    transport: str,
-    progress: Progress,
-) -> int:
-    """Bring the units that nodes need from the shared filesystem. Collective."""
-    if transport == "mpi":
-        shares = agents.gather_all(mine, list[int], "what the nodes need")
-        needed = sorted({number for share in shares for number in share})
-
-        def relay() -> int:
-            return pass_on(agents, wanted, landing, needed, frozenset(mine), progress.advance)
-
-        return together(agents, relay, "passing stripes on")
-
-    def copy() -> int:
-        return copy_shared(wanted, landing, mine, options.threads, progress.advance)
-
-    if agents.size == 1 and mine:
-        jitter(node_count(os.environ))
-    read = 0
-    for turn in turns(agents.size):
-        read += together(agents, copy if agents.rank in turn else int, "copying")
-    return read
 
 
 def _finish(wanted: Wanted, landing: Landing, complete: Collection[int]) -> None:

@@ -14,6 +14,7 @@ from distcache.node.lock import changing
 from distcache.node.place import NODE_NAME, require_text, required_directory
 from distcache.node.record import Ready, read_record
 from distcache.node.report import Localized, LocalizeOptions, NodeReport, make_report
+from distcache.node.sbcast import require_sbcast
 from distcache.node.space import space_at
 from distcache.node.store import Store, cache_name, make_store
 from distcache.node.wanted import Facts, Wanted, describe, look_at, make_wanted
@@ -89,6 +90,8 @@ def _as_agent(
 ) -> Localized:
     """Localize on this agent's node. Collective over the agents."""
     transport, reason = choose_transport(options.transport, agents.size)
+    if transport == "sbcast":
+        require_sbcast(agents, environment)
     progress.note(f"transport {transport}: {reason}")
     progress.phase("reading what the cache says")
     contents = _share_contents(agents, source)

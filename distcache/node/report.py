@@ -30,7 +30,7 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
     tokenizer : dict or None
         For Megatron's names, instead of the cache's.
     transport : str
-        "auto", "mpi" or "copy".
+        "auto", "mpi", "copy" or "sbcast".
     reserve : int
         Bytes to leave free on the store's filesystem.
     threads : int

@@ -9,12 +9,11 @@ from pathlib import Path
 
 from tests.cluster.daemons import detach, listens, run, stop, succeeds, wait_until
 from tests.cluster.gluster import SharedFilesystem
-from tests.cluster.node import Node
+from tests.cluster.node import BRIDGES, Node
 from tests.cluster.settings import Settings, hosts, slurm_conf, slurmdbd_conf
 
 __all__ = ["PROGRAMS", "Cluster", "what_is_missing"]
 
-BRIDGE = "lab-bridge"
 DIRECTORIES = ("etc", "run", "log", "state", "munge", "mysql", "spool", "disk")
 PROGRAMS = (
     "slurmctld slurmd slurmdbd sbatch sbcast munged mariadbd ip nsenter unshare glusterd gluster"
@@ -36,13 +35,10 @@ class Cluster:
     ----------
     settings : Settings
         Sizes and places.
-    extra : str
-        More lines of slurm.conf.
     """
 
-    def __init__(self, settings: Settings, extra: str = "") -> None:
+    def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._extra = extra
         self.shared = SharedFilesystem(settings)
         self.nodes = [Node(settings, name) for name in settings.names]
 
@@ -77,7 +73,8 @@ class Cluster:
             stop(self.settings.pid_file(name))
         for node in self.nodes:
             node.disconnect()
-        subprocess.run(["ip", "link", "del", BRIDGE], check=False, capture_output=True)
+        for bridge in BRIDGES:
+            subprocess.run(["ip", "link", "del", bridge], check=False, capture_output=True)
 
     def node(self, name: str) -> Node:
         """Return a node by its name."""
@@ -95,7 +92,7 @@ class Cluster:
         wait_until(lambda: self._idle() == len(self.nodes), "idle nodes", limit, logs)
 
     def _idle(self) -> int:
-        return run("sinfo", "-h", "-N", "-t", "idle", "-o", "%N %T").count(" idle\n")
+        return run("sinfo", "-h", "-N", "-p", "main", "-t", "idle", "-o", "%N %T").count(" idle\n")
 
     def _mount(self, node: Node) -> None:
         wait_until(node.is_up, node.name, logs=[self._log(f"init.{node.name}")])
@@ -110,7 +107,7 @@ class Cluster:
             shutil.rmtree(base / name, ignore_errors=True)
             (base / name).mkdir(parents=True)
         etc = base / "etc"
-        self.settings.slurm_conf.write_text(slurm_conf(self.settings, self._extra))
+        self.settings.slurm_conf.write_text(slurm_conf(self.settings))
         (etc / "slurmdbd.conf").write_text(slurmdbd_conf(self.settings))
         (etc / "slurmdbd.conf").chmod(0o600)
         # Looking for a version by itself fails where no cgroup filesystem is mounted.
@@ -162,8 +159,11 @@ class Cluster:
         run("sacctmgr", "-i", "add", "cluster", "lab")
 
     def _start_network(self) -> None:
-        run("ip", "link", "add", BRIDGE, "type", "bridge")
-        run("ip", "addr", "add", f"{self.settings.head_address}/24", "dev", BRIDGE)
-        run("ip", "link", "set", BRIDGE, "up")
+        for bridge, address in zip(
+            BRIDGES, (self.settings.head_address, self.settings.server), strict=True
+        ):
+            run("ip", "link", "add", bridge, "type", "bridge")
+            run("ip", "addr", "add", f"{address}/24", "dev", bridge)
+            run("ip", "link", "set", bridge, "up")
         for node in self.nodes:
-            node.connect(BRIDGE)
+            node.connect()

@@ -36,7 +36,7 @@ class SharedFilesystem:
         run("glusterd", f"--log-file={log}", f"--pid-file={pid_file}", "-L", "WARNING")
         wait_until(lambda: succeeds(*_gluster("volume", "list")), "glusterd", logs=[log])
         self._forget()
-        source = f"{settings.head_address}:{self._brick}"
+        source = f"{settings.server}:{self._brick}"
         run(*_gluster("volume", "create", VOLUME, source, "force"))
         run(*_gluster("volume", "start", VOLUME))
         run(*self._mount("head"))
@@ -44,6 +44,11 @@ class SharedFilesystem:
     def mount_on(self, node: Node) -> None:
         """Mount it on a node."""
         node.run(*self._mount(node.name))
+
+    def forget_on(self, node: Node) -> None:
+        """Mount it anew on a node, which then has none of its bytes in memory."""
+        node.run("umount", self._settings.shared)
+        self.mount_on(node)
 
     def stop(self) -> None:
         """Unmount it on the head, whose server then ends."""
@@ -56,7 +61,7 @@ class SharedFilesystem:
     def _mount(self, where: str) -> list[str]:
         log = self._settings.log(f"gluster.{where}")
         options = f"direct-io-mode=disable,log-file={log}"
-        source = f"{self._settings.head_address}:/{VOLUME}"
+        source = f"{self._settings.server}:/{VOLUME}"
         return ["mount", "-t", "glusterfs", "-o", options, source, str(self._settings.shared)]
 
     def _forget(self) -> None:

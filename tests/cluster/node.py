@@ -8,9 +8,12 @@ from pathlib import Path
 
 from tests.cluster.daemons import detach, run, stop, wait_until
 from tests.cluster.settings import HOSTS_FILE, LOCAL, Settings
+from tests.processes import DISTCACHE
 
-__all__ = ["Node"]
+__all__ = ["BRIDGES", "ETHERNET", "STORAGE", "Node"]
 
+CARDS = (ETHERNET, STORAGE) = ("eth0", "san0")
+BRIDGES = ("lab-eth", "lab-san")
 INIT = Path(__file__).with_name("node_init.sh")
 
 
@@ -29,19 +32,21 @@ class Node:
         self._settings = settings
         self.name = name
         self.namespace = f"lab-{name}"
-        self.device = f"v-{name}"  # the head's end of its cable
         self._pid_file = settings.pid_file(f"holder.{name}")
 
-    def connect(self, bridge: str) -> None:
-        """Give it a network card with its address."""
-        address = self._settings.address(self.name)
-        space = self.namespace
+    def connect(self) -> None:
+        """Give it network cards: for all else, and for the filesystem."""
+        space, number = self.namespace, self._settings.number(self.name)
         run("ip", "netns", "add", space)
-        run("ip", "link", "add", self.device, "type", "veth", "peer", "eth0", "netns", space)
-        run("ip", "link", "set", self.device, "master", bridge, "up")
-        run("ip", "-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
-        for device in ("eth0", "lo"):
-            run("ip", "-n", space, "link", "set", device, "up")
+        run("ip", "-n", space, "link", "set", "lo", "up")
+        for bridge, card, network in zip(
+            BRIDGES, CARDS, (self._settings.network, self._settings.storage), strict=True
+        ):
+            device = f"{card}-{self.name}"
+            run("ip", "link", "add", device, "type", "veth", "peer", card, "netns", space)
+            run("ip", "link", "set", device, "master", bridge, "up")
+            run("ip", "-n", space, "addr", "add", f"{network}.{number}/24", "dev", card)
+            run("ip", "-n", space, "link", "set", card, "up")
 
     def start(self) -> None:
         """Switch it on, with an empty disk unless it has one already."""
@@ -61,6 +66,7 @@ class Node:
             "SHARED_MEMORY": f"{settings.shared_memory}m",
             "HOSTS": str(settings.base / "etc" / "hosts"),
             "HOSTS_FILE": str(HOSTS_FILE),
+            "DISTCACHE": DISTCACHE,
             "LOG": str(settings.log(f"init.{self.name}")),
             "SLURM_CONF": str(settings.slurm_conf),
         }
@@ -74,8 +80,10 @@ class Node:
         stop(self._pid_file, signal.SIGKILL)
 
     def disconnect(self) -> None:
-        """Remove its network card."""
-        subprocess.run(["ip", "link", "del", self.device], check=False, capture_output=True)
+        """Remove its network cards."""
+        for card in CARDS:
+            words = ["ip", "link", "del", f"{card}-{self.name}"]
+            subprocess.run(words, check=False, capture_output=True)
         subprocess.run(["ip", "netns", "del", self.namespace], check=False, capture_output=True)
 
     def words(self, *command: str | Path) -> list[str]:
@@ -96,6 +104,15 @@ class Node:
             return False
         return True
 
-    def received(self) -> int:
-        """Return the bytes that its network card has received."""
-        return int(self.run("cat", "/sys/class/net/eth0/statistics/rx_bytes"))
+    def received(self, card: str = STORAGE) -> int:
+        """Return the bytes that a network card has received."""
+        return int(self.run("cat", f"/sys/class/net/{card}/statistics/rx_bytes"))
+
+    def slow_down(self, card: str, rate: str) -> None:
+        """Let a network card send no more than, for example, ``100mbit``; empty for all it can."""
+        queue = ["dev", card, "root"]
+        if rate:
+            limits = ["tbf", "rate", rate, "burst", "256k", "latency", "200ms"]
+            self.run("tc", "qdisc", "replace", *queue, *limits)
+        else:
+            self.run("tc", "qdisc", "del", *queue)

@@ -9,6 +9,10 @@ umount -l "$SHARED"
 mount -o loop "$DISK" "$LOCAL"
 chmod 1777 "$LOCAL"
 mount -t tmpfs -o "size=$SHARED_MEMORY,mode=1777" shm /dev/shm
+# Where slurm/epilog.sh looks for distcache.
+mount -t tmpfs opt /opt
+mkdir -p /opt/distcache/bin
+ln -s "$DISTCACHE" /opt/distcache/bin/distcache
 mount --bind "$HOSTS" "$HOSTS_FILE"
 slurmd -N "$NODE" -D &
 # Reap what loses its parent, for as long as the node has power.

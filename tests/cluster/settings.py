@@ -6,10 +6,11 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["HOSTS_FILE", "LOCAL", "Settings", "hosts", "slurm_conf", "slurmdbd_conf"]
+__all__ = ["HOSTS_FILE", "LOCAL", "SCRIPTS", "Settings", "hosts", "slurm_conf", "slurmdbd_conf"]
 
 LOCAL = Path("/local")  # the private disk of every node; an empty directory elsewhere
 HOSTS_FILE = Path("/etc/hosts")
+SCRIPTS = Path(__file__).parent.parent.parent / "slurm"
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,9 @@ class Settings:
         What each node claims to have, which may be more than there are.
     memory, disk, shared_memory : int
         MiB of each node: claimed, on its private disk, and in ``/dev/shm`` (MPICH wants 64).
-    network : str
-        First three numbers of all addresses; the head is .1, the nodes are .11 and so on.
+    network, storage : str
+        First three numbers of all addresses; the head is .1, the nodes are .11 and so on. The
+        filesystem has a network of its own, so that its bytes can be counted.
     port : int
         Of slurmctld; the next three are slurmd's, slurmdbd's and MariaDB's.
     """
@@ -39,6 +41,7 @@ class Settings:
     disk: int = 1024
     shared_memory: int = 2048
     network: str = "10.77.0"
+    storage: str = "10.78.0"
     port: int = 16817
 
     @property
@@ -56,9 +59,18 @@ class Settings:
         """Of the nodes."""
         return [f"node{number}" for number in range(1, self.nodes + 1)]
 
+    @property
+    def server(self) -> str:
+        """The address from which the filesystem is served."""
+        return f"{self.storage}.1"
+
     def address(self, node: str) -> str:
         """Of a node."""
-        return f"{self.network}.{11 + self.names.index(node)}"
+        return f"{self.network}.{self.number(node)}"
+
+    def number(self, node: str) -> int:
+        """The last number of a node's addresses."""
+        return 11 + self.names.index(node)
 
     @property
     def slurm_conf(self) -> Path:
@@ -84,7 +96,7 @@ class Settings:
         return self.base / "log" / f"{name}.log"
 
 
-def slurm_conf(settings: Settings, extra: str = "") -> str:
+def slurm_conf(settings: Settings) -> str:
     """Return slurm.conf.
 
     Set for a machine with few cores: nodes may claim more than there is, batch jobs are started
@@ -135,7 +147,11 @@ JobCompType=jobcomp/none
 NodeName=node[1-{settings.nodes}] NodeAddr={settings.network}.[11-{10 + settings.nodes}] \
 CPUs={settings.cpus} RealMemory={settings.memory} State=UNKNOWN
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=NO
-{extra}"""
+PartitionName=cpu Nodes=ALL MaxTime=INFINITE State=UP OverSubscribe=NO
+Prolog={SCRIPTS}/prolog.sh
+Epilog={SCRIPTS}/epilog.sh
+PrologFlags=Alloc
+"""
 
 
 def slurmdbd_conf(settings: Settings) -> str:
