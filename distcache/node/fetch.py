@@ -54,12 +54,11 @@ def fetch(
         return _copy(agents, wanted, landing, mine, options.threads, progress)
     read = 0
     if transport == "sbcast":
-        before = len(mine)
-        mine, read = broadcast_cache(
+        left, read = broadcast_cache(
             agents, wanted, mine, options.threads, os.environ, progress.advance
         )
-        if len(mine) == before:
-            progress.note("sbcast brings whole files only; the agents pass on what is missing")
+        landing.written += sum(wanted.units[number].size for number in set(mine) - set(left))
+        mine = left
     shares = agents.gather_all(list(mine), list[int], "what the nodes need")
     needed = sorted({number for share in shares for number in share})
 

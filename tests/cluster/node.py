@@ -10,7 +10,7 @@ from tests.cluster.daemons import detach, run, stop, wait_until
 from tests.cluster.settings import HOSTS_FILE, LOCAL, Settings
 from tests.processes import DISTCACHE
 
-__all__ = ["BRIDGES", "ETHERNET", "STORAGE", "Node"]
+__all__ = ["BRIDGES", "ETHERNET", "STORAGE", "Node", "slow_down"]
 
 CARDS = (ETHERNET, STORAGE) = ("eth0", "san0")
 BRIDGES = ("lab-eth", "lab-san")
@@ -109,10 +109,14 @@ class Node:
         return int(self.run("cat", f"/sys/class/net/{card}/statistics/rx_bytes"))
 
     def slow_down(self, card: str, rate: str) -> None:
-        """Let a network card send no more than, for example, ``100mbit``; empty for all it can."""
-        queue = ["dev", card, "root"]
-        if rate:
-            limits = ["tbf", "rate", rate, "burst", "256k", "latency", "200ms"]
-            self.run("tc", "qdisc", "replace", *queue, *limits)
-        else:
-            self.run("tc", "qdisc", "del", *queue)
+        """Let a network card receive no more than, for example, ``100mbit``."""
+        slow_down(f"{card}-{self.name}", rate)
+
+
+def slow_down(device: str, rate: str) -> None:
+    """Let a device of this machine send no more than so much; empty for all it can."""
+    if rate:
+        limits = ["tbf", "rate", rate, "burst", "256k", "latency", "200ms"]
+        run("tc", "qdisc", "replace", "dev", device, "root", *limits)
+    else:
+        run("tc", "qdisc", "del", "dev", device, "root")

@@ -1,0 +1,165 @@
+"""What the tests ask of the cluster: commands, jobs, and a build that is long enough to be hit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from distcache.build.journal import read_journals
+from distcache.build.record import BuildRecord, read_build_record
+from tests.caches import build_here
+from tests.cluster.daemons import run, wait_until
+from tests.cluster.node import ETHERNET
+from tests.cluster.settings import SCRIPTS
+from tests.corpora import write_corpora
+from tests.large import write_large
+from tests.processes import DISTCACHE, OPEN_MPI, clean_environment
+
+__all__ = ["Story", "background", "distcache", "environment", "recorded", "state_of", "wait_for"]
+
+LIMIT = 240.0  # seconds
+SHAPE = ("--nodes", "3", "--ntasks-per-node", "2")
+
+
+def environment(launcher: str = "mpich", **extra: str) -> dict[str, str]:
+    """Return what commands and their jobs need: Slurm's configuration, and one of the MPIs."""
+    found = {
+        "SLURM_CONF": os.environ["SLURM_CONF"],
+        "OMP_NUM_THREADS": "1",
+        # MPI keeps off the filesystem's network, where the bytes of files are counted.
+        "UCX_NET_DEVICES": ETHERNET,
+        "OMPI_MCA_btl_tcp_if_include": ETHERNET,
+        **extra,
+    }
+    if launcher == "openmpi":
+        found |= {**OPEN_MPI, "DISTCACHE_MPI": "pmix"}
+    return clean_environment(found)
+
+
+def background(*words: object, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    """Start a command of distcache and do not wait for it."""
+    return subprocess.Popen(
+        [DISTCACHE, *map(str, words)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=dict(env or environment()),
+    )
+
+
+def distcache(
+    *words: object, env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of distcache to its end."""
+    process = background(*words, env=env)
+    output, errors = process.communicate(timeout=LIMIT)
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def state_of(job: str) -> str:
+    """Return what Slurm says of a job."""
+    text = run("scontrol", "show", "job", "--oneliner", job)
+    return text.partition("JobState=")[2].split()[0]
+
+
+def wait_for(job: str, *states: str, limit: float = LIMIT) -> str:
+    """Wait until a job is in one of some states, and return which."""
+    wait_until(lambda: state_of(job) in states, f"job {job} to be {' or '.join(states)}", limit)
+    return state_of(job)
+
+
+def recorded(directory: Path, name: str) -> set[int]:
+    """Return the items that the journals of an unfinished cache name."""
+    return set(read_journals(map(str, directory.glob(f".{name}.h5.building/journal.*.jsonl"))))
+
+
+class Story:
+    """Corpora and a configuration on the network filesystem.
+
+    Parameters
+    ----------
+    directory : Path
+        There.
+    fields : dict
+        Of the configuration.
+    """
+
+    def __init__(self, directory: Path, fields: dict[str, Any]) -> None:
+        self.directory = directory
+        self.caches = directory / "caches"
+        self.cache = self.caches / "c.h5"
+        self.config = directory / "blend.json"
+        self.config.write_text(json.dumps(fields))
+        self.fields = fields
+
+    @classmethod
+    def small(cls, directory: Path) -> Story:
+        """Return one whose samples can all be read."""
+        prefixes = write_corpora(directory)
+        return cls(
+            directory,
+            {
+                "sequence_length": 32,
+                "split": "90,10,0",
+                "samples": {"train": 4001, "valid": 100, "test": 0},
+                "blend": [
+                    {"path": prefixes["plain"], "weight": 0.5},
+                    {"path": prefixes["third"], "weight": 0.3},
+                    {"path": prefixes["holes"], "weight": 0.2},
+                ],
+                "tokenizer": {"class": "NullTokenizer"},
+            },
+        )
+
+    @classmethod
+    def long(cls, directory: Path, corpora: int = 12, sequences: int = 700_000) -> Story:
+        """Return one that takes many seconds to build, in many steps."""
+        prefixes = [write_large(directory / f"m{i}", sequences + i) for i in range(corpora)]
+        return cls(
+            directory,
+            {
+                "sequence_length": 24,
+                "split": "98,1,1",
+                "samples": {"train": 40 * corpora * sequences // 12, "valid": 1000, "test": 1000},
+                "blend": [{"path": prefix, "weight": 1} for prefix in prefixes],
+            },
+        )
+
+    def words(self, *more: object) -> list[object]:
+        """Return the words that submit its pre-job."""
+        return ["submit", self.config, "-o", self.caches, "--name", "c", *SHAPE, *more]
+
+    def undisturbed(self, directory: Path) -> Path:
+        """Return what one process builds of it elsewhere."""
+        return Path(build_here(self.fields, directory).path)
+
+    def record(self) -> BuildRecord:
+        """Return the build record of its cache."""
+        return read_build_record(self.cache)
+
+    def sbatch(self, script: str, *words: object, options: tuple[str, ...] = ()) -> str:
+        """Submit one of the scripts of slurm/, and return the job's number."""
+        log = self.directory / f"{script}-%j.log"
+        return run(
+            *("env", *(f"{key}={value}" for key, value in environment().items())),
+            *("sbatch", "--parsable", f"--output={log}", *options),
+            *(SCRIPTS / script, *map(str, words)),
+        ).strip()
+
+    def log(self, script: str, job: str) -> str:
+        """Return what such a job wrote."""
+        return (self.directory / f"{script}-{job}.log").read_text()
+
+    def wait_for_records(self, count: int = 2) -> None:
+        """Wait until a build is well under way."""
+        end = time.monotonic() + LIMIT
+        while len(recorded(self.caches, "c")) < count:
+            assert not self.cache.exists(), "the build was over too soon"
+            assert time.monotonic() < end, "the build records nothing"
+            time.sleep(0.05)

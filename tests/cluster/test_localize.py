@@ -1,0 +1,174 @@
+"""Localizing onto the private disks of real nodes: what it reads, and Slurm's own broadcast."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from distcache.corpus import idx_path
+from tests.cluster.cluster import Cluster
+from tests.cluster.daemons import run
+from tests.cluster.jobs import Story, distcache, environment
+from tests.cluster.node import STORAGE
+from tests.cluster.settings import LOCAL, SCRIPTS
+
+pytestmark = pytest.mark.mpi
+
+STORE = LOCAL / "distcache-0"
+NOBODY = 65534
+
+
+@pytest.fixture(scope="module")
+def story(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Story:
+    """A cache of several blocks on the network filesystem."""
+    directory = cluster.settings.shared / "localize"
+    directory.mkdir()
+    made = Story.long(directory, corpora=3)
+    assert distcache(*made.words("--wait")).returncode == 0
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _empty(cluster: Cluster) -> None:
+    """No node has anything: neither on its disk nor in memory."""
+    run("srun", "-N3", "sh", "-c", f"rm -rf {STORE}/* {STORE}/.??*")
+    for node in cluster.nodes:
+        cluster.shared.forget_on(node)
+
+
+def localize(
+    story: Story, transport: str, *more: str, path: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Localize on all nodes."""
+    env = environment()
+    if path:
+        env["PATH"] = f"{path}:{env['PATH']}"
+    words = ["srun", "-N3", "--mpi=pmi2", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
+    words += ["distcache", "localize", str(story.cache), "--to", str(STORE), "--json"]
+    words += ["--transport", transport, "--log-format", "plain", *more]
+    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=180, check=False)
+
+
+def verify() -> None:
+    """Compare every byte on every node with its digest."""
+    said = run("srun", "-N3", "distcache", "local", "verify", STORE)
+    assert said.count("all copies are right") == 3
+
+
+def size_of(story: Story) -> int:
+    """Return the bytes of the cache and of all indices."""
+    indices = [idx_path(source["path"]) for source in story.fields["blend"]]
+    return sum(os.stat(path).st_size for path in [story.cache, *indices])
+
+
+def test_what_is_read_over_the_network(cluster: Cluster, story: Story) -> None:
+    """Once for all nodes with mpi, once for each with copy, by the counters of their cards."""
+    received: dict[str, float] = {}
+    for transport in ("mpi", "copy"):
+        before = [node.received(STORAGE) for node in cluster.nodes]
+        done = localize(story, transport)
+        assert done.returncode == 0, done.stderr
+        after = [node.received(STORAGE) for node in cluster.nodes]
+        received[transport] = (sum(after) - sum(before)) / size_of(story)
+        verify()
+        run("srun", "-N3", "sh", "-c", f"rm -rf {STORE}/* {STORE}/.??*")
+        for node in cluster.nodes:
+            cluster.shared.forget_on(node)
+    assert 1.0 <= received["mpi"] <= 1.3, received
+    assert 3.0 <= received["copy"] <= 3.9, received
+
+
+def test_slurms_broadcast(cluster: Cluster, story: Story) -> None:
+    """Reads the cache once, on the first node; the result is what any other transport brings."""
+    before = [node.received(STORAGE) for node in cluster.nodes]
+    done = localize(story, "sbcast")
+    assert done.returncode == 0, done.stderr
+    after = [node.received(STORAGE) for node in cluster.nodes]
+    nodes = json.loads(done.stdout)["nodes"]
+    size = story.cache.stat().st_size
+    assert [node["read"] >= size for node in nodes] == [True, False, False]
+    assert all(node["written"] >= size for node in nodes)
+    assert (sum(after) - sum(before)) / size_of(story) <= 1.3
+    verify()
+    again = localize(story, "sbcast")
+    assert [node["read"] for node in json.loads(again.stdout)["nodes"]] == [0, 0, 0]
+
+
+def wrapper(directory: Path, script: str) -> str:
+    """Make an sbcast that comes before the real one; return its directory."""
+    path = directory / "bin" / "sbcast"
+    path.parent.mkdir()
+    path.write_text(f"#!/bin/bash\ntarget=${{@: -1}}\n{script}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return str(path.parent)
+
+
+def test_blocks_that_arrive_wrong_are_fetched_again(story: Story, shared: Path) -> None:
+    """Nothing is believed of what Slurm has written."""
+    spoil = '/usr/bin/sbcast "$@" && printf spoilt | dd of=$target bs=1 seek=70000 conv=notrunc'
+    done = localize(story, "sbcast", path=wrapper(shared, spoil))
+    assert done.returncode == 0, done.stderr
+    verify()
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "echo slurmd says no >&2; exit 1",
+        "head -c 50000000 /dev/zero >$target; echo slurmd says no >&2; exit 1",
+    ],
+)
+def test_a_broadcast_that_fails_leaves_nothing(story: Story, shared: Path, script: str) -> None:
+    """One error for all nodes; no file that is half a cache."""
+    done = localize(story, "sbcast", path=wrapper(shared, script))
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count("slurmd says no") == 1
+    left = run("srun", "-N3", "find", STORE / "caches", "-type", "f", "-name", "*.h5*")
+    assert left.strip() == ""
+    assert localize(story, "mpi").returncode == 0
+    verify()
+
+
+def test_broadcasting_needs_all_nodes_of_a_step(story: Story) -> None:
+    """Agents on some of the nodes, or a single process, are told so."""
+    words = ["localize", story.cache, "--to", STORE, "--transport", "sbcast"]
+    alone = distcache(*words)
+    assert alone.returncode == 2
+    assert "start it with srun" in alone.stderr
+
+
+def as_nobody(*words: object) -> str:
+    """Run a command as a user without rights."""
+    to_user = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    return run("setpriv", *to_user, *map(str, words))
+
+
+def test_prolog_and_epilog(cluster: Cluster, story: Story, tmp_path: Path) -> None:
+    """Root's scripts make the user's directory, and clear it as the user; links are left alone."""
+    theirs = LOCAL / f"distcache-{NOBODY}"
+    where = ["srun", "-N1", "-w", "node1", "--chdir=/"]
+    assert as_nobody(*where, "stat", "-c", "%u %a", theirs).split() == [str(NOBODY), "700"]
+    story.directory.chmod(0o755)
+    cache = as_nobody(*where, "distcache", "localize", story.cache, "--to", theirs, "--json")
+    name = json.loads(cache)["nodes"][0]["cache"]
+    node = cluster.node("node1")
+    assert node.run("ls", name).strip() == name  # the epilog's budget has room for it
+
+    bare = ["env", "-i", f"SLURM_JOB_UID={NOBODY}"]
+    empty = tmp_path / "epilog.sh"
+    empty.write_text((SCRIPTS / "epilog.sh").read_text().replace("budget=200G", "budget=0"))
+    node.run(*bare, "/bin/sh", empty)
+    assert "h5" not in node.run("ls", theirs / "caches")
+    node.run(*bare, "/bin/sh", SCRIPTS / "prolog.sh")
+    node.run("rm", "-rf", theirs)
+    node.run("mkdir", LOCAL / "precious")
+    node.run("ln", "-s", LOCAL / "precious", theirs)
+    for script in ("prolog.sh", "epilog.sh"):
+        node.run(*bare, "/bin/sh", SCRIPTS / script)
+    assert node.run("stat", "-c", "%u", LOCAL / "precious").strip() == "0"
+    node.run("rm", "-r", theirs, LOCAL / "precious")

@@ -1,0 +1,112 @@
+"""The whole story on three nodes: submitted, built, localized, read under torchrun."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import distcache as package
+from distcache.corpus import idx_path
+from tests.cluster.cluster import Cluster
+from tests.cluster.daemons import run
+from tests.cluster.jobs import Story, distcache, environment, wait_for
+from tests.cluster.settings import LOCAL, SCRIPTS
+
+pytestmark = pytest.mark.mpi
+
+
+@pytest.fixture
+def clean(cluster: Cluster) -> Iterator[None]:
+    """Disks without copies of earlier tests."""
+    yield
+    run("srun", "-N3", "sh", "-c", f"rm -rf {LOCAL}/distcache-*")
+
+
+def lines(directory: Path) -> list[dict[str, Any]]:
+    """Return what every rank wrote."""
+    return [json.loads(path.read_text()) for path in sorted(directory.iterdir())]
+
+
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize("launcher", ["mpich", "openmpi"])
+def test_two_commands_from_a_configuration_to_samples(
+    launcher: str, shared: Path, tmp_path: Path
+) -> None:
+    """Every sample of an epoch is read exactly once, from local copies, `.bin` from the network."""
+    story = Story.small(shared)
+    out = shared / "out"
+    out.mkdir()
+    prefixes = [source["path"] for source in story.fields["blend"]]
+    hidden = [str(story.cache), *map(idx_path, prefixes)]
+    elsewhere = story.undisturbed(tmp_path)
+    reference = package.open(elsewhere).dataset("train")
+    expected = [[i, digest(reference[i]["tokens"])] for i in range(len(reference))]
+
+    train = [SCRIPTS / "train.sbatch", "-m", "tests.cluster.epoch", out, *hidden]
+    log = shared / "train.log"
+    env = environment(launcher, RANKS_PER_NODE="2", SBATCH_OUTPUT=str(log))
+    done = distcache(*story.words("--wait", "--json", "--", *train), env=env)
+    assert done.returncode == 0, done.stderr
+    submitted = json.loads(done.stdout)
+    assert submitted["options"]["mpi"] == {"mpich": "pmi2", "openmpi": "pmix"}[launcher]
+    assert wait_for(submitted["training"], "COMPLETED", "FAILED", "CANCELLED") == "COMPLETED", (
+        log.read_text()
+    )
+
+    ranks = lines(out)
+    assert sorted(rank["host"] for rank in ranks) == sorted(2 * ["node1", "node2", "node3"])
+    assert {rank["key"] for rank in ranks} == {submitted["key"]}
+    assert all(rank["local"] for rank in ranks)
+    assert sorted(sample for rank in ranks for sample in rank["samples"]) == expected
+    files = "".join(rank["files"] for rank in ranks)
+    assert str(shared / "plain.bin") in files
+    assert f"{LOCAL}/distcache-0/caches/" in files
+    assert ".hidden" not in files
+    moved = Path(f"{story.cache}.hidden")
+    assert moved.read_bytes() == elsewhere.read_bytes()
+
+
+def digest(tokens: Any) -> str:
+    """Return the digest of a sample's tokens."""
+    return hashlib.md5(tokens.numpy().tobytes()).hexdigest()
+
+
+def test_a_cache_that_is_there_needs_no_prejob(cluster: Cluster, shared: Path) -> None:
+    """Training is submitted at once, and finds it; what Slurm refuses is refused beforehand."""
+    story = Story.small(shared)
+    first = json.loads(distcache(*story.words("--wait", "--json")).stdout)
+    script = shared / "train.sbatch"
+    script.write_text(f'#!/bin/bash\n#SBATCH --output={shared}/out\necho "$DISTCACHE_CACHE $@"\n')
+    done = distcache(*story.words("--json", "--", script, "a b", "--c"))
+    second = json.loads(done.stdout)
+    assert first["prejob"] is not None
+    assert second["prejob"] is None
+    assert wait_for(second["training"], "COMPLETED") == "COMPLETED"
+    assert (shared / "out").read_text() == f"{story.cache} a b --c\n"
+    for variables in ("NONE", "HOME,USER"):
+        script.write_text(
+            f"#!/bin/bash\n#SBATCH --output={shared}/out --export={variables}\n"
+            f"#SBATCH --export={variables}\necho $DISTCACHE_CACHE\n"
+        )
+        found = json.loads(distcache(*story.words("--json", "--", script)).stdout)
+        assert wait_for(found["training"], "COMPLETED") == "COMPLETED"
+        assert (shared / "out").read_text() == f"{story.cache}\n"
+    script.write_text("#!/bin/bash\n#SBATCH --nodes=99\n")
+    refused = distcache(*story.words("--", script))
+    assert refused.returncode == 1
+    assert "sbatch" in refused.stderr
+    assert distcache(*story.words("--", shared / "none.sbatch")).returncode == 5
+
+
+def test_the_scripts_of_a_site(cluster: Cluster, shared: Path, tmp_path: Path) -> None:
+    """build.sbatch runs as it is."""
+    story = Story.small(shared)
+    job = story.sbatch("build.sbatch", story.config, story.caches, "c")
+    state = wait_for(job, "COMPLETED", "FAILED")
+    assert state == "COMPLETED", story.log("build.sbatch", job)
+    assert story.cache.read_bytes() == story.undisturbed(tmp_path).read_bytes()
