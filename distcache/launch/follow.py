@@ -22,6 +22,7 @@ PATIENCE: Final = 600.0  # seconds without an answer from Slurm
 OURS: Final = "distcache: "
 SLURMS: Final = ("srun: error:", "slurmstepd: error:", "slurmstepd-")
 MOST_LINES: Final = 20
+LAST_WORDS: Final = 5  # lines
 
 
 class Tail:
@@ -97,15 +98,11 @@ def failure(files: JobFiles, state: JobState) -> DistcacheError:
     state : JobState
         How it ended.
     """
-    ours: dict[str, None] = {}
-    slurms: dict[str, None] = {}
-    for log in files.logs():
-        for line in last_start(log):
-            if line.startswith(OURS):
-                ours[line.removeprefix(OURS)] = None
-            elif line.startswith(SLURMS):
-                slurms[line] = None
-    said = list(ours or slurms)[-MOST_LINES:]
+    logs = [last_start(log) for log in files.logs()]
+    lines = dict.fromkeys(line for log in logs for line in log)  # in order, each once
+    ours = [line.removeprefix(OURS) for line in lines if line.startswith(OURS)]
+    slurms = [line for line in lines if line.startswith(SLURMS)]
+    said = (ours or [*_last_words(logs), *slurms])[-MOST_LINES:]
     detail = state.reason if state.reason not in ("", "NonZeroExitCode") else ""
     how = f"{state.state} {detail}".strip() + (
         f" (exit code {state.exit_code})" if state.exit_code else ""
@@ -114,14 +111,20 @@ def failure(files: JobFiles, state: JobState) -> DistcacheError:
     return error_from_exit_code(_exit_code(state, slurms), *said, summary)
 
 
+def _last_words(logs: Iterable[list[str]]) -> list[str]:
+    """Return the end of what a rank wrote that did not foresee its end."""
+    known = (OURS, START, *SLURMS, "srun:", "[")
+    others = ([line for line in log if not line.startswith(known)] for log in logs)
+    return next((found[-LAST_WORDS:] for found in others if found), [])
+
+
 def _exit_code(state: JobState, lines: Iterable[str]) -> int:
-    """Return the exit code of a rank that ended by itself: srun's own is that of those it killed."""
-    known = {kind.exit_code for kind in DistcacheError.__subclasses__()} - {
-        DistcacheError.exit_code
-    }
+    """Return the exit code of a rank that ended by itself: srun's may be that of a killed one."""
     found = (re.search(r"Exited with exit code (\d+)", line) for line in lines)
     codes = [state.exit_code, *(int(match.group(1)) for match in found if match)]
-    return next((code for code in codes if code in known), DistcacheError.exit_code)
+    known = {kind.exit_code for kind in DistcacheError.__subclasses__()}
+    other = DistcacheError.exit_code
+    return next((code for code in codes if code in known and code != other), other)
 
 
 def last_start(log: Path) -> list[str]:

@@ -131,8 +131,7 @@ def submit(
     final = cache_path(directory, name, plan)
     foreseen = _foresee(plan, options)
     if training:
-        progress.phase("asking Slurm about the training script")
-        require_script(training, final)
+        require_script(training[0], final)
     if is_finished(final, plan.key):
         job = submit_training(training, final, None) if training else None
         return Submitted(str(final), plan.key, foreseen, training=job)

@@ -15,28 +15,25 @@ __all__ = ["CACHE_VARIABLE", "require_script", "submit_training"]
 CACHE_VARIABLE: Final = "DISTCACHE_CACHE"
 
 
-def require_script(words: Sequence[str], cache: Path) -> None:
-    """See that Slurm would take a script, before anything is submitted. Nothing is started.
+def require_script(script: str, cache: Path) -> None:
+    """See that a file is a batch script that can be told of a cache.
 
-    Parameters
-    ----------
-    words : sequence of str
-        The script and its arguments.
-    cache : Path
-        The cache that it will be told of.
+    ``sbatch --test-only`` would say more, but also refuses what only has to wait for its nodes.
 
     Raises
     ------
     NotReady
         If there is no such file.
     ConfigError
-        If Slurm could not tell it of the cache.
-    DistcacheError
-        In Slurm's words, if it would refuse the script.
+        If it is no script, or Slurm could not pass it the cache's path.
     """
-    if not Path(words[0]).is_file():
-        raise NotReady(f"{words[0]}: no such script")
-    call(["sbatch", "--test-only", *_export(words[0], cache), *words], {CACHE_VARIABLE: str(cache)})
+    if not Path(script).is_file():
+        raise NotReady(f"{script}: no such script")
+    if not _head(script).startswith("#!"):
+        raise ConfigError(
+            f"{script}: is no batch script, which starts with a line like #!/bin/bash"
+        )
+    _export(script, cache)
 
 
 def submit_training(words: Sequence[str], cache: Path, after: str | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import subprocess
 from pathlib import Path
@@ -142,33 +143,50 @@ def test_broadcasting_needs_all_nodes_of_a_step(story: Story) -> None:
     assert "start it with srun" in alone.stderr
 
 
-def as_nobody(*words: object) -> str:
-    """Run a command as a user without rights."""
-    to_user = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
-    return run("setpriv", *to_user, *map(str, words))
+def node_script(name: str, **variables: object) -> str:
+    """Return the text of one of the site's scripts, with other settings at its top."""
+    text = (SCRIPTS / name).read_text()
+    for variable, value in variables.items():
+        text, count = re.subn(rf"(?m)^{variable}=.*$", f"{variable}={value}", text)
+        assert count == 1
+    return text
 
 
-def test_prolog_and_epilog(cluster: Cluster, story: Story, tmp_path: Path) -> None:
-    """Root's scripts make the user's directory, and clear it as the user; links are left alone."""
+def test_the_prolog_makes_a_directory_for_the_user(cluster: Cluster) -> None:
+    """Before the first job of a user; a link in its place is left alone, and so is its target."""
     theirs = LOCAL / f"distcache-{NOBODY}"
-    where = ["srun", "-N1", "-w", "node1", "--chdir=/"]
-    assert as_nobody(*where, "stat", "-c", "%u %a", theirs).split() == [str(NOBODY), "700"]
-    story.directory.chmod(0o755)
-    cache = as_nobody(*where, "distcache", "localize", story.cache, "--to", theirs, "--json")
-    name = json.loads(cache)["nodes"][0]["cache"]
+    to_user = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    job = ["srun", "-N1", "-w", "node1", "--chdir=/", "stat", "-c", "%u %a", str(theirs)]
+    assert run("setpriv", *to_user, *job).split() == [str(NOBODY), "700"]
     node = cluster.node("node1")
-    assert node.run("ls", name).strip() == name  # the epilog's budget has room for it
-
-    bare = ["env", "-i", f"SLURM_JOB_UID={NOBODY}"]
-    empty = tmp_path / "epilog.sh"
-    empty.write_text((SCRIPTS / "epilog.sh").read_text().replace("budget=200G", "budget=0"))
-    node.run(*bare, "/bin/sh", empty)
-    assert "h5" not in node.run("ls", theirs / "caches")
-    node.run(*bare, "/bin/sh", SCRIPTS / "prolog.sh")
-    node.run("rm", "-rf", theirs)
+    node.run("rm", "-r", theirs)
     node.run("mkdir", LOCAL / "precious")
     node.run("ln", "-s", LOCAL / "precious", theirs)
     for script in ("prolog.sh", "epilog.sh"):
-        node.run(*bare, "/bin/sh", SCRIPTS / script)
+        node.run("env", "-i", f"SLURM_JOB_UID={NOBODY}", "/bin/sh", SCRIPTS / script)
     assert node.run("stat", "-c", "%u", LOCAL / "precious").strip() == "0"
     node.run("rm", "-r", theirs, LOCAL / "precious")
+
+
+def test_the_epilog_keeps_to_its_budget(cluster: Cluster, story: Story) -> None:
+    """With room it removes nothing; and it never touches a user's files as root."""
+    assert localize(story, "copy").returncode == 0
+    node = cluster.node("node1")
+    copies = ["find", STORE / "caches", "-name", "*.h5"]
+    assert node.run(*copies).strip()
+    node.run("env", "-i", "SLURM_JOB_UID=0", "/bin/sh", SCRIPTS / "epilog.sh")
+    assert node.run(*copies).strip()
+    emptied = node_script("epilog.sh", budget=0)
+    node.run("env", "-i", "SLURM_JOB_UID=0", "/bin/sh", "-c", emptied)
+    assert not node.run(*copies).strip()
+
+    theirs, program = LOCAL / f"distcache-{NOBODY}", LOCAL / "distcache"
+    said = 'id -u >>"$3/said"; echo "$@" >>"$3/said"'
+    node.run("sh", "-c", f"printf '#!/bin/sh\n%s\n' '{said}' >{program}; chmod 755 {program}")
+    node.run("env", "-i", f"SLURM_JOB_UID={NOBODY}", "/bin/sh", SCRIPTS / "prolog.sh")
+    node.run("touch", theirs / ".distcache-store")
+    as_user = node_script("epilog.sh", distcache=program)
+    node.run("env", "-i", f"SLURM_JOB_UID={NOBODY}", "/bin/sh", "-c", as_user)
+    words = f"local gc {theirs} --budget 200G"
+    assert node.run("cat", theirs / "said").splitlines() == [str(NOBODY), words]
+    node.run("rm", "-r", theirs, program)

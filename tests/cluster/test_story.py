@@ -77,7 +77,7 @@ def digest(tokens: Any) -> str:
 
 
 def test_a_cache_that_is_there_needs_no_prejob(cluster: Cluster, shared: Path) -> None:
-    """Training is submitted at once, and finds it; what Slurm refuses is refused beforehand."""
+    """Training is submitted at once, and finds it, whatever variables it wants; what is no script is refused."""
     story = Story.small(shared)
     first = json.loads(distcache(*story.words("--wait", "--json")).stdout)
     script = shared / "train.sbatch"
@@ -96,10 +96,12 @@ def test_a_cache_that_is_there_needs_no_prejob(cluster: Cluster, shared: Path) -
         found = json.loads(distcache(*story.words("--json", "--", script)).stdout)
         assert wait_for(found["training"], "COMPLETED") == "COMPLETED"
         assert (shared / "out").read_text() == f"{story.cache}\n"
-    script.write_text("#!/bin/bash\n#SBATCH --nodes=99\n")
+    script.write_text("#!/bin/bash\n#SBATCH --partition=none\n")
     refused = distcache(*story.words("--", script))
     assert refused.returncode == 1
-    assert "sbatch" in refused.stderr
+    assert "invalid partition" in refused.stderr
+    script.write_text("echo no script")
+    assert distcache(*story.words("--", script)).returncode == 2
     assert distcache(*story.words("--", shared / "none.sbatch")).returncode == 5
 
 
