@@ -77,7 +77,7 @@ def digest(tokens: Any) -> str:
 
 
 def test_a_cache_that_is_there_needs_no_prejob(cluster: Cluster, shared: Path) -> None:
-    """Training is submitted at once, and finds it, whatever variables it wants; what is no script is refused."""
+    """Training starts at once and finds it, whatever variables it wants, if it is a script."""
     story = Story.small(shared)
     first = json.loads(distcache(*story.words("--wait", "--json")).stdout)
     script = shared / "train.sbatch"

@@ -1,0 +1,193 @@
+"""What jobs are given, and what is made of what they leave behind."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from distcache.errors import ConfigError, CorpusError, DistcacheError, NotReady
+from distcache.launch import follow as following
+from distcache.launch.follow import failure, follow
+from distcache.launch.prejob import JobFiles, JobOptions, make_executor, make_private
+from distcache.launch.slurm import JobState
+from distcache.launch.training import require_script
+
+OPTIONS = JobOptions(
+    nodes=3,
+    tasks_per_node=2,
+    cpus_per_task=1,
+    minutes=10,
+    memory="2G",
+    mpi="pmi2",
+    partition="cpu",
+)
+SCRIPT = """\
+#!/bin/bash
+
+# Parameters
+#SBATCH --cpus-per-task=1
+#SBATCH --error={logs}/%j_0_log.err
+#SBATCH --job-name=distcache
+#SBATCH --mem=2G
+#SBATCH --nodes=3
+#SBATCH --ntasks-per-node=2
+#SBATCH --open-mode=append
+#SBATCH --output={logs}/%j_0_log.out
+#SBATCH --partition=cpu
+#SBATCH --requeue
+#SBATCH --signal=USR2@90
+#SBATCH --time=10
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+srun --unbuffered --output {logs}/%j_%t_log.out --error {logs}/%j_%t_log.err --mpi=pmi2 \
+--kill-on-bad-exit=1 COMMAND
+
+
+# teardown
+code=$?
+if [ "$code" -eq 8 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt 3 ]; then
+    echo "distcache was interrupted; requeueing job $SLURM_JOB_ID, which resumes" >&2
+    scontrol requeue "$SLURM_JOB_ID" && sleep 60
+fi
+exit "$code"\
+"""
+
+
+@pytest.fixture
+def slurm_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command of the name that submitit looks for; it is not started."""
+    path = tmp_path / "bin" / "srun"
+    path.parent.mkdir()
+    path.write_text("#!/bin/sh\nexit 1\n")
+    path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(path.parent))
+
+
+@pytest.mark.usefixtures("slurm_here")
+def test_the_batch_script(tmp_path: Path) -> None:
+    """Is this, to the letter: what is asked for, the ranks, how an interrupted build goes on."""
+    executor = make_executor(tmp_path / "logs", OPTIONS)
+    text = executor._make_submission_file_text("COMMAND", "uid")
+    assert text == SCRIPT.format(logs=tmp_path / "logs")
+
+
+def test_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is one clear error."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="srun: not found"):
+        make_executor(tmp_path, OPTIONS)
+
+
+def test_the_directory_of_a_job_is_private(tmp_path: Path) -> None:
+    """Nobody else can put into it what its tasks load."""
+    make_private(tmp_path / "new" / "logs")
+    assert stat.S_IMODE((tmp_path / "new" / "logs").stat().st_mode) == 0o700
+    make_private(tmp_path / "new" / "logs")
+    (tmp_path / "open").mkdir(mode=0o777)
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "link").symlink_to(tmp_path / "new" / "logs")
+    (tmp_path / "file").write_text("")
+    for name in ("open", "link", "file"):
+        with pytest.raises(ConfigError, match="only you can write to"):
+            make_private(tmp_path / name)
+
+
+def leave(directory: Path, **logs: str) -> JobFiles:
+    """Return the files of job 8, with the standard error of its ranks."""
+    for rank, text in logs.items():
+        (directory / f"8_{rank.removeprefix('rank')}_log.err").write_text(text)
+    return JobFiles(directory, "8")
+
+
+def test_a_failure_is_told_in_the_words_of_a_rank(tmp_path: Path) -> None:
+    """Each once, of the last start only, with the exit code of who ended by itself."""
+    early = "starting rank 1\ndistcache: interrupted by SIGUSR2; run again to resume\n"
+    files = leave(
+        tmp_path,
+        rank0="starting rank 0\n[ 0.0 s] planning\ndistcache: a.idx: is odd\n"
+        "srun: error: node2: task 1: Exited with exit code 3\nsrun: error: node1: Terminated\n",
+        rank1=f"{early}starting rank 1\ndistcache: a.idx: is odd\n",
+    )
+    error = failure(files, JobState("FAILED", 143, "NonZeroExitCode"))
+    assert isinstance(error, CorpusError)
+    assert error.problems[0] == "a.idx: is odd"
+    assert error.problems[1].startswith("pre-job 8: FAILED (exit code 143); its logs: ")
+    assert len(error.problems) == 2
+
+
+def test_a_failure_that_no_rank_foresaw(tmp_path: Path) -> None:
+    """Is told in the last words of a rank, and in Slurm's."""
+    files = leave(
+        tmp_path,
+        rank0="starting rank 0\nslurmstepd-node1: error: STEP 8.0 CANCELLED DUE TO NODE FAILURE\n",
+        rank1="starting rank 1\n[ 0.0 s] planning\nTraceback\n  line\nRuntimeError: odd\n",
+    )
+    error = failure(files, JobState("NODE_FAIL", 0, ""))
+    assert error.exit_code == 1
+    assert "RuntimeError: odd" in error.problems
+    assert any("NODE FAILURE" in problem for problem in error.problems)
+    assert "NODE_FAIL" in error.problems[-1]
+
+
+def test_a_failure_without_any_log(tmp_path: Path) -> None:
+    """Says what Slurm says."""
+    error = failure(leave(tmp_path), JobState("CANCELLED", 0, "DependencyNeverSatisfied"))
+    assert len(error.problems) == 1
+    assert "CANCELLED DependencyNeverSatisfied" in error.problems[0]
+
+
+def test_following(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tells each state once, and each whole line of rank 0's log."""
+    monkeypatch.setattr(following, "POLL", 0.0)
+    monkeypatch.setattr(following, "ASK_EVERY", 0.0)
+    files = leave(tmp_path, rank0="first\nhalf")
+
+    def states() -> Iterator[JobState]:
+        yield JobState("PENDING", reason="Resources")
+        yield JobState("RUNNING")
+        with open(files.first_log, "a") as log:
+            log.write(" a line\nlast\n")
+        yield JobState("COMPLETED")
+
+    coming = states()
+    told: list[str] = []
+    assert follow(files, told.append, lambda _: next(coming)).state == "COMPLETED"
+    assert told == [
+        "pre-job 8: pending Resources",
+        "first",
+        "pre-job 8: running",
+        "pre-job 8: completed",
+        "half a line",
+        "last",
+    ]
+
+
+def test_slurm_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is waited for, but not for ever."""
+    monkeypatch.setattr(following, "POLL", 0.0)
+    monkeypatch.setattr(following, "ASK_EVERY", 0.0)
+    monkeypatch.setattr(following, "PATIENCE", 0.1)
+
+    def look(_: str) -> JobState:
+        raise DistcacheError("scontrol: no answer")
+
+    with pytest.raises(DistcacheError, match="no answer"):
+        follow(JobFiles(tmp_path, "8"), lambda _: None, look)
+
+
+def test_training_scripts(tmp_path: Path) -> None:
+    """Are looked at before anything is submitted."""
+    script = tmp_path / "train.sbatch"
+    with pytest.raises(NotReady, match="no such script"):
+        require_script(str(script), tmp_path / "c.h5")
+    script.write_text("srun true\n")
+    with pytest.raises(ConfigError, match="is no batch script"):
+        require_script(str(script), tmp_path / "c.h5")
+    script.write_text("#!/bin/bash\n#SBATCH --export=HOME\n")
+    require_script(str(script), tmp_path / "c.h5")
+    with pytest.raises(ConfigError, match="the comma"):
+        require_script(str(script), tmp_path / "a,b.h5")
