@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import msgspec
@@ -78,9 +79,9 @@ def assign(
 ) -> Assignment:
     """Share out the units of a plan.
 
-    Small units go whole to one rank, the longest first. A section that is a large share of the
-    work is split over all ranks, if the memory limit allows it, and so is one that the limit does
-    not allow to be built whole.
+    Small units go whole to one rank, the longest first. Sections that are a large share of the
+    work are split over all ranks where that is expected to be faster, and those that the memory
+    limit does not allow to be built whole.
 
     Parameters
     ----------
@@ -100,7 +101,7 @@ def assign(
     Returns
     -------
     Assignment
-        With as many threads as the limit allows.
+        The one that is expected to be the fastest of those that the limit allows.
 
     Raises
     ------
@@ -116,9 +117,9 @@ def assign(
         for split in choices
         for count in range(threads, 0, -1)
     ]
-    for work in found:
-        if memory_limit is None or max(work.memory) <= memory_limit:
-            return work
+    fitting = [work for work in found if memory_limit is None or max(work.memory) <= memory_limit]
+    if fitting:
+        return min(fitting, key=lambda work: max(work.busy))
     least = min(max(work.memory) for work in found)
     raise NoSpace(
         f"--memory-limit {memory_limit}: a rank needs {least} bytes to hold the section it "
@@ -133,14 +134,19 @@ def _choices(
     ranks: int,
     memory_limit: int | None,
 ) -> list[list[int]]:
-    """Return the sets of units to split, the fastest first."""
+    """Return sets of units to split, the more of the largest ones the earlier.
+
+    All ranks take part in splitting a unit, one unit after the other: it pays where a few units are
+    most of the work, and costs where there are enough of them for all ranks.
+    """
     able = [unit for unit in sorted(todo) if layout.units[unit].splittable and ranks > 1]
     total = sum(costs[unit].time for unit in todo)
     large = [unit for unit in able if costs[unit].time > total / (2 * ranks)]
-    if memory_limit is None:
-        return [large]
-    too_large = [unit for unit in able if BASE_MEMORY + costs[unit].memory(1) > memory_limit]
-    return [sorted({*large, *too_large}), too_large]
+    large.sort(key=lambda unit: -costs[unit].time)
+    limit = math.inf if memory_limit is None else memory_limit
+    too_large = {unit for unit in able if BASE_MEMORY + costs[unit].memory(1) > limit}
+    counts = {len(large), *(2**power for power in range(len(large).bit_length())), 0}
+    return [sorted(too_large.union(large[:count])) for count in sorted(counts, reverse=True)]
 
 
 def _share_out(

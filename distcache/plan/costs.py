@@ -27,7 +27,7 @@ SHUFFLE_COST: Final = 5.0
 EMIT_COST: Final = 6.0
 BLEND_COST: Final = 60.0
 WRITE_COST_PER_BYTE: Final = 0.6
-SEND_COST_PER_BYTE: Final = 1.0
+SEND_COST_PER_BYTE: Final = 0.4
 SECOND_WORKER: Final = 1.4  # how much faster two threads build one section than one
 
 # The interpreter with NumPy, HDF5 and MPI, and the buffers of reading back.

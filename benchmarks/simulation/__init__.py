@@ -1,0 +1,1 @@
+"""How localizing and building scale beyond the nodes that there are to measure on."""

@@ -1,0 +1,135 @@
+"""Building with up to a thousand ranks: the project's own plan and assignment, and a cost model.
+
+What every rank works is what `assign` gives it; beside that stand what rank 0 does alone, what the
+filesystem takes to write and read, and the collectives, whose latency grows with the ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from distcache.corpus import Corpus, CorpusFacts
+from distcache.plan.assignment import assign
+from distcache.plan.config import Config
+from distcache.plan.costs import stream_step
+from distcache.plan.decode import config_from_mapping
+from distcache.plan.estimate import (
+    PER_ARRAY,
+    PER_BUSY,
+    PER_CACHE_BYTE,
+    PER_CORPUS,
+    PER_INDEX_BYTE,
+    PER_ITEM,
+    START,
+)
+from distcache.plan.layout import Layout, make_layout
+from distcache.plan.make import make_plan
+from distcache.plan.model import Plan
+
+__all__ = ["CASES", "Filesystem", "Phases", "build_phases", "plan_case"]
+
+MEAN_TOKENS = 600
+COLLECTIVES = 40  # of a build, beside those of sections that all ranks build
+STEP_COLLECTIVES = 2  # for each step of such a section
+
+
+@dataclass(frozen=True)
+class Filesystem:
+    """Bytes per second of all nodes and of one, ranks per node, and seconds per message."""
+
+    total: float
+    node: float
+    ranks_per_node: int
+    latency: float
+
+    def rate(self, ranks: int) -> float:
+        """Return what so many ranks get."""
+        return min(self.total, self.node * math.ceil(ranks / self.ranks_per_node))
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Seconds of a build: of rank 0 alone, examining, the longest rank, the disk, messages."""
+
+    alone: float
+    examine: float
+    longest: float
+    write: float
+    messages: float
+
+    @property
+    def total(self) -> float:
+        """Of all phases."""
+        return self.alone + self.examine + self.longest + self.write + self.messages
+
+
+class MadeUp(Corpus):
+    """A corpus without files: sequences of the same length."""
+
+    def tokens_in(self, begin: int, end: int) -> int:
+        """Return the tokens of a range of sequences."""
+        return (end - begin) * MEAN_TOKENS
+
+
+def corpus(prefix: str, documents: int) -> Corpus:
+    """Return a corpus of so many documents."""
+    tokens = documents * MEAN_TOKENS
+    return MadeUp(
+        CorpusFacts(
+            prefix=prefix,
+            idx_digest=prefix,
+            idx_size=34 + 20 * documents,
+            bin_size=2 * tokens,
+            type_code=8,
+            sequences=documents,
+            documents=documents,
+            tokens=tokens,
+            empty_sequences=0,
+        )
+    )
+
+
+CASES = {
+    "one corpus, 1 billion documents, 4 epochs": (1, 1_000_000_000, 4),
+    "800 corpora, 1 million documents each": (800, 1_000_000, 1),
+    "20 corpora, 50 million documents each": (20, 50_000_000, 1),
+}
+
+
+def plan_case(corpora: int, documents: int, epochs: int) -> tuple[Plan, Layout]:
+    """Plan a blend of equal corpora, from which so many epochs are drawn."""
+    prefixes = [f"corpus-{number}" for number in range(corpora)]
+    samples = int(corpora * documents * MEAN_TOKENS * (epochs - 0.1) / 4096)
+    config: Config = config_from_mapping(
+        {
+            "sequence_length": 4096,
+            "split": "99,1,0",
+            "samples": {"train": samples, "valid": 10_000, "test": 0},
+            "blend": [{"path": prefix, "weight": 1} for prefix in prefixes],
+        }
+    )
+    plan = make_plan(config, {prefix: corpus(prefix, documents) for prefix in prefixes})
+    return plan, make_layout(plan.items)
+
+
+def build_phases(plan: Plan, layout: Layout, ranks: int, filesystem: Filesystem) -> Phases:
+    """Return the seconds of a build with so many ranks of one thread each."""
+    units = frozenset(range(len(layout.units)))
+    work = assign(plan.items, layout, units, ranks)
+    arrays = sum(len(places) for places in layout.arrays)
+    index_bytes = sum(source.idx_size for source in plan.sources)
+    rate = filesystem.rate(ranks)
+    examining = max(PER_INDEX_BYTE * index_bytes / ranks, 2 * index_bytes / rate)
+    reading = max(PER_CACHE_BYTE * layout.tables_begin / ranks, layout.tables_begin / rate)
+    step = stream_step(ranks) * ranks
+    split = [layout.units[entry.unit].items[0] for wave in work.waves for entry in wave]
+    steps = sum(math.ceil(plan.sections[item].documents / step) for item in split)
+    rounds = COLLECTIVES + STEP_COLLECTIVES * steps
+    return Phases(
+        alone=START + PER_ITEM * len(plan.items) + PER_ARRAY * arrays,
+        examine=examining + PER_CORPUS * len(plan.sources) / ranks,
+        longest=PER_BUSY * max(work.busy),
+        write=layout.tables_begin / rate + reading,
+        messages=rounds * math.ceil(math.log2(max(ranks, 2))) * filesystem.latency,
+    )

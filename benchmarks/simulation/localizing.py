@@ -1,0 +1,129 @@
+"""Localizing to N nodes, piece by piece, for each transport.
+
+All nodes are alike, so one of them stands for all: what is simulated is the way of every piece from
+the shared filesystem over the network to the disk, with the windows and backlogs of the real ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from distcache.node.copies import AT_ONCE
+from distcache.node.pieces import PIECE
+from distcache.node.stripes import AHEAD, BACKLOG, WINDOW
+
+__all__ = ["TRANSPORTS", "Site", "simulate"]
+
+SBCAST_BLOCK = 8_000_000  # bytes, sbcast's default
+SBCAST_FANOUT = 8  # its largest
+RING_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Site:
+    """A cluster: bytes per second, and seconds.
+
+    Attributes
+    ----------
+    shared, shared_node : float
+        What the filesystem gives to all nodes together, and to one.
+    network : float
+        Of each node, in either direction.
+    disk : float
+        Of each node, for writing.
+    latency : float
+        Of a message.
+    start : float
+        What any transport takes beside moving bytes: starting, comparing, syncing.
+    """
+
+    shared: float
+    shared_node: float
+    network: float
+    disk: float
+    latency: float
+    start: float
+
+
+def copy(site: Site, size: int, nodes: int) -> float:
+    """Every node reads all, at most so many at a time."""
+    seconds = 0.0
+    for begin in range(0, nodes, AT_ONCE):
+        at_once = min(AT_ONCE, nodes - begin)
+        seconds += size / min(site.shared / at_once, site.shared_node, site.disk)
+    return seconds
+
+
+def stripes(site: Site, size: int, nodes: int) -> float:
+    """Piece p is read by node p mod N, and broadcast to all; the `mpi` transport."""
+    reading = min(site.shared / nodes, site.shared_node)
+    delay = _broadcast_delay(site, nodes)
+    pieces = math.ceil(size / PIECE)
+    reader_free = [0.0] * nodes
+    taken: list[deque[float]] = [deque([0.0] * AHEAD, AHEAD) for _ in range(nodes)]
+    arrived: deque[float] = deque([0.0] * WINDOW, WINDOW)
+    written: deque[float] = deque([0.0] * BACKLOG, BACKLOG)
+    last_arrived = last_written = 0.0
+    for piece in range(pieces):
+        reader = piece % nodes
+        # Two pieces are read ahead, so reading goes on while earlier ones are on their way.
+        begin = max(reader_free[reader], taken[reader][0])
+        reader_free[reader] = begin + PIECE / reading
+        started = max(reader_free[reader], arrived[0], written[0])
+        taken[reader].append(started)
+        network = PIECE / site.network if nodes > 1 else 0.0
+        last_arrived = max(started + delay, last_arrived + network)
+        arrived.append(last_arrived)
+        last_written = max(last_arrived, last_written) + PIECE / site.disk
+        written.append(last_written)
+    return last_written
+
+
+def _broadcast_delay(site: Site, nodes: int) -> float:
+    """Scatter and ring allgather, as MPI libraries broadcast long messages."""
+    if nodes == 1:
+        return 0.0
+    steps = math.ceil(math.log2(nodes)) + nodes - 1
+    return 2 * PIECE / site.network * (nodes - 1) / nodes + steps * site.latency
+
+
+def ring(site: Site, size: int, nodes: int) -> float:
+    """Each byte is read once, and handed on from node to node in small chunks; not built."""
+    reading = min(site.shared, nodes * site.shared_node)
+    moving = min(reading, site.network if nodes > 1 else reading, site.disk)
+    return size / moving + (nodes - 1) * (RING_CHUNK / site.network + site.latency)
+
+
+def sbcast(site: Site, size: int, nodes: int) -> float:
+    """Slurm's tree: a block goes out when the one before has been written everywhere."""
+    below, depth, reached = nodes - 1, 0, 1
+    sent = 0.0
+    while below > 0:
+        children = min(SBCAST_FANOUT, math.ceil(below / reached))
+        sent += children * SBCAST_BLOCK / site.network + 2 * site.latency
+        reached, depth = reached * SBCAST_FANOUT, depth + 1
+        below -= min(below, reached)
+    block = SBCAST_BLOCK / min(site.shared, site.shared_node) + sent + SBCAST_BLOCK / site.disk
+    return math.ceil(size / SBCAST_BLOCK) * block
+
+
+TRANSPORTS = {"copy": copy, "sbcast": sbcast, "mpi": stripes, "ring": ring}
+
+
+def simulate(transport: str, site: Site, size: int, nodes: int) -> float:
+    """Return the seconds that localizing takes.
+
+    Parameters
+    ----------
+    transport : str
+        One of `TRANSPORTS`.
+    site : Site
+        Where.
+    size : int
+        Bytes of the cache and the indices.
+    nodes : int
+        How many.
+    """
+    return site.start + TRANSPORTS[transport](site, size, nodes)
