@@ -106,6 +106,7 @@ class Cluster:
         for name in DIRECTORIES:
             shutil.rmtree(base / name, ignore_errors=True)
             (base / name).mkdir(parents=True)
+        base.chmod(0o755)  # munge's socket is everybody's
         etc = base / "etc"
         self.settings.slurm_conf.write_text(slurm_conf(self.settings))
         (etc / "slurmdbd.conf").write_text(slurmdbd_conf(self.settings))

@@ -22,7 +22,6 @@ def cluster() -> Iterator[Cluster]:
             pytest.fail(missing)
         pytest.skip(missing)
     base = Path(tempfile.mkdtemp(prefix="distcache-cluster-"))
-    base.chmod(0o755)
     made = Cluster(Settings(base))
     try:
         made.up()
