@@ -15,7 +15,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 help:
 	@echo "make demo       corpora from real text, a blend built by two ranks, its export"
-	@echo "make test       every check: lint, C++ with sanitizers, Python, MPI, faults, Megatron-Core"
+	@echo "make test       every check: lint, C++ with sanitizers, Python, MPI, faults, Megatron-Core, Slurm"
 	@echo "make test-fast  the tests of a working minute"
 	@echo "make cluster-packages  what the test cluster needs: Slurm, munge, MariaDB, GlusterFS"
 	@echo "make lint       ruff, mypy, stubtest, clang-format, import-linter"

@@ -106,7 +106,7 @@ def main() -> None:
     """Measure, and print a table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--directory", help="where to work; removed at the end")
+    parser.add_argument("--directory", help="where to make a temporary directory")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:

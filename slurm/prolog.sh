@@ -8,7 +8,7 @@ disk=/local
 store="$disk/distcache-$SLURM_JOB_UID"
 mkdir -m 0700 "$store" 2>/dev/null
 # Only root makes directories that are root's: a link, or what a user has put there, is left alone.
-if [ ! -L "$store" ] && [ "$(stat -c %u "$store" 2>/dev/null)" = 0 ]; then
+if [ -d "$store" ] && [ ! -L "$store" ] && [ "$(stat -c %u "$store" 2>/dev/null)" = 0 ]; then
     chown -h "$SLURM_JOB_UID:$(id -g "$SLURM_JOB_UID")" "$store"
 fi
 exit 0  # anything else would drain the node

@@ -1,7 +1,7 @@
 """Building with up to a thousand ranks: the project's own plan and assignment, and a cost model.
 
-What every rank works is what `assign` gives it; beside that stand what rank 0 does alone, what the
-filesystem takes to write and read, and the collectives, whose latency grows with the ranks.
+What every rank works is what `assign_all` gives it; beside that stand what rank 0 does alone, what
+the filesystem takes to write and read, and the collectives, whose latency grows with the ranks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from distcache.corpus import Corpus, CorpusFacts
-from distcache.plan.assignment import assign
+from distcache.plan.assignment import assign_all
 from distcache.plan.config import Config
 from distcache.plan.costs import stream_step
 from distcache.plan.decode import config_from_mapping
@@ -115,8 +115,7 @@ def plan_case(corpora: int, documents: int, epochs: int) -> tuple[Plan, Layout]:
 
 def build_phases(plan: Plan, layout: Layout, ranks: int, filesystem: Filesystem) -> Phases:
     """Return the seconds of a build with so many ranks of one thread each."""
-    units = frozenset(range(len(layout.units)))
-    work = assign(plan.items, layout, units, ranks)
+    work = assign_all(plan.items, layout, ranks)
     arrays = sum(len(places) for places in layout.arrays)
     index_bytes = sum(source.idx_size for source in plan.sources)
     rate = filesystem.rate(ranks)

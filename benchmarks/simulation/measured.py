@@ -9,7 +9,7 @@ from pathlib import Path
 from distcache.corpus import idx_path
 from simulation.localizing import Site
 from tests.cluster.cluster import Cluster
-from tests.cluster.jobs import Story, distcache, environment
+from tests.cluster.jobs import Story, command, environment
 from tests.cluster.node import BRIDGES, ETHERNET, STORAGE, slow_down
 from tests.cluster.settings import LOCAL, Settings
 
@@ -35,7 +35,7 @@ def measure(base: Path, rounds: int) -> tuple[int, dict[tuple[str, int], list[fl
     try:
         cluster.up()
         story = Story.long(cluster.settings.shared, corpora=3)
-        done = distcache(*story.words("--wait"))
+        done = command(*story.words("--wait"))
         assert done.returncode == 0, done.stderr
         _slow_down(cluster)
         indices = [Path(idx_path(source["path"])) for source in story.fields["blend"]]

@@ -7,7 +7,7 @@ import platform
 import socket
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import h5py
 import msgspec
@@ -38,18 +38,20 @@ class RankRecord(msgspec.Struct, frozen=True):
     ----------
     rank, host : int, str
         Which, and where it ran.
-    seconds, waited : dict of str to float
-        By phase: all seconds, and those of them that it waited for other ranks.
+    seconds : dict of str to float
+        By phase.
     peak_memory, predicted_memory : int
         The most that it held, and was expected to hold, in bytes.
+    waited : dict of str to float
+        The seconds of each phase that it waited for other ranks; earlier versions did not say.
     """
 
     rank: int
     host: str
     seconds: dict[str, float]
-    waited: dict[str, float]
     peak_memory: int
     predicted_memory: int
+    waited: dict[str, float] = {}
 
 
 class BuildRecord(msgspec.Struct, frozen=True):
@@ -78,7 +80,7 @@ class BuildRecord(msgspec.Struct, frozen=True):
     threads: int
     resumed: int
     adopted: int
-    ranks: list[RankRecord]
+    ranks: Annotated[list[RankRecord], msgspec.Meta(min_length=1)]
 
 
 def rank_record(rank: int, watch: Stopwatch, predicted_memory: int) -> RankRecord:
@@ -87,7 +89,7 @@ def rank_record(rank: int, watch: Stopwatch, predicted_memory: int) -> RankRecor
         {phase: round(taken, 4) for phase, taken in times.items()}
         for times in (watch.seconds, watch.waits)
     )
-    return RankRecord(rank, socket.gethostname(), seconds, waited, peak_memory(), predicted_memory)
+    return RankRecord(rank, socket.gethostname(), seconds, peak_memory(), predicted_memory, waited)
 
 
 def peak_memory() -> int:

@@ -48,14 +48,14 @@ class Options(msgspec.Struct, frozen=True):
         Bytes that no rank may exceed.
     reuse : tuple of Path
         Other caches to take sections and blends over from.
-    key : str or None
+    required_key : str or None
         What must come of the configuration; so that a job builds what it was submitted for.
     """
 
     threads: int = 1
     memory_limit: int | None = None
     reuse: tuple[Path, ...] = ()
-    key: str | None = None
+    required_key: str | None = None
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -145,10 +145,11 @@ def build(
 
 def _require_key(plan: Plan, options: Options) -> None:
     """Refuse a plan of another key than is asked for; all ranks have the same plan."""
-    if options.key not in (None, plan.key):
+    wanted = options.required_key
+    if wanted not in (None, plan.key):
         error = KeyMismatch(
-            f"the configuration and its corpora have key {plan.key} now, but {options.key} is to "
-            "be built: one of them has changed since. Submit again"
+            f"the configuration and its corpora have key {plan.key} now, but {wanted} is to be "
+            "built: one of them has changed since. Submit again, or build without --require-key"
         )
         error.agreed = True
         raise error

@@ -25,7 +25,7 @@ class PhaseTiming(msgspec.Struct, frozen=True):
         That the build was in it.
     least, median, most : float
         Of the own work of all ranks.
-    slowest, host : int, str
+    slowest_rank, slowest_host : int, str
         The rank that worked longest, and where it ran.
     """
 
@@ -34,12 +34,20 @@ class PhaseTiming(msgspec.Struct, frozen=True):
     least: float
     median: float
     most: float
-    slowest: int
-    host: str
+    slowest_rank: int
+    slowest_host: str
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """Phases in their order, and the ranks that worked longest, the slowest first."""
+    """What a build took.
+
+    Attributes
+    ----------
+    phases : tuple of PhaseTiming
+        In their order.
+    ranks : tuple of RankRecord
+        Those that worked longest, the slowest first.
+    """
 
     phases: tuple[PhaseTiming, ...]
     ranks: tuple[RankRecord, ...]
@@ -80,6 +88,6 @@ def _timing(record: BuildRecord, phase: str) -> PhaseTiming:
         least=min(own),
         median=statistics.median(own),
         most=most,
-        slowest=slowest.rank,
-        host=slowest.host,
+        slowest_rank=slowest.rank,
+        slowest_host=slowest.host,
     )

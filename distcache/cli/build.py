@@ -18,7 +18,7 @@ from distcache.cli.output import LogFormat, make_progress, print_json, print_tab
 from distcache.cli.signals import interrupt_on_signals
 from distcache.cli.sizes import optional_size
 from distcache.errors import ConfigError
-from distcache.plan.assignment import assign
+from distcache.plan.assignment import assign_all
 from distcache.plan.config import Config
 from distcache.plan.decode import complete, load_config
 from distcache.plan.estimate import estimate
@@ -88,8 +88,7 @@ def plan_command(
     threads = threads or threads_of(len(os.sched_getaffinity(0)), ranks)
     plan = make_plan_together(SerialCommunicator(), settings, threads, Silent())
     layout = make_layout(plan.items)
-    units = frozenset(range(len(layout.units)))
-    work = assign(plan.items, layout, units, ranks, threads, optional_size(memory_limit))
+    work = assign_all(plan.items, layout, ranks, threads, optional_size(memory_limit))
     document = plan_document(plan, layout)
     document |= {"ranks": ranks, "threads": work.threads, "memory_per_rank": list(work.memory)}
     foreseen = estimate(plan, layout, work, -(-ranks // nodes))
@@ -181,7 +180,7 @@ def _show_plan(document: dict[str, Any]) -> None:
     who = f"{ranks} rank(s), {threads} thread(s)"
     typer.echo(f"memory   {size_text(foreseen['memory'])} per rank at most: {who}")
     typer.echo(f"time     about {foreseen['seconds']:.1f} s, if the filesystem is not the limit")
-    minutes, gib = foreseen["time_minutes"], foreseen["memory_gib"]
+    minutes, gib = foreseen["minutes"], foreseen["memory_gib"]
     typer.echo(f"slurm    --time={minutes} --mem={gib}G")
 
 
@@ -222,7 +221,12 @@ def build_command(
     communicator = connect()
     interrupt_on_signals()
     threads = threads or share_of_cores(communicator)
-    options = Options(threads, optional_size(memory_limit), tuple(reuse or ()), key)
+    options = Options(
+        threads=threads,
+        memory_limit=optional_size(memory_limit),
+        reuse=tuple(reuse or ()),
+        required_key=key,
+    )
     progress = make_progress(log_format if communicator.rank == 0 else LogFormat.none)
 
     def read() -> Config:

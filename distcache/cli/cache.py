@@ -10,8 +10,8 @@ import msgspec
 import typer
 
 from distcache.build.examine import examine, require_sound
-from distcache.build.record import read_build_record
-from distcache.build.timings import make_timings, total_own_seconds
+from distcache.build.record import RankRecord, read_build_record
+from distcache.build.timings import PhaseTiming, make_timings, total_own_seconds
 from distcache.cache.export import export, prefix_renamer
 from distcache.cache.inspect import inspect_document
 from distcache.cache.reader import Cache, open_cache
@@ -88,32 +88,26 @@ def _show_timings(cache: Path, *, as_json: bool) -> None:
     print_table(
         f"{cache}: seconds by phase, in all and of the ranks' own work without waiting",
         ["phase", "in all", "least", "median", "most", "slowest rank", "host"],
-        [
-            [
-                timing.phase,
-                *(f"{value:.2f}" for value in (timing.seconds, timing.least, timing.median)),
-                f"{timing.most:.2f}",
-                timing.slowest,
-                timing.host,
-            ]
-            for timing in found.phases
-        ],
+        [_phase_row(timing) for timing in found.phases],
     )
     print_table(
         "The ranks that worked longest",
         ["rank", "host", "own work", "waited", "memory", "predicted"],
-        [
-            [
-                rank.rank,
-                rank.host,
-                f"{total_own_seconds(rank):.2f}",
-                f"{sum(rank.waited.values()):.2f}",
-                size_text(rank.peak_memory),
-                size_text(rank.predicted_memory),
-            ]
-            for rank in found.ranks
-        ],
+        [_rank_row(rank) for rank in found.ranks],
     )
+
+
+def _phase_row(timing: PhaseTiming) -> list[object]:
+    times = (timing.seconds, timing.least, timing.median, timing.most)
+    shown = [f"{seconds:.2f}" for seconds in times]
+    return [timing.phase, *shown, timing.slowest_rank, timing.slowest_host]
+
+
+def _rank_row(rank: RankRecord) -> list[object]:
+    times = (total_own_seconds(rank), sum(rank.waited.values()))
+    sizes = (rank.peak_memory, rank.predicted_memory)
+    shown = [*(f"{seconds:.2f}" for seconds in times), *map(size_text, sizes)]
+    return [rank.rank, rank.host, *shown]
 
 
 def verify_command(

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import traceback
-from typing import Annotated, NoReturn
+from typing import Annotated, Final, NoReturn
 
 import typer
 
@@ -36,7 +36,7 @@ app = typer.Typer(
 )
 # Seconds in which all ranks notice a signal that a launcher sends to all of them. If they do, each
 # ends with the exit code of an interrupted build; if not, MPI ends them, with a code of its own.
-GRACE = 10.0
+GRACE: Final = 10.0
 PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import typer
@@ -14,11 +13,11 @@ from distcache.build.claim import is_finished
 from distcache.cli.output import LogFormat, make_progress, print_json
 from distcache.cli.sizes import optional_size
 from distcache.cli.times import parse_minutes
-from distcache.errors import ConfigError, DistcacheError
+from distcache.errors import DistcacheError
+from distcache.launch.follow import failure, follow
+from distcache.launch.prejob import JobOptions
+from distcache.launch.submit import Prejob, SubmitOptions, Submitted, submit
 from distcache.progress import Progress
-
-if TYPE_CHECKING:
-    from distcache.launch.submit import Submitted
 
 __all__ = ["submit_command"]
 
@@ -84,72 +83,60 @@ def submit_command(
 
         distcache submit blend.yaml -o /shared/caches --name pretrain --wait
     """
-    launch = _import_launch()
-    options = launch.SubmitOptions(
-        nodes=nodes,
-        tasks_per_node=tasks,
-        cpus_per_task=cpus,
-        minutes=parse_minutes(time),
-        memory=memory,
+    options = SubmitOptions(
+        job=JobOptions(
+            nodes=nodes,
+            tasks_per_node=tasks,
+            cpus_per_task=cpus,
+            minutes=parse_minutes(time),
+            memory=memory,
+            mpi=mpi,
+            partition=partition,
+            account=account,
+            qos=qos,
+            constraint=constraint,
+        ),
         memory_limit=optional_size(memory_limit),
         reuse=tuple(reuse or ()),
         logs=logs,
-        mpi=mpi,
-        partition=partition,
-        account=account,
-        qos=qos,
-        constraint=constraint,
     )
     with contextlib.closing(make_progress(log_format)) as progress:
-        done = launch.submit(config, directory, name, training or [], options, progress)
+        done = submit(config, directory, name, training or [], options, progress)
         if as_json:
             print_json(msgspec.to_builtins(done))
         else:
             _show(done)
         if wait and done.prejob is not None:
-            _follow(done, progress)
-
-
-def _import_launch() -> ModuleType:
-    """Import what needs submitit, which only submitting does."""
-    try:
-        from distcache.launch import submit  # noqa: PLC0415
-    except ImportError as error:
-        raise ConfigError(
-            f"submitting needs submitit ({error}); install distcache[slurm]"
-        ) from error
-    return submit
+            _follow(done, done.prejob, progress)
 
 
 def _show(done: Submitted) -> None:
     typer.echo(f"cache      {done.cache}")
     typer.echo(f"key        {done.key}")
-    if done.prejob is None or done.options is None:
+    if (prejob := done.prejob) is None:
         typer.echo("pre-job    none: the cache is there")
     else:
-        asked = done.options
+        asked = prejob.options
         shape = f"{asked.nodes} node(s) with {asked.tasks_per_node} rank(s) each"
         limits = f"--mpi={asked.mpi} --time={asked.minutes} --mem={asked.memory}"
-        typer.echo(f"pre-job    {done.prejob}: {shape}, {limits}")
-        typer.echo(f"its logs   {done.logs}/{done.prejob}_*")
+        typer.echo(f"pre-job    {prejob.job}: {shape}, {limits}")
+        typer.echo(f"its logs   {prejob.logs}/{prejob.job}_*")
     if done.training is not None:
-        after = "" if done.prejob is None else f", after {done.prejob} has succeeded"
+        after = "" if prejob is None else f", after {prejob.job} has succeeded"
         typer.echo(f"training   {done.training}{after}")
 
 
-def _follow(done: Submitted, progress: Progress) -> None:
+def _follow(done: Submitted, prejob: Prejob, progress: Progress) -> None:
     """Wait for the pre-job, and raise what its ranks say if it fails."""
-    from distcache.launch.follow import failure, follow  # noqa: PLC0415
-
-    state = follow(done.files, progress.note)
+    state = follow(prejob.files, progress.note)
     if state.state != "COMPLETED":
-        error = failure(done.files, state)
+        error = failure(prejob.files, state)
         if done.training is None:
             raise error
         left = f"training job {done.training} never starts: Slurm cancels it"
         raise type(error)(*error.problems, left)
     if not is_finished(Path(done.cache), done.key):
         raise DistcacheError(
-            f"{done.cache}: pre-job {done.prejob} has succeeded, but the cache is not to be seen "
+            f"{done.cache}: pre-job {prejob.job} has succeeded, but the cache is not to be seen "
             "here; is the directory shared?"
         )

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import re
+from typing import Final
 
 from distcache.errors import ConfigError
 
 __all__ = ["parse_minutes"]
 
 # minutes[:seconds], hours:minutes:seconds, days-hours[:minutes[:seconds]]
-FORMS = (
+FORMS: Final = (
     re.compile(r"(?P<minutes>\d+)(:(?P<seconds>\d+))?"),
     re.compile(r"(?P<hours>\d+):(?P<minutes>\d+):(?P<seconds>\d+)"),
     re.compile(r"(?P<days>\d+)-(?P<hours>\d+)(:(?P<minutes>\d+))?(:(?P<seconds>\d+))?"),
 )
-MINUTES = {"days": 1440, "hours": 60, "minutes": 1}
+MINUTES: Final = {"days": 1440, "hours": 60, "minutes": 1}
 
 
 def parse_minutes(text: str | None) -> int | None:
-    """Read a time limit in any of the forms that sbatch takes, in minutes, rounded up.
+    """Read a time limit in any form of a number that sbatch takes, in minutes, rounded up.
 
     Raises
     ------

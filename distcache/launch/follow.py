@@ -19,8 +19,8 @@ POLL: Final = 1.0  # seconds between looks at the log
 ASK_EVERY: Final = 5.0  # seconds between questions to Slurm
 TELL_EVERY: Final = 60.0  # seconds between messages about a job that waits
 PATIENCE: Final = 600.0  # seconds without an answer from Slurm
-OURS: Final = "distcache: "
-SLURMS: Final = ("srun: error:", "slurmstepd: error:", "slurmstepd-")
+OUR_PREFIX: Final = "distcache: "
+SLURM_PREFIXES: Final = ("srun: error:", "slurmstepd: error:", "slurmstepd-")
 MOST_LINES: Final = 20
 LAST_WORDS: Final = 5  # lines
 
@@ -98,10 +98,10 @@ def failure(files: JobFiles, state: JobState) -> DistcacheError:
     state : JobState
         How it ended.
     """
-    logs = [last_start(log) for log in files.logs()]
+    logs = [_last_start(log) for log in files.logs()]
     lines = dict.fromkeys(line for log in logs for line in log)  # in order, each once
-    ours = [line.removeprefix(OURS) for line in lines if line.startswith(OURS)]
-    slurms = [line for line in lines if line.startswith(SLURMS)]
+    ours = [line.removeprefix(OUR_PREFIX) for line in lines if line.startswith(OUR_PREFIX)]
+    slurms = [line for line in lines if line.startswith(SLURM_PREFIXES)]
     said = (ours or [*_last_words(logs), *slurms])[-MOST_LINES:]
     detail = state.reason if state.reason not in ("", "NonZeroExitCode") else ""
     how = f"{state.state} {detail}".strip() + (
@@ -113,7 +113,7 @@ def failure(files: JobFiles, state: JobState) -> DistcacheError:
 
 def _last_words(logs: Iterable[list[str]]) -> list[str]:
     """Return the end of what a rank wrote that did not foresee its end."""
-    known = (OURS, START, *SLURMS, "srun:", "[")
+    known = (OUR_PREFIX, START, *SLURM_PREFIXES, "srun:", "[")  # the last is of phases
     others = ([line for line in log if not line.startswith(known)] for log in logs)
     return next((found[-LAST_WORDS:] for found in others if found), [])
 
@@ -122,12 +122,11 @@ def _exit_code(state: JobState, lines: Iterable[str]) -> int:
     """Return the exit code of a rank that ended by itself: srun's may be that of a killed one."""
     found = (re.search(r"Exited with exit code (\d+)", line) for line in lines)
     codes = [state.exit_code, *(int(match.group(1)) for match in found if match)]
-    known = {kind.exit_code for kind in DistcacheError.__subclasses__()}
-    other = DistcacheError.exit_code
-    return next((code for code in codes if code in known and code != other), other)
+    known = {kind.exit_code for kind in DistcacheError.__subclasses__()} - {1}
+    return next((code for code in codes if code in known), DistcacheError.exit_code)
 
 
-def last_start(log: Path) -> list[str]:
+def _last_start(log: Path) -> list[str]:
     """Return what a rank has written since the job was last started."""
     with open(log, "rb") as stream:
         stream.seek(max(os.fstat(stream.fileno()).st_size - (1 << 20), 0))

@@ -7,20 +7,20 @@ found out here, and every rank compares its world with what Slurm started (`rank
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from collections.abc import Collection
 from typing import Final
 
 from distcache.errors import ConfigError
 from distcache.launch.slurm import call
+from distcache.programs import run_program
 
 __all__ = ["choose_plugin", "find_plugin", "parse_plugins"]
 
 LIMIT: Final = 120.0  # seconds: a first import from a busy shared filesystem is slow
 
 # What each library speaks, the best first. Open MPI's pmi2 needs a build with Slurm's own library.
-SPOKEN: Final = {
+PLUGINS_OF: Final = {
     "Open MPI": ("pmix",),
     "CRAY MPICH": ("cray_shasta", "pmi2"),
     "MVAPICH": ("pmi2",),
@@ -50,17 +50,18 @@ def choose_plugin(library: str, plugins: Collection[str]) -> str:
     ConfigError
         If there is none.
     """
-    name = next((name for name in SPOKEN if name.lower() in library.lower()), None)
+    name = next((name for name in PLUGINS_OF if name.lower() in library.lower()), None)
     if name is None:
         raise ConfigError(
-            f"unknown MPI library {library.splitlines()[0]!r}; name Slurm's plugin with --mpi"
+            f"unknown MPI library {library.partition(chr(10))[0]!r}; name Slurm's plugin with --mpi"
         )
-    for wanted in SPOKEN[name]:
+    for wanted in PLUGINS_OF[name]:
         if wanted in plugins:
             return wanted
+    known = ", ".join(sorted(plugins)) or "none that could be read from srun --mpi=list"
     raise ConfigError(
-        f"mpi4py loads {name}, which needs srun --mpi={' or '.join(SPOKEN[name])}, but Slurm has "
-        f"{', '.join(sorted(plugins))}; use another MPI library, or name a plugin with --mpi"
+        f"mpi4py loads {name}, which needs srun --mpi={' or '.join(PLUGINS_OF[name])}, but Slurm "
+        f"has {known}; use another MPI library, or name a plugin with --mpi"
     )
 
 
@@ -71,17 +72,7 @@ def parse_plugins(text: str) -> set[str]:
 
 
 def _library() -> str:
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "distcache.ranks.library"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=LIMIT,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ConfigError(f"mpi4py did not load within {LIMIT:.0f} s") from error
+    done = run_program([sys.executable, "-m", "distcache.ranks.library"], LIMIT)
     if done.returncode:
         problem = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise ConfigError(

@@ -1,6 +1,6 @@
 """The pre-job: what submitit is told, and what its tasks do.
 
-submitit writes the batch script and a pickle that names `PreJob` and its words; Slurm's tasks load
+submitit writes the batch script and a pickle that names `Task` and its words; Slurm's tasks load
 it in a directory that only the user can write to. The task then becomes ``distcache build``, so
 that signals, exit codes and messages are that command's own, and no result is ever pickled.
 """
@@ -11,15 +11,24 @@ import os
 import stat
 import sys
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import msgspec
-import submitit
-from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from distcache.errors import BuildInterrupted, ConfigError, DistcacheError
 
-__all__ = ["START", "JobFiles", "JobOptions", "PreJob", "make_executor", "submit_prejob"]
+if TYPE_CHECKING:
+    from submitit import SlurmExecutor
+
+__all__ = [
+    "START",
+    "JobFiles",
+    "JobOptions",
+    "Task",
+    "make_executor",
+    "make_private",
+    "submit_prejob",
+]
 
 SIGNAL_DELAY: Final = 90  # seconds before the time limit at which the build is interrupted
 RESTARTS: Final = 3
@@ -33,29 +42,29 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     nodes, tasks_per_node, cpus_per_task : int
         Its shape; every task is a rank.
-    minutes : int
-        Time limit.
-    memory : str
-        Of each node, as Slurm writes it.
-    mpi : str
-        Plugin of srun.
+    minutes : int or None
+        Time limit; None until it has been foreseen.
+    memory : str or None
+        Of each node, as Slurm writes it; likewise.
+    mpi : str or None
+        Plugin of srun; None until it has been found out.
     partition, account, qos, constraint : str or None
         As for sbatch.
     """
 
-    nodes: int
-    tasks_per_node: int
-    cpus_per_task: int
-    minutes: int
-    memory: str
-    mpi: str
+    nodes: int = 1
+    tasks_per_node: int = 8
+    cpus_per_task: int = 1
+    minutes: int | None = None
+    memory: str | None = None
+    mpi: str | None = None
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
     constraint: str | None = None
 
 
-class PreJob:
+class Task:
     """What each task of the job does: become a rank of ``distcache build``.
 
     Parameters
@@ -126,19 +135,35 @@ def submit_prejob(directory: Path, words: list[str], options: JobOptions) -> Job
         In Slurm's words, if it refuses the job.
     """
     make_private(directory)
+    executor = make_executor(directory, options)
+    from submitit.core.utils import FailedJobError, FailedSubmissionError  # noqa: PLC0415
+
     try:
-        job = make_executor(directory, options).submit(PreJob(words))
+        job = executor.submit(Task(words))
     except (FailedJobError, FailedSubmissionError) as error:
         raise DistcacheError(f"sbatch: {error}") from error
     return JobFiles(directory, job.job_id)
 
 
-def make_executor(directory: Path, options: JobOptions) -> submitit.SlurmExecutor:
-    """Return what writes the batch script and submits it."""
+def make_executor(directory: Path, options: JobOptions) -> SlurmExecutor:
+    """Return what writes the batch script and submits it.
+
+    Raises
+    ------
+    ConfigError
+        If there is no submitit, or no Slurm.
+    """
     try:
-        executor = submitit.SlurmExecutor(directory)
+        from submitit import SlurmExecutor  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError(
+            f"submitting needs submitit ({error}); install distcache[slurm]"
+        ) from error
+    try:
+        executor = SlurmExecutor(directory)
     except RuntimeError as error:
         raise ConfigError("srun: not found; run this where Slurm's commands are") from error
+    assert options.minutes is not None
     executor.update_parameters(
         job_name="distcache",
         nodes=options.nodes,
@@ -150,8 +175,8 @@ def make_executor(directory: Path, options: JobOptions) -> submitit.SlurmExecuto
         account=options.account,
         qos=options.qos,
         constraint=options.constraint,
-        wckey=None,
-        signal_delay_s=min(SIGNAL_DELAY, 15 * options.minutes),
+        wckey=None,  # submitit's own name, which a site may not know
+        signal_delay_s=min(SIGNAL_DELAY, 15 * options.minutes),  # at most a quarter of the limit
         srun_args=[f"--mpi={options.mpi}", "--kill-on-bad-exit=1"],
         teardown=_requeue(),
         additional_parameters={"requeue": True},
@@ -169,7 +194,7 @@ def _requeue() -> list[str]:
         f'if [ "$code" -eq {BuildInterrupted.exit_code} ] '
         f'&& [ "${{SLURM_RESTART_COUNT:-0}}" -lt {RESTARTS} ]; then',
         '    echo "distcache was interrupted; requeueing job $SLURM_JOB_ID, which resumes" >&2',
-        '    scontrol requeue "$SLURM_JOB_ID" && sleep 60',
+        '    scontrol requeue "$SLURM_JOB_ID" && sleep 60',  # until that ends this script
         "fi",
         'exit "$code"',
     ]

@@ -1,18 +1,17 @@
-"""Slurm's own commands, each with a bound on waiting, and what they say of a job."""
+"""Slurm's own commands, and what they say of a job."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from distcache.errors import ConfigError, DistcacheError
+from distcache.errors import DistcacheError
+from distcache.programs import run_program
 
-__all__ = ["JobState", "call", "look_at_job"]
+__all__ = ["JobState", "call", "look_at_job", "parse_sacct", "parse_scontrol"]
 
 LIMIT: Final = 60.0  # seconds for an answer
 # Of jobs that will not run again.
@@ -72,23 +71,7 @@ def call(words: Sequence[str], environment: Mapping[str, str] = {}) -> str:
     DistcacheError
         With its own words, if it fails, or does not answer in time.
     """
-    try:
-        done = subprocess.run(
-            words,
-            env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=LIMIT,
-            check=False,
-        )
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"{words[0]}: not found; run this where Slurm's commands are, or set PATH"
-        ) from error
-    except subprocess.TimeoutExpired as error:
-        raise DistcacheError(f"{words[0]}: no answer within {LIMIT:.0f} s; is Slurm up?") from error
+    done = run_program(words, LIMIT, environment)
     if done.returncode:
         said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         raise DistcacheError(f"{' '.join(words[:2])}: {said}")
@@ -117,14 +100,14 @@ def parse_scontrol(text: str) -> JobState:
     """Read ``scontrol show job --oneliner``."""
 
     def field(name: str) -> str:
-        found = re.search(rf"\b{name}=([^\s:]*)", text)
+        found = re.search(rf"\b{name}=(\S*)", text)
         return found.group(1) if found else ""
 
     if not field("JobState"):
         raise DistcacheError("scontrol: says nothing of the job's state")
     return JobState(
         field("JobState"),
-        _number(field("ExitCode")),
+        _number(field("ExitCode").partition(":")[0]),
         "" if field("Reason") == "None" else field("Reason"),
         _number(field("Restarts")),
     )
@@ -132,8 +115,7 @@ def parse_scontrol(text: str) -> JobState:
 
 def parse_sacct(text: str) -> JobState:
     """Read one line of ``sacct -nXP --format=State,ExitCode``; the last, if a job was requeued."""
-    lines = text.split("\n")
-    state, _, code = next((line for line in reversed(lines) if line), "").partition("|")
+    state, _, code = text.strip().rpartition("\n")[2].partition("|")
     if not state:
         raise DistcacheError("sacct: does not know the job")
     return JobState(state.split()[0], _number(code.partition(":")[0]))

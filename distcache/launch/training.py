@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Final
 from distcache.errors import ConfigError, NotReady
 from distcache.launch.slurm import call
 
-__all__ = ["CACHE_VARIABLE", "require_script", "submit_training"]
+__all__ = ["require_script", "submit_training"]
 
 CACHE_VARIABLE: Final = "DISTCACHE_CACHE"
 
@@ -50,12 +51,13 @@ def submit_training(words: Sequence[str], cache: Path, after: str | None) -> str
 
     Raises
     ------
+    ConfigError
+        If Slurm cannot pass on the path.
     DistcacheError
         In Slurm's words, if it refuses the script.
     """
-    dependency = [] if after is None else [f"--dependency=afterok:{after}"]
-    if after is not None:
-        dependency.append("--kill-on-invalid-dep=yes")
+    waiting = [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"]
+    dependency = [] if after is None else waiting
     said = call(
         ["sbatch", "--parsable", *dependency, *_export(words[0], cache), *words],
         {CACHE_VARIABLE: str(cache)},
@@ -68,15 +70,18 @@ def _export(script: str, cache: Path) -> list[str]:
 
     Without ``--export`` a job gets all variables of the process that submits it.
     """
-    named = re.findall(r"^#SBATCH\s+--export[=\s](\S+)", _head(script), re.MULTILINE)
-    if not named or named[-1] == "ALL":
+    named = re.findall(r"^#SBATCH\s(?:.*\s)?--export[=\s]+(\S+)", _head(script), re.MULTILINE)
+    wanted = named[-1].strip("\"'") if named else os.environ.get("SBATCH_EXPORT", "ALL")
+    if wanted == "ALL":
         return []
     if "," in str(cache):
         raise ConfigError(
             f"{script}: has --export, with which Slurm cannot pass on the comma in {cache}"
         )
-    variables = [] if named[-1] == "NONE" else [named[-1].strip("\"'")]
-    return [f"--export={','.join([*variables, f'{CACHE_VARIABLE}={cache}'])}"]
+    variable = f"{CACHE_VARIABLE}={cache}"
+    if wanted == "NONE":
+        return [f"--export={variable}", "--get-user-env"]  # as Slurm does with NONE itself
+    return [f"--export={variable if wanted == 'NIL' else f'{wanted},{variable}'}"]
 
 
 def _head(script: str) -> str:

@@ -49,13 +49,18 @@ def fetch(
     -------
     int
         Bytes that this agent has read.
+
+    Raises
+    ------
+    DistcacheError
+        On all agents the same.
     """
     if transport == "copy":
         return _copy(agents, wanted, landing, mine, options.threads, progress)
     read = 0
     if transport == "sbcast":
         left, read = broadcast_cache(
-            agents, wanted, mine, options.threads, os.environ, progress.advance
+            agents, wanted, landing, mine, options.threads, os.environ, progress.advance
         )
         landing.written += sum(wanted.units[number].size for number in set(mine) - set(left))
         mine = left

@@ -7,22 +7,21 @@ every block with its digest, and what differs comes as with the `mpi` transport.
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
-import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 from distcache.errors import ConfigError, DistcacheError
-from distcache.files import open_regular
-from distcache.node.landing import unit_matches
+from distcache.files import open_regular, passing_name
+from distcache.node.landing import Landing, unit_matches
 from distcache.node.wanted import CACHE, Wanted
+from distcache.programs import run_program
 from distcache.ranks.agreement import from_rank_0, together
 from distcache.ranks.communicator import Communicator
 
-__all__ = ["broadcast_cache", "require_sbcast"]
+__all__ = ["broadcast_cache", "require_sbcast", "run_sbcast"]
 
 PATIENCE: Final = 600.0  # seconds that sbcast may take, and then a second for each of these bytes:
 SLOWEST: Final = 10 << 20
@@ -53,6 +52,7 @@ def require_sbcast(agents: Communicator, environment: Mapping[str, str]) -> None
 def broadcast_cache(
     agents: Communicator,
     wanted: Wanted,
+    landing: Landing,
     mine: Sequence[int],
     threads: int,
     environment: Mapping[str, str],
@@ -64,8 +64,8 @@ def broadcast_cache(
     ----------
     agents : Communicator
         One of each node of this step.
-    wanted : Wanted
-        The same on all nodes, under the same paths.
+    wanted, landing : Wanted, Landing
+        What, the same on all nodes and under the same paths, and where to.
     mine : sequence of int
         Units that this node needs.
     threads : int
@@ -93,44 +93,40 @@ def broadcast_cache(
     units = {number for number, unit in enumerate(wanted.units) if unit.file == CACHE}
     if not all(agents.gather_all(units <= set(mine), bool, "who needs all of the cache")):
         return list(mine), 0
-    token: str = agents.broadcast(secrets.token_hex(4), str, "the name of sbcast's file")
-    arriving = cache.final.with_name(f".{cache.final.name}.{token}.part")
-    if len(set(agents.gather_all(str(arriving), str, "the paths of the stores"))) > 1:
-        error = ConfigError("--transport sbcast: the nodes' stores have different paths")
-        error.agreed = True
-        raise error
+    name = from_rank_0(agents, lambda: passing_name(cache.final).name, str, "naming the file")
+    arriving = cache.final.with_name(name)
+    paths = set(agents.gather_all(str(arriving), str, "the paths of the stores"))
     # The space that was reserved is what sbcast's file will take.
-    together(agents, cache.part.unlink, "making room for sbcast")
+    together(agents, lambda: _make_room(cache.part, paths), "making room for sbcast")
     try:
-        from_rank_0(agents, lambda: _run(cache.shared, arriving, environment), None, "sbcast")
+        from_rank_0(agents, lambda: run_sbcast(cache.shared, arriving, environment), None, "sbcast")
         right = together(
             agents, lambda: _take(arriving, wanted, units, threads, advance), "comparing"
         )
+        together(agents, lambda: landing.make(CACHE), "reserving space")
     finally:
         arriving.unlink(missing_ok=True)
     read = cache.size if agents.rank == 0 else 0
     return [number for number in mine if number not in right], read
 
 
-def _run(source: str, target: Path, environment: Mapping[str, str]) -> None:
-    """Let Slurm write a file on all nodes of this step."""
+def _make_room(part: Path, paths: Collection[str]) -> None:
+    if len(paths) > 1:
+        raise ConfigError("--transport sbcast: the nodes' stores have different paths")
+    part.unlink()
+
+
+def run_sbcast(source: str, target: Path, environment: Mapping[str, str]) -> None:
+    """Let Slurm write a file on all nodes of this step.
+
+    Raises
+    ------
+    DistcacheError
+        In Slurm's words, if it fails.
+    """
     step = f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
     limit = PATIENCE + os.stat(source).st_size / SLOWEST
-    words = ["sbcast", "--force", f"--jobid={step}", source, str(target)]
-    try:
-        done = subprocess.run(
-            words,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=limit,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise DistcacheError(
-            f"sbcast {source}: not done within {limit:.0f} s; use --transport mpi"
-        ) from error
+    done = run_program(["sbcast", "--force", f"--jobid={step}", source, str(target)], limit)
     if done.returncode:
         said = done.stderr.strip() or f"exit code {done.returncode}"
         raise DistcacheError(f"sbcast {source}: {said}; use --transport mpi")
@@ -151,8 +147,10 @@ def _take(
 
         def compare(number: int) -> int | None:
             unit = wanted.units[number]
+            if not unit_matches(descriptor, unit):
+                return None
             advance(unit.size)
-            return number if unit_matches(descriptor, unit) else None
+            return number
 
         with ThreadPoolExecutor(threads) as pool:
             found = frozenset(number for number in pool.map(compare, units) if number is not None)

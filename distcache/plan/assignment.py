@@ -19,7 +19,7 @@ from distcache.plan.costs import (
 from distcache.plan.layout import Layout
 from distcache.plan.model import BlendPlan, SectionPlan
 
-__all__ = ["Assignment", "SplitUnit", "assign"]
+__all__ = ["Assignment", "SplitUnit", "assign", "assign_all"]
 
 
 class SplitUnit(msgspec.Struct, frozen=True):
@@ -127,6 +127,18 @@ def assign(
     )
 
 
+def assign_all(
+    items: Sequence[SectionPlan | BlendPlan],
+    layout: Layout,
+    ranks: int,
+    threads: int = 1,
+    memory_limit: int | None = None,
+) -> Assignment:
+    """Share out all units of a plan, as `assign` does for a build that has nothing yet."""
+    everything = frozenset(range(len(layout.units)))
+    return assign(items, layout, everything, ranks, threads, memory_limit)
+
+
 def _choices(
     layout: Layout,
     costs: Sequence[UnitCosts],
@@ -155,7 +167,7 @@ def _share_out(
     waves = _waves(split, ranks)
     alone = sorted(todo - set(split))
     together = _wave_time(costs, waves, ranks)
-    shares = balance([costs[unit].time for unit in alone], ranks, [together] * ranks)
+    shares = balance([costs[unit].time for unit in alone], ranks)
     local = tuple(tuple(alone[index] for index in share) for share in shares)
     memory = tuple(
         _memory(costs, waves, own, rank, ranks, threads) for rank, own in enumerate(local)

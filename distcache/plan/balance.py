@@ -8,9 +8,7 @@ from collections.abc import Sequence
 __all__ = ["balance", "slice_bounds"]
 
 
-def balance(
-    costs: Sequence[float], ranks: int, loads: Sequence[float] | None = None
-) -> list[list[int]]:
+def balance(costs: Sequence[float], ranks: int) -> list[list[int]]:
     """Give each task to the least loaded rank, the longest task first.
 
     Parameters
@@ -19,16 +17,13 @@ def balance(
         Of each task.
     ranks : int
         How many ranks there are.
-    loads : sequence of float or None
-        What each rank has to do already.
 
     Returns
     -------
     list of list of int
         Task indices of each rank, the longest first.
     """
-    heap = [(0.0 if loads is None else loads[rank], rank) for rank in range(ranks)]
-    heapq.heapify(heap)
+    heap = [(0.0, rank) for rank in range(ranks)]
     shares: list[list[int]] = [[] for _ in range(ranks)]
     for task in sorted(range(len(costs)), key=lambda task: (-costs[task], task)):
         load, rank = heapq.heappop(heap)

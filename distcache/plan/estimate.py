@@ -42,7 +42,7 @@ class Estimate(msgspec.Struct, frozen=True):
         Of the whole build.
     memory : int
         Bytes of the rank that takes most.
-    time_minutes : int
+    minutes : int
         To ask for as ``--time``: several times the estimate.
     memory_gib : int
         To ask for as ``--mem``, of each node.
@@ -50,7 +50,7 @@ class Estimate(msgspec.Struct, frozen=True):
 
     seconds: float
     memory: int
-    time_minutes: int
+    minutes: int
     memory_gib: int
 
 
@@ -65,6 +65,11 @@ def estimate(plan: Plan, layout: Layout, work: Assignment, ranks_per_node: int) 
         Who builds what.
     ranks_per_node : int
         The most that a node has.
+
+    Returns
+    -------
+    Estimate
+        For the machine of the calibration, and a filesystem that is not the limit.
     """
     ranks = len(work.local)
     streams = ranks * work.threads
@@ -78,6 +83,6 @@ def estimate(plan: Plan, layout: Layout, work: Assignment, ranks_per_node: int) 
     return Estimate(
         seconds=seconds,
         memory=memory,
-        time_minutes=max(math.ceil(TIME_MARGIN * seconds / 60), LEAST_MINUTES),
+        minutes=max(math.ceil(TIME_MARGIN * seconds / 60), LEAST_MINUTES),
         memory_gib=math.ceil((MEMORY_MARGIN * memory * ranks_per_node + NODE_MEMORY) / 2**30),
     )

@@ -48,7 +48,7 @@ class Pending(Protocol):
 
 
 class Communicator(Protocol):
-    """A group of ranks. Every method but `abort` is collective: all ranks must call it.
+    """A group of ranks. All but `meet` and `abort` is collective: all ranks must call it.
 
     `what` says in a few words what is waited for, and stands in the error when it does not come.
 
@@ -93,7 +93,8 @@ class Communicator(Protocol):
     def meet(self, seconds: float) -> bool:
         """Tell whether all ranks of the world call this within some seconds of one another.
 
-        Unlike all else it may be called whatever the others are doing; but only once.
+        Unlike all else it may be called whatever the others are doing; but only once, and not of a
+        group of agents.
         """
         ...
 

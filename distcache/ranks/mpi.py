@@ -1,4 +1,4 @@
-"""The communicator of an MPI job; the only importer of mpi4py."""
+"""The communicator of an MPI job."""
 
 from __future__ import annotations
 

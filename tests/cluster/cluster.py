@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
-from pathlib import Path
 
 from tests.cluster.daemons import detach, listens, run, stop, succeeds, wait_until
 from tests.cluster.gluster import SharedFilesystem
 from tests.cluster.node import BRIDGES, Node
-from tests.cluster.settings import Settings, hosts, slurm_conf, slurmdbd_conf
+from tests.cluster.settings import LOCAL, Settings, hosts, slurm_conf, slurmdbd_conf
 
-__all__ = ["PROGRAMS", "Cluster", "what_is_missing"]
+__all__ = ["Cluster", "what_is_missing"]
 
 DIRECTORIES = ("etc", "run", "log", "state", "munge", "mysql", "spool", "disk")
 PROGRAMS = (
-    "slurmctld slurmd slurmdbd sbatch sbcast munged mariadbd ip nsenter unshare glusterd gluster"
+    "slurmctld slurmd slurmdbd sbatch sbcast munged mariadbd ip tc nsenter unshare setpriv "
+    "glusterd gluster mount.glusterfs mkfs.ext4"
 )
 
 
@@ -49,14 +50,16 @@ class Cluster:
 
     def up(self) -> None:
         """Start everything, and wait until all nodes are idle."""
-        self.down()
+        self.down()  # what another run has left has the same names
         self._configure()
         os.environ.update(self.environment)
         self._start_munge()
         self._start_database()
         self._start_network()
         run("slurmctld")
-        wait_until(lambda: succeeds("scontrol", "ping"), "slurmctld", logs=[self._log("slurmctld")])
+        wait_until(
+            lambda: succeeds("scontrol", "ping"), "slurmctld", logs=[self.settings.log("slurmctld")]
+        )
         self.shared.start()
         for node in self.nodes:
             node.start()
@@ -75,6 +78,9 @@ class Cluster:
             node.disconnect()
         for bridge in BRIDGES:
             subprocess.run(["ip", "link", "del", bridge], check=False, capture_output=True)
+        os.environ.pop("SLURM_CONF", None)
+        with contextlib.suppress(OSError):
+            LOCAL.rmdir()
 
     def node(self, name: str) -> Node:
         """Return a node by its name."""
@@ -88,18 +94,18 @@ class Cluster:
 
     def wait_for_nodes(self, limit: float = 90.0) -> None:
         """Wait until all nodes are idle."""
-        logs = [self._log("slurmctld"), *(self._log(f"slurmd.{node.name}") for node in self.nodes)]
+        logs = [
+            self.settings.log("slurmctld"),
+            *(self.settings.log(f"slurmd.{node.name}") for node in self.nodes),
+        ]
         wait_until(lambda: self._idle() == len(self.nodes), "idle nodes", limit, logs)
 
     def _idle(self) -> int:
         return run("sinfo", "-h", "-N", "-p", "main", "-t", "idle", "-o", "%N %T").count(" idle\n")
 
     def _mount(self, node: Node) -> None:
-        wait_until(node.is_up, node.name, logs=[self._log(f"init.{node.name}")])
+        wait_until(node.is_up, node.name, logs=[self.settings.log(f"init.{node.name}")])
         self.shared.mount_on(node)
-
-    def _log(self, name: str) -> Path:
-        return self.settings.log(name)
 
     def _configure(self) -> None:
         base = self.settings.base
@@ -143,7 +149,7 @@ class Cluster:
             *("mariadbd", "--no-defaults", "--user=root", f"--datadir={base}/mysql"),
             *(f"--socket={socket}", "--bind-address=127.0.0.1", f"--port={port}"),
             *("--innodb-buffer-pool-size=128M", "--innodb-lock-wait-timeout=900"),
-            *("--innodb-flush-log-at-trx-commit=0", f"--log-error={self._log('mysqld')}"),
+            *("--innodb-flush-log-at-trx-commit=0", f"--log-error={self.settings.log('mysqld')}"),
         ]
         detach(words, self.settings.pid_file("mysqld"), {})
         client = ("--no-defaults", "-S", socket, "-u", "root")
@@ -155,7 +161,9 @@ class Cluster:
         run("slurmdbd")
         accounting = self.settings.port + 2
         wait_until(
-            lambda: listens("127.0.0.1", accounting), "slurmdbd", logs=[self._log("slurmdbd")]
+            lambda: listens("127.0.0.1", accounting),
+            "slurmdbd",
+            logs=[self.settings.log("slurmdbd")],
         )
         run("sacctmgr", "-i", "add", "cluster", "lab")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -16,7 +17,9 @@ ENDS_WITHIN = 10.0  # seconds, after which a daemon is killed
 LIMIT = 120.0  # seconds that any command may take
 
 
-def run(*words: str | Path, limit: float = LIMIT) -> str:
+def run(
+    *words: str | Path, limit: float = LIMIT, environment: Mapping[str, str] | None = None
+) -> str:
     """Run a command to its end, and return what it writes.
 
     Raises
@@ -31,6 +34,7 @@ def run(*words: str | Path, limit: float = LIMIT) -> str:
         timeout=limit,
         check=False,
         stdin=subprocess.DEVNULL,
+        env=environment,
     )
     if done.returncode:
         raise RuntimeError(
@@ -94,7 +98,8 @@ def stop(pid_file: Path, number: signal.Signals = signal.SIGTERM) -> None:
     try:
         wait_until(lambda: not is_alive(pid), f"process {pid}", ENDS_WITHIN)
     except TimeoutError:
-        os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     pid_file.unlink(missing_ok=True)
 
 

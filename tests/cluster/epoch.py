@@ -14,6 +14,7 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
@@ -24,6 +25,11 @@ def read_maps() -> str:
     """Return the files that this process has mapped, and those that it has open."""
     opened = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
     return Path("/proc/self/maps").read_text() + "\n".join(opened)
+
+
+def digest(tokens: torch.Tensor) -> str:
+    """Return the digest of a sample's tokens."""
+    return hashlib.md5(tokens.numpy().tobytes()).hexdigest()
 
 
 def main() -> None:
@@ -40,13 +46,14 @@ def main() -> None:
     sampler = distcache.ResumableSampler(
         len(dataset), 4, dist.get_rank(), dist.get_world_size(), drop_last=False
     )
-    samples = []
-    for ids, batch in zip(
-        list(sampler), DataLoader(dataset, batch_sampler=list(sampler_again(sampler))), strict=True
-    ):
-        for index, tokens in zip(ids, batch["tokens"], strict=True):
-            if index is not None:
-                samples.append([index, hashlib.md5(tokens.numpy().tobytes()).hexdigest()])
+    batches = list(sampler)
+    loader = DataLoader(dataset, batch_sampler=batches)
+    samples = [
+        [index, digest(tokens)]
+        for ids, batch in zip(batches, loader, strict=True)
+        for index, tokens in zip(ids, batch["tokens"], strict=True)
+        if index is not None
+    ]
     found = {
         "key": cache.key,
         "local": cache.is_local,
@@ -59,15 +66,5 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def sampler_again(sampler: distcache.ResumableSampler) -> distcache.ResumableSampler:
-    """Return a sampler of the same batches, from the beginning."""
-    return distcache.ResumableSampler(
-        sampler.total_samples,
-        sampler.micro_batch_size,
-        sampler.data_parallel_rank,
-        sampler.data_parallel_size,
-        drop_last=False,
-    )
-
-
-main()
+if __name__ == "__main__":
+    main()

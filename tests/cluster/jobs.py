@@ -5,22 +5,21 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from distcache.build.journal import read_journals
 from distcache.build.record import BuildRecord, read_build_record
+from distcache.launch.slurm import look_at_job
 from tests.caches import build_here
 from tests.cluster.daemons import run, wait_until
 from tests.cluster.node import ETHERNET
-from tests.cluster.settings import SCRIPTS
 from tests.corpora import write_corpora
 from tests.large import write_large
 from tests.processes import DISTCACHE, OPEN_MPI, clean_environment
 
-__all__ = ["Story", "background", "distcache", "environment", "recorded", "state_of", "wait_for"]
+__all__ = ["LIMIT", "Story", "background", "command", "environment", "recorded", "wait_for"]
 
 LIMIT = 240.0  # seconds
 SHAPE = ("--nodes", "3", "--ntasks-per-node", "2")
@@ -53,7 +52,7 @@ def background(*words: object, env: Mapping[str, str] | None = None) -> subproce
     )
 
 
-def distcache(
+def command(
     *words: object, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command of distcache to its end."""
@@ -62,16 +61,14 @@ def distcache(
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
-def state_of(job: str) -> str:
-    """Return what Slurm says of a job."""
-    text = run("scontrol", "show", "job", "--oneliner", job)
-    return text.partition("JobState=")[2].split()[0]
-
-
 def wait_for(job: str, *states: str, limit: float = LIMIT) -> str:
     """Wait until a job is in one of some states, and return which."""
-    wait_until(lambda: state_of(job) in states, f"job {job} to be {' or '.join(states)}", limit)
-    return state_of(job)
+
+    def arrived() -> bool:
+        return look_at_job(job).state in states
+
+    wait_until(arrived, f"job {job} to be {' or '.join(states)}", limit)
+    return look_at_job(job).state
 
 
 def recorded(directory: Path, name: str) -> set[int]:
@@ -143,23 +140,21 @@ class Story:
         """Return the build record of its cache."""
         return read_build_record(self.cache)
 
-    def sbatch(self, script: str, *words: object, options: tuple[str, ...] = ()) -> str:
-        """Submit one of the scripts of slurm/, and return the job's number."""
-        log = self.directory / f"{script}-%j.log"
-        return run(
-            *("env", *(f"{key}={value}" for key, value in environment().items())),
-            *("sbatch", "--parsable", f"--output={log}", *options),
-            *(SCRIPTS / script, *map(str, words)),
-        ).strip()
+    def sbatch(self, script: Path, *words: object, options: Sequence[str] = ()) -> str:
+        """Submit a batch script, and return the job's number."""
+        log = f"--output={self.directory}/%j.log"
+        command = ["sbatch", "--parsable", log, *options, script, *map(str, words)]
+        return run(*command, environment=environment()).strip()
 
-    def log(self, script: str, job: str) -> str:
+    def log(self, job: str) -> str:
         """Return what such a job wrote."""
-        return (self.directory / f"{script}-{job}.log").read_text()
+        return (self.directory / f"{job}.log").read_text()
 
     def wait_for_records(self, count: int = 2) -> None:
         """Wait until a build is well under way."""
-        end = time.monotonic() + LIMIT
-        while len(recorded(self.caches, "c")) < count:
+
+        def under_way() -> bool:
             assert not self.cache.exists(), "the build was over too soon"
-            assert time.monotonic() < end, "the build records nothing"
-            time.sleep(0.05)
+            return len(recorded(self.caches, "c")) >= count
+
+        wait_until(under_way, "records of what is built", LIMIT)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -16,13 +15,12 @@ from tests.cluster.jobs import (
     LIMIT,
     Story,
     background,
-    distcache,
-    environment,
+    command,
     recorded,
-    state_of,
     wait_for,
 )
 from tests.cluster.node import STORAGE
+from tests.cluster.settings import SCRIPTS
 
 pytestmark = pytest.mark.mpi
 
@@ -90,7 +88,7 @@ def test_a_wrong_mpi_plugin(
 ) -> None:
     """Starts as many worlds as ranks, of which none builds anything, or MPI says what is wrong."""
     story = Story.small(shared)
-    done = distcache(*story.words("--wait", "--log-format", "none", "--mpi", plugin))
+    done = command(*story.words("--wait", "--log-format", "none", "--mpi", plugin))
     assert done.returncode == code, done.stderr
     assert words in done.stderr
     assert not story.cache.exists()
@@ -102,18 +100,18 @@ def test_a_node_dies_during_a_build(cluster: Cluster, shared: Path, tmp_path: Pa
     options = ("--no-requeue", "--nodes=3", "--ntasks-per-node=2")
     words = (story.config, story.caches, "c")
     victim = cluster.node("node3")
-    job = story.sbatch("build.sbatch", *words, options=options)
+    job = story.sbatch(SCRIPTS / "build.sbatch", *words, options=options)
     try:
         story.wait_for_records()
         victim.kill()
         wait_for(job, "NODE_FAIL", "FAILED", limit=DEAD_WITHIN)
-        assert "node3" in story.log("build.sbatch", job), story.log("build.sbatch", job)
+        assert "node3" in story.log(job), story.log(job)
         done = recorded(story.caches, "c")
         assert not story.cache.exists()
     finally:
         cluster.restart(victim)
-    again = story.sbatch("build.sbatch", *words, options=options)
-    assert wait_for(again, "COMPLETED", "FAILED") == "COMPLETED", story.log("build.sbatch", again)
+    again = story.sbatch(SCRIPTS / "build.sbatch", *words, options=options)
+    assert wait_for(again, "COMPLETED", "FAILED") == "COMPLETED", story.log(again)
     assert story.record().resumed >= len(done)
     assert story.cache.read_bytes() == story.undisturbed(tmp_path).read_bytes()
 
@@ -121,41 +119,36 @@ def test_a_node_dies_during_a_build(cluster: Cluster, shared: Path, tmp_path: Pa
 def test_a_node_dies_while_localizing(cluster: Cluster, shared: Path) -> None:
     """The job ends in bounded time; no copy is declared ready that is not, and the next heals."""
     story = Story.long(shared, corpora=4)
-    assert distcache(*story.words("--wait")).returncode == 0
+    assert command(*story.words("--wait")).returncode == 0
     store = f"/local/distcache-{os.geteuid()}"
     script = shared / "localize.sh"
     script.write_text(
         "#!/bin/bash\nsrun --mpi=pmi2 --ntasks-per-node=1 --kill-on-bad-exit=1 distcache localize "
         f"{story.cache} --to {store}\n"
     )
-    words = ("sbatch", "--parsable", "--no-requeue", "--nodes=3", f"--output={shared}/%j.log")
-    with_environment = ("env", *(f"{key}={value}" for key, value in environment().items()))
+    options = ("--no-requeue", "--nodes=3")
     victim = cluster.node("node2")
     for node in cluster.nodes:
         cluster.shared.forget_on(node)
         node.slow_down(STORAGE, "100mbit")
-    job = run(*with_environment, *words, script).strip()
+    job = story.sbatch(script, options=options)
     try:
         node = cluster.node("node1")
         wait_until(lambda: ".part" in node.run("find", "/local", "-name", ".*.part"), "a copy")
-        time.sleep(1)
+        before = node.received()
+        wait_until(lambda: node.received() > before + (8 << 20), "more of the copy")
         victim.kill()
         wait_for(job, "NODE_FAIL", "FAILED", limit=DEAD_WITHIN)
-        assert "node2" in (shared / f"{job}.log").read_text()
+        assert "node2" in story.log(job)
         for survivor in (node, cluster.node("node3")):
             assert ".json" not in survivor.run("ls", f"{store}/caches")
     finally:
         for node in cluster.nodes:
             node.slow_down(STORAGE, "")
         cluster.restart(victim)
-    again = run(*with_environment, *words, script).strip()
+    again = story.sbatch(script, options=options)
     assert wait_for(again, "COMPLETED", "FAILED") == "COMPLETED"
     run("srun", "-N3", "distcache", "local", "verify", store)
-
-
-def is_requeued(job: str) -> bool:
-    """Tell whether a job waits for its next start."""
-    return "Restarts=1" in run("scontrol", "show", "job", "--oneliner", job)
 
 
 @pytest.mark.parametrize("how", ["requeue", "USR1"])
@@ -169,7 +162,7 @@ def test_preemption(cluster: Cluster, shared: Path, tmp_path: Path, how: str) ->
         run("scontrol", "requeue", job)
     else:
         run("scancel", f"--signal={how}", job)
-    wait_until(lambda: is_requeued(job), "the job to be requeued")
+    wait_until(lambda: look_at_job(job).restarts == 1, "the job to be requeued")
     cluster.wait_for_nodes()  # all ranks have ended
     done = recorded(story.caches, "c")
     assert not story.cache.exists()
@@ -182,7 +175,7 @@ def test_preemption(cluster: Cluster, shared: Path, tmp_path: Path, how: str) ->
     assert len(done) > 0
     assert record.resumed == len(done)
     assert story.cache.read_bytes() == story.undisturbed(tmp_path).read_bytes()
-    assert state_of(job) == "COMPLETED", output
+    assert look_at_job(job).state == "COMPLETED", output
 
 
 def test_a_cancelled_prejob(cluster: Cluster, shared: Path) -> None:
@@ -196,7 +189,7 @@ def test_a_cancelled_prejob(cluster: Cluster, shared: Path) -> None:
     assert waiting.returncode in (1, 8), errors
     assert f"pre-job {job}: CANCELLED" in errors
     done = recorded(story.caches, "c")
-    assert distcache(*story.words("--wait")).returncode == 0
+    assert command(*story.words("--wait")).returncode == 0
     assert story.record().resumed == len(done)
 
 
@@ -209,7 +202,7 @@ def test_eight_prejobs_at_once(cluster: Cluster, shared: Path, tmp_path: Path) -
     for job in jobs:
         output, errors = job.communicate(timeout=LIMIT)
         assert job.returncode == 0, errors
-        numbers.add(json.loads(output)["prejob"])
+        numbers.add((json.loads(output)["prejob"] or {}).get("job"))
     logs = "".join(path.read_text() for path in story.caches.glob("c.jobs/*_0_log.err"))
     assert logs.count(f"] built {story.cache}") == 1
     assert logs.count(f"] found {story.cache}") == len(numbers - {None}) - 1

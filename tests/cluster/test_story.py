@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import distcache as package
+import distcache
 from distcache.corpus import idx_path
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import run
-from tests.cluster.jobs import Story, distcache, environment, wait_for
+from tests.cluster.epoch import digest
+from tests.cluster.jobs import Story, command, environment, wait_for
 from tests.cluster.settings import LOCAL, SCRIPTS
+from tests.processes import LAUNCHERS
 
 pytestmark = pytest.mark.mpi
 
 
 @pytest.fixture
-def clean(cluster: Cluster) -> Iterator[None]:
-    """Disks without copies of earlier tests."""
-    yield
+def clean(cluster: Cluster) -> None:
+    """Disks without copies of other tests."""
     run("srun", "-N3", "sh", "-c", f"rm -rf {LOCAL}/distcache-*")
 
 
@@ -33,7 +32,7 @@ def lines(directory: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("clean")
-@pytest.mark.parametrize("launcher", ["mpich", "openmpi"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_two_commands_from_a_configuration_to_samples(
     launcher: str, shared: Path, tmp_path: Path
 ) -> None:
@@ -44,16 +43,16 @@ def test_two_commands_from_a_configuration_to_samples(
     prefixes = [source["path"] for source in story.fields["blend"]]
     hidden = [str(story.cache), *map(idx_path, prefixes)]
     elsewhere = story.undisturbed(tmp_path)
-    reference = package.open(elsewhere).dataset("train")
+    reference = distcache.open(elsewhere).dataset("train")
     expected = [[i, digest(reference[i]["tokens"])] for i in range(len(reference))]
 
     train = [SCRIPTS / "train.sbatch", "-m", "tests.cluster.epoch", out, *hidden]
     log = shared / "train.log"
     env = environment(launcher, RANKS_PER_NODE="2", SBATCH_OUTPUT=str(log))
-    done = distcache(*story.words("--wait", "--json", "--", *train), env=env)
+    done = command(*story.words("--wait", "--json", "--", *train), env=env)
     assert done.returncode == 0, done.stderr
     submitted = json.loads(done.stdout)
-    assert submitted["options"]["mpi"] == {"mpich": "pmi2", "openmpi": "pmix"}[launcher]
+    assert submitted["prejob"]["options"]["mpi"] == {"mpich": "pmi2", "openmpi": "pmix"}[launcher]
     assert wait_for(submitted["training"], "COMPLETED", "FAILED", "CANCELLED") == "COMPLETED", (
         log.read_text()
     )
@@ -71,44 +70,39 @@ def test_two_commands_from_a_configuration_to_samples(
     assert moved.read_bytes() == elsewhere.read_bytes()
 
 
-def digest(tokens: Any) -> str:
-    """Return the digest of a sample's tokens."""
-    return hashlib.md5(tokens.numpy().tobytes()).hexdigest()
-
-
 def test_a_cache_that_is_there_needs_no_prejob(cluster: Cluster, shared: Path) -> None:
     """Training starts at once and finds it, whatever variables it wants, if it is a script."""
     story = Story.small(shared)
-    first = json.loads(distcache(*story.words("--wait", "--json")).stdout)
+    first = json.loads(command(*story.words("--wait", "--json")).stdout)
     script = shared / "train.sbatch"
     script.write_text(f'#!/bin/bash\n#SBATCH --output={shared}/out\necho "$DISTCACHE_CACHE $@"\n')
-    done = distcache(*story.words("--json", "--", script, "a b", "--c"))
+    done = command(*story.words("--json", "--", script, "a b", "--c"))
     second = json.loads(done.stdout)
     assert first["prejob"] is not None
     assert second["prejob"] is None
     assert wait_for(second["training"], "COMPLETED") == "COMPLETED"
     assert (shared / "out").read_text() == f"{story.cache} a b --c\n"
-    for variables in ("NONE", "HOME,USER"):
+    for variables in ("NONE", "NIL", "HOME,USER"):
         script.write_text(
             f"#!/bin/bash\n#SBATCH --output={shared}/out --export={variables}\n"
-            f"#SBATCH --export={variables}\necho $DISTCACHE_CACHE\n"
+            "echo $DISTCACHE_CACHE\n"
         )
-        found = json.loads(distcache(*story.words("--json", "--", script)).stdout)
+        found = json.loads(command(*story.words("--json", "--", script)).stdout)
         assert wait_for(found["training"], "COMPLETED") == "COMPLETED"
         assert (shared / "out").read_text() == f"{story.cache}\n"
     script.write_text("#!/bin/bash\n#SBATCH --partition=none\n")
-    refused = distcache(*story.words("--", script))
+    refused = command(*story.words("--", script))
     assert refused.returncode == 1
     assert "invalid partition" in refused.stderr
     script.write_text("echo no script")
-    assert distcache(*story.words("--", script)).returncode == 2
-    assert distcache(*story.words("--", shared / "none.sbatch")).returncode == 5
+    assert command(*story.words("--", script)).returncode == 2
+    assert command(*story.words("--", shared / "none.sbatch")).returncode == 5
 
 
 def test_the_scripts_of_a_site(cluster: Cluster, shared: Path, tmp_path: Path) -> None:
     """build.sbatch runs as it is."""
     story = Story.small(shared)
-    job = story.sbatch("build.sbatch", story.config, story.caches, "c")
+    job = story.sbatch(SCRIPTS / "build.sbatch", story.config, story.caches, "c")
     state = wait_for(job, "COMPLETED", "FAILED")
-    assert state == "COMPLETED", story.log("build.sbatch", job)
+    assert state == "COMPLETED", story.log(job)
     assert story.cache.read_bytes() == story.undisturbed(tmp_path).read_bytes()

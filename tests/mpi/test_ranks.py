@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from distcache.build.prepare import make_plan_together
-from distcache.plan.assignment import assign
+from distcache.plan.assignment import assign_all
 from distcache.plan.decode import config_from_mapping
 from distcache.plan.layout import make_layout
 from distcache.progress import Silent
@@ -26,7 +26,7 @@ def test_the_large_sections_are_split(large_config: dict[str, Any]) -> None:
     plan = make_plan_together(SerialCommunicator(), config, 1, Silent())
     layout = make_layout(plan.items)
     for ranks in (2, 3, 4):
-        work = assign(plan.items, layout, frozenset(range(len(layout.units))), ranks)
+        work = assign_all(plan.items, layout, ranks)
         sections = [
             plan.sections[layout.units[entry.unit].items[0]]
             for wave in work.waves

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from distcache.build.prepare import make_plan_together
-from distcache.plan.assignment import assign
+from distcache.plan.assignment import assign_all
 from distcache.plan.decode import config_from_mapping
 from distcache.plan.estimate import Estimate, estimate
 from distcache.plan.layout import make_layout
@@ -17,8 +17,7 @@ def foresee(fields: dict[str, Any], ranks: int, per_node: int, threads: int = 1)
     """Foresee a build of a configuration."""
     plan = make_plan_together(SerialCommunicator(), config_from_mapping(fields), 1, Silent())
     layout = make_layout(plan.items)
-    units = frozenset(range(len(layout.units)))
-    return estimate(plan, layout, assign(plan.items, layout, units, ranks, threads), per_node)
+    return estimate(plan, layout, assign_all(plan.items, layout, ranks, threads), per_node)
 
 
 def test_more_ranks_and_threads_take_less_time(large_config: dict[str, Any]) -> None:
@@ -36,7 +35,10 @@ def test_more_samples_take_more_time(large_config: dict[str, Any]) -> None:
 
 def test_what_is_asked_for_leaves_room(large_config: dict[str, Any]) -> None:
     """Time for a slower machine, memory for all ranks of a node and then some."""
+    huge = {**large_config, "samples": {"train": 20_000_000_000, "valid": 1000, "test": 1000}}
     for ranks, per_node in ((1, 1), (4, 4), (16, 8)):
-        found = foresee(large_config, ranks, per_node)
-        assert found.time_minutes * 60 > 2 * found.seconds
+        found = foresee(huge, ranks, per_node)
+        assert found.seconds > 300
+        assert found.minutes * 60 > 3 * found.seconds
         assert found.memory_gib << 30 > found.memory * per_node
+    assert foresee(large_config, 1, 1).minutes == 10
