@@ -93,9 +93,9 @@ def main() -> None:
 
 
 def _fail(error: DistcacheError) -> NoReturn:
+    ignore_signals()  # a launcher that sees another rank end must not change this one's exit code
     communicator = connected()
     if isinstance(error, BuildInterrupted) and communicator is not None:
-        ignore_signals()
         error.agreed = communicator.meet(GRACE)
     if not error.agreed or communicator is None or communicator.rank == 0:
         with contextlib.suppress(OSError, ValueError):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from distcache.corpus import bin_path
+from distcache.launch.slurm import look_at_job
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import run, wait_until
 from tests.cluster.jobs import (
