@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import sys
 
-from mpi4py import rc
 
-rc.initialize = False
-from mpi4py import MPI  # noqa: E402
+def main() -> None:
+    """Write what the library says of itself."""
+    from mpi4py import rc  # noqa: PLC0415
+
+    rc.initialize = False
+    from mpi4py import MPI  # noqa: PLC0415
+
+    sys.stdout.write(MPI.Get_library_version())
+
 
 if __name__ == "__main__":
-    sys.stdout.write(MPI.Get_library_version())
+    main()
