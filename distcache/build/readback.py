@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from distcache.build.data_file import DataFile, read_digest
 from distcache.build.job import Digests, Job
@@ -17,6 +18,7 @@ from distcache.ranks.agreement import together
 __all__ = ["digest_blocks", "require_written", "still_there"]
 
 Found = TypeVar("Found")
+PAUSES: Final = (2.0, 5.0, 15.0)  # seconds
 
 
 def still_there(job: Job, records: Mapping[int, Record]) -> Digests:
@@ -37,12 +39,22 @@ def still_there(job: Job, records: Mapping[int, Record]) -> Digests:
 def require_written(job: Job, digests: Digests) -> None:
     """Read arrays back and compare them with what was to be written. Collective.
 
+    Clients of network filesystems may show old bytes for a second or more, so what differs is read
+    again before it is taken for lost.
+
     Raises
     ------
     DistcacheError
         If any differs: the filesystem has not kept what was written to it.
     """
     lost = digests.keys() - _compare(job, digests, "reading back what was written")
+    for pause in PAUSES:
+        if not lost:
+            return
+        job.watch.note(f"{len(lost)} items read back other bytes than were written; once more")
+        time.sleep(pause)
+        again = {item: digests[item] for item in lost}
+        lost = again.keys() - _compare(job, again, "reading back once more")
     if lost:
         error = DistcacheError(
             *(

@@ -31,6 +31,11 @@ __all__ = [
 LARGEST: Final = 64 << 20  # bytes; a rank takes less than one KiB
 
 
+# No number of a file is trusted: one that no build can have would end in an overflow later.
+Seconds = dict[str, Annotated[float, msgspec.Meta(ge=0, le=1e9)]]
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+
+
 class RankRecord(msgspec.Struct, frozen=True):
     """One rank.
 
@@ -48,10 +53,10 @@ class RankRecord(msgspec.Struct, frozen=True):
 
     rank: int
     host: str
-    seconds: dict[str, float]
-    peak_memory: int
-    predicted_memory: int
-    waited: dict[str, float] = {}
+    seconds: Seconds
+    peak_memory: Bytes
+    predicted_memory: Bytes
+    waited: Seconds = {}
 
 
 class BuildRecord(msgspec.Struct, frozen=True):

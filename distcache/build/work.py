@@ -104,8 +104,8 @@ def _build_local(job: Job, assignment: Assignment, file: DataFile, journal: Jour
     threads = assignment.threads
     with ThreadPoolExecutor(threads) as pool:
         units = [job.layout.units[unit] for unit in assignment.local[job.communicator.rank]]
-        tasks = [pool.submit(build_unit, unit) for unit in units]
         try:
+            tasks = [pool.submit(build_unit, unit) for unit in units]
             wait(tasks, return_when=FIRST_EXCEPTION)
         except BuildInterrupted:
             file.abandon()

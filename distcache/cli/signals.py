@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from types import FrameType
-from typing import Final, NoReturn
+from typing import Final
 
 from distcache.errors import BuildInterrupted
 
@@ -29,5 +29,12 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _interrupt(number: int, _: FrameType | None) -> NoReturn:
+_interrupted = False
+
+
+def _interrupt(number: int, _: FrameType | None) -> None:
+    global _interrupted  # noqa: PLW0603  a second signal must not hit what the first one has begun
+    if _interrupted:
+        return
+    _interrupted = True
     raise BuildInterrupted(f"interrupted by {signal.Signals(number).name}; run again to resume")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 import typer
@@ -14,12 +15,14 @@ from distcache.cli.output import LogFormat, make_progress, print_json
 from distcache.cli.sizes import optional_size
 from distcache.cli.times import parse_minutes
 from distcache.errors import DistcacheError
+from distcache.launch.executor import JobOptions
 from distcache.launch.follow import failure, follow
-from distcache.launch.prejob import JobOptions
 from distcache.launch.submit import Prejob, SubmitOptions, Submitted, submit
 from distcache.progress import Progress
 
 __all__ = ["submit_command"]
+
+VISIBLE_WITHIN: Final = 60.0  # seconds in which a network filesystem shows a file to another node
 
 
 def submit_command(
@@ -37,18 +40,20 @@ def submit_command(
     name: Annotated[
         str | None, typer.Option(help="File name without .h5; by default from the key.")
     ] = None,
-    nodes: Annotated[int, typer.Option("--nodes", "-N", min=1, help="Of the pre-job.")] = 1,
+    nodes: Annotated[
+        int, typer.Option("--nodes", "-N", min=1, max=10_000, help="Of the pre-job.")
+    ] = 1,
     tasks: Annotated[
-        int, typer.Option("--ntasks-per-node", min=1, help="Ranks on each of its nodes.")
+        int, typer.Option("--ntasks-per-node", min=1, max=1024, help="Ranks on each of its nodes.")
     ] = 8,
     cpus: Annotated[
-        int, typer.Option("--cpus-per-task", "-c", min=1, help="Threads of each rank.")
+        int, typer.Option("--cpus-per-task", "-c", min=1, max=1024, help="Threads of each rank.")
     ] = 1,
     partition: Annotated[str | None, typer.Option("--partition", "-p")] = None,
     account: Annotated[str | None, typer.Option("--account", "-A")] = None,
     qos: Annotated[str | None, typer.Option("--qos", "-q")] = None,
     constraint: Annotated[str | None, typer.Option("--constraint", "-C")] = None,
-    time: Annotated[
+    time_limit: Annotated[
         str | None, typer.Option("--time", "-t", help="As for sbatch; by default foreseen.")
     ] = None,
     memory: Annotated[
@@ -88,7 +93,7 @@ def submit_command(
             nodes=nodes,
             tasks_per_node=tasks,
             cpus_per_task=cpus,
-            minutes=parse_minutes(time),
+            minutes=parse_minutes(time_limit),
             memory=memory,
             mpi=mpi,
             partition=partition,
@@ -135,7 +140,11 @@ def _follow(done: Submitted, prejob: Prejob, progress: Progress) -> None:
             raise error
         left = f"training job {done.training} never starts: Slurm cancels it"
         raise type(error)(*error.problems, left)
-    if not is_finished(Path(done.cache), done.key):
+    end = time.monotonic() + VISIBLE_WITHIN
+    while not is_finished(Path(done.cache), done.key):
+        if time.monotonic() < end:
+            time.sleep(1)
+            continue
         raise DistcacheError(
             f"{done.cache}: pre-job {prejob.job} has succeeded, but the cache is not to be seen "
             "here; is the directory shared?"

@@ -11,9 +11,11 @@ __all__ = ["parse_minutes"]
 
 # minutes[:seconds], hours:minutes:seconds, days-hours[:minutes[:seconds]]
 FORMS: Final = (
-    re.compile(r"(?P<minutes>\d+)(:(?P<seconds>\d+))?"),
-    re.compile(r"(?P<hours>\d+):(?P<minutes>\d+):(?P<seconds>\d+)"),
-    re.compile(r"(?P<days>\d+)-(?P<hours>\d+)(:(?P<minutes>\d+))?(:(?P<seconds>\d+))?"),
+    re.compile(r"(?P<minutes>\d{1,6})(:(?P<seconds>\d{1,6}))?"),
+    re.compile(r"(?P<hours>\d{1,6}):(?P<minutes>\d{1,6}):(?P<seconds>\d{1,6})"),
+    re.compile(
+        r"(?P<days>\d{1,6})-(?P<hours>\d{1,6})(:(?P<minutes>\d{1,6}))?(:(?P<seconds>\d{1,6}))?"
+    ),
 )
 MINUTES: Final = {"days": 1440, "hours": 60, "minutes": 1}
 

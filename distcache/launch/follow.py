@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from distcache.errors import DistcacheError, error_from_exit_code
+from distcache.errors import ConfigError, DistcacheError, error_from_exit_code
+from distcache.files import open_sized
 from distcache.launch.prejob import START, JobFiles
 from distcache.launch.slurm import JobState, look_at_job
 
@@ -23,6 +24,26 @@ OUR_PREFIX: Final = "distcache: "
 SLURM_PREFIXES: Final = ("srun: error:", "slurmstepd: error:", "slurmstepd-")
 MOST_LINES: Final = 20
 LAST_WORDS: Final = 5  # lines
+LONGEST: Final = 1 << 20  # bytes of a log that are read at a time
+SETTLED: Final = 15.0  # seconds after which a job that Slurm may requeue has not been
+
+
+def _printable(line: str) -> str:
+    """Return a line without what would change the terminal."""
+    return "".join(sign if sign.isprintable() or sign == "\t" else "?" for sign in line)
+
+
+def _read(path: Path, begin: int) -> tuple[bytes, int]:
+    """Return what a file has from a byte on, or the last of it, and where that begins."""
+    try:
+        descriptor, size = open_sized(path)
+    except OSError:
+        return b"", begin
+    try:
+        begin = max(begin, size - LONGEST)
+        return os.pread(descriptor, LONGEST, begin), begin
+    finally:
+        os.close(descriptor)
 
 
 class Tail:
@@ -39,16 +60,11 @@ class Tail:
         self._offset = 0
 
     def lines(self) -> list[str]:
-        """Return the lines that have been completed since the last call."""
-        try:
-            with open(self._path, "rb") as stream:
-                stream.seek(self._offset)
-                content = stream.read()
-        except OSError:
-            return []
+        """Return the lines that have been completed since the last call; the last of very many."""
+        content, begin = _read(self._path, self._offset)
         whole = content[: content.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return whole.decode("utf-8", "replace").splitlines()
+        self._offset = begin + len(whole)
+        return [_printable(line) for line in whole.decode("utf-8", "replace").splitlines()]
 
 
 def follow(
@@ -66,26 +82,36 @@ def follow(
         If Slurm does not answer for ten minutes.
     """
     tail = Tail(files.first_log)
-    state, told, answered = JobState("UNKNOWN"), "", time.monotonic()
+    state, told = JobState("UNKNOWN"), ""
+    answered = changed = time.monotonic()
     asked = told_at = -TELL_EVERY
-    while not state.ended:
+    while not state.ended or (state.may_be_requeued and asked - changed < SETTLED):
         now = time.monotonic()
         if now - asked >= ASK_EVERY:
+            before, state = state, _ask(files.job, look, state, now - answered)
             asked = now
-            try:
-                state, answered = look(files.job), now
-            except DistcacheError:
-                if now - answered > PATIENCE:
-                    raise
+            answered = now if state is not before else answered
+            changed = changed if state.state == before.state else now
         words = f"pre-job {files.job}: {state.state.lower()} {state.reason}".rstrip()
         if words != told or (state.state == "PENDING" and now - told_at >= TELL_EVERY):
             tell(words)
             told, told_at = words, now
         for line in tail.lines():
             tell(line)
-        if not state.ended:
-            time.sleep(POLL)
+        time.sleep(POLL)
     return state
+
+
+def _ask(job: str, look: Callable[[str], JobState], known: JobState, silent: float) -> JobState:
+    """Ask Slurm about a job; what was known before if it does not answer, but not for ever."""
+    try:
+        return look(job)
+    except ConfigError:
+        raise
+    except DistcacheError:
+        if silent > PATIENCE:
+            raise
+        return known
 
 
 def failure(files: JobFiles, state: JobState) -> DistcacheError:
@@ -128,8 +154,6 @@ def _exit_code(state: JobState, lines: Iterable[str]) -> int:
 
 def _last_start(log: Path) -> list[str]:
     """Return what a rank has written since the job was last started."""
-    with open(log, "rb") as stream:
-        stream.seek(max(os.fstat(stream.fileno()).st_size - (1 << 20), 0))
-        lines = stream.read().decode("utf-8", "replace").splitlines()
+    lines = [_printable(line) for line in _read(log, 0)[0].decode("utf-8", "replace").splitlines()]
     starts = [number for number, line in enumerate(lines) if line.startswith(START)]
     return lines[starts[-1] :] if starts else lines

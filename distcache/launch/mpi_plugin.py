@@ -72,7 +72,7 @@ def parse_plugins(text: str) -> set[str]:
 
 
 def _library() -> str:
-    done = run_program([sys.executable, "-m", "distcache.ranks.library"], LIMIT)
+    done = run_program([sys.executable, "-P", "-m", "distcache.ranks.library"], LIMIT)
     if done.returncode:
         problem = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise ConfigError(

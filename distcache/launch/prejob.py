@@ -8,60 +8,26 @@ that signals, exit codes and messages are that command's own, and no result is e
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
 import msgspec
 
-from distcache.errors import BuildInterrupted, ConfigError, DistcacheError
-
-if TYPE_CHECKING:
-    from submitit import SlurmExecutor
+from distcache.errors import ConfigError, DistcacheError
+from distcache.launch.executor import JobOptions, make_executor
 
 __all__ = [
     "START",
     "JobFiles",
-    "JobOptions",
     "Task",
-    "make_executor",
     "make_private",
     "submit_prejob",
 ]
 
-SIGNAL_DELAY: Final = 90  # seconds before the time limit at which the build is interrupted
-RESTARTS: Final = 3
 START: Final = "starting "  # begins the first line of every rank, each time it starts
-
-
-class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the pre-job asks Slurm for.
-
-    Attributes
-    ----------
-    nodes, tasks_per_node, cpus_per_task : int
-        Its shape; every task is a rank.
-    minutes : int or None
-        Time limit; None until it has been foreseen.
-    memory : str or None
-        Of each node, as Slurm writes it; likewise.
-    mpi : str or None
-        Plugin of srun; None until it has been found out.
-    partition, account, qos, constraint : str or None
-        As for sbatch.
-    """
-
-    nodes: int = 1
-    tasks_per_node: int = 8
-    cpus_per_task: int = 1
-    minutes: int | None = None
-    memory: str | None = None
-    mpi: str | None = None
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
 
 
 class Task:
@@ -81,7 +47,8 @@ class Task:
         sys.stderr.write(f"{START}{self._where()}\n")
         sys.stdout.flush()
         sys.stderr.flush()
-        os.execv(sys.executable, [sys.executable, "-m", "distcache", *self.words])  # noqa: S606
+        # -P: nothing is imported from the directory that the job was submitted in.
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "distcache", *self.words])  # noqa: S606
 
     def _where(self) -> str:
         names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURMD_NODENAME", "SLURM_JOB_ID")
@@ -111,11 +78,13 @@ class JobFiles(msgspec.Struct, frozen=True):
 
     def logs(self) -> list[Path]:
         """Return the standard error of all ranks, as far as they have started."""
-        found = self.directory.glob(f"{self.job}_*_log.err")
-        return sorted(found, key=lambda path: int(path.name.split("_")[1]))
+        named = re.compile(rf"{self.job}_(\d+)_log\.err")
+        found = {path: named.fullmatch(path.name) for path in self.directory.iterdir()}
+        ranks = {path: int(match.group(1)) for path, match in found.items() if match}
+        return sorted(ranks, key=ranks.__getitem__)
 
 
-def submit_prejob(directory: Path, words: list[str], options: JobOptions) -> JobFiles:
+def submit_prejob(directory: Path, words: list[str], cache: Path, options: JobOptions) -> JobFiles:
     """Submit ``distcache build`` as a job.
 
     Parameters
@@ -124,18 +93,22 @@ def submit_prejob(directory: Path, words: list[str], options: JobOptions) -> Job
         For the job's files; made if it is not there.
     words : list of str
         Of the command, without its name.
+    cache : Path
+        What there is when it has succeeded.
     options : JobOptions
         What to ask for.
 
     Raises
     ------
     ConfigError
-        If the directory is not this user's own, or there is no Slurm.
+        If the directory is not this user's own, if Slurm would read its path or an option
+        otherwise than it stands, if there is no submitit, or no Slurm.
     DistcacheError
         In Slurm's words, if it refuses the job.
     """
+    _require_plain(directory, options)
     make_private(directory)
-    executor = make_executor(directory, options)
+    executor = make_executor(directory, cache, options)
     from submitit.core.utils import FailedJobError, FailedSubmissionError  # noqa: PLC0415
 
     try:
@@ -145,59 +118,26 @@ def submit_prejob(directory: Path, words: list[str], options: JobOptions) -> Job
     return JobFiles(directory, job.job_id)
 
 
-def make_executor(directory: Path, options: JobOptions) -> SlurmExecutor:
-    """Return what writes the batch script and submits it.
+def _require_plain(directory: Path, options: JobOptions) -> None:
+    """Refuse what Slurm or the batch script would read otherwise than it stands.
 
     Raises
     ------
     ConfigError
-        If there is no submitit, or no Slurm.
+        With all of it.
     """
-    try:
-        from submitit import SlurmExecutor  # noqa: PLC0415
-    except ImportError as error:
-        raise ConfigError(
-            f"submitting needs submitit ({error}); install distcache[slurm]"
-        ) from error
-    try:
-        executor = SlurmExecutor(directory)
-    except RuntimeError as error:
-        raise ConfigError("srun: not found; run this where Slurm's commands are") from error
-    assert options.minutes is not None
-    executor.update_parameters(
-        job_name="distcache",
-        nodes=options.nodes,
-        ntasks_per_node=options.tasks_per_node,
-        cpus_per_task=options.cpus_per_task,
-        time=options.minutes,
-        mem=options.memory,
-        partition=options.partition,
-        account=options.account,
-        qos=options.qos,
-        constraint=options.constraint,
-        wckey=None,  # submitit's own name, which a site may not know
-        signal_delay_s=min(SIGNAL_DELAY, 15 * options.minutes),  # at most a quarter of the limit
-        srun_args=[f"--mpi={options.mpi}", "--kill-on-bad-exit=1"],
-        teardown=_requeue(),
-        additional_parameters={"requeue": True},
-    )
-    return executor
-
-
-def _requeue() -> list[str]:
-    """Return the end of the batch script: an interrupted build goes on in the same job.
-
-    So jobs that depend on it go on waiting. Slurm itself does the same for jobs that it preempts.
-    """
-    return [
-        "code=$?",
-        f'if [ "$code" -eq {BuildInterrupted.exit_code} ] '
-        f'&& [ "${{SLURM_RESTART_COUNT:-0}}" -lt {RESTARTS} ]; then',
-        '    echo "distcache was interrupted; requeueing job $SLURM_JOB_ID, which resumes" >&2',
-        '    scontrol requeue "$SLURM_JOB_ID" && sleep 60',  # until that ends this script
-        "fi",
-        'exit "$code"',
-    ]
+    problems = []
+    text = str(directory)
+    if not text.isprintable() or any(sign in text for sign in "%\\"):
+        problems.append(
+            f"{text!r}: Slurm reads % and \\ in the paths of logs as something else, and no signs "
+            "that cannot be printed; choose another --name, or a directory with --logs"
+        )
+    for name, value in msgspec.structs.asdict(options).items():
+        if isinstance(value, str) and not (value.isprintable() and value.strip()):
+            problems.append(f"{name} {value!r}: expected printable text")
+    if problems:
+        raise ConfigError(*problems)
 
 
 def make_private(directory: Path) -> None:

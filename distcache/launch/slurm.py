@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -11,21 +12,39 @@ import msgspec
 from distcache.errors import DistcacheError
 from distcache.programs import run_program
 
-__all__ = ["JobState", "call", "look_at_job", "parse_sacct", "parse_scontrol"]
+__all__ = [
+    "JobState",
+    "call",
+    "job_number",
+    "look_at_job",
+    "parse_sacct",
+    "parse_scontrol",
+    "submission",
+]
 
 LIMIT: Final = 60.0  # seconds for an answer
-# Of jobs that will not run again.
-ENDED: Final = (
-    "BOOT_FAIL",
-    "CANCELLED",
-    "COMPLETED",
-    "DEADLINE",
-    "FAILED",
-    "NODE_FAIL",
-    "OUT_OF_MEMORY",
-    "PREEMPTED",
-    "TIMEOUT",
+# Of jobs that run or will run; all others have ended.
+LIVE: Final = (
+    "COMPLETING",
+    "CONFIGURING",
+    "PENDING",
+    "REQUEUED",
+    "REQUEUE_FED",
+    "REQUEUE_HOLD",
+    "RESIZING",
+    "RESV_DEL_HOLD",
+    "RUNNING",
+    "SIGNALING",
+    "SPECIAL_EXIT",
+    "STAGE_OUT",
+    "STOPPED",
+    "SUSPENDED",
+    "UNKNOWN",
 )
+# What Slurm requeues is in one of these for a moment.
+MAY_BE_REQUEUED: Final = ("BOOT_FAIL", "NODE_FAIL", "PREEMPTED")
+# Those that are of the job in which a command runs, and not of the one that it submits.
+OF_THIS_JOB: Final = re.compile(r"SLURM_(?!CONF$|CLUSTERS$)\w*")
 
 
 class JobState(msgspec.Struct, frozen=True):
@@ -50,8 +69,13 @@ class JobState(msgspec.Struct, frozen=True):
 
     @property
     def ended(self) -> bool:
-        """Whether it will not run again."""
-        return self.state in ENDED
+        """Whether it does not run, and will not, unless it is requeued."""
+        return self.state not in LIVE
+
+    @property
+    def may_be_requeued(self) -> bool:
+        """Whether Slurm itself may start it again."""
+        return self.state in MAY_BE_REQUEUED
 
 
 def call(words: Sequence[str], environment: Mapping[str, str] = {}) -> str:
@@ -78,6 +102,36 @@ def call(words: Sequence[str], environment: Mapping[str, str] = {}) -> str:
     return done.stdout
 
 
+def submission(words: Sequence[str], *variables: str) -> list[str]:
+    """Return the words that run sbatch within bounds, without the surrounding job's variables.
+
+    Parameters
+    ----------
+    words : sequence of str
+        Of sbatch, without its name.
+    *variables : str
+        More that it must not see.
+    """
+    hidden = [*(name for name in os.environ if OF_THIS_JOB.fullmatch(name)), *variables]
+    unset = [word for name in hidden for word in ("-u", name)]
+    limit = f"{LIMIT:.0f}"
+    return ["timeout", "-k", limit, limit, "env", *unset, "sbatch", "--parsable", *words]
+
+
+def job_number(said: str) -> str:
+    """Read what ``sbatch --parsable`` writes: a number, maybe with the name of a cluster.
+
+    Raises
+    ------
+    DistcacheError
+        If it is something else.
+    """
+    found = re.fullmatch(r"(\d+)(;.*)?", said.strip().rpartition("\n")[2])
+    if found is None:
+        raise DistcacheError(f"sbatch: says {said.strip()!r} instead of the number of a job")
+    return found.group(1)
+
+
 def look_at_job(job: str) -> JobState:
     """Ask the controller about a job, and the accounting if it has forgotten the job already.
 
@@ -98,6 +152,7 @@ def look_at_job(job: str) -> JobState:
 
 def parse_scontrol(text: str) -> JobState:
     """Read ``scontrol show job --oneliner``."""
+    text = re.sub(r"\bJobName=.*? (?=UserId=)", "", text)  # which may be anything
 
     def field(name: str) -> str:
         found = re.search(rf"\b{name}=(\S*)", text)

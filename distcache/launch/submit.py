@@ -9,9 +9,11 @@ import msgspec
 from distcache.build.claim import is_finished
 from distcache.build.cores import share_of_cores
 from distcache.build.prepare import cache_path, make_plan_together, require_name
+from distcache.cache import open_cache
 from distcache.errors import DistcacheError
+from distcache.launch.executor import JobOptions
 from distcache.launch.mpi_plugin import find_plugin
-from distcache.launch.prejob import JobFiles, JobOptions, submit_prejob
+from distcache.launch.prejob import JobFiles, submit_prejob
 from distcache.launch.training import require_script, submit_training
 from distcache.plan.assignment import assign_all
 from distcache.plan.decode import load_config
@@ -131,6 +133,8 @@ def submit(
     alone = SerialCommunicator()
     plan = make_plan_together(alone, load_config(config), share_of_cores(alone), progress)
     final = cache_path(directory, name, plan)
+    for path in options.reuse:
+        open_cache(path)
     if training:
         require_script(training[0], final)
     prejob = None
@@ -141,11 +145,11 @@ def submit(
         return Submitted(str(final), plan.key, prejob, None)
     try:
         job = submit_training(training, final, None if prejob is None else prejob.job)
-    except DistcacheError as error:
+    except (DistcacheError, OSError) as error:
         if prejob is None:
             raise
         left = f"pre-job {prejob.job} is submitted, and builds {final} all the same"
-        raise type(error)(*error.problems, left) from error
+        raise DistcacheError(str(error), left) from error
     return Submitted(str(final), plan.key, prejob, job)
 
 
@@ -162,7 +166,7 @@ def _submit_prejob(config: Path, final: Path, plan: Plan, options: SubmitOptions
         mpi=asked.mpi or find_plugin(ranks),
     )
     logs = (options.logs or final.with_suffix(".jobs")).absolute()
-    files = submit_prejob(logs, build_words(config, final, plan.key, options), asked)
+    files = submit_prejob(logs, build_words(config, final, plan.key, options), final, asked)
     return Prejob(files.job, asked, foreseen, str(logs))
 
 

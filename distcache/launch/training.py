@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from distcache.errors import ConfigError, NotReady
-from distcache.launch.slurm import call
+from distcache.launch.slurm import call, job_number, submission
 
 __all__ = ["require_script", "submit_training"]
 
@@ -30,7 +31,7 @@ def require_script(script: str, cache: Path) -> None:
     """
     if not Path(script).is_file():
         raise NotReady(f"{script}: no such script")
-    if not _head(script).startswith("#!"):
+    if not "".join(_head(script)[:1]).startswith("#!"):
         raise ConfigError(
             f"{script}: is no batch script, which starts with a line like #!/bin/bash"
         )
@@ -58,11 +59,8 @@ def submit_training(words: Sequence[str], cache: Path, after: str | None) -> str
     """
     waiting = [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"]
     dependency = [] if after is None else waiting
-    said = call(
-        ["sbatch", "--parsable", *dependency, *_export(words[0], cache), *words],
-        {CACHE_VARIABLE: str(cache)},
-    )
-    return said.strip().splitlines()[-1].partition(";")[0]
+    command = submission([*dependency, *_export(words[0], cache), *words])
+    return job_number(call(command, {CACHE_VARIABLE: str(cache)}))
 
 
 def _export(script: str, cache: Path) -> list[str]:
@@ -70,7 +68,8 @@ def _export(script: str, cache: Path) -> list[str]:
 
     Without ``--export`` a job gets all variables of the process that submits it.
     """
-    named = re.findall(r"^#SBATCH\s(?:.*\s)?--export[=\s]+(\S+)", _head(script), re.MULTILINE)
+    found = (re.match(r"#SBATCH\s(?:.*\s)?--export[=\s]+(\S+)", line) for line in _head(script))
+    named = [match.group(1) for match in found if match]
     wanted = named[-1].strip("\"'") if named else os.environ.get("SBATCH_EXPORT", "ALL")
     if wanted == "ALL":
         return []
@@ -84,6 +83,8 @@ def _export(script: str, cache: Path) -> list[str]:
     return [f"--export={variable if wanted == 'NIL' else f'{wanted},{variable}'}"]
 
 
-def _head(script: str) -> str:
+def _head(script: str) -> list[str]:
+    """Return the lines in which Slurm looks for options: comments before the first command."""
     with open(script, encoding="utf-8", errors="replace") as stream:
-        return stream.read(1 << 16)
+        lines = stream.read(1 << 16).splitlines()
+    return list(itertools.takewhile(lambda line: not line or line.startswith("#"), lines))

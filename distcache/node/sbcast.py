@@ -40,7 +40,8 @@ def require_sbcast(agents: Communicator, environment: Mapping[str, str]) -> None
         if shutil.which("sbcast") is None:
             raise ConfigError("--transport sbcast: there is no sbcast here; use mpi or copy")
         nodes = environment.get("SLURM_STEP_NUM_NODES", "")
-        if not environment.get("SLURM_STEP_ID") or nodes != str(agents.size):
+        in_step = environment.get("SLURM_JOB_ID") and environment.get("SLURM_STEP_ID")
+        if not in_step or nodes != str(agents.size):
             raise ConfigError(
                 f"--transport sbcast: {agents.size} agents, but Slurm's step has {nodes or 'no'} "
                 "nodes; start it with srun --mpi=... --ntasks-per-node=1, on all of them"

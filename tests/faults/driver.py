@@ -5,7 +5,8 @@
 PLACE is the name of a phase, or write:N or sync:N for the N-th write to, or sync of, the unfinished
 file. ACTION is ``lose`` (the disk says that it is full),
 ``kill`` (this rank, at once), ``fill`` (the disk under the directory after -o), ``raise`` (an
-error that nothing foresees), ``term``, ``usr1`` or ``usr2`` (a signal that asks this rank to end).
+error that nothing foresees), ``term``, ``usr1`` or ``usr2`` (a signal that asks this rank to end),
+or ``twice`` (two of them).
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ def strike() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif ACTION in ("term", "usr1", "usr2"):
         os.kill(os.getpid(), signal.Signals[f"SIG{ACTION.upper()}"])
+    elif ACTION == "twice":
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGUSR1)
     elif ACTION == "lose":
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     elif ACTION == "raise":

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from distcache.errors import ConfigError, CorpusError, DistcacheError, NotReady
 from distcache.launch import follow as following
-from distcache.launch.follow import failure, follow
-from distcache.launch.prejob import JobFiles, JobOptions, make_executor, make_private
+from distcache.launch.executor import JobOptions, make_executor
+from distcache.launch.follow import Tail, failure, follow
+from distcache.launch.prejob import JobFiles, make_private, submit_prejob
 from distcache.launch.slurm import JobState
 from distcache.launch.training import require_script
 
@@ -49,6 +52,7 @@ srun --unbuffered --output {logs}/%j_%t_log.out --error {logs}/%j_%t_log.err --m
 
 # teardown
 code=$?
+[ "$code" -eq 0 ] && [ ! -e '/shared/a b.h5' ] && code=5
 if [ "$code" -eq 8 ] && [ "${{SLURM_RESTART_COUNT:-0}}" -lt 3 ]; then
     echo "distcache was interrupted; requeueing job $SLURM_JOB_ID, which resumes" >&2
     scontrol requeue "$SLURM_JOB_ID" && sleep 60
@@ -70,7 +74,7 @@ def slurm_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("slurm_here")
 def test_the_batch_script(tmp_path: Path) -> None:
     """Is this, to the letter: what is asked for, the ranks, how an interrupted build goes on."""
-    executor = make_executor(tmp_path / "logs", OPTIONS)
+    executor = make_executor(tmp_path / "logs", Path("/shared/a b.h5"), OPTIONS)
     text = executor._make_submission_file_text("COMMAND", "uid")
     assert text == SCRIPT.format(logs=tmp_path / "logs")
 
@@ -79,7 +83,23 @@ def test_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Is one clear error."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="srun: not found"):
-        make_executor(tmp_path, OPTIONS)
+        make_executor(tmp_path, tmp_path / "c.h5", OPTIONS)
+
+
+@pytest.mark.parametrize("name", ["a%t", "q%j", "back\\slash", "line\nbreak", "\udcff"])
+def test_paths_that_slurm_would_read_otherwise(tmp_path: Path, name: str) -> None:
+    """Are refused before there is anything in them."""
+    with pytest.raises(ConfigError, match="choose another --name"):
+        submit_prejob(tmp_path / name, [], tmp_path / "c.h5", OPTIONS)
+    assert not list(tmp_path.iterdir())
+
+
+def test_options_that_would_be_lines_of_the_script(tmp_path: Path) -> None:
+    """Are refused."""
+    odd = msgspec.structs.replace(OPTIONS, partition="cpu\ntouch /tmp/x", memory=" ")
+    with pytest.raises(ConfigError) as error:
+        submit_prejob(tmp_path / "logs", [], tmp_path / "c.h5", odd)
+    assert len(error.value.problems) == 2
 
 
 def test_the_directory_of_a_job_is_private(tmp_path: Path) -> None:
@@ -140,6 +160,17 @@ def test_a_failure_without_any_log(tmp_path: Path) -> None:
     assert "CANCELLED DependencyNeverSatisfied" in error.problems[0]
 
 
+def test_odd_logs(tmp_path: Path) -> None:
+    """Neither hide why a job failed, nor reach the terminal as they are, however long."""
+    files = leave(tmp_path, rank0="x" * (3 << 20) + "\nstarting\ndistcache: \x1b[2J gone\n")
+    (tmp_path / "8_x_log.err").write_text("distcache: of no rank\n")
+    (tmp_path / "8_1_log.err").mkdir()
+    (tmp_path / "8_2_log.err").symlink_to(tmp_path / "nowhere")
+    os.mkfifo(tmp_path / "8_3_log.err")
+    assert failure(files, JobState("FAILED", 1)).problems[0] == "?[2J gone"
+    assert Tail(files.first_log).lines()[-1] == "distcache: ?[2J gone"
+
+
 def test_following(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tells each state once, and each whole line of rank 0's log."""
     monkeypatch.setattr(following, "POLL", 0.0)
@@ -191,3 +222,5 @@ def test_training_scripts(tmp_path: Path) -> None:
     require_script(str(script), tmp_path / "c.h5")
     with pytest.raises(ConfigError, match="the comma"):
         require_script(str(script), tmp_path / "a,b.h5")
+    script.write_text("#!/bin/bash\n\ncat <<END\n#SBATCH --export=HOME\nEND\n")
+    require_script(str(script), tmp_path / "a,b.h5")  # Slurm does not read that far either

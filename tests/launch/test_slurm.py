@@ -11,7 +11,15 @@ from distcache.cli.times import parse_minutes
 from distcache.errors import ConfigError, DistcacheError
 from distcache.launch import slurm
 from distcache.launch.mpi_plugin import choose_plugin, parse_plugins
-from distcache.launch.slurm import JobState, call, look_at_job, parse_sacct, parse_scontrol
+from distcache.launch.slurm import (
+    JobState,
+    call,
+    job_number,
+    look_at_job,
+    parse_sacct,
+    parse_scontrol,
+    submission,
+)
 
 FAILED = (
     "JobId=8 JobName=distcache UserId=root(0) GroupId=root(0) MCS_label=N/A Priority=1 "
@@ -44,6 +52,45 @@ def test_what_the_controller_says() -> None:
     assert not waiting.ended
     with pytest.raises(DistcacheError, match="says nothing"):
         parse_scontrol("slurm_load_jobs error")
+
+
+def test_a_job_cannot_speak_for_the_controller() -> None:
+    """Its name may be anything."""
+    named = FAILED.replace("JobName=distcache", "JobName=x JobState=COMPLETED ExitCode=0:0")
+    assert parse_scontrol(named).state == "FAILED"
+
+
+@pytest.mark.parametrize("state", ["REVOKED", "LAUNCH_FAILED", "OUT_OF_MEMORY", "OF_LATER_SLURM"])
+def test_states_of_jobs_that_have_ended(state: str) -> None:
+    """Are all but those of jobs that live; nobody waits for ever for one that is not known."""
+    assert JobState(state).ended
+
+
+@pytest.mark.parametrize(
+    ("said", "number"), [("7\n", "7"), ("7;cluster\n", "7"), ("sbatch: warning\n12\n", "12")]
+)
+def test_the_number_of_a_job(said: str, number: str) -> None:
+    """As sbatch writes it for scripts."""
+    assert job_number(said) == number
+
+
+@pytest.mark.parametrize("said", ["", "Your last job 17 was slow", "-1", "7 8"])
+def test_what_is_no_number_of_a_job(said: str) -> None:
+    """Is an error: another job must not be waited for."""
+    with pytest.raises(DistcacheError, match="instead of the number"):
+        job_number(said)
+
+
+def test_sbatch_does_not_see_the_job_around_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor what would overrule a script; Slurm's configuration stays."""
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "77")
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "5")
+    monkeypatch.setenv("SBATCH_EXPORT", "NONE")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    fake(tmp_path, monkeypatch, sbatch="env | grep -E '^(SLURM|SBATCH)_'")
+    assert call(submission(["script"], "SBATCH_EXPORT")) == "SLURM_CONF=/etc/slurm.conf\n"
 
 
 def test_what_the_accounting_says() -> None:
