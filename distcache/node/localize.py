@@ -9,6 +9,7 @@ from pathlib import Path
 from distcache.cache.contents import Contents, read_contents
 from distcache.cache.format import HEADER_SIZE, Header
 from distcache.errors import ConfigError
+from distcache.files import passing_name
 from distcache.node.bring import bring
 from distcache.node.lock import changing
 from distcache.node.place import NODE_NAME, require_text, required_directory
@@ -96,6 +97,7 @@ def _as_agent(
     progress.phase("reading what the cache says")
     contents = _share_contents(agents, source)
     store = together(agents, lambda: _prepare(options, progress, environment), "the stores")
+    _require_separate(agents, store)
     name = cache_name(contents.header)
     before = read_record(store, name)
     with changing(agents, store.lock, progress) as waited:
@@ -138,6 +140,30 @@ def _prepare(options: LocalizeOptions, progress: Progress, environment: Mapping[
             f"warning: {store.root} is held in memory; the copies take it from the job's own"
         )
     return store
+
+
+def _require_separate(agents: Communicator, store: Store) -> None:
+    """Refuse a directory that several nodes share: they would wait for each other. Collective."""
+
+    def leave_sign() -> str:
+        sign = passing_name(store.caches / "sign")
+        sign.touch(0o600)
+        return sign.name
+
+    sign = store.caches / from_rank_0(agents, leave_sign, str, "looking at the stores")
+
+    def look() -> None:
+        if agents.rank > 0 and sign.exists():
+            raise ConfigError(
+                f"{store.root}: is one directory for several nodes; name one on the nodes' own "
+                "disks with --to"
+            )
+
+    try:
+        together(agents, look, "looking at the stores")
+    finally:
+        if agents.rank == 0:
+            sign.unlink(missing_ok=True)
 
 
 def _fulfils(record: Ready | None, options: LocalizeOptions) -> bool:

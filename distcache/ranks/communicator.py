@@ -177,7 +177,8 @@ def connect() -> Communicator:
     Raises
     ------
     ConfigError
-        If the launcher started more processes than MPI joins: each would build by itself.
+        If the launcher started another number of processes than MPI joins: each of several worlds
+        would build by itself.
     """
     global _connected  # noqa: PLW0603  a process has one world
     if _connected is None:
@@ -200,11 +201,11 @@ def _join(name: str, count: int) -> Communicator:
             f"({error}); install distcache[mpi] and an MPI library"
         ) from error
     communicator = MpiCommunicator()
-    if communicator.size == 1:
+    if communicator.size != count:
         raise ConfigError(
-            f"{name} says that {count} processes were started, but MPI joins 1: mpi4py was loaded "
-            "with another MPI than the launcher's, or the command runs in a batch script outside "
-            "of srun. Start it with the launcher of its own MPI (srun --mpi=pmi2, mpiexec), set "
-            "MPI4PY_MPIABI, or use srun -n 1 for a single process"
+            f"{name} says that {count} processes were started, but MPI joins {communicator.size}: "
+            "mpi4py was loaded with another MPI than the launcher's, or the command runs in a "
+            "batch script outside of srun. Start it with the launcher of its own MPI (srun "
+            "--mpi=pmi2, mpiexec), set MPI4PY_MPIABI, or use srun -n 1 for a single process"
         )
     return communicator

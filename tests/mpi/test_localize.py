@@ -179,6 +179,14 @@ def test_what_is_wrong_is_said_once_on_all_ranks(
         assert not list(read_records(Store(tmp_path / str(node))))
 
 
+def test_nodes_that_share_a_directory_are_told_so(world: Path, tmp_path: Path) -> None:
+    """At once: they would wait for each other's lock."""
+    words = ["localize", world / "c.h5", "--to", tmp_path / "one-for-all"]
+    done = on_nodes(world, tmp_path / "logs", words, 3, 1)
+    fail_alike(done, 2, "is one directory for several nodes")
+    assert not list((tmp_path / "one-for-all" / "caches").iterdir())
+
+
 def test_one_full_node_is_an_error_on_all(world: Path, tmp_path: Path) -> None:
     """With its numbers; the others keep nothing unfinished under a final name."""
     small = tmp_path / "1"
