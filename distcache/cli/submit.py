@@ -22,59 +22,74 @@ from distcache.progress import Progress
 
 __all__ = ["submit_command"]
 
+SBATCHS: Final = "As for sbatch."
 VISIBLE_WITHIN: Final = 60.0  # seconds in which a network filesystem shows a file to another node
+
+
+TrainingArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[-- TRAIN_SCRIPT ARGS...]",
+        help="A batch script that starts when the cache is there, in DISTCACHE_CACHE.",
+    ),
+]
+OutputOption = Annotated[
+    Path, typer.Option("--output", "-o", help="Directory for the cache, shared by all nodes.")
+]
+NodesOption = Annotated[
+    int, typer.Option("--nodes", "-N", min=1, max=10_000, help="Of the pre-job.")
+]
+TasksOption = Annotated[
+    int, typer.Option("--ntasks-per-node", min=1, max=1024, help="Ranks on each of its nodes.")
+]
+CpusOption = Annotated[
+    int, typer.Option("--cpus-per-task", "-c", min=1, max=1024, help="Threads of each rank.")
+]
+TimeOption = Annotated[
+    str | None, typer.Option("--time", "-t", help="As for sbatch; by default foreseen.")
+]
+MemoryOption = Annotated[
+    str | None, typer.Option("--mem", help="Of each node; by default foreseen.")
+]
+LimitOption = Annotated[
+    str | None, typer.Option("--memory-limit", help="Memory per rank, for example 8G.")
+]
+ReuseOption = Annotated[
+    list[Path] | None,
+    typer.Option(help="Another cache, whose sections with equal keys are taken over."),
+]
+MpiOption = Annotated[
+    str | None, typer.Option("--mpi", help="As for srun; by default what suits mpi4py.")
+]
+LogsOption = Annotated[
+    Path | None, typer.Option(help="For the pre-job's files; by default beside the cache.")
+]
+WaitOption = Annotated[
+    bool, typer.Option("--wait", help="Follow the pre-job; fail with its reason if it fails.")
+]
 
 
 def submit_command(
     config: Annotated[Path, typer.Argument(help="YAML or TOML file, seen by all nodes.")],
-    directory: Annotated[
-        Path, typer.Option("--output", "-o", help="Directory for the cache, shared by all nodes.")
-    ],
-    training: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[-- TRAIN_SCRIPT ARGS...]",
-            help="A batch script that starts when the cache is there, in DISTCACHE_CACHE.",
-        ),
-    ] = None,
+    directory: OutputOption,
+    training: TrainingArgument = None,
     name: Annotated[
         str | None, typer.Option(help="File name without .h5; by default from the key.")
     ] = None,
-    nodes: Annotated[
-        int, typer.Option("--nodes", "-N", min=1, max=10_000, help="Of the pre-job.")
-    ] = 1,
-    tasks: Annotated[
-        int, typer.Option("--ntasks-per-node", min=1, max=1024, help="Ranks on each of its nodes.")
-    ] = 8,
-    cpus: Annotated[
-        int, typer.Option("--cpus-per-task", "-c", min=1, max=1024, help="Threads of each rank.")
-    ] = 1,
-    partition: Annotated[str | None, typer.Option("--partition", "-p")] = None,
-    account: Annotated[str | None, typer.Option("--account", "-A")] = None,
-    qos: Annotated[str | None, typer.Option("--qos", "-q")] = None,
-    constraint: Annotated[str | None, typer.Option("--constraint", "-C")] = None,
-    time_limit: Annotated[
-        str | None, typer.Option("--time", "-t", help="As for sbatch; by default foreseen.")
-    ] = None,
-    memory: Annotated[
-        str | None, typer.Option("--mem", help="Of each node; by default foreseen.")
-    ] = None,
-    memory_limit: Annotated[
-        str | None, typer.Option("--memory-limit", help="Memory per rank, for example 8G.")
-    ] = None,
-    reuse: Annotated[
-        list[Path] | None,
-        typer.Option(help="Another cache, whose sections with equal keys are taken over."),
-    ] = None,
-    mpi: Annotated[
-        str | None, typer.Option("--mpi", help="As for srun; by default what suits mpi4py.")
-    ] = None,
-    logs: Annotated[
-        Path | None, typer.Option(help="For the pre-job's files; by default beside the cache.")
-    ] = None,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Follow the pre-job; fail with its reason if it fails.")
-    ] = False,
+    nodes: NodesOption = 1,
+    tasks: TasksOption = 8,
+    cpus: CpusOption = 1,
+    partition: Annotated[str | None, typer.Option("--partition", "-p", help=SBATCHS)] = None,
+    account: Annotated[str | None, typer.Option("--account", "-A", help=SBATCHS)] = None,
+    qos: Annotated[str | None, typer.Option("--qos", "-q", help=SBATCHS)] = None,
+    constraint: Annotated[str | None, typer.Option("--constraint", "-C", help=SBATCHS)] = None,
+    time_limit: TimeOption = None,
+    memory: MemoryOption = None,
+    memory_limit: LimitOption = None,
+    reuse: ReuseOption = None,
+    mpi: MpiOption = None,
+    logs: LogsOption = None,
+    wait: WaitOption = False,
     log_format: Annotated[
         LogFormat, typer.Option("--log-format", help="Progress on standard error.")
     ] = LogFormat.auto,
@@ -88,23 +103,20 @@ def submit_command(
 
         distcache submit blend.yaml -o /shared/caches --name pretrain --wait
     """
-    options = SubmitOptions(
-        job=JobOptions(
-            nodes=nodes,
-            tasks_per_node=tasks,
-            cpus_per_task=cpus,
-            minutes=parse_minutes(time_limit),
-            memory=memory,
-            mpi=mpi,
-            partition=partition,
-            account=account,
-            qos=qos,
-            constraint=constraint,
-        ),
-        memory_limit=optional_size(memory_limit),
-        reuse=tuple(reuse or ()),
-        logs=logs,
+    job = JobOptions(
+        nodes=nodes,
+        tasks_per_node=tasks,
+        cpus_per_task=cpus,
+        minutes=parse_minutes(time_limit),
+        memory=memory,
+        mpi=mpi,
+        partition=partition,
+        account=account,
+        qos=qos,
+        constraint=constraint,
     )
+    limit = optional_size(memory_limit)
+    options = SubmitOptions(job=job, memory_limit=limit, reuse=tuple(reuse or ()), logs=logs)
     with contextlib.closing(make_progress(log_format)) as progress:
         done = submit(config, directory, name, training or [], options, progress)
         if as_json:

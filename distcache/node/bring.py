@@ -78,14 +78,7 @@ def bring(
     _make_room(agents, store, wanted, options, found, landing)
     missing = [number for number in range(len(sizes)) if number not in found.right]
     progress.phase("copying", sum(sizes[number] for number in missing))
-
-    def reuse() -> frozenset[int]:
-        places = dict(find_elsewhere(store, wanted, missing))
-        return copy_elsewhere(wanted, landing, places, options.threads, progress.advance)
-
-    reused = together(agents, reuse, "copying from other caches")
-    mine = [number for number in missing if number not in reused]
-    read = fetch(agents, wanted, landing, mine, options, transport, progress)
+    reused, read = _copy(agents, store, wanted, landing, missing, options, transport, progress)
     progress.phase("syncing")
     together(agents, lambda: _finish(wanted, landing, found.complete), "completing files")
     if options.megatron:
@@ -103,6 +96,27 @@ def bring(
         )
 
     return record, together(agents, report, "reporting")
+
+
+def _copy(
+    agents: Communicator,
+    store: Store,
+    wanted: Wanted,
+    landing: Landing,
+    missing: list[int],
+    options: LocalizeOptions,
+    transport: str,
+    progress: Progress,
+) -> tuple[frozenset[int], int]:
+    """Copy units, from other caches of the store where they are; return these, and bytes read."""
+
+    def reuse() -> frozenset[int]:
+        places = dict(find_elsewhere(store, wanted, missing))
+        return copy_elsewhere(wanted, landing, places, options.threads, progress.advance)
+
+    reused = together(agents, reuse, "copying from other caches")
+    mine = [number for number in missing if number not in reused]
+    return reused, fetch(agents, wanted, landing, mine, options, transport, progress)
 
 
 def _with_what_is_there(store: Store, wanted: Wanted, options: LocalizeOptions) -> LocalizeOptions:
