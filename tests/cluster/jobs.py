@@ -30,8 +30,11 @@ def environment(launcher: str = "mpich", **extra: str) -> dict[str, str]:
     found = {
         "SLURM_CONF": os.environ["SLURM_CONF"],
         "OMP_NUM_THREADS": "1",
-        # MPI keeps off the filesystem's network, where the bytes of files are counted.
-        "UCX_NET_DEVICES": ETHERNET,
+        # MPI keeps off the filesystem's network, where the bytes of files are counted. The other
+        # module of MPICH, UCX, exchanges long addresses, on which Slurm's pmi2 was seen to choke.
+        "MPIR_CVAR_CH4_NETMOD": "ofi",
+        "FI_PROVIDER": "tcp",
+        "FI_TCP_IFACE": ETHERNET,
         "OMPI_MCA_btl_tcp_if_include": ETHERNET,
         **extra,
     }
