@@ -144,6 +144,8 @@ def _prepare(options: LocalizeOptions, progress: Progress, environment: Mapping[
 
 def _require_separate(agents: Communicator, store: Store) -> None:
     """Refuse a directory that several nodes share: they would wait for each other. Collective."""
+    if agents.size == 1:
+        return
 
     def leave_sign() -> str:
         sign = passing_name(store.caches / "sign")
