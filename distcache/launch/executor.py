@@ -1,4 +1,4 @@
-"""What the pre-job asks Slurm for, and its batch script: the only importer of submitit."""
+"""What the pre-job asks Slurm for, and its batch script, which submitit writes."""
 
 from __future__ import annotations
 
