@@ -10,10 +10,10 @@ from typing import Final
 import msgspec
 
 from distcache.build.claim import claim
-from distcache.build.examine import require_sound
 from distcache.build.tables import file_size, table_places
 from distcache.build.workspace import Workspace
 from distcache.corpus import Corpus
+from distcache.corpus.examine import require_sound
 from distcache.errors import ConfigError, NoSpace
 from distcache.plan.config import Config
 from distcache.plan.layout import Layout

@@ -12,8 +12,8 @@ from distcache.build.job import Digests, Job
 from distcache.build.journal import Record
 from distcache.cache.digests import block_digest, block_range, blocks_in
 from distcache.errors import DistcacheError
-from distcache.plan.balance import balance
 from distcache.ranks.agreement import together
+from distcache.ranks.balance import balance
 
 __all__ = ["digest_blocks", "require_written", "still_there"]
 

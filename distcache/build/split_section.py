@@ -33,12 +33,12 @@ from distcache.cache.digests import array_digest
 from distcache.corpus import Corpus
 from distcache.kernels import Mt19937
 from distcache.plan.assignment import SplitUnit
-from distcache.plan.balance import slice_bounds
 from distcache.plan.costs import DOCUMENT_BYTES, stream_step
 from distcache.plan.layout import STRIPE, ArrayPlace
 from distcache.plan.model import SectionPlan
 from distcache.plan.slices import lower_type, middle_of, row_bounds
 from distcache.ranks.agreement import together
+from distcache.ranks.balance import slice_bounds
 from distcache.ranks.communicator import Communicator, Message
 
 __all__ = ["SplitSection"]

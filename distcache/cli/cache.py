@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from distcache.build.examine import examine, require_sound
 from distcache.build.record import RankRecord, read_build_record
 from distcache.build.timings import PhaseTiming, make_timings, total_own_seconds
 from distcache.cache.export import export, prefix_renamer
@@ -17,6 +16,7 @@ from distcache.cache.inspect import inspect_document
 from distcache.cache.reader import Cache, open_cache
 from distcache.cache.verify import verify_cache
 from distcache.cli.output import print_json, print_table, size_text
+from distcache.corpus.examine import examine, require_sound
 from distcache.errors import ConfigError, CorpusError, KeyMismatch
 from distcache.plan.config import Config
 from distcache.plan.decode import load_config, tokenizer_from

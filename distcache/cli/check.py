@@ -8,10 +8,10 @@ from typing import Annotated
 import msgspec
 import typer
 
-from distcache.build.examine import examine
 from distcache.cli.output import print_json, print_table
 from distcache.cli.signals import interrupt_on_signals
 from distcache.corpus import CorpusFacts, Fault
+from distcache.corpus.examine import examine
 from distcache.errors import CorpusError
 from distcache.ranks.communicator import connect
 

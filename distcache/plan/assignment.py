@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import msgspec
 
 from distcache.errors import NoSpace
-from distcache.plan.balance import balance
 from distcache.plan.costs import (
     BASE_MEMORY,
     UnitCosts,
@@ -18,6 +17,7 @@ from distcache.plan.costs import (
 )
 from distcache.plan.layout import Layout
 from distcache.plan.model import BlendPlan, SectionPlan
+from distcache.ranks.balance import balance
 
 __all__ = ["Assignment", "SplitUnit", "assign", "assign_all"]
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distcache.build.examine import examine, require_sound
 from distcache.corpus import open_idx, write_corpus
+from distcache.corpus.examine import examine, require_sound
 from distcache.corpus.idx import HEADER_SIZE
 from distcache.errors import CorpusError, NotReady
 from distcache.ranks.communicator import SerialCommunicator

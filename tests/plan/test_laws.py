@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from distcache.errors import ConfigError, NoSpace
 from distcache.plan.assignment import assign
-from distcache.plan.balance import balance, slice_bounds
 from distcache.plan.epochs import Cut, SectionSize, requested_for, section_size
 from distcache.plan.layout import PAGE, STRIPE, make_layout
 from distcache.plan.model import BlendPlan, SectionPlan
 from distcache.plan.slices import edges, middle_of, overlaps, row_bounds, windows
 from distcache.plan.splits import sequence_range, split_matrix
+from distcache.ranks.balance import balance, slice_bounds
 
 ranks = st.integers(1, 9)
 costs = st.lists(st.floats(0, 1e6), max_size=40)

@@ -8,8 +8,10 @@ from typing import Final
 
 import msgspec
 
-from distcache.corpus import CorpusFacts, Fault, open_idx
+from distcache.corpus.corpus import CorpusFacts
+from distcache.corpus.idx import open_idx
 from distcache.corpus.soundness import (
+    Fault,
     Outline,
     RangeFacts,
     check_range,
@@ -18,8 +20,8 @@ from distcache.corpus.soundness import (
     summarise,
 )
 from distcache.errors import CorpusError
-from distcache.plan.balance import balance
 from distcache.ranks.agreement import together
+from distcache.ranks.balance import balance
 from distcache.ranks.communicator import Communicator
 
 __all__ = ["examine", "require_sound"]
