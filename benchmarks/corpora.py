@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from distcache.corpus.write import idx_bytes
+from distcache.corpus import write_idx
 
 __all__ = ["generate"]
 
@@ -33,8 +33,7 @@ def generate(prefix: Path, documents: int, mean: float, seed: int, *, real: bool
     random = np.random.default_rng(seed)
     drawn = random.lognormal(np.log(mean) - SIGMA**2 / 2, SIGMA, documents)
     lengths = np.clip(drawn, 1, 2**31 - 1).astype(np.int32)
-    with open(f"{prefix}.idx", "wb") as stream:
-        stream.writelines(idx_bytes(lengths, np.arange(documents + 1), "u2"))
+    write_idx(str(prefix), lengths, "u2")
     with open(f"{prefix}.bin", "wb") as stream:
         left = int(lengths.sum(dtype=np.int64))
         stream.truncate(2 * left)

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -69,6 +71,8 @@ def check_sequences(
     end: int,
     item_size: int,
 ) -> SequenceFacts: ...
+def narrow_tokens(values: NDArray[Any], limit: int, out: NDArray[Any]) -> int: ...
+def first_outside(values: NDArray[Any], limit: int) -> int: ...
 def first_descent(bounds: NDArray[np.int64], begin: int, end: int) -> int: ...
 
 class Section:

@@ -72,6 +72,14 @@ read_samples(sections, samples, descriptors, first, rules, tokens, labels, loss_
 
 first_descent(bounds, begin, end)
     The first i in [begin, end) with bounds[i] < bounds[i - 1], or -1; int64 of shape (entries,).
+
+narrow_tokens(values, limit, out)
+    Copy tokens, integers of any type and shape (tokens,), into an array of a type that a `.bin` may
+    have, and return the index of the first that is not in [0, limit), or -1; what is copied from
+    there on is not defined. ``ValueError`` if the limit is beyond what the type of `out` holds.
+
+first_outside(values, limit)
+    The index of the first token that is not in [0, limit), or -1.
 """
 
 from distcache._kernels import (
@@ -85,7 +93,9 @@ from distcache._kernels import (
     check_sequences,
     emit_boundaries,
     first_descent,
+    first_outside,
     gather,
+    narrow_tokens,
     read_samples,
 )
 
@@ -100,6 +110,8 @@ __all__ = [
     "check_sequences",
     "emit_boundaries",
     "first_descent",
+    "first_outside",
     "gather",
+    "narrow_tokens",
     "read_samples",
 ]

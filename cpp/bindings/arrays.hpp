@@ -17,6 +17,7 @@ void register_random(py::module_& module);
 void register_indices(py::module_& module);
 void register_corpus(py::module_& module);
 void register_samples(py::module_& module);
+void register_tokens(py::module_& module);
 
 /// Throws TypeError unless `array` is contiguous, one- or two-dimensional as asked, and of type T.
 /// Nothing is converted: a hidden copy of a large array would be a bug.

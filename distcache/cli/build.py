@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from distcache.build.cores import share_of_cores, threads_of
 from distcache.build.prepare import make_plan_together, require_name
 from distcache.build.run import Options, build
 from distcache.build.tables import file_size, table_places
@@ -28,6 +27,7 @@ from distcache.plan.model import Plan
 from distcache.progress import Silent
 from distcache.ranks.agreement import from_rank_0
 from distcache.ranks.communicator import SerialCommunicator, connect
+from distcache.ranks.cores import share_of_cores, threads_of
 
 __all__ = ["build_command", "plan_command", "read_config"]
 

@@ -16,6 +16,7 @@ from distcache import __version__
 from distcache.cli.build import build_command, plan_command
 from distcache.cli.cache import explain_command, export_command, inspect_command, verify_command
 from distcache.cli.check import check_command
+from distcache.cli.ingest import ingest_app
 from distcache.cli.node import local_app, localize_command
 from distcache.cli.ready import ready_command
 from distcache.cli.signals import ENDING, ignore_signals
@@ -67,6 +68,7 @@ app.command("export")(export_command)
 app.command("ready")(ready_command)
 app.command("localize")(localize_command)
 app.add_typer(local_app)
+app.add_typer(ingest_app)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from distcache.corpus.corpus import Corpus, CorpusFacts
 from distcache.corpus.idx import Idx, bin_path, idx_path, open_idx
+from distcache.corpus.idx_writer import write_idx
 from distcache.corpus.soundness import Fault
 from distcache.corpus.write import write_corpus
 
@@ -14,4 +15,5 @@ __all__ = [
     "idx_path",
     "open_idx",
     "write_corpus",
+    "write_idx",
 ]

@@ -7,7 +7,6 @@ from pathlib import Path
 import msgspec
 
 from distcache.build.claim import is_finished
-from distcache.build.cores import share_of_cores
 from distcache.build.prepare import cache_path, make_plan_together, require_name
 from distcache.cache import open_cache
 from distcache.errors import DistcacheError
@@ -22,6 +21,7 @@ from distcache.plan.layout import make_layout
 from distcache.plan.model import Plan
 from distcache.progress import Progress, Silent
 from distcache.ranks.communicator import SerialCommunicator
+from distcache.ranks.cores import share_of_cores
 
 __all__ = ["Prejob", "SubmitOptions", "Submitted", "submit"]
 

@@ -69,7 +69,7 @@ def localize(
         what is right of it.
     """
     agents = communicator.agents(environment.get(NODE_NAME, ""))
-    source = os.path.abspath(cache)  # noqa: PTH100  links in it are the site's
+    source = os.path.abspath(cache)
 
     def act() -> Localized | None:
         require_text(source)

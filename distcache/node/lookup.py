@@ -63,7 +63,7 @@ def find_copy(path: str | Path, root: Path) -> Copy | str:
     store = existing_store(root)
     if store is None:
         return f"there is no store at {root}"
-    source = os.path.abspath(path)  # noqa: PTH100  as it was localized
+    source = os.path.abspath(path)
     name = _name_of(store, source)
     if name is None:
         return f"{root} has no copy of it"

@@ -94,7 +94,7 @@ def locate(path: str | Path, root: Path | None) -> Location:
     root : Path or None
         This node's store, if there may be one.
     """
-    source, here = os.path.abspath(path), os.getcwd()  # noqa: PTH100, PTH109
+    source, here = os.path.abspath(path), os.getcwd()  # noqa: PTH109
     if root is None:
         return Location(source, "", "", here, "no local directory is set")
     found = find_copy(source, root)
@@ -116,7 +116,7 @@ def open_location(location: Location) -> Opened:
     """
     if not location.name:
         cache = open_cache(location.path)
-        shared = [os.path.join(location.directory, prefix) for prefix in cache.prefixes]  # noqa: PTH118
+        shared = [os.path.join(location.directory, prefix) for prefix in cache.prefixes]
         return Opened(cache, shared, shared, None)
     store = Store(Path(location.store))
     lock = use(store.use(location.name))

@@ -127,7 +127,7 @@ def open_cache(path: str | Path, local: str | Path | None = None) -> TrainingCac
         reason = str(error)
     if root is not None:
         logger.warning("%s is read from the shared filesystem: %s", path, reason)
-    return _opened(Location(os.path.abspath(path), "", "", os.getcwd(), reason))  # noqa: PTH100, PTH109
+    return _opened(Location(os.path.abspath(path), "", "", os.getcwd(), reason))  # noqa: PTH109
 
 
 def _opened(location: Location) -> TrainingCache:

@@ -85,7 +85,7 @@ class Watch:
     """
 
     def __init__(self, path: str | Path, clock: Callable[[], float] = time.monotonic) -> None:
-        self._path = Path(os.path.abspath(path))  # noqa: PTH100
+        self._path = Path(os.path.abspath(path))
         self._clock = clock
         self._seen: dict[Path, tuple[Sign | None, float]] = {}
 

@@ -11,11 +11,11 @@ import pytest
 
 from distcache.build import claim as claims
 from distcache.build.claim import claim
-from distcache.build.cores import share_of_cores
 from distcache.build.workspace import Workspace
 from distcache.cache import life
 from distcache.progress import Silent
 from distcache.ranks.communicator import SerialCommunicator, world_size
+from distcache.ranks.cores import share_of_cores
 from tests.caches import build_here
 
 

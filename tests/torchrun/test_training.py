@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distcache.corpus.write import idx_bytes
+from distcache.corpus import write_idx
 from tests.caches import build_here
 from tests.processes import clean_environment, start
 
@@ -82,8 +82,7 @@ def write_long_corpus(prefix: Path) -> None:
     """Write a corpus whose indices take long to build; its tokens are zeros."""
     documents = 12_000_000
     lengths = np.random.default_rng(0).integers(300, 900, documents).astype(np.int32)
-    with open(f"{prefix}.idx", "wb") as stream:
-        stream.writelines(idx_bytes(lengths, np.arange(documents + 1), "u2"))
+    write_idx(str(prefix), lengths, "u2")
     with open(f"{prefix}.bin", "wb") as stream:
         stream.truncate(2 * int(lengths.sum(dtype=np.int64)))
 

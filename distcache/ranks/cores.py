@@ -10,11 +10,11 @@ from distcache.ranks.communicator import Communicator
 
 __all__ = ["share_of_cores", "threads_of"]
 
-MOST: Final = 8  # each thread may hold a section of its own
+MOST: Final = 8  # each thread of a build may hold a section of its own
 
 
-def share_of_cores(communicator: Communicator) -> int:
-    """Return this rank's share of the cores that it may run on, from 1 to 8. Collective.
+def share_of_cores(communicator: Communicator, most: int = MOST) -> int:
+    """Return this rank's share of the cores that it may run on, from 1 to `most`. Collective.
 
     Ranks that the launcher has bound to cores of their own share them with nobody.
     """
@@ -22,9 +22,9 @@ def share_of_cores(communicator: Communicator) -> int:
     mine = (socket.gethostname(), cores)
     everyone = communicator.gather_all(mine, tuple[str, list[int]], "cores of the ranks")
     sharing = sum((host, own) == mine for host, own in everyone)
-    return threads_of(len(cores), sharing)
+    return threads_of(len(cores), sharing, most)
 
 
-def threads_of(cores: int, ranks: int) -> int:
-    """Return the threads of each of several ranks that share cores, from 1 to 8."""
-    return max(min(cores // ranks, MOST), 1)
+def threads_of(cores: int, ranks: int, most: int = MOST) -> int:
+    """Return the threads of each of several ranks that share cores, from 1 to `most`."""
+    return max(min(cores // ranks, most), 1)

@@ -1,0 +1,260 @@
+"""`distcache ingest text` and `distcache ingest tokens`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+
+from distcache.cli.output import LogFormat, make_progress, print_json
+from distcache.cli.signals import interrupt_on_signals
+from distcache.cli.sizes import optional_size, parse_size
+from distcache.errors import ConfigError
+from distcache.ranks.communicator import connect
+from distcache.ranks.cores import share_of_cores
+
+if TYPE_CHECKING:
+    from distcache.ingest.prepare import Options
+    from distcache.ingest.run import Outcome
+    from distcache.ingest.tokenizer import TokenizerOptions
+
+__all__ = ["ingest_app"]
+
+ingest_app = typer.Typer(
+    name="ingest", help="Make corpora of text and of token shards.", no_args_is_help=True
+)
+MOST_THREADS = 64
+
+
+class OnError(StrEnum):
+    """What a wrong row does."""
+
+    fail = "fail"
+    skip = "skip"
+
+
+class TokenType(StrEnum):
+    """Types of tokens."""
+
+    auto = "auto"
+    megatron = "megatron"
+    u8 = "u8"
+    u16 = "u16"
+    i32 = "i32"
+    i64 = "i64"
+
+
+class Sentences(StrEnum):
+    """How texts are split."""
+
+    no = "no"
+    lines = "lines"
+
+
+class TxtDocuments(StrEnum):
+    """What a document of a .txt file is."""
+
+    file = "file"
+    line = "line"
+
+
+OutOption = Annotated[str, typer.Option("--out", "-o", help="Path of the corpus, without suffix.")]
+ShardOption = Annotated[
+    str | None,
+    typer.Option(
+        "--shard-size",
+        help="Begin another corpus, OUT-00001 and so on, at a document boundary before a .bin "
+        "exceeds this, for example 512GB.",
+    ),
+]
+ErrorOption = Annotated[
+    OnError, typer.Option("--on-error", help="End at the first wrong row, or leave wrong rows out.")
+]
+TypeOption = Annotated[
+    TokenType,
+    typer.Option("--token-type", help="auto is the smallest that holds the vocabulary."),
+]
+ThreadsOption = Annotated[
+    int, typer.Option("--threads", min=0, help="Of each rank; 0: its share of the cores here.")
+]
+LogOption = Annotated[LogFormat, typer.Option("--log-format", help="Progress on standard error.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON to standard output.")]
+
+
+@ingest_app.command("text")
+def text_command(
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            help="Files .txt, .jsonl (also .gz, .zst), .parquet; patterns; directories."
+        ),
+    ],
+    tokenizer: Annotated[
+        str,
+        typer.Option(
+            help="tokenizer.json or its directory, SentencePiece .model, .tiktoken; or a name."
+        ),
+    ],
+    out: OutOption,
+    text_key: Annotated[
+        str, typer.Option(help="Field of JSON lines, or column of Parquet files.")
+    ] = "text",
+    append_eod: Annotated[
+        bool, typer.Option("--append-eod", help="End each document with the token for that.")
+    ] = False,
+    eod: Annotated[
+        str | None, typer.Option(help="That token, or its id; by default what the tokenizer says.")
+    ] = None,
+    split_sentences: Annotated[
+        Sentences, typer.Option(help="Whether each line of a text is a sequence of its own.")
+    ] = Sentences.no,
+    txt_documents: Annotated[
+        TxtDocuments, typer.Option(help="Whether a .txt file, or each of its lines, is a document.")
+    ] = TxtDocuments.file,
+    add_special_tokens: Annotated[
+        bool,
+        typer.Option(
+            "--add-special-tokens", help="Add the tokens that the model expects around a text."
+        ),
+    ] = False,
+    tiktoken_pattern: Annotated[
+        str | None,
+        typer.Option(help="Regular expression of a .tiktoken file; v1 and v2 are Megatron's."),
+    ] = None,
+    max_document_size: Annotated[
+        str, typer.Option(help="A longer document is an error: tokenizers need much more memory.")
+    ] = "64M",
+    token_type: TypeOption = TokenType.auto,
+    shard_size: ShardOption = None,
+    on_error: ErrorOption = OnError.fail,
+    threads: ThreadsOption = 0,
+    log_format: LogOption = LogFormat.auto,
+    as_json: JsonOption = False,
+) -> None:
+    """Tokenise text, alone or with all ranks of mpiexec or srun, and write a corpus.
+
+    Token for token what Megatron's preprocess_data writes. Killed, it goes on where it was.
+
+    Examples
+    --------
+        distcache ingest text data/*.jsonl.zst --tokenizer tokenizer.json --append-eod -o web
+
+        srun --mpi=pmi2 -n 64 distcache ingest text data/ --tokenizer llama.model -o web
+    """
+    with _needing_libraries():
+        from distcache.ingest.options import TextOptions  # noqa: PLC0415
+        from distcache.ingest.tokenizer import TokenizerOptions  # noqa: PLC0415
+
+    options = TextOptions(
+        text_key=text_key,
+        append_eod=append_eod,
+        sentences=split_sentences.value,
+        documents=txt_documents.value,
+        longest=parse_size(max_document_size, least=1),
+        token_type=token_type.value,
+        on_error=on_error.value,
+        shard_size=optional_size(shard_size),
+    )
+    chosen = TokenizerOptions(tokenizer, eod, add_special_tokens, tiktoken_pattern)
+    _run(inputs, out, options, chosen, threads, log_format, as_json)
+
+
+@ingest_app.command("tokens")
+def tokens_command(
+    inputs: Annotated[list[str], typer.Argument(help="Parquet files; patterns; directories.")],
+    out: OutOption,
+    column: Annotated[str, typer.Option(help="Column of token ids, lists of integers.")] = (
+        "input_ids"
+    ),
+    vocab_size: Annotated[
+        int | None, typer.Option(min=1, help="Token ids must be below it; sets the token type.")
+    ] = None,
+    eod: Annotated[
+        int | None, typer.Option(min=0, help="Token that is appended where a row has it not last.")
+    ] = None,
+    length_column: Annotated[
+        str, typer.Option(help="Number of tokens of a row, compared where it is there.")
+    ] = "length",
+    document_column: Annotated[
+        str, typer.Option(help="Id of a row's document, which its neighbours must not have.")
+    ] = "document_id",
+    token_type: TypeOption = TokenType.auto,
+    shard_size: ShardOption = None,
+    on_error: ErrorOption = OnError.fail,
+    threads: ThreadsOption = 0,
+    log_format: LogOption = LogFormat.auto,
+    as_json: JsonOption = False,
+) -> None:
+    """Write tokenised Parquet shards as a corpus; every row is a document.
+
+    Examples
+    --------
+        distcache ingest tokens shards/*.parquet --vocab-size 128256 -o web
+
+        mpiexec -n 8 distcache ingest tokens shards/ --column tokens --eod 2 -o web
+    """
+    with _needing_libraries():
+        from distcache.ingest.options import TokenOptions  # noqa: PLC0415
+
+    options = TokenOptions(
+        column=column,
+        vocabulary=vocab_size,
+        eod=eod,
+        length_column=length_column,
+        document_column=document_column,
+        token_type=token_type.value,
+        on_error=on_error.value,
+        shard_size=optional_size(shard_size),
+    )
+    _run(inputs, out, options, None, threads, log_format, as_json)
+
+
+@contextlib.contextmanager
+def _needing_libraries() -> Any:
+    try:
+        yield
+    except ImportError as error:
+        raise ConfigError(
+            f'{error.name} is not installed; pip install "distcache[ingest]"'
+        ) from error
+
+
+def _run(
+    inputs: Sequence[str],
+    out: str,
+    options: Options,
+    tokenizer: TokenizerOptions | None,
+    threads: int,
+    log_format: LogFormat,
+    as_json: bool,
+) -> None:
+    with _needing_libraries():
+        from distcache.ingest.run import ingest  # noqa: PLC0415
+
+    communicator = connect()
+    interrupt_on_signals()
+    threads = threads or share_of_cores(communicator, MOST_THREADS)
+    progress = make_progress(log_format if communicator.rank == 0 else LogFormat.none)
+    with contextlib.closing(progress):
+        outcome = ingest(communicator, inputs, out, options, tokenizer, threads, progress)
+        progress.note(_summary(outcome))
+    if communicator.rank != 0:
+        return
+    if as_json:
+        print_json(msgspec.to_builtins(outcome))
+    else:
+        for corpus in outcome.corpora:
+            typer.echo(corpus.prefix)
+
+
+def _summary(outcome: Outcome) -> str:
+    done = "found" if outcome.reused else "wrote"
+    return (
+        f"{done} {len(outcome.corpora)} corpora: {outcome.documents:,} documents, "
+        f"{outcome.tokens:,} tokens; of {outcome.rows:,} rows {outcome.empty:,} were empty and "
+        f"{outcome.skipped:,} were skipped"
+    )

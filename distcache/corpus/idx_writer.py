@@ -1,0 +1,163 @@
+"""Write the `.idx` of a corpus: whole, or in slices that different ranks write at their places.
+
+The format is described in `distcache.corpus.idx`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from distcache.corpus.idx import HEADER, HEADER_SIZE, ITEM_TYPES, MAGIC, idx_path
+from distcache.corpus.token_types import code_of
+from distcache.errors import CorpusError
+from distcache.files import no_space_as_error, write_whole
+
+__all__ = ["IdxPlan", "write_bounds", "write_idx", "write_lengths", "write_range"]
+
+CHUNK: Final = 1 << 17  # sequences at a time: their offsets stay in the processor's cache
+
+
+class IdxPlan(msgspec.Struct, frozen=True):
+    """What an `.idx` has, and so where each of its arrays begins.
+
+    Attributes
+    ----------
+    type_code : int
+        Of the token type.
+    sequences, documents : int
+        How many.
+    has_modes : bool
+        Whether each sequence has a mode.
+    """
+
+    type_code: int
+    sequences: int
+    documents: int
+    has_modes: bool = False
+
+    @property
+    def item_size(self) -> int:
+        """Bytes per token."""
+        return ITEM_TYPES[self.type_code].itemsize
+
+    @property
+    def offsets_begin(self) -> int:
+        """Byte at which the offsets begin; the lengths begin behind the header."""
+        return HEADER_SIZE + 4 * self.sequences
+
+    @property
+    def bounds_begin(self) -> int:
+        """Byte at which the document boundaries begin."""
+        return self.offsets_begin + 8 * self.sequences
+
+    @property
+    def modes_begin(self) -> int:
+        """Byte at which the modes begin."""
+        return self.bounds_begin + 8 * (self.documents + 1)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole file."""
+        return self.modes_begin + self.sequences * self.has_modes
+
+    @property
+    def header(self) -> bytes:
+        """The file's first bytes."""
+        return HEADER.pack(MAGIC, 1, self.type_code, self.sequences, self.documents + 1)
+
+
+def write_range(descriptor: int, offset: int, data: bytes | NDArray[Any]) -> None:
+    """Write all of some bytes at a place of an open file."""
+    view = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
+    done = 0
+    while done < len(view):
+        done += os.pwrite(descriptor, view[done:].data, offset + done)
+
+
+def write_lengths(
+    descriptor: int, plan: IdxPlan, first: int, tokens_before: int, lengths: NDArray[np.int32]
+) -> None:
+    """Write the lengths and the offsets of sequences [first, first + size).
+
+    Parameters
+    ----------
+    descriptor : int
+        The open file.
+    plan : IdxPlan
+        Of the whole file.
+    first : int
+        Which sequence is the first.
+    tokens_before : int
+        Tokens of all sequences before it.
+    lengths : ndarray of int32, shape (size,)
+        Tokens of each.
+    """
+    write_range(descriptor, HEADER_SIZE + 4 * first, np.ascontiguousarray(lengths, "<i4"))
+    room = np.empty(min(CHUNK, len(lengths)) + 1, "<i8")
+    position = tokens_before * plan.item_size
+    for begin in range(0, len(lengths), CHUNK):
+        part = lengths[begin : begin + CHUNK]
+        offsets = room[: len(part) + 1]
+        offsets[0] = 0
+        np.cumsum(part, dtype=np.int64, out=offsets[1:])
+        offsets *= plan.item_size
+        offsets += position
+        write_range(descriptor, plan.offsets_begin + 8 * (first + begin), offsets[:-1])
+        position = int(offsets[-1])
+
+
+def write_bounds(descriptor: int, plan: IdxPlan, first: int, bounds: NDArray[np.int64]) -> None:
+    """Write the document boundaries [first, first + size)."""
+    write_range(descriptor, plan.bounds_begin + 8 * first, np.ascontiguousarray(bounds, "<i8"))
+
+
+def write_idx(
+    prefix: str,
+    lengths: NDArray[np.int32],
+    dtype: DTypeLike,
+    bounds: NDArray[np.int64] | None = None,
+    modes: NDArray[np.int8] | None = None,
+) -> None:
+    """Write the `.idx` of a corpus whose `.bin` is there.
+
+    Parameters
+    ----------
+    prefix : str
+        The path without suffix; a file that is there is replaced, once the new one is whole.
+    lengths : ndarray of int32, shape (sequences,)
+        Tokens per sequence.
+    dtype : dtype
+        The token type.
+    bounds : ndarray of int64, shape (documents + 1,), or None
+        Sequence numbers at which documents start, then the number of sequences; by default each
+        sequence is a document.
+    modes : ndarray of int8, shape (sequences,), or None
+        Of multimodal data.
+
+    Raises
+    ------
+    CorpusError
+        If an `.idx` cannot name the token type.
+    NoSpace
+        If the disk is full.
+    """
+    sequences = len(lengths)
+    documents = sequences if bounds is None else len(bounds) - 1
+    plan = IdxPlan(code_of(dtype), sequences, documents, modes is not None)
+    if documents < 0:
+        raise CorpusError(f"{idx_path(prefix)}: expected at least one document boundary")
+    with no_space_as_error(idx_path(prefix)), write_whole(idx_path(prefix)) as stream:
+        descriptor = stream.fileno()
+        write_range(descriptor, 0, plan.header)
+        write_lengths(descriptor, plan, 0, 0, lengths)
+        for first in range(0, documents + 1, CHUNK):
+            last = min(first + CHUNK, documents + 1)
+            some = np.arange(first, last) if bounds is None else bounds[first:last]
+            write_bounds(descriptor, plan, first, some)
+        if modes is not None:
+            write_range(descriptor, plan.modes_begin, np.ascontiguousarray(modes, "i1"))

@@ -1,0 +1,247 @@
+"""Receipts: what a corpus was made of, and with which tokenizer, in JSON beside it.
+
+A receipt holds nothing that differs between two makings of the same corpus: no time, no host and
+no number of ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from distcache.corpus.corpus import CorpusFacts
+from distcache.errors import CorpusError, NotReady
+from distcache.files import no_space_as_error, open_sized, read_range, write_whole
+
+__all__ = [
+    "FORMAT",
+    "InputReceipt",
+    "Kind",
+    "PieceReceipt",
+    "Receipt",
+    "Skipped",
+    "TokenizerFacts",
+    "find_receipt",
+    "read_receipt",
+    "receipt_path",
+    "write_receipt",
+]
+
+FORMAT: Final = 1
+Kind = Literal["text", "tokens", "merge", "convert"]
+LONGEST: Final = 1 << 30  # bytes of a receipt; one of a hundred thousand pieces has 10 MB
+
+
+class TokenizerFacts(msgspec.Struct, frozen=True):
+    """Which tokenizer made the tokens.
+
+    Attributes
+    ----------
+    kind : str
+        ``huggingface``, ``sentencepiece`` or ``tiktoken``.
+    name : str
+        Of its file, without directories.
+    digest : str
+        XXH3-128 over all that changes tokens, in hexadecimal. Corpora of different digests do not
+        belong into one blend.
+    vocabulary : int
+        Token ids are below it.
+    eod : int or None
+        The token that ends a document, if there is one.
+    """
+
+    kind: str
+    name: str
+    digest: str
+    vocabulary: int
+    eod: int | None
+
+
+class PieceReceipt(msgspec.Struct, frozen=True, array_like=True):
+    """What came of a piece of an input.
+
+    Attributes
+    ----------
+    begin, end : int
+        Bytes, row groups or sequences, as the input has them.
+    rows, documents, sequences, tokens : int
+        How many; documents and what follows as far as they are in this corpus.
+    before : int
+        Documents of the piece that are in an earlier corpus of the same ingest.
+    """
+
+    begin: int
+    end: int
+    rows: int
+    documents: int
+    sequences: int
+    tokens: int
+    before: int = 0
+
+
+class InputReceipt(msgspec.Struct, frozen=True):
+    """What came of one input.
+
+    Attributes
+    ----------
+    path : str
+        As it was given, or the prefix of a corpus.
+    size : int
+        Bytes.
+    digest : str
+        XXH3-128 of the file; of an input of several pieces, over the digests of their bytes.
+    rows, documents, empty, skipped, sequences, tokens : int
+        Rows, lines or files that were read; what they became; and how many had no token or were
+        skipped because of an error.
+    first_offset, last_offset : int or None
+        Bytes of the `.bin` at which its first sequence begins and its last one ends; None without
+        any.
+    pieces : tuple of PieceReceipt
+        In order.
+    """
+
+    path: str
+    size: int
+    digest: str
+    rows: int
+    documents: int
+    empty: int
+    skipped: int
+    sequences: int
+    tokens: int
+    first_offset: int | None
+    last_offset: int | None
+    pieces: tuple[PieceReceipt, ...]
+
+
+class Skipped(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A row that was left out, where it stands, and why."""
+
+    path: str
+    reason: str
+    line: int | None = None
+    byte: int | None = None
+    row_group: int | None = None
+    row: int | None = None
+
+    def __str__(self) -> str:
+        places = {
+            "row group": self.row_group,
+            "row": self.row,
+            "line": self.line,
+            "byte": self.byte,
+        }
+        place = ", ".join(f"{name} {at}" for name, at in places.items() if at is not None)
+        return f"{self.path}: {place + ': ' if place else ''}{self.reason}"
+
+
+class Receipt(msgspec.Struct, frozen=True):
+    """The receipt of one corpus.
+
+    Attributes
+    ----------
+    format : int
+        Of this document.
+    kind : str
+        Which command made the corpus.
+    corpus : str
+        The last part of its prefix.
+    made_from : str
+        Digest of all that was asked for, so that asking again finds the corpus.
+    idx_digest, idx_size, bin_size, type_code, sequences, documents, tokens
+        As `CorpusFacts` has them.
+    tokenizer : TokenizerFacts or None
+        None if it is not known.
+    options : dict
+        All that was asked for and changes the corpus.
+    versions : dict of str to str
+        Of distcache and of the libraries that made the tokens.
+    inputs : tuple of InputReceipt
+        In the order of the corpus.
+    skipped : tuple of Skipped
+        All rows that were left out because of an error.
+    """
+
+    format: int
+    kind: Kind
+    corpus: str
+    made_from: str
+    idx_digest: str
+    idx_size: int
+    bin_size: int
+    type_code: int
+    sequences: int
+    documents: int
+    tokens: int
+    tokenizer: TokenizerFacts | None
+    options: dict[str, str | int | bool | None]
+    versions: dict[str, str]
+    inputs: tuple[InputReceipt, ...]
+    skipped: tuple[Skipped, ...] = ()
+
+    def differences(self, facts: CorpusFacts) -> list[str]:
+        """Return what a corpus does not have as it was when the receipt was written."""
+        names = (
+            ("type_code", "token type code"),
+            ("sequences", "sequences"),
+            ("documents", "documents"),
+            ("tokens", "tokens"),
+            ("bin_size", ".bin bytes"),
+            ("idx_size", ".idx bytes"),
+            ("idx_digest", ".idx digest"),
+        )
+        return [
+            f"{label}: has {getattr(facts, name)}, the receipt says {getattr(self, name)}"
+            for name, label in names
+            if getattr(facts, name) != getattr(self, name)
+        ]
+
+
+def receipt_path(prefix: str) -> str:
+    """Return the path of the receipt of a corpus."""
+    return prefix + ".receipt.json"
+
+
+def read_receipt(path: str | Path) -> Receipt:
+    """Read a receipt.
+
+    Raises
+    ------
+    NotReady
+        If it is not there.
+    CorpusError
+        If it is no receipt, or one of another format.
+    """
+    try:
+        descriptor, size = open_sized(path)
+    except FileNotFoundError as error:
+        raise NotReady(f"{path}: no such receipt") from error
+    except OSError as error:
+        raise CorpusError(f"{path}: cannot be opened: {error.strerror}") from error
+    try:
+        if size > LONGEST:
+            raise CorpusError(f"{path}: has {size} bytes, too many for a receipt")
+        receipt = msgspec.json.decode(read_range(descriptor, 0, size), type=Receipt)
+    except (msgspec.MsgspecError, EOFError, ValueError) as error:
+        raise CorpusError(f"{path}: is not a receipt: {error}") from error
+    finally:
+        os.close(descriptor)
+    if receipt.format != FORMAT:
+        raise CorpusError(f"{path}: has format {receipt.format}, expected {FORMAT}")
+    return receipt
+
+
+def write_receipt(prefix: str, receipt: Receipt) -> None:
+    """Write the receipt of a corpus; it appears whole."""
+    path = receipt_path(prefix)
+    with no_space_as_error(path), write_whole(path) as stream:
+        stream.write(msgspec.json.format(msgspec.json.encode(receipt), indent=1))
+
+
+def find_receipt(prefix: str) -> Receipt | None:
+    """Return the receipt that lies beside a corpus, if there is one."""
+    path = receipt_path(prefix)
+    return read_receipt(path) if os.path.lexists(path) else None

@@ -1,0 +1,117 @@
+"""Text to tokens: the documents of a piece, in batches."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from distcache.errors import ConfigError
+from distcache.ingest.inputs import Input
+from distcache.ingest.options import TextOptions
+from distcache.ingest.part import Part, Problem
+from distcache.ingest.pieces import Piece
+from distcache.ingest.rows import Row, text_rows
+from distcache.ingest.tokenizer import Tokenizer
+
+__all__ = ["TextReader"]
+
+BATCH: Final = 1 << 19  # characters that are given to a tokenizer at a time
+
+
+class TextReader:
+    """Adds the rows of text inputs to parts, as Megatron's preprocessing does it.
+
+    Each text of a row becomes a sequence, unless it has no token; the last one of a document may
+    get the token for its end; rows without a token are counted, and dropped.
+
+    Parameters
+    ----------
+    tokenizer : Tokenizer
+        Makes the tokens.
+    options : TextOptions
+        What to make of a row.
+
+    Raises
+    ------
+    ConfigError
+        If an end of documents is wanted that the tokenizer does not have.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, options: TextOptions) -> None:
+        self._tokenizer = tokenizer
+        self._options = options
+        self._end: list[int] = []
+        if tokenizer.facts.eod is not None and options.append_eod:
+            self._end = [tokenizer.facts.eod]
+        elif options.append_eod:
+            raise ConfigError(
+                f"--append-eod: {tokenizer.facts.name} does not say which token ends a document; "
+                "name it with --eod"
+            )
+
+    def read(self, entry: Input, piece: Piece, part: Part, stopped: Callable[[], bool]) -> bool:
+        """Add the documents of a piece to a part; false if it is ended, by an error or from out."""
+        batch: list[Row] = []
+        size = 0
+        facts = part.pieces[-1]
+        for row in text_rows(entry, piece, self._options):
+            facts.lines += 1
+            if row.reason is not None:
+                if not self._flush(batch, part) or not self._note(row, row.reason, part):
+                    return False
+                batch, size = [], 0
+                continue
+            if not row.texts:
+                continue  # a blank line
+            batch.append(row)
+            size += sum(map(len, row.texts))
+            if size >= BATCH:
+                if stopped() or not self._flush(batch, part):
+                    return False
+                batch, size = [], 0
+        return self._flush(batch, part)
+
+    def _note(self, row: Row, reason: str, part: Part) -> bool:
+        """Keep what is wrong with a row; false if that ends the ingest."""
+        piece = part.pieces[-1]
+        piece.rows += 1
+        piece.problems.append(Problem(row.place, reason, row.byte, row.group))
+        return self._options.on_error == "skip"
+
+    def _flush(self, batch: list[Row], part: Part) -> bool:
+        """Encode rows together, or one by one if that fails."""
+        if not batch:
+            return True
+        try:
+            self._append(batch, part)
+        except ValueError as error:
+            if len(batch) == 1:
+                return self._note(batch[0], f"the tokenizer refuses it: {error}", part)
+            return all(self._flush([row], part) for row in batch)
+        return True
+
+    def _append(self, batch: list[Row], part: Part) -> None:
+        texts = [self._sentences(row) for row in batch]
+        encoded = iter(self._tokenizer.encode(list(itertools.chain.from_iterable(texts))))
+        sequences: list[list[int]] = []
+        counts: list[int] = []
+        for sentences in texts:
+            found = [ids for ids in itertools.islice(encoded, len(sentences)) if ids]
+            if found:
+                found[-1] = [*found[-1], *self._end] if self._end else found[-1]
+                sequences += found
+                counts.append(len(found))
+        lengths = np.fromiter(map(len, sequences), np.int32, len(sequences))
+        flat = itertools.chain.from_iterable(sequences)
+        tokens = np.fromiter(flat, part.dtype, int(lengths.sum(dtype=np.int64)))
+        part.append(tokens, lengths, np.array(counts, np.int32))
+        part.pieces[-1].rows += len(batch)
+        part.pieces[-1].empty += len(batch) - len(counts)
+
+    def _sentences(self, row: Row) -> list[str]:
+        if self._options.sentences == "no":
+            return row.texts
+        return [line for text in row.texts for line in text.splitlines()]

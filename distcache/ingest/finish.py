@@ -1,0 +1,163 @@
+"""From written tokens to corpora under their names: proven, indexed, examined, published."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from distcache.corpus.corpus import CorpusFacts
+from distcache.corpus.examine import require_sound
+from distcache.corpus.idx import idx_path
+from distcache.corpus.idx_writer import IdxPlan, write_bounds, write_lengths, write_range
+from distcache.corpus.receipt import Receipt, write_receipt
+from distcache.corpus.token_types import code_of
+from distcache.errors import DistcacheError
+from distcache.files import no_space_as_error
+from distcache.ingest.placing import Counts, Segment, TaskRecord
+from distcache.ingest.store import COUNTS, LENGTHS, Store
+from distcache.progress import Progress
+from distcache.ranks.agreement import from_rank_0, together
+from distcache.ranks.balance import slice_bounds
+from distcache.ranks.communicator import Communicator
+
+__all__ = ["finish", "held"]
+
+
+def held(communicator: Communicator, store: Store, records: Sequence[TaskRecord]) -> int:
+    """Return how many of the first tasks can be read back as they were written. Collective."""
+    own = records[communicator.rank :: communicator.size]
+
+    def first_lost() -> int:
+        return next((record.task for record in own if not store.holds(record)), len(records))
+
+    found = together(communicator, first_lost, "reading back")
+    return min(communicator.gather_all(found, int, "reading back"))
+
+
+def finish(
+    communicator: Communicator,
+    store: Store,
+    records: Sequence[TaskRecord],
+    make_receipts: Callable[[list[CorpusFacts]], list[Receipt]],
+    threads: int,
+    progress: Progress,
+) -> list[Receipt]:
+    """Make corpora of what all tasks have written. Collective.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Of all ranks.
+    store : Store
+        Has the tokens, lengths and counts.
+    records : sequence of TaskRecord
+        Of all tasks.
+    make_receipts : callable
+        Returns the receipts of corpora.
+    threads : int
+        Files that each rank reads at a time.
+    progress : Progress
+        Told of the steps.
+
+    Returns
+    -------
+    list of Receipt
+        Of each corpus, on all ranks.
+
+    Raises
+    ------
+    DistcacheError
+        If a byte reads back differently; nothing is published then.
+    """
+    output = store.output
+    progress.phase("reading back")
+    if held(communicator, store, records) < len(records):
+        error = DistcacheError(
+            f"{output.directory}: reads back other bytes than were written; run again, which "
+            "resumes with what is right"
+        )
+        error.agreed = True
+        raise error
+    progress.phase("writing the index")
+    segments = [segment for record in records for segment in record.segments]
+    ends = _ends(segments)
+    from_rank_0(communicator, lambda: _lay_out(store, ends), None, "laying out the index")
+    together(communicator, lambda: _fill(communicator, store, segments, ends), "writing the index")
+    progress.phase("examining")
+    prefixes = [output.unfinished(shard) for shard in range(len(ends))]
+    sound = require_sound(communicator, prefixes, threads)
+    facts = [sound[prefix] for prefix in prefixes]
+    progress.phase("publishing")
+
+    receipts = make_receipts(facts)
+
+    def publish() -> None:
+        for shard, receipt in enumerate(receipts):
+            write_receipt(output.unfinished(shard), receipt)
+        output.publish(len(ends))
+
+    from_rank_0(communicator, publish, None, "publishing")
+    return receipts
+
+
+def _ends(segments: Sequence[Segment]) -> list[Counts]:
+    """Return what each corpus has."""
+    found: dict[int, Counts] = {0: Counts()}
+    for segment in segments:
+        found[segment.shard] = segment.first + segment.size
+    return [found[shard] for shard in range(len(found))]
+
+
+def _plan(store: Store, end: Counts) -> IdxPlan:
+    return IdxPlan(code_of(store.dtype), end.sequences, end.documents)
+
+
+def _lay_out(store: Store, ends: Sequence[Counts]) -> None:
+    """Make each `.idx` with its first and last bytes, and cut what a killed ingest left behind."""
+    for shard, end in enumerate(ends):
+        plan = _plan(store, end)
+        path = idx_path(store.output.unfinished(shard))
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(path, flags, 0o644)
+        try:
+            with no_space_as_error(path):
+                os.ftruncate(descriptor, plan.size)
+                write_range(descriptor, 0, plan.header)
+                last = np.array([end.sequences], np.int64)
+                write_bounds(descriptor, plan, end.documents, last)
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        store.cut(shard, end.tokens * plan.item_size)
+
+
+def _fill(
+    communicator: Communicator, store: Store, segments: Sequence[Segment], ends: Sequence[Counts]
+) -> None:
+    """Write this rank's slice of every `.idx`, and sync all that it has written."""
+    bounds = slice_bounds(len(segments), communicator.size, 1)
+    own = segments[bounds[communicator.rank] : bounds[communicator.rank + 1]]
+    for shard in sorted({segment.shard for segment in own}):
+        plan = _plan(store, ends[shard])
+        path = idx_path(store.output.unfinished(shard))
+        descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            with no_space_as_error(path):
+                for segment in own:
+                    if segment.shard == shard:
+                        _fill_segment(descriptor, plan, store, segment)
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    store.sync()
+
+
+def _fill_segment(descriptor: int, plan: IdxPlan, store: Store, segment: Segment) -> None:
+    first = segment.first
+    lengths = store.values(segment, LENGTHS)
+    write_lengths(descriptor, plan, first.sequences, first.tokens, lengths)
+    counts = store.values(segment, COUNTS)
+    starts = first.sequences + np.cumsum(counts, dtype=np.int64) - counts
+    write_bounds(descriptor, plan, first.documents, starts)

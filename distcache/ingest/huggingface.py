@@ -1,0 +1,121 @@
+"""Tokenizers of Hugging Face: `tokenizer.json`, by the library tokenizers."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Final
+
+import tokenizers
+
+from distcache.errors import ConfigError, NotReady
+from distcache.ingest.tokenizer import TokenizerOptions, facts_of, read_file, unknown_eod
+
+__all__ = ["HuggingFace"]
+
+# What common models call the end of a document, where nothing else says it.
+KNOWN_ENDS: Final = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<|eos|>",
+    "<EOD>",
+    "<|end▁of▁sentence|>",
+)
+
+
+class HuggingFace:
+    """A tokenizer of Hugging Face.
+
+    Text is encoded as Megatron's ``HuggingFaceTokenizer`` does it: without the tokens that a model
+    expects around a text, unless they are asked for, and neither cut nor padded, whatever the file
+    says.
+
+    Parameters
+    ----------
+    name : str
+        For receipts.
+    content : bytes
+        Of `tokenizer.json`.
+    options : TokenizerOptions
+        How to use it.
+    stated_end : str or None
+        What the files beside it call the end of a document.
+    """
+
+    def __init__(
+        self, name: str, content: bytes, options: TokenizerOptions, stated_end: str | None = None
+    ) -> None:
+        # Each worker has a thread of its own; the library's would be as many again for each.
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
+        except Exception as error:
+            raise ConfigError(f"--tokenizer {options.name}: is not a tokenizer: {error}") from error
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._special = options.special_tokens
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        size = max(vocabulary.values(), default=-1) + 1
+        eod = _end(vocabulary, options, stated_end)
+        choices = {"special_tokens": self._special}
+        self.facts = facts_of("huggingface", name, content, size, eod, choices)
+
+    @classmethod
+    def from_file(cls, path: Path, content: bytes, options: TokenizerOptions) -> HuggingFace:
+        """Return the tokenizer of a file, and look for its end of documents beside it."""
+        return cls(path.name, content, options, _stated_end(path.parent))
+
+    @classmethod
+    def by_name(cls, options: TokenizerOptions) -> HuggingFace:
+        """Return a tokenizer of the hub, or of its cache on this machine."""
+        try:
+            found = tokenizers.Tokenizer.from_pretrained(options.name)
+        except Exception as error:
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            raise NotReady(
+                f"--tokenizer {options.name}: no such file, and not to be had from the hub of "
+                f"Hugging Face: {reason}"
+            ) from error
+        return cls(options.name, found.to_str().encode(), options)
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Return the token ids of each text."""
+        try:
+            found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=self._special)
+        except Exception as error:
+            raise ValueError(str(error)) from error
+        return [encoding.ids for encoding in found]
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of token ids."""
+        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+        return text
+
+
+def _end(vocabulary: dict[str, int], options: TokenizerOptions, stated: str | None) -> int | None:
+    if options.eod is not None:
+        if options.eod in vocabulary:
+            return vocabulary[options.eod]
+        if options.eod.isdecimal():
+            return int(options.eod)
+        raise unknown_eod(options)
+    if stated in vocabulary:
+        return vocabulary[stated]
+    known = [token for token in KNOWN_ENDS if token in vocabulary]
+    return vocabulary[known[0]] if len(known) == 1 else None
+
+
+def _stated_end(directory: Path) -> str | None:
+    """Return what `tokenizer_config.json` calls the end of a sequence."""
+    path = directory / "tokenizer_config.json"
+    if not path.is_file():
+        return None
+    try:
+        stated = json.loads(read_file(path)).get("eos_token")
+    except (ValueError, AttributeError) as error:
+        raise ConfigError(f"{path}: is not a tokenizer's configuration: {error}") from error
+    found = stated.get("content") if isinstance(stated, dict) else stated
+    return found if isinstance(found, str) else None

@@ -1,0 +1,159 @@
+"""Which files an ingest reads, in which order."""
+
+from __future__ import annotations
+
+import glob
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+import msgspec
+
+from distcache.errors import ConfigError, NotReady
+
+__all__ = ["SUFFIXES", "Format", "Group", "Input", "find_inputs"]
+
+Format = Literal["jsonl", "txt", "parquet"]
+
+SUFFIXES: Final[dict[str, Format]] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".txt": "txt",
+    ".parquet": "parquet",
+}
+COMPRESSIONS: Final = {".gz": "gzip", ".zst": "zstd"}
+
+
+class Group(msgspec.Struct, frozen=True, array_like=True):
+    """A row group of a Parquet file: its rows, and the bytes of the column when decompressed."""
+
+    rows: int
+    nbytes: int
+
+
+class Input(msgspec.Struct, frozen=True):
+    """A file to read.
+
+    Attributes
+    ----------
+    path : str
+        As it was given, or as it was found.
+    size : int
+        Bytes.
+    changed : int
+        When it was last written, in nanoseconds since 1970.
+    format : str
+        From its name.
+    compression : str or None
+        ``gzip`` or ``zstd``.
+    groups : tuple of Group
+        Of a Parquet file.
+    """
+
+    path: str
+    size: int
+    changed: int
+    format: Format
+    compression: str | None = None
+    groups: tuple[Group, ...] = ()
+
+
+def find_inputs(words: Sequence[str], formats: Sequence[Format]) -> list[Input]:
+    """Find the files that words name: files, patterns with ``*``, ``?`` or ``[]``, directories.
+
+    Parameters
+    ----------
+    words : sequence of str
+        As given on the command line. What a pattern or a directory, with all below it, has is taken
+        in the order of the paths; hidden files are left out of them, and files that were named
+        before.
+    formats : sequence of str
+        Which formats will do.
+
+    Returns
+    -------
+    list of Input
+        Without row groups.
+
+    Raises
+    ------
+    NotReady
+        If a word names nothing.
+    ConfigError
+        If a file has none of the formats.
+    """
+    problems: list[str] = []
+    missing: list[str] = []
+    found: dict[str, Input] = {}
+    known = {suffix for suffix, kind in SUFFIXES.items() if kind in formats}
+    for word in words:
+        paths = list(_expand(word, known))
+        if not paths:
+            missing.append(_nothing(word, known))
+        for path in paths:
+            if path in found:
+                continue
+            entry = _look(path)
+            if entry is None or entry.format not in formats:
+                problems.append(f"{path}: expected a regular file with {_suffix_list(known)}")
+            else:
+                found[path] = entry
+    if missing:
+        raise NotReady(*missing)
+    if problems:
+        raise ConfigError(*problems)
+    return list(found.values())
+
+
+def _expand(word: str, known: set[str]) -> Iterator[str]:
+    if os.path.isdir(word):
+        yield from _below(word, known)
+    elif os.path.lexists(word):
+        yield word
+    elif glob.has_magic(word):
+        for path in sorted(glob.glob(word, recursive=True)):
+            yield from _below(path, known) if os.path.isdir(path) else [path]
+
+
+def _below(directory: str, known: set[str]) -> Iterator[str]:
+    for parent, names, files in os.walk(directory):
+        names[:] = sorted(name for name in names if not name.startswith((".", "_")))
+        for name in sorted(files):
+            if not name.startswith((".", "_")) and _split(name)[0] in known:
+                yield os.path.join(parent, name)
+
+
+def _split(path: str) -> tuple[str, str | None]:
+    """Return the suffix of a path without its compression, and that."""
+    stem = Path(path)
+    compression = COMPRESSIONS.get(stem.suffix.lower())
+    if compression is not None:
+        stem = stem.with_suffix("")
+    return stem.suffix.lower(), compression
+
+
+def _look(path: str) -> Input | None:
+    suffix, compression = _split(path)
+    kind = SUFFIXES.get(suffix)
+    try:
+        found = os.stat(path)
+    except OSError as error:
+        raise NotReady(f"{path}: cannot be read: {error.strerror}") from error
+    if kind is None or not stat.S_ISREG(found.st_mode) or (compression and kind == "parquet"):
+        return None
+    return Input(path, found.st_size, found.st_mtime_ns, kind, compression)
+
+
+def _nothing(word: str, known: set[str]) -> str:
+    if os.path.isdir(word):
+        return f"{word}: has no file with {_suffix_list(known)}"
+    return f"{word}: matches no file" if glob.has_magic(word) else f"{word}: no such file"
+
+
+def _suffix_list(known: set[str]) -> str:
+    names: Mapping[str, str] = {".parquet": ".parquet"}
+    texts = [names.get(suffix, f"{suffix}[.gz|.zst]") for suffix in sorted(known)]
+    return " or ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)

@@ -1,0 +1,183 @@
+"""What comes before the rounds: inputs, the reader, the pieces, and the right to write."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import xxhash
+
+from distcache.corpus.output import Output
+from distcache.corpus.receipt import Receipt, TokenizerFacts, find_receipt
+from distcache.corpus.token_types import named_type
+from distcache.errors import CorpusError
+from distcache.ingest.encode import TextReader
+from distcache.ingest.finish import held
+from distcache.ingest.inputs import Format, Input, find_inputs
+from distcache.ingest.journal import read_journal
+from distcache.ingest.options import TextOptions, TokenOptions
+from distcache.ingest.parquet import with_groups
+from distcache.ingest.pieces import make_pieces, make_tasks, piece_bytes
+from distcache.ingest.placing import TaskRecord
+from distcache.ingest.receipts import Origin
+from distcache.ingest.rows import require_text_column
+from distcache.ingest.store import Store
+from distcache.ingest.token_shards import ShardReader, require_token_column
+from distcache.ingest.tokenizer import TokenizerOptions, load_tokenizer
+from distcache.ingest.workers import Reader, Work
+from distcache.ranks.agreement import from_rank_0, together
+from distcache.ranks.communicator import Communicator
+
+__all__ = ["Options", "claim_output", "find_together", "make_work", "resume_together"]
+
+Options = TextOptions | TokenOptions
+
+LIBRARIES: Final = {"huggingface": "tokenizers", "sentencepiece": "sentencepiece"}
+
+
+def find_together(
+    communicator: Communicator, words: Sequence[str], options: Options
+) -> list[Input]:
+    """Find the inputs, and what is in Parquet files. Collective.
+
+    Raises
+    ------
+    NotReady, ConfigError
+        As `find_inputs`.
+    CorpusError
+        Naming every Parquet file that is damaged, or has not the column that is wanted.
+    """
+    formats: list[Format] = (
+        ["jsonl", "txt", "parquet"] if isinstance(options, TextOptions) else ["parquet"]
+    )
+    inputs: list[Input] = from_rank_0(
+        communicator, lambda: find_inputs(words, formats), list[Input], "looking for inputs"
+    )
+    size = communicator.size
+    own = inputs[communicator.rank :: size]
+    looked = together(communicator, lambda: _look_all(own, options), "opening inputs")
+    shares = communicator.gather_all(looked, list[Input], "row groups of inputs")
+    return [shares[index % size][index // size] for index in range(len(inputs))]
+
+
+def _look_all(inputs: Sequence[Input], options: Options) -> list[Input]:
+    found: list[Input] = []
+    problems: list[str] = []
+    for entry in inputs:
+        try:
+            found.append(_look_into(entry, options))
+        except CorpusError as error:
+            problems += error.problems
+    if problems:
+        raise CorpusError(*problems)
+    return found
+
+
+def _look_into(entry: Input, options: Options) -> Input:
+    if entry.format != "parquet":
+        return entry
+    if isinstance(options, TextOptions):
+        require_text_column(entry, options)
+        return with_groups(entry, options.text_key)
+    require_token_column(entry, options)
+    return with_groups(entry, options.column)
+
+
+def make_work(
+    inputs: list[Input], options: Options, tokenizer: TokenizerOptions | None, output: Output
+) -> tuple[Work, Origin]:
+    """Decide all that the corpus depends on.
+
+    Raises
+    ------
+    DistcacheError
+        If the tokenizer cannot be loaded, or an option does not fit.
+    """
+    reader: Reader
+    facts: TokenizerFacts | None = None
+    if isinstance(options, TextOptions):
+        assert tokenizer is not None, "text needs a tokenizer"
+        loaded = load_tokenizer(tokenizer)
+        facts = loaded.facts
+        reader = TextReader(loaded, options)
+    else:
+        reader = ShardReader(options)
+    vocabulary = facts.vocabulary if facts is not None else getattr(options, "vocabulary", None)
+    step = piece_bytes(inputs)
+    lines = not isinstance(options, TextOptions) or options.documents == "line"
+    pieces = make_pieces(inputs, step, lines=lines)
+    work = Work(
+        inputs,
+        pieces,
+        make_tasks(pieces, step),
+        reader,
+        Store(output, named_type(options.token_type, vocabulary)),
+        spools=isinstance(options, TextOptions),
+        limit=options.shard_size,
+        fail=options.on_error == "fail",
+    )
+    return work, _origin(inputs, options, facts, step)
+
+
+def _origin(
+    inputs: Sequence[Input], options: Options, facts: TokenizerFacts | None, step: int
+) -> Origin:
+    kind = "text" if isinstance(options, TextOptions) else "tokens"
+    chosen: dict[str, Any] = msgspec.to_builtins(options)
+    identity = [kind, inputs, chosen, facts, step]
+    library = "pyarrow" if facts is None else LIBRARIES.get(facts.kind, facts.kind)
+    return Origin(
+        kind="text" if kind == "text" else "tokens",
+        made_from=xxhash.xxh3_128(msgspec.json.encode(identity)).hexdigest(),
+        tokenizer=facts,
+        options={**chosen, "piece_bytes": step},
+        versions={name: importlib.metadata.version(name) for name in ("distcache", library)},
+    )
+
+
+def claim_output(output: Output, made_from: str) -> list[Receipt]:
+    """Become the writer of an output, or return the receipts of the corpora that are there.
+
+    Raises
+    ------
+    KeyMismatch
+        If something else has their names.
+    NotReady
+        If another process writes there.
+    """
+    output.claim()
+    if output.resume(made_from):
+        return []
+    found = _published(output, made_from)
+    if not found:
+        try:
+            output.require_free()
+        except BaseException:
+            output.remove()
+            raise
+        return []
+    output.remove()
+    return found
+
+
+def _published(output: Output, made_from: str) -> list[Receipt]:
+    receipts: list[Receipt] = []
+    while (found := find_receipt(output.final(len(receipts)))) is not None:
+        if found.made_from != made_from:
+            return []
+        receipts.append(found)
+        if not output.numbered:
+            break
+    return receipts
+
+
+def resume_together(
+    communicator: Communicator, output: Output, store: Store, tasks: int
+) -> list[TaskRecord]:
+    """Return the records of tasks that an earlier run has done, as far as they hold. Collective."""
+    known = from_rank_0(
+        communicator, lambda: read_journal(output.journal), list[TaskRecord], "the journal"
+    )
+    return known[: held(communicator, store, known[:tasks])]

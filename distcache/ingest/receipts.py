@@ -1,0 +1,177 @@
+"""Receipts out of what is known of tasks: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from distcache.corpus.corpus import CorpusFacts
+from distcache.corpus.idx import ITEM_TYPES
+from distcache.corpus.receipt import (
+    FORMAT,
+    InputReceipt,
+    Kind,
+    PieceReceipt,
+    Receipt,
+    Skipped,
+    TokenizerFacts,
+)
+from distcache.ingest.digests import digest_of_pieces
+from distcache.ingest.inputs import Input
+from distcache.ingest.locations import Locator
+from distcache.ingest.part import PieceFacts
+from distcache.ingest.pieces import Piece
+from distcache.ingest.placing import Counts, TaskRecord, overlap
+
+__all__ = ["Origin", "make_receipts"]
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """What all corpora of an ingest have in common: the fields of `Receipt` of the same names."""
+
+    kind: Kind
+    made_from: str
+    tokenizer: TokenizerFacts | None
+    options: dict[str, str | int | bool | None]
+    versions: dict[str, str]
+
+
+@dataclass
+class _Share:
+    """What one input came to in one corpus, so far. Rows are counted where their piece begins."""
+
+    entry: Input
+    digest: str
+    begin: int
+    rows: int = 0
+    empty: int = 0
+    skipped: int = 0
+    pieces: list[PieceReceipt] = field(default_factory=list)
+
+    def add(self, piece: Piece, facts: PieceFacts, before: Counts, size: Counts) -> None:
+        """Count a piece, or the rest of one that an earlier corpus has the beginning of."""
+        rows = 0 if before.documents else facts.rows
+        if rows:
+            self.rows += rows
+            self.empty += facts.empty
+            self.skipped += len(facts.problems)
+        self.pieces.append(
+            PieceReceipt(
+                piece.begin,
+                piece.end,
+                rows,
+                size.documents,
+                size.sequences,
+                size.tokens,
+                before.documents,
+            )
+        )
+
+    def receipt(self, item_size: int) -> InputReceipt:
+        """Return what is known of it."""
+        tokens = sum(piece.tokens for piece in self.pieces)
+        sequences = sum(piece.sequences for piece in self.pieces)
+        return InputReceipt(
+            path=self.entry.path,
+            size=self.entry.size,
+            digest=self.digest,
+            rows=self.rows,
+            documents=sum(piece.documents for piece in self.pieces),
+            empty=self.empty,
+            skipped=self.skipped,
+            sequences=sequences,
+            tokens=tokens,
+            first_offset=self.begin * item_size if sequences else None,
+            last_offset=(self.begin + tokens) * item_size if sequences else None,
+            pieces=tuple(self.pieces),
+        )
+
+
+def make_receipts(
+    inputs: Sequence[Input],
+    pieces: Sequence[Piece],
+    tasks: Sequence[range],
+    records: Sequence[TaskRecord],
+    facts: Sequence[CorpusFacts],
+    names: Sequence[str],
+    origin: Origin,
+) -> list[Receipt]:
+    """Write the receipts of all corpora of an ingest.
+
+    Parameters
+    ----------
+    inputs, pieces, tasks
+        What was read.
+    records : sequence of TaskRecord
+        Of all tasks.
+    facts : sequence of CorpusFacts
+        Of each corpus.
+    names : sequence of str
+        Of each corpus.
+    origin : Origin
+        What they have in common.
+    """
+    digests = _input_digests(pieces, tasks, records)
+    locator = Locator(inputs, pieces)
+    shares: list[dict[int, _Share]] = [{} for _ in facts]
+    skipped: list[list[Skipped]] = [[] for _ in facts]
+    for record in records:
+        indices = tasks[record.task]
+        wrong = list(map(locator.skipped, indices, record.pieces))
+        sizes = [_counts(entry) for entry in record.pieces]
+        for number, part, at, before, size in overlap(sizes, record.segments):
+            segment, piece = record.segments[part], pieces[indices[number]]
+            tokens = segment.first.tokens + at.tokens
+            share = shares[segment.shard].setdefault(
+                piece.source, _Share(inputs[piece.source], digests[piece.source], tokens)
+            )
+            share.add(piece, record.pieces[number], before, size)
+            skipped[segment.shard] += [] if before.documents else wrong[number]
+    return [
+        _receipt(name, entry, tuple(share.values()), tuple(left_out), origin)
+        for name, entry, share, left_out in zip(names, facts, shares, skipped, strict=True)
+    ]
+
+
+def _receipt(
+    name: str,
+    facts: CorpusFacts,
+    shares: Sequence[_Share],
+    skipped: tuple[Skipped, ...],
+    origin: Origin,
+) -> Receipt:
+    item_size = ITEM_TYPES[facts.type_code].itemsize
+    return Receipt(
+        format=FORMAT,
+        kind=origin.kind,
+        corpus=name,
+        made_from=origin.made_from,
+        idx_digest=facts.idx_digest,
+        idx_size=facts.idx_size,
+        bin_size=facts.bin_size,
+        type_code=facts.type_code,
+        sequences=facts.sequences,
+        documents=facts.documents,
+        tokens=facts.tokens,
+        tokenizer=origin.tokenizer,
+        options=origin.options,
+        versions=origin.versions,
+        inputs=tuple(share.receipt(item_size) for share in shares),
+        skipped=skipped,
+    )
+
+
+def _input_digests(
+    pieces: Sequence[Piece], tasks: Sequence[range], records: Sequence[TaskRecord]
+) -> dict[int, str]:
+    found: dict[int, list[str]] = {}
+    for record in records:
+        for index, entry in zip(tasks[record.task], record.pieces, strict=True):
+            found.setdefault(pieces[index].source, []).append(entry.digest)
+    return {source: digest_of_pieces(digests) for source, digests in found.items()}
+
+
+def _counts(facts: PieceFacts) -> Counts:
+    return Counts(facts.documents, facts.sequences, facts.tokens)

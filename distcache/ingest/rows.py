@@ -1,0 +1,243 @@
+"""The rows of text inputs: lines of JSON or of text, whole files, rows of Parquet files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple, TypedDict
+
+import msgspec
+import pyarrow as pa
+
+from distcache.errors import CorpusError
+from distcache.ingest.inputs import Input
+from distcache.ingest.lines import Line, lines_of_range, lines_of_stream, read_whole
+from distcache.ingest.options import TextOptions
+from distcache.ingest.parquet import column_type, open_parquet, read_group
+from distcache.ingest.pieces import Piece
+
+__all__ = ["Row", "require_text_column", "text_rows"]
+
+SLICE: Final = 256  # rows of a Parquet file that are Python objects at a time
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+
+
+class Row(NamedTuple):
+    """A row, or why it is none.
+
+    Attributes
+    ----------
+    place : int
+        Its number in the piece, or in the row group, from 0.
+    texts : list of str
+        Each becomes a sequence; empty for a line that is blank.
+    reason : str or None
+        What is wrong with it.
+    byte : int or None
+        Where it begins in the (decompressed) file.
+    group : int or None
+        Its row group.
+    """
+
+    place: int
+    texts: list[str]
+    reason: str | None = None
+    byte: int | None = None
+    group: int | None = None
+
+
+def text_rows(entry: Input, piece: Piece, options: TextOptions) -> Iterator[Row]:
+    """Yield the rows of a piece of an input.
+
+    Parameters
+    ----------
+    entry : Input
+        The input.
+    piece : Piece
+        Of it.
+    options : TextOptions
+        What a row is.
+
+    Yields
+    ------
+    Row
+        In order. A reason is given for each that cannot be read, and as the last one if the rest
+        of the piece cannot be.
+    """
+    if entry.format == "parquet":
+        return _parquet_rows(entry, piece, options)
+    if entry.format == "jsonl":
+        return _line_rows(entry, piece, options, json_decoder(options.text_key))
+    if options.documents == "line":
+        return _line_rows(entry, piece, options, _decode_text)
+    return iter([_file_row(entry, options)])
+
+
+def json_decoder(key: str) -> Callable[[bytes], list[str]]:
+    """Return a function that takes the text, or the list of texts, out of a JSON line.
+
+    Other fields are skipped without being decoded. What a strict parser refuses is given to
+    Python's, which Megatron uses: it knows NaN, and takes a lone surrogate for a character.
+    """
+    kind = TypedDict("Line", {key: str | list[str]})  # type: ignore[misc]  # known at run time
+    decode = msgspec.json.Decoder(kind).decode
+
+    def texts_of(content: bytes) -> list[str]:
+        try:
+            found: Any = decode(content)[key]  # type: ignore[literal-required]
+        except msgspec.ValidationError as error:
+            raise ValueError(str(error)) from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            found = _decode_leniently(content, key, error)
+        return found if isinstance(found, list) else [found]
+
+    return texts_of
+
+
+def _decode_leniently(content: bytes, key: str, error: Exception) -> Any:
+    try:
+        document = json.loads(content)
+    except UnicodeDecodeError as wrong:
+        raise ValueError(f"invalid UTF-8 at byte {wrong.start} of the line") from error
+    except (ValueError, RecursionError):
+        raise ValueError(str(error)) from error
+    if not isinstance(document, dict) or key not in document:
+        raise ValueError(f"expected an object with a field {key!r}") from error
+    found = document[key]
+    texts = found if isinstance(found, list) else [found]
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"expected a text, or a list of texts, in field {key!r}") from error
+    return found
+
+
+def _decode_text(content: bytes) -> list[str]:
+    try:
+        return [content.removesuffix(b"\r").decode("utf-8")]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"invalid UTF-8 at byte {error.start} of the line") from error
+
+
+def _line_rows(
+    entry: Input, piece: Piece, options: TextOptions, decode: Callable[[bytes], list[str]]
+) -> Iterator[Row]:
+    place = -1
+    try:
+        for place, line in enumerate(_lines(entry, piece, options)):
+            yield _line_row(place, line, options, decode)
+    except OSError as error:
+        reason = f"cannot be read from here on: {error.strerror or error}"
+        yield Row(place + 1, [], reason)
+
+
+def _lines(entry: Input, piece: Piece, options: TextOptions) -> Iterator[Line]:
+    # An escaped character takes up to six bytes of JSON; what counts is checked when it is text.
+    limit = options.longest * (6 if entry.format == "jsonl" else 1) + (1 << 20)
+    if entry.compression:
+        return lines_of_stream(entry.path, entry.compression, limit)
+    return lines_of_range(entry.path, piece.begin, piece.end, limit)
+
+
+def _line_row(
+    place: int, line: Line, options: TextOptions, decode: Callable[[bytes], list[str]]
+) -> Row:
+    content = line.content
+    if content is None:
+        return Row(place, [], _too_long(f"{line.size} bytes", options), line.position)
+    if line.position == 0:
+        content = content.removeprefix(BYTE_ORDER_MARK)
+    if not content or content.isspace():
+        return Row(place, [], None, line.position)
+    try:
+        texts = decode(content)
+    except ValueError as error:
+        return Row(place, [], str(error), line.position)
+    return _checked(Row(place, texts, None, line.position), options)
+
+
+def _checked(row: Row, options: TextOptions) -> Row:
+    if 4 * sum(map(len, row.texts)) <= options.longest:
+        return row
+    size = sum(len(text.encode("utf-8", "surrogatepass")) for text in row.texts)
+    if size > options.longest:
+        return row._replace(texts=[], reason=_too_long(f"{size} bytes", options))
+    return row
+
+
+def _too_long(size: str, options: TextOptions) -> str:
+    return (
+        f"has {size}, more than the {options.longest} that a document may have; raise "
+        "--max-document-size, or leave it out by --on-error skip"
+    )
+
+
+def _file_row(entry: Input, options: TextOptions) -> Row:
+    try:
+        content = read_whole(entry.path, entry.compression, options.longest)
+        if content is None:
+            return Row(0, [], _too_long("too many bytes", options))
+        return Row(0, [content.decode("utf-8")])
+    except UnicodeDecodeError as error:
+        return Row(0, [], f"invalid UTF-8 at byte {error.start}")
+    except OSError as error:
+        return Row(0, [], f"cannot be read: {error.strerror or error}")
+
+
+def require_text_column(entry: Input, options: TextOptions) -> None:
+    """Refuse a Parquet file whose column is not one of texts.
+
+    Raises
+    ------
+    CorpusError
+        Naming the file, the column and its type.
+    """
+    with open_parquet(entry.path) as file:
+        kind = column_type(file, entry.path, options.text_key)
+    inner = kind.value_type if _is_list(kind) or pa.types.is_dictionary(kind) else kind
+    if not (pa.types.is_string(inner) or pa.types.is_large_string(inner)):
+        raise CorpusError(
+            f"{entry.path}: column {options.text_key!r} is of type {kind}, expected texts or lists "
+            "of texts"
+        )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _parquet_rows(entry: Input, piece: Piece, options: TextOptions) -> Iterator[Row]:
+    with open_parquet(entry.path) as file:
+        for group in range(piece.begin, piece.end):
+            try:
+                column = read_group(file, group, [options.text_key]).column(0)
+            except ValueError as error:
+                yield Row(0, [], str(error), None, group)
+                continue
+            for begin in range(0, len(column), SLICE):
+                values = _values(column.slice(begin, SLICE))
+                for place, value in enumerate(values, begin):
+                    yield _checked(_value_row(place, value, group), options)
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    """Return values as Python has them; errors in the place of texts that are not UTF-8."""
+    try:
+        values: list[Any] = column.to_pylist()
+        return values
+    except UnicodeDecodeError:
+        return [_value(column[place]) for place in range(len(column))]
+
+
+def _value(scalar: pa.Scalar) -> Any:
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError as error:
+        return error
+
+
+def _value_row(place: int, value: Any, group: int) -> Row:
+    if isinstance(value, UnicodeDecodeError):
+        return Row(place, [], f"invalid UTF-8 at byte {value.start} of the text", None, group)
+    texts = value if isinstance(value, list) else [value]
+    if any(text is None for text in texts):
+        return Row(place, [], "is null, or has a null in it", None, group)
+    return Row(place, texts, None, None, group)

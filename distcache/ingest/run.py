@@ -1,0 +1,182 @@
+"""The way of an ingest from files to corpora under their names."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import msgspec
+
+from distcache.corpus.corpus import CorpusFacts
+from distcache.corpus.output import Output
+from distcache.corpus.receipt import Receipt, receipt_path
+from distcache.errors import CorpusError
+from distcache.ingest.finish import finish
+from distcache.ingest.journal import Journal
+from distcache.ingest.placing import TaskRecord
+from distcache.ingest.prepare import (
+    Options,
+    claim_output,
+    find_together,
+    make_work,
+    resume_together,
+)
+from distcache.ingest.receipts import Origin, make_receipts
+from distcache.ingest.rounds import run_rounds
+from distcache.ingest.tokenizer import TokenizerOptions
+from distcache.ingest.workers import Work
+from distcache.progress import Progress, Silent
+from distcache.ranks.agreement import from_rank_0, together
+from distcache.ranks.communicator import Communicator
+
+__all__ = ["Made", "Outcome", "ingest"]
+
+
+class Made(msgspec.Struct, frozen=True):
+    """A corpus that there is now, and its receipt."""
+
+    prefix: str
+    receipt: str
+    documents: int
+    sequences: int
+    tokens: int
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What an ingest came to.
+
+    Attributes
+    ----------
+    corpora : list of Made
+        In order.
+    reused : bool
+        Whether they were there, made from the same.
+    resumed : float
+        Share of the tasks that an earlier run had done.
+    rows, documents, empty, skipped, tokens : int
+        Of all inputs. Empty rows are dropped, and rows with an error are skipped, if asked for.
+    """
+
+    corpora: list[Made]
+    reused: bool
+    resumed: float
+    rows: int
+    documents: int
+    empty: int
+    skipped: int
+    tokens: int
+
+
+def ingest(
+    communicator: Communicator,
+    words: Sequence[str],
+    out: str,
+    options: Options,
+    tokenizer: TokenizerOptions | None = None,
+    threads: int = 1,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Make corpora of files, unless they are there. Collective.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Of all ranks. Their number changes no byte.
+    words : sequence of str
+        Files, patterns and directories.
+    out : str
+        Prefix of the corpus, or of the corpora if they are cut by size.
+    options : TextOptions or TokenOptions
+        What to read, and what to make of it.
+    tokenizer : TokenizerOptions or None
+        For text.
+    threads : int
+        Workers of each rank.
+    progress : Progress or None
+        Told what rank 0 does.
+
+    Raises
+    ------
+    DistcacheError
+        On all ranks the same. Nothing is under a final name then; what is done is kept, and
+        running again goes on from there.
+    """
+    progress = progress or Silent()
+    progress.phase("looking for inputs")
+    inputs = find_together(communicator, words, options)
+    output = Output(out, numbered=options.shard_size is not None)
+    work, origin = together(
+        communicator, lambda: make_work(inputs, options, tokenizer, output), "loading the tokenizer"
+    )
+    with contextlib.ExitStack() as stack:
+        stack.callback(output.leave)
+        stack.callback(work.store.close)
+        found = from_rank_0(
+            communicator,
+            lambda: claim_output(output, origin.made_from),
+            list[Receipt],
+            "claiming the output",
+        )
+        if found:
+            return _outcome(output, found, resumed=0.0, reused=True)
+        return _make(communicator, work, origin, threads, progress)
+
+
+def _make(
+    communicator: Communicator, work: Work, origin: Origin, threads: int, progress: Progress
+) -> Outcome:
+    """Take the steps of an ingest whose output is claimed. Collective."""
+    output = work.store.output
+    progress.phase("resuming")
+    done = resume_together(communicator, output, work.store, len(work.tasks))
+    progress.phase("reading inputs", sum(map(work.bytes_of, range(len(work.tasks)))))
+    progress.advance(sum(map(work.bytes_of, range(len(done)))))
+    with contextlib.ExitStack() as stack:
+        journal = together(
+            communicator,
+            lambda: Journal(output.journal, done) if communicator.rank == 0 else None,
+            "opening the journal",
+        )
+        if journal is not None:
+            stack.enter_context(journal)
+        records = run_rounds(communicator, work, done, journal, threads, progress)
+    _require_documents(records)
+
+    def receipts(facts: list[CorpusFacts]) -> list[Receipt]:
+        names = [output.name(shard) for shard in range(len(facts))]
+        return make_receipts(work.inputs, work.pieces, work.tasks, records, facts, names, origin)
+
+    made = finish(communicator, work.store, records, receipts, threads, progress)
+    return _outcome(output, made, resumed=len(done) / len(work.tasks), reused=False)
+
+
+def _require_documents(records: Sequence[TaskRecord]) -> None:
+    if not any(piece.documents for record in records for piece in record.pieces):
+        error = CorpusError("no input has a document with a token: there is nothing to write")
+        error.agreed = True  # all ranks have all records
+        raise error
+
+
+def _outcome(
+    output: Output, receipts: Sequence[Receipt], *, resumed: float, reused: bool
+) -> Outcome:
+    inputs = [entry for receipt in receipts for entry in receipt.inputs]
+    return Outcome(
+        corpora=[
+            Made(
+                output.final(shard),
+                receipt_path(output.final(shard)),
+                receipt.documents,
+                receipt.sequences,
+                receipt.tokens,
+            )
+            for shard, receipt in enumerate(receipts)
+        ],
+        reused=reused,
+        resumed=resumed,
+        rows=sum(entry.rows for entry in inputs),
+        documents=sum(receipt.documents for receipt in receipts),
+        empty=sum(entry.empty for entry in inputs),
+        skipped=sum(entry.skipped for entry in inputs),
+        tokens=sum(receipt.tokens for receipt in receipts),
+    )

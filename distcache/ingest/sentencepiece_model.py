@@ -1,0 +1,71 @@
+"""SentencePiece models, by the library sentencepiece."""
+
+from __future__ import annotations
+
+import sentencepiece
+
+from distcache.errors import ConfigError
+from distcache.ingest.tokenizer import TokenizerOptions, facts_of, unknown_eod
+
+__all__ = ["SentencePiece"]
+
+
+class SentencePiece:
+    """A SentencePiece model.
+
+    Text is encoded as Megatron's ``SentencePieceTokenizer`` does it, without tokens of its own;
+    asked for special tokens, it puts the model's first one before each text, as for Llama 2.
+
+    Parameters
+    ----------
+    name : str
+        For receipts.
+    content : bytes
+        Of the model's file.
+    options : TokenizerOptions
+        How to use it.
+    """
+
+    def __init__(self, name: str, content: bytes, options: TokenizerOptions) -> None:
+        self._model = sentencepiece.SentencePieceProcessor()
+        try:
+            self._model.LoadFromSerializedProto(content)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise ConfigError(
+                f"--tokenizer {options.name}: is not a SentencePiece model: {error}"
+            ) from error
+        if not self._model.get_piece_size():
+            raise ConfigError(f"--tokenizer {options.name}: is not a SentencePiece model")
+        self._begin: list[int] = []
+        if options.special_tokens:
+            if self._model.bos_id() < 0:
+                raise ConfigError(f"--add-special-tokens: {options.name} has no first token")
+            self._begin = [self._model.bos_id()]
+        choices = {"special_tokens": options.special_tokens}
+        size = self._model.get_piece_size()
+        self.facts = facts_of("sentencepiece", name, content, size, self._end(options), choices)
+
+    def _end(self, options: TokenizerOptions) -> int | None:
+        if options.eod is None:
+            end = int(self._model.eos_id())
+            return end if end >= 0 else None
+        found = int(self._model.piece_to_id(options.eod))
+        if self._model.id_to_piece(found) == options.eod:
+            return found
+        if options.eod.isdecimal():
+            return int(options.eod)
+        raise unknown_eod(options)
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Return the token ids of each text."""
+        encode = self._model.encode_as_ids
+        try:
+            found = [encode(text) for text in texts]
+        except (RuntimeError, TypeError) as error:
+            raise ValueError("cannot be encoded: " + str(error).splitlines()[0]) from error
+        return [self._begin + ids for ids in found] if self._begin else found
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of token ids."""
+        text: str = self._model.decode(ids)
+        return text

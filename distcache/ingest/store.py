@@ -1,0 +1,133 @@
+"""The files of unfinished corpora: every rank writes at its places, and reads back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.corpus.idx_writer import write_range
+from distcache.corpus.output import Output
+from distcache.files import no_space_as_error, read_range
+from distcache.ingest.part import Part, digest_of
+from distcache.ingest.placing import Segment, TaskRecord
+
+__all__ = ["COUNTS", "LENGTHS", "Store"]
+
+TOKENS: Final = "bin"
+LENGTHS: Final = "lengths"
+COUNTS: Final = "counts"
+READ: Final = 16 << 20  # bytes at a time
+
+
+class Store:
+    """The tokens, the lengths of sequences and the sequences of documents, a file each per corpus.
+
+    The lengths and counts, int32, become the `.idx` when their number is known.
+
+    Parameters
+    ----------
+    output : Output
+        Where they lie.
+    dtype : dtype
+        The token type.
+    """
+
+    def __init__(self, output: Output, dtype: np.dtype[Any]) -> None:
+        self.output = output
+        self.dtype = dtype
+        self._open: dict[str, int] = {}
+
+    def _descriptor(self, shard: int, name: str) -> int:
+        path = self.output.part(shard, name)
+        if path not in self._open:
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._open[path] = os.open(path, flags, 0o644)
+        return self._open[path]
+
+    def close(self) -> None:
+        """Close all files."""
+        while self._open:
+            os.close(self._open.popitem()[1])
+
+    def sync(self) -> None:
+        """Wait until all that this rank wrote is on disk."""
+        for path, descriptor in self._open.items():
+            with no_space_as_error(path):
+                os.fsync(descriptor)
+
+    def cut(self, shard: int, nbytes: int) -> None:
+        """Set the length of a corpus's tokens."""
+        os.ftruncate(self._descriptor(shard, TOKENS), nbytes)
+
+    def write(self, part: Part, segments: list[Segment]) -> None:
+        """Write the documents of a task at their places."""
+        with no_space_as_error(self.output.prefix):
+            self._write_tokens(part, segments)
+            for name, values, unit in (
+                (LENGTHS, part.lengths, "sequences"),
+                (COUNTS, part.counts, "documents"),
+            ):
+                begin = 0
+                for segment in segments:
+                    end = begin + getattr(segment.size, unit)
+                    at = 4 * getattr(segment.first, unit)
+                    write_range(self._descriptor(segment.shard, name), at, values[begin:end])
+                    begin = end
+
+    def _write_tokens(self, part: Part, segments: list[Segment]) -> None:
+        item = self.dtype.itemsize
+        places = iter(segments)
+        segment, done, nbytes = None, 0, 0
+        for block in part.blocks():
+            data = np.frombuffer(block, np.uint8)
+            while data.size:
+                if done == nbytes:
+                    segment = next(places)
+                    done, nbytes = 0, segment.size.tokens * item
+                assert segment is not None
+                piece = data[: nbytes - done]
+                at = segment.first.tokens * item + done
+                write_range(self._descriptor(segment.shard, TOKENS), at, piece)
+                done += len(piece)
+                data = data[piece.size :]
+
+    def values(self, segment: Segment, name: str) -> NDArray[np.int32]:
+        """Read the lengths or the counts of a segment, int32.
+
+        Raises
+        ------
+        EOFError
+            If the file ends before.
+        """
+        unit = "sequences" if name == LENGTHS else "documents"
+        begin, size = getattr(segment.first, unit), getattr(segment.size, unit)
+        content = read_range(self._descriptor(segment.shard, name), 4 * begin, 4 * (begin + size))
+        return np.frombuffer(content, "<i4")
+
+    def holds(self, record: TaskRecord) -> bool:
+        """Tell whether what a task wrote can be read back."""
+        try:
+            lengths = [self.values(segment, LENGTHS) for segment in record.segments]
+            counts = [self.values(segment, COUNTS) for segment in record.segments]
+            empty = np.empty(0, np.int32)
+            found = digest_of(
+                self._tokens(record.segments),
+                np.concatenate([empty, *lengths]),
+                np.concatenate([empty, *counts]),
+            )
+        except EOFError:
+            return False
+        return found == record.digest
+
+    def _tokens(self, segments: list[Segment]) -> Iterator[bytes]:
+        item = self.dtype.itemsize
+        for segment in segments:
+            begin = segment.first.tokens * item
+            end = begin + segment.size.tokens * item
+            descriptor = self._descriptor(segment.shard, TOKENS)
+            for at in range(begin, end, READ):
+                yield read_range(descriptor, at, min(at + READ, end))

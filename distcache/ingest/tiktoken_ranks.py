@@ -1,0 +1,169 @@
+"""Encodings of tiktoken: from a file of ranks, from Megatron's JSON vocabulary, or by name."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType
+from typing import Any, Final
+
+import tiktoken
+from tiktoken_ext import openai_public
+
+from distcache.errors import ConfigError, NotReady
+from distcache.ingest.tokenizer import TokenizerOptions, facts_of, unknown_eod
+
+__all__ = ["Tiktoken", "knows"]
+
+# The two that Megatron-Core's TikTokenTokenizer has (tokenizers/text/libraries), and its numbers.
+_LETTERS: Final = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_SPACES: Final = r"\s+(?!\S)|\s+"
+MEGATRON_PATTERNS: Final = {
+    "v1": r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|" + _SPACES,
+    "v2": rf"[^\r\n\p{{L}}\p{{N}}]?{_LETTERS[0]}*{_LETTERS[1]}+|"
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_LETTERS[0]}+{_LETTERS[1]}*|"
+    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|" + _SPACES,
+}
+MEGATRON_SPECIAL: Final = ("<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>")
+MEGATRON_RESERVED: Final = 1000
+MEGATRON_VOCABULARY: Final = 1 << 17
+
+Constructor = Callable[[], dict[str, Any]]
+CONSTRUCTORS: Final[dict[str, Constructor]] = openai_public.ENCODING_CONSTRUCTORS
+
+
+def knows(name: str) -> bool:
+    """Tell whether tiktoken has an encoding of this name."""
+    return name in CONSTRUCTORS
+
+
+class Tiktoken:
+    """An encoding of tiktoken. What looks like a special token in a text is ordinary text.
+
+    Parameters
+    ----------
+    name : str
+        For receipts.
+    parts : dict
+        What `tiktoken.Encoding` takes: name, pat_str, mergeable_ranks, special_tokens.
+    options : TokenizerOptions
+        How to use it.
+    end : str
+        The token that ends a document, if there is one of this name.
+    """
+
+    def __init__(
+        self, name: str, parts: dict[str, Any], options: TokenizerOptions, end: str
+    ) -> None:
+        if options.special_tokens:
+            raise ConfigError("--add-special-tokens: encodings of tiktoken add none")
+        try:
+            self._encoding = tiktoken.Encoding(**parts)
+        except (ValueError, AssertionError) as error:
+            raise ConfigError(f"--tokenizer {options.name}: {error}") from error
+        special = parts["special_tokens"]
+        content = json.dumps(
+            [
+                parts["pat_str"],
+                sorted(special.items()),
+                sorted((rank, token.hex()) for token, rank in parts["mergeable_ranks"].items()),
+            ]
+        )
+        eod = _end(special, options, end)
+        size = self._encoding.max_token_value + 1
+        self.facts = facts_of("tiktoken", name, content.encode(), size, eod, {})
+
+    @classmethod
+    def from_file(cls, path: Path, content: bytes, options: TokenizerOptions) -> Tiktoken:
+        """Return the encoding of a file of ranks, or of Megatron's JSON vocabulary."""
+        try:
+            if path.suffix != ".tiktoken":
+                return cls(path.name, _megatron_parts(content, options), options, "</s>")
+            ranks = _read_ranks(content)
+        except (ValueError, KeyError, TypeError, binascii.Error) as error:
+            raise ConfigError(
+                f"--tokenizer {path}: is not a vocabulary of tiktoken: {error}"
+            ) from error
+        return cls(path.name, _parts(path.stem, ranks, options), options, "<|endoftext|>")
+
+    @classmethod
+    def by_name(cls, options: TokenizerOptions) -> Tiktoken:
+        """Return an encoding that tiktoken has in its cache, or can download."""
+        try:
+            parts = CONSTRUCTORS[options.name]()
+        except Exception as error:
+            raise NotReady(
+                f"--tokenizer {options.name}: tiktoken cannot get it ({type(error).__name__}); "
+                f"give the file {options.name}.tiktoken"
+            ) from error
+        return cls(options.name, parts, options, "<|endoftext|>")
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Return the token ids of each text."""
+        return [self._encoding.encode_ordinary(text) for text in texts]
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of token ids."""
+        return self._encoding.decode(ids)
+
+
+def _end(special: dict[str, int], options: TokenizerOptions, end: str) -> int | None:
+    if options.eod is None:
+        return special.get(end)
+    if options.eod in special:
+        return special[options.eod]
+    if options.eod.isdecimal():
+        return int(options.eod)
+    raise unknown_eod(options)
+
+
+def _read_ranks(content: bytes) -> dict[bytes, int]:
+    """Read lines of a token in base 64 and its rank."""
+    pairs = (line.split() for line in content.splitlines() if line)
+    return {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
+
+
+def _parts(name: str, ranks: dict[bytes, int], options: TokenizerOptions) -> dict[str, Any]:
+    """Complete ranks by what tiktoken knows of an encoding of this name, or by what is asked."""
+    if options.pattern is not None:
+        pattern = MEGATRON_PATTERNS.get(options.pattern, options.pattern)
+        special = {"<|endoftext|>": max(ranks.values()) + 1}
+        return {
+            "name": name,
+            "pat_str": pattern,
+            "mergeable_ranks": ranks,
+            "special_tokens": special,
+        }
+    if not knows(name):
+        raise ConfigError(
+            f"--tokenizer {options.name}: the file holds ranks only, and tiktoken knows no "
+            f"encoding {name} ({', '.join(sorted(CONSTRUCTORS))}); give --tiktoken-pattern"
+        )
+    # The library keeps pattern and special tokens in a function that also downloads the ranks.
+    constructor = CONSTRUCTORS[name]
+    assert isinstance(constructor, FunctionType)
+    known = {**constructor.__globals__, "load_tiktoken_bpe": lambda *_, **__: ranks}
+    known |= {"data_gym_to_mergeable_bpe_ranks": known["load_tiktoken_bpe"]}
+    parts: dict[str, Any] = FunctionType(constructor.__code__, known)()
+    return {key: value for key, value in parts.items() if key != "explicit_n_vocab"}
+
+
+def _megatron_parts(content: bytes, options: TokenizerOptions) -> dict[str, Any]:
+    """Read a list of objects with rank and token_bytes, which follow 1,000 special tokens."""
+    entries = json.loads(content)[: MEGATRON_VOCABULARY - MEGATRON_RESERVED]
+    ranks = {
+        base64.b64decode(entry["token_bytes"], validate=True): entry["rank"] + MEGATRON_RESERVED
+        for entry in entries
+    }
+    special = {token: place for place, token in enumerate(MEGATRON_SPECIAL)}
+    special |= {f"<SPECIAL_{i}>": i for i in range(len(special), MEGATRON_RESERVED)}
+    pattern = options.pattern or "v2"
+    return {
+        "name": "megatron",
+        "pat_str": MEGATRON_PATTERNS.get(pattern, pattern),
+        "mergeable_ranks": ranks,
+        "special_tokens": special,
+    }

@@ -1,0 +1,226 @@
+"""Token shards: list columns of Parquet files, from Arrow's buffers to the `.bin`'s type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from distcache.corpus.token_types import limit_of
+from distcache.errors import CorpusError
+from distcache.ingest.inputs import Input
+from distcache.ingest.options import TokenOptions
+from distcache.ingest.parquet import column_type, columns_of, open_parquet, read_group
+from distcache.ingest.part import Part, Problem
+from distcache.ingest.pieces import Piece
+from distcache.kernels import first_outside, narrow_tokens
+
+__all__ = ["ShardReader", "require_token_column"]
+
+LONGEST = (1 << 31) - 1  # tokens of a sequence
+
+
+def require_token_column(entry: Input, options: TokenOptions) -> None:
+    """Refuse a Parquet file whose column is not one of lists of integers.
+
+    Raises
+    ------
+    CorpusError
+        Naming the file, the column and its type.
+    """
+    with open_parquet(entry.path) as file:
+        kind = column_type(file, entry.path, options.column)
+    if not _is_list(kind) or not _is_integer(kind.value_type):
+        raise CorpusError(
+            f"{entry.path}: column {options.column!r} is of type {kind}, expected lists of integers"
+        )
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(test(kind) for test in tests)
+
+
+def _is_integer(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind.value_type if pa.types.is_dictionary(kind) else kind))
+
+
+class ShardReader:
+    """Adds the rows of token shards to parts. No row becomes a Python object, unless it is wrong.
+
+    Parameters
+    ----------
+    options : TokenOptions
+        What to check, and what to append.
+    """
+
+    def __init__(self, options: TokenOptions) -> None:
+        self._options = options
+
+    def read(self, entry: Input, piece: Piece, part: Part, stopped: Callable[[], bool]) -> bool:
+        """Add the documents of a piece to a part; false if it is ended, by an error or from out."""
+        with open_parquet(entry.path) as file:
+            reading = _Reading(self._options, file, part)
+            groups = range(piece.begin, piece.end)
+            return all(not stopped() and reading.add_group(group) for group in groups)
+
+
+class _Reading:
+    """The reading of one piece, whose rows are compared with those before them."""
+
+    def __init__(self, options: TokenOptions, file: pq.ParquetFile, part: Part) -> None:
+        self._options = options
+        self._file = file
+        self._part = part
+        self._limit = limit_of(part.dtype, options.vocabulary)
+        wanted = (options.column, options.length_column, options.document_column)
+        self._columns = [name for name in dict.fromkeys(wanted) if name in columns_of(file)]
+        self._last_id: tuple[int, pa.Scalar] | None = None
+
+    def add_group(self, group: int) -> bool:
+        """Add the documents of a row group; false if an error ends the ingest."""
+        try:
+            table = read_group(self._file, group, self._columns)
+            previous = self._id_before(group)
+        except ValueError as error:
+            return self._note({0: str(error)}, 0, group)
+        before = 0
+        for batch in table.to_batches():
+            if not self._add_batch(batch, previous, before, group):
+                return False
+            before += len(batch)
+            if self._options.document_column in self._columns and len(batch):
+                previous = batch.column(self._options.document_column)[-1]
+                self._last_id = (group, previous)
+        return True
+
+    def _id_before(self, group: int) -> pa.Scalar | None:
+        """Return the document id of the row before a row group, if there is one."""
+        column = self._options.document_column
+        if column not in self._columns or group == 0:
+            return None
+        if self._last_id is not None and self._last_id[0] == group - 1:
+            return self._last_id[1]
+        ids = read_group(self._file, group - 1, [column]).column(0)
+        return ids[-1] if len(ids) else None
+
+    def _note(self, problems: dict[int, str], before: int, group: int) -> bool:
+        """Keep what is wrong with rows of a batch; false if that ends the ingest."""
+        ordered = [Problem(before + row, problems[row], None, group) for row in sorted(problems)]
+        if self._options.on_error == "fail":
+            ordered = ordered[:1]
+        self._part.pieces[-1].problems += ordered
+        return self._options.on_error == "skip" or not ordered
+
+    def _add_batch(
+        self, batch: pa.RecordBatch, previous: pa.Scalar | None, before: int, group: int
+    ) -> bool:
+        lists = batch.column(self._options.column)
+        problems = self._row_problems(batch, previous)
+        decoded = None if problems else _decode(lists, self._part.dtype, self._limit)
+        if decoded is None:
+            problems = {**dict(_wrong_values(lists, self._limit)), **problems}
+            if not self._note(problems, before, group):
+                return False
+            keep = np.ones(len(lists), bool)
+            keep[list(problems)] = False
+            decoded = _decode(lists.filter(pa.array(keep)), self._part.dtype, self._limit)
+            assert decoded is not None, "what is wrong has been left out"
+        self._append(*decoded)
+        self._part.pieces[-1].rows += len(lists)
+        return True
+
+    def _append(self, tokens: NDArray[Any], lengths: NDArray[np.int64]) -> None:
+        self._part.pieces[-1].empty += int((lengths == 0).sum())
+        lengths = lengths[lengths > 0]
+        if self._options.eod is not None:
+            tokens, lengths = _with_ends(tokens, lengths, self._options.eod)
+        self._part.append(tokens, lengths.astype(np.int32))
+
+    def _row_problems(self, batch: pa.RecordBatch, previous: pa.Scalar | None) -> dict[int, str]:
+        """Return what is wrong with rows as such, by their number in the batch."""
+        options = self._options
+        lists = batch.column(options.column)
+        lengths = pc.list_value_length(lists)
+        found = dict.fromkeys(_where(lists.is_null()), "is null")
+        too_long = pc.fill_null(pc.greater(lengths, LONGEST), False)
+        found |= {row: f"has {lengths[row]} tokens, 2**31 or more" for row in _where(too_long)}
+        if options.length_column in self._columns:
+            found |= _length_problems(batch.column(options.length_column), lengths)
+        if options.document_column in self._columns:
+            name = options.document_column
+            found |= _document_problems(name, batch.column(name), previous)
+        return found
+
+
+def _document_problems(name: str, ids: pa.Array, previous: pa.Scalar | None) -> dict[int, str]:
+    found = dict.fromkeys(_where(ids.is_null()), f"{name} is null")
+    same = pc.fill_null(pc.equal(ids[1:], ids[:-1]), False)
+    repeated = [row + 1 for row in _where(same)]
+    if previous is not None and len(ids) and ids[0].equals(previous) and ids[0].is_valid:
+        repeated.append(0)
+    return found | {
+        row: f"{name} is {ids[row]}, as in the row before; a row is a document here: put the parts "
+        'of documents together, or check nothing with --document-column ""'
+        for row in repeated
+    }
+
+
+def _length_problems(stated: pa.Array, lengths: pa.Array) -> dict[int, str]:
+    if not pa.types.is_integer(stated.type):
+        return {0: f"the column of lengths is of type {stated.type}, expected integers"}
+    differs = pc.fill_null(pc.not_equal(stated, lengths), False)
+    nulls = dict.fromkeys(_where(stated.is_null()), "its length is null")
+    return nulls | {
+        row: f"has {lengths[row]} tokens, its length says {stated[row]}" for row in _where(differs)
+    }
+
+
+def _where(mask: pa.Array) -> list[int]:
+    rows: list[int] = np.flatnonzero(mask.to_numpy(zero_copy_only=False)).tolist()
+    return rows
+
+
+def _decode(
+    lists: pa.Array, dtype: np.dtype[Any], limit: int
+) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
+    """Return the tokens and the lengths of lists without nulls; None if a token is wrong."""
+    values = lists.flatten()
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    if values.null_count:
+        return None
+    tokens = np.empty(len(values), dtype)
+    if narrow_tokens(values.to_numpy(zero_copy_only=True), limit, tokens) >= 0:
+        return None
+    lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
+    return tokens, lengths.astype(np.int64)
+
+
+def _wrong_values(lists: pa.Array, limit: int) -> Iterator[tuple[int, str]]:
+    for row in range(len(lists)):
+        values = lists[row].values
+        if values is None:
+            continue
+        if pa.types.is_dictionary(values.type):
+            values = values.dictionary_decode()
+        if values.null_count:
+            yield row, f"token {_where(values.is_null())[0]} is null"
+            continue
+        place = first_outside(values.to_numpy(zero_copy_only=True), limit)
+        if place >= 0:
+            yield row, f"token {place} is {values[place]}, expected 0 to {limit - 1}"
+
+
+def _with_ends(
+    tokens: NDArray[Any], lengths: NDArray[np.int64], end: int
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Append a token to the documents that do not end with it."""
+    ends = np.cumsum(lengths)
+    missing = tokens[ends - 1] != end
+    return np.insert(tokens, ends[missing], end), lengths + missing

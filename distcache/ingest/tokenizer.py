@@ -1,0 +1,163 @@
+"""What a tokenizer is here, and how one is found by the name of its file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+import xxhash
+
+from distcache.corpus.receipt import TokenizerFacts
+from distcache.errors import ConfigError, NotReady
+from distcache.files import open_sized, read_range
+
+__all__ = ["Tokenizer", "TokenizerOptions", "load_tokenizer"]
+
+LARGEST = 1 << 30  # bytes of a tokenizer's file
+
+
+class TokenizerOptions(msgspec.Struct, frozen=True):
+    """How to load a tokenizer, and what of it to use.
+
+    Attributes
+    ----------
+    name : str
+        A ``tokenizer.json`` or its directory, a SentencePiece ``.model``, a ``.tiktoken`` file,
+        Megatron's JSON vocabulary for tiktoken, or the name of an encoding of tiktoken or of a
+        tokenizer of Hugging Face.
+    eod : str or None
+        The token that ends a document, as text or number; by default what the tokenizer says.
+    special_tokens : bool
+        Whether the tokenizer adds the tokens to each text that its model expects around one.
+    pattern : str or None
+        Of tiktoken: the regular expression that cuts text, or ``v1`` or ``v2`` of Megatron.
+    """
+
+    name: str
+    eod: str | None = None
+    special_tokens: bool = False
+    pattern: str | None = None
+
+
+class Tokenizer(Protocol):
+    """Makes tokens from text. Called from several threads.
+
+    Attributes
+    ----------
+    facts : TokenizerFacts
+        Which tokenizer this is.
+    """
+
+    facts: TokenizerFacts
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Return the token ids of each text; `ValueError` if one cannot be encoded."""
+        ...
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of token ids."""
+        ...
+
+
+def load_tokenizer(options: TokenizerOptions) -> Tokenizer:
+    """Load a tokenizer from its file, or by its name.
+
+    Raises
+    ------
+    NotReady
+        If there is no such file, or its name is not known.
+    ConfigError
+        If it is not a tokenizer, an option does not fit, or the library is missing.
+    """
+    path = Path(options.name)
+    if path.is_dir():
+        path /= "tokenizer.json"
+    try:
+        if not path.is_file():
+            return _load_by_name(options)
+        if path.suffix == ".model":
+            from distcache.ingest.sentencepiece_model import SentencePiece  # noqa: PLC0415
+
+            return SentencePiece(path.name, read_file(path), options)
+        if path.suffix == ".tiktoken" or _is_vocabulary(path):
+            from distcache.ingest.tiktoken_ranks import Tiktoken  # noqa: PLC0415
+
+            return Tiktoken.from_file(path, read_file(path), options)
+        from distcache.ingest.huggingface import HuggingFace  # noqa: PLC0415
+
+        return HuggingFace.from_file(path, read_file(path), options)
+    except ImportError as error:
+        raise ConfigError(
+            f"--tokenizer {options.name}: {error.name} is not installed; pip install "
+            '"distcache[ingest]"'
+        ) from error
+
+
+def _load_by_name(options: TokenizerOptions) -> Tokenizer:
+    name = options.name
+    if os.path.lexists(name) or name.startswith((".", "/")) or name.count("/") > 1:
+        raise NotReady(f"--tokenizer {name}: no such file")
+    from distcache.ingest.tiktoken_ranks import Tiktoken, knows  # noqa: PLC0415
+
+    if knows(name):
+        return Tiktoken.by_name(options)
+    from distcache.ingest.huggingface import HuggingFace  # noqa: PLC0415
+
+    return HuggingFace.by_name(options)
+
+
+def _is_vocabulary(path: Path) -> bool:
+    """Tell whether a JSON file is a list, as Megatron's vocabularies for tiktoken are."""
+    with path.open("rb") as stream:
+        return stream.read(64).lstrip().startswith(b"[")
+
+
+def read_file(path: Path) -> bytes:
+    """Read a tokenizer's file.
+
+    Raises
+    ------
+    ConfigError
+        If it cannot be read, or is too large for a tokenizer.
+    """
+    try:
+        descriptor, size = open_sized(path)
+    except OSError as error:
+        raise ConfigError(f"--tokenizer {path}: cannot be read: {error.strerror}") from error
+    try:
+        if size > LARGEST:
+            raise ConfigError(f"--tokenizer {path}: has {size} bytes, too many for a tokenizer")
+        return read_range(descriptor, 0, size)
+    finally:
+        os.close(descriptor)
+
+
+def facts_of(
+    kind: str,
+    name: str,
+    content: bytes,
+    vocabulary: int,
+    eod: int | None,
+    choices: Mapping[str, object],
+) -> TokenizerFacts:
+    """Describe a tokenizer; the choices are all else that changes tokens.
+
+    Raises
+    ------
+    ConfigError
+        If the end of documents is outside of the vocabulary.
+    """
+    if eod is not None and not 0 <= eod < vocabulary:
+        raise ConfigError(f"--eod {eod}: the tokenizer has tokens 0 to {vocabulary - 1}")
+    digest = xxhash.xxh3_128(content)
+    digest.update(json.dumps([kind, dict(choices)], sort_keys=True).encode())
+    return TokenizerFacts(kind, name, digest.hexdigest(), vocabulary, eod)
+
+
+def unknown_eod(options: TokenizerOptions) -> ConfigError:
+    """Return the error for an end of documents that is not a token."""
+    return ConfigError(f"--eod {options.eod}: the tokenizer {options.name} has no such token")
