@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
-from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +13,11 @@ from distcache.cache.digests import array_digest, leaves_of, read_pieces
 from distcache.cache.format import LEAF_SIZE
 from distcache.errors import BuildInterrupted
 from distcache.files import no_space_as_error
+from distcache.flush import Flusher
 from distcache.plan.costs import CHUNK_BYTES
 from distcache.plan.layout import ArrayPlace
 
 __all__ = ["ArrayWriter", "DataFile", "read_digest", "write_in_chunks"]
-
-FLUSH_EVERY: Final = 64 << 20  # bytes
 
 
 class DataFile:
@@ -34,12 +31,9 @@ class DataFile:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._lock = threading.Lock()
-        self._written = 0
         self._abandoned = False
-        self._flusher = ThreadPoolExecutor(1, thread_name_prefix="flush")
-        self._flushed: list[Future[None]] = []
         self._descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        self._flusher = Flusher(self._descriptor)
 
     def __enter__(self) -> DataFile:
         return self
@@ -50,7 +44,7 @@ class DataFile:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._flusher.shutdown(cancel_futures=True)
+        self._flusher.close()
         os.close(self._descriptor)
 
     def abandon(self) -> None:
@@ -60,17 +54,7 @@ class DataFile:
     def sync(self) -> None:
         """Wait until all that was written is on disk."""
         with no_space_as_error(self._path):
-            for flushed in self._flushed:
-                flushed.result()  # the kernel tells of an error only once
-            os.fsync(self._descriptor)
-
-    def _flush_ahead(self, count: int) -> None:
-        """Let the disk begin while the next arrays are made, so that syncing waits for less."""
-        with self._lock:
-            self._written += count
-            if self._written >= FLUSH_EVERY:
-                self._written = 0
-                self._flushed.append(self._flusher.submit(os.fdatasync, self._descriptor))
+            self._flusher.sync()
 
     def write(self, offset: int, data: bytes | NDArray[Any]) -> None:
         """Write all bytes of an array at a byte offset.
@@ -87,7 +71,7 @@ class DataFile:
         with no_space_as_error(self._path):
             while done < flat.size:
                 done += os.pwrite(self._descriptor, flat[done:].data, offset + done)
-        self._flush_ahead(flat.size)
+        self._flusher.written(flat.size)
 
     @property
     def descriptor(self) -> int:

@@ -13,7 +13,7 @@ from distcache.errors import CorpusError
 from distcache.files import open_regular
 from distcache.ingest.inputs import Group, Input
 
-__all__ = ["column_type", "columns_of", "open_parquet", "read_group", "with_groups"]
+__all__ = ["batches_of", "column_type", "columns_of", "open_parquet", "with_groups"]
 
 
 @contextlib.contextmanager
@@ -81,8 +81,10 @@ def with_groups(entry: Input, column: str) -> Input:
         return msgspec.structs.replace(entry, groups=tuple(groups))
 
 
-def read_group(file: pq.ParquetFile, group: int, columns: Sequence[str]) -> pa.Table:
-    """Read some columns of a row group.
+def batches_of(
+    file: pq.ParquetFile, group: int, columns: Sequence[str], rows: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield some columns of a row group, so many rows at a time, in bounded memory.
 
     Raises
     ------
@@ -90,8 +92,7 @@ def read_group(file: pq.ParquetFile, group: int, columns: Sequence[str]) -> pa.T
         If it is damaged.
     """
     try:
-        # Each worker has a thread of its own.
-        return file.read_row_group(group, columns=list(columns), use_threads=False)
+        yield from file.iter_batches(rows, [group], list(columns), use_threads=False)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"cannot be read: {_first_line(error)}") from error
 

@@ -13,10 +13,11 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from distcache.ingest.blocks import BLOCK, Blocks
+
 __all__ = ["Part", "PieceFacts", "Problem", "digest_of"]
 
 SPOOL: Final = 64 << 20  # bytes of tokens that stay in memory, if they may go to a file
-BLOCK: Final = 16 << 20  # bytes that are read back at a time
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -70,6 +71,8 @@ class Part:
     ----------
     dtype : dtype
         The token type.
+    blocks : Blocks
+        Memory for the tokens; it goes back when the part is closed.
     directory : Path or None
         Where such a file may be; None to keep all in memory.
 
@@ -81,13 +84,14 @@ class Part:
         How many there are.
     """
 
-    def __init__(self, dtype: np.dtype[Any], directory: Path | None) -> None:
+    def __init__(self, dtype: np.dtype[Any], blocks: Blocks, directory: Path | None) -> None:
         self.dtype = dtype
         self.tokens = 0
         self.pieces: list[PieceFacts] = []
+        self._pool = blocks
         self._directory = directory
-        self._arrays: list[NDArray[Any]] = []
-        self._held = 0
+        self._blocks: list[NDArray[np.uint8]] = []
+        self._room = 0
         self._file: Any = None
         self._lengths: list[NDArray[np.int32]] = []
         self._counts: list[NDArray[np.int32]] = []
@@ -99,7 +103,7 @@ class Part:
         lengths: NDArray[np.int32],
         counts: NDArray[np.int32] | None = None,
     ) -> None:
-        """Add whole documents to the last piece.
+        """Add whole documents to the last piece; the tokens are copied.
 
         Parameters
         ----------
@@ -118,20 +122,31 @@ class Part:
         self.tokens += len(tokens)
         self._lengths.append(lengths)
         self._counts.append(counts)
-        if len(tokens):
-            self._digest.update(tokens.data)
-            self._keep(tokens)
+        data = tokens.view(np.uint8)
+        self._digest.update(data.data)
+        while data.size:
+            data = self._keep(data)
 
-    def _keep(self, tokens: NDArray[Any]) -> None:
-        self._arrays.append(tokens)
-        self._held += tokens.nbytes
-        if self._directory is None or self._held <= SPOOL:
-            return
+    def _keep(self, data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Copy as much as the last block has room for, and return the rest."""
+        if not self._room:
+            if self._directory is not None and len(self._blocks) * BLOCK >= SPOOL:
+                self._spill()
+            self._blocks.append(self._pool.take())
+            self._room = BLOCK
+        begin = BLOCK - self._room
+        size = min(self._room, data.size)
+        self._blocks[-1][begin : begin + size] = data[:size]
+        self._room -= size
+        return data[size:]
+
+    def _spill(self) -> None:
         if self._file is None:
             self._file = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115
-        for array in self._arrays:
-            self._file.write(array.data)
-        self._arrays, self._held = [], 0
+        for block in self._blocks:
+            self._file.write(block.data)
+        self._pool.give(self._blocks)
+        self._blocks = []
 
     @property
     def digest(self) -> str:
@@ -151,13 +166,15 @@ class Part:
         """Sequences of each document, of shape (documents,)."""
         return np.concatenate([np.empty(0, np.int32), *self._counts])
 
-    def blocks(self) -> Iterator[bytes | NDArray[Any]]:
+    def blocks(self) -> Iterator[NDArray[np.uint8]]:
         """Yield the tokens' bytes, piece by piece."""
         if self._file is not None:
             self._file.seek(0)
-            while block := self._file.read(BLOCK):
-                yield block
-        yield from self._arrays
+            while content := self._file.read(BLOCK):
+                yield np.frombuffer(content, np.uint8)
+        for index, block in enumerate(self._blocks):
+            last = index == len(self._blocks) - 1
+            yield block[: BLOCK - self._room] if last else block
 
     def __enter__(self) -> Part:
         return self
@@ -168,15 +185,19 @@ class Part:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._pool.give(self._blocks)
+        self._blocks = []
         if self._file is not None:
             self._file.close()
 
 
-def digest_of(tokens: Iterator[Any], lengths: NDArray[np.int32], counts: NDArray[np.int32]) -> str:
+def digest_of(
+    tokens: Iterator[NDArray[np.uint8]], lengths: NDArray[np.int32], counts: NDArray[np.int32]
+) -> str:
     """Return the digest of what is in a corpus, as `Part.digest` has it."""
     digest = xxhash.xxh3_64()
     for block in tokens:
-        digest.update(block)
+        digest.update(block.data)
     digest.update(lengths.data)
     digest.update(counts.data)
     return digest.hexdigest()

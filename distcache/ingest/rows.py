@@ -13,7 +13,7 @@ from distcache.errors import CorpusError
 from distcache.ingest.inputs import Input
 from distcache.ingest.lines import Line, lines_of_range, lines_of_stream, read_whole
 from distcache.ingest.options import TextOptions
-from distcache.ingest.parquet import column_type, open_parquet, read_group
+from distcache.ingest.parquet import batches_of, column_type, open_parquet
 from distcache.ingest.pieces import Piece
 
 __all__ = ["Row", "require_text_column", "text_rows"]
@@ -207,18 +207,17 @@ def _is_list(kind: pa.DataType) -> bool:
 def _parquet_rows(entry: Input, piece: Piece, options: TextOptions) -> Iterator[Row]:
     with open_parquet(entry.path) as file:
         for group in range(piece.begin, piece.end):
+            place = 0
             try:
-                column = read_group(file, group, [options.text_key]).column(0)
+                for batch in batches_of(file, group, [options.text_key], SLICE):
+                    for value in _values(batch.column(0)):
+                        yield _checked(_value_row(place, value, group), options)
+                        place += 1
             except ValueError as error:
-                yield Row(0, [], str(error), None, group)
-                continue
-            for begin in range(0, len(column), SLICE):
-                values = _values(column.slice(begin, SLICE))
-                for place, value in enumerate(values, begin):
-                    yield _checked(_value_row(place, value, group), options)
+                yield Row(place, [], str(error), None, group)
 
 
-def _values(column: pa.ChunkedArray) -> list[Any]:
+def _values(column: pa.Array) -> list[Any]:
     """Return values as Python has them; errors in the place of texts that are not UTF-8."""
     try:
         values: list[Any] = column.to_pylist()

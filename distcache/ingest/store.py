@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from distcache.corpus.idx_writer import write_range
 from distcache.corpus.output import Output
 from distcache.files import no_space_as_error, read_range
+from distcache.flush import Flusher
+from distcache.ingest.blocks import BLOCK
 from distcache.ingest.part import Part, digest_of
 from distcache.ingest.placing import Segment, TaskRecord
 
@@ -20,7 +22,6 @@ __all__ = ["COUNTS", "LENGTHS", "Store"]
 TOKENS: Final = "bin"
 LENGTHS: Final = "lengths"
 COUNTS: Final = "counts"
-READ: Final = 16 << 20  # bytes at a time
 
 
 class Store:
@@ -39,29 +40,28 @@ class Store:
     def __init__(self, output: Output, dtype: np.dtype[Any]) -> None:
         self.output = output
         self.dtype = dtype
-        self._open: dict[str, int] = {}
+        self._open: dict[str, _File] = {}
 
-    def _descriptor(self, shard: int, name: str) -> int:
+    def _file(self, shard: int, name: str) -> _File:
         path = self.output.part(shard, name)
         if path not in self._open:
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-            self._open[path] = os.open(path, flags, 0o644)
+            self._open[path] = _File(path)
         return self._open[path]
 
     def close(self) -> None:
         """Close all files."""
         while self._open:
-            os.close(self._open.popitem()[1])
+            self._open.popitem()[1].close()
 
     def sync(self) -> None:
         """Wait until all that this rank wrote is on disk."""
-        for path, descriptor in self._open.items():
+        for path, file in self._open.items():
             with no_space_as_error(path):
-                os.fsync(descriptor)
+                file.flusher.sync()
 
     def cut(self, shard: int, nbytes: int) -> None:
         """Set the length of a corpus's tokens."""
-        os.ftruncate(self._descriptor(shard, TOKENS), nbytes)
+        os.ftruncate(self._file(shard, TOKENS).descriptor, nbytes)
 
     def write(self, part: Part, segments: list[Segment]) -> None:
         """Write the documents of a task at their places."""
@@ -75,7 +75,7 @@ class Store:
                 for segment in segments:
                     end = begin + getattr(segment.size, unit)
                     at = 4 * getattr(segment.first, unit)
-                    write_range(self._descriptor(segment.shard, name), at, values[begin:end])
+                    self._file(segment.shard, name).write(at, values[begin:end])
                     begin = end
 
     def _write_tokens(self, part: Part, segments: list[Segment]) -> None:
@@ -83,7 +83,7 @@ class Store:
         places = iter(segments)
         segment, done, nbytes = None, 0, 0
         for block in part.blocks():
-            data = np.frombuffer(block, np.uint8)
+            data = block
             while data.size:
                 if done == nbytes:
                     segment = next(places)
@@ -91,7 +91,7 @@ class Store:
                 assert segment is not None
                 piece = data[: nbytes - done]
                 at = segment.first.tokens * item + done
-                write_range(self._descriptor(segment.shard, TOKENS), at, piece)
+                self._file(segment.shard, TOKENS).write(at, piece)
                 done += len(piece)
                 data = data[piece.size :]
 
@@ -105,7 +105,8 @@ class Store:
         """
         unit = "sequences" if name == LENGTHS else "documents"
         begin, size = getattr(segment.first, unit), getattr(segment.size, unit)
-        content = read_range(self._descriptor(segment.shard, name), 4 * begin, 4 * (begin + size))
+        descriptor = self._file(segment.shard, name).descriptor
+        content = read_range(descriptor, 4 * begin, 4 * (begin + size))
         return np.frombuffer(content, "<i4")
 
     def holds(self, record: TaskRecord) -> bool:
@@ -123,11 +124,34 @@ class Store:
             return False
         return found == record.digest
 
-    def _tokens(self, segments: list[Segment]) -> Iterator[bytes]:
+    def _tokens(self, segments: list[Segment]) -> Iterator[NDArray[np.uint8]]:
+        """Yield the tokens' bytes; what was yielded before is overwritten."""
         item = self.dtype.itemsize
+        room = np.empty(BLOCK, np.uint8)
         for segment in segments:
-            begin = segment.first.tokens * item
-            end = begin + segment.size.tokens * item
-            descriptor = self._descriptor(segment.shard, TOKENS)
-            for at in range(begin, end, READ):
-                yield read_range(descriptor, at, min(at + READ, end))
+            at = segment.first.tokens * item
+            end = at + segment.size.tokens * item
+            descriptor = self._file(segment.shard, TOKENS).descriptor
+            while at < end:
+                count = os.preadv(descriptor, [room[: end - at].data], at)
+                if not count:
+                    raise EOFError(f"the file ends at byte {at}, expected {end}")
+                yield room[:count]
+                at += count
+
+
+class _File:
+    """An open file of a corpus in the making."""
+
+    def __init__(self, path: str) -> None:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self.descriptor = os.open(path, flags, 0o644)
+        self.flusher = Flusher(self.descriptor)
+
+    def write(self, offset: int, data: NDArray[Any]) -> None:
+        write_range(self.descriptor, offset, data)
+        self.flusher.written(data.nbytes)
+
+    def close(self) -> None:
+        self.flusher.close()
+        os.close(self.descriptor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -13,16 +13,18 @@ from numpy.typing import NDArray
 
 from distcache.corpus.token_types import limit_of
 from distcache.errors import CorpusError
-from distcache.ingest.inputs import Input
+from distcache.ingest.inputs import Group, Input
 from distcache.ingest.options import TokenOptions
-from distcache.ingest.parquet import column_type, columns_of, open_parquet, read_group
+from distcache.ingest.parquet import batches_of, column_type, columns_of, open_parquet
 from distcache.ingest.part import Part, Problem
 from distcache.ingest.pieces import Piece
 from distcache.kernels import first_outside, narrow_tokens
 
 __all__ = ["ShardReader", "require_token_column"]
 
-LONGEST = (1 << 31) - 1  # tokens of a sequence
+LONGEST: Final = (1 << 31) - 1  # tokens of a sequence
+BATCH: Final = 4 << 20  # bytes of tokens that are decoded at a time
+MOST_ROWS: Final = 1 << 16
 
 
 def require_token_column(entry: Input, options: TokenOptions) -> None:
@@ -66,8 +68,15 @@ class ShardReader:
         """Add the documents of a piece to a part; false if it is ended, by an error or from out."""
         with open_parquet(entry.path) as file:
             reading = _Reading(self._options, file, part)
-            groups = range(piece.begin, piece.end)
-            return all(not stopped() and reading.add_group(group) for group in groups)
+            return all(
+                reading.add_group(group, _rows_at_a_time(entry.groups[group]), stopped)
+                for group in range(piece.begin, piece.end)
+            )
+
+
+def _rows_at_a_time(group: Group) -> int:
+    """Return how many rows have about `BATCH` bytes: what stays in a cache is read faster."""
+    return min(max(BATCH * group.rows // max(group.nbytes, 1), 1), MOST_ROWS)
 
 
 class _Reading:
@@ -80,34 +89,30 @@ class _Reading:
         self._limit = limit_of(part.dtype, options.vocabulary)
         wanted = (options.column, options.length_column, options.document_column)
         self._columns = [name for name in dict.fromkeys(wanted) if name in columns_of(file)]
-        self._last_id: tuple[int, pa.Scalar] | None = None
+        self._previous: pa.Scalar | None = None
+        self._room = np.empty(0, part.dtype)
 
-    def add_group(self, group: int) -> bool:
-        """Add the documents of a row group; false if an error ends the ingest."""
-        try:
-            table = read_group(self._file, group, self._columns)
-            previous = self._id_before(group)
-        except ValueError as error:
-            return self._note({0: str(error)}, 0, group)
+    def add_group(self, group: int, rows: int, stopped: Callable[[], bool]) -> bool:
+        """Add the documents of a row group; false if it is ended, by an error or from out."""
         before = 0
-        for batch in table.to_batches():
-            if not self._add_batch(batch, previous, before, group):
-                return False
-            before += len(batch)
-            if self._options.document_column in self._columns and len(batch):
-                previous = batch.column(self._options.document_column)[-1]
-                self._last_id = (group, previous)
+        try:
+            if self._previous is None and group > 0:
+                self._previous = self._last_id(group - 1)
+            for batch in batches_of(self._file, group, self._columns, rows):
+                if stopped() or not self._add_batch(batch, before, group):
+                    return False
+                before += len(batch)
+        except ValueError as error:
+            return self._note({0: str(error)}, before, group)
         return True
 
-    def _id_before(self, group: int) -> pa.Scalar | None:
-        """Return the document id of the row before a row group, if there is one."""
-        column = self._options.document_column
-        if column not in self._columns or group == 0:
-            return None
-        if self._last_id is not None and self._last_id[0] == group - 1:
-            return self._last_id[1]
-        ids = read_group(self._file, group - 1, [column]).column(0)
-        return ids[-1] if len(ids) else None
+    def _last_id(self, group: int) -> pa.Scalar | None:
+        """Return the document id of the last row of a row group, if rows have any."""
+        column, last = self._options.document_column, None
+        if column in self._columns:
+            for batch in batches_of(self._file, group, [column], MOST_ROWS):
+                last = batch.column(0)[-1]
+        return last
 
     def _note(self, problems: dict[int, str], before: int, group: int) -> bool:
         """Keep what is wrong with rows of a batch; false if that ends the ingest."""
@@ -117,23 +122,37 @@ class _Reading:
         self._part.pieces[-1].problems += ordered
         return self._options.on_error == "skip" or not ordered
 
-    def _add_batch(
-        self, batch: pa.RecordBatch, previous: pa.Scalar | None, before: int, group: int
-    ) -> bool:
+    def _add_batch(self, batch: pa.RecordBatch, before: int, group: int) -> bool:
         lists = batch.column(self._options.column)
-        problems = self._row_problems(batch, previous)
-        decoded = None if problems else _decode(lists, self._part.dtype, self._limit)
+        problems = self._row_problems(batch)
+        decoded = None if problems else self._decode(lists)
         if decoded is None:
             problems = {**dict(_wrong_values(lists, self._limit)), **problems}
             if not self._note(problems, before, group):
                 return False
             keep = np.ones(len(lists), bool)
             keep[list(problems)] = False
-            decoded = _decode(lists.filter(pa.array(keep)), self._part.dtype, self._limit)
+            decoded = self._decode(lists.filter(pa.array(keep)))
             assert decoded is not None, "what is wrong has been left out"
         self._append(*decoded)
         self._part.pieces[-1].rows += len(lists)
         return True
+
+    def _decode(self, lists: pa.Array) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
+        """Return the tokens and the lengths of lists without nulls; None if a token is wrong.
+
+        The next call overwrites the tokens.
+        """
+        values = _plain(lists.flatten())
+        if values.null_count:
+            return None
+        if len(self._room) < len(values):
+            self._room = np.empty(len(values), self._part.dtype)
+        tokens = self._room[: len(values)]
+        if narrow_tokens(values.to_numpy(zero_copy_only=True), self._limit, tokens) >= 0:
+            return None
+        lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
+        return tokens, lengths.astype(np.int64)
 
     def _append(self, tokens: NDArray[Any], lengths: NDArray[np.int64]) -> None:
         self._part.pieces[-1].empty += int((lengths == 0).sum())
@@ -142,7 +161,7 @@ class _Reading:
             tokens, lengths = _with_ends(tokens, lengths, self._options.eod)
         self._part.append(tokens, lengths.astype(np.int32))
 
-    def _row_problems(self, batch: pa.RecordBatch, previous: pa.Scalar | None) -> dict[int, str]:
+    def _row_problems(self, batch: pa.RecordBatch) -> dict[int, str]:
         """Return what is wrong with rows as such, by their number in the batch."""
         options = self._options
         lists = batch.column(options.column)
@@ -154,7 +173,8 @@ class _Reading:
             found |= _length_problems(batch.column(options.length_column), lengths)
         if options.document_column in self._columns:
             name = options.document_column
-            found |= _document_problems(name, batch.column(name), previous)
+            found |= _document_problems(name, batch.column(name), self._previous)
+            self._previous = batch.column(name)[-1]
         return found
 
 
@@ -186,20 +206,8 @@ def _where(mask: pa.Array) -> list[int]:
     return rows
 
 
-def _decode(
-    lists: pa.Array, dtype: np.dtype[Any], limit: int
-) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
-    """Return the tokens and the lengths of lists without nulls; None if a token is wrong."""
-    values = lists.flatten()
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    if values.null_count:
-        return None
-    tokens = np.empty(len(values), dtype)
-    if narrow_tokens(values.to_numpy(zero_copy_only=True), limit, tokens) >= 0:
-        return None
-    lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
-    return tokens, lengths.astype(np.int64)
+def _plain(values: pa.Array) -> pa.Array:
+    return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
 
 
 def _wrong_values(lists: pa.Array, limit: int) -> Iterator[tuple[int, str]]:
@@ -207,8 +215,7 @@ def _wrong_values(lists: pa.Array, limit: int) -> Iterator[tuple[int, str]]:
         values = lists[row].values
         if values is None:
             continue
-        if pa.types.is_dictionary(values.type):
-            values = values.dictionary_decode()
+        values = _plain(values)
         if values.null_count:
             yield row, f"token {_where(values.is_null())[0]} is null"
             continue

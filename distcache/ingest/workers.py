@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from distcache.ingest.blocks import Blocks
 from distcache.ingest.digests import digest_range
 from distcache.ingest.inputs import Input
 from distcache.ingest.part import Part, PieceFacts
@@ -17,7 +18,7 @@ from distcache.ingest.store import Store
 
 __all__ = ["Reader", "Work", "Workers"]
 
-AHEAD: Final = 2  # finished tasks that may wait for their round, beyond one for each worker
+AHEAD: Final = 1  # finished tasks that may wait for their round, beyond one for each worker
 
 
 class Reader(Protocol):
@@ -72,6 +73,7 @@ class Workers:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ingest")
         self._going: deque[Future[Part]] = deque()
         self._most = threads + AHEAD
+        self._blocks = Blocks()
 
     def __enter__(self) -> Workers:
         return self
@@ -88,7 +90,8 @@ class Workers:
 
     def _run(self, task: int) -> Part:
         work = self._work
-        part = Part(work.store.dtype, work.store.output.directory if work.spools else None)
+        directory = work.store.output.directory if work.spools else None
+        part = Part(work.store.dtype, self._blocks, directory)
         for index in work.tasks[task]:
             if self._stop.is_set():
                 break
