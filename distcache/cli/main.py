@@ -17,6 +17,7 @@ from distcache.cli.build import build_command, plan_command
 from distcache.cli.cache import explain_command, export_command, inspect_command, verify_command
 from distcache.cli.check import check_command
 from distcache.cli.ingest import ingest_app
+from distcache.cli.merge import convert_command, merge_command
 from distcache.cli.node import local_app, localize_command
 from distcache.cli.ready import ready_command
 from distcache.cli.signals import ENDING, ignore_signals
@@ -61,6 +62,8 @@ app.command("plan", context_settings=PASS_THROUGH)(plan_command)
 app.command("build", context_settings=PASS_THROUGH)(build_command)
 app.command("submit")(submit_command)
 app.command("check")(check_command)
+app.command("merge")(merge_command)
+app.command("convert")(convert_command)
 app.command("inspect")(inspect_command)
 app.command("verify")(verify_command)
 app.command("explain")(explain_command)

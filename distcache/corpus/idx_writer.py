@@ -17,7 +17,7 @@ from distcache.corpus.token_types import code_of
 from distcache.errors import CorpusError
 from distcache.files import no_space_as_error, write_whole
 
-__all__ = ["IdxPlan", "write_bounds", "write_idx", "write_lengths", "write_range"]
+__all__ = ["IdxPlan", "lay_out_idx", "write_bounds", "write_idx", "write_lengths", "write_range"]
 
 CHUNK: Final = 1 << 17  # sequences at a time: their offsets stay in the processor's cache
 
@@ -77,6 +77,26 @@ def write_range(descriptor: int, offset: int, data: bytes | NDArray[Any]) -> Non
     done = 0
     while done < len(view):
         done += os.pwrite(descriptor, view[done:].data, offset + done)
+
+
+def lay_out_idx(prefix: str, plan: IdxPlan) -> None:
+    """Make an `.idx` at its size, with the bytes that belong to no sequence and no document.
+
+    Raises
+    ------
+    NoSpace
+        If the disk is full.
+    """
+    path = idx_path(prefix)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        with no_space_as_error(path):
+            os.ftruncate(descriptor, plan.size)
+            write_range(descriptor, 0, plan.header)
+            write_bounds(descriptor, plan, plan.documents, np.array([plan.sequences]))
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def write_lengths(

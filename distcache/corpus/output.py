@@ -122,11 +122,15 @@ class Output:
         content = stamp.encode()
         if self._stamp.is_file() and self._stamp.read_bytes() == content:
             return True
+        self.clear()
+        self._stamp.write_bytes(content)
+        return False
+
+    def clear(self) -> None:
+        """Remove what an earlier process has left here."""
         for entry in self.directory.iterdir():
             if entry.name != "lock":
                 _remove(entry)
-        self._stamp.write_bytes(content)
-        return False
 
     def leave(self) -> None:
         """Let others write; what is unfinished stays."""
@@ -182,9 +186,7 @@ class Output:
 
     def remove(self) -> None:
         """Remove the directory, and let others write."""
-        for entry in self.directory.iterdir():
-            if entry.name != "lock":
-                _remove(entry)
+        self.clear()
         shutil.rmtree(self.directory)
         self.leave()
 

@@ -10,7 +10,7 @@ import numpy as np
 from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.examine import require_sound
 from distcache.corpus.idx import idx_path
-from distcache.corpus.idx_writer import IdxPlan, write_bounds, write_lengths, write_range
+from distcache.corpus.idx_writer import IdxPlan, lay_out_idx, write_bounds, write_lengths
 from distcache.corpus.receipt import Receipt, write_receipt
 from distcache.corpus.token_types import code_of
 from distcache.errors import DistcacheError
@@ -118,18 +118,7 @@ def _lay_out(store: Store, ends: Sequence[Counts]) -> None:
     """Make each `.idx` with its first and last bytes, and cut what a killed ingest left behind."""
     for shard, end in enumerate(ends):
         plan = _plan(store, end)
-        path = idx_path(store.output.unfinished(shard))
-        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(path, flags, 0o644)
-        try:
-            with no_space_as_error(path):
-                os.ftruncate(descriptor, plan.size)
-                write_range(descriptor, 0, plan.header)
-                last = np.array([end.sequences], np.int64)
-                write_bounds(descriptor, plan, end.documents, last)
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        lay_out_idx(store.output.unfinished(shard), plan)
         store.cut(shard, end.tokens * plan.item_size)
 
 
