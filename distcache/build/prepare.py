@@ -14,6 +14,7 @@ from distcache.build.tables import file_size, table_places
 from distcache.build.workspace import Workspace
 from distcache.corpus import Corpus
 from distcache.corpus.examine import require_sound
+from distcache.corpus.provenance import require_one_tokenizer, tokenizers_of
 from distcache.errors import ConfigError, NoSpace
 from distcache.plan.config import Config
 from distcache.plan.layout import Layout
@@ -83,7 +84,11 @@ def make_plan_together(
     progress.phase("planning")
 
     def decide() -> Plan:
-        return make_plan(config, {prefix: Corpus(found) for prefix, found in facts.items()})
+        tokenizers = tokenizers_of(facts)
+        if not config.mixed_tokenizers:
+            require_one_tokenizer(tokenizers, "give mixed_tokenizers: true if that is meant")
+        corpora = {prefix: Corpus(found) for prefix, found in facts.items()}
+        return make_plan(config, corpora, tokenizers)
 
     return from_rank_0(communicator, decide, Plan, "planning")
 

@@ -3,57 +3,102 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
+from distcache.cli.libraries import needing_libraries
+from distcache.cli.merge import bare_prefix
 from distcache.cli.output import print_json, print_table
 from distcache.cli.signals import interrupt_on_signals
 from distcache.corpus import CorpusFacts, Fault
 from distcache.corpus.examine import examine
 from distcache.errors import CorpusError
-from distcache.ranks.communicator import connect
+from distcache.ranks.agreement import from_rank_0
+from distcache.ranks.communicator import Communicator, connect
+
+if TYPE_CHECKING:
+    from distcache.corpus.receipt import Receipt
 
 __all__ = ["check_command"]
 
 
 def check_command(
     prefixes: Annotated[list[str], typer.Argument(help="Corpora: paths without .idx or .bin.")],
+    against: Annotated[
+        list[str] | None,
+        typer.Option(help="Receipts, or directories with receipts, to compare with."),
+    ] = None,
+    readback: Annotated[
+        int,
+        typer.Option(min=0, help="Documents of each corpus to read again from their source."),
+    ] = 0,
+    vocab_size: Annotated[
+        int | None, typer.Option(min=1, help="Token ids must be below it; reads every token.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="For --readback, if it is not where the receipt says.")
+    ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Files that each rank reads at a time.")] = 2,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
 ) -> None:
     """Check that corpora are sound, and report every fault of every corpus.
 
     Runs alone or under mpiexec or srun; the bytes are split over the ranks. Exit code 3 if any
-    corpus is unsound.
+    corpus is unsound. With --against or --readback, it must also be what its receipt says.
 
     Examples
     --------
         distcache check data/web data/code
 
-        mpiexec -n 8 distcache check data/* --json
+        mpiexec -n 8 distcache check data/* --against data/ --readback 100
     """
-    bare = (prefix.removesuffix(".idx").removesuffix(".bin") for prefix in prefixes)
-    unique = list(dict.fromkeys(bare))
+    unique = list(dict.fromkeys(map(bare_prefix, prefixes)))
     communicator = connect()
     interrupt_on_signals()
     facts, faults = examine(communicator, unique, threads)
+    if against or readback or vocab_size is not None:
+        faults = (
+            *faults,
+            *_audit(communicator, facts, against or [], readback, vocab_size, tokenizer),
+        )
     if communicator.rank == 0:
+        wrong = {fault.prefix for fault in faults}
+        sound = [found for prefix, found in facts.items() if prefix not in wrong]
         if as_json:
             print_json(
                 {
-                    "corpora": [msgspec.to_builtins(found) for found in facts.values()],
+                    "corpora": [msgspec.to_builtins(found) for found in sound],
                     "faults": [msgspec.to_builtins(fault) for fault in faults],
                 }
             )
         else:
-            _show(list(facts.values()), faults)
+            _show(sound, faults)
     if faults:
         unsound = len({fault.prefix for fault in faults})
         error = CorpusError(f"{unsound} of {len(unique)} corpora are unsound")
         error.agreed = True
         raise error
+
+
+def _audit(
+    communicator: Communicator,
+    facts: dict[str, CorpusFacts],
+    against: list[str],
+    readback: int,
+    vocab_size: int | None,
+    tokenizer: str | None,
+) -> Sequence[Fault]:
+    with needing_libraries():
+        from distcache.corpus.receipt import Receipt  # noqa: PLC0415
+        from distcache.ingest.audit import audit, find_receipts  # noqa: PLC0415
+
+    def find() -> dict[str, Receipt]:
+        return find_receipts(list(facts), against) if against or readback else {}
+
+    receipts = from_rank_0(communicator, find, dict[str, Receipt], "reading receipts")
+    return audit(communicator, facts, receipts, vocab_size, readback, tokenizer)
 
 
 def _show(facts: Sequence[CorpusFacts], faults: Sequence[Fault]) -> None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
+from distcache.cli.libraries import needing_libraries
 from distcache.cli.output import LogFormat, make_progress, print_json
 from distcache.cli.signals import interrupt_on_signals
 from distcache.cli.sizes import optional_size, parse_size
-from distcache.errors import ConfigError
 from distcache.ranks.communicator import connect
 from distcache.ranks.cores import share_of_cores
 
@@ -145,7 +145,7 @@ def text_command(
 
         srun --mpi=pmi2 -n 64 distcache ingest text data/ --tokenizer llama.model -o web
     """
-    with _needing_libraries():
+    with needing_libraries():
         from distcache.ingest.options import TextOptions  # noqa: PLC0415
         from distcache.ingest.tokenizer import TokenizerOptions  # noqa: PLC0415
 
@@ -197,7 +197,7 @@ def tokens_command(
 
         mpiexec -n 8 distcache ingest tokens shards/ --column tokens --eod 2 -o web
     """
-    with _needing_libraries():
+    with needing_libraries():
         from distcache.ingest.options import TokenOptions  # noqa: PLC0415
 
     options = TokenOptions(
@@ -213,16 +213,6 @@ def tokens_command(
     _run(inputs, out, options, None, threads, log_format, as_json)
 
 
-@contextlib.contextmanager
-def _needing_libraries() -> Any:
-    try:
-        yield
-    except ImportError as error:
-        raise ConfigError(
-            f'{error.name} is not installed; pip install "distcache[ingest]"'
-        ) from error
-
-
 def _run(
     inputs: Sequence[str],
     out: str,
@@ -232,7 +222,7 @@ def _run(
     log_format: LogFormat,
     as_json: bool,
 ) -> None:
-    with _needing_libraries():
+    with needing_libraries():
         from distcache.ingest.run import ingest  # noqa: PLC0415
 
     communicator = connect()

@@ -163,7 +163,7 @@ def _common_tokenizer(facts: dict[str, CorpusFacts], *, mixed: bool) -> Tokenize
     """Return the tokenizer that all receipts name; None if one names another, or none."""
     tokenizers = tokenizers_of(facts)
     if not mixed:
-        require_one_tokenizer([list(facts)], tokenizers, "merge them with --mixed-tokenizers")
+        require_one_tokenizer(tokenizers, "give --mixed-tokenizers if that is meant")
     digests = {known.digest if known else None for known in tokenizers.values()}
     return next(iter(tokenizers.values())) if len(digests) == 1 else None
 

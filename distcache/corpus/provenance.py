@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.receipt import TokenizerFacts, find_receipt, receipt_path
@@ -49,17 +49,11 @@ def tokenizers_of(corpora: Mapping[str, CorpusFacts]) -> dict[str, TokenizerFact
     return found
 
 
-def require_one_tokenizer(
-    groups: Sequence[Sequence[str]],
-    tokenizers: Mapping[str, TokenizerFacts | None],
-    remedy: str,
-) -> None:
-    """Refuse corpora of different tokenizers in one group; those without a receipt may be any.
+def require_one_tokenizer(tokenizers: Mapping[str, TokenizerFacts | None], remedy: str) -> None:
+    """Refuse corpora of different tokenizers; those without a receipt may be of any.
 
     Parameters
     ----------
-    groups : sequence of sequences of str
-        Prefixes of the corpora that are put together.
     tokenizers : mapping of str to TokenizerFacts or None
         By prefix.
     remedy : str
@@ -70,13 +64,12 @@ def require_one_tokenizer(
     ConfigError
         Naming a corpus of each tokenizer.
     """
-    for group in groups:
-        first: dict[str, str] = {}
-        for prefix in group:
-            if (facts := tokenizers[prefix]) is not None:
-                first.setdefault(facts.digest, f"{prefix}: {facts.name}, digest {facts.digest}")
-        if len(first) > 1:
-            raise ConfigError(
-                "corpora of different tokenizers are put together, whose tokens mean different "
-                f"things ({'; '.join(first.values())}); {remedy}"
-            )
+    first: dict[str, str] = {}
+    for prefix, facts in tokenizers.items():
+        if facts is not None:
+            first.setdefault(facts.digest, f"{prefix}: {facts.name}, digest {facts.digest}")
+    if len(first) > 1:
+        raise ConfigError(
+            "corpora of different tokenizers are put together, whose tokens mean different things "
+            f"({'; '.join(first.values())}); {remedy}"
+        )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -177,7 +177,7 @@ class Receipt(msgspec.Struct, frozen=True):
     documents: int
     tokens: int
     tokenizer: TokenizerFacts | None
-    options: dict[str, str | int | bool | None]
+    options: dict[str, Any]
     versions: dict[str, str]
     inputs: tuple[InputReceipt, ...]
     skipped: tuple[Skipped, ...] = ()

@@ -118,21 +118,28 @@ def make_work(
         limit=options.shard_size,
         fail=options.on_error == "fail",
     )
-    return work, _origin(inputs, options, facts, step)
+    return work, _origin(inputs, options, tokenizer, facts, step)
 
 
 def _origin(
-    inputs: Sequence[Input], options: Options, facts: TokenizerFacts | None, step: int
+    inputs: Sequence[Input],
+    options: Options,
+    tokenizer: TokenizerOptions | None,
+    facts: TokenizerFacts | None,
+    step: int,
 ) -> Origin:
     kind = "text" if isinstance(options, TextOptions) else "tokens"
-    chosen: dict[str, Any] = msgspec.to_builtins(options)
-    identity = [kind, inputs, chosen, facts, step]
+    chosen: dict[str, Any] = msgspec.to_builtins(options) | {"piece_bytes": step}
+    identity = [kind, inputs, chosen, facts]
+    named = {} if tokenizer is None else {"tokenizer": msgspec.to_builtins(tokenizer)}
     library = "pyarrow" if facts is None else LIBRARIES.get(facts.kind, facts.kind)
     return Origin(
         kind="text" if kind == "text" else "tokens",
         made_from=xxhash.xxh3_128(msgspec.json.encode(identity)).hexdigest(),
         tokenizer=facts,
-        options={**chosen, "piece_bytes": step},
+        options=chosen
+        if tokenizer is None
+        else {**chosen, "tokenizer": msgspec.to_builtins(tokenizer)},
         versions={name: importlib.metadata.version(name) for name in ("distcache", library)},
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -34,7 +35,7 @@ class Origin(msgspec.Struct, frozen=True):
     kind: Kind
     made_from: str
     tokenizer: TokenizerFacts | None
-    options: dict[str, str | int | bool | None]
+    options: dict[str, Any]
     versions: dict[str, str]
 
 

@@ -70,6 +70,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokenizer : dict or None
         Megatron's ``unique_identifiers`` of the tokenizer, or ``{"description": FILE}`` to take
         them from a description that Megatron wrote. Enters Megatron's names only.
+    mixed_tokenizers : bool
+        Whether receipts of corpora may name different tokenizers. Changes no array.
     """
 
     sequence_length: Annotated[int, Meta(ge=2, le=2**31 - 2)]
@@ -84,6 +86,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     multiple_validation_sets: bool = False
     full_validation: bool = False
     tokenizer: dict[str, Any] | None = None
+    mixed_tokenizers: bool = False
 
     def samples_of(self, split: str) -> int | None:
         """Return the samples to draw from a split; None is one epoch."""

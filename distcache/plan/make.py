@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from distcache.corpus import Corpus
+from distcache.corpus.receipt import TokenizerFacts
 from distcache.errors import ConfigError
 from distcache.plan.config import SPLITS, Config, Source
 from distcache.plan.epochs import Cut, epochs_needed, section_size
@@ -24,7 +25,11 @@ from distcache.plan.splits import WHOLE, Bookends, normalise, sequence_range, sp
 __all__ = ["make_plan"]
 
 
-def make_plan(config: Config, corpora: Mapping[str, Corpus]) -> Plan:
+def make_plan(
+    config: Config,
+    corpora: Mapping[str, Corpus],
+    tokenizers: Mapping[str, TokenizerFacts | None] | None = None,
+) -> Plan:
     """Decide every section and blend of a configuration.
 
     Parameters
@@ -33,6 +38,8 @@ def make_plan(config: Config, corpora: Mapping[str, Corpus]) -> Plan:
         What is asked for.
     corpora : mapping of str to Corpus
         Sound corpora by path prefix, one for each of `config.prefixes()`.
+    tokenizers : mapping of str to TokenizerFacts or None
+        What their receipts say, by path prefix. Enters the plan's naming only.
 
     Returns
     -------
@@ -77,6 +84,10 @@ def make_plan(config: Config, corpora: Mapping[str, Corpus]) -> Plan:
                 split: [(planner.sources[source.path], source.weight) for source in blend]
                 for split, blend in blends.items()
             },
+            "corpus_tokenizers": [
+                {"name": known.name, "digest": known.digest} if known else None
+                for known in map((tokenizers or {}).get, corpora)
+            ],
         },
         sources=tuple(corpus.facts for corpus in corpora.values()),
         sections=tuple(planner.sections.values()),

@@ -43,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--skip-train", action="store_true")
     parser.add_argument("--full-validation", action="store_true")
     parser.add_argument("--multiple-validation-sets", action="store_true")
+    parser.add_argument("--mixed-tokenizers", action="store_true")
     parser.add_argument("--tokenizer-description", help="a description.txt that Megatron wrote")
     # Where Megatron reads its files: what `export` prints can be given back as it is.
     for name in ("--data-cache-path", "--per-dataset-sequences-path"):
@@ -127,6 +128,7 @@ def config_from_options(words: Sequence[str]) -> Config:
         "mid_level_dataset_surplus": options.mid_level_dataset_surplus,
         "multiple_validation_sets": options.multiple_validation_sets,
         "full_validation": options.full_validation,
+        "mixed_tokenizers": options.mixed_tokenizers,
     }
     if options.tokenizer_description:
         fields["tokenizer"] = {"description": options.tokenizer_description}

@@ -164,7 +164,8 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
         The document that the key is the digest of.
     naming : dict
         What enters Megatron's names and options beside the plan: split string, split matrix,
-        tokenizer, and the blends by source and weight.
+        tokenizer, the blends by source and weight, and the tokenizer of each source, as far as
+        its receipt says it.
     sources : tuple of CorpusFacts
         The corpora.
     sections, blends, members : tuple

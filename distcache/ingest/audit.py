@@ -1,0 +1,196 @@
+"""Prove finished corpora: against their receipts, their vocabulary, and what they were made of."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from distcache.corpus import CorpusFacts, Fault, bin_path, idx_path, open_idx
+from distcache.corpus.idx import ITEM_TYPES
+from distcache.corpus.receipt import Receipt, find_receipt, read_receipt, receipt_path
+from distcache.corpus.token_types import limit_of
+from distcache.errors import ConfigError, NotReady
+from distcache.files import open_regular
+from distcache.ingest.readback import Readback
+from distcache.kernels import first_outside
+from distcache.ranks.agreement import from_rank_0, together
+from distcache.ranks.balance import slice_bounds
+from distcache.ranks.communicator import Communicator
+
+__all__ = ["audit", "find_receipts"]
+
+BLOCK: Final = 4 << 20  # bytes of tokens at a time
+
+
+def find_receipts(prefixes: Sequence[str], words: Sequence[str]) -> dict[str, Receipt]:
+    """Return the receipt of each corpus.
+
+    Parameters
+    ----------
+    prefixes : sequence of str
+        Of the corpora.
+    words : sequence of str
+        Receipts, or directories with receipts; none for those that lie beside the corpora. A
+        receipt belongs to the corpus whose name it has, or, if there is one of each, to that.
+
+    Raises
+    ------
+    NotReady
+        Naming every corpus without one.
+    """
+    if not words:
+        beside = {prefix: find_receipt(prefix) for prefix in prefixes}
+        found = {prefix: receipt for prefix, receipt in beside.items() if receipt is not None}
+        where = "beside it"
+    else:
+        paths = [path for word in words for path in _receipt_paths(word)]
+        receipts = [read_receipt(path) for path in paths]
+        by_name = {receipt.corpus: receipt for receipt in receipts}
+        if len(prefixes) == 1 and len(receipts) == 1:
+            by_name[Path(prefixes[0]).name] = receipts[0]
+        names = {prefix: Path(prefix).name for prefix in prefixes}
+        found = {prefix: by_name[name] for prefix, name in names.items() if name in by_name}
+        where = f"among {', '.join(words)}"
+    missing = [prefix for prefix in prefixes if prefix not in found]
+    if missing:
+        raise NotReady(*(f"{receipt_path(prefix)}: no receipt {where}" for prefix in missing))
+    return found
+
+
+def _receipt_paths(word: str) -> list[str]:
+    if not os.path.isdir(word):
+        return [word]
+    names = sorted(name for name in os.listdir(word) if name.endswith(receipt_path("")))
+    return [os.path.join(word, name) for name in names]
+
+
+def audit(
+    communicator: Communicator,
+    corpora: Mapping[str, CorpusFacts],
+    receipts: Mapping[str, Receipt],
+    vocabulary: int | None = None,
+    readback: int = 0,
+    tokenizer: str | None = None,
+) -> list[Fault]:
+    """Compare sound corpora with their receipts, their vocabulary and their sources. Collective.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Of all ranks, which share out the bytes of the `.bin` files, and the documents.
+    corpora : mapping of str to CorpusFacts
+        By prefix.
+    receipts : mapping of str to Receipt
+        By prefix; of those that have one.
+    vocabulary : int or None
+        Token ids must be below it; by default that of the receipt's tokenizer.
+    readback : int
+        Documents of each corpus that are read back through the pair and through the source.
+    tokenizer : str or None
+        Where the tokenizer is; by default where the receipt says.
+
+    Returns
+    -------
+    list of Fault
+        On all ranks.
+
+    Raises
+    ------
+    ConfigError
+        If documents are to be read back without a receipt.
+    """
+    faults = []
+    for prefix, facts in corpora.items():
+        receipt = receipts.get(prefix)
+        if receipt is not None:
+            faults += [
+                Fault(prefix, idx_path(prefix), message)
+                for message in _differences(prefix, facts, receipt)
+            ]
+        limit = vocabulary
+        if limit is None and receipt is not None and receipt.tokenizer is not None:
+            limit = receipt.tokenizer.vocabulary
+        if limit is not None:
+            faults += _check_range(communicator, prefix, facts, limit)
+        if readback and receipt is None:
+            error = ConfigError(f"{prefix}: has no receipt, which --readback needs")
+            error.agreed = True
+            raise error
+        if readback and receipt is not None:
+            reader = Readback(prefix, receipt, tokenizer)
+            faults += reader.check(communicator, readback)
+    return faults
+
+
+def _differences(prefix: str, facts: CorpusFacts, receipt: Receipt) -> list[str]:
+    """Return how a corpus differs from its receipt, and the first input that is not in place."""
+    found = receipt.differences(facts)
+    if not found:
+        return []
+    idx = open_idx(prefix)
+    sequence = 0
+    for entry in receipt.inputs:
+        if entry.first_offset is not None and sequence < len(idx.offsets):
+            offset = int(idx.offsets[sequence])
+            if offset != entry.first_offset:
+                found.append(
+                    f"sequence {sequence}, the first of {entry.path}, begins at byte {offset}; the "
+                    f"receipt says {entry.first_offset}"
+                )
+                break
+        sequence += entry.sequences
+    return found
+
+
+def _check_range(
+    communicator: Communicator, prefix: str, facts: CorpusFacts, vocabulary: int
+) -> list[Fault]:
+    """Look at every token. Collective."""
+    dtype = ITEM_TYPES[facts.type_code]
+    if dtype.kind == "f":
+        return [Fault(prefix, idx_path(prefix), f"token type is {dtype}, expected integers")]
+    limit = limit_of(dtype, vocabulary)
+    bounds = slice_bounds(facts.tokens, communicator.size, BLOCK // dtype.itemsize)
+    begin, end = bounds[communicator.rank], bounds[communicator.rank + 1]
+    own = together(
+        communicator, lambda: _first_outside(prefix, dtype, begin, end, limit), "reading tokens"
+    )
+    everyone = communicator.gather_all(own, tuple[int, int] | None, "tokens out of range")
+    wrong = [entry for entry in everyone if entry is not None]
+    if not wrong:
+        return []
+    position, token = wrong[0]
+
+    def locate() -> str:
+        offsets = open_idx(prefix).offsets
+        sequence = int(np.searchsorted(offsets, position * dtype.itemsize, side="right")) - 1
+        return f"token {position}, in sequence {sequence}, is {token}, expected 0 to {limit - 1}"
+
+    message = from_rank_0(communicator, locate, str, "tokens out of range")
+    return [Fault(prefix, bin_path(prefix), message)]
+
+
+def _first_outside(
+    prefix: str, dtype: np.dtype[np.generic], begin: int, end: int, limit: int
+) -> tuple[int, int] | None:
+    """Return the place and the value of the first token that is not in [0, limit)."""
+    room = np.empty(BLOCK // dtype.itemsize, dtype)
+    descriptor = open_regular(bin_path(prefix))
+    try:
+        while begin < end:
+            some = room[: end - begin]
+            count = os.preadv(descriptor, [some.view(np.uint8).data], begin * dtype.itemsize)
+            count //= dtype.itemsize
+            if not count:
+                raise EOFError(f"{bin_path(prefix)}: has become shorter")
+            place = first_outside(some[:count], limit)
+            if place >= 0:
+                return begin + place, int(some[place])
+            begin += count
+    finally:
+        os.close(descriptor)
+    return None
