@@ -64,7 +64,7 @@ class TextReader:
                     return False
                 batch, size = [], 0
                 continue
-            if not row.texts:
+            if row.texts is None:
                 continue  # a blank line
             batch.append(row)
             size += sum(map(len, row.texts))
@@ -112,6 +112,7 @@ class TextReader:
         part.pieces[-1].empty += len(batch) - len(counts)
 
     def _sentences(self, row: Row) -> list[str]:
+        texts = row.texts or []
         if self._options.sentences == "no":
-            return row.texts
-        return [line for text in row.texts for line in text.splitlines()]
+            return texts
+        return [line for text in texts for line in text.splitlines()]

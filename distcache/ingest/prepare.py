@@ -137,9 +137,7 @@ def _origin(
         kind="text" if kind == "text" else "tokens",
         made_from=xxhash.xxh3_128(msgspec.json.encode(identity)).hexdigest(),
         tokenizer=facts,
-        options=chosen
-        if tokenizer is None
-        else {**chosen, "tokenizer": msgspec.to_builtins(tokenizer)},
+        options=chosen | named,
         versions={name: importlib.metadata.version(name) for name in ("distcache", library)},
     )
 

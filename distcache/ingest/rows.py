@@ -29,8 +29,8 @@ class Row(NamedTuple):
     ----------
     place : int
         Its number in the piece, or in the row group, from 0.
-    texts : list of str
-        Each becomes a sequence; empty for a line that is blank.
+    texts : list of str or None
+        Each becomes a sequence; None for a line that is blank.
     reason : str or None
         What is wrong with it.
     byte : int or None
@@ -40,7 +40,7 @@ class Row(NamedTuple):
     """
 
     place: int
-    texts: list[str]
+    texts: list[str] | None
     reason: str | None = None
     byte: int | None = None
     group: int | None = None
@@ -73,7 +73,7 @@ def text_rows(entry: Input, piece: Piece, options: TextOptions) -> Iterator[Row]
     return iter([_file_row(entry, options)])
 
 
-def json_decoder(key: str) -> Callable[[bytes], list[str]]:
+def json_decoder(key: str) -> Callable[[bytes], list[str] | None]:
     """Return a function that takes the text, or the list of texts, out of a JSON line.
 
     Other fields are skipped without being decoded. What a strict parser refuses is given to
@@ -82,12 +82,14 @@ def json_decoder(key: str) -> Callable[[bytes], list[str]]:
     kind = TypedDict("Line", {key: str | list[str]})  # type: ignore[misc]  # known at run time
     decode = msgspec.json.Decoder(kind).decode
 
-    def texts_of(content: bytes) -> list[str]:
+    def texts_of(content: bytes) -> list[str] | None:
+        if not content.strip():
+            return None
         try:
             found: Any = decode(content)[key]  # type: ignore[literal-required]
         except msgspec.ValidationError as error:
             raise ValueError(str(error)) from error
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             found = _decode_leniently(content, key, error)
         return found if isinstance(found, list) else [found]
 
@@ -118,7 +120,7 @@ def _decode_text(content: bytes) -> list[str]:
 
 
 def _line_rows(
-    entry: Input, piece: Piece, options: TextOptions, decode: Callable[[bytes], list[str]]
+    entry: Input, piece: Piece, options: TextOptions, decode: Callable[[bytes], list[str] | None]
 ) -> Iterator[Row]:
     place = -1
     try:
@@ -138,15 +140,13 @@ def _lines(entry: Input, piece: Piece, options: TextOptions) -> Iterator[Line]:
 
 
 def _line_row(
-    place: int, line: Line, options: TextOptions, decode: Callable[[bytes], list[str]]
+    place: int, line: Line, options: TextOptions, decode: Callable[[bytes], list[str] | None]
 ) -> Row:
     content = line.content
     if content is None:
         return Row(place, [], _too_long(f"{line.size} bytes", options), line.position)
     if line.position == 0:
         content = content.removeprefix(BYTE_ORDER_MARK)
-    if not content or content.isspace():
-        return Row(place, [], None, line.position)
     try:
         texts = decode(content)
     except ValueError as error:
@@ -155,9 +155,10 @@ def _line_row(
 
 
 def _checked(row: Row, options: TextOptions) -> Row:
-    if 4 * sum(map(len, row.texts)) <= options.longest:
+    texts = row.texts or []
+    if 4 * sum(map(len, texts)) <= options.longest:
         return row
-    size = sum(len(text.encode("utf-8", "surrogatepass")) for text in row.texts)
+    size = sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
     if size > options.longest:
         return row._replace(texts=[], reason=_too_long(f"{size} bytes", options))
     return row

@@ -25,7 +25,7 @@ from distcache.ingest.receipts import Origin, make_receipts
 from distcache.ingest.rounds import run_rounds
 from distcache.ingest.tokenizer import TokenizerOptions
 from distcache.ingest.workers import Work
-from distcache.progress import Progress, Silent
+from distcache.progress import Progress, Silent, Stopwatch
 from distcache.ranks.agreement import from_rank_0, together
 from distcache.ranks.communicator import Communicator
 
@@ -101,8 +101,8 @@ def ingest(
         On all ranks the same. Nothing is under a final name then; what is done is kept, and
         running again goes on from there.
     """
-    progress = progress or Silent()
-    progress.phase("looking for inputs")
+    watch = Stopwatch(progress or Silent(), lambda: communicator.waited)
+    watch.phase("looking for inputs")
     inputs = find_together(communicator, words, options)
     output = Output(out, numbered=options.shard_size is not None)
     work, origin = together(
@@ -119,7 +119,7 @@ def ingest(
         )
         if found:
             return _outcome(output, found, resumed=0.0, reused=True)
-        return _make(communicator, work, origin, threads, progress)
+        return _make(communicator, work, origin, threads, watch)
 
 
 def _make(

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from distcache.corpus.token_types import limit_of
-from distcache.errors import CorpusError
+from distcache.errors import ConfigError, CorpusError
 from distcache.ingest.inputs import Group, Input
 from distcache.ingest.options import TokenOptions
 from distcache.ingest.parquet import batches_of, column_type, columns_of, open_parquet
@@ -59,9 +59,16 @@ class ShardReader:
     ----------
     options : TokenOptions
         What to check, and what to append.
+
+    Raises
+    ------
+    ConfigError
+        If what to append is not in the vocabulary.
     """
 
     def __init__(self, options: TokenOptions) -> None:
+        if options.eod is not None and options.eod >= (options.vocabulary or LONGEST):
+            raise ConfigError(f"--eod {options.eod}: is not in the vocabulary")
         self._options = options
 
     def read(self, entry: Input, piece: Piece, part: Part, stopped: Callable[[], bool]) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 import xxhash
@@ -17,7 +18,10 @@ from distcache.files import open_sized, read_range
 
 __all__ = ["Tokenizer", "TokenizerOptions", "load_tokenizer"]
 
-LARGEST = 1 << 30  # bytes of a tokenizer's file
+LARGEST: Final = 1 << 30  # bytes of a tokenizer's file
+SUFFIXES: Final = (".json", ".model", ".tiktoken")
+# What a tokenizer may be called: of tiktoken, or of the hub of Hugging Face, with or without owner.
+NAME: Final = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
 class TokenizerOptions(msgspec.Struct, frozen=True):
@@ -99,7 +103,7 @@ def load_tokenizer(options: TokenizerOptions) -> Tokenizer:
 
 def _load_by_name(options: TokenizerOptions) -> Tokenizer:
     name = options.name
-    if os.path.lexists(name) or name.startswith((".", "/")) or name.count("/") > 1:
+    if os.path.lexists(name) or name.endswith(SUFFIXES) or not NAME.fullmatch(name):
         raise NotReady(f"--tokenizer {name}: no such file")
     from distcache.ingest.tiktoken_ranks import Tiktoken, knows  # noqa: PLC0415
 

@@ -1,0 +1,31 @@
+"""Texts and tokenizers, made once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests import texts
+
+
+@pytest.fixture(scope="session")
+def documents() -> list[str]:
+    """A few hundred texts."""
+    return texts.documents(300)
+
+
+@pytest.fixture(scope="session")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory, documents: list[str]) -> Path:
+    """A directory with a tokenizer of each kind."""
+    directory = tmp_path_factory.mktemp("tokenizers")
+    texts.train_bpe(directory / "tokenizer.json", documents)
+    texts.train_sentencepiece(directory / "pieces.model", documents)
+    texts.write_ranks(directory / "r50k_base.tiktoken")
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut small inputs into many pieces."""
+    monkeypatch.setattr("distcache.ingest.pieces.SMALLEST", 20_000)

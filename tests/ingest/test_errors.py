@@ -1,0 +1,179 @@
+"""Bad input: the file, the line or row, the byte, and the reason; and nothing is lost."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from distcache.corpus.receipt import read_receipt
+from distcache.errors import ConfigError, CorpusError, NotReady
+from tests.ingest.test_text import run, single
+from tests.texts import read_corpus, write_jsonl
+
+GOOD = b'{"text": "good"}\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"text": "\xff"}', "invalid UTF-8 at byte 10 of the line"),
+        (b'{"text": "open', "Input data was truncated"),
+        (b'{"text": 5}', "Expected `str | array`, got `int`"),
+        (b'{"text": null}', "Expected `str | array`, got `null`"),
+        (b'{"text": ["a", 1]}', "Expected `str`, got `int`"),
+        (b'{"other": "a"}', "missing required field `text`"),
+        (b"[1]", "Expected `object`, got `array`"),
+        (b"nonsense", "JSON is malformed"),
+        (b'{"text": "a"} {"text": "b"}', "JSON is malformed"),
+        (b'{"x":' * 100_000, "recursion"),
+        (b'{"text": "\\ud800"}', "the tokenizer refuses it"),
+    ],
+)
+def test_a_wrong_line(line: bytes, reason: str, tokenizers: Path, tmp_path: Path) -> None:
+    """Ends the ingest, or is left out; its place counts blank lines, and lines of other pieces."""
+    before = GOOD * 3000 + b"\n" + GOOD
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(before + line + b"\n" + GOOD)
+    with pytest.raises(CorpusError) as caught:
+        run([path], tokenizers, tmp_path / "out")
+    assert str(caught.value).startswith(f"{path}: line 3003, byte {len(before)}: ")
+    assert reason in str(caught.value)
+    assert not list(tmp_path.glob("out*"))
+    outcome = run([path], tokenizers, tmp_path / "out", on_error="skip")
+    assert (outcome.rows, outcome.documents, outcome.skipped) == (3003, 3002, 1)
+    (skipped,) = read_receipt(tmp_path / "out.receipt.json").skipped
+    assert (skipped.line, skipped.byte) == (3003, len(before))
+
+
+def test_what_python_reads_is_read(tokenizers: Path, tmp_path: Path) -> None:
+    """Numbers that are none, a byte order mark, the last line without an end."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(
+        b'\xef\xbb\xbf{"text": "good"}\n{"score": NaN, "text": "good"}\r\n' + GOOD[:-1]
+    )
+    run([path], tokenizers, tmp_path / "out")
+    assert len(set(map(tuple, single(tmp_path / "out")))) == 1
+    assert len(single(tmp_path / "out")) == 3
+
+
+@pytest.mark.parametrize("suffix", ["gz", "zst"])
+def test_a_truncated_stream(suffix: str, tokenizers: Path, tmp_path: Path) -> None:
+    """Is an error at its end; asked to skip, what came before is kept."""
+    lines = b"".join(json.dumps({"text": f"{n} {n * n}"}).encode() + b"\n" for n in range(90_000))
+    path = tmp_path / f"a.jsonl.{suffix}"
+    if suffix == "gz":
+        path.write_bytes(gzip.compress(lines))
+    else:
+        with pa.output_stream(str(path), compression="zstd") as stream:
+            stream.write(lines)
+    path.write_bytes(path.read_bytes()[:-1000])
+    with pytest.raises(CorpusError, match="cannot be read from here on: Truncated"):
+        run([path], tokenizers, tmp_path / "out")
+    outcome = run([path], tokenizers, tmp_path / "out", on_error="skip")
+    assert outcome.skipped == 1
+    assert 1000 < outcome.documents < 90_000
+
+
+def test_a_line_of_a_gigabyte(
+    tokenizers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is refused without being held in memory, and skipped in one look."""
+    monkeypatch.setattr("distcache.ingest.pieces.SMALLEST", 64 << 20)
+    path = tmp_path / "a.jsonl"
+    with open(path, "wb") as stream:
+        stream.write(GOOD + b'{"text": "')
+        stream.truncate(1 << 30)
+        stream.seek(0, 2)
+        stream.write(b'"}\n' + GOOD)
+    with pytest.raises(CorpusError, match=r"line 2, byte 17: has 1073741809 bytes, more than the"):
+        run([path], tokenizers, tmp_path / "out")
+    outcome = run([path], tokenizers, tmp_path / "out", on_error="skip")
+    assert (outcome.documents, outcome.skipped) == (2, 1)
+
+
+def test_a_document_that_is_too_long(tokenizers: Path, tmp_path: Path) -> None:
+    """By its bytes, whatever file it is in."""
+    (tmp_path / "in").mkdir()
+    long = "é" * 600
+    write_jsonl(tmp_path / "in/a.jsonl", ["x", long])
+    (tmp_path / "in/b.txt").write_text(long)
+    pq.write_table(pa.table({"text": [long]}), tmp_path / "in/c.parquet")
+    outcome = run([tmp_path / "in"], tokenizers, tmp_path / "out", longest=1000, on_error="skip")
+    assert (outcome.documents, outcome.skipped) == (1, 3)
+    for entry in read_receipt(tmp_path / "out.receipt.json").skipped:
+        assert "more than the 1000 that a document may have; raise --max-document-size" in str(
+            entry
+        )
+
+
+def test_text_that_is_not_utf8(tokenizers: Path, tmp_path: Path) -> None:
+    """In a file that is one document, and in a line."""
+    (tmp_path / "a.txt").write_bytes(b"abc\xffdef")
+    with pytest.raises(CorpusError, match=r"a\.txt: invalid UTF-8 at byte 3"):
+        run([tmp_path / "a.txt"], tokenizers, tmp_path / "out")
+    with pytest.raises(CorpusError, match=r"a\.txt: line 1, byte 0: invalid UTF-8 at byte 3"):
+        run([tmp_path / "a.txt"], tokenizers, tmp_path / "out", documents="line")
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pa.array(["a", None]), "row group 0, row 1: is null, or has a null in it"),
+        (pa.array([["a"], ["b", None]]), "row group 0, row 1: is null, or has a null in it"),
+        (pa.array([1, 2]), "column 'text' is of type int64, expected texts or lists of texts"),
+        (pa.array([b"a", b"b"]), "column 'text' is of type binary, expected texts"),
+        (pa.array([b"a", b"\xff"]).cast(pa.string(), safe=False), "row 1: invalid UTF-8 at byte 0"),
+    ],
+)
+def test_wrong_columns_of_text(
+    column: pa.Array, message: str, tokenizers: Path, tmp_path: Path
+) -> None:
+    """Nulls, and other types."""
+    pq.write_table(pa.table({"text": column}), tmp_path / "a.parquet")
+    with pytest.raises(CorpusError) as caught:
+        run([tmp_path / "a.parquet"], tokenizers, tmp_path / "out")
+    assert message in str(caught.value)
+
+
+def test_inputs_that_are_not_there(tokenizers: Path, tmp_path: Path) -> None:
+    """Every word that names nothing is listed, before anything is made."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/.hidden.txt").write_text("x")
+    (tmp_path / "in/x.csv").write_text("x")
+    words = [tmp_path / "in", tmp_path / "*.jsonl", tmp_path / "no.txt"]
+    with pytest.raises(NotReady) as caught:
+        run([*words], tokenizers, tmp_path / "out")
+    directory, pattern, file = caught.value.problems
+    assert directory.startswith(f"{words[0]}: has no file with .json[.gz|.zst], ")
+    assert pattern.endswith("*.jsonl: matches no file")
+    assert file.endswith("no.txt: no such file")
+    with pytest.raises(ConfigError, match=r"x\.csv: expected a regular file with"):
+        run([tmp_path / "in/x.csv"], tokenizers, tmp_path / "out")
+
+
+def test_nothing_to_write(tokenizers: Path, tmp_path: Path) -> None:
+    """An empty corpus is of no use to anybody."""
+    path = write_jsonl(tmp_path / "a.jsonl", ["", ""])
+    with pytest.raises(CorpusError, match="no input has a document with a token"):
+        run([path], tokenizers, tmp_path / "out")
+    (tmp_path / "b.jsonl").write_bytes(b"")
+    with pytest.raises(CorpusError, match="no input has a document with a token"):
+        run([tmp_path / "b.jsonl"], tokenizers, tmp_path / "out")
+
+
+def test_files_are_taken_once(tokenizers: Path, tmp_path: Path) -> None:
+    """However many words name them; patterns and directories in the order of paths."""
+    (tmp_path / "in/deep").mkdir(parents=True)
+    for name in ("in/b.jsonl", "in/a.jsonl", "in/deep/c.jsonl"):
+        write_jsonl(tmp_path / name, [name])
+    words = [tmp_path / "in/b.jsonl", tmp_path / "in", tmp_path / "in/*.jsonl"]
+    run([*words], tokenizers, tmp_path / "out")
+    receipt = read_receipt(tmp_path / "out.receipt.json")
+    names = ["in/b.jsonl", "in/a.jsonl", "in/deep/c.jsonl"]
+    assert [entry.path for entry in receipt.inputs] == [str(tmp_path / name) for name in names]
+    assert len(read_corpus(tmp_path / "out")) == 3

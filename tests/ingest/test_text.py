@@ -1,0 +1,244 @@
+"""Text becomes the tokens that its tokenizer makes of it, whatever it comes in."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import sentencepiece
+import tiktoken
+from tokenizers import Tokenizer
+
+from distcache.corpus.receipt import read_receipt
+from distcache.errors import ConfigError, KeyMismatch, NotReady
+from distcache.ingest import Outcome, TextOptions, ingest
+from distcache.ingest.tokenizer import TokenizerOptions
+from distcache.ranks.communicator import SerialCommunicator
+from tests.texts import read_corpus, write_jsonl
+
+
+def run(
+    words: list[Path | str], tokenizer: Path | str, out: Path, eod: str | None = None, **fields: Any
+) -> Outcome:
+    """Ingest text with this process alone."""
+    chosen = TokenizerOptions(str(tokenizer), eod, fields.pop("special_tokens", False))
+    options = TextOptions(**fields)
+    return ingest(SerialCommunicator(), list(map(str, words)), str(out), options, chosen, 2)
+
+
+def plain(tokenizers: Path, texts: list[str]) -> list[list[int]]:
+    """Encode texts one by one as Megatron does: nothing added, nothing cut."""
+    tokenizer = Tokenizer.from_file(str(tokenizers / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+
+
+def single(prefix: Path) -> list[list[int]]:
+    """Return the tokens of each document, which has one sequence."""
+    return [sequence.tolist() for (sequence,) in read_corpus(prefix)]
+
+
+def test_json_lines(tokenizers: Path, documents: list[str], tmp_path: Path) -> None:
+    """One document per line, token for token; empty ones are dropped and counted."""
+    path = write_jsonl(tmp_path / "a.jsonl", documents)
+    outcome = run([path], tokenizers, tmp_path / "out")
+    expected = [ids for ids in plain(tokenizers, documents) if ids]
+    assert single(tmp_path / "out") == expected
+    assert (outcome.rows, outcome.empty) == (300, 300 - len(expected))
+    assert (outcome.documents, outcome.tokens) == (len(expected), sum(map(len, expected)))
+
+
+def test_the_end_of_documents(tokenizers: Path, documents: list[str], tmp_path: Path) -> None:
+    """Is appended if asked for, but not to what is empty."""
+    path = write_jsonl(tmp_path / "a.jsonl", documents)
+    run([path], tokenizers, tmp_path / "out", append_eod=True)
+    assert single(tmp_path / "out") == [[*ids, 0] for ids in plain(tokenizers, documents) if ids]
+
+
+@pytest.mark.parametrize("layout", ["gz", "zst", "several", "txt lines", "txt files", "parquet"])
+def test_every_layout_is_the_same_corpus(
+    layout: str, tokenizers: Path, documents: list[str], tmp_path: Path
+) -> None:
+    """Compressed, in several files, as text or as Parquet."""
+    texts = [" ".join(text.splitlines()) for text in documents]
+    source = tmp_path / "in"
+    source.mkdir()
+    lines = write_jsonl(tmp_path / "all.jsonl", texts).read_bytes()
+    if layout == "gz":
+        (source / "a.jsonl.gz").write_bytes(gzip.compress(lines))
+    elif layout == "zst":
+        with pa.output_stream(str(source / "a.jsonl.zst"), compression="zstd") as stream:
+            stream.write(lines)
+    elif layout == "several":
+        write_jsonl(source / "a.jsonl", texts[:100])
+        write_jsonl(source / "b.ndjson", texts[100:])
+    elif layout == "txt lines":
+        (source / "a.txt").write_text("\r\n".join(texts), encoding="utf-8", newline="")
+    elif layout == "txt files":
+        for place, text in enumerate(texts):
+            (source / f"{place:03}.txt").write_text(text, encoding="utf-8")
+    else:
+        column = pa.array(texts).dictionary_encode()
+        pq.write_table(pa.table({"text": column}), source / "a.parquet", row_group_size=70)
+    run([source], tokenizers, tmp_path / "out", documents="line" if "lines" in layout else "file")
+    assert single(tmp_path / "out") == [ids for ids in plain(tokenizers, texts) if ids]
+
+
+def test_sentences(tokenizers: Path, tmp_path: Path) -> None:
+    """A list of texts is a document of several sequences, as is a text that is split at lines."""
+    texts = [["one", "", "two words"], "three\nfour", []]
+    path = write_jsonl(tmp_path / "a.jsonl", texts)
+    run([path], tokenizers, tmp_path / "list", append_eod=True)
+    run([path], tokenizers, tmp_path / "lines", sentences="lines")
+    one, two, three, four, both = plain(
+        tokenizers, ["one", "two words", "three", "four", "three\nfour"]
+    )
+    found = [[ids.tolist() for ids in document] for document in read_corpus(tmp_path / "list")]
+    assert found == [[one, [*two, 0]], [[*both, 0]]]
+    found = [[ids.tolist() for ids in document] for document in read_corpus(tmp_path / "lines")]
+    assert found == [[one, two], [three, four]]
+
+
+def test_sentencepiece(tokenizers: Path, documents: list[str], tmp_path: Path) -> None:
+    """Its own end of documents; and its first token, if that is asked for."""
+    path = write_jsonl(tmp_path / "a.jsonl", documents)
+    model = sentencepiece.SentencePieceProcessor(model_file=str(tokenizers / "pieces.model"))
+    run([path], tokenizers / "pieces.model", tmp_path / "out", append_eod=True)
+    encoded = [model.encode_as_ids(text) for text in documents]
+    assert single(tmp_path / "out") == [[*ids, model.eos_id()] for ids in encoded if ids]
+    run([path], tokenizers / "pieces.model", tmp_path / "bos", special_tokens=True)
+    assert single(tmp_path / "bos")[0][0] == model.bos_id()
+
+
+def test_tiktoken(tokenizers: Path, documents: list[str], tmp_path: Path) -> None:
+    """The pattern of an encoding that the library knows by the file's name."""
+    path = write_jsonl(tmp_path / "a.jsonl", documents)
+    file = tokenizers / "r50k_base.tiktoken"
+    run([path], file, tmp_path / "out", append_eod=True)
+    ranks = tiktoken.load.load_tiktoken_bpe(str(file))
+    from tiktoken_ext.openai_public import r50k_pat_str  # noqa: PLC0415
+
+    peer = tiktoken.Encoding("x", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={})
+    encoded = [peer.encode_ordinary(text) for text in documents]
+    assert single(tmp_path / "out") == [[*ids, 50256] for ids in encoded if ids]
+
+
+def test_megatrons_vocabulary_for_tiktoken(tokenizers: Path, tmp_path: Path) -> None:
+    """A JSON list, whose ranks follow a thousand special tokens."""
+    lines = (tokenizers / "r50k_base.tiktoken").read_text().splitlines()
+    entries = [
+        {"rank": int(rank), "token_bytes": token, "token_str": ""}
+        for token, rank in map(str.split, lines)
+    ]
+    file = tmp_path / "vocab.json"
+    file.write_text(json.dumps(entries))
+    run([write_jsonl(tmp_path / "a.jsonl", ["the self"])], file, tmp_path / "out", append_eod=True)
+    assert single(tmp_path / "out") == [[1000 + 258, 1000 + 262, 2]]
+
+
+def test_the_token_type(tokenizers: Path, tmp_path: Path) -> None:
+    """Is the smallest that holds the vocabulary, unless another one is wanted."""
+    path = write_jsonl(tmp_path / "a.jsonl", ["abc"])
+    for name, expected in (("auto", "<u2"), ("megatron", "<u2"), ("i32", "<i4"), ("i64", "<i8")):
+        run([path], tokenizers, tmp_path / name, token_type=name)
+        assert read_corpus(tmp_path / name)[0][0].dtype == np.dtype(expected)
+    with pytest.raises(ConfigError, match="does not hold a vocabulary of 600 tokens"):
+        run([path], tokenizers, tmp_path / "u8", token_type="u8")
+
+
+def test_which_token_ends_documents(tokenizers: Path, documents: list[str], tmp_path: Path) -> None:
+    """What is asked for, else what the files beside the tokenizer say, else what is well known."""
+    path = write_jsonl(tmp_path / "a.jsonl", ["abc"])
+    copy = tmp_path / "tokenizer.json"
+    copy.write_bytes((tokenizers / "tokenizer.json").read_bytes())
+    for out, eod, expected in (("text", "<s>", 1), ("number", "17", 17), ("known", None, 0)):
+        run([path], copy, tmp_path / out, eod, append_eod=True)
+        assert single(tmp_path / out)[0][-1] == expected
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": "<s>"}}')
+    run([path], copy, tmp_path / "stated", append_eod=True)
+    assert single(tmp_path / "stated")[0][-1] == 1
+    for eod in ("<nothing>", "600"):
+        with pytest.raises(ConfigError, match="--eod"):
+            run([path], copy, tmp_path / "never", eod, append_eod=True)
+
+
+def test_what_is_there_is_found(tokenizers: Path, tmp_path: Path) -> None:
+    """Asked for the same again, it is done; asked for something else, it refuses."""
+    path = write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
+    first = run([path], tokenizers, tmp_path / "out")
+    again = run([path], tokenizers, tmp_path / "out")
+    assert (first.reused, again.reused) == (False, True)
+    assert again.corpora == first.corpora
+    with pytest.raises(KeyMismatch, match=r"out\.idx: is there already"):
+        run([path], tokenizers, tmp_path / "out", append_eod=True)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == [
+        "a.jsonl",
+        "out.bin",
+        "out.idx",
+        "out.receipt.json",
+    ]
+
+
+def test_shards(tokenizers: Path, documents: list[str], tmp_path: Path) -> None:
+    """A corpus ends at a document, before its tokens take more than is allowed."""
+    path = write_jsonl(tmp_path / "a.jsonl", documents)
+    whole = run([path], tokenizers, tmp_path / "whole")
+    cut = run([path], tokenizers, tmp_path / "cut", shard_size=30_000)
+    assert len(cut.corpora) > 5
+    assert cut.tokens == whole.tokens
+    found, room = [], 0
+    for corpus in cut.corpora:
+        shard = single(Path(corpus.prefix))
+        size = 2 * sum(map(len, shard))
+        assert size <= 30_000
+        assert room + 2 * len(shard[0]) > 30_000 or not found
+        found, room = found + shard, size
+    assert found == single(tmp_path / "whole")
+    receipts = [read_receipt(corpus.receipt) for corpus in cut.corpora]
+    assert sum(receipt.inputs[0].rows for receipt in receipts) == whole.rows
+    assert [receipt.inputs[0].tokens for receipt in receipts] == [
+        corpus.tokens for corpus in cut.corpora
+    ]
+
+
+def test_the_receipt(tokenizers: Path, documents: list[str], tmp_path: Path) -> None:
+    """What each input came to, and where it lies; nothing of when and where it was made."""
+    paths = [write_jsonl(tmp_path / "a.jsonl", documents), write_jsonl(tmp_path / "b.jsonl", ["x"])]
+    run([*paths], tokenizers, tmp_path / "out")
+    receipt = read_receipt(tmp_path / "out.receipt.json")
+    first, second = receipt.inputs
+    assert (first.path, first.rows) == (str(paths[0]), 300)
+    assert len(first.pieces) > 3
+    assert (first.first_offset, second.last_offset) == (0, receipt.bin_size)
+    assert first.last_offset == second.first_offset
+    assert receipt.tokenizer is not None
+    assert (receipt.tokenizer.vocabulary, receipt.tokenizer.eod) == (600, 0)
+    before = (tmp_path / "out.receipt.json").read_bytes()
+    for name in ("out.bin", "out.idx", "out.receipt.json"):
+        (tmp_path / name).unlink()
+    run([*paths], tokenizers, tmp_path / "out")
+    assert (tmp_path / "out.receipt.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["missing.json", "/nowhere", "no/such/thing"])
+def test_a_tokenizer_that_is_not_there(name: str, tmp_path: Path) -> None:
+    """Is said before anything is made."""
+    path = write_jsonl(tmp_path / "a.jsonl", ["x"])
+    with pytest.raises(NotReady, match="no such file"):
+        run([path], name, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.model", "a.tiktoken", "b.json"])
+def test_what_is_no_tokenizer(name: str, tmp_path: Path) -> None:
+    """Is said, whatever it is taken for."""
+    path = write_jsonl(tmp_path / "a.jsonl", ["x"])
+    (tmp_path / name).write_text('[{"rank": 0}]' if name == "b.json" else "nonsense")
+    with pytest.raises(ConfigError, match="--tokenizer"):
+        run([path], tmp_path / name, tmp_path / "out")

@@ -1,0 +1,169 @@
+"""Token shards become corpora without a change, and what is wrong with a row is said."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from distcache.corpus.receipt import read_receipt
+from distcache.errors import ConfigError, CorpusError
+from distcache.ingest import Outcome, TokenOptions, ingest
+from distcache.ranks.communicator import SerialCommunicator
+from tests.texts import read_corpus, write_shard
+
+_random = np.random.default_rng(5)
+ROWS = [_random.integers(0, 120, size).tolist() for size in _random.integers(1, 50, 200)]
+INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+
+
+def run(words: list[Path], out: Path, **fields: Any) -> Outcome:
+    """Ingest token shards with this process alone."""
+    options = TokenOptions(**fields)
+    return ingest(SerialCommunicator(), list(map(str, words)), str(out), options, threads=2)
+
+
+def rows_of(prefix: Path) -> list[list[int]]:
+    """Return the tokens of each document, which has one sequence."""
+    return [sequence.tolist() for (sequence,) in read_corpus(prefix)]
+
+
+@pytest.mark.parametrize("width", INTEGERS)
+@pytest.mark.parametrize("outer", [pa.list_, pa.large_list])
+def test_every_width(width: str, outer: Any, tmp_path: Path) -> None:
+    """Signed or not, in lists or large lists."""
+    path = write_shard(tmp_path / "a.parquet", ROWS, outer(getattr(pa, width)()))
+    outcome = run([path], tmp_path / "out", vocabulary=120)
+    assert rows_of(tmp_path / "out") == ROWS
+    assert (outcome.documents, outcome.tokens) == (200, sum(map(len, ROWS)))
+    assert (tmp_path / "out.bin").stat().st_size == outcome.tokens
+
+
+def test_lists_of_fixed_size_and_dictionaries(tmp_path: Path) -> None:
+    """Other layouts of Arrow."""
+    rows = [[1, 2, 3], [4, 5, 6]]
+    path = write_shard(tmp_path / "a.parquet", rows, pa.list_(pa.int16(), 3))
+    run([path], tmp_path / "fixed")
+    assert rows_of(tmp_path / "fixed") == rows
+    values = pa.array([7, 8, 7], pa.int32()).dictionary_encode()
+    lists = pa.ListArray.from_arrays(pa.array([0, 2, 3], pa.int32()), values)
+    pq.write_table(pa.table({"input_ids": lists}), tmp_path / "b.parquet")
+    run([tmp_path / "b.parquet"], tmp_path / "dictionary")
+    assert rows_of(tmp_path / "dictionary") == [[7, 8], [7]]
+
+
+def test_several_shards_in_order(tmp_path: Path) -> None:
+    """Of a directory, by name; a shard without rows adds none."""
+    for name, rows in (("a", ROWS[:50]), ("b", []), ("c", ROWS[50:])):
+        write_shard(tmp_path / f"{name}.parquet", rows)
+    run([tmp_path], tmp_path / "out")
+    assert rows_of(tmp_path / "out") == ROWS
+    inputs = read_receipt(tmp_path / "out.receipt.json").inputs
+    assert [entry.rows for entry in inputs] == [50, 0, 150]
+
+
+def test_the_end_of_documents(tmp_path: Path) -> None:
+    """Is appended where it is missing; empty rows stay empty, and are dropped."""
+    path = write_shard(tmp_path / "a.parquet", [[1, 2], [], [3, 9], [9], [4]])
+    outcome = run([path], tmp_path / "out", eod=9)
+    assert rows_of(tmp_path / "out") == [[1, 2, 9], [3, 9], [9], [4, 9]]
+    assert (outcome.rows, outcome.empty) == (5, 1)
+    with pytest.raises(ConfigError, match="--eod 9"):
+        run([path], tmp_path / "never", eod=9, vocabulary=9)
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([[1], [2], [3, 700], [4]], "row group 2, row 0: token 1 is 700, expected 0 to 599"),
+        ([[1], [2, -1], [3], [4]], "row group 1, row 0: token 1 is -1, expected 0 to 599"),
+        ([[1], None, [3], [4]], "row group 1, row 0: is null"),
+        ([[1], [2], [3, None], [4]], "row group 2, row 0: token 1 is null"),
+    ],
+)
+def test_a_wrong_row(rows: list[Any], message: str, tmp_path: Path) -> None:
+    """Ends the ingest, or is left out, counted and listed."""
+    path = write_shard(tmp_path / "a.parquet", rows, groups=4)
+    with pytest.raises(CorpusError) as caught:
+        run([path], tmp_path / "out", vocabulary=600)
+    assert str(caught.value) == f"{path}: {message}"
+    assert not list(tmp_path.glob("out*"))
+    outcome = run([path], tmp_path / "out", vocabulary=600, on_error="skip")
+    assert (outcome.rows, outcome.documents, outcome.skipped) == (4, 3, 1)
+    good = [row for row in rows if row and all(token is not None for token in row)]
+    assert rows_of(tmp_path / "out") == [row for row in good if 0 <= min(row) <= max(row) < 600]
+    (skipped,) = read_receipt(tmp_path / "out.receipt.json").skipped
+    assert str(skipped) == f"{path}: {message}"
+
+
+def test_tokens_beyond_the_type(tmp_path: Path) -> None:
+    """Are an error also where no vocabulary is given."""
+    path = write_shard(tmp_path / "a.parquet", [[1], [1 << 31]], pa.list_(pa.int64()), groups=1)
+    with pytest.raises(CorpusError, match="row group 0, row 1: token 0 is 2147483648"):
+        run([path], tmp_path / "out")
+    run([path], tmp_path / "wide", token_type="i64")
+    assert rows_of(tmp_path / "wide") == [[1], [1 << 31]]
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (pa.array(["a", "b"]), "is of type string, expected lists of integers"),
+        (pa.array([[1.5], [2.0]]), "is of type list<element: double>, expected lists of integers"),
+        (pa.array([[[1]], [[2]]]), "expected lists of integers"),
+    ],
+)
+def test_a_column_of_another_type(column: Any, message: str, tmp_path: Path) -> None:
+    """Is said for every file, before anything is read."""
+    for name in ("a", "b"):
+        pq.write_table(pa.table({"input_ids": column}), tmp_path / f"{name}.parquet")
+    with pytest.raises(CorpusError) as caught:
+        run([tmp_path], tmp_path / "out")
+    assert len(caught.value.problems) == 2
+    assert message in str(caught.value)
+    with pytest.raises(CorpusError, match="has no column 'tokens'; it has input_ids"):
+        run([tmp_path], tmp_path / "out", column="tokens")
+
+
+def test_lengths_that_are_there_are_checked(tmp_path: Path) -> None:
+    """The first row whose length is another one is named; nothing is checked if asked for."""
+    path = write_shard(tmp_path / "a.parquet", [[1, 2], [3], [4]], groups=1, length=[2, 1, 5])
+    with pytest.raises(CorpusError, match="row 2: has 1 tokens, its length says 5"):
+        run([path], tmp_path / "out")
+    run([path], tmp_path / "out", length_column="")
+    path = write_shard(tmp_path / "b.parquet", [[1, 2], [3]], length=["2", "1"])
+    with pytest.raises(CorpusError, match="the column of lengths is of type string"):
+        run([path], tmp_path / "other")
+
+
+def test_document_ids_that_are_there_are_checked(tmp_path: Path) -> None:
+    """No two neighbours may be of one document, in a row group or across two."""
+    rows = [[1], [2], [3], [4]]
+    path = write_shard(tmp_path / "a.parquet", rows, groups=2, document_id=["a", "b", "b", "c"])
+    with pytest.raises(CorpusError, match="row group 1, row 0: document_id is b, as in the row"):
+        run([path], tmp_path / "out")
+    run([path], tmp_path / "out", document_column="")
+    path = write_shard(tmp_path / "b.parquet", rows, groups=2, document_id=[1, 2, None, 3])
+    with pytest.raises(CorpusError, match="row group 1, row 0: document_id is null"):
+        run([path], tmp_path / "other")
+
+
+@pytest.mark.parametrize("damage", ["cut", "flipped", "footer", "empty"])
+def test_a_damaged_shard(damage: str, tmp_path: Path) -> None:
+    """Is one clear error, wherever it is damaged."""
+    path = write_shard(tmp_path / "a.parquet", ROWS)
+    content = bytearray(path.read_bytes())
+    if damage == "flipped":
+        content[40:80] = bytes(40)
+    elif damage == "footer":
+        content[-20:-8] = b"\xff" * 12
+    else:
+        content = content[: len(content) // 2] if damage == "cut" else bytearray()
+    path.write_bytes(content)
+    with pytest.raises(CorpusError, match=r"a\.parquet: "):
+        run([path], tmp_path / "out")
+    assert not list(tmp_path.glob("out*"))
