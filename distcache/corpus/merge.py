@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import msgspec
 import xxhash
 
+from distcache.corpus.claim import claim_output, publish_output
 from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.examine import require_sound
 from distcache.corpus.idx_writer import IdxPlan
@@ -23,11 +24,10 @@ from distcache.corpus.receipt import (
     Receipt,
     TokenizerFacts,
     find_receipt,
-    write_receipt,
 )
 from distcache.corpus.source import Source, open_source
 from distcache.errors import ConfigError
-from distcache.progress import Progress, Silent
+from distcache.progress import Progress, Silent, Stopwatch
 from distcache.ranks.agreement import from_rank_0, together
 from distcache.ranks.communicator import Communicator
 
@@ -79,7 +79,7 @@ def merge(
     ConfigError
         If they differ in token type, in having modes, or in their tokenizers.
     """
-    progress = progress or Silent()
+    progress = Stopwatch(progress or Silent(), lambda: communicator.waited)
     progress.phase("examining corpora")
     facts = require_sound(communicator, list(dict.fromkeys(prefixes)), threads)
 
@@ -122,7 +122,7 @@ def convert(
     CorpusError
         If it is not sound.
     """
-    progress = progress or Silent()
+    progress = Stopwatch(progress or Silent(), lambda: communicator.waited)
     progress.phase("examining corpora")
     legacy = from_rank_0(communicator, lambda: is_legacy(prefix), bool, "looking at the corpus")
     if legacy:
@@ -178,34 +178,31 @@ def _make(
     progress: Progress,
 ) -> Receipt:
     """Claim the output, fill it, and publish it with its receipt. Collective."""
-    output = Output(out)
-    with output:
-        from_rank_0(communicator, lambda: _claim(output), None, "claiming the output")
+    made_from = xxhash.xxh3_128(" ".join([kind, *origin.digests]).encode())
+    made_from.update(str([source.modes is None for source in sources]).encode())
+    with Output(out) as output:
+        found = from_rank_0(
+            communicator,
+            lambda: claim_output(output, made_from.hexdigest()),
+            list[Receipt],
+            "claiming the output",
+        )
+        if found:
+            return found[0]
         facts = join(communicator, sources, output, threads, progress)
+        receipt = _receipt(kind, sources, origin, facts, output.name(0), made_from.hexdigest())
         progress.phase("publishing")
-
-        def publish() -> Receipt:
-            receipt = _receipt(kind, sources, origin, facts, output.name(0))
-            write_receipt(output.unfinished(0), receipt)
-            output.publish(1)
-            return receipt
-
-        return from_rank_0(communicator, publish, Receipt, "publishing")
-
-
-def _claim(output: Output) -> None:
-    """Become the writer of an output. What a killed merge has copied is copied again."""
-    output.claim()
-    output.clear()
-    try:
-        output.require_free()
-    except BaseException:
-        output.remove()
-        raise
+        from_rank_0(communicator, lambda: publish_output(output, [receipt]), None, "publishing")
+        return receipt
 
 
 def _receipt(
-    kind: Kind, sources: Sequence[Source], origin: _Origin, facts: CorpusFacts, name: str
+    kind: Kind,
+    sources: Sequence[Source],
+    origin: _Origin,
+    facts: CorpusFacts,
+    name: str,
+    made_from: str,
 ) -> Receipt:
     inputs = []
     begin = 0
@@ -234,7 +231,7 @@ def _receipt(
         format=FORMAT,
         kind=kind,
         corpus=name,
-        made_from=xxhash.xxh3_128(" ".join(origin.digests).encode()).hexdigest(),
+        made_from=made_from,
         idx_digest=facts.idx_digest,
         idx_size=facts.idx_size,
         bin_size=facts.bin_size,

@@ -14,7 +14,7 @@ from typing import Final
 from distcache.corpus.idx import bin_path, idx_path
 from distcache.corpus.receipt import receipt_path
 from distcache.errors import ConfigError, DistcacheError, KeyMismatch, NotReady
-from distcache.files import sync_directory
+from distcache.files import sync_directory, write_whole
 
 __all__ = ["Output"]
 
@@ -42,6 +42,7 @@ class Output:
         self.directory = Path(self.prefix).parent / f".{Path(self.prefix).name}.ingest"
         self.journal = self.directory / "journal.jsonl"
         self._stamp = self.directory / "stamp"
+        self._complete = self.directory / "complete"
         self._lock: int | None = None
 
     def final(self, shard: int) -> str:
@@ -164,6 +165,15 @@ class Output:
         here, there = self.unfinished(shard), self.final(shard)
         # An `.idx` makes a corpus of a `.bin`: it comes last.
         return [(path(here), path(there)) for path in (bin_path, receipt_path, idx_path)]
+
+    def complete(self, shards: int) -> None:
+        """Note that so many corpora are whole and synced, so that a publication can be resumed."""
+        with write_whole(self._complete) as stream:
+            stream.write(b"%d\n" % shards)
+
+    def completed(self) -> int:
+        """Return how many corpora are whole, and need their names only; 0 if any is not."""
+        return int(self._complete.read_bytes()) if self._complete.is_file() else 0
 
     def publish(self, shards: int) -> None:
         """Give corpora that are whole and synced their names, and remove the directory.

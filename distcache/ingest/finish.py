@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from distcache.corpus.claim import publish_output
 from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.examine import require_sound
 from distcache.corpus.idx import idx_path
 from distcache.corpus.idx_writer import IdxPlan, lay_out_idx, write_bounds, write_lengths
-from distcache.corpus.receipt import Receipt, write_receipt
+from distcache.corpus.receipt import Receipt
 from distcache.corpus.token_types import code_of
 from distcache.errors import DistcacheError
 from distcache.files import no_space_as_error
@@ -93,12 +94,7 @@ def finish(
 
     receipts = make_receipts(facts)
 
-    def publish() -> None:
-        for shard, receipt in enumerate(receipts):
-            write_receipt(output.unfinished(shard), receipt)
-        output.publish(len(ends))
-
-    from_rank_0(communicator, publish, None, "publishing")
+    from_rank_0(communicator, lambda: publish_output(output, receipts), None, "publishing")
     return receipts
 
 

@@ -10,7 +10,7 @@ import msgspec
 import xxhash
 
 from distcache.corpus.output import Output
-from distcache.corpus.receipt import Receipt, TokenizerFacts, find_receipt
+from distcache.corpus.receipt import TokenizerFacts
 from distcache.corpus.token_types import named_type
 from distcache.errors import CorpusError
 from distcache.ingest.encode import TextReader
@@ -30,7 +30,7 @@ from distcache.ingest.workers import Reader, Work
 from distcache.ranks.agreement import from_rank_0, together
 from distcache.ranks.communicator import Communicator
 
-__all__ = ["Options", "claim_output", "find_together", "make_work", "resume_together"]
+__all__ = ["Options", "find_together", "make_work", "resume_together"]
 
 Options = TextOptions | TokenOptions
 
@@ -140,42 +140,6 @@ def _origin(
         options=chosen | named,
         versions={name: importlib.metadata.version(name) for name in ("distcache", library)},
     )
-
-
-def claim_output(output: Output, made_from: str) -> list[Receipt]:
-    """Become the writer of an output, or return the receipts of the corpora that are there.
-
-    Raises
-    ------
-    KeyMismatch
-        If something else has their names.
-    NotReady
-        If another process writes there.
-    """
-    output.claim()
-    if output.resume(made_from):
-        return []
-    found = _published(output, made_from)
-    if not found:
-        try:
-            output.require_free()
-        except BaseException:
-            output.remove()
-            raise
-        return []
-    output.remove()
-    return found
-
-
-def _published(output: Output, made_from: str) -> list[Receipt]:
-    receipts: list[Receipt] = []
-    while (found := find_receipt(output.final(len(receipts)))) is not None:
-        if found.made_from != made_from:
-            return []
-        receipts.append(found)
-        if not output.numbered:
-            break
-    return receipts
 
 
 def resume_together(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from distcache.corpus.claim import claim_output
 from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.output import Output
 from distcache.corpus.receipt import Receipt, receipt_path
@@ -16,7 +17,6 @@ from distcache.ingest.journal import Journal
 from distcache.ingest.placing import TaskRecord
 from distcache.ingest.prepare import (
     Options,
-    claim_output,
     find_together,
     make_work,
     resume_together,

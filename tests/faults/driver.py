@@ -3,7 +3,8 @@
     python -m tests.faults.driver PLACE RANK ACTION -- WORDS...
 
 PLACE is the name of a phase, or write:N or sync:N for the N-th write to, or sync of, the unfinished
-file. ACTION is ``lose`` (the disk says that it is full),
+file; an ingest has write:N only, and cuts small inputs into many pieces.
+ACTION is ``lose`` (the disk says that it is full),
 ``kill`` (this rank, at once), ``fill`` (the disk under the directory after -o), ``raise`` (an
 error that nothing foresees), ``term``, ``usr1`` or ``usr2`` (a signal that asks this rank to end),
 or ``twice`` (two of them).
@@ -80,6 +81,27 @@ def sync(self: DataFile, original: Any = DataFile.sync) -> None:
     original(self)
 
 
+def put(self: Any, part: Any, segments: Any, original: Any = None) -> None:
+    """Strike before the N-th task of an ingest is written."""
+    write.count += 1  # type: ignore[attr-defined]
+    if f"write:{write.count}" == PLACE:  # type: ignore[attr-defined]
+        strike()
+    original(self, part, segments)
+
+
+def prepare_ingest() -> None:
+    """Cut small inputs into many pieces, and strike where an ingest writes."""
+    from functools import partialmethod  # noqa: PLC0415
+
+    from distcache.ingest import pieces  # noqa: PLC0415
+    from distcache.ingest.store import Store  # noqa: PLC0415
+
+    pieces.SMALLEST = 20_000  # type: ignore[misc]
+    Store.write = partialmethod(put, original=Store.write)  # type: ignore[assignment]
+
+
+if "ingest" in WORDS:
+    prepare_ingest()
 sync.count = 0  # type: ignore[attr-defined]
 write.count = 0  # type: ignore[attr-defined]
 Stopwatch.phase = phase  # type: ignore[method-assign]

@@ -1,0 +1,150 @@
+"""Finished corpora are proven against their receipts, their vocabulary and their sources."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from distcache.corpus import open_idx, write_idx
+from distcache.corpus.examine import require_sound
+from distcache.corpus.merge import merge
+from distcache.errors import ConfigError, CorpusError, NotReady
+from distcache.ingest.audit import audit, find_receipts
+from distcache.ranks.communicator import SerialCommunicator
+from tests.ingest.test_text import run
+from tests.ingest.test_tokens import ROWS
+from tests.ingest.test_tokens import run as run_tokens
+from tests.processes import start
+from tests.texts import read_corpus, write_jsonl, write_shard
+
+ALONE = SerialCommunicator()
+
+
+def faults_of(prefix: Path, readback: int = 0, vocabulary: int | None = None) -> list[str]:
+    """Check a corpus against the receipt beside it."""
+    facts = require_sound(ALONE, [str(prefix)], 1)
+    receipts = find_receipts([str(prefix)], [])
+    return [str(fault) for fault in audit(ALONE, facts, receipts, vocabulary, readback)]
+
+
+@pytest.fixture
+def corpus(tokenizers: Path, documents: list[str], tmp_path: Path) -> Path:
+    """A corpus of text, in two inputs."""
+    paths: list[Path | str] = [
+        write_jsonl(tmp_path / "a.jsonl", documents[:200]),
+        write_jsonl(tmp_path / "b.jsonl", documents[200:]),
+    ]
+    run(paths, tokenizers, tmp_path / "out", append_eod=True)
+    return tmp_path / "out"
+
+
+def test_what_was_ingested_is_what_its_source_says(corpus: Path) -> None:
+    """Every document, read back through the pair and through the source."""
+    assert faults_of(corpus, readback=1000, vocabulary=600) == []
+
+
+def test_shards_are_read_back(tokenizers: Path, documents: list[str], tmp_path: Path) -> None:
+    """Also the documents of a piece whose beginning is in the corpus before."""
+    path = write_jsonl(tmp_path / "a.jsonl", documents)
+    outcome = run([path], tokenizers, tmp_path / "out", shard_size=9_000)
+    for made in outcome.corpora[:6]:
+        assert faults_of(Path(made.prefix), readback=4) == []
+
+
+def test_token_shards_and_merges_are_read_back(tmp_path: Path) -> None:
+    """A merge from the corpora that it was made of."""
+    path = write_shard(tmp_path / "a.parquet", ROWS)
+    run_tokens([path], tmp_path / "one", vocabulary=120)
+    assert faults_of(tmp_path / "one", readback=200) == []
+    merge(ALONE, [str(tmp_path / "one")] * 2, str(tmp_path / "two"))
+    assert faults_of(tmp_path / "two", readback=50) == []
+
+
+def test_offsets_that_rise_but_are_wrong(corpus: Path) -> None:
+    """An index that is sound in itself, over the same tokens, is not the one of the receipt."""
+    idx = open_idx(str(corpus))
+    lengths = np.array(idx.lengths)
+    lengths[[100, 101]] += np.array([-1, 1], np.int32)
+    write_idx(str(corpus), lengths, "u2")
+    (fault,) = faults_of(corpus)
+    assert ".idx digest: has" in fault
+    wrong = faults_of(corpus, readback=1000)
+    assert len(wrong) == 3
+    assert "document 100 is not what document" in wrong[1]
+    assert "document 101 is not what document" in wrong[2]
+
+
+def test_documents_between_inputs_that_have_moved(corpus: Path) -> None:
+    """The input is named whose first sequence is not in its place."""
+    lengths = np.array(open_idx(str(corpus)).lengths)
+    lengths[[0, -1]] += np.array([1, -1], np.int32)
+    write_idx(str(corpus), lengths, "u2")
+    found = faults_of(corpus)
+    assert any("b.jsonl, begins at byte" in fault for fault in found)
+
+
+def test_a_token_that_has_flipped(corpus: Path) -> None:
+    """Is found by reading back, or by its range if it is out of that."""
+    sizes = [len(document[0]) for document in read_corpus(corpus)]
+    place = sum(sizes[:50]) + 1
+    tokens = np.fromfile(f"{corpus}.bin", "<u2")
+    tokens[place] ^= 1
+    tokens.tofile(f"{corpus}.bin")
+    assert faults_of(corpus) == []
+    (fault,) = faults_of(corpus, readback=1000)
+    assert "document 50 is not what document" in fault
+    tokens[place] = 601
+    tokens.tofile(f"{corpus}.bin")
+    (fault,) = faults_of(corpus)
+    assert fault.endswith(f"token {place}, in sequence 50, is 601, expected 0 to 599")
+
+
+def test_a_source_that_has_changed(corpus: Path, tmp_path: Path) -> None:
+    """Is said so, as far as it can be told."""
+    text = (tmp_path / "a.jsonl").read_text()
+    (tmp_path / "a.jsonl").write_text(text[:-1])
+    found = faults_of(corpus, readback=3)
+    assert any("cannot be read from its source: has" in f for f in found)
+
+
+def test_another_tokenizer(corpus: Path, tokenizers: Path, tmp_path: Path) -> None:
+    """Is refused for reading back."""
+    copy = tmp_path / "tokenizer.json"
+    copy.write_text((tokenizers / "tokenizer.json").read_text().replace("<s>", "<S>"))
+    facts = require_sound(ALONE, [str(corpus)], 1)
+    receipts = find_receipts([str(corpus)], [])
+    with pytest.raises(CorpusError, match="name the right one with --tokenizer"):
+        audit(ALONE, facts, receipts, None, 3, str(copy))
+    with pytest.raises(ConfigError, match="has no receipt, which --readback needs"):
+        audit(ALONE, facts, {}, None, 3)
+
+
+def test_the_command(corpus: Path, tmp_path: Path) -> None:
+    """Finds receipts beside corpora, by name or in a directory; ends with 3 if anything differs."""
+    for against in (corpus.with_suffix(".receipt.json"), tmp_path):
+        done = start(["check", f"{corpus}.idx", "--against", against, "--readback", 2, "--json"])
+        assert done.returncode == 0, done.stderr
+        (found,) = json.loads(done.stdout)["corpora"]
+        assert found["prefix"] == str(corpus)
+    done = start(["check", corpus, "--vocab-size", 10, "--json"])
+    assert done.returncode == 3
+    (fault,) = json.loads(done.stdout)["faults"]
+    assert "expected 0 to 9" in fault["message"]
+    assert json.loads(done.stdout)["corpora"] == []
+    corpus.with_suffix(".receipt.json").write_text("{}")
+    done = start(["check", corpus, "--readback", 1])
+    assert (done.returncode, "is not a receipt" in done.stderr) == (3, True)
+    corpus.with_suffix(".receipt.json").unlink()
+    done = start(["check", corpus, "--against", tmp_path])
+    assert (done.returncode, "no receipt among" in done.stderr) == (5, True)
+
+
+def test_receipts_belong_to_corpora_by_name(corpus: Path, tmp_path: Path) -> None:
+    """One receipt for one corpus belongs to it whatever their names; else all must be there."""
+    receipt = corpus.with_suffix(".receipt.json")
+    assert find_receipts(["moved"], [str(receipt)])["moved"].corpus == "out"
+    with pytest.raises(NotReady, match="other"):
+        find_receipts(["x/out", "other"], [str(tmp_path)])

@@ -1,0 +1,139 @@
+"""Laws of how inputs are cut, dealt and placed."""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distcache.ingest.inputs import Group, Input
+from distcache.ingest.lines import lines_of_range, lines_of_stream
+from distcache.ingest.pieces import cut_at_documents, make_pieces, make_tasks
+from distcache.ingest.placing import Counts, Segment, overlap, place, segments_of
+
+sizes = st.integers(0, 500)
+plain = st.builds(Input, st.just("a"), sizes, st.just(0), st.sampled_from(["jsonl", "txt"]))
+packed = st.builds(Input, st.just("b"), sizes, st.just(0), st.just("jsonl"), st.just("gzip"))
+groups = st.lists(st.builds(Group, st.integers(0, 9), st.integers(0, 90))).map(tuple)
+parquet = st.builds(Input, st.just("c"), sizes, st.just(0), st.just("parquet"), st.none(), groups)
+
+
+@given(inputs=st.lists(plain | packed | parquet), step=st.integers(1, 100), lines=st.booleans())
+def test_pieces_cover_every_input_once(inputs: list[Input], step: int, lines: bool) -> None:
+    """In order, both by what is read and by the bytes that are digested; tasks cover the pieces."""
+    pieces = make_pieces(inputs, step, lines=lines)
+    for source, entry in enumerate(inputs):
+        own = [piece for piece in pieces if piece.source == source]
+        end = len(entry.groups) if entry.format == "parquet" else entry.size
+        assert (own[0].begin, own[-1].end) == (0, end)
+        assert (own[0].first_byte, own[-1].last_byte) == (0, entry.size)
+        for before, after in itertools.pairwise(own):
+            assert (before.end, before.last_byte) == (after.begin, after.first_byte)
+    assert [piece.source for piece in pieces] == sorted(piece.source for piece in pieces)
+    tasks = make_tasks(pieces, step)
+    assert [index for task in tasks for index in task] == list(range(len(pieces)))
+
+
+@given(
+    lines=st.lists(st.binary(max_size=12).map(lambda line: line.replace(b"\n", b"")), max_size=20),
+    ended=st.booleans(),
+    step=st.integers(1, 15),
+    limit=st.integers(0, 12),
+)
+def test_every_line_is_in_one_range(lines: list[bytes], ended: bool, step: int, limit: int) -> None:
+    """However a file is cut, and as its whole has it; what is too long has no content."""
+    content = b"\n".join(lines) + (b"\n" if ended else b"")
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "a.txt"
+        path.write_bytes(content)
+        found = [
+            line
+            for begin in range(0, len(content), step)
+            for line in lines_of_range(str(path), begin, min(begin + step, len(content)), limit)
+        ]
+    expected = content.split(b"\n")
+    expected = expected if expected[-1] else expected[:-1]
+    position = 0
+    for line, wanted in zip(found, expected, strict=True):
+        assert (line.position, line.size) == (position, len(wanted))
+        assert line.content == (wanted if len(wanted) <= limit else None)
+        position += len(wanted) + 1
+
+
+@given(
+    documents=st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=3), max_size=20),
+    used=st.integers(0, 100),
+    limit=st.integers(1, 120),
+    item_size=st.sampled_from([1, 2, 4]),
+)
+def test_no_corpus_exceeds_the_limit(
+    documents: list[list[int]], used: int, limit: int, item_size: int
+) -> None:
+    """Unless one document does; and no document is put off that would still have fitted."""
+    lengths = np.array([size for document in documents for size in document], np.int32)
+    counts = np.array([len(document) for document in documents], np.int32)
+    at = Segment(3, Counts(), Counts(1, 1, used))
+    segments = segments_of(at, lengths, counts, item_size, limit)
+    assert sum((segment.size for segment in segments), Counts()) == Counts(
+        len(documents), len(lengths), int(lengths.sum())
+    )
+    ends = {3: used}
+    begin = 0
+    for segment in segments:
+        own = [sum(document) for document in documents[begin : begin + segment.size.documents]]
+        assert segment.size.tokens == sum(own)
+        before = ends.get(segment.shard, 0)
+        assert segment.first.tokens == before
+        assert (before + sum(own)) * item_size <= limit or (before == 0 and len(own) == 1)
+        if segment.shard > 3:
+            assert (ends[segment.shard - 1] + own[0]) * item_size > limit
+        ends[segment.shard] = before + sum(own)
+        begin += segment.size.documents
+    whole = place(at, Counts(len(documents), len(lengths), int(lengths.sum())), item_size, limit)
+    assert (whole is not None) == ((used + int(lengths.sum())) * item_size <= limit)
+
+
+@given(st.lists(st.lists(st.integers(1, 9), max_size=4), min_size=1), st.data())
+def test_pieces_are_shared_out_over_corpora(pieces: list[list[int]], data: st.DataObject) -> None:
+    """Each document of a piece is in the corpus that has it, and counted once."""
+    tokens = [size for piece in pieces for size in piece]
+    cuts = data.draw(st.lists(st.integers(0, len(tokens)), max_size=3).map(sorted))
+    bounds = sorted({0, *cuts, len(tokens)}) if tokens else [0, 0]
+    segments = [
+        Segment(index, Counts(), Counts(end - begin, end - begin, sum(tokens[begin:end])))
+        for index, (begin, end) in enumerate(itertools.pairwise(bounds))
+    ]
+    sizes = [Counts(len(piece), len(piece), sum(piece)) for piece in pieces]
+    seen: dict[int, Counts] = {}
+    filled = [Counts() for _ in segments]
+    for piece, segment, at, before, size in overlap(sizes, segments):
+        assert before == seen.get(piece, Counts())
+        assert at == filled[segment]
+        seen[piece] = before + size
+        filled[segment] = at + size
+    assert [seen[index] for index in range(len(pieces))] == sizes
+    assert filled == [segment.size for segment in segments]
+
+
+def test_an_oversized_document_gets_a_corpus_to_itself() -> None:
+    """It is not lost, and not cut."""
+    assert cut_at_documents(np.array([5, 50, 5, 5]), 10, 10) == [1, 1, 2]
+    assert cut_at_documents(np.array([50]), 3, 10) == [0, 1]
+    assert cut_at_documents(np.array([], np.int64), 3, 10) == []
+
+
+def test_streams_have_the_lines_of_their_content(tmp_path: Path) -> None:
+    """Of several members too."""
+    import gzip  # noqa: PLC0415
+
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(b"one\ntw") + gzip.compress(b"o\nthree"))
+    assert [line.content for line in lines_of_stream(str(path), "gzip", 9)] == [
+        b"one",
+        b"two",
+        b"three",
+    ]
