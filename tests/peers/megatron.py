@@ -17,10 +17,15 @@ with warnings.catch_warnings():
         BlendedMegatronDatasetBuilder,
     )
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+    from megatron.core.datasets.indexed_dataset import (
+        DType,
+        IndexedDataset,
+        IndexedDatasetBuilder,
+    )
 
 from distcache.plan.config import SPLITS, Config
 
-__all__ = ["alone", "build_with_megatron"]
+__all__ = ["DType", "IndexedDataset", "IndexedDatasetBuilder", "alone", "build_with_megatron"]
 
 
 class Tokenizer:
