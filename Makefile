@@ -14,7 +14,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 	cluster-packages bench clean
 
 help:
-	@echo "make demo       corpora from real text, a blend built by two ranks, its export"
+	@echo "make demo       corpora from real text, a blend built by two ranks, training from its copy"
 	@echo "make test       every check: lint, C++ with sanitizers, Python, MPI, faults, Megatron-Core, Slurm"
 	@echo "make test-fast  the tests of a working minute"
 	@echo "make cluster-packages  what the test cluster needs: Slurm, munge, MariaDB, GlusterFS"
@@ -32,11 +32,11 @@ $(VENV)/installed: pyproject.toml
 
 $(VENV)/demo-installed: $(VENV)/installed $(wildcard cpp/*/*.[ch]pp cpp/include/distcache/*.hpp) cpp/CMakeLists.txt
 	$(BIN)/pip install --quiet mpich
-	$(BIN)/pip install --quiet --no-build-isolation --editable ".[mpi]"
+	$(BIN)/pip install --quiet torch==2.13.0
+	$(BIN)/pip install --quiet --no-build-isolation --editable ".[mpi,train,ingest]"
 	touch $@
 
 $(VENV)/test-installed: $(VENV)/demo-installed
-	$(BIN)/pip install --quiet torch==2.13.0
 	$(BIN)/pip install --quiet --group test --group lint --group peers
 	touch $@
 
@@ -87,6 +87,7 @@ bench: $(VENV)/test-installed
 	python benchmarks/estimates.py
 	python benchmarks/localizing.py
 	python benchmarks/loading.py
+	python benchmarks/ingesting.py
 
 clean:
 	rm -rf $(VENV) build demo-output

@@ -3,6 +3,7 @@
     ingesting_peer.py text  INPUT.jsonl TOKENIZER PREFIX WORKERS
     ingesting_peer.py tokens INPUT.parquet COLUMN PREFIX
     ingesting_peer.py read  INPUT.parquet COLUMN
+    ingesting_peer.py batches INPUT.parquet COLUMN
     ingesting_peer.py idx   DOCUMENTS PREFIX
 
 Writes one line of JSON: seconds without imports, and peak memory in bytes of all its processes.
@@ -10,6 +11,7 @@ Writes one line of JSON: seconds without imports, and peak memory in bytes of al
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -83,6 +85,14 @@ def read(source: str, column: str) -> None:
         file.read_row_group(group, columns=[column], use_threads=False)
 
 
+def batches(source: str, column: str) -> None:
+    """Only read the column, in batches that stay in a cache."""
+    import pyarrow.parquet as pq  # noqa: PLC0415
+
+    for _ in pq.ParquetFile(source).iter_batches(1024, columns=[column], use_threads=False):
+        pass
+
+
 def idx(documents: str, prefix: str) -> None:
     """Write an `.idx` from the lists that the builder keeps."""
     from megatron.core.datasets.indexed_dataset import _IndexWriter  # noqa: PLC0415
@@ -107,13 +117,14 @@ began = 0.0
 def main() -> None:
     """Do what the first argument says."""
     warnings.simplefilter("ignore")
-    action = {"text": text, "tokens": tokens, "read": read, "idx": idx}[sys.argv[1]]
-    if sys.argv[1] != "read":
-        pass
-    import pyarrow.parquet  # noqa: F401, PLC0415
-
+    actions = {"text": text, "tokens": tokens, "read": read, "batches": batches, "idx": idx}
+    needed = ["pyarrow.parquet"]
+    if sys.argv[1] not in ("read", "batches"):
+        needed.append("megatron.core.datasets.indexed_dataset")
+    for module in needed:
+        importlib.import_module(module)
     begin_clock()
-    action(*sys.argv[2:])
+    actions[sys.argv[1]](*sys.argv[2:])
     seconds = time.perf_counter() - began
     status = Path("/proc/self/status").read_text(encoding="ascii")
     own = 1024 * int(status.partition("VmHWM:")[2].split()[0])

@@ -1,0 +1,206 @@
+"""`distcache ingest` and what a user of Megatron-Core would do instead, in turn, in one run.
+
+- text: Megatron's `preprocess_data`, a pool of workers with a tokenizer each that feed one
+  `IndexedDatasetBuilder`, against as many ranks; the files must be equal.
+- tokens: a loop over the rows of a Parquet file into an `IndexedDatasetBuilder`, and only reading
+  the file with pyarrow, by row groups and by batches, against one rank with one thread, and two ranks.
+- idx: Megatron's `_IndexWriter` against `distcache.corpus.write_idx`, which also syncs.
+
+The peers' times are without imports; distcache's are of whole processes, but for idx. Every
+contender begins with the input in the page cache, after a pause in which the host of a virtual
+machine takes back what was freed.
+
+    python benchmarks/ingesting.py
+    python benchmarks/ingesting.py --megabytes 32 --rounds 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from machine import machine
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+HERE = Path(__file__).parent
+PAUSE = 4.0  # seconds
+WORKERS = 2
+VOCABULARY = 32_000
+ROWS = 40_000  # of a row group, of 1,050 tokens each on average
+
+
+def make_text(work: Path, megabytes: int) -> None:
+    """Write the sources of Python's library as JSON lines, over and over, and train a tokenizer."""
+    paths = sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py"))
+    texts = [path.read_text(encoding="utf-8", errors="replace") for path in paths]
+    size = 0
+    with open(work / "text.jsonl", "w", encoding="utf-8") as stream:
+        while size < megabytes << 20:
+            for text in texts:
+                size += stream.write(json.dumps({"text": text}) + "\n")
+                if size >= megabytes << 20:
+                    break
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts[::10], trainer)
+    tokenizer.save(str(work / "tokenizer.json"))
+
+
+def make_tokens(work: Path, groups: int) -> None:
+    """Write row groups of documents of 100 to 2,000 tokens, whose ids follow a power law."""
+    random = np.random.default_rng(0)
+    writer = None
+    for _ in range(groups):
+        lengths = random.integers(100, 2000, ROWS)
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        values = (random.zipf(1.3, offsets[-1]) % VOCABULARY).astype(np.int32)
+        column = pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
+        table = pa.table({"input_ids": column})
+        writer = writer or pq.ParquetWriter(work / "s.parquet", table.schema, compression="zstd")
+        writer.write_table(table, row_group_size=ROWS)
+    assert writer is not None
+    writer.close()
+
+
+def peer(work: Path, *words: object) -> dict[str, float]:
+    """Run a peer, and return its seconds and its peak memory."""
+    command = [sys.executable, str(HERE / "ingesting_peer.py"), *map(str, words)]
+    done = subprocess.run(
+        command, check=True, capture_output=True, text=True, cwd=work, stdin=subprocess.DEVNULL
+    )
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def own(work: Path, ranks: int, *words: object) -> dict[str, float]:
+    """Run distcache, and return its seconds and the peak memory of all its processes."""
+    notes = work / "notes"
+    shutil.rmtree(notes, ignore_errors=True)
+    notes.mkdir()
+    program = [sys.executable, str(HERE / "ingesting_own.py"), str(notes), *map(str, words)]
+    launcher = ["mpiexec", "-n", str(ranks)] if ranks > 1 else []
+    begin = time.perf_counter()
+    subprocess.run([*launcher, *program], check=True, stdout=subprocess.DEVNULL, cwd=work)
+    seconds = time.perf_counter() - begin
+    if (notes / "seconds").exists():
+        seconds = float((notes / "seconds").read_text())
+    memory = sum(int(path.read_text()) for path in notes.glob("memory.*"))
+    return {"seconds": seconds, "memory": memory}
+
+
+def contenders(work: Path, documents: int) -> dict[str, Callable[[], dict[str, float]]]:
+    """Return what to run, by name."""
+    quiet = ["--threads", 1, "--log-format", "none"]
+    text = ["ingest", "text", "text.jsonl", "--tokenizer", "tokenizer.json", "--append-eod"]
+    tokens = ["ingest", "tokens", "s.parquet", "--vocab-size", VOCABULARY]
+    peer_text = ("text", "text.jsonl", "tokenizer.json", "peer", WORKERS)
+    return {
+        "text: pool of workers": lambda: peer(work, *peer_text),
+        "text: distcache": lambda: own(work, WORKERS, *text, "-o", "own", *quiet),
+        "tokens: loop": lambda: peer(work, "tokens", "s.parquet", "input_ids", "loop"),
+        "tokens: pyarrow, row groups": lambda: peer(work, "read", "s.parquet", "input_ids"),
+        "tokens: pyarrow, batches": lambda: peer(work, "batches", "s.parquet", "input_ids"),
+        "tokens: distcache, 1 rank": lambda: own(work, 1, *tokens, "-o", "one", *quiet),
+        "tokens: distcache, 2 ranks": lambda: own(work, 2, *tokens, "-o", "two", *quiet),
+        "idx: Megatron-Core": lambda: peer(work, "idx", documents, "idx-peer"),
+        "idx: distcache": lambda: own(work, 1, "idx", documents, "idx-own"),
+    }
+
+
+def require_equal(work: Path) -> None:
+    """Compare what the contenders have written."""
+    for first, second, suffixes in (
+        ("peer", "own", (".bin", ".idx")),
+        ("loop", "one", (".bin", ".idx")),
+        ("one", "two", (".bin", ".idx")),
+        ("idx-peer", "idx-own", (".idx",)),
+    ):
+        for suffix in suffixes:
+            command = ["cmp", str(work / (first + suffix)), str(work / (second + suffix))]
+            subprocess.run(command, check=True)
+
+
+def measure(work: Path, rounds: int, documents: int) -> dict[str, Any]:
+    """Return the median seconds, and the largest memory, of each."""
+    runs: dict[str, list[dict[str, float]]] = {}
+    for _ in range(rounds):
+        for name, run in contenders(work, documents).items():
+            time.sleep(PAUSE)
+            runs.setdefault(name, []).append(run())
+            print(f"{name}: {runs[name][-1]['seconds']:.2f} s", file=sys.stderr)
+        require_equal(work)
+        for pattern in ("*.receipt.json", "*.bin", "*.idx"):
+            for path in work.glob(pattern):
+                path.unlink()
+    return {
+        name: {
+            "seconds": statistics.median(entry["seconds"] for entry in found),
+            "memory": max(entry["memory"] for entry in found),
+            "runs": [entry["seconds"] for entry in found],
+        }
+        for name, found in runs.items()
+    }
+
+
+def report(found: dict[str, Any]) -> None:
+    """Print a table, and how the contenders compare."""
+    print("| | seconds | peak memory |\n|---|--:|--:|")
+    for name, entry in found.items():
+        print(f"| {name} | {entry['seconds']:.2f} | {entry['memory'] / 2**20:,.0f} MiB |")
+    seconds = {name: entry["seconds"] for name, entry in found.items()}
+    print()
+    for name, base in (
+        ("text: distcache", "text: pool of workers"),
+        ("tokens: distcache, 1 rank", "tokens: loop"),
+        ("tokens: distcache, 2 ranks", "tokens: loop"),
+        ("tokens: distcache, 1 rank", "tokens: pyarrow, row groups"),
+        ("tokens: distcache, 1 rank", "tokens: pyarrow, batches"),
+        ("idx: distcache", "idx: Megatron-Core"),
+    ):
+        print(f"{name} against {base}: {seconds[base] / seconds[name]:.2f} times as fast")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--megabytes", type=int, default=128, help="of text")
+    parser.add_argument("--groups", type=int, default=12, help="row groups of 42 million tokens")
+    parser.add_argument("--documents", type=int, default=20_000_000, help="of the .idx")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--directory", type=Path, help="where to work; by default a temporary one")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.directory) as directory:
+        work = Path(directory)
+        make_text(work, options.megabytes)
+        make_tokens(work, options.groups)
+        found = measure(work, options.rounds, options.documents)
+        if options.json:
+            print(json.dumps({"machine": machine(work), "results": found}, indent=2))
+        else:
+            print(machine(work))
+            report(found)
+
+
+if __name__ == "__main__":
+    main()

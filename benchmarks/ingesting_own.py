@@ -1,0 +1,47 @@
+"""Run by `ingesting.py` in processes of their own: distcache, and the peak memory of each process.
+
+    ingesting_own.py DIRECTORY WORDS...        # `distcache WORDS`
+    ingesting_own.py DIRECTORY idx DOCUMENTS PREFIX
+
+Each process leaves its peak memory in bytes in a file of the directory; `idx` also its seconds.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+NOTES = Path(sys.argv[1])
+
+
+def leave() -> None:
+    """Write the peak memory of this process."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    peak = 1024 * int(status.partition("VmHWM:")[2].split()[0])
+    (NOTES / f"memory.{os.getpid()}").write_text(str(peak), encoding="ascii")
+
+
+def write_index(documents: int, prefix: str) -> None:
+    """Write an `.idx` from the lengths, as ranks have them."""
+    from distcache.corpus import write_idx  # noqa: PLC0415
+
+    lengths = np.random.default_rng(0).integers(1, 2000, documents).astype(np.int32)
+    begin = time.perf_counter()
+    write_idx(prefix, lengths, "u2")
+    seconds = time.perf_counter() - begin
+    (NOTES / "seconds").write_text(str(seconds), encoding="ascii")
+
+
+atexit.register(leave)
+if sys.argv[2] == "idx":
+    write_index(int(sys.argv[3]), sys.argv[4])
+else:
+    from distcache.cli.main import main
+
+    sys.argv = ["distcache", *sys.argv[2:]]
+    main()
