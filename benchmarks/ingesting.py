@@ -2,8 +2,9 @@
 
 - text: Megatron's `preprocess_data`, a pool of workers with a tokenizer each that feed one
   `IndexedDatasetBuilder`, against as many ranks; the files must be equal.
-- tokens: a loop over the rows of a Parquet file into an `IndexedDatasetBuilder`, and only reading
-  the file with pyarrow, by row groups and by batches, against one rank with one thread, and two ranks.
+- tokens: a loop over the rows of a Parquet file into an `IndexedDatasetBuilder`, by each of its
+  methods, and only reading the file with pyarrow, by row groups and by batches, against one rank
+  with one thread, and two ranks.
 - idx: Megatron's `_IndexWriter` against `distcache.corpus.write_idx`, which also syncs.
 
 The peers' times are without imports; distcache's are of whole processes, but for idx. Every
@@ -113,11 +114,15 @@ def contenders(work: Path, documents: int) -> dict[str, Callable[[], dict[str, f
     quiet = ["--threads", 1, "--log-format", "none"]
     text = ["ingest", "text", "text.jsonl", "--tokenizer", "tokenizer.json", "--append-eod"]
     tokens = ["ingest", "tokens", "s.parquet", "--vocab-size", VOCABULARY]
+    shard = ("s.parquet", "input_ids")
     peer_text = ("text", "text.jsonl", "tokenizer.json", "peer", WORKERS)
     return {
         "text: pool of workers": lambda: peer(work, *peer_text),
         "text: distcache": lambda: own(work, WORKERS, *text, "-o", "own", *quiet),
-        "tokens: loop": lambda: peer(work, "tokens", "s.parquet", "input_ids", "loop"),
+        "tokens: loop, add_item": lambda: peer(work, "items", "s.parquet", "input_ids", "loop"),
+        "tokens: loop, add_document": lambda: peer(
+            work, "tokens", "s.parquet", "input_ids", "loop"
+        ),
         "tokens: pyarrow, row groups": lambda: peer(work, "read", "s.parquet", "input_ids"),
         "tokens: pyarrow, batches": lambda: peer(work, "batches", "s.parquet", "input_ids"),
         "tokens: distcache, 1 rank": lambda: own(work, 1, *tokens, "-o", "one", *quiet),
@@ -136,15 +141,18 @@ def require_equal(work: Path) -> None:
         ("idx-peer", "idx-own", (".idx",)),
     ):
         for suffix in suffixes:
-            command = ["cmp", str(work / (first + suffix)), str(work / (second + suffix))]
-            subprocess.run(command, check=True)
+            files = [str(work / (name + suffix)) for name in (first, second)]
+            if Path(files[0]).exists():
+                subprocess.run(["cmp", *files], check=True)
 
 
-def measure(work: Path, rounds: int, documents: int) -> dict[str, Any]:
+def measure(work: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Return the median seconds, and the largest memory, of each."""
     runs: dict[str, list[dict[str, float]]] = {}
-    for _ in range(rounds):
-        for name, run in contenders(work, documents).items():
+    for _ in range(options.rounds):
+        for name, run in contenders(work, options.documents).items():
+            if not name.startswith(options.only):
+                continue
             time.sleep(PAUSE)
             runs.setdefault(name, []).append(run())
             print(f"{name}: {runs[name][-1]['seconds']:.2f} s", file=sys.stderr)
@@ -171,13 +179,15 @@ def report(found: dict[str, Any]) -> None:
     print()
     for name, base in (
         ("text: distcache", "text: pool of workers"),
-        ("tokens: distcache, 1 rank", "tokens: loop"),
-        ("tokens: distcache, 2 ranks", "tokens: loop"),
+        ("tokens: distcache, 1 rank", "tokens: loop, add_item"),
+        ("tokens: distcache, 2 ranks", "tokens: loop, add_item"),
+        ("tokens: distcache, 2 ranks", "tokens: loop, add_document"),
         ("tokens: distcache, 1 rank", "tokens: pyarrow, row groups"),
         ("tokens: distcache, 1 rank", "tokens: pyarrow, batches"),
         ("idx: distcache", "idx: Megatron-Core"),
     ):
-        print(f"{name} against {base}: {seconds[base] / seconds[name]:.2f} times as fast")
+        if name in seconds:
+            print(f"{name} against {base}: {seconds[base] / seconds[name]:.2f} times as fast")
 
 
 def main() -> None:
@@ -186,6 +196,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=128, help="of text")
     parser.add_argument("--groups", type=int, default=12, help="row groups of 42 million tokens")
     parser.add_argument("--documents", type=int, default=20_000_000, help="of the .idx")
+    parser.add_argument("--only", default="", help="text, tokens or idx")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--directory", type=Path, help="where to work; by default a temporary one")
     parser.add_argument("--json", action="store_true")
@@ -194,7 +205,7 @@ def main() -> None:
         work = Path(directory)
         make_text(work, options.megabytes)
         make_tokens(work, options.groups)
-        found = measure(work, options.rounds, options.documents)
+        found = measure(work, options)
         if options.json:
             print(json.dumps({"machine": machine(work), "results": found}, indent=2))
         else:

@@ -2,6 +2,7 @@
 
     ingesting_peer.py text  INPUT.jsonl TOKENIZER PREFIX WORKERS
     ingesting_peer.py tokens INPUT.parquet COLUMN PREFIX
+    ingesting_peer.py items  INPUT.parquet COLUMN PREFIX
     ingesting_peer.py read  INPUT.parquet COLUMN
     ingesting_peer.py batches INPUT.parquet COLUMN
     ingesting_peer.py idx   DOCUMENTS PREFIX
@@ -76,6 +77,20 @@ def tokens(source: str, column: str, prefix: str) -> None:
     builder.finalize(prefix + ".idx")
 
 
+def items(source: str, column: str, prefix: str) -> None:
+    """The same with the builder's other method, which takes a tensor."""
+    import pyarrow.parquet as pq  # noqa: PLC0415
+    import torch  # noqa: PLC0415
+    from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder  # noqa: PLC0415
+
+    builder = IndexedDatasetBuilder(prefix + ".bin", dtype=np.uint16)
+    for batch in pq.ParquetFile(source).iter_batches(columns=[column]):
+        for row in batch.column(0).to_pylist():
+            builder.add_item(torch.tensor(row))
+            builder.end_document()
+    builder.finalize(prefix + ".idx")
+
+
 def read(source: str, column: str) -> None:
     """Only read the column, row group after row group."""
     import pyarrow.parquet as pq  # noqa: PLC0415
@@ -117,7 +132,14 @@ began = 0.0
 def main() -> None:
     """Do what the first argument says."""
     warnings.simplefilter("ignore")
-    actions = {"text": text, "tokens": tokens, "read": read, "batches": batches, "idx": idx}
+    actions = {
+        "text": text,
+        "tokens": tokens,
+        "items": items,
+        "read": read,
+        "batches": batches,
+        "idx": idx,
+    }
     needed = ["pyarrow.parquet"]
     if sys.argv[1] not in ("read", "batches"):
         needed.append("megatron.core.datasets.indexed_dataset")

@@ -14,7 +14,7 @@ from distcache.ingest.inputs import Input
 
 __all__ = ["Piece", "cut_at_documents", "make_pieces", "make_tasks", "piece_bytes"]
 
-SMALLEST: Final = 4 << 20  # bytes; a second or two of work for a tokenizer
+SMALLEST: Final = 1 << 20  # bytes; half a second of work for a tokenizer
 MOST: Final = 1 << 16  # pieces of an ingest, roughly: what is known of each is kept
 
 

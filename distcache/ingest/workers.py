@@ -16,9 +16,11 @@ from distcache.ingest.part import Part, PieceFacts
 from distcache.ingest.pieces import Piece
 from distcache.ingest.store import Store
 
+MOST_AHEAD: Final = 8  # tasks, likewise
+
 __all__ = ["Reader", "Work", "Workers"]
 
-AHEAD: Final = 1  # finished tasks that may wait for their round, beyond one for each worker
+AHEAD: Final = 32 << 20  # bytes of inputs that may be finished, and wait for their round
 
 
 class Reader(Protocol):
@@ -72,7 +74,8 @@ class Workers:
         self._stop = threading.Event()
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ingest")
         self._going: deque[Future[Part]] = deque()
-        self._most = threads + AHEAD
+        largest = max(map(work.bytes_of, tasks), default=0)
+        self._most = threads + min(max(AHEAD // max(largest, 1), 1), MOST_AHEAD)
         self._blocks = Blocks()
 
     def __enter__(self) -> Workers:
