@@ -119,12 +119,10 @@ def contenders(work: Path, documents: int) -> dict[str, Callable[[], dict[str, f
     return {
         "text: pool of workers": lambda: peer(work, *peer_text),
         "text: distcache": lambda: own(work, WORKERS, *text, "-o", "own", *quiet),
-        "tokens: loop, add_item": lambda: peer(work, "items", "s.parquet", "input_ids", "loop"),
-        "tokens: loop, add_document": lambda: peer(
-            work, "tokens", "s.parquet", "input_ids", "loop"
-        ),
-        "tokens: pyarrow, row groups": lambda: peer(work, "read", "s.parquet", "input_ids"),
-        "tokens: pyarrow, batches": lambda: peer(work, "batches", "s.parquet", "input_ids"),
+        "tokens: loop, add_item": lambda: peer(work, "items", *shard, "loop"),
+        "tokens: loop, add_document": lambda: peer(work, "tokens", *shard, "loop"),
+        "tokens: pyarrow, row groups": lambda: peer(work, "read", *shard),
+        "tokens: pyarrow, batches": lambda: peer(work, "batches", *shard),
         "tokens: distcache, 1 rank": lambda: own(work, 1, *tokens, "-o", "one", *quiet),
         "tokens: distcache, 2 ranks": lambda: own(work, 2, *tokens, "-o", "two", *quiet),
         "idx: Megatron-Core": lambda: peer(work, "idx", documents, "idx-peer"),

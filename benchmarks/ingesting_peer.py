@@ -132,14 +132,7 @@ began = 0.0
 def main() -> None:
     """Do what the first argument says."""
     warnings.simplefilter("ignore")
-    actions = {
-        "text": text,
-        "tokens": tokens,
-        "items": items,
-        "read": read,
-        "batches": batches,
-        "idx": idx,
-    }
+    actions = {action.__name__: action for action in (text, tokens, items, read, batches, idx)}
     needed = ["pyarrow.parquet"]
     if sys.argv[1] not in ("read", "batches"):
         needed.append("megatron.core.datasets.indexed_dataset")
