@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import xxhash
@@ -17,13 +17,13 @@ from distcache.corpus.legacy import is_legacy, open_legacy
 from distcache.corpus.output import Output
 from distcache.corpus.provenance import require_one_tokenizer, tokenizers_of
 from distcache.corpus.receipt import (
-    FORMAT,
     InputReceipt,
     Kind,
+    Origin,
     PieceReceipt,
     Receipt,
     TokenizerFacts,
-    find_receipt,
+    receipt_of,
 )
 from distcache.corpus.source import Source, open_source
 from distcache.errors import ConfigError
@@ -34,8 +34,8 @@ from distcache.ranks.communicator import Communicator
 __all__ = ["convert", "merge"]
 
 
-class _Origin(msgspec.Struct, frozen=True):
-    """What the corpora were: their digests by which a receipt tells them, and their tokenizer."""
+class _Known(msgspec.Struct, frozen=True):
+    """What is known of the corpora: a digest of each, and the tokenizer that they all have."""
 
     digests: list[str]
     tokenizer: TokenizerFacts | None
@@ -83,18 +83,18 @@ def merge(
     progress.phase("examining corpora")
     facts = require_sound(communicator, list(dict.fromkeys(prefixes)), threads)
 
-    def prepare() -> _Origin:
+    def prepare() -> _Known:
         _require_alike(list(facts.values()))
         digests = [facts[prefix].idx_digest for prefix in prefixes]
-        return _Origin(digests, _common_tokenizer(facts, mixed=mixed))
+        return _Known(digests, _common_tokenizer(facts, mixed=mixed))
 
-    origin = from_rank_0(communicator, prepare, _Origin, "comparing corpora")
+    known = from_rank_0(communicator, prepare, _Known, "comparing corpora")
     sources = together(
         communicator,
         lambda: [open_source(prefix, facts[prefix].bin_size) for prefix in prefixes],
         "opening corpora",
     )
-    return _make(communicator, "merge", sources, origin, out, threads, progress)
+    return _make(communicator, "merge", sources, known, out, threads, progress)
 
 
 def convert(
@@ -128,19 +128,22 @@ def convert(
     if legacy:
         source = together(communicator, lambda: open_legacy(prefix), "opening the corpus")
         digest = xxhash.xxh3_128(source.lengths.data).hexdigest()
-        origin = _Origin([digest], None)
+        known = _Known([digest], None)
     else:
         facts = require_sound(communicator, [prefix], threads)[prefix]
         source = together(communicator, lambda: open_source(prefix, facts.bin_size), "opening")
-        known = from_rank_0(
-            communicator, lambda: find_receipt(prefix), Receipt | None, "reading receipts"
+        tokenizers = from_rank_0(
+            communicator,
+            lambda: tokenizers_of({prefix: facts}),
+            dict[str, TokenizerFacts | None],
+            "reading receipts",
         )
-        origin = _Origin([facts.idx_digest], known.tokenizer if known else None)
+        known = _Known([facts.idx_digest], tokenizers[prefix])
     if drop_modes:
         source = Source(
             prefix, source.type_code, source.lengths, source.bounds, None, source.nbytes
         )
-    return _make(communicator, "convert", [source], origin, out, threads, progress)
+    return _make(communicator, "convert", [source], known, out, threads, progress)
 
 
 def _require_alike(facts: Sequence[CorpusFacts]) -> None:
@@ -172,75 +175,54 @@ def _make(
     communicator: Communicator,
     kind: Kind,
     sources: Sequence[Source],
-    origin: _Origin,
+    known: _Known,
     out: str,
     threads: int,
     progress: Progress,
 ) -> Receipt:
     """Claim the output, fill it, and publish it with its receipt. Collective."""
-    made_from = xxhash.xxh3_128(" ".join([kind, *origin.digests]).encode())
-    made_from.update(str([source.modes is None for source in sources]).encode())
+    identity = " ".join([kind, *known.digests, *(str(source.modes is None) for source in sources)])
+    origin = Origin(
+        kind=kind,
+        made_from=xxhash.xxh3_128(identity.encode()).hexdigest(),
+        tokenizer=known.tokenizer,
+        options={},
+        versions={"distcache": importlib.metadata.version("distcache")},
+    )
     with Output(out) as output:
         found = from_rank_0(
             communicator,
-            lambda: claim_output(output, made_from.hexdigest()),
+            lambda: claim_output(output, origin.made_from),
             list[Receipt],
             "claiming the output",
         )
         if found:
             return found[0]
         facts = join(communicator, sources, output, threads, progress)
-        receipt = _receipt(kind, sources, origin, facts, output.name(0), made_from.hexdigest())
+        inputs = _input_receipts(sources, known.digests)
+        receipt = receipt_of(facts, output.name(0), origin, inputs)
         progress.phase("publishing")
         from_rank_0(communicator, lambda: publish_output(output, [receipt]), None, "publishing")
         return receipt
 
 
-def _receipt(
-    kind: Kind,
-    sources: Sequence[Source],
-    origin: _Origin,
-    facts: CorpusFacts,
-    name: str,
-    made_from: str,
-) -> Receipt:
-    inputs = []
+def _input_receipts(sources: Sequence[Source], digests: Sequence[str]) -> Iterator[InputReceipt]:
     begin = 0
-    for source, digest in zip(sources, origin.digests, strict=True):
+    for source, digest in zip(sources, digests, strict=True):
         sequences, documents = len(source.lengths), len(source.bounds) - 1
         end = begin + source.nbytes
-        piece = PieceReceipt(0, sequences, documents, documents, sequences, source.tokens)
-        inputs.append(
-            InputReceipt(
-                source.prefix,
-                source.nbytes,
-                digest,
-                documents,
-                documents,
-                0,
-                0,
-                sequences,
-                source.tokens,
-                begin if sequences else None,
-                end if sequences else None,
-                (piece,),
-            )
+        yield InputReceipt(
+            path=source.prefix,
+            size=source.nbytes,
+            digest=digest,
+            rows=documents,
+            documents=documents,
+            empty=0,
+            skipped=0,
+            sequences=sequences,
+            tokens=source.tokens,
+            first_offset=begin if sequences else None,
+            last_offset=end if sequences else None,
+            pieces=(PieceReceipt(0, sequences, documents, documents, sequences, source.tokens),),
         )
         begin = end
-    return Receipt(
-        format=FORMAT,
-        kind=kind,
-        corpus=name,
-        made_from=made_from,
-        idx_digest=facts.idx_digest,
-        idx_size=facts.idx_size,
-        bin_size=facts.bin_size,
-        type_code=facts.type_code,
-        sequences=facts.sequences,
-        documents=facts.documents,
-        tokens=facts.tokens,
-        tokenizer=origin.tokenizer,
-        options={},
-        versions={"distcache": importlib.metadata.version("distcache")},
-        inputs=tuple(inputs),
-    )

@@ -102,8 +102,10 @@ class Output:
         self._lock = descriptor
 
     def _make(self) -> None:
-        if not Path(self.prefix).name:
-            raise ConfigError(f"--out {self.prefix}: expected the path of a corpus")
+        if not Path(self.prefix).name or os.path.isdir(self.prefix):
+            raise ConfigError(
+                f"--out {self.prefix}: is a directory; expected the path of a corpus in one"
+            )
         try:
             self.directory.parent.mkdir(parents=True, exist_ok=True)
             self.directory.mkdir(mode=0o700)

@@ -7,6 +7,7 @@ no number of ranks.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -20,12 +21,14 @@ __all__ = [
     "FORMAT",
     "InputReceipt",
     "Kind",
+    "Origin",
     "PieceReceipt",
     "Receipt",
     "Skipped",
     "TokenizerFacts",
     "find_receipt",
     "read_receipt",
+    "receipt_of",
     "receipt_path",
     "write_receipt",
 ]
@@ -198,6 +201,44 @@ class Receipt(msgspec.Struct, frozen=True):
             for name, label in names
             if getattr(facts, name) != getattr(self, name)
         ]
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """What all corpora of one command have in common: the fields of `Receipt` of these names."""
+
+    kind: Kind
+    made_from: str
+    tokenizer: TokenizerFacts | None
+    options: dict[str, Any]
+    versions: dict[str, str]
+
+
+def receipt_of(
+    facts: CorpusFacts,
+    name: str,
+    origin: Origin,
+    inputs: Iterable[InputReceipt],
+    skipped: Iterable[Skipped] = (),
+) -> Receipt:
+    """Return the receipt of a corpus that has been examined."""
+    return Receipt(
+        format=FORMAT,
+        kind=origin.kind,
+        corpus=name,
+        made_from=origin.made_from,
+        idx_digest=facts.idx_digest,
+        idx_size=facts.idx_size,
+        bin_size=facts.bin_size,
+        type_code=facts.type_code,
+        sequences=facts.sequences,
+        documents=facts.documents,
+        tokens=facts.tokens,
+        tokenizer=origin.tokenizer,
+        options=origin.options,
+        versions=origin.versions,
+        inputs=tuple(inputs),
+        skipped=tuple(skipped),
+    )
 
 
 def receipt_path(prefix: str) -> str:

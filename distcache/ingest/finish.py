@@ -27,8 +27,14 @@ __all__ = ["finish", "held"]
 
 
 def held(communicator: Communicator, store: Store, records: Sequence[TaskRecord]) -> int:
-    """Return how many of the first tasks can be read back as they were written. Collective."""
-    own = records[communicator.rank :: communicator.size]
+    """Return how many of the first tasks can be read back as they were written. Collective.
+
+    Every rank closes what it has written, and reads what others have: the bytes have reached the
+    filesystem then, and are not those of a cache of its own.
+    """
+    together(communicator, store.settle, "syncing")
+    first = (communicator.rank + 1) % communicator.size
+    own = records[first :: communicator.size]
 
     def first_lost() -> int:
         return next((record.task for record in own if not store.holds(record)), len(records))
@@ -136,7 +142,7 @@ def _fill(
                 os.fsync(descriptor)
         finally:
             os.close(descriptor)
-    store.sync()
+    store.settle()
 
 
 def _fill_segment(descriptor: int, plan: IdxPlan, store: Store, segment: Segment) -> None:

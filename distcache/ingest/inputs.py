@@ -11,9 +11,9 @@ from typing import Final, Literal
 
 import msgspec
 
-from distcache.errors import ConfigError, NotReady
+from distcache.errors import ConfigError, CorpusError, NotReady
 
-__all__ = ["SUFFIXES", "Format", "Group", "Input", "find_inputs"]
+__all__ = ["SUFFIXES", "Format", "Group", "Input", "find_inputs", "require_unchanged"]
 
 Format = Literal["jsonl", "txt", "parquet"]
 
@@ -108,6 +108,27 @@ def find_inputs(words: Sequence[str], formats: Sequence[Format]) -> list[Input]:
     return list(found.values())
 
 
+def require_unchanged(inputs: Sequence[Input]) -> None:
+    """Refuse inputs that are not what they were when they were found.
+
+    Raises
+    ------
+    CorpusError
+        Naming all of them.
+    """
+    problems = []
+    for entry in inputs:
+        try:
+            found = os.stat(entry.path)
+        except OSError as error:
+            problems.append(f"{entry.path}: cannot be read any more: {error.strerror}")
+            continue
+        if (found.st_size, found.st_mtime_ns) != (entry.size, entry.changed):
+            problems.append(f"{entry.path}: has changed while it was read; run again")
+    if problems:
+        raise CorpusError(*problems)
+
+
 def _expand(word: str, known: set[str]) -> Iterator[str]:
     if os.path.isdir(word):
         yield from _below(word, known)
@@ -138,6 +159,10 @@ def _split(path: str) -> tuple[str, str | None]:
 def _look(path: str) -> Input | None:
     suffix, compression = _split(path)
     kind = SUFFIXES.get(suffix)
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError:
+        raise ConfigError(f"{path!r}: its name is not UTF-8; rename it") from None
     try:
         found = os.stat(path)
     except OSError as error:

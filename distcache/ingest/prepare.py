@@ -10,7 +10,7 @@ import msgspec
 import xxhash
 
 from distcache.corpus.output import Output
-from distcache.corpus.receipt import TokenizerFacts
+from distcache.corpus.receipt import Origin, TokenizerFacts
 from distcache.corpus.token_types import named_type
 from distcache.errors import CorpusError
 from distcache.ingest.encode import TextReader
@@ -21,7 +21,6 @@ from distcache.ingest.options import TextOptions, TokenOptions
 from distcache.ingest.parquet import with_groups
 from distcache.ingest.pieces import make_pieces, make_tasks, piece_bytes
 from distcache.ingest.placing import TaskRecord
-from distcache.ingest.receipts import Origin
 from distcache.ingest.rows import require_text_column
 from distcache.ingest.store import Store
 from distcache.ingest.token_shards import ShardReader, require_token_column

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import msgspec
 
 from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.idx import ITEM_TYPES
 from distcache.corpus.receipt import (
-    FORMAT,
     InputReceipt,
-    Kind,
+    Origin,
     PieceReceipt,
     Receipt,
     Skipped,
-    TokenizerFacts,
+    receipt_of,
 )
 from distcache.ingest.digests import digest_of_pieces
 from distcache.ingest.inputs import Input
@@ -26,17 +22,7 @@ from distcache.ingest.part import PieceFacts
 from distcache.ingest.pieces import Piece
 from distcache.ingest.placing import Counts, TaskRecord, overlap
 
-__all__ = ["Origin", "make_receipts"]
-
-
-class Origin(msgspec.Struct, frozen=True):
-    """What all corpora of an ingest have in common: the fields of `Receipt` of the same names."""
-
-    kind: Kind
-    made_from: str
-    tokenizer: TokenizerFacts | None
-    options: dict[str, Any]
-    versions: dict[str, str]
+__all__ = ["make_receipts"]
 
 
 @dataclass
@@ -131,37 +117,15 @@ def make_receipts(
             share.add(piece, record.pieces[number], before, size)
             skipped[segment.shard] += [] if before.documents else wrong[number]
     return [
-        _receipt(name, entry, tuple(share.values()), tuple(left_out), origin)
+        receipt_of(
+            entry,
+            name,
+            origin,
+            [part.receipt(ITEM_TYPES[entry.type_code].itemsize) for part in share.values()],
+            left_out,
+        )
         for name, entry, share, left_out in zip(names, facts, shares, skipped, strict=True)
     ]
-
-
-def _receipt(
-    name: str,
-    facts: CorpusFacts,
-    shares: Sequence[_Share],
-    skipped: tuple[Skipped, ...],
-    origin: Origin,
-) -> Receipt:
-    item_size = ITEM_TYPES[facts.type_code].itemsize
-    return Receipt(
-        format=FORMAT,
-        kind=origin.kind,
-        corpus=name,
-        made_from=origin.made_from,
-        idx_digest=facts.idx_digest,
-        idx_size=facts.idx_size,
-        bin_size=facts.bin_size,
-        type_code=facts.type_code,
-        sequences=facts.sequences,
-        documents=facts.documents,
-        tokens=facts.tokens,
-        tokenizer=origin.tokenizer,
-        options=origin.options,
-        versions=origin.versions,
-        inputs=tuple(share.receipt(item_size) for share in shares),
-        skipped=skipped,
-    )
 
 
 def _input_digests(

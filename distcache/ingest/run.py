@@ -10,9 +10,10 @@ import msgspec
 from distcache.corpus.claim import claim_output
 from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.output import Output
-from distcache.corpus.receipt import Receipt, receipt_path
+from distcache.corpus.receipt import Origin, Receipt, receipt_path
 from distcache.errors import CorpusError
 from distcache.ingest.finish import finish
+from distcache.ingest.inputs import require_unchanged
 from distcache.ingest.journal import Journal
 from distcache.ingest.placing import TaskRecord
 from distcache.ingest.prepare import (
@@ -21,7 +22,7 @@ from distcache.ingest.prepare import (
     make_work,
     resume_together,
 )
-from distcache.ingest.receipts import Origin, make_receipts
+from distcache.ingest.receipts import make_receipts
 from distcache.ingest.rounds import run_rounds
 from distcache.ingest.tokenizer import TokenizerOptions
 from distcache.ingest.workers import Work
@@ -140,6 +141,8 @@ def _make(
         if journal is not None:
             stack.enter_context(journal)
         records = run_rounds(communicator, work, done, journal, threads, progress)
+    own = work.inputs[communicator.rank :: communicator.size]
+    together(communicator, lambda: require_unchanged(own), "comparing inputs")
     _require_documents(records)
 
     def receipts(facts: list[CorpusFacts]) -> list[Receipt]:

@@ -53,11 +53,15 @@ class Store:
         while self._open:
             self._open.popitem()[1].close()
 
-    def sync(self) -> None:
-        """Wait until all that this rank wrote is on disk."""
+    def settle(self) -> None:
+        """Wait until all that this rank wrote is on disk, and close the files until they are used.
+
+        A network filesystem shows another rank's bytes in files that are opened after that.
+        """
         for path, file in self._open.items():
             with no_space_as_error(path):
                 file.flusher.sync()
+        self.close()
 
     def cut(self, shard: int, nbytes: int) -> None:
         """Set the length of a corpus's tokens."""

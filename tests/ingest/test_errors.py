@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,6 +14,7 @@ import pytest
 
 from distcache.corpus.receipt import read_receipt
 from distcache.errors import ConfigError, CorpusError, NotReady
+from distcache.ingest.rounds import run_rounds
 from tests.ingest.test_text import run, single
 from tests.texts import read_corpus, write_jsonl
 
@@ -177,3 +180,38 @@ def test_files_are_taken_once(tokenizers: Path, tmp_path: Path) -> None:
     names = ["in/b.jsonl", "in/a.jsonl", "in/deep/c.jsonl"]
     assert [entry.path for entry in receipt.inputs] == [str(tmp_path / name) for name in names]
     assert len(read_corpus(tmp_path / "out")) == 3
+
+
+def test_an_input_that_changes_meanwhile(
+    tokenizers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is noticed before anything is published."""
+    path = write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
+
+    def grow(*words: Any) -> Any:
+        with open(path, "ab") as stream:
+            stream.write(GOOD)
+        return run_rounds(*words)
+
+    monkeypatch.setattr("distcache.ingest.run.run_rounds", grow)
+    with pytest.raises(CorpusError, match=r"a\.jsonl: has changed while it was read"):
+        run([path], tokenizers, tmp_path / "out")
+    assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.parametrize("out", [".", "..", "deep/", ""])
+def test_an_output_that_is_a_directory(out: str, tokenizers: Path, tmp_path: Path) -> None:
+    """Is no prefix of a corpus."""
+    (tmp_path / "deep").mkdir()
+    path = write_jsonl(tmp_path / "a.jsonl", ["one"])
+    with pytest.raises(ConfigError, match="is a directory"):
+        run([path], tokenizers, tmp_path / out)
+
+
+def test_names_that_are_not_utf8(tokenizers: Path, tmp_path: Path) -> None:
+    """Could not stand in a receipt."""
+    name = os.fsdecode(bytes(tmp_path / "in") + b"\xff.txt")
+    with open(name, "w", encoding="utf-8") as stream:
+        stream.write("x")
+    with pytest.raises(ConfigError, match="its name is not UTF-8; rename it"):
+        run([tmp_path], tokenizers, tmp_path / "out")
