@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
 import secrets
 import shutil
@@ -16,11 +14,11 @@ from typing import Final
 
 from distcache.cache import life
 from distcache.errors import ConfigError, DistcacheError
+from distcache.locks import NO_LOCKS, try_lock
 
 __all__ = ["Lock", "Workspace", "sweep"]
 
 ABANDONED: Final = 3600.0  # seconds; a live build renames a file in its workspace every two
-NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
 class Lock(Enum):
@@ -81,28 +79,14 @@ class Workspace:
     def lock(self) -> Lock:
         """Try to become the only builder; the lock lasts until `leave` or the process ends."""
         self.make()
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
-            descriptor = os.open(self._lock, flags, 0o600)
-        except FileNotFoundError:
-            return Lock.BUSY  # its builder has just removed the workspace
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(descriptor), os.stat(self._lock)):
-                self._descriptor, descriptor = descriptor, -1
-                return Lock.HELD
-        except FileNotFoundError:
-            pass
+            self._descriptor = try_lock(self._lock)
         except OSError as error:
-            if error.errno in NO_LOCKS:
-                self._remove_files()
-                return Lock.UNSUPPORTED
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            if error.errno not in NO_LOCKS:
                 raise
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
-        return Lock.BUSY
+            self._remove_files()
+            return Lock.UNSUPPORTED
+        return Lock.BUSY if self._descriptor is None else Lock.HELD
 
     def leave(self) -> None:
         """Let others build; a private workspace, which nobody could resume, is removed."""

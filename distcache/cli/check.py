@@ -94,11 +94,14 @@ def _audit(
         from distcache.corpus.receipt import Receipt  # noqa: PLC0415
         from distcache.ingest.audit import audit, find_receipts  # noqa: PLC0415
 
-    def find() -> dict[str, Receipt]:
-        return find_receipts(list(facts), against) if against or readback else {}
+    def find() -> tuple[dict[str, Receipt], list[Fault]]:
+        return find_receipts(facts, against) if against or readback else ({}, [])
 
-    receipts = from_rank_0(communicator, find, dict[str, Receipt], "reading receipts")
-    return audit(communicator, facts, receipts, vocab_size, readback, tokenizer)
+    receipts, missing = from_rank_0(
+        communicator, find, tuple[dict[str, Receipt], list[Fault]], "reading receipts"
+    )
+    found = audit(communicator, facts, receipts, vocab_size, readback, tokenizer)
+    return [*missing, *found]
 
 
 def _show(facts: Sequence[CorpusFacts], faults: Sequence[Fault]) -> None:

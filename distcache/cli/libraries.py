@@ -21,7 +21,7 @@ def needing_libraries() -> Iterator[None]:
     """
     try:
         yield
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise ConfigError(
             f'{error.name} is not installed; pip install "distcache[ingest]"'
         ) from error

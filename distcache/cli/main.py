@@ -92,7 +92,9 @@ def main() -> None:
         _end(1, together=False)
     except OSError as error:
         _fail(DistcacheError(str(error)))
-    except Exception:  # noqa: BLE001  one rank's surprise must not leave the others waiting
+    except SystemExit:
+        raise
+    except BaseException:  # noqa: BLE001  one rank's surprise must not leave the others waiting
         traceback.print_exc()
         _end(1, together=False)
 

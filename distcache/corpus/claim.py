@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+
+from distcache.corpus.idx import bin_path, idx_path
 from distcache.corpus.output import Output
 from distcache.corpus.receipt import (
     Receipt,
@@ -10,6 +13,7 @@ from distcache.corpus.receipt import (
     receipt_path,
     write_receipt,
 )
+from distcache.errors import KeyMismatch
 
 __all__ = ["claim_output", "publish_output"]
 
@@ -39,33 +43,48 @@ def claim_output(output: Output, made_from: str) -> list[Receipt]:
         If another process writes there.
     """
     output.claim()
-    if output.resume(made_from):
-        complete = output.completed()
-        receipts = [read_receipt(receipt_path(output.unfinished(n))) for n in range(complete)]
-        if receipts:
-            output.publish(complete)
-        return receipts
+    same = output.stamp == made_from
+    complete = output.completed()
+    if complete and (same or output.is_partly_published()):
+        paths = [receipt_path(output.unfinished(shard)) for shard in range(complete)]
+        receipts = [read_receipt(path) for path in paths]
+        output.publish(complete)
+        output.claim()
+        if same:
+            output.remove()
+            return receipts
     found = _published(output, made_from)
     if found:
         output.remove()
         return found
     try:
         output.require_free()
-    except BaseException:
-        output.remove()
+    except KeyMismatch:
+        if output.stamp is None:
+            output.remove()  # there is nothing in it that anybody could resume
         raise
+    if not same:
+        output.begin(made_from)
     return []
 
 
 def _published(output: Output, made_from: str) -> list[Receipt]:
-    receipts: list[Receipt] = []
-    while (found := find_receipt(output.final(len(receipts)))) is not None:
-        if found.made_from != made_from:
-            return []
-        receipts.append(found)
-        if not output.numbered:
-            break
-    return receipts
+    """Return the receipts of the corpora that are there, if all are that this would make."""
+    first = find_receipt(output.final(0))
+    if first is None or first.made_from != made_from:
+        return []
+    receipts = [find_receipt(output.final(shard)) for shard in range(first.corpora)]
+    found = [receipt for receipt in receipts if receipt and receipt.made_from == made_from]
+    whole = all(_has_sizes(output.final(shard), receipt) for shard, receipt in enumerate(found))
+    return found if len(found) == first.corpora and whole else []
+
+
+def _has_sizes(prefix: str, receipt: Receipt) -> bool:
+    try:
+        found = (os.stat(bin_path(prefix)).st_size, os.stat(idx_path(prefix)).st_size)
+    except OSError:
+        return False
+    return found == (receipt.bin_size, receipt.idx_size)
 
 
 def publish_output(output: Output, receipts: list[Receipt]) -> None:

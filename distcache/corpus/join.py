@@ -158,16 +158,21 @@ def _write_index(
     descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     sequences = [len(source.lengths) for source in sources]
     documents = [len(source.bounds) - 1 for source in sources]
+    sequences_before = [0, *itertools.accumulate(sequences)]
+    tokens_before = [0, *itertools.accumulate(source.tokens for source in sources)]
     begin, end = slice_bounds(plan.sequences, ranks, 1)[rank : rank + 2]
     first, last = slice_bounds(plan.documents, ranks, 1)[rank : rank + 2]
     try:
         with no_space_as_error(path):
             for index, low, high, at in _shares(sequences, begin, end):
-                before = sum(source.tokens for source in sources[:index])
+                before = tokens_before[index]
                 _write_sequences(descriptor, plan, sources[index], range(low, high), at, before)
             for index, low, high, at in _shares(documents, first, last):
-                bounds = sources[index].bounds[low:high] + sum(sequences[:index])
-                write_bounds(descriptor, plan, at, bounds)
+                for some in range(low, high, SEQUENCES):
+                    bounds = sources[index].bounds[some : min(some + SEQUENCES, high)]
+                    write_bounds(
+                        descriptor, plan, at + some - low, bounds + sequences_before[index]
+                    )
             os.fsync(descriptor)
     finally:
         os.close(descriptor)

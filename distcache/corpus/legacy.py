@@ -19,7 +19,7 @@ from distcache.corpus.idx import LEGACY_MAGIC, bin_path, idx_path
 from distcache.corpus.source import Source
 from distcache.corpus.token_types import code_of
 from distcache.errors import CorpusError, NotReady
-from distcache.files import open_sized, read_range
+from distcache.files import open_regular, open_sized, read_range
 
 __all__ = ["is_legacy", "open_legacy"]
 
@@ -42,7 +42,7 @@ TYPES: Final = {
 def is_legacy(prefix: str) -> bool:
     """Tell whether the `.idx` of a corpus is a legacy one."""
     try:
-        with open(idx_path(prefix), "rb") as stream:
+        with open(open_regular(idx_path(prefix)), "rb") as stream:
             return stream.read(len(LEGACY_MAGIC)) == LEGACY_MAGIC
     except OSError:
         return False

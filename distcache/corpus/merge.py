@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -11,6 +12,7 @@ import xxhash
 from distcache.corpus.claim import claim_output, publish_output
 from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.examine import require_sound
+from distcache.corpus.idx import bin_path, idx_path
 from distcache.corpus.idx_writer import IdxPlan
 from distcache.corpus.join import join
 from distcache.corpus.legacy import is_legacy, open_legacy
@@ -35,9 +37,20 @@ __all__ = ["convert", "merge"]
 
 
 class _Known(msgspec.Struct, frozen=True):
-    """What is known of the corpora: a digest of each, and the tokenizer that they all have."""
+    """What is known of the corpora.
+
+    Attributes
+    ----------
+    digests : list of str
+        Of the `.idx` of each.
+    stamps : list of str
+        Path, size and time of each file, so that the same corpora are known again.
+    tokenizer : TokenizerFacts or None
+        That they all have.
+    """
 
     digests: list[str]
+    stamps: list[str]
     tokenizer: TokenizerFacts | None
 
 
@@ -86,7 +99,7 @@ def merge(
     def prepare() -> _Known:
         _require_alike(list(facts.values()))
         digests = [facts[prefix].idx_digest for prefix in prefixes]
-        return _Known(digests, _common_tokenizer(facts, mixed=mixed))
+        return _Known(digests, _stamps(prefixes), _common_tokenizer(facts, mixed=mixed))
 
     known = from_rank_0(communicator, prepare, _Known, "comparing corpora")
     sources = together(
@@ -125,10 +138,11 @@ def convert(
     progress = Stopwatch(progress or Silent(), lambda: communicator.waited)
     progress.phase("examining corpora")
     legacy = from_rank_0(communicator, lambda: is_legacy(prefix), bool, "looking at the corpus")
+    stamps = from_rank_0(communicator, lambda: _stamps([prefix]), list[str], "looking at files")
     if legacy:
         source = together(communicator, lambda: open_legacy(prefix), "opening the corpus")
         digest = xxhash.xxh3_128(source.lengths.data).hexdigest()
-        known = _Known([digest], None)
+        known = _Known([digest], stamps, None)
     else:
         facts = require_sound(communicator, [prefix], threads)[prefix]
         source = together(communicator, lambda: open_source(prefix, facts.bin_size), "opening")
@@ -138,12 +152,17 @@ def convert(
             dict[str, TokenizerFacts | None],
             "reading receipts",
         )
-        known = _Known([facts.idx_digest], tokenizers[prefix])
+        known = _Known([facts.idx_digest], stamps, tokenizers[prefix])
     if drop_modes:
         source = Source(
             prefix, source.type_code, source.lengths, source.bounds, None, source.nbytes
         )
     return _make(communicator, "convert", [source], known, out, threads, progress)
+
+
+def _stamps(prefixes: Sequence[str]) -> list[str]:
+    paths = [name for prefix in prefixes for name in (bin_path(prefix), idx_path(prefix))]
+    return [f"{path} {os.stat(path).st_size} {os.stat(path).st_mtime_ns}" for path in paths]
 
 
 def _require_alike(facts: Sequence[CorpusFacts]) -> None:
@@ -181,7 +200,7 @@ def _make(
     progress: Progress,
 ) -> Receipt:
     """Claim the output, fill it, and publish it with its receipt. Collective."""
-    identity = " ".join([kind, *known.digests, *(str(source.modes is None) for source in sources)])
+    identity = " ".join([kind, *known.stamps, *(str(source.modes is None) for source in sources)])
     origin = Origin(
         kind=kind,
         made_from=xxhash.xxh3_128(identity.encode()).hexdigest(),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
+import contextlib
 import os
+import re
 import shutil
 import stat
+import time
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -15,11 +16,13 @@ from distcache.corpus.idx import bin_path, idx_path
 from distcache.corpus.receipt import receipt_path
 from distcache.errors import ConfigError, DistcacheError, KeyMismatch, NotReady
 from distcache.files import sync_directory, write_whole
+from distcache.locks import NO_LOCKS, try_lock
 
 __all__ = ["Output"]
 
-BUSY: Final = (errno.EWOULDBLOCK, errno.EACCES)
-NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+LOCK: Final = "lock"
+LOOKS: Final = 5  # at a lock that another process has, or has just removed
+LOOK: Final = 0.2  # seconds from one to the next
 
 
 class Output:
@@ -84,22 +87,21 @@ class Output:
         DistcacheError
             If something else has the directory's name.
         """
-        self._make()
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(self.directory / "lock", flags, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(descriptor)
-            if error.errno in BUSY:
-                raise NotReady(
-                    f"{self.prefix}: another process is writing it (it holds "
-                    f"{self.directory / 'lock'}); wait for it, or choose another --out"
-                ) from error
-            if error.errno not in NO_LOCKS:
-                raise
-            return
-        self._lock = descriptor
+        for look in range(LOOKS):
+            time.sleep(LOOK if look else 0)
+            self._make()
+            try:
+                self._lock = try_lock(self.directory / LOCK)
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise
+                return  # what two writers have mixed is found when it is read back
+            if self._lock is not None:
+                return
+        raise NotReady(
+            f"{self.prefix}: another process is writing it (it holds {self.directory / LOCK}); "
+            "wait for it, or choose another --out"
+        )
 
     def _make(self) -> None:
         if not Path(self.prefix).name or os.path.isdir(self.prefix):
@@ -120,19 +122,19 @@ class Output:
         except NotADirectoryError as error:
             raise ConfigError(f"{self.directory.parent}: is not a directory") from error
 
-    def resume(self, stamp: str) -> bool:
-        """Tell whether what is here is the beginning of the same work; remove it if it is not."""
-        content = stamp.encode()
-        if self._stamp.is_file() and self._stamp.read_bytes() == content:
-            return True
-        self.clear()
-        self._stamp.write_bytes(content)
-        return False
+    @property
+    def stamp(self) -> str | None:
+        """What the unfinished corpora here are made from; None if there are none."""
+        return self._stamp.read_text(encoding="ascii") if self._stamp.is_file() else None
 
-    def clear(self) -> None:
-        """Remove what an earlier process has left here."""
+    def begin(self, stamp: str) -> None:
+        """Begin anew: remove what is here, and note what the corpora are made from."""
+        self._clear()
+        self._stamp.write_text(stamp, encoding="ascii")
+
+    def _clear(self) -> None:
         for entry in self.directory.iterdir():
-            if entry.name != "lock":
+            if entry.name != LOCK:
                 _remove(entry)
 
     def leave(self) -> None:
@@ -141,7 +143,7 @@ class Output:
             os.close(self._lock)
             self._lock = None
 
-    def require_free(self, shard: int = 0) -> None:
+    def require_free(self) -> None:
         """Refuse final names that are taken by files that are not ours.
 
         Raises
@@ -149,11 +151,7 @@ class Output:
         KeyMismatch
             Naming all of them.
         """
-        taken = [
-            final
-            for unfinished, final in self._names(shard)
-            if os.path.lexists(final) and not _is_same(unfinished, final)
-        ]
+        taken = [final for final, ours in self._final_files() if not ours]
         if taken:
             raise KeyMismatch(
                 *(
@@ -162,6 +160,23 @@ class Output:
                     for path in taken
                 )
             )
+
+    def is_partly_published(self) -> bool:
+        """Tell whether a killed publication has given names to files that are here."""
+        return any(ours for _, ours in self._final_files())
+
+    def _final_files(self) -> list[tuple[str, bool]]:
+        """Return every file under a name that a corpus may get here, and whether it is ours."""
+        parent, name = os.path.split(self.prefix)
+        number = r"-(\d{5,})" if self.numbered else "()"
+        pattern = re.compile(re.escape(name) + number + r"(\.bin|\.idx|\.receipt\.json)")
+        found = []
+        for entry in sorted(os.listdir(parent)):
+            if match := pattern.fullmatch(entry):
+                final = os.path.join(parent, entry)
+                here = self.part(int(match[1] or 0), match[2].removeprefix("."))
+                found.append((final, _is_same(here, final)))
+        return found
 
     def _names(self, shard: int) -> list[tuple[str, str]]:
         here, there = self.unfinished(shard), self.final(shard)
@@ -187,20 +202,23 @@ class Output:
         KeyMismatch
             If a name has been taken in the meantime.
         """
-        for shard in range(shards):
-            self.require_free(shard)
+        self.require_free()
         for shard in range(shards):
             for unfinished, final in self._names(shard):
                 if not _is_same(unfinished, final) and not _link(unfinished, final):
-                    self.require_free(shard)
+                    self.require_free()
         sync_directory(Path(self.prefix).parent)
         self.remove()
 
     def remove(self) -> None:
         """Remove the directory, and let others write."""
-        self.clear()
-        shutil.rmtree(self.directory)
+        with contextlib.suppress(OSError):
+            self._clear()
+            os.unlink(self.directory / LOCK)
         self.leave()
+        # Another process may have begun to write; a network filesystem may keep a name for a while.
+        with contextlib.suppress(OSError):
+            self.directory.rmdir()
 
 
 def _link(unfinished: str, final: str) -> bool:

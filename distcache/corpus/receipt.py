@@ -162,6 +162,8 @@ class Receipt(msgspec.Struct, frozen=True):
         All that was asked for and changes the corpus.
     versions : dict of str to str
         Of distcache and of the libraries that made the tokens.
+    corpora : int
+        How many corpora the command made, of which this is one.
     inputs : tuple of InputReceipt
         In the order of the corpus.
     skipped : tuple of Skipped
@@ -182,6 +184,7 @@ class Receipt(msgspec.Struct, frozen=True):
     tokenizer: TokenizerFacts | None
     options: dict[str, Any]
     versions: dict[str, str]
+    corpora: int
     inputs: tuple[InputReceipt, ...]
     skipped: tuple[Skipped, ...] = ()
 
@@ -219,8 +222,9 @@ def receipt_of(
     origin: Origin,
     inputs: Iterable[InputReceipt],
     skipped: Iterable[Skipped] = (),
+    corpora: int = 1,
 ) -> Receipt:
-    """Return the receipt of a corpus that has been examined."""
+    """Return the receipt of a corpus that has been examined, one of so many that were made."""
     return Receipt(
         format=FORMAT,
         kind=origin.kind,
@@ -236,6 +240,7 @@ def receipt_of(
         tokenizer=origin.tokenizer,
         options=origin.options,
         versions=origin.versions,
+        corpora=corpora,
         inputs=tuple(inputs),
         skipped=tuple(skipped),
     )

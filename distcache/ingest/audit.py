@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -13,9 +14,8 @@ from distcache.corpus import CorpusFacts, Fault, bin_path, idx_path, open_idx
 from distcache.corpus.idx import ITEM_TYPES
 from distcache.corpus.receipt import Receipt, find_receipt, read_receipt, receipt_path
 from distcache.corpus.token_types import limit_of
-from distcache.errors import ConfigError, NotReady
 from distcache.files import open_regular
-from distcache.ingest.readback import Readback
+from distcache.ingest.readback import read_back
 from distcache.kernels import first_outside
 from distcache.ranks.agreement import from_rank_0, together
 from distcache.ranks.balance import slice_bounds
@@ -26,39 +26,53 @@ __all__ = ["audit", "find_receipts"]
 BLOCK: Final = 4 << 20  # bytes of tokens at a time
 
 
-def find_receipts(prefixes: Sequence[str], words: Sequence[str]) -> dict[str, Receipt]:
+def find_receipts(
+    corpora: Mapping[str, CorpusFacts], words: Sequence[str]
+) -> tuple[dict[str, Receipt], list[Fault]]:
     """Return the receipt of each corpus.
 
     Parameters
     ----------
-    prefixes : sequence of str
-        Of the corpora.
+    corpora : mapping of str to CorpusFacts
+        By prefix.
     words : sequence of str
         Receipts, or directories with receipts; none for those that lie beside the corpora. A
-        receipt belongs to the corpus whose name it has, or, if there is one of each, to that.
+        receipt belongs to the corpus whose name it has (of several, to the one whose index it
+        describes); or, if there is one of each, to that.
+
+    Returns
+    -------
+    receipts : dict of str to Receipt
+        By prefix.
+    faults : list of Fault
+        One for each corpus without one.
 
     Raises
     ------
-    NotReady
-        Naming every corpus without one.
+    NotReady, CorpusError
+        If a receipt that is named is not there, or is none.
     """
-    if not words:
-        beside = {prefix: find_receipt(prefix) for prefix in prefixes}
-        found = {prefix: receipt for prefix, receipt in beside.items() if receipt is not None}
-        where = "beside it"
-    else:
-        paths = [path for word in words for path in _receipt_paths(word)]
-        receipts = [read_receipt(path) for path in paths]
-        by_name = {receipt.corpus: receipt for receipt in receipts}
-        if len(prefixes) == 1 and len(receipts) == 1:
-            by_name[Path(prefixes[0]).name] = receipts[0]
-        names = {prefix: Path(prefix).name for prefix in prefixes}
-        found = {prefix: by_name[name] for prefix, name in names.items() if name in by_name}
-        where = f"among {', '.join(words)}"
-    missing = [prefix for prefix in prefixes if prefix not in found]
-    if missing:
-        raise NotReady(*(f"{receipt_path(prefix)}: no receipt {where}" for prefix in missing))
-    return found
+    named = [read_receipt(path) for word in words for path in _receipt_paths(word)]
+    found: dict[str, Receipt] = {}
+    faults: list[Fault] = []
+    for prefix, facts in corpora.items():
+        receipt = _choose(named, prefix, facts, len(corpora)) if words else find_receipt(prefix)
+        if receipt is None:
+            where = f"among {', '.join(words)}" if words else "beside it"
+            faults.append(Fault(prefix, receipt_path(prefix), f"there is no receipt {where}"))
+        else:
+            found[prefix] = receipt
+    return found, faults
+
+
+def _choose(
+    receipts: Sequence[Receipt], prefix: str, facts: CorpusFacts, corpora: int
+) -> Receipt | None:
+    if corpora == 1 and len(receipts) == 1:
+        return receipts[0]
+    named = [receipt for receipt in receipts if receipt.corpus == Path(prefix).name]
+    exact = [receipt for receipt in named if receipt.idx_digest == facts.idx_digest]
+    return next(iter([*exact, *named]), None)
 
 
 def _receipt_paths(word: str) -> list[str]:
@@ -89,7 +103,8 @@ def audit(
     vocabulary : int or None
         Token ids must be below it; by default that of the receipt's tokenizer.
     readback : int
-        Documents of each corpus that are read back through the pair and through the source.
+        Documents of each corpus with a receipt that are read back through the pair and through the
+        source.
     tokenizer : str or None
         Where the tokenizer is; by default where the receipt says.
 
@@ -97,32 +112,25 @@ def audit(
     -------
     list of Fault
         On all ranks.
-
-    Raises
-    ------
-    ConfigError
-        If documents are to be read back without a receipt.
     """
     faults = []
     for prefix, facts in corpora.items():
         receipt = receipts.get(prefix)
-        if receipt is not None:
-            faults += [
-                Fault(prefix, idx_path(prefix), message)
-                for message in _differences(prefix, facts, receipt)
-            ]
         limit = vocabulary
-        if limit is None and receipt is not None and receipt.tokenizer is not None:
-            limit = receipt.tokenizer.vocabulary
+        if receipt is not None:
+            differences = from_rank_0(
+                communicator,
+                partial(_differences, prefix, facts, receipt),
+                list[str],
+                "comparing receipts",
+            )
+            faults += [Fault(prefix, idx_path(prefix), message) for message in differences]
+            if limit is None and receipt.tokenizer is not None:
+                limit = receipt.tokenizer.vocabulary
         if limit is not None:
             faults += _check_range(communicator, prefix, facts, limit)
-        if readback and receipt is None:
-            error = ConfigError(f"{prefix}: has no receipt, which --readback needs")
-            error.agreed = True
-            raise error
         if readback and receipt is not None:
-            reader = Readback(prefix, receipt, tokenizer)
-            faults += reader.check(communicator, readback)
+            faults += read_back(communicator, prefix, receipt, readback, tokenizer)
     return faults
 
 

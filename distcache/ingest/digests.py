@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import xxhash
@@ -15,12 +15,16 @@ __all__ = ["digest_of_pieces", "digest_range"]
 READ: Final = 4 << 20  # bytes at a time
 
 
-def digest_range(path: str, begin: int, end: int) -> str:
-    """Return the XXH3-128 of bytes [begin, end) of a file, or of as many as there are."""
+def digest_range(path: str, begin: int, end: int, stopped: Callable[[], bool]) -> str:
+    """Return the XXH3-128 of bytes [begin, end) of a file, unless it is told to stop."""
     digest = xxhash.xxh3_128()
     descriptor = open_regular(path)
     try:
-        while begin < end and (block := os.pread(descriptor, min(READ, end - begin), begin)):
+        while (
+            begin < end
+            and not stopped()
+            and (block := os.pread(descriptor, min(READ, end - begin), begin))
+        ):
             digest.update(block)
             begin += len(block)
     finally:

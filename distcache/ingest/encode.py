@@ -11,7 +11,7 @@ import numpy as np
 from distcache.errors import ConfigError
 from distcache.ingest.inputs import Input
 from distcache.ingest.options import TextOptions
-from distcache.ingest.part import Part, Problem
+from distcache.ingest.part import Problem, Sink
 from distcache.ingest.pieces import Piece
 from distcache.ingest.rows import Row, text_rows
 from distcache.ingest.tokenizer import Tokenizer
@@ -52,7 +52,7 @@ class TextReader:
                 "name it with --eod"
             )
 
-    def read(self, entry: Input, piece: Piece, part: Part, stopped: Callable[[], bool]) -> bool:
+    def read(self, entry: Input, piece: Piece, part: Sink, stopped: Callable[[], bool]) -> bool:
         """Add the documents of a piece to a part; false if it is ended, by an error or from out."""
         batch: list[Row] = []
         size = 0
@@ -74,14 +74,15 @@ class TextReader:
                 batch, size = [], 0
         return self._flush(batch, part)
 
-    def _note(self, row: Row, reason: str, part: Part) -> bool:
+    def _note(self, row: Row, reason: str, part: Sink) -> bool:
         """Keep what is wrong with a row; false if that ends the ingest."""
         piece = part.pieces[-1]
         piece.rows += 1
+        piece.skipped += 1
         piece.problems.append(Problem(row.place, reason, row.byte, row.group))
         return self._options.on_error == "skip"
 
-    def _flush(self, batch: list[Row], part: Part) -> bool:
+    def _flush(self, batch: list[Row], part: Sink) -> bool:
         """Encode rows together, or one by one if that fails."""
         if not batch:
             return True
@@ -93,7 +94,7 @@ class TextReader:
             return all(self._flush([row], part) for row in batch)
         return True
 
-    def _append(self, batch: list[Row], part: Part) -> None:
+    def _append(self, batch: list[Row], part: Sink) -> None:
         texts = [self._sentences(row) for row in batch]
         encoded = iter(self._tokenizer.encode(list(itertools.chain.from_iterable(texts))))
         sequences: list[list[int]] = []

@@ -16,25 +16,27 @@ from distcache.corpus.receipt import Receipt
 from distcache.corpus.token_types import code_of
 from distcache.errors import DistcacheError
 from distcache.files import no_space_as_error
-from distcache.ingest.placing import Counts, Segment, TaskRecord
+from distcache.ingest.placing import Counts, Segment, TaskRecord, reader_of
 from distcache.ingest.store import COUNTS, LENGTHS, Store
 from distcache.progress import Progress
 from distcache.ranks.agreement import from_rank_0, together
 from distcache.ranks.balance import slice_bounds
 from distcache.ranks.communicator import Communicator
 
-__all__ = ["finish", "held"]
+__all__ = ["count_intact", "finish"]
 
 
-def held(communicator: Communicator, store: Store, records: Sequence[TaskRecord]) -> int:
+def count_intact(
+    communicator: Communicator, store: Store, records: Sequence[TaskRecord], begun: int
+) -> int:
     """Return how many of the first tasks can be read back as they were written. Collective.
 
     Every rank closes what it has written, and reads what others have: the bytes have reached the
     filesystem then, and are not those of a cache of its own.
     """
     together(communicator, store.settle, "syncing")
-    first = (communicator.rank + 1) % communicator.size
-    own = records[first :: communicator.size]
+    rank, ranks = communicator.rank, communicator.size
+    own = [record for record in records if reader_of(record.task, begun, ranks) == rank]
 
     def first_lost() -> int:
         return next((record.task for record in own if not store.holds(record)), len(records))
@@ -47,6 +49,7 @@ def finish(
     communicator: Communicator,
     store: Store,
     records: Sequence[TaskRecord],
+    begun: int,
     make_receipts: Callable[[list[CorpusFacts]], list[Receipt]],
     threads: int,
     progress: Progress,
@@ -61,6 +64,8 @@ def finish(
         Has the tokens, lengths and counts.
     records : sequence of TaskRecord
         Of all tasks.
+    begun : int
+        How many of them an earlier run had done.
     make_receipts : callable
         Returns the receipts of corpora.
     threads : int
@@ -80,7 +85,7 @@ def finish(
     """
     output = store.output
     progress.phase("reading back")
-    if held(communicator, store, records) < len(records):
+    if count_intact(communicator, store, records, begun) < len(records):
         error = DistcacheError(
             f"{output.directory}: reads back other bytes than were written; run again, which "
             "resumes with what is right"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
 from typing import Final
 
+import huggingface_hub
 import tokenizers
 
 from distcache.errors import ConfigError, NotReady
-from distcache.ingest.tokenizer import TokenizerOptions, facts_of, read_file, unknown_eod
+from distcache.ingest.tokenizer import TokenizerOptions, facts_of, read_file, refusing, unknown_eod
 
 __all__ = ["HuggingFace"]
 
@@ -72,22 +74,22 @@ class HuggingFace:
     def by_name(cls, options: TokenizerOptions) -> HuggingFace:
         """Return a tokenizer of the hub, or of its cache on this machine."""
         try:
-            found = tokenizers.Tokenizer.from_pretrained(options.name)
-        except Exception as error:
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
+            with refusing():
+                path = Path(huggingface_hub.hf_hub_download(options.name, "tokenizer.json"))
+        except ValueError as error:
             raise NotReady(
                 f"--tokenizer {options.name}: no such file, and not to be had from the hub of "
-                f"Hugging Face: {reason}"
+                f"Hugging Face: {error}"
             ) from error
-        return cls(options.name, found.to_str().encode(), options)
+        with contextlib.suppress(ValueError), refusing():
+            huggingface_hub.hf_hub_download(options.name, "tokenizer_config.json")
+        return cls(options.name, read_file(path), options, _stated_end(path.parent))
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Return the token ids of each text."""
-        try:
+        with refusing():
             found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=self._special)
-        except Exception as error:
-            raise ValueError(str(error)) from error
-        return [encoding.ids for encoding in found]
+            return [encoding.ids for encoding in found]
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of token ids."""

@@ -87,20 +87,18 @@ def find_inputs(words: Sequence[str], formats: Sequence[Format]) -> list[Input]:
     """
     problems: list[str] = []
     missing: list[str] = []
-    found: dict[str, Input] = {}
+    found: dict[tuple[int, int], Input] = {}
     known = {suffix for suffix, kind in SUFFIXES.items() if kind in formats}
     for word in words:
         paths = list(_expand(word, known))
         if not paths:
             missing.append(_nothing(word, known))
         for path in paths:
-            if path in found:
-                continue
-            entry = _look(path)
+            entry, identity = _look(path)
             if entry is None or entry.format not in formats:
                 problems.append(f"{path}: expected a regular file with {_suffix_list(known)}")
-            else:
-                found[path] = entry
+            elif identity not in found:
+                found[identity] = entry
     if missing:
         raise NotReady(*missing)
     if problems:
@@ -140,11 +138,28 @@ def _expand(word: str, known: set[str]) -> Iterator[str]:
 
 
 def _below(directory: str, known: set[str]) -> Iterator[str]:
-    for parent, names, files in os.walk(directory):
-        names[:] = sorted(name for name in names if not name.startswith((".", "_")))
+    """Yield what is below a directory, through links too, but into no directory twice."""
+    seen = {_identity(directory)}
+    for parent, names, files in os.walk(directory, onerror=_refuse, followlinks=True):
+        visible = sorted(name for name in names if not name.startswith((".", "_")))
+        names.clear()
+        for name in visible:
+            identity = _identity(os.path.join(parent, name))
+            if identity not in seen:
+                seen.add(identity)
+                names.append(name)
         for name in sorted(files):
             if not name.startswith((".", "_")) and _split(name)[0] in known:
                 yield os.path.join(parent, name)
+
+
+def _refuse(error: OSError) -> None:
+    raise NotReady(f"{error.filename}: cannot be read: {error.strerror}") from error
+
+
+def _identity(path: str) -> tuple[int, int]:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
 
 
 def _split(path: str) -> tuple[str, str | None]:
@@ -156,7 +171,8 @@ def _split(path: str) -> tuple[str, str | None]:
     return stem.suffix.lower(), compression
 
 
-def _look(path: str) -> Input | None:
+def _look(path: str) -> tuple[Input | None, tuple[int, int]]:
+    """Return a file as an input, unless it cannot be one, and what tells it from all others."""
     suffix, compression = _split(path)
     kind = SUFFIXES.get(suffix)
     try:
@@ -168,8 +184,9 @@ def _look(path: str) -> Input | None:
     except OSError as error:
         raise NotReady(f"{path}: cannot be read: {error.strerror}") from error
     if kind is None or not stat.S_ISREG(found.st_mode) or (compression and kind == "parquet"):
-        return None
-    return Input(path, found.st_size, found.st_mtime_ns, kind, compression)
+        return None, (0, 0)
+    entry = Input(path, found.st_size, found.st_mtime_ns, kind, compression)
+    return entry, (found.st_dev, found.st_ino)
 
 
 def _nothing(word: str, known: set[str]) -> str:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from distcache.ingest.blocks import BLOCK, Blocks
 
-__all__ = ["Part", "PieceFacts", "Problem", "digest_of"]
+__all__ = ["Part", "PieceFacts", "Problem", "Sink", "digest_of"]
 
 SPOOL: Final = 64 << 20  # bytes of tokens that stay in memory, if they may go to a file
 
@@ -46,17 +46,19 @@ class PieceFacts(msgspec.Struct):
     ----------
     digest : str
         XXH3-128 of its bytes.
-    rows, empty, documents, sequences, tokens : int
-        How many. Rows that are empty are no documents.
+    rows, empty, skipped, documents, sequences, tokens : int
+        How many. Rows that are empty, or skipped because of an error, are no documents.
     lines : int
         How many lines, blank ones as well, so that those of later pieces can be counted.
     problems : list of Problem
-        All rows that are wrong, or, if that ends the ingest, the first.
+        What is wrong with rows, or, if that ends the ingest, with the first. One may stand for the
+        rest of a row group.
     """
 
     digest: str
     rows: int = 0
     empty: int = 0
+    skipped: int = 0
     documents: int = 0
     sequences: int = 0
     tokens: int = 0
@@ -64,38 +66,23 @@ class PieceFacts(msgspec.Struct):
     problems: list[Problem] = []
 
 
-class Part:
-    """The documents of a task, in memory or, if they are many, in a nameless file.
+class Sink:
+    """What readers give documents to.
 
     Parameters
     ----------
     dtype : dtype
         The token type.
-    blocks : Blocks
-        Memory for the tokens; it goes back when the part is closed.
-    directory : Path or None
-        Where such a file may be; None to keep all in memory.
 
     Attributes
     ----------
     pieces : list of PieceFacts
-        Of the task's pieces, in order; the last one may be unfinished.
-    tokens : int
-        How many there are.
+        Of the pieces that are read, in order; the last one may be unfinished.
     """
 
-    def __init__(self, dtype: np.dtype[Any], blocks: Blocks, directory: Path | None) -> None:
+    def __init__(self, dtype: np.dtype[Any]) -> None:
         self.dtype = dtype
-        self.tokens = 0
         self.pieces: list[PieceFacts] = []
-        self._pool = blocks
-        self._directory = directory
-        self._blocks: list[NDArray[np.uint8]] = []
-        self._room = 0
-        self._file: Any = None
-        self._lengths: list[NDArray[np.int32]] = []
-        self._counts: list[NDArray[np.int32]] = []
-        self._digest = xxhash.xxh3_64()
 
     def append(
         self,
@@ -114,6 +101,46 @@ class Part:
         counts : ndarray of int32, shape (documents,), or None
             Sequences of each document; by default one.
         """
+        raise TypeError(f"{type(self).__name__} keeps no documents")
+
+
+class Part(Sink):
+    """The documents of a task, in memory or, if they are many, in a nameless file.
+
+    Parameters
+    ----------
+    dtype : dtype
+        The token type.
+    blocks : Blocks
+        Memory for the tokens; it goes back when the part is closed.
+    directory : Path or None
+        Where such a file may be; None to keep all in memory.
+
+    Attributes
+    ----------
+    tokens : int
+        How many there are.
+    """
+
+    def __init__(self, dtype: np.dtype[Any], blocks: Blocks, directory: Path | None) -> None:
+        super().__init__(dtype)
+        self.tokens = 0
+        self._pool = blocks
+        self._directory = directory
+        self._blocks: list[NDArray[np.uint8]] = []
+        self._room = 0
+        self._file: Any = None
+        self._lengths: list[NDArray[np.int32]] = []
+        self._counts: list[NDArray[np.int32]] = []
+        self._digest = xxhash.xxh3_64()
+
+    def append(
+        self,
+        tokens: NDArray[Any],
+        lengths: NDArray[np.int32],
+        counts: NDArray[np.int32] | None = None,
+    ) -> None:
+        """Add whole documents to the last piece; the tokens are copied."""
         counts = np.ones(len(lengths), np.int32) if counts is None else counts
         piece = self.pieces[-1]
         piece.documents += len(counts)
@@ -185,6 +212,10 @@ class Part:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the memory back, and remove the file."""
         self._pool.give(self._blocks)
         self._blocks = []
         if self._file is not None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from distcache.ingest.part import PieceFacts
 from distcache.ingest.pieces import cut_at_documents
 
-__all__ = ["Counts", "Segment", "TaskRecord", "advance", "overlap", "place", "segments_of"]
+__all__ = ["Counts", "Segment", "TaskRecord", "overlap", "place", "reader_of", "segments_of"]
 
 
 class Counts(msgspec.Struct, frozen=True, array_like=True):
@@ -126,9 +126,19 @@ def segments_of(
     return [segment for segment in found if segment.size.documents]
 
 
-def advance(at: Segment, segments: Sequence[Segment]) -> Segment:
-    """Return the last segment after some more."""
-    return segments[-1] if segments else at
+def reader_of(task: int, begun: int, ranks: int) -> int:
+    """Return the rank that reads back what a task has written: not the one that wrote it.
+
+    Parameters
+    ----------
+    task : int
+        Which one.
+    begun : int
+        The first task of this run; the ranks took turns from there on.
+    ranks : int
+        How many there are.
+    """
+    return (task - begun + 1) % ranks
 
 
 def overlap(

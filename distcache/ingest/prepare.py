@@ -11,10 +11,10 @@ import xxhash
 
 from distcache.corpus.output import Output
 from distcache.corpus.receipt import Origin, TokenizerFacts
-from distcache.corpus.token_types import named_type
-from distcache.errors import CorpusError
+from distcache.corpus.token_types import limit_of, named_type
+from distcache.errors import ConfigError, CorpusError
 from distcache.ingest.encode import TextReader
-from distcache.ingest.finish import held
+from distcache.ingest.finish import count_intact
 from distcache.ingest.inputs import Format, Input, find_inputs
 from distcache.ingest.journal import read_journal
 from distcache.ingest.options import TextOptions, TokenOptions
@@ -29,7 +29,7 @@ from distcache.ingest.workers import Reader, Work
 from distcache.ranks.agreement import from_rank_0, together
 from distcache.ranks.communicator import Communicator
 
-__all__ = ["Options", "find_together", "make_work", "resume_together"]
+__all__ = ["Options", "find_together", "make_work", "require_same", "resume_together"]
 
 Options = TextOptions | TokenOptions
 
@@ -104,6 +104,10 @@ def make_work(
     else:
         reader = ShardReader(options)
     vocabulary = facts.vocabulary if facts is not None else getattr(options, "vocabulary", None)
+    dtype = named_type(options.token_type, vocabulary)
+    end = getattr(options, "eod", None)
+    if end is not None and end >= limit_of(dtype, vocabulary):
+        raise ConfigError(f"--eod {end}: is not in the vocabulary, or beyond the token type")
     step = piece_bytes(inputs)
     lines = not isinstance(options, TextOptions) or options.documents == "line"
     pieces = make_pieces(inputs, step, lines=lines)
@@ -112,7 +116,7 @@ def make_work(
         pieces,
         make_tasks(pieces, step),
         reader,
-        Store(output, named_type(options.token_type, vocabulary)),
+        Store(output, dtype),
         spools=isinstance(options, TextOptions),
         limit=options.shard_size,
         fail=options.on_error == "fail",
@@ -129,16 +133,38 @@ def _origin(
 ) -> Origin:
     kind = "text" if isinstance(options, TextOptions) else "tokens"
     chosen: dict[str, Any] = msgspec.to_builtins(options) | {"piece_bytes": step}
-    identity = [kind, inputs, chosen, facts]
     named = {} if tokenizer is None else {"tokenizer": msgspec.to_builtins(tokenizer)}
     library = "pyarrow" if facts is None else LIBRARIES.get(facts.kind, facts.kind)
+    versions = {name: importlib.metadata.version(name) for name in ("distcache", library)}
+    identity = [kind, inputs, chosen, facts, versions]
     return Origin(
         kind="text" if kind == "text" else "tokens",
         made_from=xxhash.xxh3_128(msgspec.json.encode(identity)).hexdigest(),
         tokenizer=facts,
         options=chosen | named,
-        versions={name: importlib.metadata.version(name) for name in ("distcache", library)},
+        versions=versions,
     )
+
+
+def require_same(communicator: Communicator, origin: Origin) -> None:
+    """Refuse ranks that would not make the same tokens. Collective.
+
+    Raises
+    ------
+    ConfigError
+        If they have different tokenizers, or versions of a library.
+    """
+    everyone = communicator.gather_all(origin, Origin, "what ranks have")
+    different = [
+        f"rank {rank}: {found.tokenizer}, versions {found.versions}"
+        for rank, found in enumerate(everyone)
+        if found.made_from != everyone[0].made_from
+    ]
+    if different:
+        first = f"rank 0: {everyone[0].tokenizer}, versions {everyone[0].versions}"
+        error = ConfigError("ranks have different tokenizers or libraries", first, *different)
+        error.agreed = True  # all ranks have all of them
+        raise error
 
 
 def resume_together(
@@ -148,4 +174,4 @@ def resume_together(
     known = from_rank_0(
         communicator, lambda: read_journal(output.journal), list[TaskRecord], "the journal"
     )
-    return known[: held(communicator, store, known[:tasks])]
+    return known[: count_intact(communicator, store, known[:tasks], 0)]

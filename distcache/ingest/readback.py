@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -14,15 +14,14 @@ from distcache.corpus import Fault, Idx, bin_path, open_idx
 from distcache.corpus.idx import ITEM_TYPES
 from distcache.corpus.legacy import is_legacy, open_legacy
 from distcache.corpus.receipt import InputReceipt, PieceReceipt, Receipt
-from distcache.corpus.source import Source, open_source
+from distcache.corpus.source import open_source
 from distcache.errors import CorpusError, DistcacheError
 from distcache.files import open_regular, read_range
-from distcache.ingest.blocks import Blocks
 from distcache.ingest.encode import TextReader
 from distcache.ingest.inputs import find_inputs
 from distcache.ingest.options import TextOptions, TokenOptions
 from distcache.ingest.parquet import with_groups
-from distcache.ingest.part import Part, PieceFacts
+from distcache.ingest.part import PieceFacts, Sink
 from distcache.ingest.pieces import Piece
 from distcache.ingest.token_shards import ShardReader
 from distcache.ingest.tokenizer import TokenizerOptions, load_tokenizer
@@ -30,7 +29,7 @@ from distcache.ingest.workers import Reader
 from distcache.ranks.agreement import together
 from distcache.ranks.communicator import Communicator
 
-__all__ = ["Readback"]
+__all__ = ["Sample", "choose", "read_back"]
 
 
 class Document(NamedTuple):
@@ -46,73 +45,109 @@ class Document(NamedTuple):
         )
 
 
-class Readback:
-    """Reads documents of a corpus back.
+class Sample(NamedTuple):
+    """Documents that came from one piece: their numbers in the corpus, by that in the piece."""
+
+    entry: InputReceipt
+    piece: PieceReceipt
+    documents: dict[int, int]
+
+
+class SourceReader(Protocol):
+    """Reads documents again from what a corpus was made of."""
+
+    def read(self, sample: Sample) -> dict[int, Document]:
+        """Return documents by their number in the piece, as far as they are there."""
+        ...
+
+
+def read_back(
+    communicator: Communicator,
+    prefix: str,
+    receipt: Receipt,
+    count: int,
+    tokenizer: str | None = None,
+) -> list[Fault]:
+    """Read documents of a corpus again, evenly spread, and return what differs. Collective.
 
     Parameters
     ----------
+    communicator : Communicator
+        Of all ranks, which share out the pieces.
     prefix : str
         Of the corpus.
     receipt : Receipt
-        Of the corpus.
+        Of the corpus, with whose counts it agrees.
+    count : int
+        How many documents.
     tokenizer : str or None
         Where the tokenizer is; by default where the receipt says.
+
+    Raises
+    ------
+    DistcacheError
+        If the tokenizer cannot be loaded, or is another one.
     """
-
-    def __init__(self, prefix: str, receipt: Receipt, tokenizer: str | None) -> None:
-        self._prefix = prefix
-        self._receipt = receipt
-        self._tokenizer = tokenizer
-        self._dtype: np.dtype[Any] = ITEM_TYPES[receipt.type_code]
-
-    def check(self, communicator: Communicator, count: int) -> list[Fault]:
-        """Compare so many documents, evenly spread, and return what differs. Collective."""
-        documents = self._receipt.documents
-        count = min(count, documents)
-        chosen = [(2 * index + 1) * documents // (2 * count) for index in range(count)]
-        own = chosen[communicator.rank :: communicator.size]
-        found = together(communicator, lambda: list(self._compare(own)), "reading back")
-        shares = communicator.gather_all(found, list[Fault], "documents that differ")
-        return [fault for share in shares for fault in share]
-
-    def _compare(self, documents: list[int]) -> Iterator[Fault]:
-        if not documents:
-            return
-        idx = open_idx(self._prefix)
-        again = self._sources()
-        for document in documents:
-            entry, piece, place = _locate(self._receipt, document)
-            try:
-                there = again(entry, piece, place)
-            except (DistcacheError, OSError, EOFError) as error:
-                message = f"document {document} cannot be read from its source: {error}"
-                yield Fault(self._prefix, entry.path, message)
-                continue
-            here = _from_pair(idx, bin_path(self._prefix), self._dtype, document)
-            if here is None or not here.equals(there):
-                message = (
-                    f"document {document} is not what document {place} of {entry.path} from "
-                    f"{piece.begin} to {piece.end} is; one of both has changed"
-                )
-                yield Fault(self._prefix, bin_path(self._prefix), message)
-
-    def _sources(self) -> Any:
-        if self._receipt.kind in ("text", "tokens"):
-            return _FileSources(self._receipt, self._dtype, self._tokenizer)
-        return _CorpusSources(self._dtype)
+    samples = choose(receipt, count)
+    own = samples[communicator.rank :: communicator.size]
+    found = together(
+        communicator, lambda: list(_compare(prefix, receipt, own, tokenizer)), "reading back"
+    )
+    shares = communicator.gather_all(found, list[Fault], "documents that differ")
+    return [fault for share in shares for fault in share]
 
 
-def _locate(receipt: Receipt, document: int) -> tuple[InputReceipt, PieceReceipt, int]:
-    """Return the input and the piece that a document came from, and which of the piece it is."""
+def choose(receipt: Receipt, count: int) -> list[Sample]:
+    """Return evenly spread documents, put together by the pieces that they came from."""
+    count = min(count, receipt.documents)
+    wanted = [(2 * index + 1) * receipt.documents // (2 * count) for index in range(count)]
+    samples: list[Sample] = []
+    first = chosen = 0
     for entry in receipt.inputs:
-        if document >= entry.documents:
-            document -= entry.documents
-            continue
         for piece in entry.pieces:
-            if document < piece.documents:
-                return entry, piece, piece.before + document
-            document -= piece.documents
-    raise CorpusError("the receipt's inputs have fewer documents than its corpus")
+            documents: dict[int, int] = {}
+            while chosen < count and wanted[chosen] < first + piece.documents:
+                documents[piece.before + wanted[chosen] - first] = wanted[chosen]
+                chosen += 1
+            if documents:
+                samples.append(Sample(entry, piece, documents))
+            first += piece.documents
+    return samples
+
+
+def _compare(
+    prefix: str, receipt: Receipt, samples: Sequence[Sample], tokenizer: str | None
+) -> Iterator[Fault]:
+    if not samples:
+        return
+    idx = open_idx(prefix)
+    dtype = ITEM_TYPES[idx.type_code]
+    sources = _sources(receipt, dtype, tokenizer)
+    for sample in samples:
+        try:
+            there = sources.read(sample)
+        except (DistcacheError, OSError, EOFError, IndexError) as error:
+            numbers = ", ".join(map(str, sample.documents.values()))
+            message = f"document {numbers} cannot be read from its source: {error}"
+            yield Fault(prefix, sample.entry.path, message)
+            continue
+        for place, document in sample.documents.items():
+            here = _from_pair(idx, bin_path(prefix), dtype, document)
+            if here is None or place not in there or not here.equals(there[place]):
+                message = (
+                    f"document {document} is not what document {place} of {sample.entry.path} from "
+                    f"{sample.piece.begin} to {sample.piece.end} is; one of both has changed"
+                )
+                yield Fault(prefix, bin_path(prefix), message)
+
+
+def _sources(receipt: Receipt, dtype: np.dtype[Any], tokenizer: str | None) -> SourceReader:
+    if receipt.kind not in ("text", "tokens"):
+        return _Corpora(dtype)
+    try:
+        return _Files(receipt, dtype, tokenizer)
+    except msgspec.ValidationError as error:
+        raise CorpusError(f"the receipt's options are not those of an ingest: {error}") from error
 
 
 def _from_pair(idx: Idx, path: str, dtype: np.dtype[Any], document: int) -> Document | None:
@@ -134,34 +169,38 @@ def _from_pair(idx: Idx, path: str, dtype: np.dtype[Any], document: int) -> Docu
     return Document(np.frombuffer(b"".join(parts), dtype), lengths)
 
 
-class _CorpusSources:
+class _Corpora:
     """Reads documents of the corpora that were merged or converted."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self._dtype = dtype
-        self._open: dict[str, Source] = {}
 
-    def __call__(self, entry: InputReceipt, piece: PieceReceipt, place: int) -> Document:
-        prefix = entry.path
-        if prefix not in self._open:
-            legacy = is_legacy(prefix)
-            self._open[prefix] = open_legacy(prefix) if legacy else open_source(prefix, entry.size)
-        source = self._open[prefix]
-        if place + 1 >= len(source.bounds):
-            raise CorpusError(f"has {len(source.bounds) - 1} documents now")
-        first, last = int(source.bounds[place]), int(source.bounds[place + 1])
-        begin = int(source.lengths[:first].sum(dtype=np.int64)) * self._dtype.itemsize
-        lengths = np.array(source.lengths[first:last])
-        end = begin + int(lengths.sum(dtype=np.int64)) * self._dtype.itemsize
+    def read(self, sample: Sample) -> dict[int, Document]:
+        """Return documents by their number in the corpus."""
+        prefix = sample.entry.path
+        if is_legacy(prefix):
+            source = open_legacy(prefix)
+        else:
+            source = open_source(prefix, sample.entry.size)
+        item = self._dtype.itemsize
+        found = {}
         descriptor = open_regular(bin_path(prefix))
         try:
-            return Document(np.frombuffer(read_range(descriptor, begin, end), self._dtype), lengths)
+            for place in sample.documents:
+                first, last = source.bounds[place : place + 2].tolist()
+                lengths = np.array(source.lengths[first:last])
+                begin = int(source.lengths[:first].sum(dtype=np.int64)) * item
+                content = read_range(descriptor, begin, begin + int(lengths.sum()) * item)
+                found[place] = Document(np.frombuffer(content, self._dtype), lengths)
+        except ValueError as error:
+            raise CorpusError(f"has {len(source.bounds) - 1} documents now") from error
         finally:
             os.close(descriptor)
+        return found
 
 
-class _FileSources:
-    """Reads documents of the files that were ingested, by reading their piece again."""
+class _Files:
+    """Reads documents of the files that were ingested, by reading their piece once more."""
 
     def __init__(self, receipt: Receipt, dtype: np.dtype[Any], tokenizer: str | None) -> None:
         self._dtype = dtype
@@ -183,21 +222,54 @@ class _FileSources:
             )
         self._column, self._reader = chosen.text_key, TextReader(loaded, chosen)
 
-    def __call__(self, entry: InputReceipt, piece: PieceReceipt, place: int) -> Document:
-        (source,) = find_inputs([entry.path], ["jsonl", "txt", "parquet"])
-        if source.size != entry.size:
-            raise CorpusError(f"has {source.size} bytes, the receipt says {entry.size}")
+    def read(self, sample: Sample) -> dict[int, Document]:
+        """Return documents by their number in the piece."""
+        (source,) = find_inputs([sample.entry.path], ["jsonl", "txt", "parquet"])
+        if source.size != sample.entry.size:
+            raise CorpusError(f"has {source.size} bytes, the receipt says {sample.entry.size}")
         if source.format == "parquet":
             source = with_groups(source, self._column)
-        with Part(self._dtype, Blocks(), None) as part:
-            part.pieces.append(PieceFacts(""))
-            again = Piece(0, piece.begin, piece.end, 0, 0, 0)
-            self._reader.read(source, again, part, lambda: False)
-            if place >= len(part.counts):
-                raise CorpusError(f"its piece has {len(part.counts)} documents now")
-            first = int(part.counts[:place].sum())
-            last = first + int(part.counts[place])
-            begin = int(part.lengths[:first].sum(dtype=np.int64))
-            lengths = part.lengths[first:last]
-            tokens = np.concatenate(list(part.blocks())).view(self._dtype)
-            return Document(tokens[begin : begin + int(lengths.sum(dtype=np.int64))], lengths)
+        picked = Picked(self._dtype, frozenset(sample.documents))
+        piece = Piece(0, sample.piece.begin, sample.piece.end, 0, 0, 0)
+        self._reader.read(source, piece, picked, picked.is_complete)
+        return picked.documents
+
+
+class Picked(Sink):
+    """Keeps some documents of those that it gets.
+
+    Parameters
+    ----------
+    dtype : dtype
+        The token type.
+    wanted : frozenset of int
+        Their numbers.
+    """
+
+    def __init__(self, dtype: np.dtype[Any], wanted: frozenset[int]) -> None:
+        super().__init__(dtype)
+        self.pieces.append(PieceFacts(""))
+        self.documents: dict[int, Document] = {}
+        self._wanted = wanted
+        self._seen = 0
+
+    def is_complete(self) -> bool:
+        """Tell whether nothing more is needed."""
+        return self._seen > max(self._wanted)
+
+    def append(
+        self,
+        tokens: NDArray[Any],
+        lengths: NDArray[np.int32],
+        counts: NDArray[np.int32] | None = None,
+    ) -> None:
+        """Keep those of the documents that are wanted."""
+        ends = np.arange(1, len(lengths) + 1) if counts is None else np.cumsum(counts)
+        token_ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        for place in self._wanted:
+            if self._seen <= place < self._seen + len(ends):
+                last = int(ends[place - self._seen])
+                first = int(ends[place - self._seen - 1]) if place > self._seen else 0
+                own = np.array(tokens[token_ends[first] : token_ends[last]])
+                self.documents[place] = Document(own, np.array(lengths[first:last]))
+        self._seen += len(ends)

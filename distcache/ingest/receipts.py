@@ -39,11 +39,12 @@ class _Share:
 
     def add(self, piece: Piece, facts: PieceFacts, before: Counts, size: Counts) -> None:
         """Count a piece, or the rest of one that an earlier corpus has the beginning of."""
-        rows = 0 if before.documents else facts.rows
-        if rows:
+        rows = 0
+        if not before.documents:
+            rows = facts.rows
             self.rows += rows
             self.empty += facts.empty
-            self.skipped += len(facts.problems)
+            self.skipped += facts.skipped
         self.pieces.append(
             PieceReceipt(
                 piece.begin,
@@ -123,6 +124,7 @@ def make_receipts(
             origin,
             [part.receipt(ITEM_TYPES[entry.type_code].itemsize) for part in share.values()],
             left_out,
+            len(facts),
         )
         for name, entry, share, left_out in zip(names, facts, shares, skipped, strict=True)
     ]

@@ -20,6 +20,7 @@ from distcache.ingest.prepare import (
     Options,
     find_together,
     make_work,
+    require_same,
     resume_together,
 )
 from distcache.ingest.receipts import make_receipts
@@ -109,6 +110,7 @@ def ingest(
     work, origin = together(
         communicator, lambda: make_work(inputs, options, tokenizer, output), "loading the tokenizer"
     )
+    require_same(communicator, origin)
     with contextlib.ExitStack() as stack:
         stack.callback(output.leave)
         stack.callback(work.store.close)
@@ -149,7 +151,7 @@ def _make(
         names = [output.name(shard) for shard in range(len(facts))]
         return make_receipts(work.inputs, work.pieces, work.tasks, records, facts, names, origin)
 
-    made = finish(communicator, work.store, records, receipts, threads, progress)
+    made = finish(communicator, work.store, records, len(done), receipts, threads, progress)
     return _outcome(output, made, resumed=len(done) / len(work.tasks), reused=False)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sentencepiece
 
 from distcache.errors import ConfigError
-from distcache.ingest.tokenizer import TokenizerOptions, facts_of, unknown_eod
+from distcache.ingest.tokenizer import TokenizerOptions, facts_of, refusing, unknown_eod
 
 __all__ = ["SentencePiece"]
 
@@ -29,8 +29,9 @@ class SentencePiece:
     def __init__(self, name: str, content: bytes, options: TokenizerOptions) -> None:
         self._model = sentencepiece.SentencePieceProcessor()
         try:
-            self._model.LoadFromSerializedProto(content)
-        except (RuntimeError, ValueError, TypeError) as error:
+            with refusing():
+                self._model.LoadFromSerializedProto(content)
+        except ValueError as error:
             raise ConfigError(
                 f"--tokenizer {options.name}: is not a SentencePiece model: {error}"
             ) from error
@@ -59,10 +60,8 @@ class SentencePiece:
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Return the token ids of each text."""
         encode = self._model.encode_as_ids
-        try:
+        with refusing():
             found = [encode(text) for text in texts]
-        except (RuntimeError, TypeError) as error:
-            raise ValueError("cannot be encoded: " + str(error).splitlines()[0]) from error
         return [self._begin + ids for ids in found] if self._begin else found
 
     def decode(self, ids: list[int]) -> str:

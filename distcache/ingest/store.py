@@ -22,6 +22,7 @@ __all__ = ["COUNTS", "LENGTHS", "Store"]
 TOKENS: Final = "bin"
 LENGTHS: Final = "lengths"
 COUNTS: Final = "counts"
+MOST_OPEN: Final = 24  # files; there may be thousands of corpora
 
 
 class Store:
@@ -44,9 +45,18 @@ class Store:
 
     def _file(self, shard: int, name: str) -> _File:
         path = self.output.part(shard, name)
-        if path not in self._open:
-            self._open[path] = _File(path)
-        return self._open[path]
+        file = self._open.pop(path, None)
+        if file is None:
+            if len(self._open) >= MOST_OPEN:
+                self._settle(next(iter(self._open)))
+            file = _File(path)
+        self._open[path] = file  # the last one is the one that was used last
+        return file
+
+    def _settle(self, path: str) -> None:
+        with no_space_as_error(path):
+            self._open[path].flusher.sync()
+        self._open.pop(path).close()
 
     def close(self) -> None:
         """Close all files."""
@@ -58,10 +68,8 @@ class Store:
 
         A network filesystem shows another rank's bytes in files that are opened after that.
         """
-        for path, file in self._open.items():
-            with no_space_as_error(path):
-                file.flusher.sync()
-        self.close()
+        while self._open:
+            self._settle(next(iter(self._open)))
 
     def cut(self, shard: int, nbytes: int) -> None:
         """Set the length of a corpus's tokens."""
@@ -71,16 +79,13 @@ class Store:
         """Write the documents of a task at their places."""
         with no_space_as_error(self.output.prefix):
             self._write_tokens(part, segments)
-            for name, values, unit in (
-                (LENGTHS, part.lengths, "sequences"),
-                (COUNTS, part.counts, "documents"),
-            ):
+            for name, values in ((LENGTHS, part.lengths), (COUNTS, part.counts)):
                 begin = 0
                 for segment in segments:
-                    end = begin + getattr(segment.size, unit)
-                    at = 4 * getattr(segment.first, unit)
-                    self._file(segment.shard, name).write(at, values[begin:end])
-                    begin = end
+                    first, size = _extent(segment, name)
+                    some = values[begin : begin + size]
+                    self._file(segment.shard, name).write(4 * first, some)
+                    begin += size
 
     def _write_tokens(self, part: Part, segments: list[Segment]) -> None:
         item = self.dtype.itemsize
@@ -107,8 +112,7 @@ class Store:
         EOFError
             If the file ends before.
         """
-        unit = "sequences" if name == LENGTHS else "documents"
-        begin, size = getattr(segment.first, unit), getattr(segment.size, unit)
+        begin, size = _extent(segment, name)
         descriptor = self._file(segment.shard, name).descriptor
         content = read_range(descriptor, 4 * begin, 4 * (begin + size))
         return np.frombuffer(content, "<i4")
@@ -142,6 +146,13 @@ class Store:
                     raise EOFError(f"the file ends at byte {at}, expected {end}")
                 yield room[:count]
                 at += count
+
+
+def _extent(segment: Segment, name: str) -> tuple[int, int]:
+    """Return the first of a segment's lengths or counts, and how many they are."""
+    if name == LENGTHS:
+        return segment.first.sequences, segment.size.sequences
+    return segment.first.documents, segment.size.documents
 
 
 class _File:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,7 @@ import tiktoken
 from tiktoken_ext import openai_public
 
 from distcache.errors import ConfigError, NotReady
-from distcache.ingest.tokenizer import TokenizerOptions, facts_of, unknown_eod
+from distcache.ingest.tokenizer import TokenizerOptions, facts_of, refusing, unknown_eod
 
 __all__ = ["Tiktoken", "knows"]
 
@@ -61,8 +60,9 @@ class Tiktoken:
         if options.special_tokens:
             raise ConfigError("--add-special-tokens: encodings of tiktoken add none")
         try:
-            self._encoding = tiktoken.Encoding(**parts)
-        except (ValueError, AssertionError) as error:
+            with refusing():
+                self._encoding = tiktoken.Encoding(**parts)
+        except ValueError as error:
             raise ConfigError(f"--tokenizer {options.name}: {error}") from error
         special = parts["special_tokens"]
         content = json.dumps(
@@ -83,7 +83,9 @@ class Tiktoken:
             if path.suffix != ".tiktoken":
                 return cls(path.name, _megatron_parts(content, options), options, "</s>")
             ranks = _read_ranks(content)
-        except (ValueError, KeyError, TypeError, binascii.Error) as error:
+            if not ranks:
+                raise ValueError("it has no token")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"--tokenizer {path}: is not a vocabulary of tiktoken: {error}"
             ) from error
@@ -93,17 +95,19 @@ class Tiktoken:
     def by_name(cls, options: TokenizerOptions) -> Tiktoken:
         """Return an encoding that tiktoken has in its cache, or can download."""
         try:
-            parts = CONSTRUCTORS[options.name]()
-        except Exception as error:
+            with refusing():
+                parts = CONSTRUCTORS[options.name]()
+        except ValueError as error:
             raise NotReady(
-                f"--tokenizer {options.name}: tiktoken cannot get it ({type(error).__name__}); "
+                f"--tokenizer {options.name}: tiktoken cannot get it ({error}); "
                 f"give the file {options.name}.tiktoken"
             ) from error
         return cls(options.name, parts, options, "<|endoftext|>")
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Return the token ids of each text."""
-        return [self._encoding.encode_ordinary(text) for text in texts]
+        with refusing():
+            return [self._encoding.encode_ordinary(text) for text in texts]
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of token ids."""
@@ -144,7 +148,8 @@ def _parts(name: str, ranks: dict[bytes, int], options: TokenizerOptions) -> dic
         )
     # The library keeps pattern and special tokens in a function that also downloads the ranks.
     constructor = CONSTRUCTORS[name]
-    assert isinstance(constructor, FunctionType)
+    if not isinstance(constructor, FunctionType):
+        raise ConfigError(f"--tokenizer {options.name}: give --tiktoken-pattern")
     known = {**constructor.__globals__, "load_tiktoken_bpe": lambda *_, **__: ranks}
     known |= {"data_gym_to_mergeable_bpe_ranks": known["load_tiktoken_bpe"]}
     parts: dict[str, Any] = FunctionType(constructor.__code__, known)()

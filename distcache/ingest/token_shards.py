@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -12,17 +12,17 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from distcache.corpus.token_types import limit_of
-from distcache.errors import ConfigError, CorpusError
+from distcache.errors import CorpusError
 from distcache.ingest.inputs import Group, Input
 from distcache.ingest.options import TokenOptions
 from distcache.ingest.parquet import batches_of, column_type, columns_of, open_parquet
-from distcache.ingest.part import Part, Problem
+from distcache.ingest.part import Problem, Sink
 from distcache.ingest.pieces import Piece
 from distcache.kernels import first_outside, narrow_tokens
 
 __all__ = ["ShardReader", "require_token_column"]
 
-LONGEST: Final = (1 << 31) - 1  # tokens of a sequence
+LONGEST: Final = (1 << 31) - 2  # tokens of a sequence, with room for its end
 BATCH: Final = 4 << 20  # bytes of tokens that are decoded at a time
 MOST_ROWS: Final = 1 << 16
 
@@ -37,6 +37,21 @@ def require_token_column(entry: Input, options: TokenOptions) -> None:
     """
     with open_parquet(entry.path) as file:
         kind = column_type(file, entry.path, options.column)
+        extra = {
+            name: column_type(file, entry.path, name)
+            for name in (options.length_column, options.document_column)
+            if name in columns_of(file)
+        }
+    if (lengths := extra.get(options.length_column)) and not pa.types.is_integer(lengths):
+        raise CorpusError(
+            f"{entry.path}: column {options.length_column!r} is of type {lengths}, expected "
+            'integers; check nothing with --length-column ""'
+        )
+    if (ids := extra.get(options.document_column)) and not _is_id(ids):
+        raise CorpusError(
+            f"{entry.path}: column {options.document_column!r} is of type {ids}, expected numbers "
+            'or text; check nothing with --document-column ""'
+        )
     if not _is_list(kind) or not _is_integer(kind.value_type):
         raise CorpusError(
             f"{entry.path}: column {options.column!r} is of type {kind}, expected lists of integers"
@@ -45,6 +60,11 @@ def require_token_column(entry: Input, options: TokenOptions) -> None:
 
 def _is_list(kind: pa.DataType) -> bool:
     tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(test(kind) for test in tests)
+
+
+def _is_id(kind: pa.DataType) -> bool:
+    tests = (pa.types.is_integer, pa.types.is_string, pa.types.is_large_string, pa.types.is_binary)
     return any(test(kind) for test in tests)
 
 
@@ -59,26 +79,17 @@ class ShardReader:
     ----------
     options : TokenOptions
         What to check, and what to append.
-
-    Raises
-    ------
-    ConfigError
-        If what to append is not in the vocabulary.
     """
 
     def __init__(self, options: TokenOptions) -> None:
-        if options.eod is not None and options.eod >= (options.vocabulary or LONGEST):
-            raise ConfigError(f"--eod {options.eod}: is not in the vocabulary")
         self._options = options
 
-    def read(self, entry: Input, piece: Piece, part: Part, stopped: Callable[[], bool]) -> bool:
+    def read(self, entry: Input, piece: Piece, part: Sink, stopped: Callable[[], bool]) -> bool:
         """Add the documents of a piece to a part; false if it is ended, by an error or from out."""
         with open_parquet(entry.path) as file:
-            reading = _Reading(self._options, file, part)
-            return all(
-                reading.add_group(group, _rows_at_a_time(entry.groups[group]), stopped)
-                for group in range(piece.begin, piece.end)
-            )
+            reading = _Reading(self._options, file, entry.groups, part)
+            groups = range(piece.begin, piece.end)
+            return all(reading.add_group(group, stopped) for group in groups)
 
 
 def _rows_at_a_time(group: Group) -> int:
@@ -89,18 +100,22 @@ def _rows_at_a_time(group: Group) -> int:
 class _Reading:
     """The reading of one piece, whose rows are compared with those before them."""
 
-    def __init__(self, options: TokenOptions, file: pq.ParquetFile, part: Part) -> None:
+    def __init__(
+        self, options: TokenOptions, file: pq.ParquetFile, groups: Sequence[Group], part: Sink
+    ) -> None:
         self._options = options
+        self._groups = groups
         self._file = file
         self._part = part
         self._limit = limit_of(part.dtype, options.vocabulary)
         wanted = (options.column, options.length_column, options.document_column)
         self._columns = [name for name in dict.fromkeys(wanted) if name in columns_of(file)]
         self._previous: pa.Scalar | None = None
-        self._room = np.empty(0, part.dtype)
+        self._scratch = np.empty(0, part.dtype)
 
-    def add_group(self, group: int, rows: int, stopped: Callable[[], bool]) -> bool:
+    def add_group(self, group: int, stopped: Callable[[], bool]) -> bool:
         """Add the documents of a row group; false if it is ended, by an error or from out."""
+        rows = _rows_at_a_time(self._groups[group])
         before = 0
         try:
             if self._previous is None and group > 0:
@@ -110,7 +125,11 @@ class _Reading:
                     return False
                 before += len(batch)
         except ValueError as error:
-            return self._note({0: str(error)}, before, group)
+            lost = self._groups[group].rows - before
+            reason = f"{error}; {lost} rows are left out" if lost > 1 else str(error)
+            self._part.pieces[-1].rows += lost
+            self._part.pieces[-1].skipped += max(lost - 1, 0)
+            return self._note({0: reason}, before, group)
         return True
 
     def _last_id(self, group: int) -> pa.Scalar | None:
@@ -127,6 +146,7 @@ class _Reading:
         if self._options.on_error == "fail":
             ordered = ordered[:1]
         self._part.pieces[-1].problems += ordered
+        self._part.pieces[-1].skipped += len(ordered)
         return self._options.on_error == "skip" or not ordered
 
     def _add_batch(self, batch: pa.RecordBatch, before: int, group: int) -> bool:
@@ -153,9 +173,9 @@ class _Reading:
         values = _plain(lists.flatten())
         if values.null_count:
             return None
-        if len(self._room) < len(values):
-            self._room = np.empty(len(values), self._part.dtype)
-        tokens = self._room[: len(values)]
+        if len(self._scratch) < len(values):
+            self._scratch = np.empty(len(values), self._part.dtype)
+        tokens = self._scratch[: len(values)]
         if narrow_tokens(values.to_numpy(zero_copy_only=True), self._limit, tokens) >= 0:
             return None
         lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
@@ -199,8 +219,6 @@ def _document_problems(name: str, ids: pa.Array, previous: pa.Scalar | None) -> 
 
 
 def _length_problems(stated: pa.Array, lengths: pa.Array) -> dict[int, str]:
-    if not pa.types.is_integer(stated.type):
-        return {0: f"the column of lengths is of type {stated.type}, expected integers"}
     differs = pc.fill_null(pc.not_equal(stated, lengths), False)
     nulls = dict.fromkeys(_where(stated.is_null()), "its length is null")
     return nulls | {

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -13,7 +14,7 @@ import msgspec
 import xxhash
 
 from distcache.corpus.receipt import TokenizerFacts
-from distcache.errors import ConfigError, NotReady
+from distcache.errors import ConfigError, DistcacheError, NotReady
 from distcache.files import open_sized, read_range
 
 __all__ = ["Tokenizer", "TokenizerOptions", "load_tokenizer"]
@@ -94,7 +95,7 @@ def load_tokenizer(options: TokenizerOptions) -> Tokenizer:
         from distcache.ingest.huggingface import HuggingFace  # noqa: PLC0415
 
         return HuggingFace.from_file(path, read_file(path), options)
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise ConfigError(
             f"--tokenizer {options.name}: {error.name} is not installed; pip install "
             '"distcache[ingest]"'
@@ -160,6 +161,21 @@ def facts_of(
     digest = xxhash.xxh3_128(content)
     digest.update(json.dumps([kind, dict(choices)], sort_keys=True).encode())
     return TokenizerFacts(kind, name, digest.hexdigest(), vocabulary, eod)
+
+
+@contextlib.contextmanager
+def refusing() -> Iterator[None]:
+    """Turn whatever a tokenizer's library raises into `ValueError`.
+
+    Libraries in Rust panic on some texts and vocabularies, by what is no `Exception`.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, DistcacheError, MemoryError):
+        raise
+    except BaseException as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ValueError(reason) from error
 
 
 def unknown_eod(options: TokenizerOptions) -> ConfigError:

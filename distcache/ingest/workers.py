@@ -12,11 +12,11 @@ from typing import Final, Protocol
 from distcache.ingest.blocks import Blocks
 from distcache.ingest.digests import digest_range
 from distcache.ingest.inputs import Input
-from distcache.ingest.part import Part, PieceFacts
+from distcache.ingest.part import Part, PieceFacts, Sink
 from distcache.ingest.pieces import Piece
 from distcache.ingest.store import Store
 
-MOST_AHEAD: Final = 8  # tasks, likewise
+MOST_AHEAD: Final = 8  # tasks that may be finished and wait, however small they are
 
 __all__ = ["Reader", "Work", "Workers"]
 
@@ -26,7 +26,7 @@ AHEAD: Final = 32 << 20  # bytes of inputs that may be finished, and wait for th
 class Reader(Protocol):
     """Makes documents of a piece of an input. Called from several threads."""
 
-    def read(self, entry: Input, piece: Piece, part: Part, stopped: Callable[[], bool]) -> bool:
+    def read(self, entry: Input, piece: Piece, part: Sink, stopped: Callable[[], bool]) -> bool:
         """Add the documents of a piece to a part; false if an error ends the ingest."""
         ...
 
@@ -84,6 +84,9 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
+        for left in self._going:
+            if not left.cancelled() and left.exception() is None:
+                left.result().close()
 
     def take(self) -> Part | None:
         """Return what came of this rank's next task; None if there is none left."""
@@ -100,7 +103,7 @@ class Workers:
                 break
             piece = work.pieces[index]
             entry = work.inputs[piece.source]
-            digest = digest_range(entry.path, piece.first_byte, piece.last_byte)
+            digest = digest_range(entry.path, piece.first_byte, piece.last_byte, self._stop.is_set)
             part.pieces.append(PieceFacts(digest))
             if not work.reader.read(entry, piece, part, self._stop.is_set):
                 break

@@ -56,7 +56,7 @@ def together(communicator: Communicator, action: Callable[[], Result], what: str
         result = action()
     except (BuildInterrupted, OutOfStep):
         raise
-    except (DistcacheError, OSError, MemoryError) as error:
+    except (DistcacheError, OSError, EOFError, MemoryError) as error:
         failure, cause = _failure_of(error, communicator.rank), error
     found = communicator.gather_all(failure, _Failure | None, what)
     failures = [entry for entry in found if entry is not None]

@@ -55,6 +55,7 @@ def write_with_receipt(prefix: Path, name: str, tokenizer: str | None) -> str:
         tokenizer=made if tokenizer else None,
         options={},
         versions={},
+        corpora=1,
         inputs=(),
         **fields,
     )

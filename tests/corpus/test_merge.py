@@ -67,6 +67,16 @@ def test_a_merge_has_the_documents_of_all(tmp_path: Path) -> None:
     ]
 
 
+def test_other_corpora_of_equal_lengths(tmp_path: Path) -> None:
+    """Are not taken for those that were merged before; the same ones are."""
+    for name, first in (("a", 0), ("b", 100)):
+        write_corpus(str(tmp_path / name), [np.arange(5) + first], "u2")
+    made = merge(ALONE, [str(tmp_path / "a")], str(tmp_path / "out"))
+    assert merge(ALONE, [str(tmp_path / "a")], str(tmp_path / "out")) == made
+    with pytest.raises(KeyMismatch, match="is there already"):
+        merge(ALONE, [str(tmp_path / "b")], str(tmp_path / "out"))
+
+
 def test_modes_and_documents_are_kept(tmp_path: Path) -> None:
     """Of multimodal corpora; conversion leaves the modes out if asked to."""
     prefixes = [

@@ -90,9 +90,13 @@ def test_a_publication_that_is_killed(
         names = visible(shared)
         assert len(names) == count
         assert all(name in expected for name in names)
-    done = start(words(inputs, shared), program=PLAIN)
-    assert done.returncode == 0, done.stderr
+    # Somebody else's command for the same names completes it too, before it is refused.
+    other = [*words(inputs, shared), "--token-type", "i32"]
+    done = start(other, program=PLAIN)
+    assert (done.returncode, "is there already" in done.stderr) == (7, True)
     assert found(shared) == expected
+    done = start([*words(inputs, shared), "--json"], program=PLAIN)
+    assert json.loads(done.stdout)["reused"]
 
 
 @pytest.mark.parametrize("action", ["term", "usr1"])

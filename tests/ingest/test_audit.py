@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from distcache.corpus import open_idx, write_idx
 from distcache.corpus.examine import require_sound
 from distcache.corpus.merge import merge
-from distcache.errors import ConfigError, CorpusError, NotReady
+from distcache.corpus.receipt import read_receipt, write_receipt
+from distcache.errors import CorpusError
 from distcache.ingest.audit import audit, find_receipts
+from distcache.ingest.readback import choose
 from distcache.ranks.communicator import SerialCommunicator
 from tests.ingest.test_text import run
 from tests.ingest.test_tokens import ROWS
@@ -26,8 +29,8 @@ ALONE = SerialCommunicator()
 def faults_of(prefix: Path, readback: int = 0, vocabulary: int | None = None) -> list[str]:
     """Check a corpus against the receipt beside it."""
     facts = require_sound(ALONE, [str(prefix)], 1)
-    receipts = find_receipts([str(prefix)], [])
-    return [str(fault) for fault in audit(ALONE, facts, receipts, vocabulary, readback)]
+    receipts, missing = find_receipts(facts, [])
+    return [str(fault) for fault in missing + audit(ALONE, facts, receipts, vocabulary, readback)]
 
 
 @pytest.fixture
@@ -115,11 +118,9 @@ def test_another_tokenizer(corpus: Path, tokenizers: Path, tmp_path: Path) -> No
     copy = tmp_path / "tokenizer.json"
     copy.write_text((tokenizers / "tokenizer.json").read_text().replace("<s>", "<S>"))
     facts = require_sound(ALONE, [str(corpus)], 1)
-    receipts = find_receipts([str(corpus)], [])
+    receipts, _ = find_receipts(facts, [])
     with pytest.raises(CorpusError, match="name the right one with --tokenizer"):
         audit(ALONE, facts, receipts, None, 3, str(copy))
-    with pytest.raises(ConfigError, match="has no receipt, which --readback needs"):
-        audit(ALONE, facts, {}, None, 3)
 
 
 def test_the_command(corpus: Path, tmp_path: Path) -> None:
@@ -139,12 +140,31 @@ def test_the_command(corpus: Path, tmp_path: Path) -> None:
     assert (done.returncode, "is not a receipt" in done.stderr) == (3, True)
     corpus.with_suffix(".receipt.json").unlink()
     done = start(["check", corpus, "--against", tmp_path])
-    assert (done.returncode, "no receipt among" in done.stderr) == (5, True)
+    assert (done.returncode, "there is no receipt among" in done.stdout) == (3, True)
 
 
 def test_receipts_belong_to_corpora_by_name(corpus: Path, tmp_path: Path) -> None:
-    """One receipt for one corpus belongs to it whatever their names; else all must be there."""
+    """Of several of one name, by their index; a single one belongs to a single corpus."""
+    (facts,) = require_sound(ALONE, [str(corpus)], 1).values()
     receipt = corpus.with_suffix(".receipt.json")
-    assert find_receipts(["moved"], [str(receipt)])["moved"].corpus == "out"
-    with pytest.raises(NotReady, match="other"):
-        find_receipts(["x/out", "other"], [str(tmp_path)])
+    found, missing = find_receipts({"moved": facts}, [str(receipt)])
+    assert (found["moved"].corpus, missing) == ("out", [])
+    other = msgspec.structs.replace(facts, idx_digest="other")
+    (tmp_path / "deep").mkdir()
+    changed = msgspec.structs.replace(found["moved"], idx_digest="other")
+    write_receipt(str(tmp_path / "deep/out"), changed)
+    words = [str(tmp_path), str(tmp_path / "deep")]
+    found, missing = find_receipts({"x/out": facts, "y/out": other, "z": facts}, words)
+    assert found["x/out"].idx_digest == facts.idx_digest
+    assert found["y/out"].idx_digest == "other"
+    assert [fault.prefix for fault in missing] == ["z"]
+
+
+def test_a_piece_is_read_once(corpus: Path) -> None:
+    """However many documents of it are wanted, and no further than the last of them."""
+    receipt = read_receipt(f"{corpus}.receipt.json")
+    samples = choose(receipt, 1000)
+    assert len(samples) == sum(len(entry.pieces) for entry in receipt.inputs)
+    chosen = [number for sample in samples for number in sample.documents.values()]
+    assert chosen == list(range(receipt.documents))
+    assert len(choose(receipt, 1)) == 1

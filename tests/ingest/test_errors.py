@@ -215,3 +215,26 @@ def test_names_that_are_not_utf8(tokenizers: Path, tmp_path: Path) -> None:
         stream.write("x")
     with pytest.raises(ConfigError, match="its name is not UTF-8; rename it"):
         run([tmp_path], tokenizers, tmp_path / "out")
+
+
+def test_a_text_on_which_a_library_panics(tokenizers: Path, tmp_path: Path) -> None:
+    """Is a wrong row like others: it is named, and can be left out."""
+    path = write_jsonl(tmp_path / "a.jsonl", ["one", " " * 1_000_000 + "x", "two"])
+    encoding = tokenizers / "r50k_base.tiktoken"
+    with pytest.raises(CorpusError, match=r"a\.jsonl: line 2, byte \d+: the tokenizer refuses it"):
+        run([path], encoding, tmp_path / "out")
+    outcome = run([path], encoding, tmp_path / "out", on_error="skip")
+    assert (outcome.documents, outcome.skipped) == (2, 1)
+
+
+def test_links(tokenizers: Path, tmp_path: Path) -> None:
+    """To files and directories are followed, and nothing is read twice for it."""
+    (tmp_path / "in").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    write_jsonl(tmp_path / "elsewhere/b.jsonl", ["b"])
+    write_jsonl(tmp_path / "in/a.jsonl", ["a"])
+    (tmp_path / "in/c.jsonl").symlink_to("a.jsonl")
+    (tmp_path / "in/deep").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere/back").symlink_to(tmp_path / "in")
+    outcome = run([tmp_path / "in", tmp_path / "./in/a.jsonl"], tokenizers, tmp_path / "out")
+    assert outcome.documents == 2

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from distcache.ingest.inputs import Group, Input
 from distcache.ingest.lines import lines_of_range, lines_of_stream
 from distcache.ingest.pieces import cut_at_documents, make_pieces, make_tasks
-from distcache.ingest.placing import Counts, Segment, overlap, place, segments_of
+from distcache.ingest.placing import Counts, Segment, overlap, place, reader_of, segments_of
 
 sizes = st.integers(0, 500)
 plain = st.builds(Input, st.just("a"), sizes, st.just(0), st.sampled_from(["jsonl", "txt"]))
@@ -117,6 +117,13 @@ def test_pieces_are_shared_out_over_corpora(pieces: list[list[int]], data: st.Da
         filled[segment] = at + size
     assert [seen[index] for index in range(len(pieces))] == sizes
     assert filled == [segment.size for segment in segments]
+
+
+@given(st.integers(0, 20), st.integers(1, 7), st.integers(0, 30))
+def test_another_rank_reads_back(begun: int, ranks: int, task: int) -> None:
+    """Than the one that wrote it in this run, if there is another."""
+    writer = (task - begun) % ranks
+    assert (reader_of(task, begun, ranks) == writer) == (ranks == 1)
 
 
 def test_an_oversized_document_gets_a_corpus_to_itself() -> None:

@@ -186,6 +186,31 @@ def test_what_is_there_is_found(tokenizers: Path, tmp_path: Path) -> None:
     ]
 
 
+def test_what_is_there_in_part_is_not_found(
+    tokenizers: Path, documents: list[str], tmp_path: Path
+) -> None:
+    """A receipt alone is no corpus, and some of several shards are not all of them."""
+    path = write_jsonl(tmp_path / "a.jsonl", documents)
+    made = run([path], tokenizers, tmp_path / "out", shard_size=60_000)
+    assert len(made.corpora) > 2
+    for name in (made.corpora[1].prefix + ".idx", made.corpora[-1].receipt):
+        kept = Path(name).read_bytes()
+        Path(name).unlink()
+        with pytest.raises(KeyMismatch, match="is there already"):
+            run([path], tokenizers, tmp_path / "out", shard_size=60_000)
+        Path(name).write_bytes(kept)
+    assert run([path], tokenizers, tmp_path / "out", shard_size=60_000).reused
+
+
+def test_numbered_names_that_are_taken(tokenizers: Path, tmp_path: Path) -> None:
+    """Are refused at once, also if nobody knows yet how many there will be."""
+    path = write_jsonl(tmp_path / "a.jsonl", ["one"])
+    (tmp_path / "out-00007.bin").write_text("precious")
+    with pytest.raises(KeyMismatch, match=r"out-00007\.bin: is there already"):
+        run([path], tokenizers, tmp_path / "out", shard_size=100)
+    run([path], tokenizers, tmp_path / "out")
+
+
 def test_shards(tokenizers: Path, documents: list[str], tmp_path: Path) -> None:
     """A corpus ends at a document, before its tokens take more than is allowed."""
     path = write_jsonl(tmp_path / "a.jsonl", documents)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +138,7 @@ def test_lengths_that_are_there_are_checked(tmp_path: Path) -> None:
         run([path], tmp_path / "out")
     run([path], tmp_path / "out", length_column="")
     path = write_shard(tmp_path / "b.parquet", [[1, 2], [3]], length=["2", "1"])
-    with pytest.raises(CorpusError, match="the column of lengths is of type string"):
+    with pytest.raises(CorpusError, match="column 'length' is of type string"):
         run([path], tmp_path / "other")
 
 
@@ -150,6 +152,42 @@ def test_document_ids_that_are_there_are_checked(tmp_path: Path) -> None:
     path = write_shard(tmp_path / "b.parquet", rows, groups=2, document_id=[1, 2, None, 3])
     with pytest.raises(CorpusError, match="row group 1, row 0: document_id is null"):
         run([path], tmp_path / "other")
+
+
+def test_ids_and_ends_that_make_no_sense(tmp_path: Path) -> None:
+    """Ids that cannot be compared, and an end of documents beyond the token type."""
+    path = write_shard(tmp_path / "a.parquet", [[1], [2]], document_id=[["a"], ["b"]])
+    with pytest.raises(CorpusError, match="column 'document_id' is of type list"):
+        run([path], tmp_path / "out")
+    with pytest.raises(ConfigError, match="--eod 300: is not in the vocabulary, or beyond"):
+        run([path], tmp_path / "out", eod=300, token_type="u8")
+
+
+def test_a_damaged_row_group_is_skipped(tmp_path: Path) -> None:
+    """All rows of it that cannot be read are counted; the other groups are kept."""
+    path = write_shard(tmp_path / "a.parquet", ROWS, groups=4)
+    offset = pq.ParquetFile(path).metadata.row_group(1).column(0).dictionary_page_offset
+    content = bytearray(path.read_bytes())
+    content[offset + 30 : offset + 60] = bytes(30)
+    path.write_bytes(content)
+    outcome = run([path], tmp_path / "out", on_error="skip")
+    assert rows_of(tmp_path / "out") == ROWS[:50] + ROWS[100:]
+    assert (outcome.rows, outcome.skipped) == (200, 50)
+    (skipped,) = read_receipt(tmp_path / "out.receipt.json").skipped
+    assert skipped.row_group == 1
+    assert "50 rows are left out" in skipped.reason
+
+
+def test_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
+    """A process may often have no more than 1,024."""
+    path = write_shard(tmp_path / "a.parquet", [[1], [2], [3]] * 20)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, hard))
+    try:
+        outcome = run([path], tmp_path / "out", shard_size=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(outcome.corpora) == 60
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "footer", "empty"])
