@@ -160,7 +160,7 @@ def test_ids_and_ends_that_make_no_sense(tmp_path: Path) -> None:
     with pytest.raises(CorpusError, match="column 'document_id' is of type list"):
         run([path], tmp_path / "out")
     with pytest.raises(ConfigError, match="--eod 300: is not in the vocabulary, or beyond"):
-        run([path], tmp_path / "out", eod=300, token_type="u8")
+        run([path], tmp_path / "out", eod=300, token_type="u8", document_column="")
 
 
 def test_a_damaged_row_group_is_skipped(tmp_path: Path) -> None:
