@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -62,41 +60,6 @@ def test_what_python_reads_is_read(tokenizers: Path, tmp_path: Path) -> None:
     run([path], tokenizers, tmp_path / "out")
     assert len(set(map(tuple, single(tmp_path / "out")))) == 1
     assert len(single(tmp_path / "out")) == 3
-
-
-@pytest.mark.parametrize("suffix", ["gz", "zst"])
-def test_a_truncated_stream(suffix: str, tokenizers: Path, tmp_path: Path) -> None:
-    """Is an error at its end; asked to skip, what came before is kept."""
-    lines = b"".join(json.dumps({"text": f"{n} {n * n}"}).encode() + b"\n" for n in range(90_000))
-    path = tmp_path / f"a.jsonl.{suffix}"
-    if suffix == "gz":
-        path.write_bytes(gzip.compress(lines))
-    else:
-        with pa.output_stream(str(path), compression="zstd") as stream:
-            stream.write(lines)
-    path.write_bytes(path.read_bytes()[:-1000])
-    with pytest.raises(CorpusError, match="cannot be read from here on: Truncated"):
-        run([path], tokenizers, tmp_path / "out")
-    outcome = run([path], tokenizers, tmp_path / "out", on_error="skip")
-    assert outcome.skipped == 1
-    assert 1000 < outcome.documents < 90_000
-
-
-def test_a_line_of_a_gigabyte(
-    tokenizers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Is refused without being held in memory, and skipped in one look."""
-    monkeypatch.setattr("distcache.ingest.pieces.SMALLEST", 64 << 20)
-    path = tmp_path / "a.jsonl"
-    with open(path, "wb") as stream:
-        stream.write(GOOD + b'{"text": "')
-        stream.truncate(1 << 30)
-        stream.seek(0, 2)
-        stream.write(b'"}\n' + GOOD)
-    with pytest.raises(CorpusError, match=r"line 2, byte 17: has 1073741809 bytes, more than the"):
-        run([path], tokenizers, tmp_path / "out")
-    outcome = run([path], tokenizers, tmp_path / "out", on_error="skip")
-    assert (outcome.documents, outcome.skipped) == (2, 1)
 
 
 def test_a_document_that_is_too_long(tokenizers: Path, tmp_path: Path) -> None:
