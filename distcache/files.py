@@ -15,6 +15,7 @@ from distcache.errors import NoSpace
 
 __all__ = [
     "NO_SPACE",
+    "create_anew",
     "is_plain_file",
     "no_space_as_error",
     "open_regular",
@@ -121,6 +122,14 @@ def publish(temporary: str | Path, final: str | Path) -> bool:
 def passing_name(path: Path) -> Path:
     """Return a hidden name, never used before, for what is to get a final one."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+
+
+def create_anew(path: str | Path) -> BinaryIO:
+    """Open a new file for writing; whatever has its name is removed, and never followed."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o644), "wb")
 
 
 @contextlib.contextmanager

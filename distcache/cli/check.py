@@ -61,7 +61,9 @@ def check_command(
     if against or readback or vocab_size is not None:
         faults = (
             *faults,
-            *_audit(communicator, facts, against or [], readback, vocab_size, tokenizer),
+            *_audit(
+                communicator, facts, len(unique), against or [], readback, vocab_size, tokenizer
+            ),
         )
     if communicator.rank == 0:
         wrong = {fault.prefix for fault in faults}
@@ -85,6 +87,7 @@ def check_command(
 def _audit(
     communicator: Communicator,
     facts: dict[str, CorpusFacts],
+    asked: int,
     against: list[str],
     readback: int,
     vocab_size: int | None,
@@ -95,7 +98,7 @@ def _audit(
         from distcache.ingest.audit import audit, find_receipts  # noqa: PLC0415
 
     def find() -> tuple[dict[str, Receipt], list[Fault]]:
-        return find_receipts(facts, against) if against or readback else ({}, [])
+        return find_receipts(facts, against, asked) if against or readback else ({}, [])
 
     receipts, missing = from_rank_0(
         communicator, find, tuple[dict[str, Receipt], list[Fault]], "reading receipts"

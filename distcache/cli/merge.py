@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -30,6 +31,20 @@ def bare_prefix(word: str) -> str:
     return next((word.removesuffix(end) for end in ENDS if word.endswith(end)), word)
 
 
+def fold(words: Sequence[str]) -> list[str]:
+    """Return the corpora that words name: one of several files, or several times if it is."""
+    seen: dict[str, set[str]] = {}
+    prefixes = []
+    for word in words:
+        prefix = bare_prefix(word)
+        forms = seen.setdefault(prefix, set())
+        if word in forms or not forms:
+            forms.clear()
+            prefixes.append(prefix)
+        forms.add(word)
+    return prefixes
+
+
 def merge_command(
     prefixes: Annotated[list[str], typer.Argument(help="Corpora: paths without .idx or .bin.")],
     out: OutOption,
@@ -51,7 +66,7 @@ def merge_command(
     """
     communicator = connect()
     interrupt_on_signals()
-    unique = list(dict.fromkeys(map(bare_prefix, prefixes)))
+    unique = fold(prefixes)
     with contextlib.closing(make_progress(_format(communicator, log_format))) as progress:
         threads = share_of_cores(communicator)
         receipt = merge(communicator, unique, out, threads, progress, mixed=mixed_tokenizers)

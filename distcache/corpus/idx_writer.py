@@ -15,7 +15,7 @@ from numpy.typing import DTypeLike, NDArray
 from distcache.corpus.idx import HEADER, HEADER_SIZE, ITEM_TYPES, MAGIC, idx_path
 from distcache.corpus.token_types import code_of
 from distcache.errors import CorpusError
-from distcache.files import no_space_as_error, write_whole
+from distcache.files import create_anew, no_space_as_error, write_whole
 
 __all__ = ["IdxPlan", "lay_out_idx", "write_bounds", "write_idx", "write_lengths", "write_range"]
 
@@ -88,15 +88,11 @@ def lay_out_idx(prefix: str, plan: IdxPlan) -> None:
         If the disk is full.
     """
     path = idx_path(prefix)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-    try:
-        with no_space_as_error(path):
-            os.ftruncate(descriptor, plan.size)
-            write_range(descriptor, 0, plan.header)
-            write_bounds(descriptor, plan, plan.documents, np.array([plan.sequences]))
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with no_space_as_error(path), create_anew(path) as stream:
+        stream.truncate(plan.size)
+        write_range(stream.fileno(), 0, plan.header)
+        write_bounds(stream.fileno(), plan, plan.documents, np.array([plan.sequences]))
+        os.fsync(stream.fileno())
 
 
 def write_lengths(

@@ -22,7 +22,7 @@ from distcache.corpus.idx_writer import (
 from distcache.corpus.output import Output
 from distcache.corpus.source import Source
 from distcache.errors import CorpusError
-from distcache.files import no_space_as_error, open_regular
+from distcache.files import create_anew, no_space_as_error, open_regular
 from distcache.progress import Progress
 from distcache.ranks.agreement import from_rank_0, together
 from distcache.ranks.balance import slice_bounds
@@ -96,7 +96,7 @@ def _lay_out(prefix: str, plan: IdxPlan, total: int) -> None:
     """Make both files at their sizes, with the bytes of the index that belong to no sequence."""
     lay_out_idx(prefix, plan)
     path = bin_path(prefix)
-    with no_space_as_error(path), open(path, "wb") as stream:
+    with no_space_as_error(path), create_anew(path) as stream:
         stream.truncate(total)
 
 

@@ -15,12 +15,13 @@ from typing import Final
 from distcache.corpus.idx import bin_path, idx_path
 from distcache.corpus.receipt import receipt_path
 from distcache.errors import ConfigError, DistcacheError, KeyMismatch, NotReady
-from distcache.files import sync_directory, write_whole
+from distcache.files import is_plain_file, sync_directory, write_whole
 from distcache.locks import NO_LOCKS, try_lock
 
 __all__ = ["Output"]
 
 LOCK: Final = "lock"
+LONGEST_NAME: Final = 200  # bytes: suffixes and numbers are put to it
 LOOKS: Final = 5  # at a lock that another process has, or has just removed
 LOOK: Final = 0.2  # seconds from one to the next
 
@@ -41,6 +42,7 @@ class Output:
 
     def __init__(self, prefix: str, *, numbered: bool = False) -> None:
         self.prefix = os.path.abspath(prefix)
+        self._given = prefix
         self.numbered = numbered
         self.directory = Path(self.prefix).parent / f".{Path(self.prefix).name}.ingest"
         self.journal = self.directory / "journal.jsonl"
@@ -104,7 +106,10 @@ class Output:
         )
 
     def _make(self) -> None:
-        if not Path(self.prefix).name or os.path.isdir(self.prefix):
+        name = os.fsencode(Path(self.prefix).name)
+        if len(name) > LONGEST_NAME:
+            raise ConfigError(f"--out: the name has {len(name)} bytes, more than {LONGEST_NAME}")
+        if not name or self._given.endswith("/") or os.path.isdir(self.prefix):
             raise ConfigError(
                 f"--out {self.prefix}: is a directory; expected the path of a corpus in one"
             )
@@ -128,13 +133,27 @@ class Output:
         return self._stamp.read_text(encoding="ascii") if self._stamp.is_file() else None
 
     def begin(self, stamp: str) -> None:
-        """Begin anew: remove what is here, and note what the corpora are made from."""
+        """Begin anew: note what the corpora are made from, and remove what is here.
+
+        Raises
+        ------
+        DistcacheError
+            If there is something that no ingest has left: where one has, there is a stamp.
+        """
+        others = [entry.name for entry in self.directory.iterdir() if entry.name != LOCK]
+        if others and not self._stamp.is_file():
+            raise DistcacheError(
+                f"{self.directory}: has files of somebody else ({', '.join(others[:3])}); move it "
+                "away, or choose another --out"
+            )
+        with write_whole(self._stamp) as stream:
+            stream.write(stamp.encode())
         self._clear()
-        self._stamp.write_text(stamp, encoding="ascii")
 
     def _clear(self) -> None:
+        """Remove all but the lock and the stamp, by which the rest is known as ours."""
         for entry in self.directory.iterdir():
-            if entry.name != LOCK:
+            if entry.name not in (LOCK, self._stamp.name):
                 _remove(entry)
 
     def leave(self) -> None:
@@ -190,7 +209,12 @@ class Output:
 
     def completed(self) -> int:
         """Return how many corpora are whole, and need their names only; 0 if any is not."""
-        return int(self._complete.read_bytes()) if self._complete.is_file() else 0
+        text = self._complete.read_bytes()[:9].strip() if self._complete.is_file() else b""
+        shards = int(text) if text.isdigit() else 0
+        whole = all(
+            is_plain_file(here) for shard in range(shards) for here, _ in self._names(shard)
+        )
+        return shards if whole else 0
 
     def publish(self, shards: int) -> None:
         """Give corpora that are whole and synced their names, and remove the directory.
@@ -214,6 +238,7 @@ class Output:
         """Remove the directory, and let others write."""
         with contextlib.suppress(OSError):
             self._clear()
+            self._stamp.unlink(missing_ok=True)
             os.unlink(self.directory / LOCK)
         self.leave()
         # Another process may have begun to write; a network filesystem may keep a name for a while.

@@ -27,7 +27,7 @@ BLOCK: Final = 4 << 20  # bytes of tokens at a time
 
 
 def find_receipts(
-    corpora: Mapping[str, CorpusFacts], words: Sequence[str]
+    corpora: Mapping[str, CorpusFacts], words: Sequence[str], asked: int
 ) -> tuple[dict[str, Receipt], list[Fault]]:
     """Return the receipt of each corpus.
 
@@ -39,6 +39,8 @@ def find_receipts(
         Receipts, or directories with receipts; none for those that lie beside the corpora. A
         receipt belongs to the corpus whose name it has (of several, to the one whose index it
         describes); or, if there is one of each, to that.
+    asked : int
+        How many corpora were asked for, sound or not.
 
     Returns
     -------
@@ -56,7 +58,7 @@ def find_receipts(
     found: dict[str, Receipt] = {}
     faults: list[Fault] = []
     for prefix, facts in corpora.items():
-        receipt = _choose(named, prefix, facts, len(corpora)) if words else find_receipt(prefix)
+        receipt = _choose(named, prefix, facts, asked) if words else find_receipt(prefix)
         if receipt is None:
             where = f"among {', '.join(words)}" if words else "beside it"
             faults.append(Fault(prefix, receipt_path(prefix), f"there is no receipt {where}"))
@@ -66,9 +68,9 @@ def find_receipts(
 
 
 def _choose(
-    receipts: Sequence[Receipt], prefix: str, facts: CorpusFacts, corpora: int
+    receipts: Sequence[Receipt], prefix: str, facts: CorpusFacts, asked: int
 ) -> Receipt | None:
-    if corpora == 1 and len(receipts) == 1:
+    if asked == 1 and len(receipts) == 1:
         return receipts[0]
     named = [receipt for receipt in receipts if receipt.corpus == Path(prefix).name]
     exact = [receipt for receipt in named if receipt.idx_digest == facts.idx_digest]
@@ -125,8 +127,7 @@ def audit(
                 "comparing receipts",
             )
             faults += [Fault(prefix, idx_path(prefix), message) for message in differences]
-            if limit is None and receipt.tokenizer is not None:
-                limit = receipt.tokenizer.vocabulary
+            limit = _vocabulary_of(receipt) if limit is None else limit
         if limit is not None:
             faults += _check_range(communicator, prefix, facts, limit)
         if readback and receipt is not None:
@@ -134,9 +135,24 @@ def audit(
     return faults
 
 
+def _vocabulary_of(receipt: Receipt) -> int | None:
+    if receipt.tokenizer is not None:
+        return receipt.tokenizer.vocabulary
+    stated = receipt.options.get("vocabulary")
+    return stated if isinstance(stated, int) and stated > 0 else None
+
+
 def _differences(prefix: str, facts: CorpusFacts, receipt: Receipt) -> list[str]:
     """Return how a corpus differs from its receipt, and the first input that is not in place."""
     found = receipt.differences(facts)
+    for name in ("documents", "sequences", "tokens"):
+        inputs = sum(getattr(entry, name) for entry in receipt.inputs)
+        pieces = sum(getattr(piece, name) for entry in receipt.inputs for piece in entry.pieces)
+        if not inputs == pieces == getattr(facts, name):
+            found.append(
+                f"{name}: has {getattr(facts, name)}, the receipt's inputs add up to {inputs}, and "
+                f"their pieces to {pieces}"
+            )
     if not found:
         return []
     idx = open_idx(prefix)

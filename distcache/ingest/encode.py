@@ -8,17 +8,20 @@ from typing import Final
 
 import numpy as np
 
+from distcache.corpus.token_types import limit_of
 from distcache.errors import ConfigError
 from distcache.ingest.inputs import Input
 from distcache.ingest.options import TextOptions
-from distcache.ingest.part import Problem, Sink
+from distcache.ingest.part import MOST_LISTED, Problem, Sink
 from distcache.ingest.pieces import Piece
 from distcache.ingest.rows import Row, text_rows
 from distcache.ingest.tokenizer import Tokenizer
+from distcache.kernels import first_outside
 
 __all__ = ["TextReader"]
 
 BATCH: Final = 1 << 19  # characters that are given to a tokenizer at a time
+ROWS: Final = 1 << 12  # likewise, if they have few characters or none
 
 
 class TextReader:
@@ -59,6 +62,8 @@ class TextReader:
         facts = part.pieces[-1]
         for row in text_rows(entry, piece, self._options):
             facts.lines += 1
+            if facts.lines % ROWS == 0 and stopped():
+                return False
             if row.reason is not None:
                 if not self._flush(batch, part) or not self._note(row, row.reason, part):
                     return False
@@ -68,7 +73,7 @@ class TextReader:
                 continue  # a blank line
             batch.append(row)
             size += sum(map(len, row.texts))
-            if size >= BATCH:
+            if size >= BATCH or len(batch) >= ROWS:
                 if stopped() or not self._flush(batch, part):
                     return False
                 batch, size = [], 0
@@ -79,7 +84,8 @@ class TextReader:
         piece = part.pieces[-1]
         piece.rows += 1
         piece.skipped += 1
-        piece.problems.append(Problem(row.place, reason, row.byte, row.group))
+        if len(piece.problems) < MOST_LISTED:
+            piece.problems.append(Problem(row.place, reason, row.byte, row.group))
         return self._options.on_error == "skip"
 
     def _flush(self, batch: list[Row], part: Sink) -> bool:
@@ -107,7 +113,14 @@ class TextReader:
                 counts.append(len(found))
         lengths = np.fromiter(map(len, sequences), np.int32, len(sequences))
         flat = itertools.chain.from_iterable(sequences)
-        tokens = np.fromiter(flat, part.dtype, int(lengths.sum(dtype=np.int64)))
+        count = int(lengths.sum(dtype=np.int64))
+        try:
+            tokens = np.fromiter(flat, part.dtype, count)
+        except OverflowError as error:
+            raise ValueError(f"{error}, though the vocabulary is smaller") from error
+        limit = limit_of(part.dtype, self._tokenizer.facts.vocabulary)
+        if (wrong := first_outside(tokens, limit)) >= 0:
+            raise ValueError(f"it makes token {tokens[wrong]}, beyond its vocabulary of {limit}")
         part.append(tokens, lengths, np.array(counts, np.int32))
         part.pieces[-1].rows += len(batch)
         part.pieces[-1].empty += len(batch) - len(counts)

@@ -12,7 +12,14 @@ import huggingface_hub
 import tokenizers
 
 from distcache.errors import ConfigError, NotReady
-from distcache.ingest.tokenizer import TokenizerOptions, facts_of, read_file, refusing, unknown_eod
+from distcache.ingest.tokenizer import (
+    TokenizerOptions,
+    facts_of,
+    is_token_id,
+    read_file,
+    refusing,
+    unknown_eod,
+)
 
 __all__ = ["HuggingFace"]
 
@@ -101,7 +108,7 @@ def _end(vocabulary: dict[str, int], options: TokenizerOptions, stated: str | No
     if options.eod is not None:
         if options.eod in vocabulary:
             return vocabulary[options.eod]
-        if options.eod.isdecimal():
+        if is_token_id(options.eod):
             return int(options.eod)
         raise unknown_eod(options)
     if stated in vocabulary:
@@ -117,7 +124,7 @@ def _stated_end(directory: Path) -> str | None:
         return None
     try:
         stated = json.loads(read_file(path)).get("eos_token")
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path}: is not a tokenizer's configuration: {error}") from error
     found = stated.get("content") if isinstance(stated, dict) else stated
     return found if isinstance(found, str) else None

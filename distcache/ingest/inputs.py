@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from distcache.corpus.receipt import receipt_path
 from distcache.errors import ConfigError, CorpusError, NotReady
 
 __all__ = ["SUFFIXES", "Format", "Group", "Input", "find_inputs", "require_unchanged"]
@@ -163,7 +164,9 @@ def _identity(path: str) -> tuple[int, int]:
 
 
 def _split(path: str) -> tuple[str, str | None]:
-    """Return the suffix of a path without its compression, and that."""
+    """Return the suffix of a path without its compression, and that; none for a receipt of ours."""
+    if path.endswith(receipt_path("")):
+        return "", None
     stem = Path(path)
     compression = COMPRESSIONS.get(stem.suffix.lower())
     if compression is not None:

@@ -6,14 +6,15 @@ believed, so neither has to reach the disk in any order.
 
 from __future__ import annotations
 
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
 import msgspec
 
-from distcache.files import no_space_as_error, open_regular
+from distcache.files import create_anew, no_space_as_error, open_regular
 from distcache.ingest.placing import TaskRecord
 
 __all__ = ["Journal", "read_journal"]
@@ -33,7 +34,7 @@ class Journal:
     def __init__(self, path: Path, records: list[TaskRecord]) -> None:
         self._path = path
         temporary = path.with_suffix(".new")
-        with open(temporary, "wb") as stream:
+        with no_space_as_error(path), create_anew(temporary) as stream:
             for record in records:
                 stream.write(msgspec.json.encode(record) + b"\n")
         os.replace(temporary, path)
@@ -57,9 +58,19 @@ class Journal:
             os.write(self._descriptor, msgspec.json.encode(record) + b"\n")
 
 
-def read_journal(path: Path) -> list[TaskRecord]:
-    """Return the records of the tasks that are done, from the first one on without a gap."""
-    return list(_records(path))
+def read_journal(path: Path, tasks: Sequence[range]) -> list[TaskRecord]:
+    """Return the records of the tasks that are done, from the first one on without a gap.
+
+    Parameters
+    ----------
+    path : Path
+        Of the journal; there need not be one.
+    tasks : sequence of range
+        The pieces of each task.
+    """
+    pairs = zip(_records(path), tasks, strict=False)
+    fitting = itertools.takewhile(lambda pair: len(pair[0].pieces) == len(pair[1]), pairs)
+    return [record for record, _ in fitting]
 
 
 def _records(path: Path) -> Iterator[TaskRecord]:
@@ -71,7 +82,7 @@ def _records(path: Path) -> Iterator[TaskRecord]:
         for task, line in enumerate(stream):
             try:
                 record = msgspec.json.decode(line, type=TaskRecord)
-            except msgspec.MsgspecError:
+            except (msgspec.MsgspecError, ValueError, RecursionError):
                 return
             if record.task != task:
                 return

@@ -82,10 +82,33 @@ def read_whole(path: str, compression: str | None, limit: int) -> bytes | None:
 
 
 def _decompressed(path: str, compression: str | None) -> Iterator[bytes]:
+    """Yield what a file decompresses to, to the last byte before it is damaged.
+
+    Arrow keeps what it has decompressed of a block to itself if the block is damaged: that is read
+    once more in smaller ones.
+    """
+    position = 0
+    for size in (BLOCK, 4096, 1):
+        try:
+            for block in _blocks_from(path, compression, position, size):
+                position += len(block)
+                yield block
+        except OSError:
+            if size == 1 or compression is None:
+                raise
+        else:
+            return
+
+
+def _blocks_from(path: str, compression: str | None, begin: int, size: int) -> Iterator[bytes]:
     with os.fdopen(open_regular(path), "rb") as file:
+        if compression is not None and os.fstat(file.fileno()).st_size == 0:
+            raise OSError("Truncated compressed stream: the file is empty")
         source = pa.PythonFile(file, "r")
         stream = source if compression is None else pa.CompressedInputStream(source, compression)
-        while block := stream.read(BLOCK):
+        while begin and (skipped := stream.read(min(begin, BLOCK))):
+            begin -= len(skipped)
+        while block := stream.read(size):
             yield block
 
 

@@ -75,7 +75,7 @@ def with_groups(entry: Input, column: str) -> Input:
             sizes = [
                 chunk.total_uncompressed_size
                 for chunk in chunks
-                if chunk.path_in_schema.split(".")[0] == column or chunk.path_in_schema == column
+                if (chunk.path_in_schema + ".").startswith(column + ".")
             ]
             groups.append(Group(group.num_rows, max(sum(sizes), 0)))
         return msgspec.structs.replace(entry, groups=tuple(groups))

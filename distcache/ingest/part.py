@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from distcache.ingest.blocks import BLOCK, Blocks
 
-__all__ = ["Part", "PieceFacts", "Problem", "Sink", "digest_of"]
+__all__ = ["MOST_LISTED", "Part", "PieceFacts", "Problem", "Sink", "digest_of"]
 
+MOST_LISTED: Final = 1000  # wrong rows of a piece whose places are kept; all are counted
 SPOOL: Final = 64 << 20  # bytes of tokens that stay in memory, if they may go to a file
 
 

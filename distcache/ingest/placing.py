@@ -91,7 +91,7 @@ def place(at: Segment, size: Counts, item_size: int, limit: int | None) -> Segme
         Bytes that a `.bin` may have.
     """
     first = at.first + at.size
-    if limit is None or (first.tokens + size.tokens) * item_size <= limit:
+    if limit is None or not size.documents or (first.tokens + size.tokens) * item_size <= limit:
         return Segment(at.shard, first, size)
     return None
 

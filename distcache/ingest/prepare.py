@@ -29,11 +29,38 @@ from distcache.ingest.workers import Reader, Work
 from distcache.ranks.agreement import from_rank_0, together
 from distcache.ranks.communicator import Communicator
 
-__all__ = ["Options", "find_together", "make_work", "require_same", "resume_together"]
+__all__ = [
+    "Options",
+    "find_together",
+    "make_work",
+    "require_same",
+    "require_utf8",
+    "resume_together",
+]
 
 Options = TextOptions | TokenOptions
 
 LIBRARIES: Final = {"huggingface": "tokenizers", "sentencepiece": "sentencepiece"}
+
+
+def require_utf8(out: str, options: Options, tokenizer: TokenizerOptions | None) -> None:
+    """Refuse names that cannot stand in a receipt.
+
+    Raises
+    ------
+    ConfigError
+        On all ranks, which have the same words.
+    """
+    given = [out, *msgspec.structs.asdict(options).values()]
+    given += msgspec.structs.asdict(tokenizer).values() if tokenizer is not None else []
+    for value in given:
+        if isinstance(value, str) and not value.isprintable():
+            try:
+                value.encode("utf-8")
+            except UnicodeEncodeError as error:
+                wrong = ConfigError(f"{value!r}: is not UTF-8")
+                wrong.agreed = True
+                raise wrong from error
 
 
 def find_together(
@@ -69,6 +96,8 @@ def _look_all(inputs: Sequence[Input], options: Options) -> list[Input]:
             found.append(_look_into(entry, options))
         except CorpusError as error:
             problems += error.problems
+        except UnicodeDecodeError:
+            problems.append(f"{entry.path}: has a column whose name is not UTF-8")
     if problems:
         raise CorpusError(*problems)
     return found
@@ -168,10 +197,10 @@ def require_same(communicator: Communicator, origin: Origin) -> None:
 
 
 def resume_together(
-    communicator: Communicator, output: Output, store: Store, tasks: int
+    communicator: Communicator, output: Output, store: Store, tasks: list[range]
 ) -> list[TaskRecord]:
     """Return the records of tasks that an earlier run has done, as far as they hold. Collective."""
     known = from_rank_0(
-        communicator, lambda: read_journal(output.journal), list[TaskRecord], "the journal"
+        communicator, lambda: read_journal(output.journal, tasks), list[TaskRecord], "the journal"
     )
-    return known[: count_intact(communicator, store, known[:tasks], 0)]
+    return known[: count_intact(communicator, store, known, 0)]

@@ -147,7 +147,9 @@ def _sources(receipt: Receipt, dtype: np.dtype[Any], tokenizer: str | None) -> S
     try:
         return _Files(receipt, dtype, tokenizer)
     except msgspec.ValidationError as error:
-        raise CorpusError(f"the receipt's options are not those of an ingest: {error}") from error
+        raise CorpusError(
+            f"the receipt of {receipt.corpus} has options that are not those of an ingest: {error}"
+        ) from error
 
 
 def _from_pair(idx: Idx, path: str, dtype: np.dtype[Any], document: int) -> Document | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.idx import ITEM_TYPES
@@ -21,6 +22,8 @@ from distcache.ingest.locations import Locator
 from distcache.ingest.part import PieceFacts
 from distcache.ingest.pieces import Piece
 from distcache.ingest.placing import Counts, TaskRecord, overlap
+
+MOST_LISTED: Final = 100_000  # wrong rows whose places stand in a receipt; all are counted
 
 __all__ = ["make_receipts"]
 
@@ -116,7 +119,9 @@ def make_receipts(
                 piece.source, _Share(inputs[piece.source], digests[piece.source], tokens)
             )
             share.add(piece, record.pieces[number], before, size)
-            skipped[segment.shard] += [] if before.documents else wrong[number]
+            if not before.documents:
+                room = MOST_LISTED - len(skipped[segment.shard])
+                skipped[segment.shard] += wrong[number][: max(room, 0)]
     return [
         receipt_of(
             entry,

@@ -122,13 +122,14 @@ def _decode_text(content: bytes) -> list[str]:
 def _line_rows(
     entry: Input, piece: Piece, options: TextOptions, decode: Callable[[bytes], list[str] | None]
 ) -> Iterator[Row]:
-    place = -1
+    place, byte = -1, piece.begin
     try:
         for place, line in enumerate(_lines(entry, piece, options)):
+            byte = line.position + line.size + 1
             yield _line_row(place, line, options, decode)
     except OSError as error:
         reason = f"cannot be read from here on: {error.strerror or error}"
-        yield Row(place + 1, [], reason)
+        yield Row(place + 1, [], reason, byte)
 
 
 def _lines(entry: Input, piece: Piece, options: TextOptions) -> Iterator[Line]:

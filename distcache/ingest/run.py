@@ -21,6 +21,7 @@ from distcache.ingest.prepare import (
     find_together,
     make_work,
     require_same,
+    require_utf8,
     resume_together,
 )
 from distcache.ingest.receipts import make_receipts
@@ -103,6 +104,7 @@ def ingest(
         On all ranks the same. Nothing is under a final name then; what is done is kept, and
         running again goes on from there.
     """
+    require_utf8(out, options, tokenizer)
     watch = Stopwatch(progress or Silent(), lambda: communicator.waited)
     watch.phase("looking for inputs")
     inputs = find_together(communicator, words, options)
@@ -131,7 +133,7 @@ def _make(
     """Take the steps of an ingest whose output is claimed. Collective."""
     output = work.store.output
     progress.phase("resuming")
-    done = resume_together(communicator, output, work.store, len(work.tasks))
+    done = resume_together(communicator, output, work.store, work.tasks)
     progress.phase("reading inputs", sum(map(work.bytes_of, range(len(work.tasks)))))
     progress.advance(sum(map(work.bytes_of, range(len(done)))))
     with contextlib.ExitStack() as stack:

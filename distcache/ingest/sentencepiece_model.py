@@ -5,7 +5,13 @@ from __future__ import annotations
 import sentencepiece
 
 from distcache.errors import ConfigError
-from distcache.ingest.tokenizer import TokenizerOptions, facts_of, refusing, unknown_eod
+from distcache.ingest.tokenizer import (
+    TokenizerOptions,
+    facts_of,
+    is_token_id,
+    refusing,
+    unknown_eod,
+)
 
 __all__ = ["SentencePiece"]
 
@@ -53,7 +59,7 @@ class SentencePiece:
         found = int(self._model.piece_to_id(options.eod))
         if self._model.id_to_piece(found) == options.eod:
             return found
-        if options.eod.isdecimal():
+        if is_token_id(options.eod):
             return int(options.eod)
         raise unknown_eod(options)
 

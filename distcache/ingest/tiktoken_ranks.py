@@ -13,7 +13,13 @@ import tiktoken
 from tiktoken_ext import openai_public
 
 from distcache.errors import ConfigError, NotReady
-from distcache.ingest.tokenizer import TokenizerOptions, facts_of, refusing, unknown_eod
+from distcache.ingest.tokenizer import (
+    TokenizerOptions,
+    facts_of,
+    is_token_id,
+    refusing,
+    unknown_eod,
+)
 
 __all__ = ["Tiktoken", "knows"]
 
@@ -85,7 +91,7 @@ class Tiktoken:
             ranks = _read_ranks(content)
             if not ranks:
                 raise ValueError("it has no token")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ConfigError(
                 f"--tokenizer {path}: is not a vocabulary of tiktoken: {error}"
             ) from error
@@ -119,7 +125,7 @@ def _end(special: dict[str, int], options: TokenizerOptions, end: str) -> int | 
         return special.get(end)
     if options.eod in special:
         return special[options.eod]
-    if options.eod.isdecimal():
+    if is_token_id(options.eod):
         return int(options.eod)
     raise unknown_eod(options)
 

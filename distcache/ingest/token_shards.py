@@ -16,7 +16,7 @@ from distcache.errors import CorpusError
 from distcache.ingest.inputs import Group, Input
 from distcache.ingest.options import TokenOptions
 from distcache.ingest.parquet import batches_of, column_type, columns_of, open_parquet
-from distcache.ingest.part import Problem, Sink
+from distcache.ingest.part import MOST_LISTED, Problem, Sink
 from distcache.ingest.pieces import Piece
 from distcache.kernels import first_outside, narrow_tokens
 
@@ -145,7 +145,8 @@ class _Reading:
         ordered = [Problem(before + row, problems[row], None, group) for row in sorted(problems)]
         if self._options.on_error == "fail":
             ordered = ordered[:1]
-        self._part.pieces[-1].problems += ordered
+        listed = self._part.pieces[-1].problems
+        listed += ordered[: max(MOST_LISTED - len(listed), 0)]
         self._part.pieces[-1].skipped += len(ordered)
         return self._options.on_error == "skip" or not ordered
 
@@ -219,7 +220,11 @@ def _document_problems(name: str, ids: pa.Array, previous: pa.Scalar | None) -> 
 
 
 def _length_problems(stated: pa.Array, lengths: pa.Array) -> dict[int, str]:
-    differs = pc.fill_null(pc.not_equal(stated, lengths), False)
+    # Arrow refuses to compare numbers of 64 bits without a sign with others.
+    wanted = pc.fill_null(stated, 0).to_numpy(zero_copy_only=False)
+    found = pc.fill_null(lengths, 0).to_numpy(zero_copy_only=False).astype(np.int64)
+    same = wanted == found.astype(wanted.dtype if wanted.dtype == np.uint64 else np.int64)
+    differs = pa.array(~same & stated.is_valid().to_numpy(zero_copy_only=False))
     nulls = dict.fromkeys(_where(stated.is_null()), "its length is null")
     return nulls | {
         row: f"has {lengths[row]} tokens, its length says {stated[row]}" for row in _where(differs)

@@ -95,6 +95,10 @@ def load_tokenizer(options: TokenizerOptions) -> Tokenizer:
         from distcache.ingest.huggingface import HuggingFace  # noqa: PLC0415
 
         return HuggingFace.from_file(path, read_file(path), options)
+    except DistcacheError:
+        raise
+    except OSError as error:
+        raise NotReady(f"--tokenizer {options.name}: cannot be read: {error.strerror}") from error
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"--tokenizer {options.name}: {error.name} is not installed; pip install "
@@ -176,6 +180,11 @@ def refusing() -> Iterator[None]:
     except BaseException as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ValueError(reason) from error
+
+
+def is_token_id(text: str) -> bool:
+    """Tell whether a text is a number that may be a token."""
+    return text.isascii() and text.isdecimal() and len(text) < 19
 
 
 def unknown_eod(options: TokenizerOptions) -> ConfigError:

@@ -1,6 +1,6 @@
-"""Run distcache's command line, and die when so many corpus files have got their final names.
+"""Run distcache's command line, and die when so many files have their final names, or are removed.
 
-python -m tests.faults.publisher COUNT -- WORDS...
+python -m tests.faults.publisher NAMES REMOVED -- WORDS...
 """
 
 from __future__ import annotations
@@ -12,20 +12,32 @@ from pathlib import Path
 from typing import Any
 
 from distcache.cli.main import main
+from distcache.corpus import output
 from distcache.ingest import pieces
 
-COUNT = int(sys.argv[1])
+NAMES, REMOVED = map(int, sys.argv[1:3])
+removed = 0
 
 
 def link(source: Any, target: Any, original: Any = os.link, **options: Any) -> None:
     """Give a name, and die if it is the last one."""
     original(source, target, **options)
     names = os.listdir(Path(target).parent)
-    if sum(not name.startswith(".") for name in names) == COUNT:
+    if sum(not name.startswith(".") for name in names) == NAMES:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def remove(entry: Path, original: Any = output._remove) -> None:
+    """Remove a file that is not needed any more, and die if it is the last one."""
+    global removed  # noqa: PLW0603
+    original(entry)
+    removed += 1
+    if removed == REMOVED:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+output._remove = remove
 os.link = link  # type: ignore[assignment]
 pieces.SMALLEST = 20_000  # type: ignore[misc]
-sys.argv = ["distcache", *sys.argv[3:]]
+sys.argv = ["distcache", *sys.argv[4:]]
 main()

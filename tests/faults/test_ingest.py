@@ -79,12 +79,25 @@ def test_a_rank_that_is_killed(
     assert found(shared) == expected
 
 
+def test_cleaning_up_that_is_killed(inputs: Path, expected: dict[str, bytes], shared: Path) -> None:
+    """After everything has its name; whatever is left of the directory, running again is done."""
+    command = words(inputs, shared)
+    for count in (1, 2, 4):
+        program = (sys.executable, "-m", "tests.faults.publisher", "-1", str(count), "--")
+        assert start(command, program=program).returncode == -9
+        done = start([*command, "--json"], program=PLAIN)
+        assert json.loads(done.stdout)["reused"], done.stderr
+        assert found(shared) == expected
+        for path in shared.iterdir():
+            path.unlink()
+
+
 def test_a_publication_that_is_killed(
     inputs: Path, expected: dict[str, bytes], shared: Path
 ) -> None:
     """Between two names of a corpus, and between two corpora."""
     for count in (1, 2, 4):
-        program = (sys.executable, "-m", "tests.faults.publisher", str(count), "--")
+        program = (sys.executable, "-m", "tests.faults.publisher", str(count), "-1", "--")
         died = start(words(inputs, shared), program=program)
         assert died.returncode == -9
         names = visible(shared)

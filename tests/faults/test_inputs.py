@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from distcache.corpus.receipt import read_receipt
 from distcache.errors import CorpusError
 from tests import texts
 from tests.ingest.test_errors import GOOD
@@ -39,6 +40,9 @@ def test_a_truncated_stream(suffix: str, tokenizers: Path, tmp_path: Path) -> No
     outcome = run([path], tokenizers, tmp_path / "out", on_error="skip")
     assert outcome.skipped == 1
     assert 1000 < outcome.documents < 90_000
+    assert outcome.rows == outcome.documents + 1
+    (skipped,) = read_receipt(tmp_path / "out.receipt.json").skipped
+    assert skipped.line == outcome.rows
 
 
 def test_a_line_of_a_gigabyte(

@@ -29,7 +29,7 @@ ALONE = SerialCommunicator()
 def faults_of(prefix: Path, readback: int = 0, vocabulary: int | None = None) -> list[str]:
     """Check a corpus against the receipt beside it."""
     facts = require_sound(ALONE, [str(prefix)], 1)
-    receipts, missing = find_receipts(facts, [])
+    receipts, missing = find_receipts(facts, [], 1)
     return [str(fault) for fault in missing + audit(ALONE, facts, receipts, vocabulary, readback)]
 
 
@@ -118,7 +118,7 @@ def test_another_tokenizer(corpus: Path, tokenizers: Path, tmp_path: Path) -> No
     copy = tmp_path / "tokenizer.json"
     copy.write_text((tokenizers / "tokenizer.json").read_text().replace("<s>", "<S>"))
     facts = require_sound(ALONE, [str(corpus)], 1)
-    receipts, _ = find_receipts(facts, [])
+    receipts, _ = find_receipts(facts, [], 1)
     with pytest.raises(CorpusError, match="name the right one with --tokenizer"):
         audit(ALONE, facts, receipts, None, 3, str(copy))
 
@@ -147,14 +147,14 @@ def test_receipts_belong_to_corpora_by_name(corpus: Path, tmp_path: Path) -> Non
     """Of several of one name, by their index; a single one belongs to a single corpus."""
     (facts,) = require_sound(ALONE, [str(corpus)], 1).values()
     receipt = corpus.with_suffix(".receipt.json")
-    found, missing = find_receipts({"moved": facts}, [str(receipt)])
+    found, missing = find_receipts({"moved": facts}, [str(receipt)], 1)
     assert (found["moved"].corpus, missing) == ("out", [])
     other = msgspec.structs.replace(facts, idx_digest="other")
     (tmp_path / "deep").mkdir()
     changed = msgspec.structs.replace(found["moved"], idx_digest="other")
     write_receipt(str(tmp_path / "deep/out"), changed)
     words = [str(tmp_path), str(tmp_path / "deep")]
-    found, missing = find_receipts({"x/out": facts, "y/out": other, "z": facts}, words)
+    found, missing = find_receipts({"x/out": facts, "y/out": other, "z": facts}, words, 3)
     assert found["x/out"].idx_digest == facts.idx_digest
     assert found["y/out"].idx_digest == "other"
     assert [fault.prefix for fault in missing] == ["z"]
@@ -168,3 +168,27 @@ def test_a_piece_is_read_once(corpus: Path) -> None:
     chosen = [number for sample in samples for number in sample.documents.values()]
     assert chosen == list(range(receipt.documents))
     assert len(choose(receipt, 1)) == 1
+
+
+def test_a_receipt_that_does_not_add_up(corpus: Path) -> None:
+    """Is a fault, and not a corpus of which nothing is read back."""
+    receipt = read_receipt(f"{corpus}.receipt.json")
+    write_receipt(str(corpus), msgspec.structs.replace(receipt, inputs=()))
+    assert any("the receipt's inputs add up to 0" in fault for fault in faults_of(corpus, 3))
+
+
+def test_the_vocabulary_of_token_shards(tmp_path: Path) -> None:
+    """Is in the receipt's options."""
+    path = write_shard(tmp_path / "a.parquet", [[1, 2], [3]])
+    run_tokens([path], tmp_path / "out", vocabulary=60, token_type="u16")
+    np.array([1, 2, 60], "<u2").tofile(tmp_path / "out.bin")
+    (fault,) = faults_of(tmp_path / "out")
+    assert "token 2, in sequence 1, is 60, expected 0 to 59" in fault
+
+
+@pytest.mark.parametrize("content", ["[" * 200_000, '{"format": 1, "options": ' + "[" * 200_000])
+def test_a_hostile_receipt(content: str, corpus: Path) -> None:
+    """Is no receipt."""
+    corpus.with_suffix(".receipt.json").write_text(content)
+    with pytest.raises(CorpusError, match="is not a receipt"):
+        faults_of(corpus)

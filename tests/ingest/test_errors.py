@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from distcache.corpus.receipt import read_receipt
-from distcache.errors import ConfigError, CorpusError, NotReady
+from distcache.errors import ConfigError, CorpusError, DistcacheError, NotReady
 from distcache.ingest.rounds import run_rounds
 from tests.ingest.test_text import run, single
 from tests.texts import read_corpus, write_jsonl
@@ -201,3 +202,94 @@ def test_links(tokenizers: Path, tmp_path: Path) -> None:
     (tmp_path / "elsewhere/back").symlink_to(tmp_path / "in")
     outcome = run([tmp_path / "in", tmp_path / "./in/a.jsonl"], tokenizers, tmp_path / "out")
     assert outcome.documents == 2
+
+
+def test_rows_without_text(tokenizers: Path, tmp_path: Path) -> None:
+    """Take no memory, however many they are, and are counted."""
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"\n" * 300_000 + b"hello\n")
+    outcome = run([path], tokenizers, tmp_path / "out", documents="line")
+    assert (outcome.rows, outcome.empty, outcome.documents) == (300_001, 300_000, 1)
+
+
+def test_many_wrong_rows(tokenizers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Are all counted; the receipt lists the first of them."""
+    monkeypatch.setattr("distcache.ingest.pieces.SMALLEST", 1 << 20)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"x\n" * 5000 + GOOD)
+    outcome = run([path], tokenizers, tmp_path / "out", on_error="skip")
+    assert (outcome.skipped, outcome.documents) == (5000, 1)
+    assert len(read_receipt(tmp_path / "out.receipt.json").skipped) == 1000
+
+
+def test_a_directory_of_somebody_else(tokenizers: Path, tmp_path: Path) -> None:
+    """Under the name of ours is left alone."""
+    (tmp_path / ".out.ingest").mkdir()
+    (tmp_path / ".out.ingest/thesis.txt").write_text("precious")
+    path = write_jsonl(tmp_path / "a.jsonl", ["one"])
+    with pytest.raises(DistcacheError, match="has files of somebody else"):
+        run([path], tokenizers, tmp_path / "out")
+    assert (tmp_path / ".out.ingest/thesis.txt").read_text() == "precious"
+
+
+def test_odd_names(tokenizers: Path, tmp_path: Path) -> None:
+    """Too long, not UTF-8, or of a directory that is not there yet: refused before any work."""
+    path = write_jsonl(tmp_path / "a.jsonl", ["one"])
+    for out in ("y" * 245, os.fsdecode(b"ou\xff")):
+        with pytest.raises(ConfigError):
+            run([path], tokenizers, tmp_path / out)
+    with pytest.raises(ConfigError, match="not UTF-8"):
+        run([path], tokenizers, tmp_path / "out", text_key=os.fsdecode(b"\xff"))
+    with pytest.raises(ConfigError, match="--eod"):
+        run([path], tokenizers, tmp_path / "out", "9" * 5000, append_eod=True)
+    assert not list(tmp_path.glob("*.bin"))
+
+
+def test_a_corpus_beside_its_inputs(tokenizers: Path, tmp_path: Path) -> None:
+    """Its receipt is no input when it is asked for again."""
+    write_jsonl(tmp_path / "a.jsonl", ["one"])
+    assert not run([tmp_path], tokenizers / "tokenizer.json", tmp_path / "out").reused
+    assert run([tmp_path], tokenizers / "tokenizer.json", tmp_path / "out").reused
+
+
+def test_tokens_beyond_the_tokenizers_vocabulary(tokenizers: Path, tmp_path: Path) -> None:
+    """Which a careless file asks for, are wrong rows."""
+    path = write_jsonl(tmp_path / "a.jsonl", ["one"])
+    for number in (700, 100_000):
+        content = json.loads((tokenizers / "tokenizer.json").read_text())
+        content["post_processor"]["special_tokens"]["<s>"]["ids"] = [number]
+        (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+        with pytest.raises(CorpusError, match="line 1, byte 0: the tokenizer refuses it"):
+            run([path], tmp_path / "tokenizer.json", tmp_path / "out", special_tokens=True)
+
+
+def test_a_document_larger_than_a_shard_before_nothing(tokenizers: Path, tmp_path: Path) -> None:
+    """Tasks without documents have no place of their own."""
+    paths: list[Path | str] = [
+        write_jsonl(tmp_path / "1.jsonl", ["a long text"] * 3),
+        write_jsonl(tmp_path / "2.jsonl", [""] * 9000),
+        write_jsonl(tmp_path / "3.jsonl", ["another"]),
+    ]
+    outcome = run(paths, tokenizers, tmp_path / "out", shard_size=1)
+    assert (len(outcome.corpora), outcome.empty) == (4, 9000)
+
+
+def test_hostile_leftovers(tokenizers: Path, tmp_path: Path) -> None:
+    """Of a run that was killed are begun anew, whatever they hold."""
+    path = write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
+    run([path], tokenizers, tmp_path / "good")
+    stamp = read_receipt(tmp_path / "good.receipt.json").made_from
+    for number, (name, content) in enumerate(
+        [
+            ("complete", "abc"),
+            ("complete", "2"),
+            ("complete", "99999999"),
+            ("journal.jsonl", '{"task":0,"x":' + "[" * 100_000),
+            ("journal.jsonl", '{"task":0,"pieces":[],"digest":"","segments":[]}'),
+        ]
+    ):
+        directory = tmp_path / f".out{number}.ingest"
+        directory.mkdir()
+        (directory / "stamp").write_text(stamp)
+        (directory / name).write_text(content)
+        assert run([path], tokenizers, tmp_path / f"out{number}").documents == 2

@@ -142,6 +142,15 @@ def test_lengths_that_are_there_are_checked(tmp_path: Path) -> None:
         run([path], tmp_path / "other")
 
 
+def test_lengths_beyond_the_signed_range(tmp_path: Path) -> None:
+    """Are wrong in their own row only."""
+    lengths = pa.array([2, 1 << 63, 1], pa.uint64())
+    path = write_shard(tmp_path / "a.parquet", [[1, 2], [3], [4]], groups=1, length=lengths)
+    outcome = run([path], tmp_path / "out", on_error="skip")
+    assert (outcome.documents, outcome.skipped) == (2, 1)
+    assert rows_of(tmp_path / "out") == [[1, 2], [4]]
+
+
 def test_document_ids_that_are_there_are_checked(tmp_path: Path) -> None:
     """No two neighbours may be of one document, in a row group or across two."""
     rows = [[1], [2], [3], [4]]
