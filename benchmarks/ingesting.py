@@ -7,9 +7,9 @@
   with one thread, and two ranks.
 - idx: Megatron's `_IndexWriter` against `distcache.corpus.write_idx`, which also syncs.
 
-The peers' times are without imports; distcache's are of whole processes, but for idx. Every
-contender begins with the input in the page cache, after a pause in which the host of a virtual
-machine takes back what was freed.
+All times are without imports; those of several ranks are the slowest rank's. Every contender begins
+with the input in the page cache, after a pause in which the host of a virtual machine takes back
+what was freed.
 
     python benchmarks/ingesting.py
     python benchmarks/ingesting.py --megabytes 32 --rounds 1
@@ -100,11 +100,8 @@ def own(work: Path, ranks: int, *words: object) -> dict[str, float]:
     notes.mkdir()
     program = [sys.executable, str(HERE / "ingesting_own.py"), str(notes), *map(str, words)]
     launcher = ["mpiexec", "-n", str(ranks)] if ranks > 1 else []
-    begin = time.perf_counter()
     subprocess.run([*launcher, *program], check=True, stdout=subprocess.DEVNULL, cwd=work)
-    seconds = time.perf_counter() - begin
-    if (notes / "seconds").exists():
-        seconds = float((notes / "seconds").read_text())
+    seconds = max(float(path.read_text()) for path in notes.glob("seconds.*"))
     memory = sum(int(path.read_text()) for path in notes.glob("memory.*"))
     return {"seconds": seconds, "memory": memory}
 

@@ -108,7 +108,7 @@ class TextReader:
         for sentences in texts:
             found = [ids for ids in itertools.islice(encoded, len(sentences)) if ids]
             if found:
-                found[-1] = [*found[-1], *self._end] if self._end else found[-1]
+                found[-1].extend(self._end)
                 sequences += found
                 counts.append(len(found))
         lengths = np.fromiter(map(len, sequences), np.int32, len(sequences))
