@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "distcache/dispatch.hpp"
-
 namespace distcache {
 namespace {
 
@@ -52,8 +50,7 @@ bool copy_block(std::span<const From> block, std::uint64_t limit, To* out) {
 }  // namespace
 
 template <class From, class To>
-DISTCACHE_VECTOR_CLONES std::int64_t narrow_tokens(std::span<const From> values,
-                                                   std::uint64_t limit, std::span<To> out) {
+std::int64_t narrow_tokens(std::span<const From> values, std::uint64_t limit, std::span<To> out) {
     for (std::size_t begin = 0; begin < values.size(); begin += kBlock) {
         const auto block = values.subspan(begin, std::min(kBlock, values.size() - begin));
         if (copy_block(block, limit, out.data() + begin)) {
@@ -64,8 +61,7 @@ DISTCACHE_VECTOR_CLONES std::int64_t narrow_tokens(std::span<const From> values,
 }
 
 template <class From>
-DISTCACHE_VECTOR_CLONES std::int64_t first_outside(std::span<const From> values,
-                                                   std::uint64_t limit) {
+std::int64_t first_outside(std::span<const From> values, std::uint64_t limit) {
     for (std::size_t begin = 0; begin < values.size(); begin += kBlock) {
         const auto block = values.subspan(begin, std::min(kBlock, values.size() - begin));
         if (any_outside(block, limit)) {
