@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import sys
+import time
 import traceback
 from typing import Annotated, Final, NoReturn
 
@@ -39,6 +40,8 @@ app = typer.Typer(
 # Seconds in which all ranks notice a signal that a launcher sends to all of them. If they do, each
 # ends with the exit code of an interrupted build; if not, MPI ends them, with a code of its own.
 GRACE: Final = 10.0
+# Seconds in which a launcher passes on what was written, before it ends all ranks.
+LAST_WORDS: Final = 0.3
 PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -95,7 +98,8 @@ def main() -> None:
     except SystemExit:
         raise
     except BaseException:  # noqa: BLE001  one rank's surprise must not leave the others waiting
-        traceback.print_exc()
+        with contextlib.suppress(OSError, ValueError):
+            print(traceback.format_exc(), file=sys.stderr, end="")  # noqa: T201
         _end(1, together=False)
 
 
@@ -129,5 +133,6 @@ def _end(exit_code: int, *, together: bool) -> NoReturn:
     _flush()
     communicator = connected()
     if communicator is not None and communicator.size > 1 and not together:
+        time.sleep(LAST_WORDS)
         communicator.abort(exit_code)
     sys.exit(exit_code)
