@@ -102,9 +102,7 @@ def finish(
     sound = require_sound(communicator, prefixes, threads)
     facts = [sound[prefix] for prefix in prefixes]
     progress.phase("publishing")
-
     receipts = make_receipts(facts)
-
     from_rank_0(communicator, lambda: publish_output(output, receipts), None, "publishing")
     return receipts
 

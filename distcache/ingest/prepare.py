@@ -10,7 +10,7 @@ import msgspec
 import xxhash
 
 from distcache.corpus.output import Output
-from distcache.corpus.receipt import Origin, TokenizerFacts
+from distcache.corpus.receipt import Kind, Origin, TokenizerFacts
 from distcache.corpus.token_types import limit_of, named_type
 from distcache.errors import ConfigError, CorpusError
 from distcache.ingest.encode import TextReader
@@ -54,7 +54,7 @@ def require_utf8(out: str, options: Options, tokenizer: TokenizerOptions | None)
     given = [out, *msgspec.structs.asdict(options).values()]
     given += msgspec.structs.asdict(tokenizer).values() if tokenizer is not None else []
     for value in given:
-        if isinstance(value, str) and not value.isprintable():
+        if isinstance(value, str):
             try:
                 value.encode("utf-8")
             except UnicodeEncodeError as error:
@@ -160,14 +160,14 @@ def _origin(
     facts: TokenizerFacts | None,
     step: int,
 ) -> Origin:
-    kind = "text" if isinstance(options, TextOptions) else "tokens"
+    kind: Kind = "text" if isinstance(options, TextOptions) else "tokens"
     chosen: dict[str, Any] = msgspec.to_builtins(options) | {"piece_bytes": step}
     named = {} if tokenizer is None else {"tokenizer": msgspec.to_builtins(tokenizer)}
     library = "pyarrow" if facts is None else LIBRARIES.get(facts.kind, facts.kind)
     versions = {name: importlib.metadata.version(name) for name in ("distcache", library)}
     identity = [kind, inputs, chosen, facts, versions]
     return Origin(
-        kind="text" if kind == "text" else "tokens",
+        kind=kind,
         made_from=xxhash.xxh3_128(msgspec.json.encode(identity)).hexdigest(),
         tokenizer=facts,
         options=chosen | named,

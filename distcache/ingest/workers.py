@@ -16,11 +16,10 @@ from distcache.ingest.part import Part, PieceFacts, Sink
 from distcache.ingest.pieces import Piece
 from distcache.ingest.store import Store
 
-MOST_AHEAD: Final = 8  # tasks that may be finished and wait, however small they are
-
 __all__ = ["Reader", "Work", "Workers"]
 
 AHEAD: Final = 32 << 20  # bytes of inputs that may be finished, and wait for their round
+MOST_AHEAD: Final = 8  # tasks that may, however small they are
 
 
 class Reader(Protocol):

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from distcache.cli.merge import fold
 from distcache.corpus import open_idx, write_corpus, write_idx
 from distcache.corpus.merge import convert, merge
 from distcache.corpus.receipt import read_receipt
@@ -75,6 +76,13 @@ def test_other_corpora_of_equal_lengths(tmp_path: Path) -> None:
     assert merge(ALONE, [str(tmp_path / "a")], str(tmp_path / "out")) == made
     with pytest.raises(KeyMismatch, match="is there already"):
         merge(ALONE, [str(tmp_path / "b")], str(tmp_path / "out"))
+
+
+def test_words_that_name_corpora() -> None:
+    """The files of a corpus name it once; the same word names it again."""
+    assert fold(["a.bin", "a.idx", "a.receipt.json", "b"]) == ["a", "b"]
+    assert fold(["a", "b", "a"]) == ["a", "b", "a"]
+    assert fold(["a.bin", "a.bin", "a.idx"]) == ["a", "a"]
 
 
 def test_modes_and_documents_are_kept(tmp_path: Path) -> None:
