@@ -34,8 +34,8 @@ Blender.by_weight(weights), Blender.exhaustive(sizes)
     The greedy blends of Megatron-Core's ``build_blending_indices`` (float64 weights of shape
     (corpora,)) and ``build_exhaustive_blending_indices`` (int64 sizes of shape (corpora,)).
     ``next(corpora, samples)`` fills int16 and int64 arrays of equal shape (steps,);
-    ``skip(steps)`` only counts; ``taken`` is how often each corpus has been taken. ``IndexError``
-    when an exhaustive blend has not as many steps left; ``ValueError`` for a weight that is not
+    ``skip(steps)`` only counts; ``taken`` is how often each corpus has been taken, and
+    ``resume(taken)``, int64 of shape (corpora,), goes on from there. ``IndexError`` when an exhaustive blend has not as many steps left; ``ValueError`` for a weight that is not
     finite or is negative.
 
 Mapping(descriptor, size)

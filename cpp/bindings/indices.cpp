@@ -62,6 +62,10 @@ void next(Blender& blender, py::array corpora, py::array samples) {
     blender.next(corpus_span, sample_span);
 }
 
+void resume(Blender& blender, const py::array& taken) {
+    blender.resume(input<std::int64_t>(taken, "taken"));
+}
+
 void skip(Blender& blender, std::int64_t steps) {
     blender.require_steps(steps);
     const py::gil_scoped_release release;
@@ -85,6 +89,7 @@ void register_indices(py::module_& module) {
         .def_static("exhaustive", &exhaustive, py::arg("sizes"))
         .def("next", &next, py::arg("corpora"), py::arg("samples"))
         .def("skip", &skip, py::arg("steps"))
+        .def("resume", &resume, py::arg("taken"))
         .def_property_readonly("taken", &Blender::taken);
 }
 

@@ -3,160 +3,112 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <cstring>
-#include <limits>
 #include <numeric>
 #include <stdexcept>
 #include <string>
 
-#include "distcache/dispatch.hpp"
+#include "blend_window.hpp"
 
 namespace distcache {
 namespace {
 
-constexpr std::size_t lanes = 8;    // doubles of the widest vector
-constexpr std::size_t groups = 64;  // residue classes whose largest errors give the bound
-constexpr std::int64_t window = groups - 1;
-constexpr std::size_t small = 2 * groups;  // so few corpora are cheaper to scan than to sift
-// Vectors of the compilers' own kind: the clones below map them to what the machine has.
-using Doubles = double __attribute__((vector_size(lanes * sizeof(double))));
-using Places = std::int64_t __attribute__((vector_size(lanes * sizeof(std::int64_t))));
+using blending::factor;
+using blending::lanes;
+using blending::padded_size;
 
-constexpr double never = -std::numeric_limits<double>::infinity();
+constexpr std::size_t few_enough = 64;  // to be looked at in every step, in registers
+constexpr std::int64_t scratch_size = 4096;
+constexpr double infinity = std::numeric_limits<double>::infinity();
 
-// The error that at least `groups` corpora reach: each residue class has one that does.
-DISTCACHE_VECTOR_CLONES
-double reached_by_all_groups(const double* weights, const double* counts, std::size_t size,
-                             double step) {
-    std::array<double, groups> largest;
-    largest.fill(never);
-    std::size_t d = 0;
-    for (; d + groups <= size; d += groups) {
-        for (std::size_t g = 0; g < groups; ++g) {
-            const double error = weights[d + g] * step - counts[d + g];
-            largest[g] = error > largest[g] ? error : largest[g];
-        }
-    }
-    return *std::min_element(largest.begin(), largest.end());
+// Longer windows have more candidates, shorter ones are sifted more often.
+std::int64_t window_size(std::size_t corpora) {
+    return corpora < 256 ? 24 : corpora < 2048 ? 40 : 48;
 }
 
-// The places whose error reaches `bound` by step `last`, ascending.
-DISTCACHE_VECTOR_CLONES
-std::size_t reaching(const double* weights, const double* counts, std::size_t size, double last,
-                     double bound, std::int32_t* places) {
-    std::size_t found = 0;
-    for (std::size_t d = 0; d < size; ++d) {
-        places[found] = static_cast<std::int32_t>(d);
-        found += static_cast<std::size_t>(weights[d] * last - counts[d] >= bound);
+// Of corpora that are equal in weight and count the lowest win first, so that of those next to one
+// another no more can win than the window has steps: the others go. Returns how many are left.
+std::size_t drop_behind_equals(const BlendCorpora& corpora, std::span<std::int32_t> places,
+                               std::int64_t steps) {
+    std::size_t kept = 0;
+    std::int64_t equals = 0;
+    for (const std::int32_t candidate : places) {
+        const auto place = static_cast<std::size_t>(candidate);
+        const auto last = static_cast<std::size_t>(kept > 0 ? places[kept - 1] : candidate);
+        const bool same = kept > 0 && corpora.weights[place] == corpora.weights[last] &&
+                          corpora.counts[place] == corpora.counts[last];
+        equals = same ? equals + 1 : 1;
+        places[kept] = candidate;
+        kept += static_cast<std::size_t>(equals <= steps);
     }
-    return found;
+    return kept;
 }
 
-// By reference: returning a wide vector would depend on the caller's instruction set.
-inline void load(const double* from, Doubles& values) {
-    std::memcpy(&values, from, sizeof(values));
-}
-
-// The first place with the largest error. `padded` is a multiple of `lanes`; padding never wins.
-DISTCACHE_VECTOR_CLONES
-std::size_t winner(const double* weights, const double* counts, std::size_t padded, double step) {
-    Doubles best = Doubles{} + never;
-    Places place = {};
-    Places here = {0, 1, 2, 3, 4, 5, 6, 7};
-    for (std::size_t d = 0; d < padded; d += lanes) {
-        Doubles weight;
-        Doubles count;
-        load(weights + d, weight);
-        load(counts + d, count);
-        const Doubles error = weight * step - count;
-        const Places better = error > best;
-        best = better ? error : best;
-        place = better ? here : place;
-        here += static_cast<std::int64_t>(lanes);
-    }
-    for (std::size_t lane = 1; lane < lanes; ++lane) {
-        const bool better =
-            best[lane] > best[0] || (best[lane] == best[0] && place[lane] < place[0]);
-        best[0] = better ? best[lane] : best[0];
-        place[0] = better ? place[lane] : place[0];
-    }
-    return static_cast<std::size_t>(place[0]);
-}
-
-constexpr std::size_t padded_size(std::size_t size) {
-    return (size + lanes - 1) / lanes * lanes;
-}
-
-// The corpora that may win within a window, with their own copies of weight and count.
-class Candidates {
-public:
-    explicit Candidates(std::size_t most)
-        : places_(most + 1), weights_(padded_size(most)), counts_(weights_) {}
-
-    void gather(const std::vector<double>& weights, const std::vector<double>& counts, double first,
-                double last) {
-        const std::size_t size = weights.size();
-        const double bound =
-            size <= small ? never
-                          : reached_by_all_groups(weights.data(), counts.data(), size, first);
-        found_ = reaching(weights.data(), counts.data(), size, last, bound, places_.data());
-        for (std::size_t k = 0; k < found_; ++k) {
-            const auto place = static_cast<std::size_t>(places_[k]);
-            weights_[k] = weights[place];
-            counts_[k] = counts[place];
-        }
-        for (std::size_t k = found_; k < padded_size(found_); ++k) {
-            weights_[k] = 0;
-            counts_[k] = std::numeric_limits<double>::infinity();
-        }
-    }
-
-    [[nodiscard]] std::size_t winner_at(double step) {
-        return winner(weights_.data(), counts_.data(), padded_size(found_), step);
-    }
-
-    void take(std::size_t k) { counts_[k] += 1; }
-    void spend(std::size_t k) { counts_[k] = std::numeric_limits<double>::infinity(); }
-    [[nodiscard]] std::size_t place(std::size_t k) const {
-        return static_cast<std::size_t>(places_[k]);
-    }
-
-private:
-    std::vector<std::int32_t> places_;
-    std::vector<double> weights_;
-    std::vector<double> counts_;
-    std::size_t found_ = 0;
-};
-
-double factor(std::int64_t step) {
-    return std::max(static_cast<double>(step), 1.0);
+blending::Window window_of(BlendCorpora& corpora, double bound, std::int64_t first,
+                           std::int64_t size) {
+    return {.weights = corpora.weights.data(),
+            .counts = corpora.counts.data(),
+            .taken = corpora.taken.data(),
+            .sizes = corpora.sizes.data(),
+            .corpora = corpora.corpora.data(),
+            .padded = padded_size(corpora.size),
+            .bound = bound,
+            .picked_corpora = nullptr,
+            .picked_samples = nullptr,
+            .step = first,
+            .end = first + size,
+            .lowest = infinity};
 }
 
 }  // namespace
 
-Blender::Blender(std::span<const double> weights)
-    : weights_(weights.begin(), weights.end()),
-      counts_(weights.size(), 0.0),
-      taken_(weights.size(), 0) {
-    active_.resize(weights.size());
-    for (std::size_t d = 0; d < active_.size(); ++d) {
-        active_[d] = static_cast<std::int32_t>(d);
+void BlendCorpora::reserve(std::size_t count) {
+    const std::size_t room = padded_size(count);
+    weights.resize(room);
+    counts.resize(room);
+    taken.resize(room);
+    sizes.resize(room);
+    corpora.resize(room);
+}
+
+void BlendCorpora::copy(const BlendCorpora& others, std::span<const std::int32_t> places) {
+    size = places.size();
+    for (std::size_t k = 0; k < size; ++k) {
+        const auto place = static_cast<std::size_t>(places[k]);
+        weights[k] = others.weights[place];
+        counts[k] = others.counts[place];
+        taken[k] = others.taken[place];
+        sizes[k] = others.sizes[place];
+        corpora[k] = others.corpora[place];
+    }
+    for (std::size_t k = size; k < padded_size(size); ++k) {
+        weights[k] = 0;
+        counts[k] = infinity;
     }
 }
 
-Blender Blender::exhaustive(std::span<const std::int64_t> sizes) {
-    std::int64_t total = 0;
-    for (const std::int64_t size : sizes) {
-        total += size;
+Blender::Blender(std::span<const double> weights, Instructions instructions)
+    : Blender(weights, std::vector<std::int64_t>(weights.size(), endless), instructions) {}
+
+Blender::Blender(std::span<const double> weights, std::span<const std::int64_t> sizes,
+                 Instructions instructions)
+    : instructions_(instructions), places_(weights.size() + lanes) {
+    for (auto* corpora : {&all_, &active_, &few_}) {
+        corpora->reserve(weights.size());
     }
+    all_.size = weights.size();
+    std::copy(weights.begin(), weights.end(), all_.weights.begin());
+    std::copy(sizes.begin(), sizes.end(), all_.sizes.begin());
+    std::iota(all_.corpora.begin(), all_.corpora.end(), 0);
+    resume(std::vector<std::int64_t>(weights.size(), 0));
+}
+
+Blender Blender::exhaustive(std::span<const std::int64_t> sizes, Instructions instructions) {
+    const std::int64_t total = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
     std::vector<double> weights;
     for (const std::int64_t size : sizes) {
         weights.push_back(static_cast<double>(size) / static_cast<double>(total));
     }
-    Blender blender(weights);
-    blender.sizes_.assign(sizes.begin(), sizes.end());
-    blender.drop_spent();
-    return blender;
+    return Blender(weights, sizes, instructions);
 }
 
 void Blender::next(std::span<std::int16_t> corpora, std::span<std::int64_t> samples) {
@@ -164,60 +116,138 @@ void Blender::next(std::span<std::int16_t> corpora, std::span<std::int64_t> samp
 }
 
 void Blender::skip(std::int64_t steps) {
-    run(steps, nullptr, nullptr);
+    std::array<std::int16_t, scratch_size> corpora;
+    std::array<std::int64_t, scratch_size> samples;
+    for (std::int64_t done = 0; done < steps; done += scratch_size) {
+        run(std::min(scratch_size, steps - done), corpora.data(), samples.data());
+    }
 }
 
 void Blender::require_steps(std::int64_t steps) const {
-    std::int64_t left = weights_.empty() ? 0 : std::numeric_limits<std::int64_t>::max();
-    if (!sizes_.empty()) {
-        left = std::accumulate(sizes_.begin(), sizes_.end(), std::int64_t{0}) - step_;
-    }
-    if (steps < 0 || steps > left) {
+    if (steps < 0 || steps > left_ || (steps > 0 && active_.size == 0)) {
         throw std::out_of_range("the blend has no " + std::to_string(steps) + " steps left");
     }
 }
 
+void Blender::resume(std::span<const std::int64_t> taken) {
+    if (taken.size() != all_.size) {
+        throw std::out_of_range("there must be one number for each corpus");
+    }
+    step_ = 0;
+    left_ = 0;
+    for (std::size_t d = 0; d < all_.size; ++d) {
+        if (taken[d] < 0 || taken[d] > all_.sizes[d]) {
+            throw std::out_of_range("a corpus cannot have been taken so often");
+        }
+        all_.taken[d] = taken[d];
+        all_.counts[d] = static_cast<double>(taken[d]);
+        step_ += taken[d];
+        left_ = all_.sizes[d] == endless ? endless : left_ + all_.sizes[d] - taken[d];
+    }
+    std::iota(places_.begin(), places_.end(), 0);
+    active_.copy(all_, std::span(places_).first(all_.size));
+    drop_spent();
+}
+
+std::vector<std::int64_t> Blender::taken() const {
+    auto taken = all_.taken;
+    taken.resize(all_.size);
+    for (std::size_t k = 0; k < active_.size; ++k) {
+        taken[static_cast<std::size_t>(active_.corpora[k])] = active_.taken[k];
+    }
+    return taken;
+}
+
 void Blender::drop_spent() {
     std::size_t kept = 0;
-    for (std::size_t k = 0; k < active_.size(); ++k) {
-        const auto corpus = static_cast<std::size_t>(active_[k]);
-        if (taken_[corpus] < sizes_[corpus]) {
-            active_[kept] = active_[k];
-            weights_[kept] = weights_[k];
-            counts_[kept] = counts_[k];
-            ++kept;
+    for (std::size_t k = 0; k < active_.size; ++k) {
+        if (active_.taken[k] < active_.sizes[k]) {
+            places_[kept++] = static_cast<std::int32_t>(k);
+        } else {
+            all_.taken[static_cast<std::size_t>(active_.corpora[k])] = active_.taken[k];
         }
     }
-    active_.resize(kept);
-    weights_.resize(kept);
-    counts_.resize(kept);
+    active_.copy(active_, std::span(places_).first(kept));
 }
 
 void Blender::run(std::int64_t steps, std::int16_t* corpora, std::int64_t* samples) {
-    Candidates candidates(active_.size());
+    const bool few = active_.size <= few_enough;
     for (std::int64_t done = 0; done < steps;) {
-        const std::int64_t count = std::min(window, steps - done);
-        candidates.gather(weights_, counts_, factor(step_), factor(step_ + count - 1));
-        bool spent = false;
-        for (const std::int64_t end = done + count; done < end; ++done, ++step_) {
-            const std::size_t k = candidates.winner_at(factor(step_));
-            const std::size_t place = candidates.place(k);
-            const auto corpus = static_cast<std::size_t>(active_[place]);
-            if (corpora != nullptr) {
-                corpora[done] = static_cast<std::int16_t>(corpus);
-                samples[done] = taken_[corpus];
-            }
-            counts_[place] += 1;
-            candidates.take(k);
-            if (++taken_[corpus]; !sizes_.empty() && taken_[corpus] == sizes_[corpus]) {
-                candidates.spend(k);
-                spent = true;
-            }
-        }
-        if (spent) {
-            drop_spent();
-        }
+        done += few ? run_among_all(steps - done, corpora + done, samples + done)
+                    : run_among_few(steps - done, corpora + done, samples + done);
     }
+    left_ -= left_ == endless ? 0 : steps;
+}
+
+std::int64_t Blender::run_among_all(std::int64_t steps, std::int16_t* corpora,
+                                    std::int64_t* samples) {
+    if (active_.size == 1) {
+        return run_alone(steps, corpora, samples);
+    }
+    auto window = window_of(active_, -infinity, step_, steps);
+    window.picked_corpora = corpora;
+    window.picked_samples = samples;
+    blending::kernels(instructions_).run(window);
+    const std::int64_t done = window.step - step_;
+    step_ = window.step;
+    if (done < steps) {
+        drop_spent();
+    }
+    return done;
+}
+
+std::int64_t Blender::run_alone(std::int64_t steps, std::int16_t* corpora, std::int64_t* samples) {
+    std::fill_n(corpora, steps, static_cast<std::int16_t>(active_.corpora[0]));
+    std::iota(samples, samples + steps, active_.taken[0]);
+    active_.taken[0] += steps;
+    active_.counts[0] = static_cast<double>(active_.taken[0]);
+    step_ += steps;
+    return steps;
+}
+
+std::int64_t Blender::run_among_few(std::int64_t steps, std::int16_t* corpora,
+                                    std::int64_t* samples) {
+    const auto kernels = blending::kernels(instructions_);
+    const std::int64_t wanted = std::min(window_size(active_.size), steps);
+    std::size_t found =
+        kernels.reaching(active_.weights.data(), active_.counts.data(), padded_size(active_.size),
+                         factor(step_ + wanted - 1), bound_, places_.data());
+    if (found > few_enough) {
+        found = drop_behind_equals(active_, std::span(places_).first(found), wanted);
+    }
+    const auto places = std::span<const std::int32_t>(places_).first(found);
+    few_.copy(active_, places);
+    auto window = window_of(few_, bound_, step_, wanted);
+    window.picked_corpora = corpora;
+    window.picked_samples = samples;
+    if (found > 0) {
+        kernels.run(window);
+    }
+    bool spent = false;
+    for (std::size_t k = 0; k < found; ++k) {
+        const auto place = static_cast<std::size_t>(places[k]);
+        active_.counts[place] = few_.counts[k];
+        active_.taken[place] = few_.taken[k];
+        spent = spent || few_.taken[k] == few_.sizes[k];
+    }
+    const std::int64_t done = window.step - step_;
+    step_ = window.step;
+    if (spent) {
+        drop_spent();
+    }
+    move_bound(window.lowest, done, wanted);
+    return done;
+}
+
+void Blender::move_bound(double lowest, std::int64_t done, std::int64_t wanted) {
+    if (done == 0) {
+        lowest = blending::kernels(instructions_)
+                     .largest(active_.weights.data(), active_.counts.data(),
+                              padded_size(active_.size), factor(step_));
+    }
+    margin_ = done < wanted ? margin_ * 2 : margin_ * 0.9;
+    margin_ = std::clamp(margin_, 1e-9, 1.0);
+    bound_ = lowest - margin_;
 }
 
 }  // namespace distcache

@@ -7,6 +7,7 @@
 #include "catch.hpp"
 #include "distcache/blend.hpp"
 
+using distcache::available_instructions;
 using distcache::Blender;
 
 namespace {
@@ -75,16 +76,56 @@ TEST_CASE("a blend by weight is the greedy one, in pieces of any size") {
     for (const std::size_t count : {1u, 2u, 3u, 7u, 16u, 17u, 64u, 65u, 200u, 900u}) {
         const auto weights = random_weights(random, count);
         const auto expected = slow_blend(weights, 3000);
-        REQUIRE(in_pieces(Blender(weights), 3000, 3000) == expected);
-        REQUIRE(in_pieces(Blender(weights), 3000, 1 + random() % 300) == expected);
+        for (const auto instructions : available_instructions()) {
+            const Blender blender(weights, instructions);
+            REQUIRE(in_pieces(blender, 3000, 3000) == expected);
+            REQUIRE(in_pieces(blender, 3000, 1 + random() % 300) == expected);
+        }
     }
 }
 
 TEST_CASE("equal weights tie, and the lowest corpus goes first") {
     for (const std::size_t count : {2u, 5u, 64u, 300u}) {
         const std::vector<double> weights(count, 1.0 / static_cast<double>(count));
-        REQUIRE(in_pieces(Blender(weights), 2000, 700) == slow_blend(weights, 2000));
+        const auto expected = slow_blend(weights, 2000);
+        for (const auto instructions : available_instructions()) {
+            REQUIRE(in_pieces(Blender(weights, instructions), 2000, 700) == expected);
+        }
     }
+}
+
+TEST_CASE("groups of equal weights among others, more than fit into registers") {
+    std::mt19937 random(5);
+    for (const std::size_t kinds : {1u, 2u, 10u}) {
+        std::vector<double> weights(1500);
+        for (auto& weight : weights) {
+            weight = 1.0 / static_cast<double>(1000 + random() % kinds);
+        }
+        const auto expected = slow_blend(weights, 4000);
+        for (const auto instructions : available_instructions()) {
+            REQUIRE(in_pieces(Blender(weights, instructions), 4000, 900) == expected);
+        }
+    }
+}
+
+TEST_CASE("a blend goes on from how often each corpus has been taken") {
+    std::mt19937 random(6);
+    for (const std::size_t count : {1u, 3u, 100u}) {
+        const auto weights = random_weights(random, count);
+        Blender first(weights);
+        first.skip(2345);
+        Blender second(weights);
+        second.resume(first.taken());
+        REQUIRE(in_pieces(second, 1000, 64) == in_pieces(first, 1000, 1000));
+    }
+    const std::vector<std::int64_t> sizes{5, 0, 70, 3, 40};
+    auto first = Blender::exhaustive(sizes);
+    first.skip(115);
+    auto second = Blender::exhaustive(sizes);
+    second.resume(first.taken());
+    REQUIRE_NOTHROW(second.require_steps(3));
+    REQUIRE_THROWS_AS(second.require_steps(4), std::out_of_range);
+    REQUIRE(in_pieces(second, 3, 2) == in_pieces(first, 3, 3));
 }
 
 TEST_CASE("an exhaustive blend takes every corpus as often as it has samples") {
@@ -101,8 +142,10 @@ TEST_CASE("an exhaustive blend takes every corpus as often as it has samples") {
             return static_cast<double>(size) / static_cast<double>(total);
         });
         const auto expected = slow_blend(weights, static_cast<std::size_t>(total), sizes);
-        const auto blender = Blender::exhaustive(sizes);
-        REQUIRE(in_pieces(blender, static_cast<std::size_t>(total), 113) == expected);
+        for (const auto instructions : available_instructions()) {
+            const auto blender = Blender::exhaustive(sizes, instructions);
+            REQUIRE(in_pieces(blender, static_cast<std::size_t>(total), 113) == expected);
+        }
     }
 }
 

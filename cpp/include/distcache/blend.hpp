@@ -1,26 +1,64 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <limits>
+#include <new>
 #include <span>
 #include <vector>
 
+#include "distcache/instructions.hpp"
+
 namespace distcache {
+
+/// Storage that starts at a cache line, so that no vector lies across two.
+template <class T>
+struct LineAllocator {
+    using value_type = T;
+    static constexpr std::align_val_t line{64};
+
+    LineAllocator() = default;
+    template <class U>
+    explicit LineAllocator(const LineAllocator<U>&) {}
+
+    T* allocate(std::size_t n) { return static_cast<T*>(::operator new(n * sizeof(T), line)); }
+    void deallocate(T* values, std::size_t) { ::operator delete(values, line); }
+    bool operator==(const LineAllocator&) const = default;
+};
+
+/// Corpora in ascending order, with padding that never wins up to a whole vector.
+struct BlendCorpora {
+    std::vector<double, LineAllocator<double>> weights;
+    std::vector<double, LineAllocator<double>> counts;  // how often each has been taken
+    std::vector<std::int64_t> taken;                    // the same
+    std::vector<std::int64_t> sizes;                    // how often each may be taken
+    std::vector<std::int32_t> corpora;                  // what each is called
+    std::size_t size = 0;
+
+    /// Make room for so many.
+    void reserve(std::size_t count);
+    /// Copy the corpora at these places of others; they may be these.
+    void copy(const BlendCorpora& others, std::span<const std::int32_t> places);
+};
 
 /// The greedy blend of Megatron-Core's `build_blending_indices` and
 /// `build_exhaustive_blending_indices`: at step n take the corpus with the largest
 /// `weight * max(n, 1) - taken` in IEEE double, the lowest corpus on a tie.
 ///
-/// Steps run in windows of B. At most B picks fall into a window, and the error of a corpus that
-/// is not picked never falls, nor does its rounded value, since rounding is monotone. So the
-/// winner of each step has at least an error that B + 1 corpora have at the window's start; only
-/// the corpora that can reach that bound by the window's end are looked at within it.
+/// Steps run in windows. The error of a corpus that is not picked never falls, nor does its rounded
+/// value, since rounding is monotone. So for any bound, a corpus whose error does not reach it by
+/// the end of a window wins no step of the window that is won with an error which does: within the
+/// window, only the others are looked at, until no error reaches the bound any more. The bound,
+/// which decides nothing but the speed, follows the errors that have won before.
 class Blender {
 public:
     /// Blend by weight without end.
-    explicit Blender(std::span<const double> weights);
+    explicit Blender(std::span<const double> weights,
+                     Instructions instructions = best_instructions());
 
     /// Blend until corpus d has been taken sizes[d] times; a spent corpus drops out.
-    static Blender exhaustive(std::span<const std::int64_t> sizes);
+    static Blender exhaustive(std::span<const std::int64_t> sizes,
+                              Instructions instructions = best_instructions());
 
     /// The corpus and the sample within it of the next `corpora.size()` steps.
     /// `samples` has the same size. Requires enough corpora that are not spent.
@@ -32,19 +70,34 @@ public:
     /// Throws std::out_of_range unless `steps` more steps can be taken before all is spent.
     void require_steps(std::int64_t steps) const;
 
+    /// Go on from where each corpus has been taken so often, whether or not steps lead there.
+    /// Throws std::out_of_range unless there is a number for each corpus, from 0 to its size.
+    void resume(std::span<const std::int64_t> taken);
+
     /// How often each corpus has been taken.
-    [[nodiscard]] const std::vector<std::int64_t>& taken() const { return taken_; }
+    [[nodiscard]] std::vector<std::int64_t> taken() const;
 
 private:
+    static constexpr std::int64_t endless = std::numeric_limits<std::int64_t>::max();
+
+    Blender(std::span<const double> weights, std::span<const std::int64_t> sizes,
+            Instructions instructions);
     void run(std::int64_t steps, std::int16_t* corpora, std::int64_t* samples);
+    std::int64_t run_among_all(std::int64_t steps, std::int16_t* corpora, std::int64_t* samples);
+    std::int64_t run_alone(std::int64_t steps, std::int16_t* corpora, std::int64_t* samples);
+    std::int64_t run_among_few(std::int64_t steps, std::int16_t* corpora, std::int64_t* samples);
+    void move_bound(double lowest, std::int64_t done, std::int64_t wanted);
     void drop_spent();
 
-    std::vector<std::int32_t> active_;  // corpora that are not spent, ascending
-    std::vector<double> weights_;       // of the active corpora
-    std::vector<double> counts_;        // of the active corpora, as doubles
-    std::vector<std::int64_t> sizes_;   // of all corpora; empty when there is no end
-    std::vector<std::int64_t> taken_;   // of all corpora
+    Instructions instructions_;
+    BlendCorpora all_;     // those that are spent have been taken so often; others, see `active_`
+    BlendCorpora active_;  // that are not spent
+    BlendCorpora few_;     // that may win within a window
+    std::vector<std::int32_t> places_;
+    std::int64_t left_ = endless;  // steps until all are spent
     std::int64_t step_ = 0;
+    double bound_ = -std::numeric_limits<double>::infinity();
+    double margin_ = 0.01;
 };
 
 }  // namespace distcache

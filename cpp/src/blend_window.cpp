@@ -1,0 +1,111 @@
+#include "blend_window.hpp"
+
+#include <cstring>
+#include <limits>
+
+#include "distcache/dispatch.hpp"
+
+namespace distcache::blending {
+namespace {
+
+// Vectors of the compilers' own kind: the clones below map them to what the machine has.
+constexpr std::size_t width = 4;
+using Doubles = double __attribute__((vector_size(width * sizeof(double))));
+using Places = std::int64_t __attribute__((vector_size(width * sizeof(std::int64_t))));
+
+constexpr double never = -std::numeric_limits<double>::infinity();
+
+// By reference: returning a wide vector would depend on the caller's instruction set.
+inline void load(const double* from, Doubles& values) {
+    std::memcpy(&values, from, sizeof(values));
+}
+
+struct Winner {
+    std::size_t place;
+    double error;
+};
+
+// The first place with the largest error.
+DISTCACHE_VECTOR_CLONES
+Winner winner(const double* weights, const double* counts, std::size_t padded, double step) {
+    Doubles best = Doubles{} + never;
+    Places place = {};
+    Places here = {0, 1, 2, 3};
+    for (std::size_t d = 0; d < padded; d += width) {
+        Doubles weight;
+        Doubles count;
+        load(weights + d, weight);
+        load(counts + d, count);
+        const Doubles error = weight * step - count;
+        const Places better = error > best;
+        best = better ? error : best;
+        place = better ? here : place;
+        here += static_cast<std::int64_t>(width);
+    }
+    for (std::size_t lane = 1; lane < width; ++lane) {
+        const bool better =
+            best[lane] > best[0] || (best[lane] == best[0] && place[lane] < place[0]);
+        best[0] = better ? best[lane] : best[0];
+        place[0] = better ? place[lane] : place[0];
+    }
+    return {static_cast<std::size_t>(place[0]), best[0]};
+}
+
+void run(Window& window) {
+    const std::int64_t first = window.step;
+    const std::int64_t size = window.end - first;
+    std::int64_t done = 0;
+    for (bool spent = false; done < size && !spent;) {
+        const Winner won =
+            winner(window.weights, window.counts, window.padded, factor(first + done));
+        if (won.error < window.bound) {
+            break;
+        }
+        window.lowest = won.error < window.lowest ? won.error : window.lowest;
+        window.counts[won.place] += 1;
+        spent = write_down(window, done++, won.place);
+    }
+    window.step = first + done;
+}
+
+DISTCACHE_VECTOR_CLONES
+std::size_t reaching(const double* weights, const double* counts, std::size_t padded, double step,
+                     double bound, std::int32_t* places) {
+    std::size_t found = 0;
+    for (std::size_t d = 0; d < padded; ++d) {
+        places[found] = static_cast<std::int32_t>(d);
+        found += static_cast<std::size_t>(weights[d] * step - counts[d] >= bound);
+    }
+    return found;
+}
+
+DISTCACHE_VECTOR_CLONES
+double largest(const double* weights, const double* counts, std::size_t padded, double step) {
+    Doubles best = Doubles{} + never;
+    for (std::size_t d = 0; d < padded; d += width) {
+        Doubles weight;
+        Doubles count;
+        load(weights + d, weight);
+        load(counts + d, count);
+        const Doubles error = weight * step - count;
+        best = error > best ? error : best;
+    }
+    double found = best[0];
+    for (std::size_t lane = 1; lane < width; ++lane) {
+        found = best[lane] > found ? best[lane] : found;
+    }
+    return found;
+}
+
+}  // namespace
+
+Kernels kernels([[maybe_unused]] Instructions instructions) {
+#if DISTCACHE_HAS_AVX512
+    if (instructions == Instructions::avx512) {
+        return avx512_kernels();
+    }
+#endif
+    return {run, reaching, largest};
+}
+
+}  // namespace distcache::blending
