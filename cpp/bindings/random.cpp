@@ -4,11 +4,17 @@
 namespace distcache::bindings {
 namespace {
 
+// A generator with the memory that its shuffles work in.
+struct Generator : Mt19937 {
+    using Mt19937::Mt19937;
+    HugeMemory space;
+};
+
 template <class T>
-void shuffle_as(py::array& values, std::uint64_t stop, Mt19937& generator) {
+void shuffle_as(py::array& values, std::uint64_t stop, Generator& generator) {
     const auto span = output<T>(values, "values");
     const py::gil_scoped_release release;
-    shuffle(span, stop, generator);
+    shuffle(span, stop, generator, {.space = &generator.space});
 }
 
 void require_stop(std::uint64_t stop) {
@@ -17,7 +23,7 @@ void require_stop(std::uint64_t stop) {
     }
 }
 
-void shuffle_array(Mt19937& generator, py::array values, std::uint64_t stop) {
+void shuffle_array(Generator& generator, py::array values, std::uint64_t stop) {
     require_stop(stop);
     const py::dtype dtype = values.dtype();
     if (dtype.equal(py::dtype::of<std::int32_t>())) {
@@ -29,7 +35,7 @@ void shuffle_array(Mt19937& generator, py::array values, std::uint64_t stop) {
     }
 }
 
-void skip(Mt19937& generator, std::uint64_t size, std::uint64_t stop) {
+void skip(Generator& generator, std::uint64_t size, std::uint64_t stop) {
     require_stop(stop);
     const py::gil_scoped_release release;
     skip_shuffle(size, stop, generator);
@@ -62,7 +68,7 @@ void gather_array(const py::array& values, const py::array& positions, py::array
     }
 }
 
-py::array_t<std::uint64_t> draw_array(Mt19937& generator, std::uint64_t first,
+py::array_t<std::uint64_t> draw_array(Generator& generator, std::uint64_t first,
                                       std::uint64_t count) {
     if (count > first) {
         throw py::value_error("count must be at most first");
@@ -79,9 +85,9 @@ py::array_t<std::uint64_t> draw_array(Mt19937& generator, std::uint64_t first,
 }  // namespace
 
 void register_random(py::module_& module) {
-    py::class_<Mt19937>(module, "Mt19937")
+    py::class_<Generator>(module, "Mt19937")
         .def(py::init<std::uint32_t>(), py::arg("seed"))
-        .def("next32", &Mt19937::next32)
+        .def("next32", &Generator::next32)
         .def("shuffle", &shuffle_array, py::arg("values"), py::arg("stop") = 1)
         .def("skip_shuffle", &skip, py::arg("size"), py::arg("stop") = 1)
         .def("draw", &draw_array, py::arg("first"), py::arg("count"));

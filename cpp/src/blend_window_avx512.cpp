@@ -1,12 +1,7 @@
 #include "blend_window.hpp"
 
 #if DISTCACHE_HAS_AVX512
-#if !defined(__clang__)
-// GCC 12 takes the undefined operands of its own intrinsics for mistakes.
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-#include <immintrin.h>
+#include "avx512.hpp"
 
 namespace distcache::blending {
 namespace {

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstddef>
 #include <limits>
 #include <utility>
+
+#include "draws.hpp"
+#include "partitioned_shuffle.hpp"
 
 namespace distcache {
 namespace {
@@ -13,49 +15,16 @@ namespace {
 constexpr std::size_t block_steps = 512;  // 512 targets of 64 bytes stay in the first-level cache
 constexpr std::uint64_t narrow_max = std::numeric_limits<std::uint32_t>::max();
 
-// Steps first, first - 1, ... that share the mask of `first`, at most `wanted`.
-std::size_t steps_with_one_mask(std::uint64_t first, std::size_t wanted) {
-    const std::uint64_t below = std::bit_floor(first) - 1;
-    return static_cast<std::size_t>(std::min<std::uint64_t>(wanted, first - below));
-}
-
-// Draw for consecutive steps with one mask. A rejected word is overwritten by the next: the
-// loop has no branch to mispredict, and `ready` never offers more words than steps are left.
-template <class Draw>
-void draw_narrow(std::uint32_t first, std::size_t count, Draw* draws, Mt19937& generator) {
-    const std::uint32_t mask =
-        static_cast<std::uint32_t>(std::bit_ceil(std::uint64_t{first} + 1) - 1);
-    std::uint32_t done = 0;
-    while (done < count) {
-        const auto words = generator.ready();
-        const std::size_t usable = std::min(words.size(), count - done);
-        for (std::size_t k = 0; k < usable; ++k) {
-            const std::uint32_t value = words[k] & mask;
-            draws[done] = value;
-            done += static_cast<std::uint32_t>(value <= first - done);
-        }
-        generator.consume(usable);
-    }
-}
-
-void draw_wide(std::uint64_t first, std::size_t count, std::uint64_t* draws, Mt19937& generator) {
-    const std::uint64_t mask = ~std::uint64_t{0} >> std::countl_zero(first);
-    for (std::size_t done = 0; done < count;) {
-        const std::uint64_t value = generator.next64() & mask;
-        draws[done] = value;
-        done += static_cast<std::size_t>(value <= first - done);
-    }
-}
-
 // A run of draws, prefetched, waiting to be swapped.
 template <class Draw>
 struct Block {
     std::uint64_t first = 0;
     std::size_t count = 0;
-    std::array<Draw, block_steps> draws;
+    std::array<Draw, block_steps + draw_slack> draws;
 
     // The steps from `step` down to `stop`, as far as they share a mask and fit.
-    void fill(std::uint64_t step, std::uint64_t stop, Mt19937& generator) {
+    void fill(std::uint64_t step, std::uint64_t stop, Mt19937& generator,
+              Instructions instructions) {
         first = step;
         count = step < stop ? 0
                             : steps_with_one_mask(
@@ -64,7 +33,8 @@ struct Block {
             return;
         }
         if constexpr (sizeof(Draw) == sizeof(std::uint32_t)) {
-            draw_narrow(static_cast<std::uint32_t>(step), count, draws.data(), generator);
+            draw_narrow(static_cast<std::uint32_t>(step), count, draws.data(), generator,
+                        instructions);
         } else {
             draw_wide(step, count, draws.data(), generator);
         }
@@ -87,44 +57,78 @@ struct Block {
 
 // Swap one block while the targets of the next are on their way from memory.
 template <class Draw, class T>
-void shuffle_steps(std::uint64_t first, std::uint64_t stop, T* values, Mt19937& generator) {
+void shuffle_steps(std::uint64_t first, std::uint64_t stop, T* values, Mt19937& generator,
+                   Instructions instructions) {
     std::array<Block<Draw>, 2> blocks;
-    blocks[0].fill(first, stop, generator);
+    blocks[0].fill(first, stop, generator, instructions);
     blocks[0].prefetch(values);
     for (std::size_t turn = 0; blocks[turn].count > 0; turn ^= 1) {
         const auto& current = blocks[turn];
         auto& next = blocks[turn ^ 1];
-        next.fill(current.first - current.count, stop, generator);
+        next.fill(current.first - current.count, stop, generator, instructions);
         next.prefetch(values);
         current.swap(values);
     }
 }
 
+void draw_some(std::uint32_t first, std::span<std::uint64_t> draws, Mt19937& generator) {
+    std::array<std::uint32_t, block_steps + draw_slack> narrow;
+    draw_narrow(first, draws.size(), narrow.data(), generator, best_instructions());
+    std::copy_n(narrow.begin(), draws.size(), draws.begin());
+}
+
+// Blocks of steps while there are more values than the caches hold; returns how many are left.
+template <class T>
+std::uint64_t shuffle_partitioned(T* values, std::uint64_t size, std::uint64_t stop,
+                                  Mt19937& generator, const ShuffleOptions& options) {
+    const auto& partitioning =
+        options.partitioning != nullptr ? *options.partitioning : partitioning_of<T>;
+    if (size <= std::max(partitioning.smallest, stop)) {
+        return size;
+    }
+    PartitionedShuffle<T> partitioned(values, size, generator, options.instructions, partitioning);
+    HugeMemory own;
+    void* const space =
+        (options.space != nullptr ? *options.space : own).reserve(partitioned.space());
+    if (space == nullptr) {
+        return size;
+    }
+    partitioned.use(space);
+    while (size > partitioning.smallest && size > stop) {
+        size = partitioned.block(size, stop);
+    }
+    return size;
+}
+
 }  // namespace
 
 template <class T>
-void shuffle(std::span<T> values, std::uint64_t stop, Mt19937& generator) {
-    if (values.size() < 2) {
-        return;
-    }
-    std::uint64_t first = values.size() - 1;
-    if (first > narrow_max) {
+void shuffle(std::span<T> values, std::uint64_t stop, Mt19937& generator,
+             const ShuffleOptions& options) {
+    std::uint64_t size = values.size();
+    if (size > narrow_max + 1) {
         const std::uint64_t wide_stop = std::max(stop, narrow_max + 1);
-        shuffle_steps<std::uint64_t>(first, wide_stop, values.data(), generator);
-        first = narrow_max;
+        shuffle_steps<std::uint64_t>(size - 1, wide_stop, values.data(), generator,
+                                     options.instructions);
+        size = wide_stop;
     }
-    shuffle_steps<std::uint32_t>(first, stop, values.data(), generator);
+    size = shuffle_partitioned(values.data(), size, stop, generator, options);
+    if (size > stop) {
+        shuffle_steps<std::uint32_t>(size - 1, stop, values.data(), generator,
+                                     options.instructions);
+    }
 }
 
-void skip_shuffle(std::uint64_t size, std::uint64_t stop, Mt19937& generator) {
+void skip_shuffle(std::uint64_t size, std::uint64_t stop, Mt19937& generator,
+                  Instructions instructions) {
     Block<std::uint32_t> narrow;
     Block<std::uint64_t> wide;
     std::uint64_t step = size < 2 ? 0 : size - 1;
     for (; step > narrow_max && step >= stop; step -= wide.count) {
-        wide.fill(step, std::max(stop, narrow_max + 1), generator);
+        wide.fill(step, std::max(stop, narrow_max + 1), generator, instructions);
     }
     for (; step >= stop; step -= narrow.count) {
-        narrow.fill(step, stop, generator);
+        narrow.fill(step, stop, generator, instructions);
     }
 }
 
@@ -144,11 +148,11 @@ void gather(std::span<const std::int64_t> values, std::span<const Position> posi
 
 void draw(std::uint64_t first, std::span<std::uint64_t> draws, Mt19937& generator) {
     while (!draws.empty()) {
-        const std::size_t count = steps_with_one_mask(first, draws.size());
+        const std::size_t count = steps_with_one_mask(first, std::min(draws.size(), block_steps));
         if (first > narrow_max) {
             draw_wide(first, count, draws.data(), generator);
         } else {
-            draw_narrow(static_cast<std::uint32_t>(first), count, draws.data(), generator);
+            draw_some(static_cast<std::uint32_t>(first), draws.first(count), generator);
         }
         draws = draws.subspan(count);
         first -= count;
@@ -159,8 +163,8 @@ template void gather(std::span<const std::int64_t>, std::span<const std::int32_t
                      std::span<std::int64_t>);
 template void gather(std::span<const std::int64_t>, std::span<const std::int64_t>,
                      std::span<std::int64_t>);
-template void shuffle(std::span<std::int32_t>, std::uint64_t, Mt19937&);
-template void shuffle(std::span<std::uint32_t>, std::uint64_t, Mt19937&);
-template void shuffle(std::span<std::int64_t>, std::uint64_t, Mt19937&);
+template void shuffle(std::span<std::int32_t>, std::uint64_t, Mt19937&, const ShuffleOptions&);
+template void shuffle(std::span<std::uint32_t>, std::uint64_t, Mt19937&, const ShuffleOptions&);
+template void shuffle(std::span<std::int64_t>, std::uint64_t, Mt19937&, const ShuffleOptions&);
 
 }  // namespace distcache

@@ -52,6 +52,57 @@ TEST_CASE("a shuffle is Fisher-Yates from the top, and leaves the generator behi
     }
 }
 
+TEST_CASE("a partitioned shuffle is the same shuffle, in regions and blocks of any size") {
+    for (const auto instructions : available_instructions()) {
+        for (const Partitioning partitioning :
+             {Partitioning{4, 2, 16}, Partitioning{5, 3, 40}, Partitioning{8, 8, 300},
+              Partitioning{10, 8, 4096}, Partitioning{12, 5, 5000}}) {
+            for (const std::size_t size : sizes) {
+                HugeMemory space;
+                const ShuffleOptions options{instructions, &space, &partitioning};
+                Mt19937 slow(99);
+                Mt19937 fast(99);
+                auto expected = counting<std::int32_t>(size);
+                auto narrow = expected;
+                slow_shuffle(expected, slow);
+                shuffle(std::span(narrow), 1, fast, options);
+                REQUIRE(narrow == expected);
+                REQUIRE(fast.next32() == slow.next32());
+                Mt19937 again(99);
+                auto wide = counting<std::int64_t>(size);
+                shuffle(std::span(wide), 1, again, options);
+                REQUIRE(std::equal(wide.begin(), wide.end(), expected.begin()));
+            }
+        }
+    }
+}
+
+TEST_CASE("a list that is full ends its block early") {
+    const Partitioning partitioning{10, 2, 2000, 700};
+    Mt19937 slow(3);
+    Mt19937 fast(3);
+    auto expected = counting<std::int32_t>(120000);
+    auto values = expected;
+    slow_shuffle(expected, slow);
+    shuffle(std::span(values), 1, fast, {.partitioning = &partitioning});
+    REQUIRE(values == expected);
+    REQUIRE(fast.next32() == slow.next32());
+}
+
+TEST_CASE("a partitioned shuffle stops where it is told to") {
+    const Partitioning partitioning{6, 4, 70};
+    for (const std::uint64_t stop : {1u, 64u, 65u, 900u, 2999u, 3000u}) {
+        Mt19937 plain(8);
+        Mt19937 partitioned(8);
+        auto expected = counting<std::int64_t>(3000);
+        auto values = expected;
+        shuffle(std::span(expected), stop, plain);
+        shuffle(std::span(values), stop, partitioned, {.partitioning = &partitioning});
+        REQUIRE(values == expected);
+        REQUIRE(partitioned.next32() == plain.next32());
+    }
+}
+
 TEST_CASE("all element types are moved alike") {
     Mt19937 a(5);
     Mt19937 b(5);

@@ -1,8 +1,11 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 
+#include "distcache/huge_memory.hpp"
+#include "distcache/instructions.hpp"
 #include "distcache/mt19937.hpp"
 
 namespace distcache {
@@ -15,13 +18,34 @@ namespace distcache {
 /// values. The second half is a permutation that does not depend on the values, so that it can be
 /// computed at the same time, by a generator that has skipped the first, on positions.
 
+/// How a shuffle that is larger than the caches is partitioned.
+struct Partitioning {
+    unsigned region_bits;    ///< 2^region_bits values are a region, which fits into the cache
+    std::uint64_t fraction;  ///< a block has 1/fraction of the steps that are left
+    std::uint64_t smallest;  ///< fewer values are shuffled as they are; at least a region
+    std::size_t list = 0;    ///< parcels that a list holds, above 512; 0: as many as are expected
+};
+
+template <class T>
+inline constexpr Partitioning partitioning_of =
+    sizeof(T) == 4 ? Partitioning{18, 8, 1 << 22} : Partitioning{17, 8, 1 << 21};
+
+/// What a shuffle may be told. The memory of `space` is used again by the next shuffle.
+struct ShuffleOptions {
+    Instructions instructions = best_instructions();
+    HugeMemory* space = nullptr;
+    const Partitioning* partitioning = nullptr;
+};
+
 /// Shuffle in place: the steps from the last position down to `stop`, which is at least 1. Leaves
 /// `generator` where NumPy's would be.
 template <class T>
-void shuffle(std::span<T> values, std::uint64_t stop, Mt19937& generator);
+void shuffle(std::span<T> values, std::uint64_t stop, Mt19937& generator,
+             const ShuffleOptions& options = {});
 
 /// Move `generator` past the draws of those steps for `size` values, without the values.
-void skip_shuffle(std::uint64_t size, std::uint64_t stop, Mt19937& generator);
+void skip_shuffle(std::uint64_t size, std::uint64_t stop, Mt19937& generator,
+                  Instructions instructions = best_instructions());
 
 /// The draws j(first), j(first - 1), ... of `draws.size()` consecutive steps.
 /// Requires draws.size() <= first.
@@ -36,8 +60,11 @@ extern template void gather(std::span<const std::int64_t>, std::span<const std::
                             std::span<std::int64_t>);
 extern template void gather(std::span<const std::int64_t>, std::span<const std::int64_t>,
                             std::span<std::int64_t>);
-extern template void shuffle(std::span<std::int32_t>, std::uint64_t, Mt19937&);
-extern template void shuffle(std::span<std::uint32_t>, std::uint64_t, Mt19937&);
-extern template void shuffle(std::span<std::int64_t>, std::uint64_t, Mt19937&);
+extern template void shuffle(std::span<std::int32_t>, std::uint64_t, Mt19937&,
+                             const ShuffleOptions&);
+extern template void shuffle(std::span<std::uint32_t>, std::uint64_t, Mt19937&,
+                             const ShuffleOptions&);
+extern template void shuffle(std::span<std::int64_t>, std::uint64_t, Mt19937&,
+                             const ShuffleOptions&);
 
 }  // namespace distcache
