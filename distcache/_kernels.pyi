@@ -57,6 +57,7 @@ def gather(
     positions: NDArray[np.int32] | NDArray[np.int64],
     out: NDArray[np.int64],
 ) -> None: ...
+def fill_entries(lengths: NDArray[np.int32], begin: int, out: NDArray[np.int64]) -> None: ...
 def emit_boundaries(
     entries: NDArray[np.int64],
     slice_begin: int,

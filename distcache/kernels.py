@@ -19,6 +19,10 @@ gather(values, positions, out)
     ``out[i] = values[positions[i]]`` for int64 values and positions of int32 or int64.
     ``IndexError`` if a position is not within the values.
 
+fill_entries(lengths, begin, out)
+    Write the entries of documents begin, begin + 1, ...: int64 with the document in the lower 32
+    bits and its length in tokens, from int32 lengths of shape (documents,), in the upper.
+
 Cursor(position, token, sample)
     A place in the tokens of a document index: the first entry not yet consumed, the number of
     tokens before it, the next boundary to emit.
@@ -92,6 +96,7 @@ from distcache._kernels import (
     SequenceFacts,
     check_sequences,
     emit_boundaries,
+    fill_entries,
     first_descent,
     first_outside,
     gather,
@@ -109,6 +114,7 @@ __all__ = [
     "SequenceFacts",
     "check_sequences",
     "emit_boundaries",
+    "fill_entries",
     "first_descent",
     "first_outside",
     "gather",

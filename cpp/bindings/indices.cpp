@@ -31,6 +31,16 @@ std::int64_t emit(const py::array& entries, std::int64_t slice_begin, std::int64
     return emit_as<std::int64_t>(span, slice_begin, shape, cursor, pairs);
 }
 
+void fill(const py::array& lengths, std::int64_t begin, py::array out) {
+    const auto view = unaligned<std::int32_t>(lengths, "lengths");
+    const auto span = output<std::int64_t>(out, "out");
+    if (begin < 0 || begin > view.size() - static_cast<std::int64_t>(span.size())) {
+        throw py::value_error("there must be a length for each entry");
+    }
+    const py::gil_scoped_release release;
+    fill_entries(view, begin, span);
+}
+
 Blender by_weight(const py::array& weights) {
     const auto span = input<double>(weights, "weights");
     for (const double weight : span) {
@@ -84,6 +94,7 @@ void register_indices(py::module_& module) {
     module.def("emit_boundaries", &emit, py::arg("entries"), py::arg("slice_begin"),
                py::arg("sequence_length"), py::arg("extra_token"), py::arg("cursor"),
                py::arg("pairs"));
+    module.def("fill_entries", &fill, py::arg("lengths"), py::arg("begin"), py::arg("out"));
     py::class_<Blender>(module, "Blender")
         .def_static("by_weight", &by_weight, py::arg("weights"))
         .def_static("exhaustive", &exhaustive, py::arg("sizes"))

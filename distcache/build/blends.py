@@ -39,9 +39,11 @@ def build_blend(blend: BlendPlan, places: dict[str, ArrayPlace], file: DataFile)
         blender = Blender.by_weight(np.array(blend.weights, np.float64))
     corpora_writer = ArrayWriter(file, places["dataset_index"])
     samples_writer = ArrayWriter(file, places["dataset_sample_index"])
+    room = min(STEPS, blend.size)
+    corpus_room, sample_room = np.empty(room, np.int16), np.empty(room, np.int64)
     for begin in range(0, blend.size, STEPS):
         steps = min(STEPS, blend.size - begin)
-        corpora, samples = np.empty(steps, np.int16), np.empty(steps, np.int64)
+        corpora, samples = corpus_room[:steps], sample_room[:steps]
         blender.next(corpora, samples)
         corpora_writer.append(corpora)
         samples_writer.append(samples)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.corpus import Idx
-from distcache.kernels import Mt19937, gather
+from distcache.kernels import Mt19937, fill_entries, gather
 from distcache.plan.costs import ENTRY_BYTES
 from distcache.plan.model import SectionPlan
 from distcache.plan.slices import lower_type
@@ -37,6 +37,8 @@ __all__ = [
 ]
 
 NOTHING: Final = np.empty(0, np.int32)
+# What is smaller comes from the allocator, which uses the same memory for one section after another.
+MAPPED_FROM: Final = 32 << 20  # bytes
 
 
 class EntryMemory:
@@ -53,15 +55,19 @@ class EntryMemory:
     """
 
     def __init__(self, size: int) -> None:
-        self._map = mmap.mmap(-1, max(ENTRY_BYTES * size, 1), flags=mmap.MAP_PRIVATE)
-        self._map.madvise(mmap.MADV_HUGEPAGE)
-        self.values: NDArray[np.int64] = np.frombuffer(self._map, np.int64, size)
+        self._map: mmap.mmap | None = None
+        if ENTRY_BYTES * size < MAPPED_FROM:
+            self.values: NDArray[np.int64] = np.empty(size, np.int64)
+        else:
+            self._map = mmap.mmap(-1, ENTRY_BYTES * size, flags=mmap.MAP_PRIVATE)
+            self._map.madvise(mmap.MADV_HUGEPAGE)
+            self.values = np.frombuffer(self._map, np.int64, size)
 
     def release(self, begin: int, end: int) -> None:
         """Give back entries [begin, end), as far as they fill pages."""
         first = -(-ENTRY_BYTES * begin // mmap.PAGESIZE) * mmap.PAGESIZE
         last = ENTRY_BYTES * end // mmap.PAGESIZE * mmap.PAGESIZE
-        if first < last:
+        if self._map is not None and first < last:
             self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
 
 
@@ -81,14 +87,11 @@ def fill_epochs(section: SectionPlan, idx: Idx, entries: NDArray[np.int64], begi
         Where the slice starts, counted from the start of any epoch.
     """
     one_epoch = section.end - section.begin
-    pairs = entries.view(np.int32).reshape(-1, 2)
     done = 0
-    while done < len(pairs):
+    while done < len(entries):
         first = section.begin + (begin + done) % one_epoch
-        last = min(section.end, first + len(pairs) - done)
-        piece = pairs[done : done + last - first]
-        piece[:, 0] = np.arange(first, last, dtype=np.int32)
-        piece[:, 1] = idx.lengths[first:last]
+        last = min(section.end, first + len(entries) - done)
+        fill_entries(idx.lengths, first, entries[done : done + last - first])
         done += last - first
 
 

@@ -1,10 +1,13 @@
 """Lay out an HDF5 file whose datasets lie at places decided beforehand.
 
-First all datasets are created without storage, which puts HDF5's metadata at the front of the file.
-Then each is given its storage in turn. Without aggregation HDF5 takes that from the end of the
-file, aligned as the file is opened: the first array to where the data begins, the others to pages.
-Where more is left out than that, a dataset of padding stands in between. So the bytes up to the
-first array are all that must be copied to lay out another file.
+HDF5 takes metadata from one block, which is made to reach up to the first array. Storage comes
+from the end of the file, at the start of a page; where more is left out than that, a dataset of
+padding stands in between. So the bytes up to the first array are all that must be copied to lay out
+another file.
+
+Datasets get their storage when they are created, until the first that is so small that HDF5 would
+not align it: from then on the file is opened anew, as one in which everything is aligned, and each
+dataset gets its storage by writing an element. That takes three times as long.
 """
 
 from __future__ import annotations
@@ -12,8 +15,8 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, Final
 
 import h5py
 import msgspec
@@ -23,6 +26,9 @@ from distcache.cache.format import HEADER_SIZE, PAGE, TABLES
 from distcache.errors import DistcacheError
 
 __all__ = ["DatasetPlace", "front_bytes"]
+
+# Less is taken from a block that small datasets share. Metadata comes in pieces that are smaller.
+ALIGNED_FROM: Final = 2048  # bytes
 
 
 class DatasetPlace(msgspec.Struct, frozen=True):
@@ -69,12 +75,15 @@ def front_bytes(scratch: str, data_begin: int, wanted: Sequence[DatasetPlace]) -
     """
     places = list(_with_padding(data_begin, wanted))
     stored = [place for place in places if place.nbytes]
+    small = (k for k, place in enumerate(stored) if place.nbytes < ALIGNED_FROM)
+    early = next(small, len(stored))
     with contextlib.suppress(FileNotFoundError):
         os.unlink(scratch)
     try:
-        _create_all(scratch, places)
-        _allocate(scratch, stored[:1], data_begin)
-        _allocate(scratch, stored[1:], PAGE)
+        _create_all(scratch, data_begin, places, {place.offset for place in stored[:early]})
+        if not early:
+            _allocate(scratch, stored[:1], data_begin)
+        _allocate(scratch, stored[max(early, 1) :], PAGE)
         size = max((place.offset + place.nbytes for place in wanted), default=data_begin)
         if (found := os.stat(scratch).st_size) != size:
             raise DistcacheError(f"HDF5 made a file of {found} bytes, expected {size}")
@@ -98,45 +107,63 @@ def _with_padding(begin: int, wanted: Sequence[DatasetPlace]) -> Iterator[Datase
             end = place.offset + place.nbytes
 
 
-def _access(alignment: int) -> Any:
+def _access(aligned_from: int, alignment: int, metadata: int) -> Any:
     access = h5py.h5p.create(h5py.h5p.FILE_ACCESS)
     access.set_libver_bounds(h5py.h5f.LIBVER_EARLIEST, h5py.h5f.LIBVER_V110)
     access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
-    access.set_alignment(1, alignment)
+    access.set_alignment(aligned_from, alignment)
+    access.set_meta_block_size(metadata)
     return access
 
 
-def _create_all(path: str, places: Sequence[DatasetPlace]) -> None:
-    """Create the file, and datasets without storage."""
+def _create_all(
+    path: str, data_begin: int, places: Sequence[DatasetPlace], early: Collection[int]
+) -> None:
+    """Create the file and all datasets, those at some offsets with storage."""
     creation = h5py.h5p.create(h5py.h5p.FILE_CREATE)
     creation.set_userblock(HEADER_SIZE)
     creation.set_obj_track_times(False)  # equal caches are equal to the byte
-    creation.set_file_space_strategy(h5py.h5f.FSPACE_STRATEGY_NONE, False, 1)
-    file = h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_EXCL, creation, _access(1))
+    creation.set_file_space_strategy(h5py.h5f.FSPACE_STRATEGY_AGGR, False, 1)
+    access = _access(ALIGNED_FROM, PAGE, data_begin - HEADER_SIZE)
+    file = h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_EXCL, creation, access)
     with contextlib.closing(file):
-        _create_datasets(file, places)
+        _create_datasets(file, places, early)
 
 
-def _create_datasets(file: Any, places: Sequence[DatasetPlace]) -> None:
+def _create_datasets(file: Any, places: Sequence[DatasetPlace], early: Collection[int]) -> None:
     group_properties = h5py.h5p.create(h5py.h5p.GROUP_CREATE)
     group_properties.set_obj_track_times(False)
-    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    properties.set_layout(h5py.h5d.CONTIGUOUS)
-    properties.set_alloc_time(h5py.h5d.ALLOC_TIME_LATE)
-    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    properties.set_obj_track_times(False)
+    at_once, later = (
+        _dataset_properties(time) for time in (h5py.h5d.ALLOC_TIME_EARLY, h5py.h5d.ALLOC_TIME_LATE)
+    )
     groups: dict[str, Any] = {}
     for place in places:
         if place.group not in groups:
             groups[place.group] = h5py.h5g.create(file, place.group.encode(), gcpl=group_properties)
-        kind = h5py.h5t.py_create(place.type, logical=True)
-        space = h5py.h5s.create_simple(place.shape)
-        h5py.h5d.create(groups[place.group], place.name.encode(), kind, space, properties)
+        stored = place.nbytes and place.offset in early
+        dataset = h5py.h5d.create(
+            groups[place.group],
+            place.name.encode(),
+            h5py.h5t.py_create(place.type, logical=True),
+            h5py.h5s.create_simple(place.shape),
+            at_once if stored else later,
+        )
+        if stored:
+            _require_offset(place, dataset)
+
+
+def _dataset_properties(allocation: int) -> Any:
+    properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    properties.set_layout(h5py.h5d.CONTIGUOUS)
+    properties.set_alloc_time(allocation)
+    properties.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    properties.set_obj_track_times(False)
+    return properties
 
 
 def _allocate(path: str, places: Sequence[DatasetPlace], alignment: int) -> None:
-    """Give datasets their storage by writing one element, and compare where it is."""
-    file = h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDWR, _access(alignment))
+    """Give datasets their storage by writing one element."""
+    file = h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDWR, _access(1, alignment, PAGE))
     one = h5py.h5s.create_simple((1,))
     with contextlib.closing(file):
         for place in places:
@@ -144,7 +171,11 @@ def _allocate(path: str, places: Sequence[DatasetPlace], alignment: int) -> None
             space = dataset.get_space()
             space.select_hyperslab((0,) * len(place.shape), (1,) * len(place.shape))
             dataset.write(one, space, np.zeros(1, place.type))
-            if (found := dataset.get_offset()) != place.offset:
-                raise DistcacheError(
-                    f"HDF5 put {place.group}/{place.name} at byte {found}, expected {place.offset}"
-                )
+            _require_offset(place, dataset)
+
+
+def _require_offset(place: DatasetPlace, dataset: Any) -> None:
+    if (found := dataset.get_offset()) != place.offset:
+        raise DistcacheError(
+            f"HDF5 put {place.group}/{place.name} at byte {found}, expected {place.offset}"
+        )

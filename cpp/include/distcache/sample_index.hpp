@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <span>
 
+#include "distcache/unaligned.hpp"
+
 namespace distcache {
 
 /// An entry of a document index while it is made: the document in the lower 32 bits and its length
@@ -13,6 +15,11 @@ struct Entry {
 
     static std::int64_t length(std::int64_t entry) { return entry >> length_shift; }
 };
+
+/// The entries of documents begin, begin + 1, ... as they are before any shuffle.
+/// Requires begin + out.size() lengths.
+void fill_entries(UnalignedView<std::int32_t> lengths, std::int64_t begin,
+                  std::span<std::int64_t> out);
 
 /// How samples are cut from the tokens of a document index.
 struct SampleShape {
