@@ -39,8 +39,9 @@ Blender.by_weight(weights), Blender.exhaustive(sizes)
     (corpora,)) and ``build_exhaustive_blending_indices`` (int64 sizes of shape (corpora,)).
     ``next(corpora, samples)`` fills int16 and int64 arrays of equal shape (steps,);
     ``skip(steps)`` only counts; ``taken`` is how often each corpus has been taken, and
-    ``resume(taken)``, int64 of shape (corpora,), goes on from there. ``IndexError`` when an exhaustive blend has not as many steps left; ``ValueError`` for a weight that is not
-    finite or is negative.
+    ``resume(taken)``, int64 of shape (corpora,), goes on from there. ``IndexError`` when an
+    exhaustive blend has not as many steps left; ``ValueError`` for a weight that is not finite or
+    is negative.
 
 Mapping(descriptor, size)
     The bytes of an open file, mapped for reading, as a buffer; ``OSError`` if that fails. Unlike

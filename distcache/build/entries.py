@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 NOTHING: Final = np.empty(0, np.int32)
-# What is smaller comes from the allocator, which uses the same memory for one section after another.
+# What is smaller comes from the allocator, which uses memory again for the next section.
 MAPPED_FROM: Final = 32 << 20  # bytes
 
 

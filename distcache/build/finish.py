@@ -12,8 +12,8 @@ from distcache.build.data_file import DataFile
 from distcache.build.job import Job
 from distcache.build.tables import compose_tables, file_size, table_bytes, table_places
 from distcache.cache import open_cache
+from distcache.cache.datasets import DatasetPlace
 from distcache.cache.format import Header
-from distcache.cache.skeleton import DatasetPlace, front_bytes
 from distcache.files import publish
 from distcache.plan.layout import Layout
 from distcache.plan.model import Plan
@@ -31,6 +31,8 @@ def lay_out(job: Job, scratch: str) -> None:
     scratch : str
         Path of a file to make and remove.
     """
+    from distcache.cache.skeleton import front_bytes  # noqa: PLC0415  h5py is rank 0's alone
+
     front = front_bytes(scratch, job.layout.data_begin, dataset_places(job.plan, job.layout))
     with DataFile(job.data) as file:
         file.write(0, front)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 from distcache.build.data_file import DataFile, read_digest
@@ -14,6 +13,7 @@ from distcache.cache.digests import block_digest, block_range, blocks_in
 from distcache.errors import DistcacheError
 from distcache.ranks.agreement import together
 from distcache.ranks.balance import balance
+from distcache.threads import map_in_threads
 
 __all__ = ["digest_blocks", "require_written", "still_there"]
 
@@ -111,8 +111,9 @@ def _share(
 
     def run() -> dict[int, Found]:
         # Opened anew: a filesystem with close-to-open consistency shows here what others wrote.
-        with DataFile(job.data) as file, ThreadPoolExecutor(job.threads) as pool:
-            return dict(zip(share, pool.map(lambda task: action(task, file), share), strict=True))
+        with DataFile(job.data) as file:
+            results = map_in_threads(lambda task: action(task, file), share, job.threads)
+            return dict(zip(share, results, strict=True))
 
     found: dict[int, Found] = {}
     for part in communicator.gather_all(together(communicator, run, what), dict[int, kind], what):  # type: ignore[valid-type]

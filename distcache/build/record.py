@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final
 
-import h5py
 import msgspec
 import numpy as np
 
@@ -115,6 +114,8 @@ def write_record(
     final: Path, key: str, threads: int, resumed: int, adopted: int, ranks: list[RankRecord]
 ) -> None:
     """Write the build record of a cache that has been published."""
+    import h5py  # noqa: PLC0415  rank 0 has it, the others do not need it
+
     record = BuildRecord(
         cache=final.name,
         key=key,

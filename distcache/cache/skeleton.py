@@ -13,42 +13,21 @@ dataset gets its storage by writing an element. That takes three times as long.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final
 
 import h5py
-import msgspec
 import numpy as np
 
-from distcache.cache.format import HEADER_SIZE, PAGE, TABLES
+from distcache.cache.datasets import DatasetPlace
+from distcache.cache.format import HEADER_SIZE, PAGE
 from distcache.errors import DistcacheError
 
-__all__ = ["DatasetPlace", "front_bytes"]
+__all__ = ["front_bytes"]
 
 # Less is taken from a block that small datasets share. Metadata comes in pieces that are smaller.
 ALIGNED_FROM: Final = 2048  # bytes
-
-
-class DatasetPlace(msgspec.Struct, frozen=True):
-    """A dataset's group and name, dtype, shape and wanted byte offset."""
-
-    group: str
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-
-    @property
-    def type(self) -> np.dtype[Any]:
-        """The dtype; tables have one of their own."""
-        return TABLES[self.name] if self.group == "tables" else np.dtype(self.dtype)
-
-    @property
-    def nbytes(self) -> int:
-        """Its size in bytes."""
-        return self.type.itemsize * math.prod(self.shape)
 
 
 def front_bytes(scratch: str, data_begin: int, wanted: Sequence[DatasetPlace]) -> bytes:

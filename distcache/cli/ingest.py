@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["ingest_app"]
 
 ingest_app = typer.Typer(
-    name="ingest", help="Make corpora of text and of token shards.", no_args_is_help=True
+    name="ingest",
+    help="Make corpora of text and of token shards.",
+    no_args_is_help=True,
+    add_completion=False,
 )
 MOST_THREADS = 64
 

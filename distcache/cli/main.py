@@ -9,27 +9,24 @@ import signal
 import sys
 import time
 import traceback
-from typing import Annotated, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import typer
 
 from distcache import __version__
-from distcache.cli.build import build_command, plan_command
-from distcache.cli.cache import explain_command, export_command, inspect_command, verify_command
-from distcache.cli.check import check_command
-from distcache.cli.ingest import ingest_app
-from distcache.cli.merge import convert_command, merge_command
-from distcache.cli.node import local_app, localize_command
-from distcache.cli.ready import ready_command
+from distcache.cli.commands import LazyGroup, add_commands
 from distcache.cli.signals import ENDING, ignore_signals
-from distcache.cli.submit import submit_command
 from distcache.errors import BuildInterrupted, DistcacheError, NoSpace
-from distcache.ranks.communicator import connected
+
+if TYPE_CHECKING:
+    from distcache.ranks.communicator import Communicator
 
 __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="distcache",
+    cls=LazyGroup,
+    rich_markup_mode=None,  # importing rich takes as long as all the rest of `--help`
     help="Build Megatron-style index caches with all MPI ranks, before training starts.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -42,7 +39,6 @@ app = typer.Typer(
 GRACE: Final = 10.0
 # Seconds in which a launcher passes on what was written, before it ends all ranks.
 LAST_WORDS: Final = 0.3
-PASS_THROUGH = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 def _version(show: bool) -> None:
@@ -61,20 +57,7 @@ def _common(
     """Build Megatron-style index caches with all MPI ranks, before training starts."""
 
 
-app.command("plan", context_settings=PASS_THROUGH)(plan_command)
-app.command("build", context_settings=PASS_THROUGH)(build_command)
-app.command("submit")(submit_command)
-app.command("check")(check_command)
-app.command("merge")(merge_command)
-app.command("convert")(convert_command)
-app.command("inspect")(inspect_command)
-app.command("verify")(verify_command)
-app.command("explain")(explain_command)
-app.command("export")(export_command)
-app.command("ready")(ready_command)
-app.command("localize")(localize_command)
-app.add_typer(local_app)
-app.add_typer(ingest_app)
+add_commands(app)
 
 
 def main() -> None:
@@ -105,7 +88,7 @@ def main() -> None:
 
 def _fail(error: DistcacheError) -> NoReturn:
     ignore_signals()  # a launcher that sees another rank end must not change this one's exit code
-    communicator = connected()
+    communicator = _connected()
     if isinstance(error, BuildInterrupted) and communicator is not None:
         error.agreed = communicator.meet(GRACE)
     if not error.agreed or communicator is None or communicator.rank == 0:
@@ -116,6 +99,13 @@ def _fail(error: DistcacheError) -> NoReturn:
         _flush()
         os._exit(error.exit_code)  # MPI would wait for the messages that were on their way
     _end(error.exit_code, together=error.agreed)
+
+
+def _connected() -> Communicator | None:
+    """Return the communicator that a command has joined, without importing what it has not."""
+    module = sys.modules.get("distcache.ranks.communicator")
+    found: Communicator | None = None if module is None else module.connected()
+    return found
 
 
 def _flush() -> None:
@@ -131,7 +121,7 @@ def _flush() -> None:
 def _end(exit_code: int, *, together: bool) -> NoReturn:
     """End this process, and all ranks with it unless they end by themselves."""
     _flush()
-    communicator = connected()
+    communicator = _connected()
     if communicator is not None and communicator.size > 1 and not together:
         time.sleep(LAST_WORDS)
         communicator.abort(exit_code)

@@ -35,7 +35,10 @@ StoreArgument = Annotated[
 LogOption = Annotated[LogFormat, typer.Option("--log-format", help="Progress on standard error.")]
 
 local_app = typer.Typer(
-    name="local", help="Look after the copies on this node.", no_args_is_help=True
+    name="local",
+    help="Look after the copies on this node.",
+    no_args_is_help=True,
+    add_completion=False,
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import msgspec
@@ -23,6 +22,7 @@ from distcache.errors import CorpusError
 from distcache.ranks.agreement import together
 from distcache.ranks.balance import balance
 from distcache.ranks.communicator import Communicator
+from distcache.threads import map_in_threads
 
 __all__ = ["examine", "require_sound"]
 
@@ -32,11 +32,12 @@ PER_FILE: Final = 1 << 16  # what opening a file costs, in bytes read
 
 
 class _Task(msgspec.Struct, frozen=True):
-    """Sequences [begin, end) of a corpus to check, or, if `digest`, its whole file to digest."""
+    """A corpus whose sequences [begin, end) to check, whose whole file to digest, or both."""
 
     corpus: int
     begin: int
     end: int
+    check: bool
     digest: bool
 
 
@@ -67,21 +68,18 @@ def examine(
     faults : tuple of Fault
         Of all others, in the order of the prefixes.
     """
-    with ThreadPoolExecutor(threads) as pool:
-        own = prefixes[communicator.rank :: communicator.size]
-        mine = together(communicator, lambda: list(pool.map(outline, own)), "reading headers")
-        shares = communicator.gather_all(mine, list[Outline], "headers of corpora")
-        heads = [
-            shares[i % communicator.size][i // communicator.size] for i in range(len(prefixes))
-        ]
-        tasks = [task for index, head in enumerate(heads) for task in _tasks(index, head)]
-        costs = [_cost(task, heads[task.corpus]) for task in tasks]
-        share = balance(costs, communicator.size)[communicator.rank]
+    own = prefixes[communicator.rank :: communicator.size]
+    mine = together(communicator, lambda: map_in_threads(outline, own, threads), "reading headers")
+    shares = communicator.gather_all(mine, list[Outline], "headers of corpora")
+    heads = [shares[i % communicator.size][i // communicator.size] for i in range(len(prefixes))]
+    tasks = [task for index, head in enumerate(heads) for task in _tasks(index, head)]
+    costs = [_cost(task, heads[task.corpus]) for task in tasks]
+    share = balance(costs, communicator.size)[communicator.rank]
 
-        def run(index: int) -> _Finding:
-            return _run(index, tasks[index], heads[tasks[index].corpus].prefix)
+    def run(index: int) -> _Finding:
+        return _run(index, tasks[index], heads[tasks[index].corpus].prefix)
 
-        found = together(communicator, lambda: list(pool.map(run, share)), "checking corpora")
+    found = together(communicator, lambda: map_in_threads(run, share, threads), "checking corpora")
     shared = communicator.gather_all(found, list[_Finding], "findings on corpora")
     findings = sorted((entry for rank in shared for entry in rank), key=lambda entry: entry.task)
     return _put_together(heads, tasks, findings)
@@ -108,26 +106,27 @@ def require_sound(
 def _tasks(index: int, head: Outline) -> list[_Task]:
     if head.idx_size == 0:
         return []
-    ranges = range(0, head.sequences, RANGE) or range(1)
+    if head.sequences <= RANGE:
+        return [_Task(index, 0, head.sequences, check=True, digest=True)]
+    ends = range(RANGE, head.sequences + RANGE, RANGE)
     return [
-        _Task(index, 0, 0, digest=True),
+        _Task(index, 0, 0, check=False, digest=True),
         *(
-            _Task(index, begin, min(begin + RANGE, head.sequences), digest=False)
-            for begin in ranges
+            _Task(index, end - RANGE, min(end, head.sequences), check=True, digest=False)
+            for end in ends
         ),
     ]
 
 
 def _cost(task: _Task, head: Outline) -> int:
-    read = head.idx_size if task.digest else BYTES_PER_SEQUENCE * (task.end - task.begin)
-    return PER_FILE + read
+    checked = BYTES_PER_SEQUENCE * (task.end - task.begin)
+    return PER_FILE + checked + (head.idx_size if task.digest else 0)
 
 
 def _run(index: int, task: _Task, prefix: str) -> _Finding:
     idx = open_idx(prefix)
-    if task.digest:
-        return _Finding(index, None, digest_idx(idx))
-    return _Finding(index, check_range(prefix, idx, task.begin, task.end), None)
+    checked = check_range(prefix, idx, task.begin, task.end) if task.check else None
+    return _Finding(index, checked, digest_idx(idx) if task.digest else None)
 
 
 def _put_together(

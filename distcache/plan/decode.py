@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
 from distcache.errors import ConfigError, NotReady
 from distcache.files import open_regular
@@ -20,8 +18,8 @@ from distcache.plan.megatron_options import MEGATRON_KEYS, config_from_options, 
 __all__ = ["complete", "config_from_mapping", "load_config", "tokenizer_from"]
 
 
-# What PyYAML lets through for tags that do not fit, and parsers for texts that are nested too deep.
-YAML_SURPRISES = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
+# What parsers raise, what PyYAML lets through for tags that do not fit, and nesting too deep.
+SURPRISES = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
 
 
 def load_config(path: str | Path) -> Config:
@@ -55,7 +53,7 @@ def load_config(path: str | Path) -> Config:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     try:
         parsed = _parse(path.suffix, text)
-    except (yaml.YAMLError, *YAML_SURPRISES) as error:
+    except SURPRISES as error:
         raise ConfigError(f"{path}: {error}") from error
     if not isinstance(parsed, dict):
         raise ConfigError(f"{path}: expected a mapping of fields, found {type(parsed).__name__}")
@@ -67,11 +65,21 @@ def load_config(path: str | Path) -> Config:
 
 def _parse(suffix: str, text: str) -> Any:
     if suffix == ".toml":
+        import tomllib  # noqa: PLC0415  what a rank imports, it opens on a shared filesystem
+
         return tomllib.loads(text)
-    if suffix == ".json":
-        return json.loads(text)
+    return json.loads(text) if suffix == ".json" else _parse_yaml(text)
+
+
+def _parse_yaml(text: str) -> Any:
+    import yaml  # noqa: PLC0415
+
     # libyaml, where PyYAML has it, is ten times faster: a blend may name thousands of corpora.
-    return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        return yaml.load(text, loader)  # noqa: S506
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
 
 
 def config_from_mapping(fields: Mapping[str, Any]) -> Config:

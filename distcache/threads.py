@@ -1,0 +1,61 @@
+"""A map over a few threads, for tasks so short that a future for each would cost more than they."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+__all__ = ["map_in_threads"]
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def map_in_threads(
+    action: Callable[[Item], Result], items: Sequence[Item], threads: int
+) -> list[Result]:
+    """Apply a function to every item, and return the results in order.
+
+    Parameters
+    ----------
+    action : callable
+        Called from several threads, the caller's among them.
+    items : sequence
+        Taken one after the other by whichever thread is free.
+    threads : int
+        At most this many.
+
+    Returns
+    -------
+    list
+        Of as many results.
+
+    Raises
+    ------
+    Exception
+        The first that `action` raised in one of the threads; the others end with the item that
+        they are at.
+    """
+    if threads < 2 or len(items) < 2:
+        return [action(item) for item in items]
+    results: list[Any] = [None] * len(items)
+    numbers = itertools.count()  # whose `next` is one step, for all threads
+    failed = threading.Event()
+
+    def work() -> None:
+        try:
+            while not failed.is_set() and (number := next(numbers)) < len(items):
+                results[number] = action(items[number])
+        except BaseException:
+            failed.set()
+            raise
+
+    with ThreadPoolExecutor(min(threads, len(items)) - 1) as pool:
+        others = [pool.submit(work) for _ in range(min(threads, len(items)) - 1)]
+        work()
+        for other in others:
+            other.result()
+    return results
