@@ -1,7 +1,8 @@
 """Megatron-Core's dataset and distcache's, through the same DataLoader, in turn in one process.
 
-Corpora of real tokens in the page cache, sequences of 4096, batches of 8, no workers, no masks.
-Every batch of the first round is compared. Opening is measured in processes of their own.
+Corpora of real tokens in the page cache, no masks; in the training process, and in one worker of
+it. The first batches are compared. Then the `.bin` files are dropped from the page cache, and
+batches of both are timed one by one. Opening is measured in processes of their own.
 
     python benchmarks/loading.py        # 2.2 GB in one corpus, and in 800
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -18,7 +20,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 warnings.simplefilter("ignore")
 import numpy as np
@@ -31,23 +33,36 @@ from torch.utils.data import DataLoader
 import distcache
 
 HERE = Path(__file__).parent
-SEQUENCE_LENGTH = 4096
 MEAN_TOKENS = 600
-BATCH = 8
-MANY = 800
+COLD_BATCHES = 100
 
 
-def make_cache(work: Path, corpora: int, nbytes: int) -> tuple[Path, Path]:
+class Case(NamedTuple):
+    """How many corpora, of which samples of how many tokens are put together in batches."""
+
+    corpora: int
+    length: int
+    batch: int
+
+
+CASES = {
+    "1 corpus, 4,096 tokens": Case(1, 4096, 8),
+    "1 corpus, 131,072 tokens": Case(1, 131072, 1),
+    "800 corpora, 4,096 tokens": Case(800, 4096, 8),
+}
+
+
+def make_cache(work: Path, case: Case, nbytes: int) -> tuple[Path, Path]:
     """Write corpora of so many bytes together and build their cache; return config and cache."""
-    documents = nbytes // 2 // MEAN_TOKENS // corpora
+    documents = nbytes // 2 // MEAN_TOKENS // case.corpora
     blend = []
-    for number in range(corpora):
+    for number in range(case.corpora):
         prefix = work / f"corpus-{number}"
         generate(prefix, documents, MEAN_TOKENS, seed=number, real=True)
         blend.append({"path": str(prefix), "weight": 1.0 + number % 7})
-    samples = int(0.9 * nbytes / 2 / SEQUENCE_LENGTH)
+    samples = int(0.9 * nbytes / 2 / case.length)
     fields = {
-        "sequence_length": SEQUENCE_LENGTH,
+        "sequence_length": case.length,
         "seed": 1234,
         "split": "1,0,0",
         "mid_level_dataset_surplus": 0.5,
@@ -71,7 +86,21 @@ def run(loader: DataLoader[Any], batches: int) -> float:
     begin = time.perf_counter()
     for _ in range(batches):
         next(iterator)
-    return batches * BATCH / (time.perf_counter() - begin)
+    return batches * loader.batch_size / (time.perf_counter() - begin)
+
+
+def cold_latency(loader: DataLoader[Any], work: Path) -> float:
+    """Return the 95th percentile of the seconds of a batch whose tokens are on the disk."""
+    for path in work.glob("*.bin"):
+        with path.open("rb") as stream:
+            os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    iterator = iter(loader)
+    seconds = []
+    for _ in range(COLD_BATCHES):
+        begin = time.perf_counter()
+        next(iterator)
+        seconds.append(time.perf_counter() - begin)
+    return float(np.percentile(seconds, 95))
 
 
 def require_equal(theirs: Any, ours: Any) -> None:
@@ -82,33 +111,53 @@ def require_equal(theirs: Any, ours: Any) -> None:
                 sys.exit(f"{name} differs")
 
 
+def spread(size: int) -> list[int]:
+    """Return samples from all over a dataset, in an order that no read-ahead foresees."""
+    return np.random.default_rng(7).permutation(size).tolist()  # type: ignore[no-any-return]
+
+
 def touch(work: Path) -> None:
     """Read all tokens once, so that they are in the page cache."""
     for path in work.glob("*.bin"):
         np.fromfile(path, np.uint16)
 
 
-def measure(work: Path, corpora: int, nbytes: int, rounds: int, batches: int) -> dict[str, Any]:
+def measure(work: Path, case: Case, nbytes: int, rounds: int, batches: int) -> dict[str, Any]:
     """Return medians of samples per second, and of seconds to open."""
-    config, cache = make_cache(work, corpora, nbytes)
+    config, cache = make_cache(work, case, nbytes)
     touch(work)
     datasets = {
         "megatron-core": megatron_dataset(config, work / "megatron"),
         "distcache": distcache.open(cache).dataset("train"),
     }
-    loaders = {name: DataLoader(data, batch_size=BATCH) for name, data in datasets.items()}
+    loaders, workers, cold = (
+        {
+            name: DataLoader(data, case.batch, num_workers=count, sampler=sampler)
+            for name, data in datasets.items()
+        }
+        for count, sampler in ((0, None), (1, None), (0, spread(len(datasets["distcache"]))))
+    )
     require_equal(*loaders.values())
-    speeds: dict[str, list[float]] = {name: [] for name in loaders}
-    for _ in range(rounds):
-        for name, loader in loaders.items():
-            speeds[name].append(run(loader, batches))
+    batches = max(batches * 4096 // case.length, 10)
+    figures: dict[str, dict[str, list[float]]] = {
+        name: {"here": [], "worker": [], "cold": []} for name in loaders
+    }
+    for turn in range(rounds):
+        for name in sorted(loaders, reverse=turn % 2 == 0):
+            figures[name]["here"].append(run(loaders[name], batches))
+            figures[name]["worker"].append(run(workers[name], batches))
+    for turn in range(rounds):
+        for name in sorted(loaders, reverse=turn % 2 == 0):
+            figures[name]["cold"].append(cold_latency(cold[name], work))
     openings: dict[str, list[dict[str, Any]]] = {name: [] for name in loaders}
     for _ in range(rounds):
         openings["megatron-core"].append(opening("megatron", config, work / "megatron"))
         openings["distcache"].append(opening("distcache", cache))
     return {
         name: {
-            "samples per second": statistics.median(speeds[name]),
+            "samples per second": statistics.median(figures[name]["here"]),
+            "with a worker": statistics.median(figures[name]["worker"]),
+            "cold p95": statistics.median(figures[name]["cold"]),
             "seconds to open": statistics.median(found["seconds"] for found in openings[name]),
             "descriptors": openings[name][0]["descriptors"],
             "mappings": openings[name][0]["mappings"],
@@ -127,17 +176,21 @@ def opening(*words: object) -> dict[str, Any]:
 
 def rows(results: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of a Markdown table."""
-    yield "| case | | samples/s | | open | | descriptors | mappings |"
-    yield "|---|---|--:|--:|--:|--:|--:|--:|"
+    yield (
+        "| case | | samples/s | | in a worker | | cold batch, 95th percentile | | open | "
+        "| descriptors | mappings |"
+    )
+    yield "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
     for case, result in results.items():
         base = result["megatron-core"]
         for name, found in result.items():
-            speed, seconds = found["samples per second"], found["seconds to open"]
-            yield (
-                f"| {case} | {name} | {speed:,.0f} | {speed / base['samples per second']:.1f}x "
-                f"| {seconds * 1000:.1f} ms | {base['seconds to open'] / seconds:.1f}x "
-                f"| {found['descriptors']} | {found['mappings']} |"
-            )
+            cells = [case, name]
+            for figure in ("samples per second", "with a worker"):
+                cells += [f"{found[figure]:,.0f}", f"{found[figure] / base[figure]:.1f}x"]
+            for figure in ("cold p95", "seconds to open"):
+                cells += [f"{1000 * found[figure]:.1f} ms", f"{base[figure] / found[figure]:.1f}x"]
+            cells += [str(found["descriptors"]), str(found["mappings"])]
+            yield f"| {' | '.join(cells)} |"
 
 
 def main() -> None:
@@ -152,12 +205,12 @@ def main() -> None:
         "gloo", init_method=f"file://{tempfile.mktemp()}", rank=0, world_size=1
     )
     results = {}
-    for case, corpora in (("1 corpus", 1), (f"{MANY} corpora", MANY)):
-        with tempfile.TemporaryDirectory() as name:
-            results[case] = measure(
-                Path(name), corpora, options.bytes, options.rounds, options.batches
+    for name, case in CASES.items():
+        with tempfile.TemporaryDirectory() as work:
+            results[name] = measure(
+                Path(work), case, options.bytes, options.rounds, options.batches
             )
-            facts = machine(Path(name))
+            facts = machine(Path(work))
     if options.json:
         print(json.dumps({"machine": facts, "results": results}, indent=2))
         return

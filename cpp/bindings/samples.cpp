@@ -125,7 +125,8 @@ std::tuple<std::int64_t, int, std::int64_t> read_samples(
         throw py::value_error("sections, samples and descriptors must fit the rows of the batch");
     }
     const py::gil_scoped_release release;
-    SampleReader reader(rules);
+    static thread_local SampleReader reader(rules);  // whose buffers are large for long samples
+    reader.use(rules);
     for (std::size_t i = 0; i < sections.size(); ++i) {
         const auto row = static_cast<std::size_t>(first) + i;
         const ReadOutcome outcome =

@@ -14,6 +14,9 @@
 namespace distcache {
 namespace {
 
+// Tokens that stay in a core's cache while everything is made of them.
+constexpr std::size_t near = 4096;
+
 void require(bool condition, const char* what) {
     if (!condition) {
         throw std::out_of_range(what);
@@ -76,6 +79,12 @@ DISTCACHE_VECTOR_CLONES void fill_labels(const std::int64_t* text, std::size_t s
         const std::int64_t label = text[i];
         labels[i] = label == pad ? 0 : label;
         loss_mask[i] = label == pad ? 0.0F : loss_mask[i];
+    }
+}
+
+DISTCACHE_VECTOR_CLONES void fill_positions(std::int64_t* positions, std::size_t size) {
+    for (std::size_t i = 0; i < size; ++i) {
+        positions[i] = static_cast<std::int64_t>(i);
     }
 }
 
@@ -182,9 +191,16 @@ ReadOutcome SampleReader::read_parts(TokenType type, int descriptor) {
 
 void SampleReader::fill(const SampleRow& row, std::int64_t extra_token) const {
     const std::size_t size = row.tokens.size();
-    fill_tokens(text_.data(), size, rules_, row.tokens.data(), row.loss_mask.data());
     const std::size_t known = extra_token != 0 ? size : size - 1;
-    fill_labels(text_.data() + 1, known, rules_.pad, row.labels.data(), row.loss_mask.data());
+    for (std::size_t begin = 0; begin < size; begin += near) {
+        float* const loss_mask = row.loss_mask.data() + begin;
+        fill_tokens(text_.data() + begin, std::min(near, size - begin), rules_,
+                    row.tokens.data() + begin, loss_mask);
+        if (begin < known) {
+            fill_labels(text_.data() + begin + 1, std::min(near, known - begin), rules_.pad,
+                        row.labels.data() + begin, loss_mask);
+        }
+    }
     if (known < size) {
         row.labels[known] = 0;  // the token behind the last is not known, as if padded
         row.loss_mask[known] = 0.0F;
@@ -197,7 +213,7 @@ void SampleReader::fill(const SampleRow& row, std::int64_t extra_token) const {
     } else if (rules_.reset_positions) {
         fill_reset_positions(text_.data(), rules_.end_of_document, row.positions);
     } else {
-        std::iota(row.positions.begin(), row.positions.end(), std::int64_t{0});
+        fill_positions(row.positions.data(), size);
     }
 }
 

@@ -18,6 +18,7 @@ from distcache.kernels import SampleRules
 from distcache.train.batch import BatchRow, rows_of
 from distcache.train.location import Location, Opened, open_location
 from distcache.train.masks import attention_masks
+from distcache.train.memory import BatchMemory
 from distcache.train.options import SampleOptions
 from distcache.train.reading import SplitReader
 
@@ -89,6 +90,7 @@ class CachedDataset(Dataset[Any]):
         self.split = split
         self.options = options
         self.number = number
+        self._memory = BatchMemory()
         self._open = None if opened is None else self._open_in(opened)
 
     def __getstate__(self) -> tuple[Location, str, SampleOptions, int]:
@@ -96,6 +98,7 @@ class CachedDataset(Dataset[Any]):
 
     def __setstate__(self, state: tuple[Location, str, SampleOptions, int]) -> None:
         self.location, self.split, self.options, self.number = state
+        self._memory = BatchMemory()
         self._open = None
 
     def __len__(self) -> int:
@@ -138,16 +141,16 @@ class CachedDataset(Dataset[Any]):
         return position
 
     def _new_batch(self, rows: int, length: int) -> dict[str, torch.Tensor]:
-        batch = {
-            "tokens": torch.empty(rows, length, dtype=torch.int64),
-            "labels": torch.empty(rows, length, dtype=torch.int64),
-            "loss_mask": torch.empty(rows, length, dtype=torch.float32),
-            "position_ids": torch.empty(rows, length, dtype=torch.int64),
+        shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "tokens": ((rows, length), torch.int64),
+            "labels": ((rows, length), torch.int64),
+            "loss_mask": ((rows, length), torch.float32),
+            "position_ids": ((rows, length), torch.int64),
         }
         if self.options.inter_document_masking:
-            batch["cu_seqlens"] = torch.empty(rows, length + 1, dtype=torch.int32)
-            batch["max_seqlen"] = torch.empty(rows, dtype=torch.int32)
-        return batch
+            shapes["cu_seqlens"] = ((rows, length + 1), torch.int32)
+            shapes["max_seqlen"] = ((rows,), torch.int32)
+        return self._memory.tensors(shapes)
 
     def _new_ends(self, rows: int, length: int) -> torch.Tensor | None:
         """Return where the kernel says which tokens end documents, if masks need it."""
