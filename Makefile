@@ -5,13 +5,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 CMAKE_TESTS := -DDISTCACHE_TESTS=ON -G Ninja
+# Without code for particular processors: what runs everywhere, and its instructions are counted.
+BASELINE := -DDISTCACHE_DISPATCH=OFF -DDISTCACHE_BENCH=ON -DDISTCACHE_WERROR=ON
+AARCH64 := -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+	-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_EXE_LINKER_FLAGS=-static -DDISTCACHE_WERROR=ON
 HAS_HEADERS := import os, sysconfig; exit(not os.path.exists(sysconfig.get_path('include') + '/Python.h'))
 SERIAL := tests/mpi tests/faults tests/torchrun
 CLUSTER := tests/cluster
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: help install demo test test-fast lint cpp-tests python-tests mpi-tests cluster-tests \
-	cluster-packages bench clean
+	cluster-packages record-counts bench clean
 
 help:
 	@echo "make demo       corpora from real text, a blend built by two ranks, training from its copy"
@@ -59,13 +63,26 @@ lint: $(VENV)/test-installed
 	lint-imports
 
 cpp-tests: $(VENV)/installed
-	scripts/need catch2:/usr/include/catch2 clang:clang++
+	scripts/need catch2:/usr/include/catch2 clang:clang++ valgrind:valgrind \
+		g++-aarch64-linux-gnu:aarch64-linux-gnu-g++ qemu-user:qemu-aarch64
 	cmake -S cpp -B build/gcc $(CMAKE_TESTS) -DDISTCACHE_WERROR=ON
 	cmake --build build/gcc && build/gcc/kernel_tests
 	cmake -S cpp -B build/clang $(CMAKE_TESTS) -DDISTCACHE_WERROR=ON -DCMAKE_CXX_COMPILER=clang++
 	cmake --build build/clang && build/clang/kernel_tests
 	cmake -S cpp -B build/sanitized $(CMAKE_TESTS) -DDISTCACHE_SANITIZE=ON
 	cmake --build build/sanitized && build/sanitized/kernel_tests
+	cmake -S cpp -B build/baseline $(CMAKE_TESTS) $(BASELINE)
+	cmake --build build/baseline && build/baseline/kernel_tests
+	scripts/count_instructions build/baseline/run_case
+	cmake -S cpp -B build/aarch64 $(CMAKE_TESTS) $(AARCH64)
+	cmake --build build/aarch64 && qemu-aarch64 build/aarch64/kernel_tests
+
+# After a change that makes a kernel execute more or fewer instructions on purpose.
+record-counts: $(VENV)/installed
+	scripts/need valgrind:valgrind
+	cmake -S cpp -B build/baseline $(CMAKE_TESTS) $(BASELINE)
+	cmake --build build/baseline
+	scripts/count_instructions build/baseline/run_case --record
 
 python-tests: $(VENV)/test-installed
 	pytest -q -n auto $(SERIAL:%=--ignore %) $(CLUSTER:%=--ignore %)
