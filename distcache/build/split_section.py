@@ -8,7 +8,6 @@ writes the samples that fall into them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -29,7 +28,7 @@ from distcache.build.entries import (
 )
 from distcache.build.row_slice import RowSlice
 from distcache.build.stream import EntryStream
-from distcache.cache.digests import array_digest
+from distcache.cache.digests import joined_digest
 from distcache.corpus import Corpus
 from distcache.kernels import Mt19937
 from distcache.plan.assignment import SplitUnit
@@ -168,11 +167,7 @@ class SplitSection:
         own = together(self._communicator, mine, "writing samples")
         shares = self._communicator.gather_all(own, tuple[bytes, bytes, str], "digests of slices")
         return {
-            "document_index": _digest_of([leaves for leaves, _, _ in shares]),
-            "sample_index": _digest_of([leaves for _, leaves, _ in shares]),
+            "document_index": joined_digest(leaves for leaves, _, _ in shares),
+            "sample_index": joined_digest(leaves for _, leaves, _ in shares),
             "shuffle_index": shares[self._roles.rest_rank][2],
         }
-
-
-def _digest_of(leaves: Sequence[bytes]) -> str:
-    return array_digest(np.frombuffer(b"".join(leaves), np.uint64))

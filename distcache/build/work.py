@@ -13,12 +13,13 @@ from distcache.build.data_file import DataFile
 from distcache.build.job import Digests, Job
 from distcache.build.journal import Journal, Record
 from distcache.build.sections import build_section
+from distcache.build.split_blend import SplitBlend
 from distcache.build.split_section import SplitSection
 from distcache.errors import BuildInterrupted
 from distcache.plan.assignment import Assignment, SplitUnit
 from distcache.plan.costs import workers_of
 from distcache.plan.layout import Unit
-from distcache.plan.model import SectionPlan
+from distcache.plan.model import BlendPlan, SectionPlan
 from distcache.ranks.agreement import from_rank_0, together
 
 __all__ = ["build_items"]
@@ -46,6 +47,8 @@ def build_items(job: Job, assignment: Assignment, journal: Journal) -> Digests:
     with together(communicator, lambda: DataFile(job.data), "opening the unfinished file") as file:
         for wave in assignment.waves:
             built |= _build_wave(job, wave, file, journal)
+        for unit in assignment.blends:
+            built |= _build_blend(job, job.layout.units[unit], file, journal)
 
         def build_own() -> Digests:
             own = _build_local(job, assignment, file, journal)
@@ -72,10 +75,25 @@ def _build_wave(job: Job, wave: Sequence[SplitUnit], file: DataFile, journal: Jo
     together(job.communicator, shuffle, "shuffling")
     for item, section in sections.items():
         digests[item] = section.cut()
-        record = Record(item, digests[item])
-        from_rank_0(job.communicator, partial(journal.append, record), None, "writing the journal")
-        job.watch.advance(job.bytes_of(item) / job.communicator.size)
+        _record(job, item, digests[item], journal)
     return digests
+
+
+def _build_blend(job: Job, entry: Unit, file: DataFile, journal: Journal) -> Digests:
+    """Draw a large blend with all ranks. Collective."""
+    (item,) = entry.items
+    blend = job.plan.items[item]
+    assert isinstance(blend, BlendPlan)
+    found = SplitBlend(job.communicator, blend, job.places(item), file).build()
+    _record(job, item, found, journal)
+    return {item: found}
+
+
+def _record(job: Job, item: int, digests: dict[str, str], journal: Journal) -> None:
+    """Write down what all ranks have built together. Collective."""
+    record = Record(item, digests)
+    from_rank_0(job.communicator, partial(journal.append, record), None, "writing the journal")
+    job.watch.advance(job.bytes_of(item) / job.communicator.size)
 
 
 def _split_section(job: Job, entry: SplitUnit, file: DataFile) -> SplitSection:

@@ -7,7 +7,7 @@ successive pieces of 1 MiB. The digest of a block is the plain XXH3-64 of its by
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ __all__ = [
     "block_digest",
     "block_range",
     "blocks_in",
+    "joined_digest",
     "leaves_of",
     "read_pieces",
 ]
@@ -45,6 +46,11 @@ def leaves_of(data: Bytes) -> NDArray[np.uint64]:
 def array_digest(leaves: NDArray[np.uint64]) -> str:
     """Return the digest of an array from its leaves, in hexadecimal."""
     return xxhash.xxh3_128_hexdigest(leaves.astype("<u8").tobytes())
+
+
+def joined_digest(shares: Iterable[bytes]) -> str:
+    """Return the digest of an array whose leaves come in several shares, as bytes of u64."""
+    return array_digest(np.frombuffer(b"".join(shares), np.uint64))
 
 
 def read_pieces(descriptor: int, begin: int, end: int) -> Iterator[NDArray[np.uint8]]:

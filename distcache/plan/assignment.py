@@ -10,6 +10,7 @@ import msgspec
 from distcache.errors import NoSpace
 from distcache.plan.costs import (
     BASE_MEMORY,
+    BLEND_SLICE,
     UnitCosts,
     rest_memory,
     step_memory,
@@ -51,6 +52,8 @@ class Assignment(msgspec.Struct, frozen=True):
     waves : tuple of tuple of SplitUnit
         Large sections; those of one wave are shuffled at the same time by different ranks, then
         cut by all ranks, one after the other.
+    blends : tuple of int
+        Large blends, as indices into `Layout.units`; all ranks draw each together.
     local : tuple of tuple of int
         For each rank, the units it builds alone, as indices into `Layout.units`.
     threads : int
@@ -62,6 +65,7 @@ class Assignment(msgspec.Struct, frozen=True):
     """
 
     waves: Waves
+    blends: tuple[int, ...]
     local: tuple[tuple[int, ...], ...]
     threads: int
     memory: tuple[int, ...]
@@ -112,8 +116,9 @@ def assign(
         UnitCosts(unit, items, copied=index in copied) for index, unit in enumerate(layout.units)
     ]
     choices = _choices(layout, costs, todo - copied, ranks, memory_limit)
+    blends = _large_blends(costs, todo - copied, ranks)
     found = [
-        _share_out(costs, todo, split, ranks, count)
+        _share_out(costs, todo, split, blends, ranks, count)
         for split in choices
         for count in range(threads, 0, -1)
     ]
@@ -161,19 +166,32 @@ def _choices(
     return [sorted(too_large.union(large[:count])) for count in sorted(counts, reverse=True)]
 
 
+def _large_blends(costs: Sequence[UnitCosts], todo: frozenset[int], ranks: int) -> tuple[int, ...]:
+    """Return the blends that are a large share of the work, and enough for slices."""
+    total = sum(costs[unit].time for unit in todo)
+    able = [unit for unit in sorted(todo) if costs[unit].steps > BLEND_SLICE and ranks > 1]
+    return tuple(unit for unit in able if costs[unit].time > total / (2 * ranks))
+
+
 def _share_out(
-    costs: Sequence[UnitCosts], todo: frozenset[int], split: list[int], ranks: int, threads: int
+    costs: Sequence[UnitCosts],
+    todo: frozenset[int],
+    split: list[int],
+    blends: tuple[int, ...],
+    ranks: int,
+    threads: int,
 ) -> Assignment:
     waves = _waves(split, ranks)
-    alone = sorted(todo - set(split))
+    alone = sorted(todo.difference(split, blends))
     together = _wave_time(costs, waves, ranks)
+    together += sum(costs[unit].time for unit in blends) / ranks
     shares = balance([costs[unit].time for unit in alone], ranks)
     local = tuple(tuple(alone[index] for index in share) for share in shares)
     memory = tuple(
         _memory(costs, waves, own, rank, ranks, threads) for rank, own in enumerate(local)
     )
     busy = tuple(together + _local_time(costs, own, threads) for own in local)
-    return Assignment(waves, local, threads, memory, busy)
+    return Assignment(waves, blends, local, threads, memory, busy)
 
 
 def _waves(split: Sequence[int], ranks: int) -> Waves:

@@ -11,21 +11,23 @@ from distcache.plan.slices import lower_type, middle_of
 
 __all__ = [
     "BASE_MEMORY",
+    "BLEND_SLICE",
     "CHUNK_BYTES",
     "DOCUMENT_BYTES",
     "ENTRY_BYTES",
     "UnitCosts",
     "rest_memory",
+    "shuffle_space",
     "step_memory",
     "stream_step",
     "upper_memory",
     "workers_of",
 ]
 
-# Measured nanoseconds on one core of an AMD EPYC 9005; only their ratios matter.
-SHUFFLE_COST: Final = 5.0
-EMIT_COST: Final = 6.0
-BLEND_COST: Final = 60.0
+# Measured nanoseconds on one core of an AMD EPYC 9004; only their ratios matter.
+SHUFFLE_COST: Final = 6.0
+EMIT_COST: Final = 4.0
+BLEND_COST: Final = 30.0
 WRITE_COST_PER_BYTE: Final = 0.6
 SEND_COST_PER_BYTE: Final = 0.4
 SECOND_WORKER: Final = 1.4  # how much faster two threads build one section than one
@@ -37,6 +39,11 @@ CHUNK_BYTES: Final = 8 << 20
 # A document, and a document with its length while a document index is made.
 DOCUMENT_BYTES: Final = 4
 ENTRY_BYTES: Final = 8
+# Steps of a blend that a rank draws at least, so that slices of both arrays start with a stripe.
+BLEND_SLICE: Final = STRIPE // 2
+# What a shuffle that is larger than the caches takes, for each of its values.
+SHUFFLE_SPACE: Final = 2.1  # bytes
+SHUFFLE_SPACE_FROM: Final = 1 << 21
 # Entries on their way to all ranks at a time; each rank takes whole stripes of documents.
 STREAM_STEP: Final = 1 << 21
 LEAST_STEP: Final = STRIPE // DOCUMENT_BYTES
@@ -97,6 +104,12 @@ class UnitCosts:
         return max(_memory(member, workers) for member in self._members)
 
     @property
+    def steps(self) -> int:
+        """The steps of a blend; 0 for sections."""
+        first = self._members[0]
+        return first.size if isinstance(first, BlendPlan) else 0
+
+    @property
     def section(self) -> SectionPlan:
         """The section of a unit that can be split."""
         (section,) = self._members
@@ -108,18 +121,25 @@ def upper_memory(section: SectionPlan, ranks: int) -> int:
     """Return the bytes of the rank that shuffles the upper part of a split section."""
     middle = middle_of(section, workers=2)
     gathered = min(middle, ranks * stream_step(ranks))  # on their way to all ranks
-    return ENTRY_BYTES * (section.first_documents + gathered) + _lower_memory(middle)
+    entries = ENTRY_BYTES * (section.first_documents + gathered)
+    return entries + shuffle_space(section.first_documents) + _lower_memory(middle)
 
 
 def rest_memory(section: SectionPlan) -> int:
     """Return the bytes of the rank that shuffles the rest of a split section."""
     last = ENTRY_BYTES * (section.documents - section.first_documents)
-    return _lower_memory(middle_of(section, workers=2)) + last + _shuffle_bytes(section)
+    lower = _lower_memory(middle_of(section, workers=2))
+    return lower + last + _shuffle_bytes(section) + shuffle_space(section.documents // 2)
 
 
 def step_memory(ranks: int) -> int:
     """Return the bytes with which every rank takes its slice of a split section."""
     return 2 * ENTRY_BYTES * stream_step(ranks) + 2 * CHUNK_BYTES
+
+
+def shuffle_space(values: int) -> int:
+    """Return the bytes that a shuffle takes beside its values."""
+    return int(SHUFFLE_SPACE * values) if values > SHUFFLE_SPACE_FROM else 0
 
 
 def _written(item: Item) -> float:
@@ -137,7 +157,8 @@ def _memory(item: Item, workers: int) -> int:
     if isinstance(item, BlendPlan):
         return 2 * CHUNK_BYTES
     lower = _lower_memory(middle_of(item, workers))
-    return ENTRY_BYTES * item.documents + lower + _shuffle_bytes(item) + 4 * CHUNK_BYTES
+    entries = ENTRY_BYTES * item.documents + shuffle_space(workers * item.documents)
+    return entries + lower + _shuffle_bytes(item) + 4 * CHUNK_BYTES
 
 
 def _lower_memory(middle: int) -> int:

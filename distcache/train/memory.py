@@ -41,12 +41,12 @@ class BatchMemory:
         shapes : mapping of str to (tuple of int, torch.dtype)
             Of each tensor.
         """
-        sizes = {
-            name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in shapes.items()
-        }
+        sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in shapes.items()}
         total = sum(-(-size // LINE) * LINE for size in sizes.values())
         if total < LARGE and get_worker_info() is None:
-            return {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
+            return {
+                name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()
+            }
         memory = self._take(total)
         tensors, begin = {}, 0
         for name, (shape, dtype) in shapes.items():
@@ -72,5 +72,6 @@ class BatchMemory:
 
 def _shared(size: int) -> torch.Tensor:
     """Return shared memory, as torch's own `default_collate` makes it in a worker."""
-    storage = torch.UntypedStorage._new_shared(size)  # noqa: SLF001  there is no public name
+    # There is no public name for it.
+    storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
     return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (size,), (1,))
