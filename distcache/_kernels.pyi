@@ -57,6 +57,34 @@ def gather(
     positions: NDArray[np.int32] | NDArray[np.int64],
     out: NDArray[np.int64],
 ) -> None: ...
+
+NO_LINK: int
+
+def draws_within(
+    generator: Mt19937,
+    first: int,
+    begin: int,
+    end: int,
+    steps: NDArray[np.uint32],
+    draws: NDArray[np.uint32],
+) -> int: ...
+def link_steps(
+    steps: NDArray[np.uint32],
+    draws: NDArray[np.uint32],
+    begin: int,
+    latest: NDArray[np.uint32],
+    links: NDArray[np.uint32],
+) -> None: ...
+def group_by_range(
+    keys: NDArray[np.uint32], bounds: NDArray[np.int64]
+) -> tuple[NDArray[np.uint32], NDArray[np.int64]]: ...
+def entries_at(
+    lengths: NDArray[np.int32],
+    begin: int,
+    per_epoch: int,
+    positions: NDArray[np.uint32],
+    out: NDArray[np.int64],
+) -> None: ...
 def fill_entries(lengths: NDArray[np.int32], begin: int, out: NDArray[np.int64]) -> None: ...
 def emit_boundaries(
     entries: NDArray[np.int64],

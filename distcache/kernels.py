@@ -15,6 +15,24 @@ Mt19937(seed)
     several times faster. ``draw(first, count)`` gives the draws of the steps first, first - 1, ...,
     each in [0, step], as uint64 of shape (count,); ``ValueError`` if count > first.
 
+draws_within(generator, first, begin, end, steps, draws)
+    Of the steps first, first - 1, ... of a shuffle, as many as ``steps`` and ``draws`` have room
+    for, write those whose draw lies in [begin, end), uint32 both, and return how many. Moves the
+    generator past all of them.
+
+link_steps(steps, draws, begin, latest, links)
+    Link steps to the latest before them with the same draw, which ``latest``, uint32 of shape
+    (positions,), has for each position from ``begin`` on, or ``NO_LINK``; of shape (steps,) the
+    others. How the links lead to the shuffled positions: ``cpp/include/distcache/links.hpp``.
+
+group_by_range(keys, bounds)
+    The order, uint32 of shape (keys,), that groups keys, uint32, by the ranges [bounds[r],
+    bounds[r + 1]) that they lie in, int64 of shape (ranges + 1,), and how many lie in each.
+
+entries_at(lengths, begin, per_epoch, positions, out)
+    The entries at shuffled positions, uint32, of a document index whose epochs have ``per_epoch``
+    documents from ``begin`` on; int64 of the same shape.
+
 gather(values, positions, out)
     ``out[i] = values[positions[i]]`` for int64 values and positions of int32 or int64.
     ``IndexError`` if a position is not within the values.
@@ -88,6 +106,7 @@ first_outside(values, limit)
 """
 
 from distcache._kernels import (
+    NO_LINK,
     Blender,
     Cursor,
     Mapping,
@@ -96,16 +115,21 @@ from distcache._kernels import (
     Section,
     SequenceFacts,
     check_sequences,
+    draws_within,
     emit_boundaries,
+    entries_at,
     fill_entries,
     first_descent,
     first_outside,
     gather,
+    group_by_range,
+    link_steps,
     narrow_tokens,
     read_samples,
 )
 
 __all__ = [
+    "NO_LINK",
     "Blender",
     "Cursor",
     "Mapping",
@@ -114,11 +138,15 @@ __all__ = [
     "Section",
     "SequenceFacts",
     "check_sequences",
+    "draws_within",
     "emit_boundaries",
+    "entries_at",
     "fill_entries",
     "first_descent",
     "first_outside",
     "gather",
+    "group_by_range",
+    "link_steps",
     "narrow_tokens",
     "read_samples",
 ]

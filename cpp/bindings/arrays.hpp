@@ -14,6 +14,7 @@ namespace distcache::bindings {
 namespace py = pybind11;
 
 void register_random(py::module_& module);
+void register_links(py::module_& module);
 void register_indices(py::module_& module);
 void register_corpus(py::module_& module);
 void register_samples(py::module_& module);

@@ -3,6 +3,7 @@
 PYBIND11_MODULE(_kernels, module) {
     module.doc() = "The C++ kernels of distcache; distcache.kernels is their documented face.";
     distcache::bindings::register_random(module);
+    distcache::bindings::register_links(module);
     distcache::bindings::register_indices(module);
     distcache::bindings::register_corpus(module);
     distcache::bindings::register_samples(module);

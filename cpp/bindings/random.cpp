@@ -1,14 +1,8 @@
 #include "arrays.hpp"
-#include "distcache/shuffle.hpp"
+#include "generator.hpp"
 
 namespace distcache::bindings {
 namespace {
-
-// A generator with the memory that its shuffles work in.
-struct Generator : Mt19937 {
-    using Mt19937::Mt19937;
-    HugeMemory space;
-};
 
 template <class T>
 void shuffle_as(py::array& values, std::uint64_t stop, Generator& generator) {

@@ -9,10 +9,7 @@ void fill_entries(UnalignedView<std::int32_t> lengths, std::int64_t begin,
                   std::span<std::int64_t> out) {
     const auto size = static_cast<std::int64_t>(out.size());
     for (std::int64_t k = 0; k < size; ++k) {
-        const std::int64_t document = begin + k;
-        const auto length = static_cast<std::uint64_t>(std::int64_t{lengths[document]});
-        out[static_cast<std::size_t>(k)] = static_cast<std::int64_t>(
-            (length << Entry::length_shift) | static_cast<std::uint32_t>(document));
+        out[static_cast<std::size_t>(k)] = Entry::of(begin + k, lengths[begin + k]);
     }
 }
 

@@ -12,6 +12,7 @@ from distcache.build.blends import build_blend
 from distcache.build.data_file import DataFile
 from distcache.build.job import Digests, Job
 from distcache.build.journal import Journal, Record
+from distcache.build.linked_section import LinkedSection
 from distcache.build.sections import build_section
 from distcache.build.split_blend import SplitBlend
 from distcache.build.split_section import SplitSection
@@ -47,6 +48,8 @@ def build_items(job: Job, assignment: Assignment, journal: Journal) -> Digests:
     with together(communicator, lambda: DataFile(job.data), "opening the unfinished file") as file:
         for wave in assignment.waves:
             built |= _build_wave(job, wave, file, journal)
+        for unit in assignment.linked:
+            built |= _build_linked(job, job.layout.units[unit], file, journal)
         for unit in assignment.blends:
             built |= _build_blend(job, job.layout.units[unit], file, journal)
 
@@ -77,6 +80,16 @@ def _build_wave(job: Job, wave: Sequence[SplitUnit], file: DataFile, journal: Jo
         digests[item] = section.cut()
         _record(job, item, digests[item], journal)
     return digests
+
+
+def _build_linked(job: Job, entry: Unit, file: DataFile, journal: Journal) -> Digests:
+    """Build a section of which no rank holds more than its slice. Collective."""
+    (item,) = entry.items
+    section = job.plan.sections[item]
+    corpus, places = job.corpus(section), job.places(item)
+    found = LinkedSection(job.communicator, section, corpus, places, file).build()
+    _record(job, item, found, journal)
+    return {item: found}
 
 
 def _build_blend(job: Job, entry: Unit, file: DataFile, journal: Journal) -> Digests:

@@ -52,6 +52,8 @@ class Assignment(msgspec.Struct, frozen=True):
     waves : tuple of tuple of SplitUnit
         Large sections; those of one wave are shuffled at the same time by different ranks, then
         cut by all ranks, one after the other.
+    linked : tuple of int
+        Large sections of which no rank holds more than a slice; all ranks build each together.
     blends : tuple of int
         Large blends, as indices into `Layout.units`; all ranks draw each together.
     local : tuple of tuple of int
@@ -65,6 +67,7 @@ class Assignment(msgspec.Struct, frozen=True):
     """
 
     waves: Waves
+    linked: tuple[int, ...]
     blends: tuple[int, ...]
     local: tuple[tuple[int, ...], ...]
     threads: int
@@ -118,8 +121,9 @@ def assign(
     choices = _choices(layout, costs, todo - copied, ranks, memory_limit)
     blends = _large_blends(costs, todo - copied, ranks)
     found = [
-        _share_out(costs, todo, split, blends, ranks, count)
+        _share_out(costs, todo, split, blends, ranks, count, linked=linked)
         for split in choices
+        for linked in _ways(costs, split)
         for count in range(threads, 0, -1)
     ]
     fitting = [work for work in found if memory_limit is None or max(work.memory) <= memory_limit]
@@ -166,6 +170,12 @@ def _choices(
     return [sorted(too_large.union(large[:count])) for count in sorted(counts, reverse=True)]
 
 
+def _ways(costs: Sequence[UnitCosts], split: Sequence[int]) -> tuple[bool, ...]:
+    """Return whether to split sections by links, or not, or to try both."""
+    able = split and all(costs[unit].can_be_linked for unit in split)
+    return (False, True) if able else (False,)
+
+
 def _large_blends(costs: Sequence[UnitCosts], todo: frozenset[int], ranks: int) -> tuple[int, ...]:
     """Return the blends that are a large share of the work, and enough for slices."""
     total = sum(costs[unit].time for unit in todo)
@@ -180,18 +190,26 @@ def _share_out(
     blends: tuple[int, ...],
     ranks: int,
     threads: int,
+    *,
+    linked: bool,
 ) -> Assignment:
-    waves = _waves(split, ranks)
+    waves = () if linked else _waves(split, ranks)
     alone = sorted(todo.difference(split, blends))
     together = _wave_time(costs, waves, ranks)
+    if linked:
+        together += sum(costs[unit].linked_time(ranks) for unit in split)
     together += sum(costs[unit].time for unit in blends) / ranks
     shares = balance([costs[unit].time for unit in alone], ranks)
     local = tuple(tuple(alone[index] for index in share) for share in shares)
     memory = tuple(
         _memory(costs, waves, own, rank, ranks, threads) for rank, own in enumerate(local)
     )
+    if linked:
+        slices = max(costs[unit].linked_memory(ranks) for unit in split)
+        memory = tuple(max(held, BASE_MEMORY + slices) for held in memory)
     busy = tuple(together + _local_time(costs, own, threads) for own in local)
-    return Assignment(waves, blends, local, threads, memory, busy)
+    whole = tuple(split) if linked else ()
+    return Assignment(waves, whole, blends, local, threads, memory, busy)
 
 
 def _waves(split: Sequence[int], ranks: int) -> Waves:

@@ -30,6 +30,13 @@ EMIT_COST: Final = 4.0
 BLEND_COST: Final = 30.0
 WRITE_COST_PER_BYTE: Final = 0.6
 SEND_COST_PER_BYTE: Final = 0.4
+# What each rank takes to go through all draws, and for the links of a position of its own.
+DRAW_COST: Final = 1.5
+LINK_COST: Final = 100.0
+LINK_BYTES: Final = 48
+# What is sent at a time: numbers, their order, what arrives, and answers.
+LINK_PIECES: Final = 160 << 20
+NO_LINK: Final = 2**32 - 1
 SECOND_WORKER: Final = 1.4  # how much faster two threads build one section than one
 
 # The interpreter with NumPy, HDF5 and MPI, and the buffers of reading back.
@@ -95,6 +102,22 @@ class UnitCosts:
         section = self.section
         emitted = EMIT_COST * section.documents + _written(section)
         return SEND_COST_PER_BYTE * ENTRY_BYTES * section.documents + emitted / ranks
+
+    @property
+    def can_be_linked(self) -> bool:
+        """Whether links between its steps fit their type."""
+        return self.section.documents < NO_LINK and self.section.shuffled_samples < NO_LINK
+
+    def linked_time(self, ranks: int) -> float:
+        """Return what all ranks take to build a section of which each holds a slice."""
+        section = self.section
+        drawn = DRAW_COST + LINK_COST / ranks
+        shuffled = drawn * (section.documents + section.shuffled_samples)
+        return shuffled + (EMIT_COST * section.documents + _written(section)) / ranks
+
+    def linked_memory(self, ranks: int) -> int:
+        """Return the bytes that each rank takes for its slice, beside `BASE_MEMORY`."""
+        return LINK_BYTES * self.section.documents // ranks + LINK_PIECES
 
     def memory(self, threads: int) -> int:
         """Return the bytes that it takes, beside `BASE_MEMORY`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -10,7 +11,16 @@ import numpy as np
 
 from distcache.plan.model import NARROW, SectionPlan
 
-__all__ = ["Edge", "edges", "lower_type", "middle_of", "overlaps", "row_bounds", "windows"]
+__all__ = [
+    "Edge",
+    "draw_bounds",
+    "edges",
+    "lower_type",
+    "middle_of",
+    "overlaps",
+    "row_bounds",
+    "windows",
+]
 
 
 class Edge(msgspec.Struct, frozen=True):
@@ -31,6 +41,33 @@ def middle_of(section: SectionPlan, workers: int) -> int:
         return 0
     steps = section.documents + section.shuffled_samples
     return max(section.first_documents - steps // 2, 0)
+
+
+def draw_bounds(size: int, ranks: int) -> list[int]:
+    """Share out the positions of a shuffle so that each rank's are drawn equally often.
+
+    Position t is drawn by the steps from t on, step i with a chance of 1 / (i + 1): all below t
+    together are drawn about t (1 + ln(size / t)) times.
+
+    Parameters
+    ----------
+    size, ranks : int
+        How many positions, and ranks.
+
+    Returns
+    -------
+    list of int
+        ranks + 1 bounds, from 0 to size.
+    """
+    bounds = [0]
+    for rank in range(1, ranks):
+        low, high = bounds[-1], size
+        while low < high:
+            middle = (low + high) // 2
+            drawn = middle * (1 + math.log(size / middle)) if middle else 0.0
+            low, high = (middle + 1, high) if drawn < size * rank / ranks else (low, middle)
+        bounds.append(low)
+    return [*bounds, size]
 
 
 def lower_type(middle: int) -> np.dtype[np.int32] | np.dtype[np.int64]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from distcache.build.prepare import make_plan_together
+from distcache.plan import costs
 from distcache.plan.assignment import assign_all
 from distcache.plan.decode import config_from_mapping
 from distcache.plan.layout import make_layout
@@ -49,6 +51,31 @@ def test_bytes_are_equal(
     assert Path(done.stdout.strip()).read_bytes() == serial_bytes
     record = json.loads(next(shared.glob("*.build.json")).read_text())
     assert len(record["ranks"]) == ranks
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_bytes_are_equal_by_links(
+    launcher: str, ranks: int, large_file: Path, serial_bytes: bytes, shared: Path
+) -> None:
+    """Where no rank has more than its slices of the large sections."""
+    program = [sys.executable, "-m", "tests.mpi.linked"]
+    done = start(["build", large_file, "-o", shared], ranks, launcher, program=program)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()).read_bytes() == serial_bytes
+
+
+def test_links_are_taken_where_they_cost_nothing(
+    large_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the test above would say nothing about them; and with very many ranks as they are."""
+    plan = make_plan_together(SerialCommunicator(), config_from_mapping(large_config), 1, Silent())
+    layout = make_layout(plan.items)
+    assert len(assign_all(plan.items, layout, 256).linked) > 0
+    monkeypatch.setattr(costs, "LINK_COST", 0.0)
+    monkeypatch.setattr(costs, "DRAW_COST", 0.0)
+    for ranks in (2, 3, 4):
+        assert len(assign_all(plan.items, layout, ranks).linked) == 2
 
 
 def test_two_threads_of_one_process(

@@ -162,6 +162,7 @@ def test_every_unit_is_assigned_once(
     todo = frozenset(range(0, len(layout.units), 2))
     work = assign(items, layout, todo, count, threads)
     split = [entry.unit for wave in work.waves for entry in wave]
+    split += work.linked
     assert sorted([*split, *work.blends, *itertools.chain(*work.local)]) == sorted(todo)
     assert all(layout.units[unit].splittable for unit in split)
     for wave in work.waves:

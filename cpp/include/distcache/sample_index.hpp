@@ -14,6 +14,11 @@ struct Entry {
     static constexpr int length_shift = 32;
 
     static std::int64_t length(std::int64_t entry) { return entry >> length_shift; }
+
+    static std::int64_t of(std::int64_t document, std::int32_t length) {
+        const auto upper = static_cast<std::uint64_t>(std::int64_t{length}) << length_shift;
+        return static_cast<std::int64_t>(upper | static_cast<std::uint32_t>(document));
+    }
 };
 
 /// The entries of documents begin, begin + 1, ... as they are before any shuffle.

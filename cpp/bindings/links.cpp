@@ -1,0 +1,86 @@
+#include "distcache/links.hpp"
+
+#include "arrays.hpp"
+#include "generator.hpp"
+
+namespace distcache::bindings {
+namespace {
+
+void require_that(bool condition, const char* what) {
+    if (!condition) {
+        throw py::value_error(what);
+    }
+}
+
+std::size_t draw_within(Generator& generator, std::uint32_t first, std::uint32_t begin,
+                        std::uint32_t end, py::array steps, py::array draws) {
+    const auto step_span = output<std::uint32_t>(steps, "steps");
+    const auto draw_span = output<std::uint32_t>(draws, "draws");
+    require_that(begin <= end && first != no_link && step_span.size() == draw_span.size() &&
+                     step_span.size() <= first,
+                 "steps and draws must have equal sizes of at most `first`");
+    const py::gil_scoped_release release;
+    return draws_within(first, static_cast<std::uint32_t>(step_span.size()), begin, end, step_span,
+                        draw_span, generator);
+}
+
+void link(const py::array& steps, const py::array& draws, std::uint32_t begin, py::array latest,
+          py::array links) {
+    const auto step_span = input<std::uint32_t>(steps, "steps");
+    const auto draw_span = input<std::uint32_t>(draws, "draws");
+    const auto latest_span = output<std::uint32_t>(latest, "latest");
+    const auto link_span = output<std::uint32_t>(links, "links");
+    bool sound = step_span.size() == draw_span.size() && step_span.size() == link_span.size();
+    for (const std::uint32_t drawn : draw_span) {
+        sound = sound && drawn >= begin && drawn - begin < latest_span.size();
+    }
+    require_that(sound, "draws must be of positions that latest has, one for each step and link");
+    const py::gil_scoped_release release;
+    link_steps(step_span, draw_span, begin, latest_span, link_span);
+}
+
+py::tuple group(const py::array& keys, const py::array& bounds) {
+    const auto key_span = input<std::uint32_t>(keys, "keys");
+    const auto bound_span = input<std::int64_t>(bounds, "bounds");
+    require_that(bound_span.size() > 1 && bound_span.size() < 0xffff, "there must be ranges");
+    for (const std::uint32_t key : key_span) {
+        require_that(key >= bound_span.front() && key < bound_span.back(),
+                     "keys must lie within the bounds");
+    }
+    py::array_t<std::uint32_t> order(keys.size());
+    py::array_t<std::int64_t> counts(bounds.size() - 1);
+    const std::span order_span(order.mutable_data(), key_span.size());
+    const std::span count_span(counts.mutable_data(), bound_span.size() - 1);
+    {
+        const py::gil_scoped_release release;
+        group_by_range(key_span, bound_span, order_span, count_span);
+    }
+    return py::make_tuple(order, counts);
+}
+
+void fill_at(const py::array& lengths, std::int64_t begin, std::int64_t per_epoch,
+             const py::array& positions, py::array out) {
+    const auto view = unaligned<std::int32_t>(lengths, "lengths");
+    const auto position_span = input<std::uint32_t>(positions, "positions");
+    const auto out_span = output<std::int64_t>(out, "out");
+    require_that(begin >= 0 && per_epoch > 0 && begin <= view.size() - per_epoch &&
+                     position_span.size() == out_span.size(),
+                 "there must be a length for each document, and an entry for each position");
+    const py::gil_scoped_release release;
+    entries_at(view, begin, per_epoch, position_span, out_span);
+}
+
+}  // namespace
+
+void register_links(py::module_& module) {
+    module.attr("NO_LINK") = no_link;
+    module.def("draws_within", &draw_within, py::arg("generator"), py::arg("first"),
+               py::arg("begin"), py::arg("end"), py::arg("steps"), py::arg("draws"));
+    module.def("link_steps", &link, py::arg("steps"), py::arg("draws"), py::arg("begin"),
+               py::arg("latest"), py::arg("links"));
+    module.def("group_by_range", &group, py::arg("keys"), py::arg("bounds"));
+    module.def("entries_at", &fill_at, py::arg("lengths"), py::arg("begin"), py::arg("per_epoch"),
+               py::arg("positions"), py::arg("out"));
+}
+
+}  // namespace distcache::bindings

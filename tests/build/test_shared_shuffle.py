@@ -1,0 +1,38 @@
+"""A shuffle by links, of one rank; tests/mpi has several."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from distcache.build import shared_shuffle
+from distcache.build.shared_shuffle import shuffled_slice
+from distcache.kernels import Mt19937
+from distcache.plan.slices import draw_bounds
+from distcache.ranks.communicator import SerialCommunicator
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 50, 4000])
+def test_it_is_the_shuffle_of_numpy(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In pieces of any size, and the generator goes on behind it."""
+    monkeypatch.setattr(shared_shuffle, "PIECE", 700)
+    generator, numpy = Mt19937(11), np.random.RandomState(11)
+    expected = np.arange(size, dtype=np.uint32)
+    numpy.shuffle(expected)
+    found = shuffled_slice(SerialCommunicator(), size, generator, [0, size])
+    assert found.tolist() == expected.tolist()
+    assert generator.next32() == numpy.randint(0, 2**32, dtype=np.uint32)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 7, 128])
+def test_positions_are_drawn_equally_often(ranks: int) -> None:
+    """Low ones are drawn more often than high ones, so that fewer of them are a share."""
+    size = 200_000
+    bounds = draw_bounds(size, ranks)
+    draws = Mt19937(1).draw(size - 1, size - 1)
+    drawn, _ = np.histogram(draws, bounds)
+    assert bounds[0] == 0
+    assert bounds[-1] == size
+    assert drawn.min() > 0.8 * size / ranks
+    assert drawn.max() < 1.2 * size / ranks
+    assert draw_bounds(0, ranks) == [0] * (ranks + 1)
