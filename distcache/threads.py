@@ -36,8 +36,8 @@ def map_in_threads(
     Raises
     ------
     Exception
-        The first that `action` raised in one of the threads; the others end with the item that
-        they are at.
+        One that `action` raised, in any of the threads; the others end with the item that they
+        are at.
     """
     if threads < 2 or len(items) < 2:
         return [action(item) for item in items]
@@ -54,8 +54,12 @@ def map_in_threads(
             raise
 
     with ThreadPoolExecutor(min(threads, len(items)) - 1) as pool:
-        others = [pool.submit(work) for _ in range(min(threads, len(items)) - 1)]
-        work()
+        try:
+            others = [pool.submit(work) for _ in range(min(threads, len(items)) - 1)]
+            work()
+        except BaseException:
+            failed.set()
+            raise
         for other in others:
             other.result()
     return results

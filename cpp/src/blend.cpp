@@ -18,6 +18,8 @@ using blending::padded_size;
 
 constexpr std::size_t few_enough = 64;  // to be looked at in every step, in registers
 constexpr std::int64_t scratch_size = 4096;
+constexpr std::int64_t most_steps = std::int64_t{1} << 62;
+constexpr double lowest = std::numeric_limits<double>::lowest();
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
 // Longer windows have more candidates, shorter ones are sifted more often.
@@ -44,7 +46,8 @@ std::size_t drop_behind_equals(const BlendCorpora& corpora, std::span<std::int32
 }
 
 blending::Window window_of(BlendCorpora& corpora, double bound, std::int64_t first,
-                           std::int64_t size) {
+                           std::int64_t size, std::int16_t* picked_corpora,
+                           std::int64_t* picked_samples) {
     return {.weights = corpora.weights.data(),
             .counts = corpora.counts.data(),
             .taken = corpora.taken.data(),
@@ -52,8 +55,8 @@ blending::Window window_of(BlendCorpora& corpora, double bound, std::int64_t fir
             .corpora = corpora.corpora.data(),
             .padded = padded_size(corpora.size),
             .bound = bound,
-            .picked_corpora = nullptr,
-            .picked_samples = nullptr,
+            .picked_corpora = picked_corpora,
+            .picked_samples = picked_samples,
             .step = first,
             .end = first + size,
             .lowest = infinity};
@@ -61,7 +64,7 @@ blending::Window window_of(BlendCorpora& corpora, double bound, std::int64_t fir
 
 }  // namespace
 
-void BlendCorpora::reserve(std::size_t count) {
+void BlendCorpora::resize(std::size_t count) {
     const std::size_t room = padded_size(count);
     weights.resize(room);
     counts.resize(room);
@@ -93,7 +96,7 @@ Blender::Blender(std::span<const double> weights, std::span<const std::int64_t> 
                  Instructions instructions)
     : instructions_(instructions), places_(weights.size() + lanes) {
     for (auto* corpora : {&all_, &active_, &few_}) {
-        corpora->reserve(weights.size());
+        corpora->resize(weights.size());
     }
     all_.size = weights.size();
     std::copy(weights.begin(), weights.end(), all_.weights.begin());
@@ -133,15 +136,19 @@ void Blender::resume(std::span<const std::int64_t> taken) {
     if (taken.size() != all_.size) {
         throw std::out_of_range("there must be one number for each corpus");
     }
-    step_ = 0;
-    left_ = 0;
+    std::int64_t sum = 0;
     for (std::size_t d = 0; d < all_.size; ++d) {
-        if (taken[d] < 0 || taken[d] > all_.sizes[d]) {
+        if (taken[d] < 0 || taken[d] > all_.sizes[d] || taken[d] > most_steps - sum) {
             throw std::out_of_range("a corpus cannot have been taken so often");
         }
+        sum += taken[d];
+    }
+    step_ = sum;
+    left_ = 0;
+    bound_ = lowest;
+    for (std::size_t d = 0; d < all_.size; ++d) {
         all_.taken[d] = taken[d];
         all_.counts[d] = static_cast<double>(taken[d]);
-        step_ += taken[d];
         left_ = all_.sizes[d] == endless ? endless : left_ + all_.sizes[d] - taken[d];
     }
     std::iota(places_.begin(), places_.end(), 0);
@@ -184,13 +191,17 @@ std::int64_t Blender::run_among_all(std::int64_t steps, std::int16_t* corpora,
     if (active_.size == 1) {
         return run_alone(steps, corpora, samples);
     }
-    auto window = window_of(active_, -infinity, step_, steps);
-    window.picked_corpora = corpora;
-    window.picked_samples = samples;
-    blending::kernels(instructions_).run(window);
+    const bool pair = active_.size == 2;
+    // Of two corpora neither is spent in so many steps.
+    const std::int64_t sure =
+        pair ? std::min(active_.sizes[0] - active_.taken[0], active_.sizes[1] - active_.taken[1])
+             : steps;
+    auto window = window_of(active_, lowest, step_, std::min(sure, steps), corpora, samples);
+    const auto run = pair ? blending::run_pair : blending::kernels(instructions_).run;
+    run(window);
     const std::int64_t done = window.step - step_;
     step_ = window.step;
-    if (done < steps) {
+    if (left_ != endless) {
         drop_spent();
     }
     return done;
@@ -217,9 +228,7 @@ std::int64_t Blender::run_among_few(std::int64_t steps, std::int16_t* corpora,
     }
     const auto places = std::span<const std::int32_t>(places_).first(found);
     few_.copy(active_, places);
-    auto window = window_of(few_, bound_, step_, wanted);
-    window.picked_corpora = corpora;
-    window.picked_samples = samples;
+    auto window = window_of(few_, bound_, step_, wanted, corpora, samples);
     if (found > 0) {
         kernels.run(window);
     }

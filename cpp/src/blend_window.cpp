@@ -68,6 +68,25 @@ void run(Window& window) {
     window.step = first + done;
 }
 
+}  // namespace
+
+void run_pair(Window& window) {
+    using Pair = double __attribute__((vector_size(2 * sizeof(double))));
+    const Pair weights = {window.weights[0], window.weights[1]};
+    Pair counts = {window.counts[0], window.counts[1]};
+    const std::int64_t first = window.step;
+    for (; window.step < window.end; ++window.step) {
+        const Pair errors = weights * factor(window.step) - counts;
+        const auto second = Pair{errors[1], errors[1]} > Pair{errors[0], errors[0]};
+        counts += second ? Pair{0, 1} : Pair{1, 0};
+        write_down(window, window.step - first, static_cast<std::size_t>(second[0] & 1));
+    }
+    window.counts[0] = counts[0];
+    window.counts[1] = counts[1];
+}
+
+namespace {
+
 DISTCACHE_VECTOR_CLONES
 std::size_t reaching(const double* weights, const double* counts, std::size_t padded, double step,
                      double bound, std::int32_t* places) {

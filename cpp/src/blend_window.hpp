@@ -35,6 +35,9 @@ struct Window {
 /// Takes steps until the end, until no error reaches the bound, or until a corpus is spent.
 using Run = void (*)(Window&);
 
+/// The same for two corpora alone, of which neither is spent before the end.
+void run_pair(Window& window);
+
 /// The places of `padded` weights and counts whose error reaches `bound` at a step, ascending.
 /// `places` has room for `lanes` entries more than are found.
 using Reaching = std::size_t (*)(const double* weights, const double* counts, std::size_t padded,

@@ -8,6 +8,9 @@
 
 namespace distcache {
 
+/// Steps whose draws are made at a time: their targets, of 64 bytes each, stay in a core's cache.
+inline constexpr std::size_t block_steps = 512;
+
 /// What `draw_narrow` may write behind its draws.
 inline constexpr std::size_t draw_slack = 16;
 

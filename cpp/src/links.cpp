@@ -10,7 +10,6 @@
 namespace distcache {
 namespace {
 
-constexpr std::size_t block_steps = 512;
 constexpr std::size_t ahead = 64;  // entries between a prefetch and its use
 
 }  // namespace

@@ -29,6 +29,8 @@ namespace distcache {
 template <class T>
 class PartitionedShuffle {
 public:
+    static constexpr std::uint64_t most_regions = 0xffff;
+
     PartitionedShuffle(T* values, std::uint64_t size, Mt19937& generator, Instructions instructions,
                        const Partitioning& partitioning)
         : values_(values),
@@ -71,7 +73,6 @@ public:
     }
 
 private:
-    static constexpr std::size_t block_steps = 512;
     static constexpr std::size_t ahead = 192;  // bytes from a list's end to what is prefetched
     static constexpr std::uint16_t kept = 0xffff;
 
@@ -100,20 +101,21 @@ private:
             swap_in(static_cast<std::size_t>(region), left - begin);
             const std::uint64_t stop = std::max(begin, lowest_);
             while (left > stop && !full) {
-                left -= send_some(left, stop, static_cast<std::uint32_t>(region));
-                full = any_full();
+                left -= send_some(left, stop, static_cast<std::uint32_t>(region), full);
             }
         }
         return left;
     }
 
-    std::size_t send_some(std::uint64_t left, std::uint64_t stop, std::uint32_t region) {
+    std::size_t send_some(std::uint64_t left, std::uint64_t stop, std::uint32_t region,
+                          bool& full) {
         const auto first = static_cast<std::uint32_t>(left - 1);
         const std::size_t count =
             steps_with_one_mask(first, std::min<std::uint64_t>(block_steps, left - stop));
         draw_narrow(first, count, draws_.data(), generator_, instructions_);
         const std::uint32_t within = (std::uint32_t{1} << bits_) - 1;
         Parcel** const ends = ends_.data();
+        Parcel* const* const limits = limits_.data();
         std::uint16_t* const sent_to = sent_to_ + (first - lowest_);
         for (std::size_t k = 0; k < count; ++k) {
             const std::uint32_t drawn = draws_[k];
@@ -125,20 +127,13 @@ private:
             }
             Parcel* const parcel = ends[target];
             ends[target] = parcel + 1;
+            full |= parcel == limits[target];  // there is room for one more block of steps
             __builtin_prefetch(reinterpret_cast<const char*>(parcel) + ahead, 1);
             parcel->value = values_[first - k];
             parcel->offset = drawn & within;
             *(sent_to - k) = static_cast<std::uint16_t>(target);
         }
         return count;
-    }
-
-    [[nodiscard]] bool any_full() const {
-        bool full = false;
-        for (std::size_t r = 0; r < regions_; ++r) {
-            full |= ends_[r] > limits_[r];
-        }
-        return full;
     }
 
     // The second pass over one region of `size` values.

@@ -15,7 +15,7 @@ namespace distcache {
 namespace {
 
 // Tokens that stay in a core's cache while everything is made of them.
-constexpr std::size_t near = 4096;
+constexpr std::size_t tile = 4096;
 
 void require(bool condition, const char* what) {
     if (!condition) {
@@ -192,12 +192,12 @@ ReadOutcome SampleReader::read_parts(TokenType type, int descriptor) {
 void SampleReader::fill(const SampleRow& row, std::int64_t extra_token) const {
     const std::size_t size = row.tokens.size();
     const std::size_t known = extra_token != 0 ? size : size - 1;
-    for (std::size_t begin = 0; begin < size; begin += near) {
+    for (std::size_t begin = 0; begin < size; begin += tile) {
         float* const loss_mask = row.loss_mask.data() + begin;
-        fill_tokens(text_.data() + begin, std::min(near, size - begin), rules_,
+        fill_tokens(text_.data() + begin, std::min(tile, size - begin), rules_,
                     row.tokens.data() + begin, loss_mask);
         if (begin < known) {
-            fill_labels(text_.data() + begin + 1, std::min(near, known - begin), rules_.pad,
+            fill_labels(text_.data() + begin + 1, std::min(tile, known - begin), rules_.pad,
                         row.labels.data() + begin, loss_mask);
         }
     }

@@ -12,7 +12,6 @@
 namespace distcache {
 namespace {
 
-constexpr std::size_t block_steps = 512;  // 512 targets of 64 bytes stay in the first-level cache
 constexpr std::uint64_t narrow_max = std::numeric_limits<std::uint32_t>::max();
 
 // A run of draws, prefetched, waiting to be swapped.
@@ -76,6 +75,10 @@ void draw_some(std::uint32_t first, std::span<std::uint64_t> draws, Mt19937& gen
     draw_narrow(first, draws.size(), narrow.data(), generator, best_instructions());
     std::copy_n(narrow.begin(), draws.size(), draws.begin());
 }
+
+static_assert((narrow_max + 1) >> partitioning_of<std::int64_t>.region_bits <
+                  PartitionedShuffle<std::int64_t>::most_regions,
+              "regions are told apart by 16 bits");
 
 // Blocks of steps while there are more values than the caches hold; returns how many are left.
 template <class T>

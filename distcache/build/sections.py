@@ -87,6 +87,7 @@ def build_section(
             fill_epochs(section, idx, upper, 0)
             shuffle_upper(middle, upper, generator)
             lower, last, shuffle_digest = rest(generator)
+            del generator  # with the memory of its shuffles, which the page cache needs now
         else:
             helper = stack.enter_context(ThreadPoolExecutor(1))
             in_order = partial(_one_ahead, helper)

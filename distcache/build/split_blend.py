@@ -75,14 +75,9 @@ class SplitBlend:
         together(communicator, lambda: self._draw(self._guess()), "drawing a blend")
         while (wrong := self._first_wrong()) is not None:
             self._bring_end_before(wrong)
-            if communicator.rank == wrong:
-                true = new_blender(self._blend)
-                true.resume(self._begin)
-            together(
-                communicator,
-                lambda: self._draw(true) if communicator.rank == wrong else None,  # noqa: B023
-                "drawing a slice of a blend again",
-            )
+            mine = communicator.rank == wrong
+            action = self._draw_again if mine else _wait
+            together(communicator, action, "drawing a slice of a blend again")
         return self._digests()
 
     def _guess(self) -> Blender:
@@ -94,6 +89,12 @@ class SplitBlend:
         blender.resume(likely_taken(weights, sizes, before))
         blender.skip(self._steps.start - before)
         return blender
+
+    def _draw_again(self) -> None:
+        """Draw the slice from the state that the one before has ended with."""
+        blender = new_blender(self._blend)
+        blender.resume(self._begin)
+        self._draw(blender)
 
     def _draw(self, blender: Blender) -> None:
         self._begin = np.array(blender.taken, np.int64)
@@ -127,3 +128,7 @@ class SplitBlend:
         mine = {name: writer.leaves().tobytes() for name, writer in self._writers.items()}
         shares = self._communicator.gather_all(mine, dict[str, bytes], "digests of slices")
         return {name: joined_digest(share[name] for share in shares) for name in self._places}
+
+
+def _wait() -> None:
+    """Let another rank draw."""

@@ -108,12 +108,11 @@ def _tasks(index: int, head: Outline) -> list[_Task]:
         return []
     if head.sequences <= RANGE:
         return [_Task(index, 0, head.sequences, check=True, digest=True)]
-    ends = range(RANGE, head.sequences + RANGE, RANGE)
     return [
         _Task(index, 0, 0, check=False, digest=True),
         *(
-            _Task(index, end - RANGE, min(end, head.sequences), check=True, digest=False)
-            for end in ends
+            _Task(index, begin, min(begin + RANGE, head.sequences), check=True, digest=False)
+            for begin in range(0, head.sequences, RANGE)
         ),
     ]
 

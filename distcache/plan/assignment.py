@@ -10,7 +10,6 @@ import msgspec
 from distcache.errors import NoSpace
 from distcache.plan.costs import (
     BASE_MEMORY,
-    BLEND_SLICE,
     UnitCosts,
     rest_memory,
     step_memory,
@@ -161,9 +160,7 @@ def _choices(
     most of the work, and costs where there are enough of them for all ranks.
     """
     able = [unit for unit in sorted(todo) if layout.units[unit].splittable and ranks > 1]
-    total = sum(costs[unit].time for unit in todo)
-    large = [unit for unit in able if costs[unit].time > total / (2 * ranks)]
-    large.sort(key=lambda unit: -costs[unit].time)
+    large = sorted(_large(costs, todo, able, ranks), key=lambda unit: -costs[unit].time)
     limit = math.inf if memory_limit is None else memory_limit
     too_large = {unit for unit in able if BASE_MEMORY + costs[unit].memory(1) > limit}
     counts = {len(large), *(2**power for power in range(len(large).bit_length())), 0}
@@ -178,9 +175,16 @@ def _ways(costs: Sequence[UnitCosts], split: Sequence[int]) -> tuple[bool, ...]:
 
 def _large_blends(costs: Sequence[UnitCosts], todo: frozenset[int], ranks: int) -> tuple[int, ...]:
     """Return the blends that are a large share of the work, and enough for slices."""
+    able = [unit for unit in sorted(todo) if costs[unit].slices(ranks) > 1]
+    return tuple(_large(costs, todo, able, ranks))
+
+
+def _large(
+    costs: Sequence[UnitCosts], todo: frozenset[int], able: Sequence[int], ranks: int
+) -> list[int]:
+    """Return those units that are a large share of the work of a rank."""
     total = sum(costs[unit].time for unit in todo)
-    able = [unit for unit in sorted(todo) if costs[unit].steps > BLEND_SLICE and ranks > 1]
-    return tuple(unit for unit in able if costs[unit].time > total / (2 * ranks))
+    return [unit for unit in able if costs[unit].time > total / (2 * ranks)]
 
 
 def _share_out(
@@ -198,15 +202,15 @@ def _share_out(
     together = _wave_time(costs, waves, ranks)
     if linked:
         together += sum(costs[unit].linked_time(ranks) for unit in split)
-    together += sum(costs[unit].time for unit in blends) / ranks
+    together += sum(costs[unit].time / costs[unit].slices(ranks) for unit in blends)
     shares = balance([costs[unit].time for unit in alone], ranks)
     local = tuple(tuple(alone[index] for index in share) for share in shares)
     memory = tuple(
         _memory(costs, waves, own, rank, ranks, threads) for rank, own in enumerate(local)
     )
-    if linked:
-        slices = max(costs[unit].linked_memory(ranks) for unit in split)
-        memory = tuple(max(held, BASE_MEMORY + slices) for held in memory)
+    shared = [costs[unit].memory(threads) for unit in blends]
+    shared += [costs[unit].linked_memory(ranks) for unit in split if linked]
+    memory = tuple(max(held, BASE_MEMORY + max(shared, default=0)) for held in memory)
     busy = tuple(together + _local_time(costs, own, threads) for own in local)
     whole = tuple(split) if linked else ()
     return Assignment(waves, whole, blends, local, threads, memory, busy)

@@ -32,7 +32,7 @@ WRITE_COST_PER_BYTE: Final = 0.6
 SEND_COST_PER_BYTE: Final = 0.4
 # What each rank takes to go through all draws, and for the links of a position of its own.
 DRAW_COST: Final = 1.5
-LINK_COST: Final = 100.0
+LINK_COST: Final = 240.0
 LINK_BYTES: Final = 48
 # What is sent at a time: numbers, their order, what arrives, and answers.
 LINK_PIECES: Final = 160 << 20
@@ -46,10 +46,11 @@ CHUNK_BYTES: Final = 8 << 20
 # A document, and a document with its length while a document index is made.
 DOCUMENT_BYTES: Final = 4
 ENTRY_BYTES: Final = 8
-# Steps of a blend that a rank draws at least, so that slices of both arrays start with a stripe.
+# Steps of a blend: slices are multiples of it, so that those of both arrays start with a stripe.
 BLEND_SLICE: Final = STRIPE // 2
-# What a shuffle that is larger than the caches takes, for each of its values.
-SHUFFLE_SPACE: Final = 2.1  # bytes
+# What the lists of a shuffle that is larger than the caches take for each of its values:
+# `capacity_of` in cpp/src/partitioned_shuffle.hpp, and two bytes for a step of a block.
+SHUFFLE_SPACE: Final = 2.2  # bytes
 SHUFFLE_SPACE_FROM: Final = 1 << 21
 # Entries on their way to all ranks at a time; each rank takes whole stripes of documents.
 STREAM_STEP: Final = 1 << 21
@@ -126,11 +127,10 @@ class UnitCosts:
         workers = workers_of(self._splittable, threads)
         return max(_memory(member, workers) for member in self._members)
 
-    @property
-    def steps(self) -> int:
-        """The steps of a blend; 0 for sections."""
+    def slices(self, ranks: int) -> int:
+        """Return how many ranks can draw a blend at the same time; 0 for sections."""
         first = self._members[0]
-        return first.size if isinstance(first, BlendPlan) else 0
+        return min(ranks, -(-first.size // BLEND_SLICE)) if isinstance(first, BlendPlan) else 0
 
     @property
     def section(self) -> SectionPlan:
@@ -152,7 +152,8 @@ def rest_memory(section: SectionPlan) -> int:
     """Return the bytes of the rank that shuffles the rest of a split section."""
     last = ENTRY_BYTES * (section.documents - section.first_documents)
     lower = _lower_memory(middle_of(section, workers=2))
-    return lower + last + _shuffle_bytes(section) + shuffle_space(section.documents // 2)
+    largest = max(section.documents // 2, section.shuffled_samples)
+    return lower + last + _shuffle_bytes(section) + shuffle_space(largest)
 
 
 def step_memory(ranks: int) -> int:
@@ -180,7 +181,9 @@ def _memory(item: Item, workers: int) -> int:
     if isinstance(item, BlendPlan):
         return 2 * CHUNK_BYTES
     lower = _lower_memory(middle_of(item, workers))
-    entries = ENTRY_BYTES * item.documents + shuffle_space(workers * item.documents)
+    # Each worker has a generator of its own, with memory for the largest of its shuffles.
+    space = workers * shuffle_space(max(item.documents, item.shuffled_samples))
+    entries = ENTRY_BYTES * item.documents + space
     return entries + lower + _shuffle_bytes(item) + 4 * CHUNK_BYTES
 
 

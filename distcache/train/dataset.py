@@ -105,18 +105,18 @@ class CachedDataset(Dataset[Any]):
         return self._here().size
 
     def __getitem__(self, index: int | None) -> dict[str, Any]:
-        return {name: values[0] for name, values in self._read([index]).items()}
+        return {name: values[0] for name, values in self._read([index], whole=False).items()}
 
     def __getitems__(self, indices: Sequence[int | None]) -> list[BatchRow]:
         """Return several samples that are read at once, as `DataLoader` asks for them."""
-        return rows_of(self._read(indices)) if len(indices) else []
+        return rows_of(self._read(indices, whole=True)) if len(indices) else []
 
-    def _read(self, indices: Sequence[int | None]) -> dict[str, torch.Tensor]:
-        """Read samples into new tensors, with a row each."""
+    def _read(self, indices: Sequence[int | None], *, whole: bool) -> dict[str, torch.Tensor]:
+        """Read samples into new tensors, with a row each; `whole` if they remain together."""
         here = self._here()
         positions = np.array([self._position(index, here.size) for index in indices], np.int64)
         members, samples = here.look_up(positions)
-        batch = self._new_batch(len(positions), here.length)
+        batch = self._new_batch(len(positions), here.length, whole=whole)
         arrays = {_KERNEL_NAMES[name]: values.numpy() for name, values in batch.items()}
         ends = self._new_ends(len(positions), here.length)
         if ends is not None:
@@ -140,7 +140,7 @@ class CachedDataset(Dataset[Any]):
             raise IndexError(f"sample {index} of {size} in split {self.split}")
         return position
 
-    def _new_batch(self, rows: int, length: int) -> dict[str, torch.Tensor]:
+    def _new_batch(self, rows: int, length: int, *, whole: bool) -> dict[str, torch.Tensor]:
         shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
             "tokens": ((rows, length), torch.int64),
             "labels": ((rows, length), torch.int64),
@@ -150,7 +150,7 @@ class CachedDataset(Dataset[Any]):
         if self.options.inter_document_masking:
             shapes["cu_seqlens"] = ((rows, length + 1), torch.int32)
             shapes["max_seqlen"] = ((rows,), torch.int32)
-        return self._memory.tensors(shapes)
+        return self._memory.tensors(shapes, batch=whole)
 
     def _new_ends(self, rows: int, length: int) -> torch.Tensor | None:
         """Return where the kernel says which tokens end documents, if masks need it."""

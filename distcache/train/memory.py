@@ -11,7 +11,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -33,21 +33,30 @@ class BatchMemory:
     def __init__(self) -> None:
         self._free: deque[NDArray[np.uint8]] = deque(maxlen=KEPT)
 
-    def tensors(self, shapes: Shapes) -> dict[str, torch.Tensor]:
-        """Return tensors that are not filled.
+    def tensors(self, shapes: Shapes, *, batch: bool) -> dict[str, torch.Tensor]:
+        """Return tensors that are not filled; those of a large batch share one storage.
 
         Parameters
         ----------
         shapes : mapping of str to (tuple of int, torch.dtype)
             Of each tensor.
+        batch : bool
+            Whether they go to the training process as they are: what a worker puts together from
+            single samples is copied, and each piece of shared memory takes a descriptor.
+
+        Returns
+        -------
+        dict of str to Tensor
+            By the same names.
         """
         sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in shapes.items()}
         total = sum(-(-size // LINE) * LINE for size in sizes.values())
-        if total < LARGE and get_worker_info() is None:
+        shared = batch and get_worker_info() is not None
+        if total < LARGE and not shared:
             return {
                 name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()
             }
-        memory = self._take(total)
+        memory = _shared(total) if shared else self._take(total)
         tensors, begin = {}, 0
         for name, (shape, dtype) in shapes.items():
             piece = memory[begin : begin + sizes[name]]
@@ -56,16 +65,11 @@ class BatchMemory:
         return tensors
 
     def _take(self, size: int) -> torch.Tensor:
-        if get_worker_info() is not None:
-            return _shared(size)
-        try:
-            memory = self._free.pop()
-        except IndexError:
-            memory = np.empty(0, np.uint8)
-        if memory.size != size:
-            memory = np.empty(size, np.uint8)
+        memory = self._free.pop() if self._free else np.empty(0, np.uint8)
+        if memory.size != size + LINE:
+            memory = np.empty(size + LINE, np.uint8)
         # Tensors hold the view, whose end says that they are all gone.
-        view: NDArray[Any] = np.frombuffer(memory, np.uint8)
+        view = np.frombuffer(memory, np.uint8, size, -memory.ctypes.data % LINE)
         weakref.finalize(view, self._free.append, memory).atexit = False
         return torch.from_numpy(view)
 

@@ -65,3 +65,15 @@ def test_weights_that_are_no_weights(bad: list[float]) -> None:
     """They are refused before a step is taken."""
     with pytest.raises(ValueError, match="finite"):
         Blender.by_weight(np.array(bad))
+
+
+@pytest.mark.parametrize("taken", [[1], [1, 2, 3], [-1, 2], [3, 0], [2**63 - 1, 2**63 - 1]])
+def test_a_blend_cannot_go_on_from_what_cannot_be(taken: list[int]) -> None:
+    """And stays where it was."""
+    blender = Blender.exhaustive(np.array([2, 5], np.int64))
+    blender.skip(3)
+    before = blender.taken
+    with pytest.raises(IndexError):
+        blender.resume(np.array(taken, np.int64))
+    assert blender.taken == before
+    blender.skip(4)

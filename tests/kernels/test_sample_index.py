@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distcache.kernels import Cursor, emit_boundaries
+from distcache.kernels import Cursor, emit_boundaries, fill_entries
 from tests.kernels.truth import entries_of, sample_rows
 
 lengths = st.lists(st.one_of(st.just(0), st.integers(1, 9), st.integers(1, 400)), max_size=60)
@@ -84,3 +84,18 @@ def test_a_cursor_outside_its_slice_is_refused() -> None:
                 Cursor(position, 0, 1),
                 np.empty((1, 2), np.int64),
             )
+
+
+def test_entries_have_documents_and_lengths() -> None:
+    """From lengths at any address, as those of an index are."""
+    lengths = np.frombuffer(b"x" + np.arange(10, 20, dtype=np.int32).tobytes(), np.int32, 10, 1)
+    entries = np.empty(3, np.int64)
+    fill_entries(lengths, 4, entries)
+    assert entries.view(np.int32).reshape(-1, 2).tolist() == [[4, 14], [5, 15], [6, 16]]
+
+
+@pytest.mark.parametrize("begin", [-1, 8])
+def test_entries_need_lengths(begin: int) -> None:
+    """Or nothing is read."""
+    with pytest.raises(ValueError, match="a length for each entry"):
+        fill_entries(np.zeros(10, np.int32), begin, np.empty(3, np.int64))

@@ -24,6 +24,18 @@ def test_shuffle_is_numpys(seed: int, size: int, dtype: type) -> None:
     assert generator.next32() == state.randint(0, 2**32, dtype=np.uint64)
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_a_shuffle_larger_than_the_caches_is_numpys(dtype: type) -> None:
+    """With regions and blocks as large as they are."""
+    theirs, ours = (np.arange(5_300_000, dtype=dtype) for _ in range(2))
+    state, generator = np.random.RandomState(5), Mt19937(5)
+    state.shuffle(theirs)
+    generator.shuffle(ours, 4_900_000)
+    generator.shuffle(ours[:4_900_000])
+    np.testing.assert_array_equal(ours, theirs)
+    assert generator.next32() == state.randint(0, 2**32, dtype=np.uint64)
+
+
 @given(seeds, st.integers(0, 3000), st.integers(1, 3000))
 def test_a_shuffle_can_be_cut_in_two(seed: int, size: int, middle: int) -> None:
     """The steps below a middle are a permutation of positions that another generator computes."""

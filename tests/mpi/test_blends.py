@@ -12,6 +12,7 @@ import pytest
 
 from distcache.build.prepare import make_plan_together
 from distcache.plan.assignment import assign_all
+from distcache.plan.costs import BLEND_SLICE
 from distcache.plan.decode import config_from_mapping
 from distcache.plan.layout import make_layout
 from distcache.progress import Silent
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.mpi
 def blend_case(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    """More than four slices of a blend over sections that are small beside it."""
+    """More than three slices of a blend over sections that are small beside it."""
     directory = tmp_path_factory.mktemp("corpora")
     sizes = np.random.default_rng(4).lognormal(9.8, 0.7, 24).astype(int)
     corpora: list[Any] = [
@@ -57,7 +58,7 @@ def alone(blend_case: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) 
 def test_the_blend_is_drawn_by_all(blend_case: dict[str, Any]) -> None:
     """Or the tests below would say nothing about it."""
     plan = make_plan_together(SerialCommunicator(), config_from_mapping(blend_case), 1, Silent())
-    assert plan.blends[0].size > 3 << 19
+    assert plan.blends[0].size > 3 * BLEND_SLICE
     for ranks in (2, 3):
         assert len(assign_all(plan.items, make_layout(plan.items), ranks).blends) == 1
 
@@ -84,4 +85,5 @@ def test_slices_from_wrong_guesses_are_drawn_again(
     program = [sys.executable, "-m", "tests.mpi.wrong_guesses"]
     done = start(["build", config, "-o", tmp_path], 3, program=program)
     assert done.returncode == 0, done.stderr
+    assert done.stderr.count("drawn again") == 2
     assert Path(done.stdout.strip()).read_bytes() == alone.read_bytes()

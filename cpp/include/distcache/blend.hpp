@@ -36,7 +36,7 @@ struct BlendCorpora {
     std::size_t size = 0;
 
     /// Make room for so many.
-    void reserve(std::size_t count);
+    void resize(std::size_t count);
     /// Copy the corpora at these places of others; they may be these.
     void copy(const BlendCorpora& others, std::span<const std::int32_t> places);
 };
@@ -70,7 +70,7 @@ public:
     /// Throws std::out_of_range unless `steps` more steps can be taken before all is spent.
     void require_steps(std::int64_t steps) const;
 
-    /// Go on from where each corpus has been taken so often, whether or not steps lead there.
+    /// Continue from the state in which corpus d has been taken `taken[d]` times, reachable or not.
     /// Throws std::out_of_range unless there is a number for each corpus, from 0 to its size.
     void resume(std::span<const std::int64_t> taken);
 
@@ -96,7 +96,7 @@ private:
     std::vector<std::int32_t> places_;
     std::int64_t left_ = endless;  // steps until all are spent
     std::int64_t step_ = 0;
-    double bound_ = -std::numeric_limits<double>::infinity();
+    double bound_ = std::numeric_limits<double>::lowest();
     double margin_ = 0.01;
 };
 

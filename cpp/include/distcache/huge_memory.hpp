@@ -12,8 +12,8 @@ public:
     HugeMemory(const HugeMemory&) = delete;
     HugeMemory& operator=(const HugeMemory&) = delete;
 
-    /// At least `size` bytes, and what they held if they are no more than before; null if there is
-    /// no memory.
+    /// At least `size` bytes, whose contents are kept only if the memory does not grow; null if
+    /// there is none.
     void* reserve(std::size_t size);
 
 private:

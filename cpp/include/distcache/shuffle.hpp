@@ -18,12 +18,14 @@ namespace distcache {
 /// values. The second half is a permutation that does not depend on the values, so that it can be
 /// computed at the same time, by a generator that has skipped the first, on positions.
 
-/// How a shuffle that is larger than the caches is partitioned.
+/// How a shuffle that is larger than the caches is partitioned: into fewer than 65,535 regions.
+/// What its lists take is foreseen by `distcache.plan.costs`.
 struct Partitioning {
     unsigned region_bits;    ///< 2^region_bits values are a region, which fits into the cache
     std::uint64_t fraction;  ///< a block has 1/fraction of the steps that are left
-    std::uint64_t smallest;  ///< fewer values are shuffled as they are; at least a region
-    std::size_t list = 0;    ///< parcels that a list holds, above 512; 0: as many as are expected
+    std::uint64_t
+        smallest;  ///< fewer values are shuffled as they are; at least a region, and `fraction`
+    std::size_t list = 0;  ///< parcels that a list holds, above 512; 0: as many as are expected
 };
 
 template <class T>
