@@ -10,6 +10,7 @@ batches of both are timed one by one. Opening is measured in processes of their 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import statistics
@@ -34,7 +35,6 @@ import distcache
 
 HERE = Path(__file__).parent
 MEAN_TOKENS = 600
-COLD_BATCHES = 100
 
 
 class Case(NamedTuple):
@@ -89,18 +89,18 @@ def run(loader: DataLoader[Any], batches: int) -> float:
     return batches * loader.batch_size / (time.perf_counter() - begin)
 
 
-def cold_latency(loader: DataLoader[Any], work: Path) -> float:
-    """Return the 95th percentile of the seconds of a batch whose tokens are on the disk."""
+def cold_latency(kind: str, work: Path, case: Case, seed: int) -> float:
+    """Return the 95th percentile of the seconds of a batch whose tokens are on the disk.
+
+    In a process of its own: what another one has mapped is not dropped from the page cache.
+    """
     for path in work.glob("*.bin"):
         with path.open("rb") as stream:
+            os.fsync(stream.fileno())
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    iterator = iter(loader)
-    seconds = []
-    for _ in range(COLD_BATCHES):
-        begin = time.perf_counter()
-        next(iterator)
-        seconds.append(time.perf_counter() - begin)
-    return float(np.percentile(seconds, 95))
+    words = [work / "config.json", work / "megatron"] if kind == "megatron" else [work / "c.h5"]
+    found = opening("cold-" + kind, *words, case.batch, seed)
+    return float(found["95th percentile"])
 
 
 def require_equal(theirs: Any, ours: Any) -> None:
@@ -109,11 +109,6 @@ def require_equal(theirs: Any, ours: Any) -> None:
         for name, value in expected.items():
             if not torch.equal(value, found[name]):
                 sys.exit(f"{name} differs")
-
-
-def spread(size: int) -> list[int]:
-    """Return samples from all over a dataset, in an order that no read-ahead foresees."""
-    return np.random.default_rng(7).permutation(size).tolist()  # type: ignore[no-any-return]
 
 
 def touch(work: Path) -> None:
@@ -130,12 +125,9 @@ def measure(work: Path, case: Case, nbytes: int, rounds: int, batches: int) -> d
         "megatron-core": megatron_dataset(config, work / "megatron"),
         "distcache": distcache.open(cache).dataset("train"),
     }
-    loaders, workers, cold = (
-        {
-            name: DataLoader(data, case.batch, num_workers=count, sampler=sampler)
-            for name, data in datasets.items()
-        }
-        for count, sampler in ((0, None), (1, None), (0, spread(len(datasets["distcache"]))))
+    loaders, workers = (
+        {name: DataLoader(data, case.batch, num_workers=count) for name, data in datasets.items()}
+        for count in (0, 1)
     )
     require_equal(*loaders.values())
     batches = max(batches * 4096 // case.length, 10)
@@ -146,10 +138,13 @@ def measure(work: Path, case: Case, nbytes: int, rounds: int, batches: int) -> d
         for name in sorted(loaders, reverse=turn % 2 == 0):
             figures[name]["here"].append(run(loaders[name], batches))
             figures[name]["worker"].append(run(workers[name], batches))
+    del loaders, workers, datasets  # Megatron's maps the files, which could not be dropped then
+    gc.collect()
     for turn in range(rounds):
-        for name in sorted(loaders, reverse=turn % 2 == 0):
-            figures[name]["cold"].append(cold_latency(cold[name], work))
-    openings: dict[str, list[dict[str, Any]]] = {name: [] for name in loaders}
+        for name in sorted(figures, reverse=turn % 2 == 0):
+            kind = name.removesuffix("-core")
+            figures[name]["cold"].append(cold_latency(kind, work, case, turn))
+    openings: dict[str, list[dict[str, Any]]] = {name: [] for name in figures}
     for _ in range(rounds):
         openings["megatron-core"].append(opening("megatron", config, work / "megatron"))
         openings["distcache"].append(opening("distcache", cache))
@@ -162,7 +157,7 @@ def measure(work: Path, case: Case, nbytes: int, rounds: int, batches: int) -> d
             "descriptors": openings[name][0]["descriptors"],
             "mappings": openings[name][0]["mappings"],
         }
-        for name in loaders
+        for name in figures
     }
 
 

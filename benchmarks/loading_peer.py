@@ -2,8 +2,10 @@
 
     python benchmarks/loading_peer.py megatron CONFIG DIRECTORY
     python benchmarks/loading_peer.py distcache CACHE
+    python benchmarks/loading_peer.py cold-distcache CACHE BATCH SEED      # or cold-megatron
 
-Writes one line of JSON: seconds beyond imports, open descriptors and mappings that came with it.
+Writes one line of JSON: seconds beyond imports, open descriptors and mappings that came with it; or
+the 95th percentile of the seconds of batches.
 """
 
 from __future__ import annotations
@@ -16,7 +18,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 __all__ = ["megatron_dataset"]
+
+BATCHES = 100
 
 
 def megatron_dataset(config: Path, directory: Path) -> Any:
@@ -53,9 +59,25 @@ def open_files() -> tuple[int, int]:
     return len(list(Path("/proc/self/fd").iterdir())), maps
 
 
+def latency(dataset: Any, batch: int, seed: int) -> float:
+    """Return the 95th percentile of the seconds of batches from all over a dataset."""
+    from torch.utils.data import DataLoader  # noqa: PLC0415
+
+    order = np.random.default_rng(seed).permutation(len(dataset))[: (BATCHES + 2) * batch]
+    loader = iter(DataLoader(dataset, batch, sampler=order.tolist()))
+    seconds = []
+    for _ in range(BATCHES + 2):
+        begin = time.perf_counter()
+        next(loader)
+        seconds.append(time.perf_counter() - begin)
+    return float(np.percentile(seconds[2:], 95))
+
+
 def main() -> None:
     """Open what the words say."""
     kind, *words = sys.argv[1:]
+    cold = kind.startswith("cold-")
+    kind = kind.removeprefix("cold-")
     import torch  # noqa: PLC0415
 
     if kind == "megatron":
@@ -72,6 +94,9 @@ def main() -> None:
         dataset = megatron_dataset(Path(words[0]), Path(words[1]))
     else:
         dataset = open_cache(words[0]).dataset("train")
+    if cold:
+        print(json.dumps({"95th percentile": latency(dataset, int(words[-2]), int(words[-1]))}))
+        return
     assert len(dataset[0]["tokens"]) > 0
     seconds = time.perf_counter() - begin
     descriptors, mappings = (after - old for after, old in zip(open_files(), before, strict=True))

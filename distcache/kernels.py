@@ -1,8 +1,9 @@
 """The typed, documented face of the C++ core.
 
-All kernels release the GIL. None converts its arrays: a wrong dtype or a non-contiguous array is
-a `TypeError`, since a hidden copy of a large array would be a bug. The arrays of an `.idx` file
-may lie at unaligned addresses; every other array must be aligned.
+All kernels release the GIL; an object is for one thread at a time. None converts its arrays: a
+wrong dtype or a non-contiguous array is a `TypeError`, since a hidden copy of a large array would be
+a bug. The arrays of an `.idx` file may lie at unaligned addresses; every other array must be
+aligned.
 
 Mt19937(seed)
     The generator of NumPy's legacy ``RandomState(seed)`` with 0 <= seed < 2**32. ``next32()`` is
@@ -59,7 +60,8 @@ Blender.by_weight(weights), Blender.exhaustive(sizes)
     ``skip(steps)`` only counts; ``taken`` is how often each corpus has been taken, and
     ``resume(taken)``, int64 of shape (corpora,), goes on from there. ``IndexError`` when an
     exhaustive blend has not as many steps left; ``ValueError`` for a weight that is not finite or
-    is negative.
+    is negative, and for sizes that are negative or more than 2^62 together; ``resume`` raises
+    ``IndexError`` for counts that cannot be, and leaves the blend where it was.
 
 Mapping(descriptor, size)
     The bytes of an open file, mapped for reading, as a buffer; ``OSError`` if that fails. Unlike

@@ -53,10 +53,12 @@ Blender by_weight(const py::array& weights) {
 
 Blender exhaustive(const py::array& sizes) {
     const auto span = input<std::int64_t>(sizes, "sizes");
+    std::int64_t left = std::int64_t{1} << 62;
     for (const std::int64_t size : span) {
-        if (size < 0) {
-            throw py::value_error("sizes must not be negative");
+        if (size < 0 || size > left) {
+            throw py::value_error("sizes must not be negative, nor more than 2^62 together");
         }
+        left -= size;
     }
     return Blender::exhaustive(span);
 }

@@ -127,10 +127,15 @@ std::tuple<std::int64_t, int, std::int64_t> read_samples(
     const py::gil_scoped_release release;
     static thread_local SampleReader reader(rules);  // whose buffers are large for long samples
     reader.use(rules);
+    bool announced = false;
     for (std::size_t i = 0; i < sections.size(); ++i) {
         const auto row = static_cast<std::size_t>(first) + i;
         const ReadOutcome outcome =
             reader.read(sections[i]->section, sample_span[i], descriptor_span[i], batch.row(row));
+        for (std::size_t k = i + 1; reader.waited() && !announced && k < sections.size(); ++k) {
+            reader.announce(sections[k]->section, sample_span[k], descriptor_span[k]);
+        }
+        announced = announced || reader.waited();
         if (outcome.error != 0) {
             return {static_cast<std::int64_t>(i), outcome.error, outcome.offset};
         }

@@ -1,5 +1,7 @@
 #include "distcache/samples.hpp"
 
+#include <fcntl.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -150,6 +152,7 @@ void find_parts(const Section& section, std::int64_t sample, std::vector<Part>& 
 ReadOutcome SampleReader::read(const Section& section, std::int64_t sample, int descriptor,
                                const SampleRow& row) {
     parts_.clear();
+    waited_ = false;
     find_parts(section, sample, parts_);
     const std::size_t wanted = row.tokens.size() + static_cast<std::size_t>(section.extra_token);
     std::int64_t found = 0;
@@ -169,12 +172,13 @@ ReadOutcome SampleReader::read(const Section& section, std::int64_t sample, int 
 ReadOutcome SampleReader::read_parts(TokenType type, int descriptor) {
     const std::int64_t size = token_size(type);
     std::int64_t* out = text_.data();
-    for (const Part& part : parts_) {
+    for (std::size_t k = 0; k < parts_.size(); ++k) {
+        const Part& part = parts_[k];
         const auto bytes = static_cast<std::size_t>(part.tokens * size);
         bytes_.resize(std::max(bytes_.size(), bytes));
         for (std::size_t done = 0; done < bytes;) {
             const std::int64_t offset = part.begin + static_cast<std::int64_t>(done);
-            const ssize_t count = ::pread(descriptor, bytes_.data() + done, bytes - done, offset);
+            const ssize_t count = read_some(descriptor, done, bytes, offset, k, size);
             if (count < 0 && errno == EINTR) {
                 continue;
             }
@@ -187,6 +191,36 @@ ReadOutcome SampleReader::read_parts(TokenType type, int descriptor) {
         out += part.tokens;
     }
     return {};
+}
+
+ssize_t SampleReader::read_some(int descriptor, std::size_t done, std::size_t bytes,
+                                std::int64_t offset, std::size_t part, std::int64_t token_bytes) {
+    if (!waited_ && can_refuse_) {
+        iovec piece{bytes_.data() + done, bytes - done};
+        const ssize_t count = ::preadv2(descriptor, &piece, 1, offset, RWF_NOWAIT);
+        if (count >= 0 || errno == EINTR) {
+            return count;
+        }
+        waited_ = errno == EAGAIN;
+        can_refuse_ = waited_;
+        if (waited_) {
+            announce_from(part, descriptor, token_bytes);
+        }
+    }
+    return ::pread(descriptor, bytes_.data() + done, bytes - done, offset);
+}
+
+void SampleReader::announce_from(std::size_t part, int descriptor, std::int64_t token_bytes) const {
+    for (; part < parts_.size(); ++part) {
+        const auto [begin, tokens] = parts_[part];
+        ::posix_fadvise(descriptor, begin, tokens * token_bytes, POSIX_FADV_WILLNEED);
+    }
+}
+
+void SampleReader::announce(const Section& section, std::int64_t sample, int descriptor) {
+    parts_.clear();
+    find_parts(section, sample, parts_);
+    announce_from(0, descriptor, token_size(section.type));
 }
 
 void SampleReader::fill(const SampleRow& row, std::int64_t extra_token) const {

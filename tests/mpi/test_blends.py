@@ -85,5 +85,5 @@ def test_slices_from_wrong_guesses_are_drawn_again(
     program = [sys.executable, "-m", "tests.mpi.wrong_guesses"]
     done = start(["build", config, "-o", tmp_path], 3, program=program)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("drawn again") == 2
+    assert done.stderr.count("drawn again") >= 2
     assert Path(done.stdout.strip()).read_bytes() == alone.read_bytes()

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <cstdint>
 #include <span>
 #include <variant>
@@ -75,12 +77,25 @@ public:
     ReadOutcome read(const Section& section, std::int64_t sample, int descriptor,
                      const SampleRow& row);
 
+    /// Whether the last sample was not in memory. The disk is then told of all of its parts at
+    /// once, where the filesystem can say so without waiting.
+    [[nodiscard]] bool waited() const { return waited_; }
+
+    /// Tell the disk of a sample that will be read. Throws as `find_parts` does.
+    void announce(const Section& section, std::int64_t sample, int descriptor);
+
 private:
     ReadOutcome read_parts(TokenType type, int descriptor);
+    /// Reads bytes from `done` on of a part; what the kernel does not have is announced first.
+    ssize_t read_some(int descriptor, std::size_t done, std::size_t bytes, std::int64_t offset,
+                      std::size_t part, std::int64_t token_bytes);
+    void announce_from(std::size_t part, int descriptor, std::int64_t token_bytes) const;
     void fill(const SampleRow& row, std::int64_t extra_token) const;
     void fill_bounds(const SampleRow& row, std::int64_t extra_token) const;
 
     SampleRules rules_;
+    bool waited_ = false;
+    bool can_refuse_ = true;  // a read that would wait for the disk
     std::vector<Part> parts_;
     std::vector<unsigned char> bytes_;
     std::vector<std::int64_t> text_;  // the tokens, with the extra one, padded
