@@ -1,8 +1,8 @@
 """The typed, documented face of the C++ core.
 
 All kernels release the GIL; an object is for one thread at a time. None converts its arrays: a
-wrong dtype or a non-contiguous array is a `TypeError`, since a hidden copy of a large array would be
-a bug. The arrays of an `.idx` file may lie at unaligned addresses; every other array must be
+wrong dtype or a non-contiguous array is a `TypeError`, since a hidden copy of a large array would
+be a bug. The arrays of an `.idx` file may lie at unaligned addresses; every other array must be
 aligned.
 
 Mt19937(seed)
