@@ -100,7 +100,12 @@ cluster-packages:
 	scripts/cluster_packages
 
 bench: $(VENV)/test-installed
+	python benchmarks/kernels.py
 	python benchmarks/against_megatron.py
+	python benchmarks/growing.py
+	python benchmarks/links.py
+	python benchmarks/files.py
+	python benchmarks/starting.py
 	python benchmarks/estimates.py
 	python benchmarks/localizing.py
 	python benchmarks/loading.py

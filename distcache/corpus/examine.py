@@ -28,6 +28,7 @@ __all__ = ["examine", "require_sound"]
 
 RANGE: Final = 1 << 23  # sequences that are checked at a time; 160 MiB of an .idx
 BYTES_PER_SEQUENCE: Final = 20
+WORTH_A_THREAD: Final = 4 << 20  # bytes of a task
 PER_FILE: Final = 1 << 16  # what opening a file costs, in bytes read
 
 
@@ -79,7 +80,10 @@ def examine(
     def run(index: int) -> _Finding:
         return _run(index, tasks[index], heads[tasks[index].corpus].prefix)
 
-    found = together(communicator, lambda: map_in_threads(run, share, threads), "checking corpora")
+    # Small files are mostly Python's work, which one thread does faster than several.
+    mean = sum(costs) / max(len(costs), 1)
+    useful = threads if mean >= WORTH_A_THREAD else 1
+    found = together(communicator, lambda: map_in_threads(run, share, useful), "checking corpora")
     shared = communicator.gather_all(found, list[_Finding], "findings on corpora")
     findings = sorted((entry for rank in shared for entry in rank), key=lambda entry: entry.task)
     return _put_together(heads, tasks, findings)
