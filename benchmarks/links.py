@@ -1,9 +1,9 @@
 """One shuffle by one rank, by two, and what 8, 32 and 128 take by links: from measured parts.
 
-Measured: the shuffle of one rank; two ranks that split it by links, under mpiexec; and what a rank
-of so many takes to go through all draws and to link its own. Modelled: what ranks take for each
-step that they follow and send, as measured with two ranks beside the linking, and the messages, of
-so many bytes for each step, at the speed of a network.
+Measured: the shuffle of one rank; two ranks that split it by links, under mpiexec; what a rank of
+many takes to go through all draws and to link its own; and what two ranks with as many steps
+each take to follow them and to send what they leave. Modelled: the network between many, with so
+many bytes for each step, and its latency.
 
     python benchmarks/links.py
 """
@@ -58,15 +58,18 @@ def by_two(size: int) -> float:
     """Return the seconds of two ranks under mpiexec."""
     command = ["mpiexec", "-n", "2", sys.executable, __file__, "--rank", str(size)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return max(map(float, done.stdout.split()))
+    return float(done.stdout)
 
 
 def run_rank(size: int) -> None:
-    """Be one of the ranks, and print its seconds."""
+    """Be one of the ranks; the first prints the seconds of the slowest."""
     communicator = connect()
     bounds = slice_bounds(size, communicator.size, 1 << 18)
     communicator.gather_all(0, int, "starting")
-    print(timed(lambda: shuffled_slice(communicator, size, Mt19937(SEED), bounds)))
+    seconds = timed(lambda: shuffled_slice(communicator, size, Mt19937(SEED), bounds))
+    slowest = max(communicator.gather_all(seconds, float, "seconds"))
+    if communicator.rank == 0:
+        print(slowest)
 
 
 def main() -> None:
@@ -82,14 +85,13 @@ def main() -> None:
         return
     size, times = options.size, range(options.rounds)
     serial = statistics.median(alone(size) for _ in times)
-    two = statistics.median(by_two(size) for _ in times)
-    rest = max(two - statistics.median(linking(size, 2) for _ in times), 0) * 2 / size
-    seconds = {1: serial, 2: two}
+    seconds = {1: serial, 2: statistics.median(by_two(size) for _ in times)}
     for ranks in (8, 32, 128, 512):
-        own = size / ranks
+        own = size // ranks
+        following = statistics.median(by_two(2 * own) - linking(2 * own, 2) for _ in times)
         sending = own * BYTES_OF_STEP / NETWORK + EXCHANGES * LATENCY * math.ceil(math.log2(ranks))
         linked = statistics.median(linking(size, ranks) for _ in times)
-        seconds[ranks] = linked + rest * own + sending
+        seconds[ranks] = linked + max(following, 0) + sending
     if options.json:
         print(json.dumps({"size": size, "seconds": seconds}, indent=2))
         return

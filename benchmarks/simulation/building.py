@@ -32,6 +32,7 @@ __all__ = ["CASES", "Filesystem", "Phases", "build_phases", "plan_case"]
 MEAN_TOKENS = 600
 COLLECTIVES = 40  # of a build, beside those of sections that all ranks build
 STEP_COLLECTIVES = 2  # for each step of such a section
+LINK_COLLECTIVES = 160  # of one that is built by links: four shuffles
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def build_phases(plan: Plan, layout: Layout, ranks: int, filesystem: Filesystem)
     step = stream_step(ranks) * ranks
     split = [layout.units[entry.unit].items[0] for wave in work.waves for entry in wave]
     steps = sum(math.ceil(plan.sections[item].documents / step) for item in split)
-    rounds = COLLECTIVES + STEP_COLLECTIVES * steps
+    rounds = COLLECTIVES + STEP_COLLECTIVES * steps + LINK_COLLECTIVES * len(work.linked)
     return Phases(
         alone=START + PER_ITEM * len(plan.items) + PER_ARRAY * arrays,
         examine=examining + PER_CORPUS * len(plan.sources) / ranks,

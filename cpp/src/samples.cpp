@@ -195,14 +195,14 @@ ReadOutcome SampleReader::read_parts(TokenType type, int descriptor) {
 
 ssize_t SampleReader::read_some(int descriptor, std::size_t done, std::size_t bytes,
                                 std::int64_t offset, std::size_t part, std::int64_t token_bytes) {
-    if (!waited_ && can_refuse_) {
+    // One read of a sample says enough: refusable reads cost more.
+    if (part == 0 && done == 0 && can_refuse_) {
         iovec piece{bytes_.data() + done, bytes - done};
         const ssize_t count = ::preadv2(descriptor, &piece, 1, offset, RWF_NOWAIT);
         if (count >= 0 || errno == EINTR) {
             return count;
         }
-        waited_ = errno == EAGAIN;
-        can_refuse_ = waited_;
+        waited_ = can_refuse_ = errno == EAGAIN;
         if (waited_) {
             announce_from(part, descriptor, token_bytes);
         }

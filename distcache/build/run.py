@@ -238,9 +238,7 @@ def _assign(
 
 def _own_bytes(job: Job, work: Assignment) -> float:
     """Return the bytes that this rank is to write, for its progress."""
-    shared_units = [entry.unit for wave in work.waves for entry in wave]
-    shared_units += [*work.linked, *work.blends]
-    split = [job.layout.units[unit].items[0] for unit in shared_units]
+    split = [job.layout.units[unit].items[0] for unit in (*work.together, *work.blends)]
     own = [
         item
         for unit in work.local[job.communicator.rank]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -93,8 +94,9 @@ def plan_command(
     document |= {"ranks": ranks, "threads": work.threads, "memory_per_rank": list(work.memory)}
     foreseen = estimate(plan, layout, work, -(-ranks // nodes))
     document["estimate"] = msgspec.to_builtins(foreseen)
-    document["split_sections"] = sorted(
-        layout.units[entry.unit].items[0] for wave in work.waves for entry in wave
+    document["split_sections"] = sorted(layout.units[unit].items[0] for unit in work.together)
+    document["split_blends"] = sorted(
+        layout.units[unit].items[0] - len(plan.sections) for unit in work.blends
     )
     if as_json:
         print_json(document)
@@ -218,6 +220,7 @@ def build_command(
 
         srun --mpi=pmi2 -n 64 distcache build blend.yaml -o /shared/caches --name pretrain
     """
+    gc.disable()  # a plan of many corpora has objects by the hundred thousand, and no cycles
     communicator = connect()
     interrupt_on_signals()
     threads = threads or share_of_cores(communicator)

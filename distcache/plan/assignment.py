@@ -73,6 +73,11 @@ class Assignment(msgspec.Struct, frozen=True):
     memory: tuple[int, ...]
     busy: tuple[float, ...]
 
+    @property
+    def together(self) -> tuple[int, ...]:
+        """The sections that all ranks build together, as indices into `Layout.units`."""
+        return tuple(entry.unit for wave in self.waves for entry in wave) + self.linked
+
 
 def assign(
     items: Sequence[SectionPlan | BlendPlan],

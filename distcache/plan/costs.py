@@ -26,6 +26,7 @@ __all__ = [
 
 # Measured nanoseconds on one core of an AMD EPYC 9004; only their ratios matter.
 SHUFFLE_COST: Final = 6.0
+NEAR_SHUFFLE_COST: Final = 3.0  # of what the caches hold
 EMIT_COST: Final = 4.0
 BLEND_COST: Final = 30.0
 WRITE_COST_PER_BYTE: Final = 0.6
@@ -173,7 +174,8 @@ def _written(item: Item) -> float:
 def _time(item: Item) -> float:
     if isinstance(item, BlendPlan):
         return BLEND_COST * item.size + _written(item)
-    shuffled = SHUFFLE_COST * (item.documents + item.shuffled_samples)
+    cost = SHUFFLE_COST if item.documents > SHUFFLE_SPACE_FROM else NEAR_SHUFFLE_COST
+    shuffled = cost * (item.documents + item.shuffled_samples)
     return shuffled + EMIT_COST * item.documents + _written(item)
 
 

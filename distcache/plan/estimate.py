@@ -17,14 +17,14 @@ from distcache.plan.model import Plan
 
 __all__ = ["Estimate", "estimate"]
 
-START: Final = 0.6  # seconds: Python, its imports, and joining the ranks
-PER_CORPUS: Final = 5e-4  # opening an index, and its share of the tables
+START: Final = 0.3  # seconds: Python, its imports, and joining the ranks
+PER_CORPUS: Final = 2.5e-4  # opening an index, and its share of the tables
 PER_ITEM: Final = 1e-4  # planning a section or a blend
-PER_ARRAY: Final = 2e-4  # laying out an HDF5 dataset
-PER_INDEX_BYTE: Final = 0.4e-9  # checking and digesting an index
+PER_ARRAY: Final = 9e-5  # laying out an HDF5 dataset
+PER_INDEX_BYTE: Final = 0.2e-9  # checking and digesting an index
 PER_CACHE_BYTE: Final = 0.3e-9  # reading back and digesting what was written
 # Seconds per predicted nanosecond: memory is touched for the first time, and disks are synced.
-PER_BUSY: Final = 1.7e-9
+PER_BUSY: Final = 1.3e-9
 
 # What is asked for leaves room: another machine, a busy filesystem, the page cache.
 TIME_MARGIN: Final = 4.0
