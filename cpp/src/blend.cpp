@@ -19,7 +19,7 @@ using blending::padded_size;
 constexpr std::size_t few_enough = 64;  // to be looked at in every step, in registers
 constexpr std::int64_t scratch_size = 4096;
 constexpr std::int64_t most_steps = std::int64_t{1} << 62;
-constexpr double lowest = std::numeric_limits<double>::lowest();
+constexpr double no_bound = std::numeric_limits<double>::lowest();
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
 // Longer windows have more candidates, shorter ones are sifted more often.
@@ -145,7 +145,7 @@ void Blender::resume(std::span<const std::int64_t> taken) {
     }
     step_ = sum;
     left_ = 0;
-    bound_ = lowest;
+    bound_ = no_bound;
     for (std::size_t d = 0; d < all_.size; ++d) {
         all_.taken[d] = taken[d];
         all_.counts[d] = static_cast<double>(taken[d]);
@@ -196,7 +196,7 @@ std::int64_t Blender::run_among_all(std::int64_t steps, std::int16_t* corpora,
     const std::int64_t sure =
         pair ? std::min(active_.sizes[0] - active_.taken[0], active_.sizes[1] - active_.taken[1])
              : steps;
-    auto window = window_of(active_, lowest, step_, std::min(sure, steps), corpora, samples);
+    auto window = window_of(active_, no_bound, step_, std::min(sure, steps), corpora, samples);
     const auto run = pair ? blending::run_pair : blending::kernels(instructions_).run;
     run(window);
     const std::int64_t done = window.step - step_;

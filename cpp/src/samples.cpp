@@ -199,10 +199,12 @@ ssize_t SampleReader::read_some(int descriptor, std::size_t done, std::size_t by
     if (part == 0 && done == 0 && can_refuse_) {
         iovec piece{bytes_.data() + done, bytes - done};
         const ssize_t count = ::preadv2(descriptor, &piece, 1, offset, RWF_NOWAIT);
-        if (count >= 0 || errno == EINTR) {
+        // Linux 5.9 and 5.10 may answer 0 where the file does not end: see preadv2(2).
+        if (count > 0 || (count < 0 && errno == EINTR)) {
             return count;
         }
-        waited_ = can_refuse_ = errno == EAGAIN;
+        waited_ = count == 0 || errno == EAGAIN;
+        can_refuse_ = waited_ || (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL);
         if (waited_) {
             announce_from(part, descriptor, token_bytes);
         }

@@ -158,10 +158,10 @@ class LinkedSection:
         writer = ArrayWriter(self._file, place, dtype.itemsize * bounds[rank])
 
         def write() -> None:
-            slice_ = np.concatenate(
-                [before.astype(dtype), behind.astype(dtype) + dtype.type(first)]
-            )
-            writer.append(slice_)
+            values = np.empty(len(before) + len(behind), dtype)
+            values[: len(before)] = before
+            np.add(behind, first, out=values[len(before) :], dtype=dtype, casting="unsafe")
+            writer.append(values)
 
         together(self._communicator, write, "writing samples")
         return writer

@@ -59,12 +59,16 @@ def shuffled_slice(
         What a shuffle of ``arange(size)`` by this generator leaves there.
     """
     rank = communicator.rank
-    owners = draw_bounds(size, communicator.size)
+    # One rank's logarithms for all: others might round the last bit of theirs differently.
+    owners: list[int] = communicator.broadcast(
+        draw_bounds(size, communicator.size), list[int], "owners of positions"
+    )
     begin, end = owners[rank], owners[rank + 1]
     found, latest = together(
         communicator, lambda: _link(size, generator, begin, end), "linking the steps of a shuffle"
     )
     last = _follow(communicator, owners, latest)
+    del latest
     result = together(
         communicator,
         lambda: np.empty(bounds[rank + 1] - bounds[rank], np.uint32),
@@ -76,7 +80,7 @@ def shuffled_slice(
         values = _values(communicator, owners, last, piece)
         arriving = Delivery(communicator, bounds, piece.steps, "shuffled positions")
         places = arriving.forward(piece.steps)
-        result[places.astype(np.int64) - bounds[rank]] = arriving.forward(values)
+        result[places - np.uint32(bounds[rank])] = arriving.forward(values)
     return result
 
 
@@ -111,7 +115,7 @@ def _follow(communicator: Communicator, owners: Sequence[int], latest: Numbers) 
     left = np.flatnonzero(~is_last)
     while any(communicator.gather_all(len(left), int, "links of a shuffle")):
         asking = Delivery(communicator, owners, last[left], "links of a shuffle")
-        asked = asking.forward(last[left]).astype(np.int64) - begin
+        asked = asking.forward(last[left]) - np.uint32(begin)
         nexts, ended = last[asked], is_last[asked]
         last[left] = asking.back(nexts)
         is_last[left] = asking.back(ended)
@@ -126,7 +130,7 @@ def _values(
     linked = np.flatnonzero(piece.links != NO_LINK)
     links = piece.links[linked]
     asking = Delivery(communicator, owners, links, "values of a shuffle")
-    asked = asking.forward(links).astype(np.int64) - owners[communicator.rank]
+    asked = asking.forward(links) - np.uint32(owners[communicator.rank])
     values = piece.draws.copy()
     values[linked] = asking.back(last[asked])
     return values

@@ -34,7 +34,7 @@ SEND_COST_PER_BYTE: Final = 0.4
 # What each rank takes to go through all draws, and for the links of a position of its own.
 DRAW_COST: Final = 1.5
 LINK_COST: Final = 240.0
-LINK_BYTES: Final = 48
+LINK_BYTES: Final = 80
 # What is sent at a time: numbers, their order, what arrives, and answers.
 LINK_PIECES: Final = 160 << 20
 NO_LINK: Final = 2**32 - 1
@@ -119,7 +119,8 @@ class UnitCosts:
 
     def linked_memory(self, ranks: int) -> int:
         """Return the bytes that each rank takes for its slice, beside `BASE_MEMORY`."""
-        return LINK_BYTES * self.section.documents // ranks + LINK_PIECES
+        largest = max(self.section.documents, self.section.shuffled_samples)
+        return LINK_BYTES * largest // ranks + LINK_PIECES
 
     def memory(self, threads: int) -> int:
         """Return the bytes that it takes, beside `BASE_MEMORY`."""

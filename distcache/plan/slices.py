@@ -44,10 +44,11 @@ def middle_of(section: SectionPlan, workers: int) -> int:
 
 
 def draw_bounds(size: int, ranks: int) -> list[int]:
-    """Share out the positions of a shuffle so that each rank's are drawn equally often.
+    """Share out the positions of a shuffle, so that ranks have as many positions and draws.
 
     Position t is drawn by the steps from t on, step i with a chance of 1 / (i + 1): all below t
-    together are drawn about t (1 + ln(size / t)) times.
+    together are drawn about t (1 + ln(size / t)) times. The sum of positions and of draws is the
+    same for all ranks, and so neither is more than twice the mean.
 
     Parameters
     ----------
@@ -64,8 +65,8 @@ def draw_bounds(size: int, ranks: int) -> list[int]:
         low, high = bounds[-1], size
         while low < high:
             middle = (low + high) // 2
-            drawn = middle * (1 + math.log(size / middle)) if middle else 0.0
-            low, high = (middle + 1, high) if drawn < size * rank / ranks else (low, middle)
+            below = middle * (2 + math.log(size / middle)) if middle else 0.0
+            low, high = (middle + 1, high) if below < 2 * size * rank / ranks else (low, middle)
         bounds.append(low)
     return [*bounds, size]
 

@@ -65,7 +65,10 @@ class BatchMemory:
         return tensors
 
     def _take(self, size: int) -> torch.Tensor:
-        memory = self._free.pop() if self._free else np.empty(0, np.uint8)
+        try:
+            memory = self._free.pop()  # in one step: another thread may be at it
+        except IndexError:
+            memory = np.empty(0, np.uint8)
         if memory.size != size + LINE:
             memory = np.empty(size + LINE, np.uint8)
         # Tensors hold the view, whose end says that they are all gone.

@@ -35,7 +35,7 @@ def test_more_samples_take_more_time(large_config: dict[str, Any]) -> None:
 
 def test_what_is_asked_for_leaves_room(large_config: dict[str, Any]) -> None:
     """Time for a slower machine, memory for all ranks of a node and then some."""
-    huge = {**large_config, "samples": {"train": 20_000_000_000, "valid": 1000, "test": 1000}}
+    huge = {**large_config, "samples": {"train": 30_000_000_000, "valid": 1000, "test": 1000}}
     for ranks, per_node in ((1, 1), (4, 4), (16, 8)):
         found = foresee(huge, ranks, per_node)
         assert found.seconds > 200

@@ -71,7 +71,10 @@ public:
     explicit SampleReader(const SampleRules& rules) : rules_(rules) {}
 
     /// Go on by other rules.
-    void use(const SampleRules& rules) { rules_ = rules; }
+    void use(const SampleRules& rules) {
+        rules_ = rules;
+        can_refuse_ = true;
+    }
 
     /// Read a sample from an open `.bin`, and fill its row. Throws as `find_parts` does.
     ReadOutcome read(const Section& section, std::int64_t sample, int descriptor,
