@@ -71,7 +71,7 @@ def test_links_are_taken_where_they_cost_nothing(
     """Or the test above would say nothing about them; and with very many ranks as they are."""
     plan = make_plan_together(SerialCommunicator(), config_from_mapping(large_config), 1, Silent())
     layout = make_layout(plan.items)
-    assert len(assign_all(plan.items, layout, 256).linked) > 0
+    assert len(assign_all(plan.items, layout, 2048).linked) > 0
     monkeypatch.setattr(costs, "LINK_COST", 0.0)
     monkeypatch.setattr(costs, "DRAW_COST", 0.0)
     for ranks in (2, 3, 4):
