@@ -3,6 +3,8 @@
 
 PYTHON ?= python3
 VENV := .venv
+STORM_MINUTES ?= 2
+STORM_SEED ?= 1
 BIN := $(VENV)/bin
 CMAKE_TESTS := -DDISTCACHE_TESTS=ON -G Ninja
 # Without code for particular processors: what runs everywhere, and its instructions are counted.
@@ -12,16 +14,20 @@ AARCH64 := -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 HAS_HEADERS := import os, sysconfig; exit(not os.path.exists(sysconfig.get_path('include') + '/Python.h'))
 SERIAL := tests/mpi tests/faults tests/torchrun
 CLUSTER := tests/cluster
+# What a run could not test, a line each.
+LEFT_OUT := build/left-out
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: help install demo test test-fast lint cpp-tests python-tests mpi-tests cluster-tests \
-	cluster-packages record-counts bench clean
+	cluster-packages python-versions storm record-counts bench clean
 
 help:
 	@echo "make demo       corpora from real text, a blend built by two ranks, training from its copy"
 	@echo "make test       every check: lint, C++ with sanitizers, Python, MPI, faults, Megatron-Core, Slurm"
 	@echo "make test-fast  the tests of a working minute"
 	@echo "make cluster-packages  what the test cluster needs: Slurm, munge, MariaDB, GlusterFS"
+	@echo "make storm      kills, full disks, flips and races at random, for STORM_MINUTES"
+	@echo "make python-versions  the fast suite under Python 3.12 and 3.13"
 	@echo "make lint       ruff, mypy, stubtest, clang-format, import-linter"
 	@echo "make bench      Megatron-Core and distcache side by side"
 
@@ -49,10 +55,15 @@ install: $(VENV)/demo-installed
 demo: install
 	scripts/demo
 
-test: lint cpp-tests python-tests mpi-tests cluster-tests
+# All of it; the last line says what could not be run here.
+test:
+	@mkdir -p build && rm -f $(LEFT_OUT)
+	$(MAKE) --no-print-directory lint cpp-tests python-tests mpi-tests python-versions storm \
+		cluster-tests
+	@scripts/left_out $(LEFT_OUT)
 
 test-fast: $(VENV)/test-installed
-	pytest -q -n auto --ignore tests/peers $(SERIAL:%=--ignore %) $(CLUSTER:%=--ignore %)
+	pytest -q -n auto -m "not long" --ignore tests/peers $(SERIAL:%=--ignore %) $(CLUSTER:%=--ignore %)
 
 lint: $(VENV)/test-installed
 	ruff check .
@@ -66,7 +77,9 @@ cpp-tests: $(VENV)/installed
 	scripts/need catch2:/usr/include/catch2 clang:clang++ valgrind:valgrind \
 		g++-aarch64-linux-gnu:aarch64-linux-gnu-g++ qemu-user:qemu-aarch64
 	cmake -S cpp -B build/gcc $(CMAKE_TESTS) -DDISTCACHE_WERROR=ON
-	cmake --build build/gcc && build/gcc/kernel_tests
+	cmake --build build/gcc
+	for most in baseline avx2 avx512; do \
+		DISTCACHE_INSTRUCTIONS=$$most build/gcc/kernel_tests || exit 1; done
 	cmake -S cpp -B build/clang $(CMAKE_TESTS) -DDISTCACHE_WERROR=ON -DCMAKE_CXX_COMPILER=clang++
 	cmake --build build/clang && build/clang/kernel_tests
 	cmake -S cpp -B build/sanitized $(CMAKE_TESTS) -DDISTCACHE_SANITIZE=ON
@@ -92,9 +105,20 @@ mpi-tests: $(VENV)/test-installed
 	scripts/need openmpi-bin:mpirun.openmpi
 	pytest -q $(SERIAL)
 
-# A Slurm cluster of three nodes on this machine; skipped, with the reason, where it cannot be.
+# A Slurm cluster of three nodes on this machine; left out, with the reason, where it cannot be.
 cluster-tests: $(VENV)/test-installed
-	pytest -q $(CLUSTER)
+	@mkdir -p build
+	scripts/cluster_packages || [ "$$DISTCACHE_CLUSTER" != required ]
+	DISTCACHE_LEFT_OUT=$(CURDIR)/$(LEFT_OUT) pytest -q $(CLUSTER)
+
+# The fast suite under other versions of Python, but for what needs torch.
+python-versions: $(VENV)/installed
+	@mkdir -p build
+	scripts/python_versions $(LEFT_OUT) 3.12 3.13
+
+# Kills, full disks, flips and races; for others than those of every run: make storm STORM_SEED=
+storm: $(VENV)/test-installed
+	scripts/storm $(STORM_MINUTES) $(STORM_SEED)
 
 cluster-packages:
 	scripts/cluster_packages

@@ -10,17 +10,28 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from distcache.errors import SharedFileWarning, StateWarning
     from distcache.train.agreement import agree
     from distcache.train.opening import open_cache as open  # noqa: A004
     from distcache.train.readiness import wait
     from distcache.train.sampler import ResumableSampler
 
-__all__ = ["ResumableSampler", "__version__", "agree", "open", "wait"]
+__all__ = [
+    "ResumableSampler",
+    "SharedFileWarning",
+    "StateWarning",
+    "__version__",
+    "agree",
+    "open",
+    "wait",
+]
 
 __version__ = "0.1.0"
 
 _PLACES = {
     "ResumableSampler": ("distcache.train.sampler", "ResumableSampler"),
+    "SharedFileWarning": ("distcache.errors", "SharedFileWarning"),
+    "StateWarning": ("distcache.errors", "StateWarning"),
     "agree": ("distcache.train.agreement", "agree"),
     "open": ("distcache.train.opening", "open_cache"),
     "wait": ("distcache.train.readiness", "wait"),

@@ -8,10 +8,13 @@ __all__ = [
     "ConfigError",
     "CorpusError",
     "DistcacheError",
+    "DistcacheWarning",
     "KeyMismatch",
     "NoSpace",
     "NotReady",
     "OutOfStep",
+    "SharedFileWarning",
+    "StateWarning",
     "error_from_exit_code",
 ]
 
@@ -28,6 +31,10 @@ class DistcacheError(Exception):
     exit_code = 1
     agreed = False
     """Whether all ranks have raised the same error, so that nobody waits for this one."""
+    failed_ranks: tuple[int, ...] = ()
+    """Of an agreed error: the ranks that had it."""
+    local = False
+    """Whether it is of one rank's machine, which a message for all ranks must name."""
 
     def __init__(self, *problems: str) -> None:
         super().__init__(*problems)
@@ -81,6 +88,18 @@ class BuildInterrupted(DistcacheError):
 
 class OutOfStep(DistcacheError):
     """One rank cannot go on, and cannot tell the others, which wait for it: the job is ended."""
+
+
+class DistcacheWarning(UserWarning):
+    """The base of all warnings that distcache gives."""
+
+
+class SharedFileWarning(DistcacheWarning):
+    """Training reads the shared file, since this node has no copy that is right."""
+
+
+class StateWarning(DistcacheWarning):
+    """The state of a sampler does not say all that it belongs to."""
 
 
 def error_from_exit_code(exit_code: int, *problems: str) -> DistcacheError:

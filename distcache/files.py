@@ -1,4 +1,4 @@
-"""Make files appear: whole, synced, and never in the place of another."""
+"""Create files atomically and durably, without overwriting others."""
 
 from __future__ import annotations
 
@@ -9,25 +9,49 @@ import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
-from distcache.errors import NoSpace
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.activity import moved
+from distcache.errors import ConfigError, NoSpace
 
 __all__ = [
     "NO_SPACE",
+    "Stamp",
     "create_anew",
     "is_plain_file",
+    "make_directories",
     "no_space_as_error",
     "open_regular",
     "open_sized",
     "passing_name",
     "publish",
     "read_range",
+    "require_links",
+    "stamp_of",
     "sync_directory",
+    "write_range",
     "write_whole",
 ]
 
+NO_LINKS: Final = (errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+class Stamp(msgspec.Struct, frozen=True, array_like=True):
+    """By what a file is known to be the same: bytes, time in nanoseconds, inode."""
+
+    size: int
+    modified: int
+    inode: int
+
+
+def stamp_of(found: os.stat_result) -> Stamp:
+    """Return the stamp of a file."""
+    return Stamp(found.st_size, found.st_mtime_ns, found.st_ino)
 
 
 def open_regular(path: str | Path, *, follow: bool = True) -> int:
@@ -76,6 +100,15 @@ def read_range(descriptor: int, begin: int, end: int) -> bytes:
     return bytes(content)
 
 
+def write_range(descriptor: int, offset: int, data: bytes | NDArray[Any]) -> None:
+    """Write all of some bytes at a place of an open file."""
+    view = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
+    done = 0
+    while done < len(view):
+        done += os.pwrite(descriptor, view[done:].data, offset + done)
+        moved()
+
+
 def is_plain_file(path: str | Path) -> bool:
     """Tell whether there is a regular file, and no link, under a name."""
     try:
@@ -94,6 +127,16 @@ def sync_directory(path: str | Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def make_directories(directory: Path) -> None:
+    """Make a directory and those above it that are missing, each synced into the one above."""
+    if directory.is_dir():
+        return
+    make_directories(directory.parent)
+    directory.mkdir(exist_ok=True)
+    with contextlib.suppress(PermissionError):  # one that may be written to, and not be listed
+        sync_directory(directory.parent)
 
 
 def publish(temporary: str | Path, final: str | Path) -> bool:
@@ -117,6 +160,36 @@ def publish(temporary: str | Path, final: str | Path) -> bool:
     os.unlink(temporary)
     sync_directory(Path(final).parent)
     return True
+
+
+def require_links(directory: Path, parent: Path) -> None:
+    """See that a file of a directory can get a second name in the one above, as it will in the end.
+
+    Raises
+    ------
+    ConfigError
+        If the filesystem has no hard links, or makes something else of them.
+    """
+    token = secrets.token_hex(4)
+    probe, linked = directory / f"probe.{token}", parent / f".{directory.name}.{token}"
+    reason = ""
+    try:
+        probe.touch()
+        os.link(probe, linked, follow_symlinks=False)
+        if not os.path.samestat(os.lstat(linked), os.lstat(probe)):
+            reason = "a link becomes another file"
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        reason = os.strerror(error.errno)
+    finally:
+        linked.unlink(missing_ok=True)
+        probe.unlink(missing_ok=True)
+    if reason:
+        raise ConfigError(
+            f"{parent}: its filesystem has no hard links between directories ({reason}), by which "
+            "finished files get their names; write to another filesystem"
+        )
 
 
 def passing_name(path: Path) -> Path:

@@ -7,6 +7,8 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
+from distcache.activity import moved
+
 __all__ = ["Flusher"]
 
 EVERY: Final = 64 << 20  # bytes
@@ -34,7 +36,11 @@ class Flusher:
             self._written += count
             if self._written >= EVERY:
                 self._written = 0
-                self._flushed.append(self._pool.submit(os.fdatasync, self._descriptor))
+                self._flushed.append(self._pool.submit(self._flush))
+
+    def _flush(self) -> None:
+        os.fdatasync(self._descriptor)
+        moved()
 
     def sync(self) -> None:
         """Wait until all that was written is on disk.

@@ -16,6 +16,16 @@ Mt19937(seed)
     several times faster. ``draw(first, count)`` gives the draws of the steps first, first - 1, ...,
     each in [0, step], as uint64 of shape (count,); ``ValueError`` if count > first.
 
+Permutation(seed, size)
+    The permutation that ``torch.randperm(size)`` draws on a CPU after ``manual_seed(seed)``, from
+    its start on: ``next(out)`` fills an array of int64 with the next values, ``skip(count)`` moves
+    past them, ``position`` is how many there have been. From 2**32 // 20 values on, torch's way
+    needs all draws for any value: they are taken at once. `MemoryError` if there is not enough;
+    `IndexError` for more values than are left.
+
+instructions()
+    What the kernels use: "baseline", "avx2" or "avx512".
+
 draws_within(generator, first, begin, end, steps, draws)
     Of the steps first, first - 1, ... of a shuffle, as many as ``steps`` and ``draws`` have room
     for, write those whose draw lies in [begin, end), uint32 both, and return how many. Moves the
@@ -65,8 +75,10 @@ Blender.by_weight(weights), Blender.exhaustive(sizes)
 
 Mapping(descriptor, size)
     The bytes of an open file, mapped for reading, as a buffer; ``OSError`` if that fails. Unlike
-    ``mmap.mmap`` it keeps no descriptor of the file. ``release(begin, end)`` drops the pages of
-    these bytes from this process; the page cache keeps them.
+    ``mmap.mmap`` it keeps no descriptor of the file, and a file that is cut short, or whose
+    filesystem fails, does not end the process: its bytes then read as zeros, ``intact`` is false,
+    and ``faults()`` counts one more, over all mappings of the process. ``release(begin, end)``
+    drops the pages of these bytes from this process; the page cache keeps them.
 
 check_sequences(lengths, offsets, begin, end, item_size)
     The facts and faults of sequences [begin, end) of an `.idx`: lengths int32 and offsets int64 of
@@ -113,6 +125,7 @@ from distcache._kernels import (
     Cursor,
     Mapping,
     Mt19937,
+    Permutation,
     SampleRules,
     Section,
     SequenceFacts,
@@ -125,6 +138,7 @@ from distcache._kernels import (
     first_outside,
     gather,
     group_by_range,
+    instructions,
     link_steps,
     narrow_tokens,
     read_samples,
@@ -136,6 +150,7 @@ __all__ = [
     "Cursor",
     "Mapping",
     "Mt19937",
+    "Permutation",
     "SampleRules",
     "Section",
     "SequenceFacts",
@@ -148,6 +163,7 @@ __all__ = [
     "first_outside",
     "gather",
     "group_by_range",
+    "instructions",
     "link_steps",
     "narrow_tokens",
     "read_samples",

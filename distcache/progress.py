@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from distcache.activity import moved
+
 __all__ = ["Progress", "Silent", "Stopwatch"]
 
 
@@ -79,6 +81,7 @@ class Stopwatch:
 
     def phase(self, name: str, total: float = 0) -> None:
         """Begin a phase, and end the one before."""
+        moved()
         self.stop()
         self._begin, self._waited_before = time.perf_counter(), self._waited()
         self.current = name
@@ -93,6 +96,7 @@ class Stopwatch:
 
     def advance(self, amount: float) -> None:
         """Count work as done."""
+        moved()
         self._done += amount
         self._progress.advance(amount)
 

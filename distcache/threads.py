@@ -1,4 +1,4 @@
-"""A map over a few threads, for tasks so short that a future for each would cost more than they."""
+"""A map over a few threads, for tasks so short that a future per task would cost more."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
+
+from distcache.activity import moved
 
 __all__ = ["map_in_threads"]
 
@@ -49,6 +51,7 @@ def map_in_threads(
         try:
             while not failed.is_set() and (number := next(numbers)) < len(items):
                 results[number] = action(items[number])
+                moved()
         except BaseException:
             failed.set()
             raise

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from distcache.timeouts import SCALE, limits
 from tests.caches import build_here
 from tests.corpora import write_corpora
 from tests.large import write_large
+
+FAILED: set[Path] = set()
 
 settings.register_profile(
     "distcache",
@@ -20,6 +25,29 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("distcache")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remember the directories of tests that fail."""
+    report = yield
+    directory = getattr(item, "funcargs", {}).get("tmp_path")
+    if report.failed and directory is not None:
+        FAILED.add(directory)
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Leave nothing of a run, but for what has failed."""
+    factory = getattr(session.config, "_tmp_path_factory", None)
+    base = None if factory is None else factory._basetemp
+    if base is None:
+        return
+    for path in base.iterdir():
+        if path not in FAILED and not path.is_symlink() and not path.name.startswith("popen-"):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +71,18 @@ def blend_config(corpora: dict[str, str]) -> dict[str, object]:
         ],
         "tokenizer": {"class": "NullTokenizer", "vocab_size": 30000},
     }
+
+
+@pytest.fixture
+def scale_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
+    """Multiplies every time limit of this process, and of those that it starts."""
+
+    def scale(factor: float) -> None:
+        monkeypatch.setenv(SCALE, str(factor))
+        limits.cache_clear()
+
+    yield scale
+    limits.cache_clear()
 
 
 @pytest.fixture

@@ -56,6 +56,8 @@ void register_corpus(py::module_& module) {
     py::class_<Mapping>(module, "Mapping", py::buffer_protocol())
         .def(py::init(&map), py::arg("descriptor"), py::arg("size"))
         .def("__len__", [](const Mapping& mapping) { return mapping.bytes().size(); })
+        .def_property_readonly("intact", &Mapping::is_intact)
+        .def_static("faults", &Mapping::faults)
         .def("release", &release, py::arg("begin"), py::arg("end"))
         .def_buffer([](const Mapping& mapping) {
             const auto bytes = mapping.bytes();

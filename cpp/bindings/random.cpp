@@ -1,4 +1,9 @@
+#include <memory>
+#include <stdexcept>
+
 #include "arrays.hpp"
+#include "distcache/instructions.hpp"
+#include "distcache/permutation.hpp"
 #include "generator.hpp"
 
 namespace distcache::bindings {
@@ -76,9 +81,52 @@ py::array_t<std::uint64_t> draw_array(Generator& generator, std::uint64_t first,
     return draws;
 }
 
+void next_values(Permutation& permutation, py::array out) {
+    const auto span = output<std::int64_t>(out, "out");
+    if (span.size() > permutation.left()) {
+        throw py::index_error("the permutation has not as many values left");
+    }
+    const py::gil_scoped_release release;
+    permutation.next(span);
+}
+
+void skip_values(Permutation& permutation, std::uint64_t count) {
+    if (count > permutation.left()) {
+        throw py::index_error("the permutation has not as many values left");
+    }
+    const py::gil_scoped_release release;
+    permutation.skip(count);
+}
+
+std::unique_ptr<Permutation> make_permutation(std::uint32_t seed, std::uint64_t size) {
+    try {
+        const py::gil_scoped_release release;
+        return std::make_unique<Permutation>(seed, size);
+    } catch (const std::length_error& error) {
+        PyErr_SetString(PyExc_MemoryError, error.what());
+        throw py::error_already_set();
+    }
+}
+
 }  // namespace
 
 void register_random(py::module_& module) {
+    module.def("instructions", [] {
+        switch (best_instructions()) {
+            case Instructions::avx512:
+                return "avx512";
+            case Instructions::avx2:
+                return "avx2";
+            case Instructions::baseline:
+                break;
+        }
+        return "baseline";
+    });
+    py::class_<Permutation>(module, "Permutation")
+        .def(py::init(&make_permutation), py::arg("seed"), py::arg("size"))
+        .def_property_readonly("position", &Permutation::position)
+        .def("next", &next_values, py::arg("out"))
+        .def("skip", &skip_values, py::arg("count"));
     py::class_<Generator>(module, "Mt19937")
         .def(py::init<std::uint32_t>(), py::arg("seed"))
         .def("next32", &Generator::next32)

@@ -8,7 +8,7 @@
 namespace distcache::blending {
 namespace {
 
-// Vectors of the compilers' own kind: the clones below map them to what the machine has.
+// Vectors of the compilers' own kind: what is compiled below maps them to what the machine has.
 constexpr std::size_t width = 4;
 using Doubles = double __attribute__((vector_size(width * sizeof(double))));
 using Places = std::int64_t __attribute__((vector_size(width * sizeof(std::int64_t))));
@@ -26,8 +26,8 @@ struct Winner {
 };
 
 // The first place with the largest error.
-DISTCACHE_VECTOR_CLONES
-Winner winner(const double* weights, const double* counts, std::size_t padded, double step) {
+DISTCACHE_BODY
+Winner winner_body(const double* weights, const double* counts, std::size_t padded, double step) {
     Doubles best = Doubles{} + never;
     Places place = {};
     Places here = {0, 1, 2, 3};
@@ -50,6 +50,10 @@ Winner winner(const double* weights, const double* counts, std::size_t padded, d
     }
     return {static_cast<std::size_t>(place[0]), best[0]};
 }
+
+DISTCACHE_DISPATCHED(Winner, winner,
+                     (const double* weights, const double* counts, std::size_t padded, double step),
+                     (weights, counts, padded, step))
 
 void run(Window& window) {
     const std::int64_t first = window.step;
@@ -87,9 +91,9 @@ void run_pair(Window& window) {
 
 namespace {
 
-DISTCACHE_VECTOR_CLONES
-std::size_t reaching(const double* weights, const double* counts, std::size_t padded, double step,
-                     double bound, std::int32_t* places) {
+DISTCACHE_BODY
+std::size_t reaching_body(const double* weights, const double* counts, std::size_t padded,
+                          double step, double bound, std::int32_t* places) {
     std::size_t found = 0;
     for (std::size_t d = 0; d < padded; ++d) {
         places[found] = static_cast<std::int32_t>(d);
@@ -98,8 +102,13 @@ std::size_t reaching(const double* weights, const double* counts, std::size_t pa
     return found;
 }
 
-DISTCACHE_VECTOR_CLONES
-double largest(const double* weights, const double* counts, std::size_t padded, double step) {
+DISTCACHE_DISPATCHED(std::size_t, reaching,
+                     (const double* weights, const double* counts, std::size_t padded, double step,
+                      double bound, std::int32_t* places),
+                     (weights, counts, padded, step, bound, places))
+
+DISTCACHE_BODY
+double largest_body(const double* weights, const double* counts, std::size_t padded, double step) {
     Doubles best = Doubles{} + never;
     for (std::size_t d = 0; d < padded; d += width) {
         Doubles weight;
@@ -115,6 +124,10 @@ double largest(const double* weights, const double* counts, std::size_t padded, 
     }
     return found;
 }
+
+DISTCACHE_DISPATCHED(double, largest,
+                     (const double* weights, const double* counts, std::size_t padded, double step),
+                     (weights, counts, padded, step))
 
 }  // namespace
 

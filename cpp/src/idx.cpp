@@ -23,10 +23,10 @@ bool is_misplaced(UnalignedView<std::int32_t> lengths, UnalignedView<std::int64_
 }
 
 // Counting has no early exit and so vectorises; the search for the first fault runs only if any.
-DISTCACHE_VECTOR_CLONES
-void count_faults(UnalignedView<std::int32_t> lengths, UnalignedView<std::int64_t> offsets,
-                  std::int64_t begin, std::int64_t end, std::int64_t item_size,
-                  SequenceFacts& facts) {
+DISTCACHE_BODY
+void count_faults_body(UnalignedView<std::int32_t> lengths, UnalignedView<std::int64_t> offsets,
+                       std::int64_t begin, std::int64_t end, std::int64_t item_size,
+                       SequenceFacts& facts) {
     std::int64_t tokens = 0;
     std::int64_t empty = 0;
     std::int64_t negative = 0;
@@ -45,6 +45,12 @@ void count_faults(UnalignedView<std::int32_t> lengths, UnalignedView<std::int64_
     facts.negative_count += negative;
     facts.misplaced_count += misplaced;
 }
+
+DISTCACHE_DISPATCHED(void, count_faults,
+                     (UnalignedView<std::int32_t> lengths, UnalignedView<std::int64_t> offsets,
+                      std::int64_t begin, std::int64_t end, std::int64_t item_size,
+                      SequenceFacts& facts),
+                     (lengths, offsets, begin, end, item_size, facts))
 
 void find_first_faults(UnalignedView<std::int32_t> lengths, UnalignedView<std::int64_t> offsets,
                        std::int64_t begin, std::int64_t end, std::int64_t item_size,

@@ -15,8 +15,8 @@ inline std::uint32_t twist(std::uint32_t high, std::uint32_t low) {
 
 // Each loop reads words that are at least 227 places away from the one it writes, further than
 // any vector is wide.
-DISTCACHE_VECTOR_CLONES
-void next_state(std::uint32_t* state) {
+DISTCACHE_BODY
+void next_state_body(std::uint32_t* state) {
     for (std::size_t k = 0; k < N - M; ++k) {
         state[k] = state[k + M] ^ twist(state[k], state[k + 1]);
     }
@@ -26,8 +26,10 @@ void next_state(std::uint32_t* state) {
     state[N - 1] = state[M - 1] ^ twist(state[N - 1], state[0]);
 }
 
-DISTCACHE_VECTOR_CLONES
-void temper(const std::uint32_t* __restrict state, std::uint32_t* __restrict words) {
+DISTCACHE_DISPATCHED(void, next_state, (std::uint32_t* state), (state))
+
+DISTCACHE_BODY
+void temper_body(const std::uint32_t* __restrict state, std::uint32_t* __restrict words) {
     for (std::size_t k = 0; k < N; ++k) {
         std::uint32_t y = state[k];
         y ^= y >> 11;
@@ -36,6 +38,10 @@ void temper(const std::uint32_t* __restrict state, std::uint32_t* __restrict wor
         words[k] = y ^ (y >> 18);
     }
 }
+
+DISTCACHE_DISPATCHED(void, temper,
+                     (const std::uint32_t* __restrict state, std::uint32_t* __restrict words),
+                     (state, words))
 
 }  // namespace
 

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <limits>
 #include <numeric>
 #include <stdexcept>
 
@@ -36,7 +37,7 @@ std::int64_t value_at(const Arrays& arrays, std::int64_t i, const char* what) {
         arrays);
 }
 
-// Inlined into the clones of its caller: clang clones no templates.
+// Inlined into every version of its caller.
 template <class T>
 [[gnu::always_inline]] inline void widen(const unsigned char* bytes, std::size_t count,
                                          std::int64_t* out) {
@@ -47,8 +48,8 @@ template <class T>
     }
 }
 
-DISTCACHE_VECTOR_CLONES void widen_as(TokenType type, const unsigned char* bytes, std::size_t count,
-                                      std::int64_t* out) {
+DISTCACHE_BODY void widen_as_body(TokenType type, const unsigned char* bytes, std::size_t count,
+                                  std::int64_t* out) {
     switch (type) {
         case TokenType::u8:
             return widen<std::uint8_t>(bytes, count, out);
@@ -65,9 +66,14 @@ DISTCACHE_VECTOR_CLONES void widen_as(TokenType type, const unsigned char* bytes
     }
 }
 
-DISTCACHE_VECTOR_CLONES void fill_tokens(const std::int64_t* text, std::size_t size,
-                                         const SampleRules& rules, std::int64_t* tokens,
-                                         float* loss_mask) {
+DISTCACHE_DISPATCHED(void, widen_as,
+                     (TokenType type, const unsigned char* bytes, std::size_t count,
+                      std::int64_t* out),
+                     (type, bytes, count, out))
+
+DISTCACHE_BODY void fill_tokens_body(const std::int64_t* text, std::size_t size,
+                                     const SampleRules& rules, std::int64_t* tokens,
+                                     float* loss_mask) {
     for (std::size_t i = 0; i < size; ++i) {
         const std::int64_t token = text[i];
         tokens[i] = token == rules.pad ? 0 : token;
@@ -75,8 +81,13 @@ DISTCACHE_VECTOR_CLONES void fill_tokens(const std::int64_t* text, std::size_t s
     }
 }
 
-DISTCACHE_VECTOR_CLONES void fill_labels(const std::int64_t* text, std::size_t size,
-                                         std::int64_t pad, std::int64_t* labels, float* loss_mask) {
+DISTCACHE_DISPATCHED(void, fill_tokens,
+                     (const std::int64_t* text, std::size_t size, const SampleRules& rules,
+                      std::int64_t* tokens, float* loss_mask),
+                     (text, size, rules, tokens, loss_mask))
+
+DISTCACHE_BODY void fill_labels_body(const std::int64_t* text, std::size_t size, std::int64_t pad,
+                                     std::int64_t* labels, float* loss_mask) {
     for (std::size_t i = 0; i < size; ++i) {
         const std::int64_t label = text[i];
         labels[i] = label == pad ? 0 : label;
@@ -84,11 +95,19 @@ DISTCACHE_VECTOR_CLONES void fill_labels(const std::int64_t* text, std::size_t s
     }
 }
 
-DISTCACHE_VECTOR_CLONES void fill_positions(std::int64_t* positions, std::size_t size) {
+DISTCACHE_DISPATCHED(void, fill_labels,
+                     (const std::int64_t* text, std::size_t size, std::int64_t pad,
+                      std::int64_t* labels, float* loss_mask),
+                     (text, size, pad, labels, loss_mask))
+
+DISTCACHE_BODY void fill_positions_body(std::int64_t* positions, std::size_t size) {
     for (std::size_t i = 0; i < size; ++i) {
         positions[i] = static_cast<std::int64_t>(i);
     }
 }
+
+DISTCACHE_DISPATCHED(void, fill_positions, (std::int64_t* positions, std::size_t size),
+                     (positions, size))
 
 // Positions that start anew behind each end of a document.
 void fill_reset_positions(const std::int64_t* text, std::int64_t end_of_document,
@@ -122,6 +141,10 @@ void find_parts(const Section& section, std::int64_t sample, std::vector<Part>& 
     constexpr const char* rows = "a sample is not in the sample index";
     const std::int64_t row =
         value_at(section.shuffle_index, sample, "a sample is not in the shuffle index");
+    const std::int64_t samples =
+        std::visit([](const auto& values) { return static_cast<std::int64_t>(values.size() / 2); },
+                   section.sample_index);
+    require(row >= 0 && row < samples - 1, rows);
     const std::int64_t first = value_at(section.sample_index, 2 * row, rows);
     const std::int64_t first_offset = value_at(section.sample_index, 2 * row + 1, rows);
     const std::int64_t last = value_at(section.sample_index, 2 * row + 2, rows);
@@ -141,11 +164,16 @@ void find_parts(const Section& section, std::int64_t sample, std::vector<Part>& 
         const std::int64_t sequence = section.document_index[static_cast<std::size_t>(i)];
         const std::int64_t length = section.lengths[sequence];
         const std::int64_t begin = i == first ? first_offset : 0;
-        const std::int64_t end = i == last ? last_offset + section.extra_token : length;
-        require(begin >= 0 && begin <= end && end <= length,
+        const std::int64_t extra = i == last ? section.extra_token : 0;
+        // Offsets of a corrupt file may hold anything: nothing is added before it is bounded.
+        const std::int64_t end = (i == last ? last_offset : length - extra);
+        require(begin >= 0 && end <= length - extra && begin <= end + extra,
                 "a sample index leads outside of a sequence");
-        parts.push_back(
-            {section.offsets[sequence] + begin * token_size(section.type), end - begin});
+        const std::int64_t before = section.offsets[sequence];
+        const std::int64_t skipped = begin * token_size(section.type);
+        require(before >= 0 && before <= std::numeric_limits<std::int64_t>::max() - skipped,
+                "an index of a corpus leads outside of its tokens");
+        parts.push_back({before + skipped, end + extra - begin});
     }
 }
 

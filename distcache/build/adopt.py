@@ -85,12 +85,13 @@ def adopt(
         If an array is not what its digest says, or not what is to be built.
     """
     cache = opened(found.path)
-    digests = {}
+    digests: dict[str, str] = {}
     for name, view in cache.arrays(found.table, found.row).items():
         place = places[name]
         fits = (view.dtype.str, view.shape) == (place.dtype, place.shape)
         if fits:
             digests[name] = write_in_chunks(file, place, cache.read(view).reshape(-1))
+        cache.require_intact()
         if not fits or digests[name] != view.digest:
             raise CacheCorrupt(
                 f"{cache.path}: {name} at byte {view.offset} differs from its digest, so it cannot "

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from distcache.activity import moved
 from distcache.build.workspace import Lock, Workspace, sweep
 from distcache.cache import open_cache
-from distcache.cache.life import Sign, read_sign
 from distcache.errors import DistcacheError, KeyMismatch
+from distcache.life import Pulse
 from distcache.progress import Progress
+from distcache.timeouts import limits
 
 __all__ = ["claim", "is_finished"]
 
 POLL: Final = 0.5  # seconds between looks at another job's build
 NOTE_EVERY: Final = 60.0  # seconds between messages about it
-PATIENCE: Final = 120.0  # seconds without a sign of life, after which a builder is taken for dead
 
 
 def is_finished(final: Path, key: str) -> bool:
@@ -35,7 +35,7 @@ def is_finished(final: Path, key: str) -> bool:
     if not os.path.lexists(final):
         return False
     if not final.exists():
-        raise DistcacheError(f"{final}: the name is taken by a link to nothing; remove it")
+        raise DistcacheError(f"{final}: a dangling symbolic link has this name; remove it")
     found = open_cache(final).key
     if found != key:
         raise KeyMismatch(
@@ -50,9 +50,9 @@ def claim(
 ) -> Workspace | None:
     """Become the builder of a cache, or wait for the one that there is.
 
-    A builder that is gone leaves its lock, and its workspace is resumed. One that keeps the lock
-    but shows no sign of life is left alone: this job then builds in a workspace of its own, and
-    whoever is done first publishes.
+    A builder that is gone leaves its lock, and its workspace is resumed. One that does not go on,
+    and one of another user that is gone, is left alone: this job then builds in a workspace of its
+    own, and whoever is done first publishes.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ def claim(
     Returns
     -------
     Workspace or None
-        The workspace, locked; None if the cache is there.
+        The workspace, this process's own; None if the cache is there.
 
     Raises
     ------
@@ -76,35 +76,48 @@ def claim(
         As `is_finished`.
     """
     workspace = Workspace(final)
-    sign: Sign | None = None
-    seen, noted = clock(), -NOTE_EVERY
+    pulse = Pulse(workspace.path, clock)
+    noted = -NOTE_EVERY
     while not is_finished(final, key):
         state = workspace.lock()
         if state is Lock.HELD:
-            if not is_finished(final, key):
+            if not workspace.take():
+                workspace.leave()  # its lock does not exclude, and its builder lives
+            elif not is_finished(final, key):
                 return workspace
-            workspace.leave()
-            continue
+            else:
+                workspace.remove()
+                continue
+        moved()
+        pulse.look()
+        if (reason := _reason_to_build_apart(state, pulse)) is not None:
+            return _private(final, reason, progress)
         now = clock()
-        if (current := read_sign(workspace.path)) != sign:
-            sign, seen = current, now
-        if state is Lock.UNSUPPORTED or now - seen > PATIENCE:
-            return _private(final, state, progress)
         if now - noted >= NOTE_EVERY:
-            progress.note(f"waiting for {sign or 'another job'}, which builds {final}")
+            who = "another user" if pulse.hidden else pulse.sign or "another job"
+            progress.note(f"waiting for {who}, which is building {final}")
             noted = now
         time.sleep(POLL)
-    with contextlib.suppress(OSError):
-        sweep(final)
+    sweep(final)
     return None
 
 
-def _private(final: Path, state: Lock, progress: Progress) -> Workspace:
-    reason = (
-        "the filesystem has no locks, so an unfinished build cannot be resumed"
-        if state is Lock.UNSUPPORTED
-        else f"the other builder has shown no sign of life for {PATIENCE:.0f} s"
-    )
+def _reason_to_build_apart(state: Lock, pulse: Pulse) -> str | None:
+    """Return why not to wait for another builder any longer, or None."""
+    if state is Lock.UNSUPPORTED:
+        return "the filesystem has no locks, so an unfinished build cannot be resumed"
+    time_limits = limits()
+    gone = state is Lock.FOREIGN and not pulse.hidden and not pulse.locked
+    longest = time_limits.silent if gone else time_limits.abandoned
+    if pulse.silence > longest:
+        who = "another user's build" if state is Lock.FOREIGN else "the other builder"
+        return f"{who} has shown no heartbeat for {longest:.0f} s"
+    if pulse.stillness > time_limits.stalled:
+        return f"no rank of the other build has moved for {time_limits.stalled:.0f} s"
+    return None
+
+
+def _private(final: Path, reason: str, progress: Progress) -> Workspace:
     progress.note(f"building apart from other jobs: {reason}")
     workspace = Workspace.of_this_process(final)
     workspace.make()

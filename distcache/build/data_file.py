@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from distcache.cache.digests import array_digest, leaves_of, read_pieces
 from distcache.cache.format import LEAF_SIZE
 from distcache.errors import BuildInterrupted
-from distcache.files import no_space_as_error
+from distcache.files import no_space_as_error, write_range
 from distcache.flush import Flusher
 from distcache.plan.costs import CHUNK_BYTES
 from distcache.plan.layout import ArrayPlace
@@ -66,12 +66,9 @@ class DataFile:
         """
         if self._abandoned:
             raise BuildInterrupted(f"{self._path}: abandoned")
-        flat = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
-        done = 0
         with no_space_as_error(self._path):
-            while done < flat.size:
-                done += os.pwrite(self._descriptor, flat[done:].data, offset + done)
-        self._flusher.written(flat.size)
+            write_range(self._descriptor, offset, data)
+        self._flusher.written(len(data) if isinstance(data, bytes) else data.nbytes)
 
     @property
     def descriptor(self) -> int:

@@ -9,6 +9,7 @@ generator that has skipped the draws of the first.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from collections.abc import Sequence
 from typing import Any, Final
@@ -60,7 +61,8 @@ class EntryMemory:
             self.values: NDArray[np.int64] = np.empty(size, np.int64)
         else:
             self._map = mmap.mmap(-1, ENTRY_BYTES * size, flags=mmap.MAP_PRIVATE)
-            self._map.madvise(mmap.MADV_HUGEPAGE)
+            with contextlib.suppress(OSError):  # of a kernel without huge pages
+                self._map.madvise(mmap.MADV_HUGEPAGE)
             self.values = np.frombuffer(self._map, np.int64, size)
 
     def release(self, begin: int, end: int) -> None:

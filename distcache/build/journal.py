@@ -7,13 +7,14 @@ it, so neither the file nor the arrays have to reach the disk in any order.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable
 from types import TracebackType
 
 import msgspec
 
-from distcache.files import open_regular
+from distcache.files import no_space_as_error, open_regular
 
 __all__ = ["Journal", "Record", "read_journals"]
 
@@ -44,6 +45,7 @@ class Journal:
 
     def __init__(self, path: str) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        self._path = path
         self._descriptor = os.open(path, flags, 0o600)
 
     def __enter__(self) -> Journal:
@@ -59,7 +61,12 @@ class Journal:
 
     def append(self, record: Record) -> None:
         """Add a line, in one write."""
-        os.write(self._descriptor, msgspec.json.encode(record) + b"\n")
+        line = msgspec.json.encode(record) + b"\n"
+        with no_space_as_error(self._path):
+            # A disk that is filling up writes a part: the line is torn, and so must not go on.
+            if os.write(self._descriptor, line) < len(line):
+                os.write(self._descriptor, b"\n")
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
 
 
 def read_journals(paths: Iterable[str]) -> dict[int, Record]:
@@ -76,7 +83,7 @@ def read_journals(paths: Iterable[str]) -> dict[int, Record]:
             for line in stream:
                 try:
                     record = msgspec.json.decode(line, type=Record)
-                except (msgspec.DecodeError, UnicodeDecodeError):
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                     continue
                 records[record.item] = record
     return records

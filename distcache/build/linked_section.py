@@ -86,11 +86,12 @@ class LinkedSection:
             "sample_index": rows,
             "shuffle_index": samples,
         }
-        mine = together(
-            communicator,
-            lambda: {name: writer.leaves().tobytes() for name, writer in writers.items()},
-            "writing a section",
-        )
+
+        def write_rest() -> dict[str, bytes]:
+            rows.write_tail()
+            return {name: writer.leaves().tobytes() for name, writer in writers.items()}
+
+        mine = together(communicator, write_rest, "writing a section")
         shares = communicator.gather_all(mine, dict[str, bytes], "digests of slices")
         return {name: joined_digest(share[name] for share in shares) for name in writers}
 
@@ -115,6 +116,7 @@ class LinkedSection:
             out = entries[done : done + len(part)]
             entries_at(idx.lengths, section.begin, section.end - section.begin, part, out)
             done += len(part)
+        idx.require_intact()
         return entries
 
     def _cut(

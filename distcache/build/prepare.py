@@ -121,6 +121,8 @@ def claim_together(
 
 def _require_space(needed: int, workspace: Workspace) -> None:
     free = os.statvfs(workspace.path)
+    if not free.f_blocks:
+        return  # of a filesystem that does not say
     available = free.f_bavail * free.f_frsize + 512 * os.stat(workspace.data).st_blocks
     if needed > available:
         raise NoSpace(

@@ -20,7 +20,7 @@ __all__ = ["RowSlice"]
 
 
 class RowSlice:
-    """Cuts and writes this rank's rows, in the order `feed`, `finish`, `settle`.
+    """Cuts and writes this rank's rows, in the order `feed`, `finish`, `settle`, `write_tail`.
 
     Rows seldom end with a stripe. Those that lie in a stripe which another rank begins are kept,
     and sent to it at last.
@@ -87,9 +87,13 @@ class RowSlice:
         self._communicator.exchange(sends, receives, "edges of a sample index")
         self._tail = np.concatenate([self._tail, *(message.data for message in receives)])
 
-    def leaves(self) -> NDArray[np.uint64]:
-        """Write what is left, and return the leaf digests of what this rank has written."""
+    def write_tail(self) -> None:
+        """Write what is left, once `settle` has brought the rows of others."""
         self._writer.append(self._tail)
+        self._tail = self._tail[:0]
+
+    def leaves(self) -> NDArray[np.uint64]:
+        """Return the leaf digests of what this rank has written."""
         return self._writer.leaves()
 
     def _keep_head(self, rows: NDArray[Any]) -> None:

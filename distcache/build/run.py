@@ -11,7 +11,6 @@ import msgspec
 from distcache.build.adopt import Adoptable, find_adoptable
 from distcache.build.claim import is_finished
 from distcache.build.finish import finish, lay_out
-from distcache.build.heartbeat import Heartbeat
 from distcache.build.job import Job
 from distcache.build.journal import Journal, Record, read_journals
 from distcache.build.prepare import (
@@ -25,14 +24,17 @@ from distcache.build.readback import digest_blocks, require_written, still_there
 from distcache.build.record import RankRecord, rank_record, write_record
 from distcache.build.work import build_items
 from distcache.build.workspace import Workspace
+from distcache.corpus.changes import require_unchanged
 from distcache.errors import DistcacheError, KeyMismatch
 from distcache.plan.assignment import Assignment, assign
 from distcache.plan.config import Config
 from distcache.plan.layout import Layout, make_layout
 from distcache.plan.model import Plan
+from distcache.plan.warnings import plan_warnings
 from distcache.progress import Progress, Silent, Stopwatch
-from distcache.ranks.agreement import from_rank_0, together
+from distcache.ranks.agreement import ending_job, from_rank_0, together
 from distcache.ranks.communicator import Communicator
+from distcache.ranks.heartbeat import Heartbeat
 
 __all__ = ["Options", "Outcome", "build"]
 
@@ -117,30 +119,34 @@ def build(
     DistcacheError
         On all ranks the same. What is finished stays in the journal, for the next build.
     """
-    require_name(name)
     watch = Stopwatch(progress or Silent(), lambda: communicator.waited)
-    plan = make_plan_together(communicator, config, options.threads, watch)
-    _require_key(plan, options)
-    layout = make_layout(plan.items)
-    final = cache_path(directory, name, plan)
-    watch.note(f"key {plan.key}, cache {final}")
-    adopted = from_rank_0(
-        communicator,
-        lambda: find_adoptable(plan, options.reuse),
-        dict[int, Adoptable],
-        "opening caches to reuse",
-    )
-    # A memory limit that cannot be kept is told before anything is claimed.
-    _assign(communicator, plan, layout, frozenset(), adopted, options)
-    workspace, attempt = claim_together(communicator, plan, layout, final, watch)
-    if attempt is None:
-        return Outcome(str(final), plan.key, reused=True)
-    with contextlib.ExitStack() as stack:
+    with ending_job(communicator):
+        from_rank_0(communicator, lambda: require_name(name), None, "the cache's name")
+        plan = make_plan_together(communicator, config, options.threads, watch)
+        _require_key(plan, options)
+        layout = make_layout(plan.items)
+        final = cache_path(directory, name, plan)
+        watch.note(f"key {plan.key}, cache {final}")
         if communicator.rank == 0:
-            stack.callback(workspace.leave)
-            stack.enter_context(Heartbeat(workspace, watch))
-        job = Job(communicator, plan, layout, workspace.data, adopted, watch, options.threads)
-        return _run(job, workspace, attempt, final, options)
+            for warning in plan_warnings(config, plan):
+                watch.note(f"warning: {warning}")
+        adopted = from_rank_0(
+            communicator,
+            lambda: find_adoptable(plan, options.reuse),
+            dict[int, Adoptable],
+            "opening caches to reuse",
+        )
+        # A memory limit that cannot be kept is told before anything is claimed.
+        _assign(communicator, plan, layout, frozenset(), adopted, options)
+        workspace, attempt = claim_together(communicator, plan, layout, final, watch)
+        if attempt is None:
+            return Outcome(str(final), plan.key, reused=True)
+        with contextlib.ExitStack() as stack:
+            if communicator.rank == 0:
+                stack.callback(workspace.leave)
+            heartbeat = stack.enter_context(Heartbeat(workspace.path, watch, communicator))
+            job = Job(communicator, plan, layout, workspace.data, adopted, watch, options.threads)
+            return _run(job, workspace, attempt, final, options, heartbeat)
 
 
 def _require_key(plan: Plan, options: Options) -> None:
@@ -156,10 +162,18 @@ def _require_key(plan: Plan, options: Options) -> None:
 
 
 def _run(
-    job: Job, workspace: Workspace, attempt: Attempt, final: Path, options: Options
+    job: Job,
+    workspace: Workspace,
+    attempt: Attempt,
+    final: Path,
+    options: Options,
+    heartbeat: Heartbeat,
 ) -> Outcome:
     """Take the steps of a build that is claimed. Collective."""
     communicator, watch = job.communicator, job.watch
+    watch.phase("laying out")
+    scratch = workspace.scratch
+    from_rank_0(communicator, lambda: lay_out(job, scratch), None, "laying out HDF5")
     watch.phase("resuming")
     records = from_rank_0(
         communicator,
@@ -177,17 +191,17 @@ def _run(
     with together(communicator, lambda: Journal(path), "opening journals") as journal:
         built = build_items(job, work, journal)
     job.digests |= built
-    watch.phase("laying out")
-    scratch = workspace.scratch
-    from_rank_0(communicator, lambda: lay_out(job, scratch), None, "laying out HDF5")
     watch.phase("reading back")
     require_written(job, built)
     blocks = digest_blocks(job)
+    require_unchanged(communicator, job.plan.sources)
     watch.phase("publishing")
     published = from_rank_0(communicator, lambda: finish(job, blocks, final), bool, "publishing")
     watch.stop()
     mine = rank_record(communicator.rank, watch, work.memory[communicator.rank])
     ranks = communicator.gather_all(mine, RankRecord, "the build record")
+    heartbeat.end()  # of all ranks, before their files are removed
+    together(communicator, lambda: None, "the last heartbeats")
 
     def conclude() -> None:
         if published:
@@ -215,15 +229,15 @@ def _assign(
     adopted: Mapping[int, Adoptable],
     options: Options,
 ) -> Assignment:
-    """Share out the items that are not done. Collective."""
-    unfinished = {
-        unit: set(entry.items) - done
-        for unit, entry in enumerate(layout.units)
-        if not done.issuperset(entry.items)
-    }
-    return together(
-        communicator,
-        lambda: assign(
+    """Share out the items that are not done: rank 0 does, for all. Collective."""
+
+    def decide() -> Assignment:
+        unfinished = {
+            unit: set(entry.items) - done
+            for unit, entry in enumerate(layout.units)
+            if not done.issuperset(entry.items)
+        }
+        return assign(
             plan.items,
             layout,
             frozenset(unfinished),
@@ -231,9 +245,9 @@ def _assign(
             options.threads,
             options.memory_limit,
             frozenset(unit for unit, items in unfinished.items() if items <= adopted.keys()),
-        ),
-        "assigning work",
-    )
+        )
+
+    return from_rank_0(communicator, decide, Assignment, "assigning work")
 
 
 def _own_bytes(job: Job, work: Assignment) -> float:

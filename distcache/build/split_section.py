@@ -89,11 +89,13 @@ class SplitSection:
         if rank == self._roles.upper_rank:
             self._upper = EntryMemory(section.first_documents)
             fill_epochs(section, self._corpus.idx, self._upper.values, 0)
+            self._corpus.idx.require_intact()
             shuffle_upper(self._middle, self._upper.values, Mt19937(section.seed))
         elif rank == self._roles.rest_rank:
             generator = skip_upper(section, self._middle)
             self._lower = shuffle_lower(self._middle, generator)
             last = shuffle_last(section, self._corpus.idx, generator)
+            self._corpus.idx.require_intact()
             self._held[1] = Entries(section.first_documents, last)
             samples = shuffle_samples(section, generator)
             place = self._places["shuffle_index"]
@@ -161,6 +163,7 @@ class SplitSection:
         """Put the digests of all ranks together. Collective."""
 
         def mine() -> tuple[bytes, bytes, str]:
+            rows.write_tail()
             leaves = documents.leaves().tobytes(), rows.leaves().tobytes()
             return *leaves, self._shuffle_digest
 

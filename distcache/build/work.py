@@ -155,5 +155,8 @@ def _build_item(job: Job, item: int, file: DataFile, workers: int) -> dict[str, 
     if item in job.adopted:
         return adopt(job.adopted[item], places, file, job.other_caches.__getitem__)
     if isinstance(entry, SectionPlan):
-        return build_section(entry, job.corpus(entry).idx, places, file, workers)
+        idx = job.corpus(entry).idx
+        digests = build_section(entry, idx, places, file, workers)
+        idx.require_intact()
+        return digests
     return build_blend(entry, places, file)

@@ -1,4 +1,4 @@
-"""The directory of an unfinished cache: every path in it, and its lock."""
+"""The directory of an unfinished cache: every path in it, its lock, and who owns it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from distcache.cache import life
+from distcache import life
 from distcache.errors import ConfigError, DistcacheError
+from distcache.files import make_directories, require_links, write_whole
 from distcache.locks import NO_LOCKS, try_lock
+from distcache.owner import OWNER, Owner
+from distcache.timeouts import limits
 
 __all__ = ["Lock", "Workspace", "sweep"]
 
-ABANDONED: Final = 3600.0  # seconds; a live build renames a file in its workspace every two
+# Others may pass through to the heartbeat and the lock, whose names they know, but see no more.
+MODE: Final = 0o711
 
 
 class Lock(Enum):
@@ -26,6 +30,7 @@ class Lock(Enum):
 
     HELD = "held"
     BUSY = "busy"
+    FOREIGN = "another user's"
     UNSUPPORTED = "unsupported"
 
 
@@ -48,55 +53,91 @@ class Workspace:
         self._lock = self.path / life.LOCK
         self._stamp = self.path / "plan"
         self._descriptor: int | None = None
+        self._owner = Owner(self.path)
 
     @classmethod
     def of_this_process(cls, final: Path) -> Workspace:
         """Return a workspace that no other process shares."""
         return cls(final, secrets.token_hex(4))
 
-    def make(self) -> None:
-        """Make the directory, unless it is there.
+    def make(self) -> bool:
+        """Make the directory, unless it is there; tell whether it was made, or is this user's.
 
         Raises
         ------
+        ConfigError
+            If it cannot be made there.
         DistcacheError
-            If something else has its name, or another user made it.
+            If something else has its name.
         """
+        parent = self.path.parent
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError) as error:
-            raise ConfigError(f"{self.path.parent}: is not a directory") from error
-        try:
-            self.path.mkdir(mode=0o700)
+            make_directories(parent)
+            self.path.mkdir(mode=MODE)
         except FileExistsError:
+            if not parent.is_dir():
+                raise ConfigError(f"{parent}: is not a directory") from None
             found = os.lstat(self.path)
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            if not stat.S_ISDIR(found.st_mode):
                 raise DistcacheError(
-                    f"{self.path}: is not a directory of this user; move it away, or build under "
-                    "another --name"
+                    f"{self.path}: is not a directory; remove it, or build under another --name"
                 ) from None
+            return found.st_uid == os.geteuid()
+        except NotADirectoryError as error:
+            raise ConfigError(f"{parent}: is not a directory") from error
+        except PermissionError as error:
+            raise ConfigError(
+                f"{parent}: you may not make files there ({error.strerror}); choose another "
+                "directory with -o, or ask its owner to let you"
+            ) from error
+        self.path.chmod(MODE)  # whatever the umask
+        return True
 
     def lock(self) -> Lock:
         """Try to become the only builder; the lock lasts until `leave` or the process ends."""
-        self.make()
+        existed = os.path.lexists(self.path)
+        if not self.make():
+            return Lock.FOREIGN
         try:
             self._descriptor = try_lock(self._lock)
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise
-            self._remove_files()
+            if not existed:
+                self._discard_empty()
             return Lock.UNSUPPORTED
-        return Lock.BUSY if self._descriptor is None else Lock.HELD
+        if self._descriptor is None:
+            return Lock.BUSY
+        os.fchmod(self._descriptor, life.VISIBLE)
+        return Lock.HELD
+
+    def _discard_empty(self) -> None:
+        """Remove a directory in which nothing but the attempt to lock it has left anything."""
+        with contextlib.suppress(OSError):
+            if os.listdir(self.path) == [life.LOCK]:
+                self._lock.unlink()
+                self.path.rmdir()
+
+    def take(self) -> bool:
+        """Become the owner of the directory, whose lock is held; false if its owner lives."""
+        return self._owner.take()
 
     def leave(self) -> None:
         """Let others build; a private workspace, which nobody could resume, is removed."""
         if self.private:
             self.remove()
+        elif self._descriptor is not None:
+            self._owner.release()
+            self._discard_empty()
         self._unlock()
 
     def remove(self) -> None:
         """Remove the workspace, and let others build."""
-        self._remove_files()
+        with contextlib.suppress(OSError):
+            for entry in self.path.iterdir():
+                if entry != self._lock:
+                    _remove(entry)
+            self._lock.unlink(missing_ok=True)
         self._unlock()
         with contextlib.suppress(OSError):
             self.path.rmdir()  # a network filesystem keeps the name of a lock until it is closed
@@ -105,12 +146,6 @@ class Workspace:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-
-    def _remove_files(self) -> None:
-        with contextlib.suppress(OSError):
-            for entry in self.path.iterdir():
-                _remove(entry)
-            self.path.rmdir()
 
     def prepare(self, key: str, size: int) -> None:
         """Make it ready for a plan: keep what was built for the same one, remove all else.
@@ -121,25 +156,32 @@ class Workspace:
             Of the plan.
         size : int
             Bytes of the finished file; the data file gets them without taking any space.
+
+        Raises
+        ------
+        ConfigError
+            If the finished file could not get its name by a hard link.
         """
+        require_links(self.path, self.path.parent)
         stamp = f"{key} {size}\n".encode()
         found = self._stamp.read_bytes() if self._stamp.is_file() else None
         if found != stamp:
             for entry in self.path.iterdir():
-                if entry != self._lock:
+                if entry not in (self._lock, self.path / OWNER):
                     _remove(entry)
-        descriptor = os.open(
-            self.data, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644
-        )
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self.data, flags, 0o644)
         try:
             os.ftruncate(descriptor, size)
         finally:
             os.close(descriptor)
-        self._stamp.write_bytes(stamp)
+        with write_whole(self._stamp) as stream:
+            stream.write(stamp)
 
     def journals(self) -> list[str]:
-        """Return the journals of all attempts so far."""
-        return sorted(str(path) for path in self.path.glob("journal.*.jsonl"))
+        """Return the journals of all attempts so far, the last written last."""
+        found = self.path.glob("journal.*.jsonl")
+        return [str(path) for path in sorted(found, key=lambda path: (path.stat().st_mtime, path))]
 
     def journal(self, attempt: str, rank: int) -> str:
         """Return the path of a rank's journal."""
@@ -147,17 +189,20 @@ class Workspace:
 
 
 def sweep(final: Path) -> None:
-    """Remove the workspaces of a finished cache that nobody builds in any more.
+    """Remove this user's workspaces of a finished cache that nobody builds in any more.
 
     That is the shared one if its lock is free, and private ones without life for an hour.
     """
-    shared = Workspace(final)
-    is_directory = shared.path.is_dir() and not shared.path.is_symlink()
-    if is_directory and shared.lock() is Lock.HELD:
-        shared.remove()
     for path, private in list(life.building_directories(final)):
-        if private and time.time() - os.lstat(path).st_mtime > ABANDONED:
-            Workspace(final, private).remove()
+        with contextlib.suppress(OSError, DistcacheError):
+            found = os.lstat(path)
+            workspace = Workspace(final, private)
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+                continue
+            if private and time.time() - found.st_mtime > limits().leftover:
+                workspace.remove()
+            elif not private and workspace.lock() is Lock.HELD:
+                workspace.remove() if workspace.take() else workspace.leave()
 
 
 def _remove(entry: Path) -> None:

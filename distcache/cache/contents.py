@@ -203,7 +203,7 @@ class Contents:
             sound &= len(self.prefixes) == len(self.table("sources"))
             for table in ("members", "blends"):
                 sound &= all(split.decode("ascii") for split in self.table(table)["split"].tolist())
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise CacheCorrupt(
                 f"{self.path}: its tables are not those of a cache: {error}"
             ) from error

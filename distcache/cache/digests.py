@@ -14,6 +14,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from distcache.activity import moved
 from distcache.cache.format import BLOCK_SIZE, HEADER_SIZE, LEAF_SIZE
 from distcache.errors import CacheCorrupt
 
@@ -71,6 +72,7 @@ def read_pieces(descriptor: int, begin: int, end: int) -> Iterator[NDArray[np.ui
             if count == 0:
                 raise CacheCorrupt(f"the file ends at byte {offset + done}, expected {end}")
             done += count
+            moved()
         yield piece
 
 

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distcache.activity import moved
 from distcache.cache.arguments import (
     SPLITS,
     megatron_arguments,
     megatron_warnings,
 )
-from distcache.cache.digests import array_digest, leaves_of
+from distcache.cache.digests import array_digest, joined_digest, leaves_of, read_pieces
 from distcache.cache.megatron import MegatronFile, megatron_files
 from distcache.cache.reader import ArrayView, Cache
 from distcache.errors import CacheCorrupt, ConfigError
-from distcache.files import is_plain_file, no_space_as_error, write_whole
+from distcache.files import (
+    is_plain_file,
+    no_space_as_error,
+    open_sized,
+    read_range,
+    write_whole,
+)
 
 __all__ = ["Exported", "export", "prefix_renamer", "wrong_files"]
+
+
+PIECE: Final = 8 << 20  # bytes that are written at a time
 
 
 class Exported(msgspec.Struct, frozen=True):
@@ -169,21 +180,31 @@ def _write_array(cache: Cache, view: ArrayView, path: Path) -> None:
         )
     if _is_there(path, array, view.digest):
         return
+    header = np.lib.format.header_data_from_array_1_0(array)
+    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     with write_whole(path) as stream:
-        np.lib.format.write_array(stream, array, allow_pickle=False)
+        np.lib.format.write_array_header_1_0(stream, header)
+        for begin in range(0, content.size, PIECE):
+            stream.write(content[begin : begin + PIECE].data)
+            moved()
+        cache.require_intact()
 
 
 def _is_there(path: Path, array: NDArray[Any], digest: str) -> bool:
     """Tell whether a file holds an array already: it may be in use, and is then left alone."""
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
-    expected = header.getvalue()
-    if not is_plain_file(path):  # a pipe would be waited for
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(array))
+    header = stream.getvalue()
+    try:
+        descriptor, size = open_sized(path, follow=False)
+    except OSError:
         return False
     try:
-        found = np.memmap(path, np.uint8, mode="r")
-    except (OSError, ValueError):
+        if size != len(header) + array.nbytes or read_range(descriptor, 0, len(header)) != header:
+            return False
+        pieces = read_pieces(descriptor, len(header), size)
+        return joined_digest(leaves_of(piece).tobytes() for piece in pieces) == digest
+    except (OSError, EOFError, CacheCorrupt):  # it has been cut short since
         return False
-    if found.size != len(expected) + array.nbytes or found[: len(expected)].tobytes() != expected:
-        return False
-    return array_digest(leaves_of(found[len(expected) :])) == digest
+    finally:
+        os.close(descriptor)

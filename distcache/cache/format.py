@@ -220,6 +220,8 @@ class Header(msgspec.Struct, frozen=True):
             raise CacheCorrupt(f"{path}: has header, block and leaf sizes of another version")
         if size != file_size:
             raise CacheCorrupt(f"{path}: has {file_size} bytes, expected {size}")
+        if count != len(TABLES):
+            raise CacheCorrupt(f"{path}: the header names {count} tables, expected {len(TABLES)}")
         tables = {}
         for index in range(count):
             place = _PLACE.unpack_from(page, _FIXED.size + index * _PLACE.size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import mmap
 import os
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from distcache.cache.contents import ArrayView, Contents, open_cache_file
 from distcache.cache.format import Header
 from distcache.errors import CacheCorrupt
+from distcache.kernels import Mapping
 
 __all__ = ["ArrayView", "Cache", "open_cache"]
 
@@ -27,18 +27,34 @@ class Cache(Contents):
         For messages.
     header : Header
         Its checked header.
-    mapped : mmap
+    mapped : Mapping
         The whole file.
     """
 
-    def __init__(self, path: Path, header: Header, mapped: mmap.mmap) -> None:
+    def __init__(self, path: Path, header: Header, mapped: Mapping) -> None:
         super().__init__(path, header, memoryview(mapped)[header.tables_begin :])
         self.map = mapped
+
+    def require_intact(self) -> None:
+        """Refuse a file of which some bytes could not be read, and so were read as zeros.
+
+        Raises
+        ------
+        CacheCorrupt
+            If it has been cut short since it was opened, or its filesystem has failed.
+        """
+        if not self.map.intact:
+            raise CacheCorrupt(
+                f"{self.path}: could not be read to its end: it was cut short while it was open, "
+                "or its filesystem failed; see `distcache verify`"
+            )
 
     def read(self, view: ArrayView) -> NDArray[Any]:
         """Return an array as a read-only view of the mapping; nothing is copied."""
         count = math.prod(view.shape)
-        return np.frombuffer(self.map, view.dtype, count, view.offset).reshape(view.shape)
+        return np.frombuffer(memoryview(self.map), view.dtype, count, view.offset).reshape(
+            view.shape
+        )
 
 
 def open_cache(path: str | Path) -> Cache:
@@ -65,9 +81,11 @@ def open_cache(path: str | Path) -> Cache:
     path = Path(path)
     descriptor, header = open_cache_file(path)
     try:
-        mapped = mmap.mmap(descriptor, header.file_size, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
+        mapped = Mapping(descriptor, header.file_size)
     except OSError as error:
         raise CacheCorrupt(f"{path}: cannot be read: {error.strerror}") from error
     finally:
         os.close(descriptor)
-    return Cache(path, header, mapped)
+    cache = Cache(path, header, mapped)
+    cache.require_intact()
+    return cache

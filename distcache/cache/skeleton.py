@@ -92,6 +92,7 @@ def _access(aligned_from: int, alignment: int, metadata: int) -> Any:
     access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
     access.set_alignment(aligned_from, alignment)
     access.set_meta_block_size(metadata)
+    access.set_file_locking(False, True)  # the workspace is locked, where that is possible
     return access
 
 

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 import typer
@@ -25,6 +25,7 @@ from distcache.plan.estimate import estimate
 from distcache.plan.layout import Layout, make_layout
 from distcache.plan.megatron_options import config_from_options
 from distcache.plan.model import Plan
+from distcache.plan.warnings import plan_warnings
 from distcache.progress import Silent
 from distcache.ranks.agreement import from_rank_0
 from distcache.ranks.communicator import SerialCommunicator, connect
@@ -42,6 +43,10 @@ ThreadsOption = Annotated[
 LimitOption = Annotated[
     str | None, typer.Option("--memory-limit", help="Memory per rank, for example 8G.")
 ]
+VerboseOption = Annotated[
+    bool, typer.Option("--verbose", "-v", help="List every section, however many there are.")
+]
+MOST_ROWS: Final = 40  # of a table that nobody asked for
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON to standard output.")]
 
 
@@ -74,6 +79,7 @@ def plan_command(
     nodes: Annotated[int, typer.Option(min=1, help="Nodes that they would run on.")] = 1,
     threads: ThreadsOption = 0,
     memory_limit: LimitOption = None,
+    verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a build would make and take: samples, epochs, bytes, time; and all problems.
@@ -98,10 +104,11 @@ def plan_command(
     document["split_blends"] = sorted(
         layout.units[unit].items[0] - len(plan.sections) for unit in work.blends
     )
+    document["warnings"] = plan_warnings(settings, plan)
     if as_json:
         print_json(document)
     else:
-        _show_plan(document)
+        _show_plan(document, verbose=verbose)
 
 
 def plan_document(plan: Plan, layout: Layout) -> dict[str, Any]:
@@ -144,9 +151,26 @@ def plan_document(plan: Plan, layout: Layout) -> dict[str, Any]:
     }
 
 
-def _show_plan(document: dict[str, Any]) -> None:
+def _show_plan(document: dict[str, Any], *, verbose: bool) -> None:
+    sections = document["sections"]
+    shown = sections if verbose or len(sections) <= MOST_ROWS else []
+    title = f"Sections ({len(sections)})"
+    if not shown:
+        samples = sum(section["samples"] for section in sections)
+        nbytes = size_text(sum(section["bytes"] for section in sections))
+        typer.echo(f"{title}: {samples:,} samples, {nbytes}; --verbose lists them")
+    else:
+        _show_sections(title, sections)
+    if document["blends"]:
+        _show_blends(document["blends"])
+    _show_estimate(document)
+    for warning in document["warnings"]:
+        typer.echo(f"warning: {warning}", err=True)
+
+
+def _show_sections(title: str, sections: list[dict[str, Any]]) -> None:
     print_table(
-        f"Sections ({len(document['sections'])})",
+        title,
         ["corpus", "splits", "sequences", "tokens", "epochs", "samples", "size"],
         [
             [
@@ -158,23 +182,28 @@ def _show_plan(document: dict[str, Any]) -> None:
                 section["samples"],
                 size_text(section["bytes"]),
             ]
-            for section in document["sections"]
+            for section in sections
         ],
     )
-    if document["blends"]:
-        print_table(
-            f"Blends ({len(document['blends'])})",
-            ["split", "corpora", "samples", "kind"],
+
+
+def _show_blends(blends: list[dict[str, Any]]) -> None:
+    print_table(
+        f"Blends ({len(blends)})",
+        ["split", "corpora", "samples", "kind"],
+        [
             [
-                [
-                    blend["split"],
-                    len(blend["corpora"]),
-                    blend["size"],
-                    "exhaustive" if blend["exhaustive"] else "weighted",
-                ]
-                for blend in document["blends"]
-            ],
-        )
+                blend["split"],
+                len(blend["corpora"]),
+                blend["size"],
+                "exhaustive" if blend["exhaustive"] else "weighted",
+            ]
+            for blend in blends
+        ],
+    )
+
+
+def _show_estimate(document: dict[str, Any]) -> None:
     foreseen = document["estimate"]
     typer.echo(f"key      {document['key']}")
     typer.echo(f"file     {size_text(document['file_bytes'])}")

@@ -25,7 +25,7 @@ from distcache.ranks.communicator import SerialCommunicator
 
 __all__ = ["explain_command", "export_command", "inspect_command", "verify_command"]
 
-CacheArgument = Annotated[Path, typer.Argument(help="A cache file.")]
+CacheArgument = Annotated[Path, typer.Argument(help="A cache file.", readable=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 
 
@@ -189,7 +189,7 @@ def explain_command(
             typer.echo(f"names only: {line}")
     if not same:
         differing = ", ".join(str(entry["field"]) for entry in fields if not entry["equal"])
-        raise KeyMismatch(f"{cache}: is not the cache of this configuration: {differing} differ")
+        raise KeyMismatch(f"{cache}: differs from the configuration in: {differing}")
     if not as_json:
         typer.echo(f"{cache} is the cache of this configuration")
 

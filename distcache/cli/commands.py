@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 import typer
 from typer.core import TyperGroup
+
+from distcache.cli.signals import interrupt_on_signals
 
 __all__ = ["COMMANDS", "Entry", "LazyGroup", "add_commands", "load"]
 
@@ -25,12 +28,18 @@ class Entry(NamedTuple):
         At most 64 characters, which is what fits beside the names.
     passes_options : bool
         Whether it takes Megatron's options, which nobody has declared.
+    interrupted : str or None
+        What is said when it is interrupted; None if it joins other ranks first, and then says it.
     """
 
     module: str
     name: str
     summary: str
     passes_options: bool = False
+    interrupted: str | None = "nothing has been changed"
+
+
+KEPT: Final = "run again to go on"
 
 
 COMMANDS: Final = {
@@ -38,15 +47,31 @@ COMMANDS: Final = {
         "build", "plan_command", "Show what a build makes and takes, or all problems.", True
     ),
     "build": Entry(
-        "build", "build_command", "Build a cache, alone or with all ranks of a job.", True
+        "build", "build_command", "Build a cache, alone or with all ranks of a job.", True, None
     ),
-    "submit": Entry("submit", "submit_command", "Submit a job that builds, and training after it."),
-    "check": Entry("check", "check_command", "Check that corpora are sound; report every fault."),
+    "submit": Entry(
+        "submit",
+        "submit_command",
+        "Submit a job that builds, and training after it.",
+        interrupted="jobs that were submitted go on: see squeue",
+    ),
+    "check": Entry(
+        "check",
+        "check_command",
+        "Check that corpora are sound; report every fault.",
+        interrupted=None,
+    ),
     "merge": Entry(
-        "merge", "merge_command", "Put corpora together into one, as Megatron's merge does."
+        "merge",
+        "merge_command",
+        "Put corpora together into one, as Megatron's merge does.",
+        interrupted=None,
     ),
     "convert": Entry(
-        "merge", "convert_command", "Rewrite a legacy or multimodal corpus for Megatron today."
+        "merge",
+        "convert_command",
+        "Rewrite a legacy or multimodal corpus for Megatron today.",
+        interrupted=None,
     ),
     "inspect": Entry(
         "cache", "inspect_command", "Show what a cache holds, or who was slow in building it."
@@ -56,16 +81,27 @@ COMMANDS: Final = {
         "cache", "explain_command", "Say why a configuration is a cache or not; 7 if not."
     ),
     "export": Entry(
-        "cache", "export_command", "Write the files that an unmodified Megatron looks for."
+        "cache",
+        "export_command",
+        "Write the files that an unmodified Megatron looks for.",
+        interrupted=KEPT,
     ),
     "ready": Entry(
-        "ready", "ready_command", "Say whether a cache is ready, or how far its build is."
+        "ready",
+        "ready_command",
+        "Say whether a cache is ready, or how far its build is.",
+        interrupted="a build goes on without this command",
     ),
     "localize": Entry(
-        "node", "localize_command", "Bring a cache and its .idx files to every node's disk."
+        "node",
+        "localize_command",
+        "Bring a cache and its .idx files to every node's disk.",
+        interrupted=None,
     ),
-    "local": Entry("node", "local_app", "Look after the copies on this node."),
-    "ingest": Entry("ingest", "ingest_app", "Make corpora of text and of token shards."),
+    "local": Entry("node", "local_app", "Look after the copies on this node.", interrupted=KEPT),
+    "ingest": Entry(
+        "ingest", "ingest_app", "Make corpora of text and of token shards.", interrupted=None
+    ),
 }
 OPENBLAS: Final = "OPENBLAS_NUM_THREADS"
 PASS_THROUGH: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -90,14 +126,32 @@ def add_commands(app: typer.Typer) -> None:
 def load(name: str) -> Any:
     """Import a command, and return it as the group holds it."""
     entry = COMMANDS[name]
+    if entry.interrupted is not None:
+        interrupt_on_signals(entry.interrupted)
     with _one_thread_for_matrices():
         found = getattr(importlib.import_module(f"distcache.cli.{entry.module}"), entry.name)
     if not isinstance(found, typer.Typer):
-        command, found = found, typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        found.command(name, context_settings=PASS_THROUGH if entry.passes_options else None)(
-            command
+        command = found
+        found = typer.Typer(
+            add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
         )
+        settings = PASS_THROUGH if entry.passes_options else None
+        found.command(name, context_settings=settings, help=help_of(command))(command)
+    for group_command in found.registered_commands:
+        if group_command.help is None and group_command.callback is not None:
+            group_command.help = help_of(group_command.callback)
     return typer.main.get_command(found)
+
+
+def help_of(command: Callable[..., Any]) -> str:
+    """Return a command's docstring with its examples as they stand, to be copied."""
+    lines: list[str] = []
+    for line in (inspect.getdoc(command) or "").splitlines():
+        if set(line) == {"-"}:
+            continue  # under the heading
+        is_example = line.startswith("    ") and not (lines and lines[-1].startswith("    "))
+        lines += ["", "\b", line] if is_example else [line]
+    return "\n".join(lines)
 
 
 @contextlib.contextmanager

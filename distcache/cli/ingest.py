@@ -29,6 +29,7 @@ ingest_app = typer.Typer(
     help="Make corpora of text and of token shards.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,
 )
 MOST_THREADS = 64
 
@@ -107,10 +108,15 @@ def text_command(
         str, typer.Option(help="Field of JSON lines, or column of Parquet files.")
     ] = "text",
     append_eod: Annotated[
-        bool, typer.Option("--append-eod", help="End each document with the token for that.")
+        bool,
+        typer.Option(
+            "--append-eod",
+            help="End each document with the tokenizer's end-of-document token.",
+        ),
     ] = False,
     eod: Annotated[
-        str | None, typer.Option(help="That token, or its id; by default what the tokenizer says.")
+        str | None,
+        typer.Option(help="End each document with this token, given as text or as a number."),
     ] = None,
     split_sentences: Annotated[
         Sentences, typer.Option(help="Whether each line of a text is a sequence of its own.")
@@ -154,7 +160,7 @@ def text_command(
 
     options = TextOptions(
         text_key=text_key,
-        append_eod=append_eod,
+        append_eod=append_eod or eod is not None,
         sentences=split_sentences.value,
         documents=txt_documents.value,
         longest=parse_size(max_document_size, least=1),
@@ -177,7 +183,7 @@ def tokens_command(
         int | None, typer.Option(min=1, help="Token ids must be below it; sets the token type.")
     ] = None,
     eod: Annotated[
-        int | None, typer.Option(min=0, help="Token that is appended where a row has it not last.")
+        int | None, typer.Option(min=0, help="End each document with this token, if it does not.")
     ] = None,
     length_column: Annotated[
         str, typer.Option(help="Number of tokens of a row, compared where it is there.")

@@ -7,16 +7,17 @@ import io
 import os
 import signal
 import sys
-import time
 import traceback
-from typing import TYPE_CHECKING, Annotated, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from distcache import __version__
+from distcache.activity import is_stuck
 from distcache.cli.commands import LazyGroup, add_commands
 from distcache.cli.signals import ENDING, ignore_signals
 from distcache.errors import BuildInterrupted, DistcacheError, NoSpace
+from distcache.timeouts import limits
 
 if TYPE_CHECKING:
     from distcache.ranks.communicator import Communicator
@@ -34,11 +35,6 @@ app = typer.Typer(
     "5 not found or not ready, 6 no space, 7 key mismatch, 8 interrupted and resumable, 1 anything "
     "else.",
 )
-# Seconds in which all ranks notice a signal that a launcher sends to all of them. If they do, each
-# ends with the exit code of an interrupted build; if not, MPI ends them, with a code of its own.
-GRACE: Final = 10.0
-# Seconds in which a launcher passes on what was written, before it ends all ranks.
-LAST_WORDS: Final = 0.3
 
 
 def _version(show: bool) -> None:
@@ -70,35 +66,46 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         app(standalone_mode=True)
-    except DistcacheError as error:
-        _fail(error)
-    except MemoryError as error:
-        _fail(NoSpace(f"not enough memory: {error}"))
-    except BrokenPipeError:
-        _end(1, together=False)
-    except OSError as error:
-        _fail(DistcacheError(str(error)))
-    except SystemExit:
+    except SystemExit as done:
+        if is_stuck():
+            _leave(done.code if isinstance(done.code, int) else int(done.code is not None))
         raise
-    except BaseException:  # noqa: BLE001  one rank's surprise must not leave the others waiting
-        with contextlib.suppress(OSError, ValueError):
-            print(traceback.format_exc(), file=sys.stderr, end="")  # noqa: T201
-        _end(1, together=False)
+    except BaseException as error:  # noqa: BLE001  one rank's surprise must not hang the others
+        _end_with(error)
+
+
+def _end_with(error: BaseException) -> NoReturn:
+    """End with the message and the exit code of an error."""
+    if isinstance(error, DistcacheError):
+        _fail(error)
+    if isinstance(error, MemoryError):
+        _fail(NoSpace(f"not enough memory: {error}"))
+    if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
+        _fail(DistcacheError(str(error)))
+    _end(1, error)
 
 
 def _fail(error: DistcacheError) -> NoReturn:
+    """End with an error: all ranks by themselves if they all have it, else by MPI."""
     ignore_signals()  # a launcher that sees another rank end must not change this one's exit code
     communicator = _connected()
-    if isinstance(error, BuildInterrupted) and communicator is not None:
-        error.agreed = communicator.meet(GRACE)
-    if not error.agreed or communicator is None or communicator.rank == 0:
+    interrupted = isinstance(error, BuildInterrupted)
+    if interrupted and communicator is not None:
+        error.agreed = communicator.meet(limits().signal)
+    alone = communicator is None or communicator.size == 1
+    if not (error.agreed or alone):
+        _end(error.exit_code, error)
+    if communicator is None or communicator.rank == 0:
         with contextlib.suppress(OSError, ValueError):
             for problem in error.problems:
                 print(f"distcache: {problem}", file=sys.stderr)  # noqa: T201
-    if isinstance(error, BuildInterrupted) and error.agreed:
+    if interrupted and not alone:
         _flush()
         os._exit(error.exit_code)  # MPI would wait for the messages that were on their way
-    _end(error.exit_code, together=error.agreed)
+    if is_stuck():
+        _leave(error.exit_code)
+    _flush()
+    sys.exit(error.exit_code)
 
 
 def _connected() -> Communicator | None:
@@ -118,11 +125,24 @@ def _flush() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _end(exit_code: int, *, together: bool) -> NoReturn:
-    """End this process, and all ranks with it unless they end by themselves."""
+def _leave(exit_code: int) -> NoReturn:
+    """End although a thread hangs, for which the interpreter would wait."""
     _flush()
     communicator = _connected()
-    if communicator is not None and communicator.size > 1 and not together:
-        time.sleep(LAST_WORDS)
-        communicator.abort(exit_code)
+    if communicator is not None:
+        communicator.close()
+    os._exit(exit_code)
+
+
+def _end(exit_code: int, error: BaseException) -> NoReturn:
+    """End because of an error that only this rank has."""
+    _flush()
+    communicator = _connected()
+    if communicator is not None and communicator.size > 1:
+        from distcache.ranks.agreement import end_job  # noqa: PLC0415
+
+        end_job(communicator, error)
+    if not isinstance(error, BrokenPipeError):
+        with contextlib.suppress(OSError, ValueError):
+            print("".join(traceback.format_exception(error)), file=sys.stderr, end="")  # noqa: T201
     sys.exit(exit_code)

@@ -5,22 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 import typer
 
 from distcache.cli.output import LogFormat, make_progress, print_json, print_table, size_text
 from distcache.cli.signals import interrupt_on_signals
-from distcache.cli.sizes import parse_size
+from distcache.cli.sizes import optional_size, parse_size
 from distcache.errors import CacheCorrupt, ConfigError
 from distcache.node.collect import collect
 from distcache.node.localize import localize
 from distcache.node.place import required_directory
-from distcache.node.report import Localized, LocalizeOptions
+from distcache.node.report import Localized, LocalizeOptions, NodeReport
 from distcache.node.store import Store
 from distcache.node.upkeep import list_store, open_store, verify_store
 from distcache.plan.decode import tokenizer_from
@@ -28,6 +30,7 @@ from distcache.ranks.communicator import Communicator, SerialCommunicator, conne
 
 __all__ = ["local_app", "localize_command"]
 
+MOST_ROWS: Final = 16  # of a table that nobody asked for
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON to standard output.")]
 StoreArgument = Annotated[
     Path | None, typer.Argument(help="The store; by default where `localize` puts it.")
@@ -39,6 +42,7 @@ local_app = typer.Typer(
     help="Look after the copies on this node.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,
 )
 
 
@@ -59,7 +63,7 @@ class Transport(StrEnum):
 
 
 def localize_command(
-    cache: Annotated[Path, typer.Argument(help="The shared cache.")],
+    cache: Annotated[Path, typer.Argument(help="The shared cache.", readable=False)],
     to: Annotated[
         str | None,
         typer.Option(
@@ -85,7 +89,27 @@ def localize_command(
         ),
     ] = Transport.auto,
     reserve: Annotated[str, typer.Option(help="Space to leave free, for example 50G.")] = "0",
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Bytes that the store may take, for example 200G; older copies go."),
+    ] = None,
+    quick: Annotated[
+        bool,
+        typer.Option(
+            "--quick", help="Trust a copy by its record, sizes and times; read none of its bytes."
+        ),
+    ] = False,
+    best_effort: Annotated[
+        bool,
+        typer.Option(
+            "--best-effort",
+            help="Report nodes that cannot hold a copy, and go on: they read the shared file.",
+        ),
+    ] = False,
     threads: Annotated[int, typer.Option(min=1, help="Blocks that a node reads at a time.")] = 4,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="List every node, however many there are.")
+    ] = False,
     log_format: LogOption = LogFormat.auto,
     as_json: JsonOption = False,
 ) -> None:
@@ -110,7 +134,11 @@ def localize_command(
         transport=transport.value,
         reserve=parse_size(reserve),
         threads=threads,
+        quick=quick,
+        best_effort=best_effort,
+        budget=optional_size(budget),
     )
+    begin = time.monotonic()
     progress = make_progress(log_format if communicator.rank == 0 else LogFormat.none)
     with contextlib.closing(progress):
         if problem:
@@ -120,7 +148,7 @@ def localize_command(
         if as_json:
             print_json(msgspec.to_builtins(done))
         else:
-            _show(done)
+            _show(done, time.monotonic() - begin, verbose=verbose)
 
 
 def _join(transport: Transport) -> tuple[Communicator, str]:
@@ -133,24 +161,20 @@ def _join(transport: Transport) -> tuple[Communicator, str]:
         return SerialCommunicator(), "" if transport is Transport.copy else str(error)
 
 
-def _show(done: Localized) -> None:
+def _show(done: Localized, seconds: float, *, verbose: bool) -> None:
     typer.echo(f"cache      {done.source}, key {done.key}")
     typer.echo(f"transport  {done.transport}: {done.reason}")
-    print_table(
-        "",
-        ["node", "copy", "read", "from other caches", "right already", "in memory"],
-        [
-            [
-                node.node,
-                node.cache,
-                size_text(node.read),
-                size_text(node.reused),
-                size_text(node.kept),
-                size_text(node.memory),
-            ]
-            for node in done.nodes
-        ],
+    if verbose or len(done.nodes) <= MOST_ROWS:
+        _show_nodes(done.nodes)
+    read, kept = (sum(sizes) for sizes in zip(*((n.read, n.kept) for n in done.nodes), strict=True))
+    failed = [node for node in done.nodes if node.problem]
+    without = f"; {len(failed)} of them without a copy" if failed else ""
+    typer.echo(
+        f"done       {len(done.nodes)} node(s) in {seconds:.1f} s: {size_text(read)} read, "
+        f"{size_text(kept)} right already{without}"
     )
+    for node in failed[:MOST_ROWS]:
+        typer.echo(f"# {node.node} reads the shared file: {node.problem}")
     typer.echo(f"# for loaders: export DISTCACHE_LOCAL_DIR={shlex.quote(done.nodes[0].directory)}")
     if done.megatron is not None:
         typer.echo("# for Megatron:")
@@ -159,8 +183,30 @@ def _show(done: Localized) -> None:
             typer.echo(f"# note: {warning}")
 
 
+def _show_nodes(nodes: Sequence[NodeReport]) -> None:
+    print_table(
+        "",
+        ["node", "read", "from other caches", "right already", "in memory", "copy"],
+        [
+            [
+                node.node,
+                size_text(node.read),
+                size_text(node.reused),
+                size_text(node.kept),
+                size_text(node.memory),
+                node.cache or "none",
+            ]
+            for node in nodes
+        ],
+    )
+
+
 def _store_at(directory: Path | None) -> Store:
-    return open_store(required_directory(directory, os.environ))
+    try:
+        return open_store(required_directory(directory, os.environ))
+    except ConfigError as error:
+        problem = str(error).replace("give a directory of the node with --to", "name the directory")
+        raise ConfigError(problem) from error
 
 
 @local_app.command("ls")
@@ -240,4 +286,8 @@ def collect_command(
         typer.echo(f"{verb} {name}")
     for name in done.in_use:
         typer.echo(f"in use {name}")
-    typer.echo(f"{store.root}: {size_text(done.freed)} freed, {size_text(done.nbytes)} are left")
+    freed, left = size_text(done.freed), size_text(done.nbytes)
+    if dry_run:
+        typer.echo(f"{store.root}: {freed} would be freed, {left} would be left")
+    else:
+        typer.echo(f"{store.root}: {freed} freed, {left} are left")

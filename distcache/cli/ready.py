@@ -17,7 +17,7 @@ __all__ = ["ready_command"]
 
 
 def ready_command(
-    cache: Annotated[Path, typer.Argument(help="The cache that is built.")],
+    cache: Annotated[Path, typer.Argument(help="The cache that is built.", readable=False)],
     patience: Annotated[
         float | None, typer.Option("--wait", min=0, help="Seconds to wait for it.")
     ] = None,
@@ -44,9 +44,9 @@ def ready_command(
             found = wait(cache, patience, lambda seen: progress.note(str(seen)))
     if as_json:
         print_json(msgspec.to_builtins(found))
-    elif found.state is not State.dead:
+    elif found.state not in (State.dead, State.hung):
         typer.echo(str(found))
-    if found.state is State.dead:
-        raise BuildInterrupted(f"{found}; build it again, which resumes")
+    if found.state in (State.dead, State.hung):
+        raise BuildInterrupted(f"{found}; {found.advice}")
     if found.state is not State.ready:
         raise typer.Exit(NotReady.exit_code)

@@ -14,11 +14,18 @@ __all__ = ["ENDING", "ignore_signals", "interrupt_on_signals"]
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def interrupt_on_signals() -> None:
+def interrupt_on_signals(advice: str = "run again to resume") -> None:
     """From now on, raise `BuildInterrupted` where the process is asked to end.
 
     Not before the ranks have joined: in the middle of that, no Python code runs.
+
+    Parameters
+    ----------
+    advice : str
+        What to do then, or what goes on without this process.
     """
+    global _advice  # noqa: PLW0603  of the process
+    _advice = advice
     for number in ENDING:
         signal.signal(number, _interrupt)
 
@@ -30,6 +37,7 @@ def ignore_signals() -> None:
 
 
 _interrupted = False
+_advice = ""
 
 
 def _interrupt(number: int, _: FrameType | None) -> None:
@@ -37,4 +45,4 @@ def _interrupt(number: int, _: FrameType | None) -> None:
     if _interrupted:
         return
     _interrupted = True
-    raise BuildInterrupted(f"interrupted by {signal.Signals(number).name}; run again to resume")
+    raise BuildInterrupted(f"interrupted by {signal.Signals(number).name}; {_advice}")

@@ -12,6 +12,7 @@ import typer
 
 from distcache.build.claim import is_finished
 from distcache.cli.output import LogFormat, make_progress, print_json
+from distcache.cli.signals import interrupt_on_signals
 from distcache.cli.sizes import optional_size
 from distcache.cli.times import parse_minutes
 from distcache.errors import DistcacheError
@@ -19,11 +20,11 @@ from distcache.launch.executor import JobOptions
 from distcache.launch.follow import failure, follow
 from distcache.launch.submit import Prejob, SubmitOptions, Submitted, submit
 from distcache.progress import Progress
+from distcache.timeouts import limits
 
 __all__ = ["submit_command"]
 
 SBATCHS: Final = "As for sbatch."
-VISIBLE_WITHIN: Final = 60.0  # seconds in which a network filesystem shows a file to another node
 
 
 TrainingArgument = Annotated[
@@ -64,6 +65,18 @@ MpiOption = Annotated[
 LogsOption = Annotated[
     Path | None, typer.Option(help="For the pre-job's files; by default beside the cache.")
 ]
+SbatchOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sbatch", help="Any option of sbatch for the pre-job, as in --sbatch=--gres=gpu:1."
+    ),
+]
+SrunOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--srun", help="Any option of the pre-job's srun, as in --srun=--container-image=IMAGE."
+    ),
+]
 WaitOption = Annotated[
     bool, typer.Option("--wait", help="Follow the pre-job; fail with its reason if it fails.")
 ]
@@ -89,6 +102,8 @@ def submit_command(
     reuse: ReuseOption = None,
     mpi: MpiOption = None,
     logs: LogsOption = None,
+    sbatch: SbatchOption = None,
+    srun: SrunOption = None,
     wait: WaitOption = False,
     log_format: Annotated[
         LogFormat, typer.Option("--log-format", help="Progress on standard error.")
@@ -102,6 +117,8 @@ def submit_command(
         distcache submit blend.yaml -o /shared/caches --nodes 2 --partition cpu -- train.sbatch
 
         distcache submit blend.yaml -o /shared/caches --name pretrain --wait
+
+        distcache submit blend.yaml -o /shared/caches --sbatch=--reservation=maintenance
     """
     job = JobOptions(
         nodes=nodes,
@@ -114,6 +131,8 @@ def submit_command(
         account=account,
         qos=qos,
         constraint=constraint,
+        sbatch=tuple(sbatch or ()),
+        srun=tuple(srun or ()),
     )
     limit = optional_size(memory_limit)
     options = SubmitOptions(job=job, memory_limit=limit, reuse=tuple(reuse or ()), logs=logs)
@@ -145,6 +164,7 @@ def _show(done: Submitted) -> None:
 
 def _follow(done: Submitted, prejob: Prejob, progress: Progress) -> None:
     """Wait for the pre-job, and raise what its ranks say if it fails."""
+    interrupt_on_signals(f"pre-job {prejob.job} goes on; scancel {prejob.job} ends it")
     state = follow(prejob.files, progress.note)
     if state.state != "COMPLETED":
         error = failure(prejob.files, state)
@@ -152,7 +172,7 @@ def _follow(done: Submitted, prejob: Prejob, progress: Progress) -> None:
             raise error
         left = f"training job {done.training} never starts: Slurm cancels it"
         raise type(error)(*error.problems, left)
-    end = time.monotonic() + VISIBLE_WITHIN
+    end = time.monotonic() + limits().visible
     while not is_finished(Path(done.cache), done.key):
         if time.monotonic() < end:
             time.sleep(1)

@@ -2,23 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from typing import Final
 
 from distcache.corpus.idx import bin_path, idx_path
 from distcache.corpus.output import Output
 from distcache.corpus.receipt import (
+    Origin,
     Receipt,
     find_receipt,
     read_receipt,
     receipt_path,
     write_receipt,
 )
-from distcache.errors import KeyMismatch
+from distcache.errors import DistcacheError, KeyMismatch
+from distcache.ranks.agreement import from_rank_0
+from distcache.ranks.communicator import Communicator
 
-__all__ = ["claim_output", "publish_output"]
+__all__ = ["claim_output", "claim_output_together", "publish_output"]
+
+COMPARED: Final = ("kind", "tokenizer", "versions")
 
 
-def claim_output(output: Output, made_from: str) -> list[Receipt]:
+def claim_output_together(
+    communicator: Communicator, output: Output, origin: Origin
+) -> list[Receipt]:
+    """Let rank 0 claim an output for all, as `claim_output` does. Collective."""
+
+    def claim() -> tuple[str, list[Receipt]]:
+        found = claim_output(output, origin)
+        return output.private, found
+
+    private, found = from_rank_0(
+        communicator, claim, tuple[str, list[Receipt]], "claiming the output"
+    )
+    if communicator.rank > 0:
+        output.use(private)
+    return found
+
+
+def claim_output(output: Output, origin: Origin) -> list[Receipt]:
     """Become the writer of an output, or return the receipts of the corpora that are there.
 
     A publication that was killed is completed.
@@ -27,8 +51,8 @@ def claim_output(output: Output, made_from: str) -> list[Receipt]:
     ----------
     output : Output
         Where to write.
-    made_from : str
-        Digest of all that the corpora depend on.
+    origin : Origin
+        Of the corpora: all that they depend on.
 
     Returns
     -------
@@ -42,6 +66,7 @@ def claim_output(output: Output, made_from: str) -> list[Receipt]:
     NotReady
         If another process writes there.
     """
+    made_from = origin.made_from
     output.claim()
     same = output.stamp == made_from
     # What is published is done, even if whoever did it was killed before it had cleaned up.
@@ -57,7 +82,7 @@ def claim_output(output: Output, made_from: str) -> list[Receipt]:
         output.remove()
         return found
     try:
-        output.require_free()
+        output.require_free(_differences(output, origin))
     except KeyMismatch:
         if output.stamp is None:
             output.remove()  # there is nothing in it that anybody could resume
@@ -76,6 +101,19 @@ def _published(output: Output, made_from: str) -> list[Receipt]:
     found = [receipt for receipt in receipts if receipt and receipt.made_from == made_from]
     whole = all(_has_sizes(output.final(shard), receipt) for shard, receipt in enumerate(found))
     return found if len(found) == first.corpora and whole else []
+
+
+def _differences(output: Output, origin: Origin) -> str:
+    """Say in which options a corpus that is there differs, as far as its receipt says it."""
+    with contextlib.suppress(DistcacheError, OSError):
+        found = find_receipt(output.final(0))
+        if found is not None:
+            pairs = [(name, getattr(found, name), getattr(origin, name)) for name in COMPARED]
+            options = {*found.options, *origin.options}
+            pairs += [(name, found.options.get(name), origin.options.get(name)) for name in options]
+            names = sorted(name for name, there, here in pairs if there != here)
+            return f" (differs in {', '.join(names or ['inputs'])})"
+    return " (it has no receipt)"
 
 
 def _has_sizes(prefix: str, receipt: Receipt) -> bool:

@@ -8,12 +8,13 @@ import msgspec
 
 from distcache.corpus.idx import Idx, open_idx
 from distcache.errors import CorpusError
+from distcache.files import Stamp
 
 __all__ = ["Corpus", "CorpusFacts"]
 
 
 class CorpusFacts(msgspec.Struct, frozen=True):
-    """The facts of a sound corpus. All but the prefix identify its content.
+    """The facts of a sound corpus. All but the prefix and the stamps identify its content.
 
     Attributes
     ----------
@@ -31,6 +32,8 @@ class CorpusFacts(msgspec.Struct, frozen=True):
         Over all sequences.
     empty_sequences : int
         Sequences without a token.
+    stamps : tuple of Stamp
+        Of the `.idx` and the `.bin`, from before they were read.
     """
 
     prefix: str
@@ -42,6 +45,7 @@ class CorpusFacts(msgspec.Struct, frozen=True):
     documents: int
     tokens: int
     empty_sequences: int
+    stamps: tuple[Stamp, ...] = ()
 
     @property
     def identity(self) -> dict[str, str | int]:
@@ -79,11 +83,16 @@ class Corpus:
                 return self.facts.tokens
             return int(idx.offsets[sequence]) // idx.item_size
 
-        return before(end) - before(begin)
+        tokens = before(end) - before(begin)
+        idx.require_intact()
+        return tokens
 
     def length_of(self, sequence: int) -> int:
         """Return the tokens of one sequence."""
-        return int(open_examined(self.facts).lengths[sequence])
+        idx = open_examined(self.facts)
+        length = int(idx.lengths[sequence])
+        idx.require_intact()
+        return length
 
 
 def open_examined(facts: CorpusFacts) -> Idx:

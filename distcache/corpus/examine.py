@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from distcache.corpus.changes import changes_of
 from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.idx import open_idx
 from distcache.corpus.soundness import (
@@ -86,7 +87,30 @@ def examine(
     found = together(communicator, lambda: map_in_threads(run, share, useful), "checking corpora")
     shared = communicator.gather_all(found, list[_Finding], "findings on corpora")
     findings = sorted((entry for rank in shared for entry in rank), key=lambda entry: entry.task)
-    return _put_together(heads, tasks, findings)
+    facts, faults = _put_together(heads, tasks, findings)
+    changed = _changes(communicator, list(facts.values()))
+    return {prefix: facts[prefix] for prefix in facts if prefix not in changed}, (
+        *faults,
+        *(fault for found in changed.values() for fault in found),
+    )
+
+
+def _changes(communicator: Communicator, corpora: Sequence[CorpusFacts]) -> dict[str, list[Fault]]:
+    """Return what has been written to while it was read, by prefix. Collective."""
+    own = corpora[communicator.rank :: communicator.size]
+    mine = together(
+        communicator, lambda: [_changed(facts) for facts in own], "looking at corpora again"
+    )
+    found: dict[str, list[Fault]] = {}
+    for share in communicator.gather_all(mine, list[list[Fault]], "changes of corpora"):
+        for faults in filter(None, share):
+            found[faults[0].prefix] = faults
+    return found
+
+
+def _changed(facts: CorpusFacts) -> list[Fault]:
+    problems = (problem.partition(": ") for problem in changes_of(facts))
+    return [Fault(facts.prefix, path, message) for path, _, message in problems]
 
 
 def require_sound(
@@ -129,7 +153,9 @@ def _cost(task: _Task, head: Outline) -> int:
 def _run(index: int, task: _Task, prefix: str) -> _Finding:
     idx = open_idx(prefix)
     checked = check_range(prefix, idx, task.begin, task.end) if task.check else None
-    return _Finding(index, checked, digest_idx(idx) if task.digest else None)
+    digest = digest_idx(idx) if task.digest else None
+    idx.require_intact()
+    return _Finding(index, checked, digest)
 
 
 def _put_together(

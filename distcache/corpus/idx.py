@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.errors import CorpusError, NotReady
-from distcache.files import open_regular
+from distcache.files import Stamp, open_regular, stamp_of
 from distcache.kernels import Mapping
 
 __all__ = ["HEADER_SIZE", "ITEM_TYPES", "Idx", "bin_path", "idx_path", "open_idx"]
@@ -56,6 +56,8 @@ class Idx:
     ----------
     path : str
         Where it was opened.
+    stamp : Stamp
+        Of the file, when it was opened.
     type_code : int
         The token type's code in the header, a key of `ITEM_TYPES`.
     lengths : ndarray of int32, shape (sequences,)
@@ -69,6 +71,7 @@ class Idx:
     """
 
     path: str
+    stamp: Stamp
     type_code: int
     map: Mapping
     lengths: NDArray[np.int32]
@@ -85,6 +88,20 @@ class Idx:
     def item_size(self) -> int:
         """Bytes per token."""
         return ITEM_TYPES[self.type_code].itemsize
+
+    def require_intact(self) -> None:
+        """Refuse a file of which some bytes could not be read, and so were read as zeros.
+
+        Raises
+        ------
+        CorpusError
+            If it has been cut short since it was opened, or its filesystem has failed.
+        """
+        if not self.map.intact:
+            raise CorpusError(
+                f"{self.path}: could not be read to its end: it was cut short while it was read, "
+                "or its filesystem failed; run again when it is whole"
+            )
 
     def release_lengths(self, begin: int, end: int) -> None:
         """Drop the mapped pages of the lengths of sequences [begin, end)."""
@@ -128,7 +145,8 @@ def open_idx(prefix: str) -> Idx:
             raise
         raise CorpusError(f"{path}: cannot be opened: {error.strerror}") from error
     try:
-        size = os.fstat(descriptor).st_size
+        stamp = stamp_of(os.fstat(descriptor))
+        size = stamp.size
         header = os.pread(descriptor, HEADER_SIZE, 0)
         type_code, sequences, entries = _parse_header(path, header)
         has_modes = _has_modes(path, size, sequences, entries)
@@ -145,6 +163,7 @@ def open_idx(prefix: str) -> Idx:
     view = memoryview(mapped)
     return Idx(
         path=path,
+        stamp=stamp,
         type_code=type_code,
         map=mapped,
         lengths=np.frombuffer(view, "<i4", sequences, HEADER_SIZE),
@@ -156,7 +175,7 @@ def open_idx(prefix: str) -> Idx:
 
 def _parse_header(path: str, header: bytes) -> tuple[int, int, int]:
     if header.startswith(LEGACY_MAGIC):
-        raise CorpusError(f"{path}: is a legacy TNTIDX file; convert it to MMIDIDX first")
+        raise CorpusError(f"{path}: is a legacy TNTIDX file; `distcache convert` rewrites it")
     if len(header) < HEADER_SIZE:
         raise CorpusError(
             f"{path}: has {len(header)} bytes, fewer than the {HEADER_SIZE} of a header"

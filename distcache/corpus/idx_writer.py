@@ -6,7 +6,7 @@ The format is described in `distcache.corpus.idx`.
 from __future__ import annotations
 
 import os
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -15,9 +15,9 @@ from numpy.typing import DTypeLike, NDArray
 from distcache.corpus.idx import HEADER, HEADER_SIZE, ITEM_TYPES, MAGIC, idx_path
 from distcache.corpus.token_types import code_of
 from distcache.errors import CorpusError
-from distcache.files import create_anew, no_space_as_error, write_whole
+from distcache.files import create_anew, no_space_as_error, write_range, write_whole
 
-__all__ = ["IdxPlan", "lay_out_idx", "write_bounds", "write_idx", "write_lengths", "write_range"]
+__all__ = ["IdxPlan", "lay_out_idx", "write_bounds", "write_idx", "write_lengths"]
 
 CHUNK: Final = 1 << 17  # sequences at a time: their offsets stay in the processor's cache
 
@@ -69,14 +69,6 @@ class IdxPlan(msgspec.Struct, frozen=True):
     def header(self) -> bytes:
         """The file's first bytes."""
         return HEADER.pack(MAGIC, 1, self.type_code, self.sequences, self.documents + 1)
-
-
-def write_range(descriptor: int, offset: int, data: bytes | NDArray[Any]) -> None:
-    """Write all of some bytes at a place of an open file."""
-    view = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
-    done = 0
-    while done < len(view):
-        done += os.pwrite(descriptor, view[done:].data, offset + done)
 
 
 def lay_out_idx(prefix: str, plan: IdxPlan) -> None:

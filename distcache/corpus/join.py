@@ -17,12 +17,11 @@ from distcache.corpus.idx_writer import (
     lay_out_idx,
     write_bounds,
     write_lengths,
-    write_range,
 )
 from distcache.corpus.output import Output
 from distcache.corpus.source import Source
 from distcache.errors import CorpusError
-from distcache.files import create_anew, no_space_as_error, open_regular
+from distcache.files import create_anew, no_space_as_error, open_regular, write_range
 from distcache.progress import Progress
 from distcache.ranks.agreement import from_rank_0, together
 from distcache.ranks.balance import slice_bounds
@@ -123,7 +122,9 @@ def _copy_tokens(
                 try:
                     _copy(source, low, high, target, at, room, progress)
                 except EOFError as error:
-                    message = f"{bin_path(sources[index].prefix)}: has become shorter"
+                    message = (
+                        f"{bin_path(sources[index].prefix)}: was truncated while it was copied"
+                    )
                     raise CorpusError(message) from error
                 finally:
                     os.close(source)
@@ -173,6 +174,7 @@ def _write_index(
                     write_bounds(
                         descriptor, plan, at + some - low, bounds + sequences_before[index]
                     )
+                _require_intact(sources[index])
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
@@ -191,3 +193,9 @@ def _write_sequences(
         if source.modes is not None:
             modes = np.ascontiguousarray(source.modes[begin : begin + len(lengths)])
             write_range(descriptor, plan.modes_begin + place, modes)
+    _require_intact(source)
+
+
+def _require_intact(source: Source) -> None:
+    if source.idx is not None:
+        source.idx.require_intact()

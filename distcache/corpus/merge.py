@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 import xxhash
 
-from distcache.corpus.claim import claim_output, publish_output
+from distcache.corpus.changes import require_unchanged
+from distcache.corpus.claim import claim_output_together, publish_output
 from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.examine import require_sound
 from distcache.corpus.idx import bin_path, idx_path
@@ -30,8 +31,9 @@ from distcache.corpus.receipt import (
 from distcache.corpus.source import Source, open_source
 from distcache.errors import ConfigError
 from distcache.progress import Progress, Silent, Stopwatch
-from distcache.ranks.agreement import from_rank_0, together
+from distcache.ranks.agreement import ending_job, from_rank_0, together
 from distcache.ranks.communicator import Communicator
+from distcache.ranks.heartbeat import Heartbeat
 
 __all__ = ["convert", "merge"]
 
@@ -92,7 +94,20 @@ def merge(
     ConfigError
         If they differ in token type, in having modes, or in their tokenizers.
     """
-    progress = Stopwatch(progress or Silent(), lambda: communicator.waited)
+    watch = Stopwatch(progress or Silent(), lambda: communicator.waited)
+    with ending_job(communicator):
+        return _merge(communicator, prefixes, out, threads, watch, mixed=mixed)
+
+
+def _merge(
+    communicator: Communicator,
+    prefixes: Sequence[str],
+    out: str,
+    threads: int,
+    progress: Stopwatch,
+    *,
+    mixed: bool,
+) -> Receipt:
     progress.phase("examining corpora")
     facts = require_sound(communicator, list(dict.fromkeys(prefixes)), threads)
 
@@ -107,7 +122,8 @@ def merge(
         lambda: [open_source(prefix, facts[prefix].bin_size) for prefix in prefixes],
         "opening corpora",
     )
-    return _make(communicator, "merge", sources, known, out, threads, progress)
+    examined = list(facts.values())
+    return _make(communicator, "merge", sources, examined, known, out, threads, progress)
 
 
 def convert(
@@ -135,7 +151,20 @@ def convert(
     CorpusError
         If it is not sound.
     """
-    progress = Stopwatch(progress or Silent(), lambda: communicator.waited)
+    watch = Stopwatch(progress or Silent(), lambda: communicator.waited)
+    with ending_job(communicator):
+        return _convert(communicator, prefix, out, threads, watch, drop_modes=drop_modes)
+
+
+def _convert(
+    communicator: Communicator,
+    prefix: str,
+    out: str,
+    threads: int,
+    progress: Stopwatch,
+    *,
+    drop_modes: bool,
+) -> Receipt:
     progress.phase("examining corpora")
     legacy = from_rank_0(communicator, lambda: is_legacy(prefix), bool, "looking at the corpus")
     stamps = from_rank_0(communicator, lambda: _stamps([prefix]), list[str], "looking at files")
@@ -143,6 +172,7 @@ def convert(
         source = together(communicator, lambda: open_legacy(prefix), "opening the corpus")
         digest = xxhash.xxh3_128(source.lengths.data).hexdigest()
         known = _Known([digest], stamps, None)
+        examined: list[CorpusFacts] = []
     else:
         facts = require_sound(communicator, [prefix], threads)[prefix]
         source = together(communicator, lambda: open_source(prefix, facts.bin_size), "opening")
@@ -153,11 +183,12 @@ def convert(
             "reading receipts",
         )
         known = _Known([facts.idx_digest], stamps, tokenizers[prefix])
+        examined = [facts]
     if drop_modes:
         source = Source(
-            prefix, source.type_code, source.lengths, source.bounds, None, source.nbytes
+            prefix, source.type_code, source.lengths, source.bounds, None, source.nbytes, source.idx
         )
-    return _make(communicator, "convert", [source], known, out, threads, progress)
+    return _make(communicator, "convert", [source], examined, known, out, threads, progress)
 
 
 def _stamps(prefixes: Sequence[str]) -> list[str]:
@@ -194,10 +225,11 @@ def _make(
     communicator: Communicator,
     kind: Kind,
     sources: Sequence[Source],
+    examined: Sequence[CorpusFacts],
     known: _Known,
     out: str,
     threads: int,
-    progress: Progress,
+    progress: Stopwatch,
 ) -> Receipt:
     """Claim the output, fill it, and publish it with its receipt. Collective."""
     identity = " ".join([kind, *known.stamps, *(str(source.modes is None) for source in sources)])
@@ -209,15 +241,13 @@ def _make(
         versions={"distcache": importlib.metadata.version("distcache")},
     )
     with Output(out) as output:
-        found = from_rank_0(
-            communicator,
-            lambda: claim_output(output, origin.made_from),
-            list[Receipt],
-            "claiming the output",
-        )
+        found = claim_output_together(communicator, output, origin)
         if found:
             return found[0]
-        facts = join(communicator, sources, output, threads, progress)
+        with Heartbeat(output.directory, progress, communicator):
+            facts = join(communicator, sources, output, threads, progress)
+            require_unchanged(communicator, examined, tokens=True)
+        together(communicator, lambda: None, "the last heartbeats")
         inputs = _input_receipts(sources, known.digests)
         receipt = receipt_of(facts, output.name(0), origin, inputs)
         progress.phase("publishing")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import re
+import secrets
 import shutil
 import stat
 import time
@@ -15,8 +17,15 @@ from typing import Final
 from distcache.corpus.idx import bin_path, idx_path
 from distcache.corpus.receipt import receipt_path
 from distcache.errors import ConfigError, DistcacheError, KeyMismatch, NotReady
-from distcache.files import is_plain_file, sync_directory, write_whole
+from distcache.files import (
+    is_plain_file,
+    make_directories,
+    require_links,
+    sync_directory,
+    write_whole,
+)
 from distcache.locks import NO_LOCKS, try_lock
+from distcache.owner import OWNER, Owner
 
 __all__ = ["Output"]
 
@@ -44,11 +53,18 @@ class Output:
         self.prefix = os.path.abspath(prefix)
         self._given = prefix
         self.numbered = numbered
-        self.directory = Path(self.prefix).parent / f".{Path(self.prefix).name}.ingest"
+        self._lock: int | None = None
+        self.use("")
+
+    def use(self, private: str) -> None:
+        """Work in the directory of all, or in one that has a token of its own; not collective."""
+        self.private = private
+        name = f".{Path(self.prefix).name}.ingest{private and '-' + private}"
+        self.directory = Path(self.prefix).parent / name
         self.journal = self.directory / "journal.jsonl"
         self._stamp = self.directory / "stamp"
         self._complete = self.directory / "complete"
-        self._lock: int | None = None
+        self._owner = Owner(self.directory)
 
     def final(self, shard: int) -> str:
         """Return the prefix that the N-th corpus gets."""
@@ -80,10 +96,13 @@ class Output:
     def claim(self) -> None:
         """Make the directory, and become the only one that writes in it.
 
+        Where the filesystem has no locks, that is a directory of this process's own, which nobody
+        can resume.
+
         Raises
         ------
         ConfigError
-            If the prefix does not lead into a directory.
+            If the prefix does not lead into a directory, or the filesystem has no hard links.
         NotReady
             If another process writes there.
         DistcacheError
@@ -91,15 +110,25 @@ class Output:
         """
         for look in range(LOOKS):
             time.sleep(LOOK if look else 0)
+            existed = os.path.lexists(self.directory)
             self._make()
             try:
                 self._lock = try_lock(self.directory / LOCK)
             except OSError as error:
                 if error.errno not in NO_LOCKS:
                     raise
-                return  # what two writers have mixed is found when it is read back
-            if self._lock is not None:
+                if not existed:
+                    self.remove()
+                self.use(secrets.token_hex(4))
+                self._make()
+            if self.private or (self._lock is not None and self._owner.take()):
+                try:
+                    require_links(self.directory, self.directory.parent)
+                except DistcacheError:
+                    self.leave()
+                    raise
                 return
+            self._unlock()
         raise NotReady(
             f"{self.prefix}: another process is writing it (it holds {self.directory / LOCK}); "
             "wait for it, or choose another --out"
@@ -114,16 +143,27 @@ class Output:
                 f"--out {self.prefix}: is a directory; expected the path of a corpus in one"
             )
         try:
-            self.directory.parent.mkdir(parents=True, exist_ok=True)
+            make_directories(self.directory.parent)
             self.directory.mkdir(mode=0o700)
         except FileExistsError as error:
             if not self.directory.parent.is_dir():
                 raise ConfigError(f"{self.directory.parent}: is not a directory") from error
             found = os.lstat(self.directory)
-            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            if not stat.S_ISDIR(found.st_mode):
                 raise DistcacheError(
-                    f"{self.directory}: is not a directory of this user; move it away"
+                    f"{self.directory}: is not a directory; remove it, or choose another --out"
                 ) from error
+            if found.st_uid != os.geteuid():
+                raise NotReady(
+                    f"{self.prefix}: user {user_name(found.st_uid)} is writing it, or has begun to "
+                    "and was interrupted; wait, let that user run again or remove "
+                    f"{self.directory}, or choose another --out"
+                ) from error
+        except PermissionError as error:
+            raise ConfigError(
+                f"{self.directory.parent}: you may not make files there ({error.strerror}); choose "
+                "another --out, or ask its owner to let you"
+            ) from error
         except NotADirectoryError as error:
             raise ConfigError(f"{self.directory.parent}: is not a directory") from error
 
@@ -140,7 +180,8 @@ class Output:
         DistcacheError
             If there is something that no ingest has left: where one has, there is a stamp.
         """
-        others = [entry.name for entry in self.directory.iterdir() if entry.name != LOCK]
+        ours = (LOCK, OWNER)
+        others = [entry.name for entry in self.directory.iterdir() if entry.name not in ours]
         if others and not self._stamp.is_file():
             raise DistcacheError(
                 f"{self.directory}: has files of somebody else ({', '.join(others[:3])}); move it "
@@ -151,19 +192,37 @@ class Output:
         self._clear()
 
     def _clear(self) -> None:
-        """Remove all but the lock and the stamp, by which the rest is known as ours."""
+        """Remove all but the lock, the owner and the stamp, by which the rest is known as ours."""
         for entry in self.directory.iterdir():
-            if entry.name not in (LOCK, self._stamp.name):
+            if entry.name not in (LOCK, OWNER, self._stamp.name):
                 _remove(entry)
 
     def leave(self) -> None:
-        """Let others write; what is unfinished stays."""
+        """Let others write; what is unfinished stays, unless nobody could resume it."""
+        if self.private:
+            self.remove()
+            return
         if self._lock is not None:
+            self._owner.release()
+            with contextlib.suppress(OSError):
+                if os.listdir(self.directory) == [LOCK]:
+                    os.unlink(self.directory / LOCK)
+                    self.directory.rmdir()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._owner.release()
             os.close(self._lock)
             self._lock = None
 
-    def require_free(self) -> None:
+    def require_free(self, why: str = "") -> None:
         """Refuse final names that are taken by files that are not ours.
+
+        Parameters
+        ----------
+        why : str
+            What is known of the difference, for the message.
 
         Raises
         ------
@@ -172,12 +231,10 @@ class Output:
         """
         taken = [final for final, ours in self._final_files() if not ours]
         if taken:
+            verb = "exist" if len(taken) > 1 else "exists"
             raise KeyMismatch(
-                *(
-                    f"{path}: is there already, and was not made by this command; move it away, or "
-                    "choose another --out"
-                    for path in taken
-                )
+                f"{', '.join(taken)}: already {verb}, and not as this command makes it{why}; move "
+                "it away, or choose another --out"
             )
 
     def is_partly_published(self) -> bool:
@@ -231,6 +288,10 @@ class Output:
             for unfinished, final in self._names(shard):
                 if not _is_same(unfinished, final) and not _link(unfinished, final):
                     self.require_free()
+                    raise KeyMismatch(
+                        f"{final}: was made by another process meanwhile, and is gone or going; "
+                        "run again, which publishes what is done"
+                    )
         sync_directory(Path(self.prefix).parent)
         self.remove()
 
@@ -238,12 +299,20 @@ class Output:
         """Remove the directory, and let others write."""
         with contextlib.suppress(OSError):
             self._clear()
-            self._stamp.unlink(missing_ok=True)
-            os.unlink(self.directory / LOCK)
-        self.leave()
+            for name in (self._stamp.name, OWNER, LOCK):
+                (self.directory / name).unlink(missing_ok=True)
+        self._unlock()
         # Another process may have begun to write; a network filesystem may keep a name for a while.
         with contextlib.suppress(OSError):
             self.directory.rmdir()
+
+
+def user_name(uid: int) -> str:
+    """Return what a user is called here."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def _link(unfinished: str, final: str) -> bool:

@@ -14,9 +14,11 @@ from typing import Final
 import msgspec
 import xxhash
 
+from distcache.activity import moved
 from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.idx import HEADER_SIZE, ITEM_TYPES, Idx, bin_path, idx_path, open_idx
-from distcache.errors import DistcacheError
+from distcache.errors import BuildInterrupted, DistcacheError
+from distcache.files import Stamp, stamp_of
 from distcache.kernels import check_sequences, first_descent
 
 __all__ = ["Fault", "Outline", "RangeFacts", "check_range", "digest_idx", "outline", "summarise"]
@@ -45,6 +47,7 @@ class Outline(msgspec.Struct, frozen=True):
     sequences: int = 0
     documents: int = 0
     faults: tuple[Fault, ...] = ()
+    stamps: tuple[Stamp, ...] = ()
 
 
 class RangeFacts(msgspec.Struct, frozen=True):
@@ -69,18 +72,23 @@ def outline(prefix: str) -> Outline:
         With a fault for each file that is missing or whose header is wrong; nothing is raised.
     """
     faults: list[Fault] = []
-    bin_size = 0
+    bin_size, token_stamp = 0, Stamp(0, 0, 0)
     try:
-        bin_size = os.stat(bin_path(prefix)).st_size
+        token_stamp = stamp_of(os.stat(bin_path(prefix)))
+        bin_size = token_stamp.size
     except OSError as error:
-        faults.append(Fault(prefix, bin_path(prefix), f"cannot be read: {error.strerror}"))
+        message = f"cannot be read: {error.strerror}{_hint(prefix)}"
+        faults.append(Fault(prefix, bin_path(prefix), message))
     try:
         idx = open_idx(prefix)
+        faults += _bounds_faults(prefix, idx)
+        idx.require_intact()
+    except BuildInterrupted:
+        raise
     except DistcacheError as error:
         path = idx_path(prefix)
         faults.append(Fault(prefix, path, str(error).removeprefix(f"{path}: ")))
         return Outline(prefix, bin_size=bin_size, faults=tuple(faults))
-    faults += _bounds_faults(prefix, idx)
     return Outline(
         prefix=prefix,
         idx_size=idx.size,
@@ -89,7 +97,16 @@ def outline(prefix: str) -> Outline:
         sequences=len(idx.lengths),
         documents=max(len(idx.bounds) - 1, 0),
         faults=tuple(faults),
+        stamps=(idx.stamp, token_stamp),
     )
+
+
+def _hint(prefix: str) -> str:
+    """Say what may be wrong with a prefix under which nothing is found."""
+    for suffix in (".bin", ".idx"):
+        if prefix.endswith(suffix):
+            return f"; name the corpus without {suffix}: {prefix.removesuffix(suffix)}"
+    return "" if os.path.isabs(prefix) else f"; relative to {os.getcwd()}"  # noqa: PTH109, PTH117
 
 
 def _bounds_faults(prefix: str, idx: Idx) -> list[Fault]:
@@ -115,6 +132,7 @@ def digest_idx(idx: Idx) -> str:
         for begin in range(0, idx.size, CHUNK):
             digest.update(view[begin : begin + CHUNK])
             idx.release(begin, min(begin + CHUNK, idx.size))
+            moved()
     return digest.hexdigest()
 
 
@@ -206,6 +224,7 @@ def summarise(
         documents=head.documents,
         tokens=sum(part.tokens for part in ranges),
         empty_sequences=sum(part.empty for part in ranges),
+        stamps=head.stamps,
     )
     faults = [*head.faults, *(fault for part in ranges for fault in part.faults)]
     if not any(part.faults for part in ranges):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.corpus.idx import ITEM_TYPES, open_idx
+from distcache.corpus.idx import ITEM_TYPES, Idx, open_idx
 
 __all__ = ["Source", "open_source"]
 
@@ -30,6 +30,8 @@ class Source:
         Of multimodal data.
     nbytes : int
         Of the `.bin`.
+    idx : Idx or None
+        Whose arrays these are, if they are mapped.
     """
 
     prefix: str
@@ -38,6 +40,7 @@ class Source:
     bounds: NDArray[np.int64]
     modes: NDArray[np.int8] | None
     nbytes: int
+    idx: Idx | None = None
 
     @property
     def tokens(self) -> int:
@@ -48,4 +51,4 @@ class Source:
 def open_source(prefix: str, nbytes: int) -> Source:
     """Open a corpus that has been examined."""
     idx = open_idx(prefix)
-    return Source(prefix, idx.type_code, idx.lengths, idx.bounds, idx.modes, nbytes)
+    return Source(prefix, idx.type_code, idx.lengths, idx.bounds, idx.modes, nbytes, idx)

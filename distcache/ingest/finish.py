@@ -12,6 +12,7 @@ from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.examine import require_sound
 from distcache.corpus.idx import idx_path
 from distcache.corpus.idx_writer import IdxPlan, lay_out_idx, write_bounds, write_lengths
+from distcache.corpus.output import Output
 from distcache.corpus.receipt import Receipt
 from distcache.corpus.token_types import code_of
 from distcache.errors import DistcacheError
@@ -23,11 +24,11 @@ from distcache.ranks.agreement import from_rank_0, together
 from distcache.ranks.balance import slice_bounds
 from distcache.ranks.communicator import Communicator
 
-__all__ = ["count_intact", "finish"]
+__all__ = ["count_intact", "make_corpora", "publish_together"]
 
 
 def count_intact(
-    communicator: Communicator, store: Store, records: Sequence[TaskRecord], begun: int
+    communicator: Communicator, store: Store, records: Sequence[TaskRecord], owners: Sequence[int]
 ) -> int:
     """Return how many of the first tasks can be read back as they were written. Collective.
 
@@ -36,7 +37,7 @@ def count_intact(
     """
     together(communicator, store.settle, "syncing")
     rank, ranks = communicator.rank, communicator.size
-    own = [record for record in records if reader_of(record.task, begun, ranks) == rank]
+    own = [record for record in records if reader_of(owners[record.task], ranks) == rank]
 
     def first_lost() -> int:
         return next((record.task for record in own if not store.holds(record)), len(records))
@@ -45,16 +46,16 @@ def count_intact(
     return min(communicator.gather_all(found, int, "reading back"))
 
 
-def finish(
+def make_corpora(
     communicator: Communicator,
     store: Store,
     records: Sequence[TaskRecord],
-    begun: int,
+    owners: Sequence[int],
     make_receipts: Callable[[list[CorpusFacts]], list[Receipt]],
     threads: int,
     progress: Progress,
 ) -> list[Receipt]:
-    """Make corpora of what all tasks have written. Collective.
+    """Make corpora of what all tasks have written, which still want their names. Collective.
 
     Parameters
     ----------
@@ -64,8 +65,8 @@ def finish(
         Has the tokens, lengths and counts.
     records : sequence of TaskRecord
         Of all tasks.
-    begun : int
-        How many of them an earlier run had done.
+    owners : sequence of int
+        The rank that wrote each.
     make_receipts : callable
         Returns the receipts of corpora.
     threads : int
@@ -85,7 +86,7 @@ def finish(
     """
     output = store.output
     progress.phase("reading back")
-    if count_intact(communicator, store, records, begun) < len(records):
+    if count_intact(communicator, store, records, owners) < len(records):
         error = DistcacheError(
             f"{output.directory}: reads back other bytes than were written; run again, which "
             "resumes with what is right"
@@ -100,11 +101,15 @@ def finish(
     progress.phase("examining")
     prefixes = [output.unfinished(shard) for shard in range(len(ends))]
     sound = require_sound(communicator, prefixes, threads)
-    facts = [sound[prefix] for prefix in prefixes]
+    return make_receipts([sound[prefix] for prefix in prefixes])
+
+
+def publish_together(
+    communicator: Communicator, output: Output, receipts: list[Receipt], progress: Progress
+) -> None:
+    """Give corpora their names. Collective."""
     progress.phase("publishing")
-    receipts = make_receipts(facts)
     from_rank_0(communicator, lambda: publish_output(output, receipts), None, "publishing")
-    return receipts
 
 
 def _ends(segments: Sequence[Segment]) -> list[Counts]:

@@ -14,6 +14,7 @@ import tokenizers
 from distcache.errors import ConfigError, NotReady
 from distcache.ingest.tokenizer import (
     TokenizerOptions,
+    TokenizerSource,
     facts_of,
     is_token_id,
     read_file,
@@ -21,7 +22,7 @@ from distcache.ingest.tokenizer import (
     unknown_eod,
 )
 
-__all__ = ["HuggingFace"]
+__all__ = ["HuggingFace", "download", "stated_end"]
 
 # What common models call the end of a document, where nothing else says it.
 KNOWN_ENDS: Final = (
@@ -72,26 +73,6 @@ class HuggingFace:
         choices = {"special_tokens": self._special}
         self.facts = facts_of("huggingface", name, content, size, eod, choices)
 
-    @classmethod
-    def from_file(cls, path: Path, content: bytes, options: TokenizerOptions) -> HuggingFace:
-        """Return the tokenizer of a file, and look for its end of documents beside it."""
-        return cls(path.name, content, options, _stated_end(path.parent))
-
-    @classmethod
-    def by_name(cls, options: TokenizerOptions) -> HuggingFace:
-        """Return a tokenizer of the hub, or of its cache on this machine."""
-        try:
-            with refusing():
-                path = Path(huggingface_hub.hf_hub_download(options.name, "tokenizer.json"))
-        except ValueError as error:
-            raise NotReady(
-                f"--tokenizer {options.name}: no such file, and not to be had from the hub of "
-                f"Hugging Face: {error}"
-            ) from error
-        with contextlib.suppress(ValueError), refusing():
-            huggingface_hub.hf_hub_download(options.name, "tokenizer_config.json")
-        return cls(options.name, read_file(path), options, _stated_end(path.parent))
-
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Return the token ids of each text."""
         with refusing():
@@ -102,6 +83,21 @@ class HuggingFace:
         """Return the text of token ids."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return text
+
+
+def download(options: TokenizerOptions) -> TokenizerSource:
+    """Get a tokenizer of the hub, or of its cache on this machine."""
+    try:
+        with refusing():
+            path = Path(huggingface_hub.hf_hub_download(options.name, "tokenizer.json"))
+    except ValueError as error:
+        raise NotReady(
+            f"--tokenizer {options.name}: no such file, and not to be had from the hub of "
+            f"Hugging Face: {error}"
+        ) from error
+    with contextlib.suppress(ValueError), refusing():
+        huggingface_hub.hf_hub_download(options.name, "tokenizer_config.json")
+    return TokenizerSource("huggingface", options.name, read_file(path), stated_end(path.parent))
 
 
 def _end(vocabulary: dict[str, int], options: TokenizerOptions, stated: str | None) -> int | None:
@@ -117,7 +113,7 @@ def _end(vocabulary: dict[str, int], options: TokenizerOptions, stated: str | No
     return vocabulary[known[0]] if len(known) == 1 else None
 
 
-def _stated_end(directory: Path) -> str | None:
+def stated_end(directory: Path) -> str | None:
     """Return what `tokenizer_config.json` calls the end of a sequence."""
     path = directory / "tokenizer_config.json"
     if not path.is_file():

@@ -6,6 +6,7 @@ believed, so neither has to reach the disk in any order.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -55,7 +56,9 @@ class Journal:
     def append(self, record: TaskRecord) -> None:
         """Add a line, in one write."""
         with no_space_as_error(self._path):
-            os.write(self._descriptor, msgspec.json.encode(record) + b"\n")
+            line = msgspec.json.encode(record) + b"\n"
+            if os.write(self._descriptor, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
 
 def read_journal(path: Path, tasks: Sequence[range]) -> list[TaskRecord]:

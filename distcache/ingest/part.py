@@ -168,13 +168,23 @@ class Part(Sink):
         self._room -= size
         return data[size:]
 
+    @property
+    def held(self) -> int:
+        """Bytes of memory that the tokens take."""
+        return len(self._blocks) * BLOCK
+
+    def put_by(self) -> None:
+        """Give the memory back, if the tokens may be in a file until they are wanted."""
+        if self._directory is not None:
+            self._spill()
+
     def _spill(self) -> None:
         if self._file is None:
             self._file = tempfile.TemporaryFile(dir=self._directory)  # noqa: SIM115
-        for block in self._blocks:
+        for block in self._used_blocks():
             self._file.write(block.data)
         self._pool.give(self._blocks)
-        self._blocks = []
+        self._blocks, self._room = [], 0
 
     @property
     def digest(self) -> str:
@@ -200,6 +210,9 @@ class Part(Sink):
             self._file.seek(0)
             while content := self._file.read(BLOCK):
                 yield np.frombuffer(content, np.uint8)
+        yield from self._used_blocks()
+
+    def _used_blocks(self) -> Iterator[NDArray[np.uint8]]:
         for index, block in enumerate(self._blocks):
             last = index == len(self._blocks) - 1
             yield block[: BLOCK - self._room] if last else block

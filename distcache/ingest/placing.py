@@ -11,8 +11,18 @@ from numpy.typing import NDArray
 
 from distcache.ingest.part import PieceFacts
 from distcache.ingest.pieces import cut_at_documents
+from distcache.ranks.balance import balance
 
-__all__ = ["Counts", "Segment", "TaskRecord", "overlap", "place", "reader_of", "segments_of"]
+__all__ = [
+    "Counts",
+    "Segment",
+    "TaskRecord",
+    "overlap",
+    "owners_of",
+    "place",
+    "reader_of",
+    "segments_of",
+]
 
 
 class Counts(msgspec.Struct, frozen=True, array_like=True):
@@ -126,19 +136,28 @@ def segments_of(
     return [segment for segment in found if segment.size.documents]
 
 
-def reader_of(task: int, begun: int, ranks: int) -> int:
-    """Return the rank that reads back what a task has written: not the one that wrote it.
+def owners_of(costs: Sequence[float], begun: int, ranks: int) -> list[int]:
+    """Return the rank of each task: those still to be done are shared out by what they take.
 
     Parameters
     ----------
-    task : int
-        Which one.
+    costs : sequence of float
+        Of all tasks.
     begun : int
-        The first task of this run; the ranks took turns from there on.
+        The first task of this run.
     ranks : int
         How many there are.
     """
-    return (task - begun + 1) % ranks
+    owners = [task % ranks for task in range(len(costs))]
+    for rank, share in enumerate(balance(costs[begun:], ranks)):
+        for place in share:
+            owners[begun + place] = rank
+    return owners
+
+
+def reader_of(owner: int, ranks: int) -> int:
+    """Return the rank that reads back what one has written: not that one itself."""
+    return (owner + 1) % ranks
 
 
 def overlap(

@@ -24,7 +24,12 @@ from distcache.ingest.placing import TaskRecord
 from distcache.ingest.rows import require_text_column
 from distcache.ingest.store import Store
 from distcache.ingest.token_shards import ShardReader, require_token_column
-from distcache.ingest.tokenizer import TokenizerOptions, load_tokenizer
+from distcache.ingest.tokenizer import (
+    TokenizerOptions,
+    TokenizerSource,
+    find_tokenizer,
+    make_tokenizer,
+)
 from distcache.ingest.workers import Reader, Work
 from distcache.ranks.agreement import from_rank_0, together
 from distcache.ranks.communicator import Communicator
@@ -32,8 +37,7 @@ from distcache.ranks.communicator import Communicator
 __all__ = [
     "Options",
     "find_together",
-    "make_work",
-    "require_same",
+    "make_work_together",
     "require_utf8",
     "resume_together",
 ]
@@ -79,7 +83,7 @@ def find_together(
         ["jsonl", "txt", "parquet"] if isinstance(options, TextOptions) else ["parquet"]
     )
     inputs: list[Input] = from_rank_0(
-        communicator, lambda: find_inputs(words, formats), list[Input], "looking for inputs"
+        communicator, lambda: find_inputs(words, formats), list[Input], "listing inputs"
     )
     size = communicator.size
     own = inputs[communicator.rank :: size]
@@ -113,8 +117,45 @@ def _look_into(entry: Input, options: Options) -> Input:
     return with_groups(entry, options.column)
 
 
+def make_work_together(
+    communicator: Communicator,
+    inputs: list[Input],
+    options: Options,
+    tokenizer: TokenizerOptions | None,
+    output: Output,
+) -> tuple[Work, Origin]:
+    """Decide all that the corpus depends on. Collective.
+
+    The tokenizer is read, or got from the network, by rank 0 alone.
+
+    Raises
+    ------
+    DistcacheError
+        If the tokenizer cannot be loaded, an option does not fit, or ranks have other libraries.
+    """
+    source = None
+    if tokenizer is not None:
+        source = from_rank_0(
+            communicator,
+            lambda: find_tokenizer(tokenizer),
+            TokenizerSource,
+            "reading the tokenizer",
+        )
+    work, origin = together(
+        communicator,
+        lambda: make_work(inputs, options, tokenizer, source, output),
+        "loading the tokenizer",
+    )
+    _require_same(communicator, origin)
+    return work, origin
+
+
 def make_work(
-    inputs: list[Input], options: Options, tokenizer: TokenizerOptions | None, output: Output
+    inputs: list[Input],
+    options: Options,
+    tokenizer: TokenizerOptions | None,
+    source: TokenizerSource | None,
+    output: Output,
 ) -> tuple[Work, Origin]:
     """Decide all that the corpus depends on.
 
@@ -127,7 +168,8 @@ def make_work(
     facts: TokenizerFacts | None = None
     if isinstance(options, TextOptions):
         assert tokenizer is not None, "text needs a tokenizer"
-        loaded = load_tokenizer(tokenizer)
+        assert source is not None, "text needs a tokenizer"
+        loaded = make_tokenizer(source, tokenizer)
         facts = loaded.facts
         reader = TextReader(loaded, options)
     else:
@@ -175,7 +217,7 @@ def _origin(
     )
 
 
-def require_same(communicator: Communicator, origin: Origin) -> None:
+def _require_same(communicator: Communicator, origin: Origin) -> None:
     """Refuse ranks that would not make the same tokens. Collective.
 
     Raises
@@ -203,4 +245,5 @@ def resume_together(
     known = from_rank_0(
         communicator, lambda: read_journal(output.journal, tasks), list[TaskRecord], "the journal"
     )
-    return known[: count_intact(communicator, store, known, 0)]
+    owners = [task % communicator.size for task in range(len(tasks))]
+    return known[: count_intact(communicator, store, known, owners)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -15,7 +16,7 @@ from distcache.corpus.idx import ITEM_TYPES
 from distcache.corpus.legacy import is_legacy, open_legacy
 from distcache.corpus.receipt import InputReceipt, PieceReceipt, Receipt
 from distcache.corpus.source import open_source
-from distcache.errors import CorpusError, DistcacheError
+from distcache.errors import BuildInterrupted, CorpusError, DistcacheError
 from distcache.files import open_regular, read_range
 from distcache.ingest.encode import TextReader
 from distcache.ingest.inputs import find_inputs
@@ -24,9 +25,14 @@ from distcache.ingest.parquet import with_groups
 from distcache.ingest.part import PieceFacts, Sink
 from distcache.ingest.pieces import Piece
 from distcache.ingest.token_shards import ShardReader
-from distcache.ingest.tokenizer import TokenizerOptions, load_tokenizer
+from distcache.ingest.tokenizer import (
+    TokenizerOptions,
+    TokenizerSource,
+    find_tokenizer,
+    make_tokenizer,
+)
 from distcache.ingest.workers import Reader
-from distcache.ranks.agreement import together
+from distcache.ranks.agreement import from_rank_0, together
 from distcache.ranks.communicator import Communicator
 
 __all__ = ["Sample", "choose", "read_back"]
@@ -88,10 +94,20 @@ def read_back(
     DistcacheError
         If the tokenizer cannot be loaded, or is another one.
     """
+    source = None
+    if receipt.kind == "text":
+        source = from_rank_0(
+            communicator,
+            lambda: find_tokenizer(_tokenizer_of(receipt, tokenizer)),
+            TokenizerSource,
+            "reading the tokenizer",
+        )
     samples = choose(receipt, count)
     own = samples[communicator.rank :: communicator.size]
     found = together(
-        communicator, lambda: list(_compare(prefix, receipt, own, tokenizer)), "reading back"
+        communicator,
+        lambda: list(_compare(prefix, receipt, own, tokenizer, source)),
+        "reading back",
     )
     shares = communicator.gather_all(found, list[Fault], "documents that differ")
     return [fault for share in shares for fault in share]
@@ -116,16 +132,22 @@ def choose(receipt: Receipt, count: int) -> list[Sample]:
 
 
 def _compare(
-    prefix: str, receipt: Receipt, samples: Sequence[Sample], tokenizer: str | None
+    prefix: str,
+    receipt: Receipt,
+    samples: Sequence[Sample],
+    tokenizer: str | None,
+    source: TokenizerSource | None,
 ) -> Iterator[Fault]:
     if not samples:
         return
     idx = open_idx(prefix)
     dtype = ITEM_TYPES[idx.type_code]
-    sources = _sources(receipt, dtype, tokenizer)
+    sources = _sources(receipt, dtype, tokenizer, source)
     for sample in samples:
         try:
             there = sources.read(sample)
+        except BuildInterrupted:
+            raise
         except (DistcacheError, OSError, EOFError, IndexError) as error:
             numbers = ", ".join(map(str, sample.documents.values()))
             message = f"document {numbers} cannot be read from its source: {error}"
@@ -141,15 +163,30 @@ def _compare(
                 yield Fault(prefix, bin_path(prefix), message)
 
 
-def _sources(receipt: Receipt, dtype: np.dtype[Any], tokenizer: str | None) -> SourceReader:
-    if receipt.kind not in ("text", "tokens"):
-        return _Corpora(dtype)
+def _tokenizer_of(receipt: Receipt, tokenizer: str | None) -> TokenizerOptions:
+    """Return how a corpus was tokenized, but for where the tokenizer is now."""
+    with _as_options(receipt):
+        wanted = msgspec.convert(receipt.options.get("tokenizer"), TokenizerOptions)
+    return wanted if tokenizer is None else msgspec.structs.replace(wanted, name=tokenizer)
+
+
+@contextlib.contextmanager
+def _as_options(receipt: Receipt) -> Iterator[None]:
     try:
-        return _Files(receipt, dtype, tokenizer)
+        yield
     except msgspec.ValidationError as error:
         raise CorpusError(
             f"the receipt of {receipt.corpus} has options that are not those of an ingest: {error}"
         ) from error
+
+
+def _sources(
+    receipt: Receipt, dtype: np.dtype[Any], tokenizer: str | None, source: TokenizerSource | None
+) -> SourceReader:
+    if receipt.kind not in ("text", "tokens"):
+        return _Corpora(dtype)
+    with _as_options(receipt):
+        return _Files(receipt, dtype, tokenizer, source)
 
 
 def _from_pair(idx: Idx, path: str, dtype: np.dtype[Any], document: int) -> Document | None:
@@ -204,7 +241,13 @@ class _Corpora:
 class _Files:
     """Reads documents of the files that were ingested, by reading their piece once more."""
 
-    def __init__(self, receipt: Receipt, dtype: np.dtype[Any], tokenizer: str | None) -> None:
+    def __init__(
+        self,
+        receipt: Receipt,
+        dtype: np.dtype[Any],
+        tokenizer: str | None,
+        source: TokenizerSource | None,
+    ) -> None:
         self._dtype = dtype
         known = receipt.options
         self._reader: Reader
@@ -213,10 +256,8 @@ class _Files:
             self._column, self._reader = options.column, ShardReader(options)
             return
         chosen = msgspec.convert(known, TextOptions)
-        wanted = msgspec.convert(known.get("tokenizer"), TokenizerOptions)
-        if tokenizer is not None:
-            wanted = msgspec.structs.replace(wanted, name=tokenizer)
-        loaded = load_tokenizer(wanted)
+        assert source is not None, "text needs a tokenizer"
+        loaded = make_tokenizer(source, _tokenizer_of(receipt, tokenizer))
         if receipt.tokenizer is not None and loaded.facts.digest != receipt.tokenizer.digest:
             raise CorpusError(
                 f"the tokenizer {loaded.facts.name} has digest {loaded.facts.digest}, the receipt "

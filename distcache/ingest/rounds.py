@@ -1,11 +1,14 @@
-"""The rounds of an ingest: every rank takes a task, all learn what came of it, each writes its own.
+"""The rounds of an ingest: some tasks in order, of which each rank writes its own.
 
 The places of a round's documents follow from those before them, so that every byte is written
-where it stays, once, and nothing is merged. Workers go on with tasks of later rounds meanwhile.
+where it stays, once, and nothing is merged. Workers go on with tasks of later rounds meanwhile: a
+task that takes long, as that of a large compressed file, keeps nobody from reading.
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -15,7 +18,6 @@ from distcache.ingest.journal import Journal
 from distcache.ingest.locations import Locator
 from distcache.ingest.part import Part, PieceFacts
 from distcache.ingest.placing import Counts, Segment, TaskRecord, place, segments_of
-from distcache.ingest.store import Store
 from distcache.ingest.workers import Work, Workers
 from distcache.progress import Progress
 from distcache.ranks.agreement import from_rank_0, together
@@ -34,6 +36,7 @@ def run_rounds(
     communicator: Communicator,
     work: Work,
     done: list[TaskRecord],
+    owners: Sequence[int],
     journal: Journal | None,
     threads: int,
     progress: Progress,
@@ -48,6 +51,8 @@ def run_rounds(
         All tasks.
     done : list of TaskRecord
         Of the first tasks.
+    owners : sequence of int
+        The rank that does each task.
     journal : Journal or None
         Of rank 0.
     threads : int
@@ -70,11 +75,12 @@ def run_rounds(
     for record in done:
         for piece, facts in zip(work.tasks[record.task], record.pieces, strict=True):
             locator.skipped(piece, facts)
-    own = range(len(done) + communicator.rank, len(work.tasks), communicator.size)
-    with Workers(work, own, threads) as workers:
-        for first in range(len(done), len(work.tasks), communicator.size):
+    left = range(len(done), len(work.tasks))
+    own = [task for task in left if owners[task] == communicator.rank]
+    with Workers(work, own, threads, progress.note) as workers:
+        for first in left[:: communicator.size]:
             tasks = range(first, min(first + communicator.size, len(work.tasks)))
-            made = _round(communicator, work, records, tasks, workers, locator)
+            made = _round(communicator, work, records, tasks, owners, workers, locator)
             records += made
             from_rank_0(communicator, partial(_append, journal, made), None, "the journal")
             progress.advance(sum(work.bytes_of(task) for task in tasks))
@@ -92,33 +98,37 @@ def _round(
     work: Work,
     records: list[TaskRecord],
     tasks: range,
+    owners: Sequence[int],
     workers: Workers,
     locator: Locator,
 ) -> list[TaskRecord]:
-    """Take a task each, agree where its documents go, and write them there. Collective."""
-    part = together(communicator, workers.take, "reading inputs")
-    report = None
-    if part is not None:
-        size = Counts(len(part.counts), len(part.lengths), part.tokens)
-        report = _Report(part.pieces, part.digest, size)
-    found = communicator.gather_all(report, _Report | None, "what came of inputs")
-    reports = [entry for entry in found if entry is not None]
-    for task, entry in zip(tasks, reports, strict=True):
-        _require_right(work, task, entry, locator)
-    made = _place(communicator, work, records, tasks, reports, part)
-    if part is not None:
-        own = made[communicator.rank]
-    together(
-        communicator,
-        lambda: None if part is None else _write(work.store, part, own.segments),
-        "writing tokens",
-    )
+    """Take the next tasks, agree where their documents go, and write them there. Collective."""
+    own = [task for task in tasks if owners[task] == communicator.rank]
+    with contextlib.ExitStack() as stack:
+
+        def take() -> dict[int, Part]:
+            return {task: stack.enter_context(workers.take()) for task in own}
+
+        parts = together(communicator, take, "reading inputs")
+        mine = {task: _report_of(part) for task, part in parts.items()}
+        found = communicator.gather_all(mine, dict[int, _Report], "what came of inputs")
+        reports = [found[owners[task]][task] for task in tasks]
+        for task, entry in zip(tasks, reports, strict=True):
+            _require_right(work, task, entry, locator)
+        made = _place(communicator, work, records, tasks, owners, reports, parts)
+
+        def write() -> None:
+            for record in made:
+                if record.task in parts:
+                    work.store.write(parts[record.task], record.segments)
+
+        together(communicator, write, "writing tokens")
     return made
 
 
-def _write(store: Store, part: Part, segments: list[Segment]) -> None:
-    with part:
-        store.write(part, segments)
+def _report_of(part: Part) -> _Report:
+    size = Counts(len(part.counts), len(part.lengths), part.tokens)
+    return _Report(part.pieces, part.digest, size)
 
 
 def _require_right(work: Work, task: int, report: _Report, locator: Locator) -> None:
@@ -135,8 +145,9 @@ def _place(
     work: Work,
     records: list[TaskRecord],
     tasks: range,
+    owners: Sequence[int],
     reports: list[_Report],
-    part: Part | None,
+    parts: Mapping[int, Part],
 ) -> list[TaskRecord]:
     """Return the records of a round. Collective, as far as tasks must be cut."""
     at = next(
@@ -145,15 +156,16 @@ def _place(
     )
     item_size = work.store.dtype.itemsize
     made = []
-    for rank, (task, report) in enumerate(zip(tasks, reports, strict=True)):
+    for task, report in zip(tasks, reports, strict=True):
         whole = place(at, report.size, item_size, work.limit)
         segments = [whole] if whole is not None else []
         if whole is None:
             assert work.limit is not None
             mine: list[Segment] = []
-            if rank == communicator.rank and part is not None:
+            if (part := parts.get(task)) is not None:
                 mine = segments_of(at, part.lengths, part.counts, item_size, work.limit)
-            segments = communicator.gather_all(mine, list[Segment], "where corpora end")[rank]
+            shares = communicator.gather_all(mine, list[Segment], "where corpora end")
+            segments = shares[owners[task]]
         made.append(TaskRecord(task, report.pieces, report.digest, segments))
         at = segments[-1] if segments else at
     return made

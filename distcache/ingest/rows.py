@@ -19,6 +19,7 @@ from distcache.ingest.pieces import Piece
 __all__ = ["Row", "require_text_column", "text_rows"]
 
 SLICE: Final = 256  # rows of a Parquet file that are Python objects at a time
+MOST_FIELDS: Final = 10  # that an error names
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
@@ -88,7 +89,7 @@ def json_decoder(key: str) -> Callable[[bytes], list[str] | None]:
         try:
             found: Any = decode(content)[key]  # type: ignore[literal-required]
         except msgspec.ValidationError as error:
-            raise ValueError(str(error)) from error
+            raise ValueError(_explain(str(error), content)) from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             found = _decode_leniently(content, key, error)
         return found if isinstance(found, list) else [found]
@@ -102,14 +103,29 @@ def _decode_leniently(content: bytes, key: str, error: Exception) -> Any:
     except UnicodeDecodeError as wrong:
         raise ValueError(f"invalid UTF-8 at byte {wrong.start} of the line") from error
     except (ValueError, RecursionError):
-        raise ValueError(str(error)) from error
+        raise ValueError(_explain(str(error), content)) from error
     if not isinstance(document, dict) or key not in document:
-        raise ValueError(f"expected an object with a field {key!r}") from error
+        message = f"expected an object with a field {key!r}"
+        raise ValueError(_explain(message, content)) from error
     found = document[key]
     texts = found if isinstance(found, list) else [found]
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"expected a text, or a list of texts, in field {key!r}") from error
     return found
+
+
+def _explain(problem: str, content: bytes) -> str:
+    """Add what the line has, or that it is no line of JSON at all."""
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
+        document = None
+    if isinstance(document, dict):
+        names = ", ".join(map(repr, list(document)[:MOST_FIELDS])) or "none"
+        return f"{problem}; its fields are {names}: name one with --text-key"
+    if content.lstrip()[:1] in (b"[", b"{", b"]", b"}") or document is not None:
+        return f"{problem}; expected JSON lines: an object on every line"
+    return problem
 
 
 def _decode_text(content: bytes) -> list[str]:

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 
 import msgspec
 
-from distcache.corpus.claim import claim_output
+from distcache.corpus.claim import claim_output_together
 from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.output import Output
 from distcache.corpus.receipt import Origin, Receipt, receipt_path
-from distcache.errors import CorpusError
-from distcache.ingest.finish import finish
+from distcache.errors import CorpusError, DistcacheError
+from distcache.ingest.finish import make_corpora, publish_together
 from distcache.ingest.inputs import require_unchanged
 from distcache.ingest.journal import Journal
-from distcache.ingest.placing import TaskRecord
+from distcache.ingest.options import TextOptions
+from distcache.ingest.placing import TaskRecord, owners_of
 from distcache.ingest.prepare import (
     Options,
     find_together,
-    make_work,
-    require_same,
+    make_work_together,
     require_utf8,
     resume_together,
 )
@@ -29,8 +29,9 @@ from distcache.ingest.rounds import run_rounds
 from distcache.ingest.tokenizer import TokenizerOptions
 from distcache.ingest.workers import Work
 from distcache.progress import Progress, Silent, Stopwatch
-from distcache.ranks.agreement import from_rank_0, together
+from distcache.ranks.agreement import ending_job, from_rank_0, together
 from distcache.ranks.communicator import Communicator
+from distcache.ranks.heartbeat import Heartbeat
 
 __all__ = ["Made", "Outcome", "ingest"]
 
@@ -104,39 +105,45 @@ def ingest(
         On all ranks the same. Nothing is under a final name then; what is done is kept, and
         running again goes on from there.
     """
-    require_utf8(out, options, tokenizer)
     watch = Stopwatch(progress or Silent(), lambda: communicator.waited)
-    watch.phase("looking for inputs")
-    inputs = find_together(communicator, words, options)
-    output = Output(out, numbered=options.shard_size is not None)
-    work, origin = together(
-        communicator, lambda: make_work(inputs, options, tokenizer, output), "loading the tokenizer"
-    )
-    require_same(communicator, origin)
-    with contextlib.ExitStack() as stack:
-        stack.callback(output.leave)
-        stack.callback(work.store.close)
-        found = from_rank_0(
-            communicator,
-            lambda: claim_output(output, origin.made_from),
-            list[Receipt],
-            "claiming the output",
+    if isinstance(options, TextOptions) and not options.append_eod:
+        watch.note(
+            "warning: documents will not end with an end-of-document token, which most models "
+            "need; give --append-eod or --eod TOKEN"
         )
-        if found:
-            return _outcome(output, found, resumed=0.0, reused=True)
-        return _make(communicator, work, origin, threads, watch)
+    with ending_job(communicator):
+        from_rank_0(
+            communicator, lambda: require_utf8(out, options, tokenizer), None, "reading options"
+        )
+        watch.phase("listing inputs")
+        inputs = find_together(communicator, words, options)
+        output = Output(out, numbered=options.shard_size is not None)
+        work, origin = make_work_together(communicator, inputs, options, tokenizer, output)
+        with contextlib.ExitStack() as stack:
+            stack.callback(output.leave)
+            stack.callback(work.store.close)
+            found = claim_output_together(communicator, output, origin)
+            if found:
+                return _outcome(output, found, resumed=0.0, reused=True)
+            try:
+                return _make(communicator, work, origin, threads, watch)
+            except DistcacheError:
+                if not output.private:
+                    watch.note(f"what is done is kept in {output.directory}; run again to resume")
+                raise
 
 
 def _make(
-    communicator: Communicator, work: Work, origin: Origin, threads: int, progress: Progress
+    communicator: Communicator, work: Work, origin: Origin, threads: int, progress: Stopwatch
 ) -> Outcome:
     """Take the steps of an ingest whose output is claimed. Collective."""
     output = work.store.output
-    progress.phase("resuming")
+    progress.phase("looking for an earlier run")
     done = resume_together(communicator, output, work.store, work.tasks)
     progress.phase("reading inputs", sum(map(work.bytes_of, range(len(work.tasks)))))
     progress.advance(sum(map(work.bytes_of, range(len(done)))))
     with contextlib.ExitStack() as stack:
+        heartbeat = stack.enter_context(Heartbeat(output.directory, progress, communicator))
         journal = together(
             communicator,
             lambda: Journal(output.journal, done) if communicator.rank == 0 else None,
@@ -144,17 +151,26 @@ def _make(
         )
         if journal is not None:
             stack.enter_context(journal)
-        records = run_rounds(communicator, work, done, journal, threads, progress)
-    own = work.inputs[communicator.rank :: communicator.size]
-    together(communicator, lambda: require_unchanged(own), "comparing inputs")
-    _require_documents(records)
+        costs = [work.cost_of(task) for task in range(len(work.tasks))]
+        owners = owners_of(costs, len(done), communicator.size)
+        records = run_rounds(communicator, work, done, owners, journal, threads, progress)
+        own = work.inputs[communicator.rank :: communicator.size]
+        together(communicator, lambda: require_unchanged(own), "comparing inputs")
+        _require_documents(records)
 
-    def receipts(facts: list[CorpusFacts]) -> list[Receipt]:
-        names = [output.name(shard) for shard in range(len(facts))]
-        return make_receipts(work.inputs, work.pieces, work.tasks, records, facts, names, origin)
+        def receipts(facts: list[CorpusFacts]) -> list[Receipt]:
+            names = [output.name(shard) for shard in range(len(facts))]
+            return make_receipts(
+                work.inputs, work.pieces, work.tasks, records, facts, names, origin
+            )
 
-    made = finish(communicator, work.store, records, len(done), receipts, threads, progress)
-    return _outcome(output, made, resumed=len(done) / len(work.tasks), reused=False)
+        receipts_made = make_corpora(
+            communicator, work.store, records, owners, receipts, threads, progress
+        )
+        heartbeat.end()  # of all ranks, before their files are removed
+        together(communicator, lambda: None, "the last heartbeats")
+        publish_together(communicator, output, receipts_made, progress)
+    return _outcome(output, receipts_made, resumed=len(done) / len(work.tasks), reused=False)
 
 
 def _require_documents(records: Sequence[TaskRecord]) -> None:

@@ -9,9 +9,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.corpus.idx_writer import write_range
 from distcache.corpus.output import Output
-from distcache.files import no_space_as_error, read_range
+from distcache.files import no_space_as_error, read_range, write_range
 from distcache.flush import Flusher
 from distcache.ingest.blocks import BLOCK
 from distcache.ingest.part import Part, digest_of

@@ -9,19 +9,21 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, Final
 
+import msgspec
 import tiktoken
 from tiktoken_ext import openai_public
 
 from distcache.errors import ConfigError, NotReady
 from distcache.ingest.tokenizer import (
     TokenizerOptions,
+    TokenizerSource,
     facts_of,
     is_token_id,
     refusing,
     unknown_eod,
 )
 
-__all__ = ["Tiktoken", "knows"]
+__all__ = ["Tiktoken", "knows", "parts_by_name", "parts_of_file"]
 
 # The two that Megatron-Core's TikTokenTokenizer has (tokenizers/text/libraries), and its numbers.
 _LETTERS: Final = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -45,70 +47,87 @@ def knows(name: str) -> bool:
     return name in CONSTRUCTORS
 
 
+class _Parts(msgspec.Struct, frozen=True):
+    """What `tiktoken.Encoding` takes."""
+
+    name: str
+    pat_str: str
+    mergeable_ranks: dict[bytes, int]
+    special_tokens: dict[str, int]
+
+
+def parts_of_file(path: Path, content: bytes, options: TokenizerOptions) -> TokenizerSource:
+    """Return the encoding of a file of ranks, or of Megatron's JSON vocabulary."""
+    try:
+        if path.suffix != ".tiktoken":
+            return _source(path.name, _megatron_parts(content, options), options, "</s>")
+        ranks = _read_ranks(content)
+        if not ranks:
+            raise ValueError("it has no token")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ConfigError(
+            f"--tokenizer {path}: is not a vocabulary of tiktoken: {error}"
+        ) from error
+    return _source(path.name, _parts(path.stem, ranks, options), options, "<|endoftext|>")
+
+
+def parts_by_name(options: TokenizerOptions) -> TokenizerSource:
+    """Return an encoding that tiktoken has in its cache, or can download."""
+    try:
+        with refusing():
+            parts = CONSTRUCTORS[options.name]()
+    except ValueError as error:
+        raise NotReady(
+            f"--tokenizer {options.name}: tiktoken cannot get it ({error}); "
+            f"give the file {options.name}.tiktoken"
+        ) from error
+    return _source(options.name, parts, options, "<|endoftext|>")
+
+
+def _source(
+    name: str, parts: dict[str, Any], options: TokenizerOptions, end: str
+) -> TokenizerSource:
+    known = {field: value for field, value in parts.items() if field in _Parts.__struct_fields__}
+    try:
+        content = msgspec.msgpack.encode(msgspec.convert(known, _Parts))
+    except (msgspec.ValidationError, OverflowError) as error:
+        raise ConfigError(
+            f"--tokenizer {options.name}: is not a vocabulary of tiktoken: {error}"
+        ) from error
+    return TokenizerSource("tiktoken", name, content, end)
+
+
 class Tiktoken:
     """An encoding of tiktoken. What looks like a special token in a text is ordinary text.
 
     Parameters
     ----------
-    name : str
-        For receipts.
-    parts : dict
-        What `tiktoken.Encoding` takes: name, pat_str, mergeable_ranks, special_tokens.
+    source : TokenizerSource
+        From `parts_of_file` or `parts_by_name`.
     options : TokenizerOptions
         How to use it.
-    end : str
-        The token that ends a document, if there is one of this name.
     """
 
-    def __init__(
-        self, name: str, parts: dict[str, Any], options: TokenizerOptions, end: str
-    ) -> None:
+    def __init__(self, source: TokenizerSource, options: TokenizerOptions) -> None:
         if options.special_tokens:
             raise ConfigError("--add-special-tokens: encodings of tiktoken add none")
+        parts = msgspec.msgpack.decode(source.content, type=_Parts)
         try:
             with refusing():
-                self._encoding = tiktoken.Encoding(**parts)
+                self._encoding = tiktoken.Encoding(**msgspec.structs.asdict(parts))
         except ValueError as error:
             raise ConfigError(f"--tokenizer {options.name}: {error}") from error
-        special = parts["special_tokens"]
+        special = parts.special_tokens
         content = json.dumps(
             [
-                parts["pat_str"],
+                parts.pat_str,
                 sorted(special.items()),
-                sorted((rank, token.hex()) for token, rank in parts["mergeable_ranks"].items()),
+                sorted((rank, token.hex()) for token, rank in parts.mergeable_ranks.items()),
             ]
         )
-        eod = _end(special, options, end)
+        eod = _end(special, options, source.end or "")
         size = self._encoding.max_token_value + 1
-        self.facts = facts_of("tiktoken", name, content.encode(), size, eod, {})
-
-    @classmethod
-    def from_file(cls, path: Path, content: bytes, options: TokenizerOptions) -> Tiktoken:
-        """Return the encoding of a file of ranks, or of Megatron's JSON vocabulary."""
-        try:
-            if path.suffix != ".tiktoken":
-                return cls(path.name, _megatron_parts(content, options), options, "</s>")
-            ranks = _read_ranks(content)
-            if not ranks:
-                raise ValueError("it has no token")
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise ConfigError(
-                f"--tokenizer {path}: is not a vocabulary of tiktoken: {error}"
-            ) from error
-        return cls(path.name, _parts(path.stem, ranks, options), options, "<|endoftext|>")
-
-    @classmethod
-    def by_name(cls, options: TokenizerOptions) -> Tiktoken:
-        """Return an encoding that tiktoken has in its cache, or can download."""
-        try:
-            with refusing():
-                parts = CONSTRUCTORS[options.name]()
-        except ValueError as error:
-            raise NotReady(
-                f"--tokenizer {options.name}: tiktoken cannot get it ({error}); "
-                f"give the file {options.name}.tiktoken"
-            ) from error
-        return cls(options.name, parts, options, "<|endoftext|>")
+        self.facts = facts_of("tiktoken", source.name, content.encode(), size, eod, {})
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Return the token ids of each text."""
@@ -159,7 +178,7 @@ def _parts(name: str, ranks: dict[bytes, int], options: TokenizerOptions) -> dic
     known = {**constructor.__globals__, "load_tiktoken_bpe": lambda *_, **__: ranks}
     known |= {"data_gym_to_mergeable_bpe_ranks": known["load_tiktoken_bpe"]}
     parts: dict[str, Any] = FunctionType(constructor.__code__, known)()
-    return {key: value for key, value in parts.items() if key != "explicit_n_vocab"}
+    return parts
 
 
 def _megatron_parts(content: bytes, options: TokenizerOptions) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, Literal, Protocol
 
 import msgspec
 import xxhash
@@ -17,7 +17,14 @@ from distcache.corpus.receipt import TokenizerFacts
 from distcache.errors import ConfigError, DistcacheError, NotReady
 from distcache.files import open_sized, read_range
 
-__all__ = ["Tokenizer", "TokenizerOptions", "load_tokenizer"]
+__all__ = [
+    "Tokenizer",
+    "TokenizerOptions",
+    "TokenizerSource",
+    "find_tokenizer",
+    "load_tokenizer",
+    "make_tokenizer",
+]
 
 LARGEST: Final = 1 << 30  # bytes of a tokenizer's file
 SUFFIXES: Final = (".json", ".model", ".tiktoken")
@@ -68,6 +75,27 @@ class Tokenizer(Protocol):
         ...
 
 
+class TokenizerSource(msgspec.Struct, frozen=True):
+    """All of a tokenizer that comes from files or from the network, so that one rank may read it.
+
+    Attributes
+    ----------
+    kind : str
+        Whose it is.
+    name : str
+        For receipts.
+    content : bytes
+        Of its file; of tiktoken, the parts of an encoding in MessagePack.
+    end : str or None
+        What it calls the end of a document.
+    """
+
+    kind: Literal["huggingface", "sentencepiece", "tiktoken"]
+    name: str
+    content: bytes
+    end: str | None = None
+
+
 def load_tokenizer(options: TokenizerOptions) -> Tokenizer:
     """Load a tokenizer from its file, or by its name.
 
@@ -78,23 +106,62 @@ def load_tokenizer(options: TokenizerOptions) -> Tokenizer:
     ConfigError
         If it is not a tokenizer, an option does not fit, or the library is missing.
     """
+    return make_tokenizer(find_tokenizer(options), options)
+
+
+def find_tokenizer(options: TokenizerOptions) -> TokenizerSource:
+    """Read a tokenizer's files, or get them from a cache or the network.
+
+    Raises
+    ------
+    NotReady, ConfigError
+        As `load_tokenizer`.
+    """
     path = Path(options.name)
     if path.is_dir():
         path /= "tokenizer.json"
-    try:
+    with _as_errors(options):
         if not path.is_file():
-            return _load_by_name(options)
+            return _find_by_name(options)
+        content = read_file(path)
         if path.suffix == ".model":
+            return TokenizerSource("sentencepiece", path.name, content)
+        if path.suffix == ".tiktoken" or _is_vocabulary(path):
+            from distcache.ingest.tiktoken_ranks import parts_of_file  # noqa: PLC0415
+
+            return parts_of_file(path, content, options)
+        from distcache.ingest.huggingface import stated_end  # noqa: PLC0415
+
+        return TokenizerSource("huggingface", path.name, content, stated_end(path.parent))
+
+
+def make_tokenizer(source: TokenizerSource, options: TokenizerOptions) -> Tokenizer:
+    """Make a tokenizer of what was read of it.
+
+    Raises
+    ------
+    ConfigError
+        If it is not a tokenizer, an option does not fit, or the library is missing.
+    """
+    with _as_errors(options):
+        if source.kind == "sentencepiece":
             from distcache.ingest.sentencepiece_model import SentencePiece  # noqa: PLC0415
 
-            return SentencePiece(path.name, read_file(path), options)
-        if path.suffix == ".tiktoken" or _is_vocabulary(path):
+            return SentencePiece(source.name, source.content, options)
+        if source.kind == "tiktoken":
             from distcache.ingest.tiktoken_ranks import Tiktoken  # noqa: PLC0415
 
-            return Tiktoken.from_file(path, read_file(path), options)
+            return Tiktoken(source, options)
         from distcache.ingest.huggingface import HuggingFace  # noqa: PLC0415
 
-        return HuggingFace.from_file(path, read_file(path), options)
+        return HuggingFace(source.name, source.content, options, source.end)
+
+
+@contextlib.contextmanager
+def _as_errors(options: TokenizerOptions) -> Iterator[None]:
+    """Say of errors that they are the tokenizer's."""
+    try:
+        yield
     except DistcacheError:
         raise
     except OSError as error:
@@ -106,17 +173,17 @@ def load_tokenizer(options: TokenizerOptions) -> Tokenizer:
         ) from error
 
 
-def _load_by_name(options: TokenizerOptions) -> Tokenizer:
+def _find_by_name(options: TokenizerOptions) -> TokenizerSource:
     name = options.name
     if os.path.lexists(name) or name.endswith(SUFFIXES) or not NAME.fullmatch(name):
         raise NotReady(f"--tokenizer {name}: no such file")
-    from distcache.ingest.tiktoken_ranks import Tiktoken, knows  # noqa: PLC0415
+    from distcache.ingest.tiktoken_ranks import knows, parts_by_name  # noqa: PLC0415
 
     if knows(name):
-        return Tiktoken.by_name(options)
-    from distcache.ingest.huggingface import HuggingFace  # noqa: PLC0415
+        return parts_by_name(options)
+    from distcache.ingest.huggingface import download  # noqa: PLC0415
 
-    return HuggingFace.by_name(options)
+    return download(options)
 
 
 def _is_vocabulary(path: Path) -> bool:

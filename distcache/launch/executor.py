@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from distcache.errors import BuildInterrupted, ConfigError, NotReady
-from distcache.launch.slurm import job_number, submission
 
 if TYPE_CHECKING:
     from submitit import SlurmExecutor
 
-__all__ = ["JobOptions", "make_executor"]
+__all__ = ["JobOptions", "hidden_variables", "make_executor", "sbatch_parameters", "srun_words"]
+
+OPTION: Final = re.compile(r"--(?P<name>[a-z][a-z0-9-]*)(=(?P<value>.+))?")
+# Where the job's files are, what its shape is and how it ends and starts again.
+OURS: Final = frozenset(
+    [
+        "array",
+        "chdir",
+        "error",
+        "input",
+        "nodes",
+        "ntasks",
+        "ntasks-per-node",
+        "open-mode",
+        "output",
+        "parsable",
+        "requeue",
+        "no-requeue",
+        "signal",
+        "wrap",
+    ]
+)
 
 SIGNAL_DELAY: Final = 90  # seconds before the time limit at which the build is interrupted
 RESTARTS: Final = 3
@@ -36,6 +58,8 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
         Plugin of srun; None until it has been found out.
     partition, account, qos, constraint : str or None
         As for sbatch.
+    sbatch, srun : tuple of str
+        More options, of sbatch and of the srun in the batch script, as they stand there.
     """
 
     nodes: int = 1
@@ -48,6 +72,8 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
     account: str | None = None
     qos: str | None = None
     constraint: str | None = None
+    sbatch: tuple[str, ...] = ()
+    srun: tuple[str, ...] = ()
 
 
 def make_executor(directory: Path, cache: Path, options: JobOptions) -> SlurmExecutor:
@@ -65,18 +91,8 @@ def make_executor(directory: Path, cache: Path, options: JobOptions) -> SlurmExe
             f"submitting needs submitit ({error}); install distcache[slurm]"
         ) from error
 
-    class Executor(SlurmExecutor):
-        """Submits within bounds, and hides from sbatch what would overrule the script."""
-
-        def _make_submission_command(self, submission_file_path: Path) -> list[str]:
-            return submission([str(submission_file_path)], *_overruling(options))
-
-        @staticmethod
-        def _get_job_id_from_submission_command(string: bytes | str) -> str:
-            return job_number(string if isinstance(string, str) else string.decode())
-
     try:
-        executor = Executor(directory, python=f"{shlex.quote(sys.executable)} -P")
+        executor = SlurmExecutor(directory, python=f"{shlex.quote(sys.executable)} -P")
     except RuntimeError as error:
         raise ConfigError("srun: not found; run this where Slurm's commands are") from error
     assert options.minutes is not None
@@ -93,14 +109,49 @@ def make_executor(directory: Path, cache: Path, options: JobOptions) -> SlurmExe
         constraint=options.constraint,
         wckey=None,  # submitit's own name, which a site may not know
         signal_delay_s=min(SIGNAL_DELAY, 15 * options.minutes),  # at most a quarter of the limit
-        srun_args=[f"--mpi={options.mpi}", "--kill-on-bad-exit=1"],
+        srun_args=srun_words(options),
         teardown=_end_of_script(cache),
-        additional_parameters={"requeue": True},
+        additional_parameters={"requeue": True, **sbatch_parameters(options.sbatch)},
     )
     return executor
 
 
-def _overruling(options: JobOptions) -> list[str]:
+def srun_words(options: JobOptions) -> list[str]:
+    """Return the options of the srun in the batch script.
+
+    Since Slurm 22.05 a step does not have the CPUs per task of its job unless it asks for them.
+    """
+    words = [f"--mpi={options.mpi}", "--kill-on-bad-exit=1"]
+    return [*words, f"--cpus-per-task={options.cpus_per_task}", *options.srun]
+
+
+def sbatch_parameters(words: Sequence[str]) -> dict[str, Any]:
+    """Return options of sbatch as names and values, for lines of the batch script.
+
+    Raises
+    ------
+    ConfigError
+        If one is not ``--name``, ``--name=value`` or ``-x value``, or would overrule what distcache
+        relies on.
+    """
+    found: dict[str, Any] = {}
+    problems = []
+    for word in words:
+        match = OPTION.fullmatch(word)
+        if match is None or not word.isprintable():
+            problems.append(
+                f"--sbatch {word!r}: expected an option of sbatch, such as --gres=gpu:1"
+            )
+        elif match["name"].replace("_", "-") in OURS:
+            problems.append(f"--sbatch {word!r}: distcache sets this one itself")
+        else:
+            found[match["name"]] = True if match["value"] is None else match["value"]
+    if problems:
+        raise ConfigError(*problems)
+    return found
+
+
+def hidden_variables(options: JobOptions) -> list[str]:
     """Return the variables that sbatch would take instead of what the script says."""
     always = ["ARRAY_INX", "EXPORT", "JOB_NAME", "NO_REQUEUE", "OPEN_MODE", "REQUEUE", "SIGNAL"]
     always += ["TIMELIMIT", "MEM_PER_CPU", "MEM_PER_GPU", "MEM_PER_NODE"]

@@ -9,23 +9,22 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-from distcache.errors import ConfigError, DistcacheError, error_from_exit_code
+from distcache.errors import BuildInterrupted, ConfigError, DistcacheError, error_from_exit_code
 from distcache.files import open_sized
 from distcache.launch.prejob import START, JobFiles
 from distcache.launch.slurm import JobState, look_at_job
+from distcache.timeouts import limits
 
 __all__ = ["failure", "follow"]
 
 POLL: Final = 1.0  # seconds between looks at the log
 ASK_EVERY: Final = 5.0  # seconds between questions to Slurm
 TELL_EVERY: Final = 60.0  # seconds between messages about a job that waits
-PATIENCE: Final = 600.0  # seconds without an answer from Slurm
 OUR_PREFIX: Final = "distcache: "
 SLURM_PREFIXES: Final = ("srun: error:", "slurmstepd: error:", "slurmstepd-")
 MOST_LINES: Final = 20
 LAST_WORDS: Final = 5  # lines
 LONGEST: Final = 1 << 20  # bytes of a log that are read at a time
-SETTLED: Final = 15.0  # seconds after which a job that Slurm may requeue has not been
 
 
 def _printable(line: str) -> str:
@@ -85,7 +84,7 @@ def follow(
     state, told = JobState("UNKNOWN"), ""
     answered = changed = time.monotonic()
     asked = told_at = -TELL_EVERY
-    while not state.ended or (state.may_be_requeued and asked - changed < SETTLED):
+    while not state.ended or (state.may_be_requeued and asked - changed < limits().requeue):
         now = time.monotonic()
         if now - asked >= ASK_EVERY:
             before, state = state, _ask(files.job, look, state, now - answered)
@@ -106,10 +105,10 @@ def _ask(job: str, look: Callable[[str], JobState], known: JobState, silent: flo
     """Ask Slurm about a job; what was known before if it does not answer, but not for ever."""
     try:
         return look(job)
-    except ConfigError:
+    except (BuildInterrupted, ConfigError):
         raise
     except DistcacheError:
-        if silent > PATIENCE:
+        if silent > limits().slurm_silence:
             raise
         return known
 

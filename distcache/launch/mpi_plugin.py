@@ -14,10 +14,9 @@ from typing import Final
 from distcache.errors import ConfigError
 from distcache.launch.slurm import call
 from distcache.programs import run_program
+from distcache.timeouts import limits
 
 __all__ = ["choose_plugin", "find_plugin", "parse_plugins"]
-
-LIMIT: Final = 120.0  # seconds: a first import from a busy shared filesystem is slow
 
 # What each library speaks, the best first. Open MPI's pmi2 needs a build with Slurm's own library.
 PLUGINS_OF: Final = {
@@ -72,7 +71,9 @@ def parse_plugins(text: str) -> set[str]:
 
 
 def _library() -> str:
-    done = run_program([sys.executable, "-P", "-m", "distcache.ranks.library"], LIMIT)
+    done = run_program(
+        [sys.executable, "-P", "-m", "distcache.ranks.library"], limits().first_import
+    )
     if done.returncode:
         problem = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise ConfigError(

@@ -1,8 +1,9 @@
 """The pre-job: what submitit is told, and what its tasks do.
 
 submitit writes the batch script and a pickle that names `Task` and its words; Slurm's tasks load
-it in a directory that only the user can write to. The task then becomes ``distcache build``, so
-that signals, exit codes and messages are that command's own, and no result is ever pickled.
+it from a directory in whose place nobody else can put another. The task then becomes ``distcache
+build``, so that signals, exit codes and messages are that command's own, and no result is ever
+pickled.
 """
 
 from __future__ import annotations
@@ -15,14 +16,20 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 import msgspec
+import xxhash
 
+from distcache.activity import run_watched
 from distcache.errors import ConfigError, DistcacheError
-from distcache.launch.executor import JobOptions, make_executor
+from distcache.launch.executor import JobOptions, hidden_variables, make_executor
+from distcache.launch.slurm import without_variables
+from distcache.timeouts import limits
 
 __all__ = [
     "START",
     "JobFiles",
     "Task",
+    "exchangeable",
+    "job_directory",
     "make_private",
     "submit_prejob",
 ]
@@ -112,7 +119,8 @@ def submit_prejob(directory: Path, words: list[str], cache: Path, options: JobOp
     from submitit.core.utils import FailedJobError, FailedSubmissionError  # noqa: PLC0415
 
     try:
-        job = executor.submit(Task(words))
+        with without_variables(hidden_variables(options)):
+            job = run_watched(lambda: executor.submit(Task(words)), limits().slurm, "sbatch")
     except (FailedJobError, FailedSubmissionError) as error:
         raise DistcacheError(f"sbatch: {error}") from error
     return JobFiles(directory, job.job_id)
@@ -133,7 +141,10 @@ def _require_plain(directory: Path, options: JobOptions) -> None:
             f"{text!r}: Slurm reads % and \\ in the paths of logs as something else, and no signs "
             "that cannot be printed; choose another --name, or a directory with --logs"
         )
-    for name, value in msgspec.structs.asdict(options).items():
+    given = msgspec.structs.asdict(options)
+    values = [(name, value) for name, value in given.items() if not isinstance(value, tuple)]
+    values += [("srun", word) for word in options.srun]
+    for name, value in values:
         if isinstance(value, str) and not (value.isprintable() and value.strip()):
             problems.append(f"{name} {value!r}: expected printable text")
     if problems:
@@ -141,22 +152,57 @@ def _require_plain(directory: Path, options: JobOptions) -> None:
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory that nobody else can write to, or see that it is one.
+    """Make a directory in whose place nobody else can put another, or see that it is one.
+
+    What lies in it is executed by the job. So nobody but this user and root may write to it, nor to
+    any directory above it, unless only its owner may rename what is there (as in ``/tmp``).
 
     Raises
     ------
     ConfigError
         If it is not.
     """
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        directory.mkdir(mode=0o700)
-    except FileExistsError:
-        found = os.lstat(directory)
-        others = stat.S_IWGRP | stat.S_IWOTH
-        sound = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
-        if not sound or found.st_mode & others:
-            raise ConfigError(
-                f"{directory}: is not a directory that only you can write to; name another with "
-                "--logs"
-            ) from None
+    _require_own(directory)
+    for parent in reversed(directory.parents):
+        parent.mkdir(mode=0o755, exist_ok=True)  # whatever the umask lets a group write to
+    directory.mkdir(mode=0o700, exist_ok=True)
+    _require_own(directory)
+
+
+def _require_own(directory: Path) -> None:
+    if (wrong := exchangeable(directory)) is not None:
+        raise ConfigError(
+            f"{directory}: {wrong} is not a directory that only you can write to, so that others "
+            "could exchange what the job executes; name another directory with --logs"
+        )
+
+
+def exchangeable(directory: Path) -> Path | None:
+    """Return what of a path, links in it and their targets included, others may exchange, or None.
+
+    What is not there yet will be this user's.
+    """
+    lexical = directory.absolute()
+    real = Path(os.path.realpath(lexical.parent))
+    for place in (lexical, *lexical.parents, real, *real.parents):
+        try:
+            found = os.lstat(place)
+        except FileNotFoundError:
+            continue
+        mine = found.st_uid in (os.geteuid(), 0)
+        if mine and stat.S_ISLNK(found.st_mode) and place != lexical:
+            continue  # its target is looked at, too
+        others = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        sticky = found.st_mode & stat.S_ISVTX and place != lexical
+        if not mine or not stat.S_ISDIR(found.st_mode) or (others and not sticky):
+            return place
+    return None
+
+
+def job_directory(cache: Path) -> Path:
+    """Return where a pre-job's files go: beside the cache, if nobody could exchange them there."""
+    beside = cache.with_suffix(".jobs")
+    if exchangeable(beside) is None:
+        return beside
+    digest = xxhash.xxh3_64_hexdigest(os.fsencode(cache))
+    return Path.home() / ".distcache" / "jobs" / f"{cache.stem}-{digest}"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from distcache.errors import DistcacheError
+from distcache.errors import BuildInterrupted, DistcacheError
 from distcache.programs import run_program
+from distcache.timeouts import limits
 
 __all__ = [
     "JobState",
@@ -19,10 +21,10 @@ __all__ = [
     "look_at_job",
     "parse_sacct",
     "parse_scontrol",
-    "submission",
+    "submit_script",
+    "without_variables",
 ]
 
-LIMIT: Final = 60.0  # seconds for an answer
 # Of jobs that run or will run; all others have ended.
 LIVE: Final = (
     "COMPLETING",
@@ -95,27 +97,44 @@ def call(words: Sequence[str], environment: Mapping[str, str] = {}) -> str:
     DistcacheError
         With its own words, if it fails, or does not answer in time.
     """
-    done = run_program(words, LIMIT, environment)
+    done = run_program(words, limits().slurm, environment)
     if done.returncode:
         said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         raise DistcacheError(f"{' '.join(words[:2])}: {said}")
     return done.stdout
 
 
-def submission(words: Sequence[str], *variables: str) -> list[str]:
-    """Return the words that run sbatch within bounds, without the surrounding job's variables.
+@contextlib.contextmanager
+def without_variables(names: Iterable[str] = ()) -> Iterator[None]:
+    """Take the variables of the surrounding job out of the environment, and some more, for a while.
+
+    sbatch would take them for options of the job that it submits.
+    """
+    hidden = {name for name in os.environ if OF_THIS_JOB.fullmatch(name)}.union(names)
+    kept = {name: os.environ.pop(name) for name in hidden if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)
+
+
+def submit_script(words: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Submit a batch script by sbatch, and return the job's number.
 
     Parameters
     ----------
     words : sequence of str
         Of sbatch, without its name.
-    *variables : str
-        More that it must not see.
+    environment : mapping
+        Variables to set beside those of this process.
+
+    Raises
+    ------
+    DistcacheError
+        In Slurm's words, if it refuses the script.
     """
-    hidden = [*(name for name in os.environ if OF_THIS_JOB.fullmatch(name)), *variables]
-    unset = [word for name in hidden for word in ("-u", name)]
-    limit = f"{LIMIT:.0f}"
-    return ["timeout", "-k", limit, limit, "env", *unset, "sbatch", "--parsable", *words]
+    with without_variables():
+        return job_number(call(["sbatch", "--parsable", *words], environment))
 
 
 def job_number(said: str) -> str:
@@ -142,10 +161,14 @@ def look_at_job(job: str) -> JobState:
     """
     try:
         return parse_scontrol(call(["scontrol", "show", "job", "--oneliner", job]))
+    except BuildInterrupted:
+        raise
     except DistcacheError as error:
         try:
             fields = "--format=State,ExitCode"
             return parse_sacct(call(["sacct", "-nXP", "-j", job, fields]))
+        except BuildInterrupted:
+            raise
         except DistcacheError:
             raise error from None
 

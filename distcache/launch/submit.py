@@ -9,16 +9,18 @@ import msgspec
 from distcache.build.claim import is_finished
 from distcache.build.prepare import cache_path, make_plan_together, require_name
 from distcache.cache import open_cache
-from distcache.errors import DistcacheError
-from distcache.launch.executor import JobOptions
+from distcache.errors import BuildInterrupted, DistcacheError
+from distcache.launch.executor import JobOptions, sbatch_parameters
 from distcache.launch.mpi_plugin import find_plugin
-from distcache.launch.prejob import JobFiles, submit_prejob
+from distcache.launch.prejob import JobFiles, job_directory, submit_prejob
 from distcache.launch.training import require_script, submit_training
 from distcache.plan.assignment import assign_all
+from distcache.plan.config import Config, Slurm
 from distcache.plan.decode import load_config
 from distcache.plan.estimate import Estimate, estimate
 from distcache.plan.layout import make_layout
 from distcache.plan.model import Plan
+from distcache.plan.warnings import plan_warnings
 from distcache.progress import Progress, Silent
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.cores import share_of_cores
@@ -131,7 +133,11 @@ def submit(
     require_name(name)
     progress = progress or Silent()
     alone = SerialCommunicator()
-    plan = make_plan_together(alone, load_config(config), share_of_cores(alone), progress)
+    settings = load_config(config)
+    options = _with_configured(options, settings)
+    plan = make_plan_together(alone, settings, share_of_cores(alone), progress)
+    for warning in plan_warnings(settings, plan):
+        progress.note(f"warning: {warning}")
     final = cache_path(directory, name, plan)
     for path in options.reuse:
         open_cache(path)
@@ -149,8 +155,21 @@ def submit(
         if prejob is None:
             raise
         left = f"pre-job {prejob.job} is submitted, and builds {final} all the same"
-        raise DistcacheError(str(error), left) from error
+        kind = BuildInterrupted if isinstance(error, BuildInterrupted) else DistcacheError
+        raise kind(str(error), left) from error
     return Submitted(str(final), plan.key, prejob, job)
+
+
+def _with_configured(options: SubmitOptions, settings: Config) -> SubmitOptions:
+    """Put the options of Slurm that a configuration has before those that were given."""
+    known = settings.slurm or Slurm()
+    job = msgspec.structs.replace(
+        options.job,
+        sbatch=(*known.sbatch, *options.job.sbatch),
+        srun=(*known.srun, *options.job.srun),
+    )
+    sbatch_parameters(job.sbatch)
+    return msgspec.structs.replace(options, job=job)
 
 
 def _submit_prejob(config: Path, final: Path, plan: Plan, options: SubmitOptions) -> Prejob:
@@ -165,7 +184,7 @@ def _submit_prejob(config: Path, final: Path, plan: Plan, options: SubmitOptions
         memory=asked.memory or f"{foreseen.memory_gib}G",
         mpi=asked.mpi or find_plugin(ranks),
     )
-    logs = (options.logs or final.with_suffix(".jobs")).absolute()
+    logs = (options.logs or job_directory(final)).absolute()
     files = submit_prejob(logs, build_words(config, final, plan.key, options), final, asked)
     return Prejob(files.job, asked, foreseen, str(logs))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from distcache.errors import ConfigError, NotReady
-from distcache.launch.slurm import call, job_number, submission
+from distcache.launch.slurm import submit_script
 
 __all__ = ["require_script", "submit_training"]
 
@@ -59,8 +59,8 @@ def submit_training(words: Sequence[str], cache: Path, after: str | None) -> str
     """
     waiting = [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"]
     dependency = [] if after is None else waiting
-    command = submission([*dependency, *_export(words[0], cache), *words])
-    return job_number(call(command, {CACHE_VARIABLE: str(cache)}))
+    command = [*dependency, *_export(words[0], cache), *words]
+    return submit_script(command, {CACHE_VARIABLE: str(cache)})
 
 
 def _export(script: str, cache: Path) -> list[str]:

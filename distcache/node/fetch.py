@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from distcache.node.copies import copy_shared, jitter, turns
 from distcache.node.landing import Landing
+from distcache.node.local import locally
 from distcache.node.place import node_count
 from distcache.node.report import LocalizeOptions
 from distcache.node.sbcast import broadcast_cache
@@ -90,5 +91,5 @@ def _copy(
         jitter(node_count(os.environ))
     read = 0
     for turn in turns(agents.size):
-        read += together(agents, copy if agents.rank in turn else int, "copying")
+        read += locally(agents, copy if agents.rank in turn else int, "copying")
     return read

@@ -12,6 +12,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from distcache.activity import moved
 from distcache.cache.digests import read_pieces
 from distcache.cache.format import HEADER_SIZE
 from distcache.errors import CacheCorrupt, CorpusError, DistcacheError
@@ -20,11 +21,12 @@ from distcache.files import (
     no_space_as_error,
     open_regular,
     sync_directory,
+    write_range,
 )
 from distcache.node.space import reserve
 from distcache.node.wanted import CACHE, Unit, Wanted
 
-__all__ = ["Landing", "Unreadable", "differs", "digest_of", "unit_matches"]
+__all__ = ["Landing", "Unreadable", "differs", "digest_of", "read_shared", "unit_matches"]
 
 
 def digest_of(unit: Unit) -> Any:
@@ -57,11 +59,23 @@ def differs(wanted: Wanted, unit: Unit) -> DistcacheError:
 
 
 class Unreadable(DistcacheError):
-    """A file to copy from cannot be read, or is too short."""
+    """A file to copy from cannot be read."""
 
 
-def _read(path: str, begin: int, end: int) -> Iterator[NDArray[np.uint8]]:
-    """Yield bytes of a file, in pieces that are valid until the next."""
+class Truncated(Unreadable):
+    """A file to copy from is too short."""
+
+    exit_code = CorpusError.exit_code
+
+
+def read_shared(path: str, begin: int, end: int) -> Iterator[NDArray[np.uint8]]:
+    """Yield bytes of a file, in pieces that are valid until the next.
+
+    Raises
+    ------
+    Unreadable
+        If it cannot be read; `Truncated` if it is too short.
+    """
     try:
         descriptor = open_regular(path)
     except OSError as error:
@@ -72,7 +86,7 @@ def _read(path: str, begin: int, end: int) -> Iterator[NDArray[np.uint8]]:
             try:
                 piece = next(pieces, None)
             except CacheCorrupt as error:
-                raise Unreadable(f"{path}: {error}") from error
+                raise Truncated(f"{path}: {error}; it was cut short while it was read") from error
             except OSError as error:
                 raise Unreadable(f"{path}: cannot be read: {error.strerror}") from error
             if piece is None:
@@ -135,13 +149,11 @@ class Landing:
             If the disk is full all the same.
         """
         with no_space_as_error(self._wanted.files[CACHE].final.parent):
-            done = 0
-            while done < data.size:
-                done += os.pwrite(descriptor, data[done:].data, offset + done)
+            write_range(descriptor, offset, data)
         with self._lock:
             self.written += data.size
 
-    def flush(self, descriptor: int, unit: Unit) -> None:
+    def begin_writeback(self, descriptor: int, unit: Unit) -> None:
         """Let the disk begin with a unit, so that syncing waits for less."""
         os.posix_fadvise(descriptor, unit.begin, unit.size, os.POSIX_FADV_DONTNEED)
 
@@ -157,12 +169,12 @@ class Landing:
         offset = unit.begin
         target = self.open(unit.file)
         try:
-            for piece in _read(path, begin, begin + unit.size):
+            for piece in read_shared(path, begin, begin + unit.size):
                 digest.update(piece.data)
                 self.write(target, offset, piece)
                 offset += piece.size
                 advance(piece.size)
-            self.flush(target, unit)
+            self.begin_writeback(target, unit)
         finally:
             os.close(target)
         return bool(digest.hexdigest() == unit.digest)
@@ -175,6 +187,7 @@ class Landing:
             if file == CACHE:
                 self._write_frame(descriptor)
             os.fsync(descriptor)
+            moved()
             if target.modified:
                 os.utime(descriptor, ns=(target.modified, target.modified))
         finally:

@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Final
+
+import msgspec
 
 from distcache.cache.contents import Contents, read_contents
 from distcache.cache.format import HEADER_SIZE, Header
-from distcache.errors import ConfigError
+from distcache.errors import ConfigError, DistcacheError, NoSpace
 from distcache.files import passing_name
 from distcache.node.bring import bring
+from distcache.node.local import locally
 from distcache.node.lock import changing
 from distcache.node.place import NODE_NAME, require_text, required_directory
 from distcache.node.record import Ready, read_record
-from distcache.node.report import Localized, LocalizeOptions, NodeReport, make_report
+from distcache.node.report import (
+    Localized,
+    LocalizeOptions,
+    NodeReport,
+    failed_report,
+    make_report,
+)
 from distcache.node.sbcast import require_sbcast
 from distcache.node.space import space_at
 from distcache.node.store import Store, cache_name, make_store
 from distcache.node.wanted import Facts, Wanted, describe, look_at, make_wanted
 from distcache.progress import Progress, Silent
-from distcache.ranks.agreement import from_rank_0, together
+from distcache.ranks.agreement import ending_job, from_rank_0, together
 from distcache.ranks.communicator import Communicator
 
 __all__ = ["choose_transport", "localize"]
+
+# Exit codes of what may be the matter with one node; all others are of what all nodes share.
+OF_A_NODE: Final = (DistcacheError.exit_code, NoSpace.exit_code)
 
 
 def choose_transport(asked: str, agents: int) -> tuple[str, str]:
@@ -32,7 +46,7 @@ def choose_transport(asked: str, agents: int) -> tuple[str, str]:
         return asked, "asked for"
     if agents > 1:
         return "mpi", f"{agents} nodes, so that each byte is read from the shared filesystem once"
-    return "copy", "one agent, which has nobody to share with"
+    return "copy", "a single node"
 
 
 def localize(
@@ -68,18 +82,27 @@ def localize(
         On all ranks the same. A copy that is not complete has no ready record; the next run keeps
         what is right of it.
     """
-    agents = communicator.agents(environment.get(NODE_NAME, ""))
     source = os.path.abspath(cache)
+    with ending_job(communicator):
+        from_rank_0(communicator, lambda: require_text(source), None, "the cache's path")
+        agents = communicator.agents(environment.get(NODE_NAME, ""))
+        done, failed = None, None
+        if agents is not None:
+            try:
+                done = _as_agent(agents, source, options, progress or Silent(), environment)
+            except DistcacheError as error:
+                if not error.agreed:
+                    raise
+                failed = error
 
-    def act() -> Localized | None:
-        require_text(source)
-        if agents is None:
-            return None
-        return _as_agent(agents, source, options, progress or Silent(), environment)
+        def report() -> Localized | None:
+            if failed is not None:
+                raise failed
+            return done
 
-    done = together(communicator, act, "the agents of the nodes")
-    result: Localized = communicator.broadcast(done, Localized, "what was localized")
-    return result
+        outcome = together(communicator, report, "the agents of the nodes")
+        result: Localized = communicator.broadcast(outcome, Localized, "what was localized")
+        return result
 
 
 def _as_agent(
@@ -89,14 +112,46 @@ def _as_agent(
     progress: Progress,
     environment: Mapping[str, str],
 ) -> Localized:
-    """Localize on this agent's node. Collective over the agents."""
+    """Localize on this agent's node; with best effort, on those that can. Collective."""
+    group: Communicator | None = agents
+    done: tuple[NodeReport, Localized | None] | None = None
+    while done is None:
+        assert group is not None
+        try:
+            done = _localize(group, source, options, progress, environment)
+        except DistcacheError as error:
+            of_nodes = error.failed_ranks and error.exit_code in OF_A_NODE
+            if not (options.best_effort and error.agreed and of_nodes):
+                raise
+            if group.rank in error.failed_ranks:
+                done = failed_report(options, environment, str(error)), None
+            group = group.subgroup(set(range(group.size)).difference(error.failed_ranks))
+    shares = agents.gather_all(done, tuple[NodeReport, Localized | None], "what the agents did")
+    nodes = [report for report, _ in shares]
+    for node in nodes:
+        if node.problem:
+            progress.note(f"warning: {node.node} reads the shared file: {node.problem}")
+    whole = next((found for _, found in shares if found is not None), None)
+    if whole is None:
+        return Localized("", source, "none", "no node has a copy", nodes, None)
+    return msgspec.structs.replace(whole, nodes=nodes)
+
+
+def _localize(
+    agents: Communicator,
+    source: str,
+    options: LocalizeOptions,
+    progress: Progress,
+    environment: Mapping[str, str],
+) -> tuple[NodeReport, Localized]:
+    """Localize on the nodes of a group of agents. Collective."""
     transport, reason = choose_transport(options.transport, agents.size)
     if transport == "sbcast":
         require_sbcast(agents, environment)
     progress.note(f"transport {transport}: {reason}")
-    progress.phase("reading what the cache says")
+    progress.phase("reading cache metadata")
     contents = _share_contents(agents, source)
-    store = together(agents, lambda: _prepare(options, progress, environment), "the stores")
+    store = locally(agents, lambda: _prepare(options, progress, environment), "making the store")
     _require_separate(agents, store)
     name = cache_name(contents.header)
     before = read_record(store, name)
@@ -111,10 +166,10 @@ def _as_agent(
         else:
             wanted = _look(agents, store, source, contents)
             record, report = bring(agents, store, wanted, options, transport, progress)
-    nodes = agents.gather_all(report, NodeReport, "what the agents did")
-    if record.megatron is not None and len({node.directory for node in nodes}) > 1:
+    directories = agents.gather_all(report.directory, str, "the directories of the stores")
+    if record.megatron is not None and len(set(directories)) > 1:
         progress.note("warning: the nodes use different directories, so Megatron's options differ")
-    return Localized(contents.key, source, transport, reason, nodes, record.megatron)
+    return report, Localized(contents.key, source, transport, reason, [report], record.megatron)
 
 
 def _share_contents(agents: Communicator, source: str) -> Contents:
@@ -153,19 +208,17 @@ def _require_separate(agents: Communicator, store: Store) -> None:
         return sign.name
 
     sign = store.caches / from_rank_0(agents, leave_sign, str, "looking at the stores")
-
-    def look() -> None:
-        if agents.rank > 0 and sign.exists():
-            raise ConfigError(
-                f"{store.root}: is one directory for several nodes; name one on the nodes' own "
-                "disks with --to"
-            )
-
-    try:
-        together(agents, look, "looking at the stores")
-    finally:
-        if agents.rank == 0:
-            sign.unlink(missing_ok=True)
+    seen = agents.gather_all(agents.rank > 0 and sign.exists(), bool, "looking at the stores")
+    if agents.rank == 0:
+        with contextlib.suppress(OSError):  # `sweep` removes it then
+            sign.unlink()
+    if any(seen):
+        error = ConfigError(
+            f"{store.root}: is one directory for several nodes; name one on the nodes' own disks "
+            "with --to"
+        )
+        error.agreed = True
+        raise error
 
 
 def _fulfils(record: Ready | None, options: LocalizeOptions) -> bool:
@@ -179,7 +232,8 @@ def _fulfils(record: Ready | None, options: LocalizeOptions) -> bool:
 def _look(agents: Communicator, store: Store, source: str, contents: Contents) -> Wanted:
     """Look at every shared corpus once, and say what is wanted. Collective."""
     corpora = describe(contents)
-    mine = [look_at(*corpus[:3]) for corpus in corpora[agents.rank :: agents.size]]
+    own = corpora[agents.rank :: agents.size]
+    mine = locally(agents, lambda: [look_at(*corpus[:3]) for corpus in own], "looking at corpora")
     shares = agents.gather_all(mine, list[Facts], "a look at the corpora")
     facts = [shares[i % agents.size][i // agents.size] for i in range(len(corpora))]
     return together(

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Final
 
 from distcache.errors import DistcacheError
+from distcache.locks import NO_LOCKS
 from distcache.progress import Progress
 from distcache.ranks.agreement import together
 from distcache.ranks.communicator import Communicator
+from distcache.timeouts import limits
 
 __all__ = ["changing", "is_used", "lock_alone", "use"]
 
-PATIENCE: Final = 3600.0  # seconds; less than those whom the agents keep waiting have
 NOTE_EVERY: Final = 60.0  # seconds between messages about who is waited for
 POLL: Final = 0.5  # seconds
 LOOK: Final = 0.01  # seconds between attempts to use a lock
@@ -31,14 +32,25 @@ def lock_alone(path: Path) -> int | None:
 
     Raises
     ------
-    OSError
+    DistcacheError
         If the filesystem has no locks: a store is local, where they are.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o600)
-    if _flock(descriptor, fcntl.LOCK_EX) and _has_name(descriptor, path):
-        return descriptor
-    os.close(descriptor)
+    try:
+        if _flock(descriptor, fcntl.LOCK_EX) and _has_name(descriptor, path):
+            held, descriptor = descriptor, -1
+            return held
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        raise DistcacheError(
+            f"{path.parent}: its filesystem has no locks ({error.strerror}), which a store needs; "
+            "choose a directory on another one with --to"
+        ) from error
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
     return None
 
 
@@ -131,20 +143,23 @@ def changing(
 
         while True:
             mine = together(agents, try_lock, "locking the store")
-            if all(agents.gather_all(mine, bool, "locks of the stores")):
+            locks = agents.gather_all(mine, bool, "locks of the stores")
+            if all(locks):
                 break
             waited = True
             held.close()
             if clock() - noted >= NOTE_EVERY:
                 progress.note(f"waiting for another process that changes {path.parent}")
                 noted = clock()
-            late = agents.gather_all(clock() - begin > PATIENCE, bool, "patience")
+            late = agents.gather_all(clock() - begin > limits().store_lock, bool, "patience")
             if any(late):
                 error = DistcacheError(
-                    f"{path}: another process has held this lock for {PATIENCE:.0f} s; see who "
+                    f"{path}: another process has held this lock for "
+                    f"{limits().store_lock:.0f} s; see who "
                     f"it is with `fuser {path}`"
                 )
                 error.agreed = True
+                error.failed_ranks = tuple(rank for rank, has in enumerate(locks) if not has)
                 raise error
             pause = random.uniform(POLL / 2, 2 * POLL)  # noqa: S311
             time.sleep(agents.broadcast(pause, float, "a pause"))

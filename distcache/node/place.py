@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from distcache.errors import ConfigError
+from distcache.owner import NODE_NAME
 
 __all__ = [
     "NODE_NAME",
@@ -19,7 +20,6 @@ __all__ = [
     "required_directory",
 ]
 
-NODE_NAME: Final = "DISTCACHE_NODE_NAME"
 LOCAL_DIRECTORY: Final = "DISTCACHE_LOCAL_DIR"
 # Directories that are not distcache's alone: copies go into one of the user's own below them.
 SCRATCH: Final = ("SLURM_TMPDIR", "TMPDIR")

@@ -62,6 +62,8 @@ class Ready(msgspec.Struct, frozen=True):
         Time (ISO 8601, UTC), node and version of the agent.
     version : int
         Of this record.
+    modified : int
+        When the cache was last written, in nanoseconds; 0 of an agent that did not say.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Ready(msgspec.Struct, frozen=True):
     host: str
     distcache: str
     version: int = VERSION
+    modified: int = 0
 
 
 def write_record(store: Store, record: Ready) -> None:

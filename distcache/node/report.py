@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from distcache.cache.export import Exported
-from distcache.node.place import node_name
+from distcache.node.place import local_directory, node_name
 from distcache.node.record import Ready
 from distcache.node.space import space_at
 from distcache.node.store import Store
 
-__all__ = ["LocalizeOptions", "Localized", "NodeReport", "make_report"]
+__all__ = ["LocalizeOptions", "Localized", "NodeReport", "failed_report", "make_report"]
 
 
 class LocalizeOptions(msgspec.Struct, frozen=True):
@@ -35,6 +36,12 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
         Bytes to leave free on the store's filesystem.
     threads : int
         Units that an agent reads at a time.
+    quick : bool
+        Whether a copy that has its record, sizes and times is taken for right, without digests.
+    best_effort : bool
+        Whether nodes that cannot hold a copy are reported, and the others go on.
+    budget : int or None
+        Bytes that the store may take; older copies make room for this one.
     """
 
     directory: str | None = None
@@ -44,6 +51,9 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
     transport: str = "auto"
     reserve: int = 0
     threads: int = 4
+    quick: bool = False
+    best_effort: bool = False
+    budget: int | None = None
 
 
 class NodeReport(msgspec.Struct, frozen=True):
@@ -58,6 +68,8 @@ class NodeReport(msgspec.Struct, frozen=True):
         found right already.
     memory : int
         Bytes of the copy that are held in memory, because the store is.
+    problem : str
+        Why the node has no copy, and reads the shared file; empty if it has.
     """
 
     node: str
@@ -68,6 +80,7 @@ class NodeReport(msgspec.Struct, frozen=True):
     written: int
     kept: int
     memory: int
+    problem: str = ""
 
 
 class Localized(msgspec.Struct, frozen=True):
@@ -91,6 +104,14 @@ class Localized(msgspec.Struct, frozen=True):
     reason: str
     nodes: list[NodeReport]
     megatron: Exported | None
+
+
+def failed_report(
+    options: LocalizeOptions, environment: Mapping[str, str], problem: str
+) -> NodeReport:
+    """Say why a node has no copy."""
+    directory = local_directory(options.directory, environment)
+    return NodeReport(node_name(environment), str(directory), "", 0, 0, 0, 0, 0, problem)
 
 
 def make_report(

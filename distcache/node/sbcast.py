@@ -20,11 +20,11 @@ from distcache.node.wanted import CACHE, Wanted
 from distcache.programs import run_program
 from distcache.ranks.agreement import from_rank_0, together
 from distcache.ranks.communicator import Communicator
+from distcache.timeouts import limits
 
 __all__ = ["broadcast_cache", "require_sbcast", "run_sbcast"]
 
-PATIENCE: Final = 600.0  # seconds that sbcast may take, and then a second for each of these bytes:
-SLOWEST: Final = 10 << 20
+SLOWEST: Final = 10 << 20  # bytes a second that sbcast may take, beyond what it takes to begin
 
 
 def require_sbcast(agents: Communicator, environment: Mapping[str, str]) -> None:
@@ -126,7 +126,7 @@ def run_sbcast(source: str, target: Path, environment: Mapping[str, str]) -> Non
         In Slurm's words, if it fails.
     """
     step = f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
-    limit = PATIENCE + os.stat(source).st_size / SLOWEST
+    limit = limits().stalled + os.stat(source).st_size / SLOWEST
     done = run_program(["sbcast", "--force", f"--jobid={step}", source, str(target)], limit)
     if done.returncode:
         said = done.stderr.strip() or f"exit code {done.returncode}"

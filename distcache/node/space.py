@@ -13,6 +13,7 @@ from distcache.errors import NoSpace
 
 __all__ = ["Space", "allocated", "require_space", "reserve", "space_at"]
 
+UNKNOWN: Final = 1 << 62  # bytes that are free where a filesystem counts none
 MEMORY_BACKED: Final = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 
 
@@ -39,6 +40,8 @@ def space_at(directory: Path) -> Space:
     if in_memory:
         memory = _available_memory()
         free = min(free, memory) if found.f_blocks else memory  # ramfs counts no blocks
+    elif not found.f_blocks:
+        free = UNKNOWN
     return Space(free, in_memory)
 
 

@@ -20,12 +20,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.errors import DistcacheError, OutOfStep
+from distcache.activity import leave_behind, moved, stalled
+from distcache.errors import BuildInterrupted, CorpusError, DistcacheError, OutOfStep
 from distcache.files import open_regular
 from distcache.node.landing import Landing, differs, digest_of
 from distcache.node.pieces import Piece, cut, reader_of
 from distcache.node.wanted import Wanted
 from distcache.ranks.communicator import Communicator, Pending
+from distcache.timeouts import limits
 
 __all__ = ["pass_on"]
 
@@ -33,7 +35,7 @@ WINDOW: Final = 4  # broadcasts at a time
 AHEAD: Final = 2  # own pieces read ahead
 BACKLOG: Final = 8  # arrived pieces that wait to be written
 TRAILER: Final = 8  # bytes behind a piece: 0, or the error number of the agent that read it
-PATIENCE: Final = 600.0  # seconds without a piece
+TOO_SHORT: Final = errno.ENODATA  # no filesystem says this of a read
 SHORTEST_SLEEP: Final = 2e-5
 LONGEST_SLEEP: Final = 1e-3
 
@@ -77,6 +79,7 @@ class _Reader:
     def abandon(self) -> None:
         """Wait no more: a read that hangs must not keep this agent from ending the job."""
         self._abandoned = True
+        leave_behind()
 
     def _go_on(self) -> None:
         if self._left:
@@ -92,8 +95,9 @@ class _Reader:
                 while done < buffer.size - TRAILER:
                     count = os.preadv(descriptor, [buffer[done:-TRAILER].data], piece.begin + done)
                     if count == 0:
-                        raise OSError(errno.EIO, "the file is too short")
+                        raise OSError(TOO_SHORT, "the file is too short")
                     done += count
+                    moved()
             finally:
                 os.close(descriptor)
             self._count(done)
@@ -113,24 +117,39 @@ class _Writer:
         self._pool = ThreadPoolExecutor(1)
         self._waiting: collections.deque[Future[None]] = collections.deque()
         self._digest: Any = None
+        self._moved = time.monotonic()
+        self._stuck = False
         self.problems: list[DistcacheError | OSError] = []
 
     def has_room(self) -> bool:
-        """Tell whether another piece may be given."""
-        while self._waiting and self._waiting[0].done():
-            self._waiting.popleft().result()
-        return len(self._waiting) < BACKLOG
+        """Tell whether another piece may be given; a disk that hangs gets no more of them."""
+        self._settle()
+        return self._stuck or len(self._waiting) < BACKLOG
 
     def give(self, piece: Piece, data: Buffer) -> None:
         """Take a piece that has arrived, if this node needs it."""
-        if piece.unit in self._mine:
+        if piece.unit in self._mine and not self._stuck:
+            if not self._waiting:
+                self._moved = time.monotonic()
             self._waiting.append(self._pool.submit(self._write, piece, data))
 
     def close(self) -> None:
-        """Wait until all is written."""
-        self._pool.shutdown()
-        while self._waiting:
+        """Wait until all is written, unless it hangs."""
+        while self._waiting and not self._stuck:
+            self._settle()
+            time.sleep(SHORTEST_SLEEP)
+        self._pool.shutdown(wait=not self._stuck, cancel_futures=True)
+
+    def _settle(self) -> None:
+        """Take note of what has been written, or of that nothing has for too long."""
+        now = time.monotonic()
+        while self._waiting and self._waiting[0].done():
             self._waiting.popleft().result()
+            self._moved = now
+        # Earlier than the others give this agent up.
+        if self._waiting and not self._stuck and now - self._moved > limits().stalled / 2:
+            self._stuck = True
+            self.problems.append(stalled("writing what has arrived", now - self._moved))
 
     def _write(self, piece: Piece, data: Buffer) -> None:
         unit = self._wanted.units[piece.unit]
@@ -143,7 +162,7 @@ class _Writer:
                 try:
                     self._landing.write(descriptor, piece.begin, data)
                     if piece.end == unit.end:
-                        self._landing.flush(descriptor, unit)
+                        self._landing.begin_writeback(descriptor, unit)
                 finally:
                     os.close(descriptor)
             except (DistcacheError, OSError) as error:
@@ -180,10 +199,10 @@ class _Relay:
             if moved:
                 pause, last = SHORTEST_SLEEP, now
                 continue
-            if now - last > PATIENCE:
+            if now - last > limits().stalled:
                 raise OutOfStep(
-                    f"agent {self._agents.rank} waited {PATIENCE:.0f} s for piece {self._started} "
-                    f"of {len(self._pieces)}; look for a node or a filesystem that hangs"
+                    f"waited {limits().stalled:.0f} s for piece {self._started} of "
+                    f"{len(self._pieces)}; look for a node or a filesystem that hangs"
                 )
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_SLEEP)
@@ -265,16 +284,19 @@ def pass_on(
     relay = _Relay(agents, pieces, reader, writer)
     try:
         relay.run(advance)
-    except MemoryError as error:
-        raise OutOfStep(f"agent {agents.rank} has not enough memory for its buffers") from error
-    except OutOfStep:
+    except (OutOfStep, BuildInterrupted):
         reader.abandon()
         raise
+    except Exception as error:  # the others are in the middle of broadcasts
+        reader.abandon()
+        raise OutOfStep(f"cannot pass pieces on: {type(error).__name__}: {error}") from error
     finally:
         reader.close()
         writer.close()
     if (broken := relay.broken) is not None:
         path = wanted.files[wanted.units[broken.piece.unit].file].shared
+        if broken.error_number == TOO_SHORT:
+            raise CorpusError(f"{path}: was cut short while it was read; build again")
         raise DistcacheError(f"{path}: cannot be read: {os.strerror(broken.error_number)}")
     if writer.problems:
         raise writer.problems[0]

@@ -14,7 +14,7 @@ from distcache.cache import open_cache
 from distcache.cache.export import wrong_files
 from distcache.cache.verify import verify_cache
 from distcache.corpus import bin_path, idx_path
-from distcache.errors import CacheCorrupt, DistcacheError, NotReady
+from distcache.errors import BuildInterrupted, CacheCorrupt, DistcacheError, NotReady
 from distcache.node.landing import unit_matches
 from distcache.node.lock import is_used
 from distcache.node.record import Ready, read_records
@@ -118,6 +118,8 @@ def verify_store(store: Store, threads: int = 2) -> list[str]:
 def _verify_copy(store: Store, record: Ready, threads: int) -> Iterator[str]:
     try:
         cache = open_cache(store.cache(record.name))
+    except BuildInterrupted:
+        raise
     except DistcacheError as error:
         yield from error.problems
         return

@@ -1,4 +1,4 @@
-"""The configuration: what to build, in the words of DESIGN and with Megatron's defaults."""
+"""The configuration: what to build, with Megatron's defaults."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-__all__ = ["SPLITS", "Blend", "BlendPerSplit", "Config", "Samples", "Source"]
+__all__ = ["SPLITS", "Blend", "BlendPerSplit", "Config", "Samples", "Slurm", "Source"]
 
 SPLITS = ("train", "valid", "test")
 
@@ -42,6 +42,13 @@ class Samples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     test: Count | None = 0
 
 
+class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Options of the pre-job that `submit` submits: words of sbatch, and of the srun in it."""
+
+    sbatch: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
+    srun: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
+
+
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A whole configuration.
 
@@ -72,6 +79,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         them from a description that Megatron wrote. Enters Megatron's names only.
     mixed_tokenizers : bool
         Whether receipts of corpora may name different tokenizers. Changes no array.
+    slurm : Slurm or None
+        For `submit` alone. Changes no array.
     """
 
     sequence_length: Annotated[int, Meta(ge=2, le=2**31 - 2)]
@@ -87,6 +96,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     full_validation: bool = False
     tokenizer: dict[str, Any] | None = None
     mixed_tokenizers: bool = False
+    slurm: Slurm | None = None
 
     def samples_of(self, split: str) -> int | None:
         """Return the samples to draw from a split; None is one epoch."""

@@ -2,24 +2,51 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from distcache.errors import ConfigError, NotReady
 from distcache.files import open_regular
-from distcache.plan.config import Config
+from distcache.plan.config import BlendPerSplit, Config, Samples, Slurm, Source
 from distcache.plan.megatron_options import MEGATRON_KEYS, config_from_options, options_from_mapping
 
 __all__ = ["complete", "config_from_mapping", "load_config", "tokenizer_from"]
 
 
+# Which of these a file has says that it is distcache's own.
+OWN_KEYS: Final = {"blend", "blend_per_split", "sequence_length", "samples"}
+FIELDS_OF: Final[dict[str, Any]] = {
+    "blend": Source,
+    "blend_per_split": BlendPerSplit,
+    "samples": Samples,
+    "slurm": Slurm,
+}
+# What Megatron calls what a configuration has under another name.
+OF_MEGATRON: Final = {
+    "seq_length": "sequence_length",
+    "data_path": "blend, a list of {path, weight}",
+    "data_args_path": "blend, a list of {path, weight}",
+    "per_split_data_args_path": "blend_per_split",
+    "train_data_path": "blend_per_split.train",
+    "valid_data_path": "blend_per_split.valid",
+    "test_data_path": "blend_per_split.test",
+    "train_samples": "samples.train",
+    "train_iters": "samples.train, times the global batch size",
+    "eval_iters": "samples.valid and samples.test, in samples",
+    "eval_interval": "samples.valid, in samples",
+    "global_batch_size": "a factor of samples",
+    "tokenizer_description": "tokenizer: {description: FILE}",
+    "random_seed": "seed",
+}
 # What parsers raise, what PyYAML lets through for tags that do not fit, and nesting too deep.
-SURPRISES = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
+PARSER_ERRORS = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
 
 
 def load_config(path: str | Path) -> Config:
@@ -53,7 +80,7 @@ def load_config(path: str | Path) -> Config:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     try:
         parsed = _parse(path.suffix, text)
-    except SURPRISES as error:
+    except PARSER_ERRORS as error:
         raise ConfigError(f"{path}: {error}") from error
     if not isinstance(parsed, dict):
         raise ConfigError(f"{path}: expected a mapping of fields, found {type(parsed).__name__}")
@@ -100,14 +127,15 @@ def config_from_mapping(fields: Mapping[str, Any]) -> Config:
     ConfigError
         With one problem per field that is unknown, missing or wrong.
     """
-    if any(str(key).replace("-", "_") in MEGATRON_KEYS for key in fields):
+    given = {str(key).replace("-", "_") for key in fields}
+    if given & MEGATRON_KEYS and not given & OWN_KEYS:
         return complete(config_from_options(options_from_mapping(fields)))
     return complete(_decode(fields))
 
 
 def _decode(fields: Mapping[str, Any]) -> Config:
     known = {field.encode_name: field for field in msgspec.structs.fields(Config)}
-    problems = [f"$.{key}: unknown field" for key in fields if key not in known]
+    problems = [_unknown(f"$.{key}", str(key), known) for key in fields if key not in known]
     problems += [
         f"$.{name}: missing"
         for name, field in known.items()
@@ -125,6 +153,16 @@ def _decode(fields: Mapping[str, Any]) -> Config:
     return Config(**values)
 
 
+def _unknown(path: str, key: str, known: Iterable[str]) -> str:
+    """Say that there is no such field, and which one may be meant."""
+    bare = key.replace("-", "_")
+    if (ours := OF_MEGATRON.get(bare)) is not None:
+        return f"{path}: unknown field; Megatron's {key} is {ours} here"
+    near = difflib.get_close_matches(bare, known, n=1)
+    meant = f"did you mean {near[0]}? " if near else ""
+    return f"{path}: unknown field; {meant}There are: {', '.join(known)}"
+
+
 def _exclusive(fields: Mapping[str, Any]) -> list[str]:
     given = {name for name in ("blend", "split", "blend_per_split") if fields.get(name) is not None}
     if not given & {"blend", "blend_per_split"}:
@@ -138,7 +176,11 @@ def _exclusive(fields: Mapping[str, Any]) -> list[str]:
 
 def _with_path(name: str, message: str) -> str:
     text, _, path = message.partition(" - at `")
-    return f"$.{name}{path.removesuffix('`').removeprefix('$')}: {text}"
+    place = f"$.{name}{path.removesuffix('`').removeprefix('$')}"
+    if (found := re.fullmatch(r"Object contains unknown field `(.*)`", text)) is not None:
+        kind = Source if "[" in place else FIELDS_OF[name]
+        return _unknown(f"{place}.{found[1]}", found[1], kind.__struct_fields__)
+    return f"{place}: {text}"
 
 
 def complete(config: Config) -> Config:
@@ -151,7 +193,11 @@ def complete(config: Config) -> Config:
         tokenizer's identifiers are not JSON.
     """
     texts = [*config.prefixes(), config.split or ""]
-    problems = [f"{text!r}: is no text for a file" for text in texts if not _is_text(text)]
+    problems = [
+        f"{text!r}: contains a NUL byte, or cannot be encoded as UTF-8"
+        for text in texts
+        if not _is_text(text)
+    ]
     if problems:
         raise ConfigError(*problems)
     tokenizer = config.tokenizer

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import msgspec
@@ -29,7 +29,8 @@ __all__ = [
 Value = TypeVar("Value")
 
 # Set by Open MPI's mpirun, by MPICH's mpiexec and srun --mpi=pmi2, and by srun; the closest first.
-WORLD_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+# Not SLURM_NTASKS, which an allocation has too, where no step has been started.
+WORLD_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -48,7 +49,7 @@ class Pending(Protocol):
 
 
 class Communicator(Protocol):
-    """A group of ranks. All but `meet` and `abort` is collective: all ranks must call it.
+    """A group of ranks. All methods except `meet` and `abort` are collective.
 
     `what` says in a few words what is waited for, and stands in the error when it does not come.
 
@@ -58,11 +59,14 @@ class Communicator(Protocol):
         Which of how many this is.
     waited : float
         Seconds so far that this rank has waited for the others, or for what they sent.
+    waiting : bool
+        Whether it waits now.
     """
 
     rank: int
     size: int
     waited: float
+    waiting: bool
 
     def broadcast(self, value: Any, kind: Any, what: str) -> Any:
         """Return rank 0's value, of a kind that msgpack knows, on all ranks. Collective."""
@@ -90,6 +94,10 @@ class Communicator(Protocol):
         """
         ...
 
+    def subgroup(self, ranks: Collection[int]) -> Communicator | None:
+        """Return the group of some ranks, in their order; None on the others. Collective."""
+        ...
+
     def meet(self, seconds: float) -> bool:
         """Tell whether all ranks of the world call this within some seconds of one another.
 
@@ -100,6 +108,10 @@ class Communicator(Protocol):
 
     def abort(self, exit_code: int) -> NoReturn:
         """End all ranks at once. Not collective."""
+        ...
+
+    def close(self) -> None:
+        """Leave MPI, so that the process may end without the interpreter's help. Collective."""
         ...
 
 
@@ -114,6 +126,7 @@ class SerialCommunicator:
     rank = 0
     size = 1
     waited = 0.0
+    waiting = False
 
     def broadcast(self, value: Any, kind: Any, what: str) -> Any:
         """Return the value."""
@@ -141,6 +154,10 @@ class SerialCommunicator:
         del node
         return self
 
+    def subgroup(self, ranks: Collection[int]) -> Communicator | None:
+        """Return itself, or None if it is not in the group."""
+        return self if 0 in ranks else None
+
     def meet(self, seconds: float) -> bool:
         """Tell that all are here."""
         del seconds
@@ -149,6 +166,9 @@ class SerialCommunicator:
     def abort(self, exit_code: int) -> NoReturn:
         """End the process."""
         sys.exit(exit_code)
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 _connected: Communicator | None = None
@@ -204,8 +224,8 @@ def _join(name: str, count: int) -> Communicator:
     if communicator.size != count:
         raise ConfigError(
             f"{name} says that {count} processes were started, but MPI joins {communicator.size}: "
-            "mpi4py was loaded with another MPI than the launcher's, or the command runs in a "
-            "batch script outside of srun. Start it with the launcher of its own MPI (srun "
-            "--mpi=pmi2, mpiexec), set MPI4PY_MPIABI, or use srun -n 1 for a single process"
+            "mpi4py was loaded with another MPI than the launcher's. Start it with the launcher of "
+            "its own MPI (srun --mpi=pmi2 for MPICH, srun --mpi=pmix for Open MPI, mpiexec), or "
+            "set MPI4PY_MPIABI"
         )
     return communicator

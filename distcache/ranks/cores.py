@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections import Counter
 from typing import Final
 
 from distcache.ranks.communicator import Communicator
@@ -14,15 +15,15 @@ MOST: Final = 8  # each thread of a build may hold a section of its own
 
 
 def share_of_cores(communicator: Communicator, most: int = MOST) -> int:
-    """Return this rank's share of the cores that it may run on, from 1 to `most`. Collective.
+    """Return the least share that any rank has of the cores it may run on. Collective.
 
-    Ranks that the launcher has bound to cores of their own share them with nobody.
+    The same on all ranks, from 1 to `most`. Ranks that the launcher has bound to cores of their
+    own share them with nobody.
     """
-    cores = sorted(os.sched_getaffinity(0))
-    mine = (socket.gethostname(), cores)
-    everyone = communicator.gather_all(mine, tuple[str, list[int]], "cores of the ranks")
-    sharing = sum((host, own) == mine for host, own in everyone)
-    return threads_of(len(cores), sharing, most)
+    mine = (socket.gethostname(), sorted(os.sched_getaffinity(0)))
+    everyone = communicator.gather_all(mine, tuple[str, tuple[int, ...]], "cores of the ranks")
+    sharing = Counter((host, tuple(cores)) for host, cores in everyone)
+    return min(threads_of(len(cores), ranks, most) for (_, cores), ranks in sharing.items())
 
 
 def threads_of(cores: int, ranks: int, most: int = MOST) -> int:

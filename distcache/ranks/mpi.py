@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from distcache.errors import OutOfStep
 from distcache.ranks.communicator import Message
+from distcache.timeouts import limits
 
 rc.thread_level = "funneled"  # worker threads compute and write, the main thread speaks MPI
 from mpi4py import MPI  # noqa: E402
@@ -21,8 +22,6 @@ __all__ = ["MpiCommunicator"]
 
 Value = TypeVar("Value")
 
-# Seconds that a rank waits for the others before it ends the job; they may wait for another job.
-PATIENCE: Final = 4 * 3600.0
 PIECE: Final = 1 << 30  # bytes of one message: MPI counts are 32-bit before version 4
 SHORTEST_SLEEP: Final = 2e-5
 LONGEST_SLEEP: Final = 1e-3  # a core is hardly used, and a step hardly delayed
@@ -51,6 +50,7 @@ class MpiCommunicator:
         self.rank: int = self._group.rank
         self.size: int = self._group.size
         self.waited = 0.0
+        self.waiting = False
 
     def broadcast(self, value: Any, kind: Any, what: str) -> Any:
         """Return rank 0's value on all ranks. Collective."""
@@ -106,6 +106,12 @@ class MpiCommunicator:
         group = self._group.Split(0 if is_first else MPI.UNDEFINED, self.rank)
         return MpiCommunicator(group) if is_first else None
 
+    def subgroup(self, ranks: Collection[int]) -> MpiCommunicator | None:
+        """Return the group of some ranks, in their order; None on the others. Collective."""
+        inside = self.rank in ranks
+        group = self._group.Split(0 if inside else MPI.UNDEFINED, self.rank)
+        return MpiCommunicator(group) if inside else None
+
     def meet(self, seconds: float) -> bool:
         """Tell whether all ranks of the world call this within some seconds of one another."""
         request = self._meeting.Ibarrier()
@@ -121,22 +127,31 @@ class MpiCommunicator:
         MPI.COMM_WORLD.Abort(exit_code)
         raise SystemExit(exit_code)
 
+    def close(self) -> None:
+        """Leave MPI. Collective."""
+        MPI.Finalize()
+
     def _wait(
         self, requests: list[MPI.Request], what: str, longest_sleep: float = LONGEST_SLEEP
     ) -> None:
-        begin = time.monotonic()
+        begin, longest = time.monotonic(), limits().collective
         pause = min(SHORTEST_SLEEP, longest_sleep)
+        self.waiting = True
+        # A signal may end this. The buffers of what is on its way then live as long as the
+        # traceback that has them, and the process ends without leaving it.
         while not MPI.Request.Testall(requests):
-            if time.monotonic() - begin > PATIENCE:
+            if time.monotonic() - begin > longest:
                 raise OutOfStep(
-                    f"rank {self.rank} waited {PATIENCE:.0f} s for the other ranks ({what}); look "
-                    "for a rank that is stopped or a filesystem that hangs, then run again"
+                    f"waited {longest:.0f} s for the other ranks ({what}); look for a rank that is "
+                    "stopped or a filesystem that hangs"
                 )
             time.sleep(pause)
             pause = min(2 * pause, longest_sleep)
+        self.waiting = False
         self.waited += time.monotonic() - begin
 
 
 def _pieces(data: NDArray[Any]) -> list[NDArray[np.uint8]]:
+    assert data.flags.c_contiguous, "a copy would be sent, or filled"
     flat = data.reshape(-1).view(np.uint8)
     return [flat[begin : begin + PIECE] for begin in range(0, flat.size, PIECE)]

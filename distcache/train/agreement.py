@@ -30,6 +30,8 @@ def agree(cache: TrainingCache, group: Any = None) -> None:
     KeyMismatch
         On all ranks the same, with the ranks that have another key than most.
     """
+    if not isinstance(cache, TrainingCache):
+        raise ConfigError(f"agree({cache!r}): expected a cache, as distcache.open returns it")
     if not dist.is_available() or not dist.is_initialized():
         raise ConfigError("agree: call torch.distributed.init_process_group first")
     nccl = "nccl" in str(dist.get_backend(group))

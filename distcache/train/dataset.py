@@ -104,6 +104,17 @@ class CachedDataset(Dataset[Any]):
     def __len__(self) -> int:
         return self._here().size
 
+    def __repr__(self) -> str:
+        number = f" {self.number}" if self.number else ""
+        here = self._here()
+        return f"<split {self.split!r}{number}: {here.size} samples of {here.length} tokens>"
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What these samples are of: the key of the cache, the split, and which dataset of it."""
+        key = self._here().reader.key
+        return {"cache_key": key, "split": self.split, "dataset": self.number}
+
     def __getitem__(self, index: int | None) -> dict[str, Any]:
         return {name: values[0] for name, values in self._read([index], whole=False).items()}
 

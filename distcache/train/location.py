@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import msgspec
 
 from distcache.cache import Cache, open_cache
 from distcache.corpus import Idx, bin_path, open_idx
-from distcache.errors import CorpusError, NotReady
+from distcache.errors import CacheCorrupt, CorpusError, NotReady, SharedFileWarning
 from distcache.node.lock import use
 from distcache.node.lookup import find_copy
 from distcache.node.record import read_record
@@ -48,12 +49,15 @@ class Opened:
     ----------
     cache : Cache
         Mapped.
+    is_local : bool
+        Whether it is this node's copy.
     """
 
     def __init__(
         self, cache: Cache, indices: Sequence[str], tokens: Sequence[str], lock: int | None
     ) -> None:
         self.cache = cache
+        self.is_local = lock is not None
         self._indices = indices
         self._tokens = tokens
         self._lock = lock
@@ -105,19 +109,38 @@ def locate(path: str | Path, root: Path | None) -> Location:
 
 
 def open_location(location: Location) -> Opened:
-    """Open a cache where it was found; a copy cannot be removed until it is closed.
+    """Open a cache where it was found, or else the shared file.
+
+    A copy cannot be removed until it is closed.
 
     Raises
     ------
     NotReady
-        If it is not there any more.
+        If the shared file is not there.
     CacheCorrupt
         If it is not whole.
     """
     if not location.name:
-        cache = open_cache(location.path)
-        shared = [os.path.join(location.directory, prefix) for prefix in cache.prefixes]
-        return Opened(cache, shared, shared, None)
+        return _open_shared(location)
+    try:
+        return _open_copy(location)
+    except (NotReady, CacheCorrupt) as error:
+        # Another job may be mending it at this moment, or a cleaner may have taken it.
+        warnings.warn(
+            f"{location.path} is read from the shared filesystem: {error}",
+            SharedFileWarning,
+            stacklevel=2,
+        )
+        return _open_shared(location)
+
+
+def _open_shared(location: Location) -> Opened:
+    cache = open_cache(location.path)
+    shared = [os.path.join(location.directory, prefix) for prefix in cache.prefixes]
+    return Opened(cache, shared, shared, None)
+
+
+def _open_copy(location: Location) -> Opened:
     store = Store(Path(location.store))
     lock = use(store.use(location.name))
     record = read_record(store, location.name)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from distcache.errors import ConfigError, DistcacheError
+from distcache.errors import ConfigError, DistcacheError, SharedFileWarning
 from distcache.node.place import local_directory
 from distcache.train.location import Location, locate, open_location
 from distcache.train.options import SampleOptions
@@ -41,7 +43,7 @@ class TrainingCache:
     @property
     def is_local(self) -> bool:
         """Whether the node's copy is read, and not the shared file."""
-        return bool(self.location.name)
+        return self._opened.is_local
 
     @property
     def path(self) -> Path:
@@ -81,6 +83,10 @@ class TrainingCache:
             chosen = msgspec.convert(options, SampleOptions)
         except msgspec.ValidationError as error:
             raise ConfigError(f"dataset({split!r}): {error}") from error
+        if type(split) is not str or type(number) not in (int, NoneType):
+            raise ConfigError(
+                f"dataset({split!r}, {number!r}): expected the name of a split, then a number"
+            )
         count = dataset_count(self._opened, split)
         if count == 0:
             raise ConfigError(f"{self.path}: has splits {', '.join(self.splits)}, not {split!r}")
@@ -89,14 +95,18 @@ class TrainingCache:
                 f"{self.path}: split {split!r} has {count} datasets; say which with number="
             )
         if number is not None and not 0 <= number < count:
-            raise ConfigError(f"{self.path}: split {split!r} has {count} dataset(s)")
+            raise ConfigError(
+                f"{self.path}: number is {number}, but split {split!r} has {count} dataset(s), "
+                "counted from 0"
+            )
         return CachedDataset(self.location, split, chosen, number or 0, self._opened)
 
 
 def open_cache(path: str | Path, local: str | Path | None = None) -> TrainingCache:
     """Open a cache for training, at once: nothing is built or waited for.
 
-    Which file is read is logged, and said by the cache's ``repr``.
+    Which file is read is said by the cache's ``repr``; where this node has a directory for copies,
+    but none of this cache, a `SharedFileWarning` says why.
 
     Parameters
     ----------
@@ -117,6 +127,9 @@ def open_cache(path: str | Path, local: str | Path | None = None) -> TrainingCac
     CacheCorrupt
         If the file is not a whole cache.
     """
+    for name, value in (("path", path), ("local", local)):
+        if not isinstance(value, str | os.PathLike) and (name == "path" or value is not None):
+            raise ConfigError(f"{name} is {value!r}, expected a path")
     root = local_directory(local, os.environ)
     try:
         location = locate(path, root)
@@ -125,9 +138,12 @@ def open_cache(path: str | Path, local: str | Path | None = None) -> TrainingCac
         reason = location.reason
     except DistcacheError as error:
         reason = str(error)
+    cache = _opened(Location(os.path.abspath(path), "", "", os.getcwd(), reason))  # noqa: PTH109
     if root is not None:
-        logger.warning("%s is read from the shared filesystem: %s", path, reason)
-    return _opened(Location(os.path.abspath(path), "", "", os.getcwd(), reason))  # noqa: PTH109
+        warnings.warn(
+            f"{path} is read from the shared filesystem: {reason}", SharedFileWarning, stacklevel=2
+        )
+    return cache
 
 
 def _opened(location: Location) -> TrainingCache:

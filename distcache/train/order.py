@@ -7,11 +7,13 @@ need; which of them a rank gets is the sampler's affair.
 from __future__ import annotations
 
 import functools
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from distcache.kernels import Permutation
 
 __all__ = ["Cyclic", "Order", "Sequential", "Sharded"]
 
@@ -68,7 +70,7 @@ class Cyclic:
 
     def __init__(self, epoch: int, shuffled: int) -> None:
         self.epoch = epoch
-        self._shuffled = shuffled
+        self._drawn = _Epochs(shuffled)
 
     def ids(self, begin: int, end: int) -> NDArray[np.int64]:
         """Return samples; a range may lie in several epochs."""
@@ -76,7 +78,7 @@ class Cyclic:
         while begin < end:
             number, place = divmod(begin, self.epoch)
             count = min(end - begin, self.epoch - place)
-            pieces.append(_permutation(self._shuffled, number)[place : place + count])
+            pieces.append(self._drawn.values(number, place, place + count))
             begin += count
         return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
 
@@ -104,6 +106,7 @@ class Sharded:
         self._ranks = ranks
         self._bucket = total // (micro_batch * ranks) * micro_batch
         self.epoch = self._bucket * ranks
+        self._drawn = _Epochs(self._bucket)
 
     def ids(self, begin: int, end: int) -> NDArray[np.int64]:
         """Return samples: of each step a run of each rank's."""
@@ -115,15 +118,70 @@ class Sharded:
         out = np.empty(len(positions), np.int64)
         for number in np.unique(numbers).tolist():
             here = numbers == number
-            out[here] = _permutation(self._bucket, number)[drawn[here]]
+            first, last = int(drawn[here].min()), int(drawn[here].max()) + 1
+            out[here] = self._drawn.values(number, first, last)[drawn[here] - first]
         out += ranks * self._bucket
         return out
 
 
-@functools.lru_cache(maxsize=2)
-def _permutation(size: int, seed: int) -> NDArray[np.int64]:
-    """Return torch's permutation of a range for a seed, as Megatron draws it for an epoch."""
-    generator = torch.Generator()
-    generator.manual_seed(seed)
-    drawn: NDArray[np.int64] = torch.randperm(size, generator=generator).numpy()
+class _Epochs:
+    """Torch's permutations of a range, one for each epoch's number, as Megatron draws them.
+
+    The values are drawn when they are wanted, in their order, up to 2**32 // 20 samples: an epoch
+    begins at once. Memory holds one permutation, of four bytes for each sample (eight from 2**31
+    on). Going back draws from the start again.
+
+    Parameters
+    ----------
+    size : int
+        Of the range.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._number = -1
+        self._drawn: Permutation | _Whole | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Epochs, (self._size,)
+
+    def values(self, number: int, begin: int, end: int) -> NDArray[np.int64]:
+        """Return values [begin, end) of an epoch's permutation."""
+        if self._drawn is None or number != self._number or begin < self._drawn.position:
+            self._drawn = None  # the memory of one is given back before the other takes it
+            self._number = number
+            self._drawn = (Permutation if _is_torchs_own() else _Whole)(number, self._size)
+        self._drawn.skip(begin - self._drawn.position)
+        out = np.empty(end - begin, np.int64)
+        self._drawn.next(out)
+        return out
+
+
+class _Whole:
+    """What `Permutation` gives, by torch itself, with memory for all of it."""
+
+    def __init__(self, seed: int, size: int) -> None:
+        self._values: NDArray[np.int64] = _draw(seed, size)
+        self.position = 0
+
+    def next(self, out: NDArray[np.int64]) -> None:
+        out[:] = self._values[self.position : self.position + len(out)]
+        self.position += len(out)
+
+    def skip(self, count: int) -> None:
+        self.position += count
+
+
+def _draw(seed: int, size: int) -> NDArray[np.int64]:
+    drawn: NDArray[np.int64] = torch.randperm(
+        size, generator=torch.Generator().manual_seed(seed)
+    ).numpy()
     return drawn
+
+
+@functools.cache
+def _is_torchs_own() -> bool:
+    """Tell whether this torch draws as `Permutation` does; a later one may draw otherwise."""
+    out = np.empty(1000, np.int64)
+    Permutation(77, len(out)).next(out)
+    return bool(np.array_equal(out, _draw(77, len(out))))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import random
 import time
@@ -15,16 +14,14 @@ from typing import Final
 import msgspec
 
 from distcache.cache.contents import read_contents
-from distcache.cache.life import LOCK, Sign, building_directories, read_sign
-from distcache.errors import BuildInterrupted, NotReady
+from distcache.errors import BuildInterrupted, ConfigError, NotReady
+from distcache.life import Pulse, building_directories
+from distcache.timeouts import limits
 
 __all__ = ["Readiness", "State", "Watch", "look", "wait"]
 
 POLL: Final = 0.5  # seconds
 LONGEST_PAUSE: Final = 3.0  # seconds
-# A builder gives a sign every two seconds; a network filesystem may show it late.
-SILENT: Final = 8.0  # seconds without a sign, of a builder that does not hold its lock
-HUNG: Final = 60.0  # seconds without a sign, of one that does, or of whom nobody can say
 
 
 class State(StrEnum):
@@ -34,6 +31,7 @@ class State(StrEnum):
     building = "in progress"
     ready = "ready"
     dead = "the builder has died"
+    hung = "the builder hangs"
 
 
 class Readiness(msgspec.Struct, frozen=True):
@@ -55,6 +53,8 @@ class Readiness(msgspec.Struct, frozen=True):
         Its last sign of life, another one each time.
     locked : bool
         Whether it holds its lock.
+    quiet : str
+        Which ranks have not moved for long.
     """
 
     path: str
@@ -64,13 +64,22 @@ class Readiness(msgspec.Struct, frozen=True):
     builder: str = ""
     sign: str = ""
     locked: bool = False
+    quiet: str = ""
+
+    @property
+    def advice(self) -> str:
+        """What to do where a builder has died or hangs."""
+        if self.state is State.hung:
+            return "end that job, then build again, which resumes"
+        return "build it again, which resumes"
 
     def __str__(self) -> str:
         if self.state in (State.absent, State.ready):
             return f"{self.path}: {self.state}"
         done = "" if self.fraction is None else f" {self.fraction:.0%}"
-        what = f"{self.phase}{done}, {self.builder}" if self.builder else "no sign of it"
-        return f"{self.path}: {self.state} ({what})"
+        phase = f"{self.phase}{done}, " if self.phase else ""
+        quiet = f"; {self.quiet}" if self.quiet else ""
+        return f"{self.path}: {self.state} ({phase}{self.builder or 'no heartbeat'}{quiet})"
 
 
 class Watch:
@@ -87,7 +96,7 @@ class Watch:
     def __init__(self, path: str | Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._path = Path(os.path.abspath(path))
         self._clock = clock
-        self._seen: dict[Path, tuple[Sign | None, float]] = {}
+        self._seen: dict[Path, Pulse] = {}
 
     def look(self) -> Readiness:
         """Look once.
@@ -107,24 +116,19 @@ class Watch:
             with contextlib.suppress(NotReady):  # it may have been published in between
                 read_contents(self._path)
                 return Readiness(str(self._path), State.ready)
-        for state in (State.building, State.dead):
+        for state in (State.building, State.hung, State.dead):
             for entry in found:
                 if entry.state is state:
                     return entry
         return Readiness(str(self._path), State.absent)
 
     def _look_at(self, directory: Path) -> Readiness:
-        sign, now = read_sign(directory), self._clock()
-        known, since = self._seen.get(directory, (None, now))
-        if directory not in self._seen or sign != known:
-            since = now
-            self._seen[directory] = (sign, now)
-        silence = now - since
-        locked = _is_locked(directory)
-        limit = HUNG if locked else SILENT
-        state = State.dead if silence > limit else State.building
-        found = Readiness(str(self._path), state, locked=locked)
-        if sign is None:
+        pulse = self._seen.setdefault(directory, Pulse(directory, self._clock))
+        pulse.look()
+        found = Readiness(str(self._path), self._state_of(pulse), locked=pulse.locked)
+        if pulse.hidden:
+            return msgspec.structs.replace(found, builder="of another user, and not to be seen")
+        if (sign := pulse.sign) is None:
             return found
         return msgspec.structs.replace(
             found,
@@ -132,24 +136,16 @@ class Watch:
             fraction=sign.fraction,
             builder=f"process {sign.process} on {sign.host}",
             sign=sign.sign,
+            quiet=sign.quiet,
         )
 
-
-def _is_locked(directory: Path) -> bool:
-    """Tell whether a builder holds the lock of its directory, as far as this node can see."""
-    try:
-        descriptor = os.open(
-            directory / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        )
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    def _state_of(self, pulse: Pulse) -> State:
+        """Say whether a builder lives; of one that cannot be seen nobody says that it does not."""
+        if pulse.hidden:
+            return State.building
+        if pulse.silence > (limits().hung if pulse.locked else limits().silent):
+            return State.dead
+        return State.hung if pulse.stillness > limits().stalled else State.building
 
 
 def look(path: str | Path) -> Readiness:
@@ -198,12 +194,15 @@ def wait(
     CacheCorrupt
         If there is a file that is not a whole cache.
     """
+    given: tuple[object, object] = path, timeout
+    if not (isinstance(given[0], str | os.PathLike) and isinstance(given[1], int | float)):
+        raise ConfigError(f"wait({path!r}, {timeout!r}): expected a path, and seconds")
     watch = Watch(path)
     end = time.monotonic() + timeout
     last, pause = "", POLL
     while (found := watch.look()).state is not State.ready:
-        if found.state is State.dead:
-            raise BuildInterrupted(f"{found}; build it again, which resumes")
+        if found.state in (State.dead, State.hung):
+            raise BuildInterrupted(f"{found}; {found.advice}")
         if str(found) != last and tell is not None:
             tell(found)
         last = str(found)

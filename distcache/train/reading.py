@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from distcache.corpus import Idx
 from distcache.errors import CacheCorrupt, CorpusError
-from distcache.kernels import SampleRules, Section, read_samples
+from distcache.kernels import Mapping, SampleRules, Section, read_samples
 from distcache.train.location import Opened
-from distcache.train.token_files import ATTEMPTS, TRANSIENT, TokenFiles, pause_before
+from distcache.train.token_files import AT_ONCE, ATTEMPTS, TRANSIENT, TokenFiles, pause_before
 
 __all__ = ["SplitReader"]
 
@@ -47,6 +48,13 @@ class SplitReader:
         self._bins = [opened.bin_of(source) for source in range(len(sources))]
         self._extra = opened.cache.add_extra_token
         self._sections: dict[int, Section] = {}
+        self._indices: dict[int, Idx] = {}
+        self._faults = -1  # the cache may have been damaged before this reader was made
+
+    @property
+    def key(self) -> str:
+        """What is in the cache."""
+        return self._opened.cache.key
 
     def _section(self, member: int) -> Section:
         if member not in self._sections:
@@ -62,7 +70,7 @@ class SplitReader:
                 "see `distcache verify`"
             )
         row, source = self._members[member]
-        idx = self._opened.idx_of(source)
+        idx = self._indices[member] = self._opened.idx_of(source)
         views = cache.arrays("sections", row)
         try:
             return Section(
@@ -90,8 +98,8 @@ class SplitReader:
             If a file is not what the cache says.
         """
         with self._lock:
-            for begin in range(0, len(members), self._files.capacity):
-                part = slice(begin, begin + self._files.capacity)
+            for begin in range(0, len(members), AT_ONCE):
+                part = slice(begin, begin + AT_ONCE)
                 self._read_part(members[part], samples[part], begin, arrays)
 
     def _read_part(
@@ -114,6 +122,7 @@ class SplitReader:
                     **arrays,
                 )
             except IndexError as wrong:
+                self._require_intact()
                 raise CacheCorrupt(
                     f"{self._opened.cache.path}: {wrong}; see `distcache verify`"
                 ) from wrong
@@ -121,6 +130,24 @@ class SplitReader:
             if error:
                 attempt = 1 if count else attempt + 1
                 self._recover(files[done][0], error, byte, attempt)
+        if Mapping.faults() != self._faults:
+            self._require_intact()
+
+    def _require_intact(self) -> None:
+        """Refuse what was read of a mapped file that could not be read; open all anew next time.
+
+        Raises
+        ------
+        CacheCorrupt, CorpusError
+            If the cache or an index was cut short, or its filesystem has failed.
+        """
+        faults = Mapping.faults()
+        indices, self._indices = self._indices, {}
+        self._sections = {}
+        self._opened.cache.require_intact()
+        for idx in indices.values():
+            idx.require_intact()
+        self._faults = faults
 
     def _recover(self, path: str, error: int, byte: int, attempt: int) -> None:
         """Wait, and open a file anew, where that may help; raise otherwise."""

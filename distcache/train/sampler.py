@@ -2,19 +2,55 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
-import xxhash
+import msgspec
 from torch.utils.data import Sampler
 
-from distcache.errors import ConfigError, KeyMismatch
+from distcache.errors import ConfigError, StateWarning
+from distcache.train.dataset import CachedDataset
 from distcache.train.order import Cyclic, Order, Sequential, Sharded
 
 __all__ = ["ResumableSampler"]
 
-PIECE: Final = 1 << 20  # positions whose samples are digested at a time
 ORDERS: Final = ("sequential", "cyclic")
+VERSION: Final = 2
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class _State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a sampler's state says: what it belongs to, and how far it is.
+
+    Attributes
+    ----------
+    version : int
+        Of this document.
+    cache_key, split, dataset : str, str, int, or None
+        What the samples are of; None if the sampler was only told how many there are.
+    order : str
+        ``sequential``, ``cyclic`` or ``sharded``.
+    total_samples, epoch_samples, shuffled_samples : int
+        Of the dataset, of an epoch, and those that are shuffled for one.
+    ranks, micro_batch_size : int
+        Of the run that made the state.
+    consumed_samples : int
+        By all ranks together, over all epochs.
+    """
+
+    version: int = VERSION
+    cache_key: str | None = None
+    split: str | None = None
+    dataset: int | None = None
+    order: Literal["sequential", "cyclic", "sharded"]
+    total_samples: Positive
+    epoch_samples: Count
+    shuffled_samples: Count
+    ranks: Positive
+    micro_batch_size: Positive
+    consumed_samples: Count
 
 
 class ResumableSampler(Sampler[list[int | None]]):
@@ -26,8 +62,9 @@ class ResumableSampler(Sampler[list[int | None]]):
 
     Parameters
     ----------
-    total_samples : int
-        Of the dataset.
+    dataset : CachedDataset or int
+        What is sampled, or how many samples there are. The states of a sampler that knows its
+        dataset say what they belong to, and are refused by those of others.
     micro_batch_size : int
         Samples of each batch.
     data_parallel_rank, data_parallel_size : int
@@ -59,7 +96,7 @@ class ResumableSampler(Sampler[list[int | None]]):
 
     def __init__(
         self,
-        total_samples: int,
+        dataset: CachedDataset | int,
         micro_batch_size: int,
         data_parallel_rank: int = 0,
         data_parallel_size: int = 1,
@@ -69,31 +106,38 @@ class ResumableSampler(Sampler[list[int | None]]):
         data_sharding: bool = False,
         drop_last: bool = True,
     ) -> None:
-        self.total_samples = total_samples
+        if isinstance(dataset, CachedDataset):
+            self._belongs_to, self.total_samples = dataset.identity, len(dataset)
+        else:
+            self._belongs_to, self.total_samples = {}, dataset
         self.micro_batch_size = micro_batch_size
         self.data_parallel_rank = data_parallel_rank
         self.data_parallel_size = data_parallel_size
         self.consumed_samples = consumed_samples
         self.drop_last = drop_last
-        self.step = micro_batch_size * data_parallel_size
         self._require_possible(order)
+        self.step = self._samples_per_step()
         self._kind = "sharded" if order == "cyclic" and data_sharding else order
         # A step that does not fill the dataset, as Megatron counts it, is no part of an epoch.
-        self._epoch_samples = total_samples - total_samples % self.step
-        self._shuffled_samples = total_samples - total_samples % micro_batch_size
+        self._epoch_samples = self.total_samples - self.total_samples % self.step
+        self._shuffled_samples = self.total_samples - self.total_samples % micro_batch_size
         self._order = self._make_order()
-        self._digest = xxhash.xxh3_128()
-        self._digested = 0
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_digest": None, "_digested": 0}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._digest = xxhash.xxh3_128()
 
     def _require_possible(self, order: str) -> None:
-        problems = []
+        counts = {
+            "dataset": self.total_samples,
+            "micro_batch_size": self.micro_batch_size,
+            "data_parallel_rank": self.data_parallel_rank,
+            "data_parallel_size": self.data_parallel_size,
+            "consumed_samples": self.consumed_samples,
+        }
+        problems = [
+            f"{name} is {value!r}, expected a number"
+            for name, value in counts.items()
+            if type(value) is not int
+        ]
+        if problems:
+            raise ConfigError(*problems)
         if order not in ORDERS:
             problems.append(f"order is {order!r}, expected one of {', '.join(ORDERS)}")
         if self.micro_batch_size < 1 or self.data_parallel_size < 1:
@@ -102,14 +146,18 @@ class ResumableSampler(Sampler[list[int | None]]):
             problems.append(
                 f"data_parallel_rank is {self.data_parallel_rank}, of {self.data_parallel_size}"
             )
-        elif order == "cyclic" and self.total_samples < self.step:
-            problems.append(f"{self.total_samples} samples do not fill one step of {self.step}")
+        elif order == "cyclic" and self.total_samples < self._samples_per_step():
+            step = self._samples_per_step()
+            problems.append(f"{self.total_samples} samples do not fill one step of {step}")
         if self.total_samples < 1 or self.consumed_samples < 0:
-            problems.append("total_samples must be positive, consumed_samples not negative")
+            problems.append("the dataset must have samples, consumed_samples not be negative")
         elif order == "sequential" and self.consumed_samples > self.total_samples:
             problems.append(f"{self.consumed_samples} of {self.total_samples} samples are consumed")
         if problems:
             raise ConfigError(*problems)
+
+    def _samples_per_step(self) -> int:
+        return self.micro_batch_size * self.data_parallel_size
 
     def _make_order(self) -> Order:
         if self._kind == "sequential":
@@ -149,69 +197,86 @@ class ResumableSampler(Sampler[list[int | None]]):
             self.consumed_samples % epoch if self._order.repeats else self.consumed_samples
         )
 
-    def order_digest(self) -> str:
-        """Return the XXH3-128 of the ids of all samples served so far, to log and compare.
-
-        They are taken as little-endian int64 in the global order, so that all ranks have the same
-        digest, and any number of ranks has.
-        """
-        while self._digested < self.consumed_samples:
-            end = min(self._digested + PIECE, self.consumed_samples)
-            self._digest.update(self._order.ids(self._digested, end).astype("<i8").tobytes())
-            self._digested = end
-        return self._digest.hexdigest()
+    def __repr__(self) -> str:
+        split = self._belongs_to.get("split")
+        of = f" of split {split!r}" if split else ""
+        return (
+            f"<{self._kind} sampler: {self.consumed_samples} of {self.total_samples} samples{of}, "
+            f"rank {self.data_parallel_rank} of {self.data_parallel_size}>"
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what `load_state_dict` needs; the same on all ranks."""
-        return {
-            "consumed_samples": self.consumed_samples,
-            "total_samples": self.total_samples,
-            "order": self._kind,
-            "epoch_samples": self._epoch_samples,
-            "shuffled_samples": self._shuffled_samples,
-            "ranks": self.data_parallel_size,
-            "order_digest": self.order_digest(),
-        }
+        """Return what `load_state_dict` needs; the same on all ranks, and small."""
+        state = _State(
+            **self._belongs_to,
+            order=self._kind,  # type: ignore[arg-type]
+            total_samples=self.total_samples,
+            epoch_samples=self._epoch_samples,
+            shuffled_samples=self._shuffled_samples,
+            ranks=self.data_parallel_size,
+            micro_batch_size=self.micro_batch_size,
+            consumed_samples=self.consumed_samples,
+        )
+        return msgspec.structs.asdict(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where another sampler was; epochs keep the length that they had there.
 
+        A `StateWarning` is given for a state of an earlier version, which says less.
+
         Raises
         ------
         ConfigError
-            If the order cannot be gone on with.
-        KeyMismatch
-            If the samples served so far would have been others.
+            If it is not the state of a sampler, or one of another dataset or order, with each field
+            that differs.
         """
-        problems = []
-        if state["order"] != self._kind:
-            problems.append(f"order is {self._kind}, the state's is {state['order']}")
-        elif self._kind != "sequential" and state["total_samples"] != self.total_samples:
-            problems.append(
-                f"the dataset has {self.total_samples} samples, the state's has "
-                f"{state['total_samples']}"
-            )
-        elif self._kind == "sharded" and state["ranks"] != self.data_parallel_size:
-            problems.append(
-                f"with data sharding the order depends on the number of ranks, which is "
-                f"{self.data_parallel_size} and was {state['ranks']}"
-            )
-        if state["consumed_samples"] > self.total_samples and self._kind == "sequential":
-            problems.append(f"{state['consumed_samples']} samples are consumed already")
-        if problems:
-            raise ConfigError(*problems)
-        before = (self.consumed_samples, self._epoch_samples, self._shuffled_samples, self._order)
-        self.consumed_samples = state["consumed_samples"]
-        self._epoch_samples = state["epoch_samples"]
-        self._shuffled_samples = state["shuffled_samples"]
+        found = self._read_state(state)
+        own = _State(**self.state_dict())
+        fields = ["cache_key", "split", "dataset", "order", "total_samples"]
+        # Samples of its own for each rank: then the order depends on both.
+        fields += ["ranks", "micro_batch_size"] if self._kind == "sharded" else []
+        differing = [
+            f"the sampler's state is of another run: {name} is {getattr(found, name)!r}, expected "
+            f"{getattr(own, name)!r}"
+            for name in fields
+            if None not in (getattr(found, name), getattr(own, name))
+            and getattr(found, name) != getattr(own, name)
+        ]
+        if differing:
+            raise ConfigError(*differing)
+        self.consumed_samples = found.consumed_samples
+        self._epoch_samples = found.epoch_samples
+        self._shuffled_samples = found.shuffled_samples
         self._order = self._make_order()
-        self._digest = xxhash.xxh3_128()
-        self._digested = 0
-        if (found := self.order_digest()) != state["order_digest"]:
-            served = self.consumed_samples
-            self.consumed_samples, self._epoch_samples, self._shuffled_samples, self._order = before
-            self._digest, self._digested = xxhash.xxh3_128(), 0
-            raise KeyMismatch(
-                f"the order of the {served} samples served so far has digest "
-                f"{found}, the state's is {state['order_digest']}"
+
+    def _read_state(self, state: Any) -> _State:
+        if not isinstance(state, dict):
+            kind = type(state).__name__
+            raise ConfigError(f"a sampler's state is a dict, found {kind}")
+        if "order_digest" in state:
+            warnings.warn(
+                "the sampler's state is of an earlier version: it does not say which cache and "
+                "split it belongs to, nor the micro batch",
+                StateWarning,
+                stacklevel=3,
             )
+            state = {key: value for key, value in state.items() if key != "order_digest"}
+            state["micro_batch_size"] = self.micro_batch_size
+        try:
+            found = msgspec.convert(state, _State)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"not the state of a sampler: {error}") from error
+        problems = []
+        if found.version != VERSION:
+            problems.append(f"version is {found.version}, expected {VERSION}")
+        if not 0 < found.epoch_samples <= found.total_samples and found.order != "sequential":
+            problems.append(f"epoch_samples is {found.epoch_samples} of {found.total_samples}")
+        if not found.epoch_samples <= found.shuffled_samples <= found.total_samples:
+            problems.append(f"shuffled_samples is {found.shuffled_samples}")
+        if found.order == "sequential" and found.consumed_samples > found.total_samples:
+            problems.append(
+                f"consumed_samples is {found.consumed_samples} of {found.total_samples}"
+            )
+        if problems:
+            raise ConfigError(*(f"not the state of a sampler: {problem}" for problem in problems))
+        return found

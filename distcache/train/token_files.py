@@ -1,4 +1,4 @@
-"""Open `.bin` files: a bounded number of them, and reads that are tried again.
+"""Open `.bin` files: as many as the process may, and reads that are tried again.
 
 A shared file is never mapped: an error of the filesystem would end the process with SIGBUS, where a
 read returns it.
@@ -6,9 +6,13 @@ read returns it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import functools
 import os
 import random
+import resource
+import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -17,9 +21,12 @@ from typing import Final
 from distcache.errors import CorpusError
 from distcache.files import open_sized
 
-__all__ = ["CAPACITY", "TRANSIENT", "TokenFiles", "pause_before"]
+__all__ = ["AT_ONCE", "TRANSIENT", "TokenFiles", "descriptor_budget", "pause_before"]
 
-CAPACITY: Final = 56  # a loader keeps to 64 descriptors, with its lock and what comes and goes
+AT_ONCE: Final = 56  # files that are open in any case: what a part of a batch may need
+MOST: Final = 8192  # files that are open at a time in a process, however many it might have
+RESERVE: Final = 128  # descriptors that are left to the rest of the process, or a quarter of few
+LARGE: Final = 1024  # descriptors that a training process has, roughly
 ATTEMPTS: Final = 8
 FIRST_PAUSE: Final = 0.05  # seconds; each is twice the one before, and a factor of 0.5 to 1.5
 # What a network filesystem returns while a server restarts or a connection is made anew.
@@ -47,17 +54,51 @@ def pause_before(attempt: int) -> float:
     return FIRST_PAUSE * 2.0 ** (attempt - 1) * random.uniform(0.5, 1.5)  # noqa: S311
 
 
+@functools.cache
+def descriptor_budget() -> int:
+    """Return how many `.bin` files this process may have open.
+
+    At its first call the soft limit of open files is raised to the hard one: every file that must
+    be opened again is a request to the metadata server of a shared filesystem.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = MOST + RESERVE + LARGE if hard == resource.RLIM_INFINITY else hard
+    with contextlib.suppress(OSError, ValueError):
+        if soft != resource.RLIM_INFINITY and soft < limit:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            soft = limit
+    soft = limit if soft == resource.RLIM_INFINITY else soft
+    free = soft - len(os.listdir("/proc/self/fd")) - min(RESERVE, soft // 4)
+    return max(min(free, MOST), AT_ONCE)
+
+
+class _Count:
+    """The `.bin` files that this process has open, over all splits."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.value = 0
+
+    def add(self, number: int) -> None:
+        with self._lock:
+            self.value += number
+
+
+_opened = _Count()
+
+
 class TokenFiles:
-    """Descriptors of `.bin` files, at most `CAPACITY`, those that were used last.
+    """Descriptors of `.bin` files, of one reader; those that were used last stay open.
 
     Parameters
     ----------
-    capacity : int
-        How many.
+    budget : int or None
+        How many all readers of the process may have open; by default `descriptor_budget`. Each has
+        `AT_ONCE` in any case.
     """
 
-    def __init__(self, capacity: int = CAPACITY) -> None:
-        self.capacity = capacity
+    def __init__(self, budget: int | None = None) -> None:
+        self._budget = descriptor_budget() if budget is None else budget
         self._open: OrderedDict[str, int] = OrderedDict()
 
     def __del__(self) -> None:
@@ -66,16 +107,19 @@ class TokenFiles:
     def close(self) -> None:
         """Close all."""
         while self._open:
-            os.close(self._open.popitem()[1])
+            self._close(next(iter(self._open)))
 
     def drop(self, path: str) -> None:
         """Close a file, so that it is opened anew."""
-        descriptor = self._open.pop(path, None)
-        if descriptor is not None:
-            os.close(descriptor)
+        if path in self._open:
+            self._close(path)
+
+    def _close(self, path: str) -> None:
+        os.close(self._open.pop(path))
+        _opened.add(-1)
 
     def descriptors(self, files: Sequence[tuple[str, int]]) -> list[int]:
-        """Return descriptors of files, at most `capacity` different ones.
+        """Return descriptors of files, at most `AT_ONCE` different ones.
 
         Parameters
         ----------
@@ -94,11 +138,19 @@ class TokenFiles:
             if path in self._open:
                 self._open.move_to_end(path)
         missing = [path for path in needed if path not in self._open]
-        while self._open and len(self._open) + len(missing) > self.capacity:
-            os.close(self._open.popitem(last=False)[1])
+        others = len(self._open) - (len(needed) - len(missing))  # that this call does not need
+        while others and self._is_full(len(missing)):
+            self._close(next(iter(self._open)))
+            others -= 1
         for path in missing:
             self._open[path] = self._open_file(path, needed[path])
+            _opened.add(1)
         return [self._open[path] for path, _ in files]
+
+    def _is_full(self, missing: int) -> bool:
+        """Tell whether the process, and this reader's own share, leave no room for more."""
+        own = len(self._open) + missing
+        return own > AT_ONCE and _opened.value + missing > self._budget
 
     def _open_file(self, path: str, size: int) -> int:
         for attempt in range(1, ATTEMPTS + 1):

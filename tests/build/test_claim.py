@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from distcache import life
 from distcache.build import claim as claims
 from distcache.build.claim import claim
 from distcache.build.workspace import Workspace
-from distcache.cache import life
 from distcache.progress import Silent
 from distcache.ranks.communicator import SerialCommunicator, world_size
 from distcache.ranks.cores import share_of_cores
@@ -47,7 +47,7 @@ def test_a_builder_without_life_is_left_alone(shared: Path) -> None:
     assert mine.private
     assert mine.path != other.path
     assert any("building 25%" in note for note in notes.notes)
-    assert "no sign of life for 120 s" in notes.notes[-1]
+    assert "no heartbeat for 120 s" in notes.notes[-1]
     mine.leave()
     assert not mine.path.exists()
     assert other.path.exists()
@@ -126,10 +126,11 @@ def test_signs_of_life_differ(shared: Path) -> None:
     ("environment", "expected"),
     [
         ({}, ("", 1)),
-        ({"SLURM_NTASKS": "8"}, ("SLURM_NTASKS", 8)),
-        ({"SLURM_NTASKS": "8", "PMI_SIZE": "4"}, ("PMI_SIZE", 4)),
-        ({"OMPI_COMM_WORLD_SIZE": "2", "SLURM_NTASKS": "8"}, ("OMPI_COMM_WORLD_SIZE", 2)),
-        ({"SLURM_NTASKS": "x"}, ("", 1)),
+        ({"SLURM_STEP_NUM_TASKS": "8"}, ("SLURM_STEP_NUM_TASKS", 8)),
+        ({"SLURM_NTASKS": "8"}, ("", 1)),
+        ({"SLURM_STEP_NUM_TASKS": "8", "PMI_SIZE": "4"}, ("PMI_SIZE", 4)),
+        ({"OMPI_COMM_WORLD_SIZE": "2", "SLURM_STEP_NUM_TASKS": "8"}, ("OMPI_COMM_WORLD_SIZE", 2)),
+        ({"SLURM_STEP_NUM_TASKS": "x"}, ("", 1)),
     ],
 )
 def test_what_the_launcher_started(environment: dict[str, str], expected: tuple[str, int]) -> None:

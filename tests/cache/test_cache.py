@@ -132,6 +132,17 @@ def test_a_header_is_read_as_it_was_packed() -> None:
             Header.unpack(bad.pack(), "x", 10_000)
 
 
+@pytest.mark.parametrize("count", [0, 7, 9, 1000, 2**32 - 1])
+def test_a_header_with_another_number_of_tables(count: int) -> None:
+    """Is refused before the page ends, though its digest fits."""
+    tables = {name: TablePlace(8192, 0) for name in TABLES}
+    page = bytearray(Header("ab" * 32, 10_000, 8192, bytes(16), tables).pack()[:-16])
+    page[20:24] = count.to_bytes(4, "little")
+    page += xxhash.xxh3_128_digest(bytes(page))
+    with pytest.raises(CacheCorrupt, match="tables"):
+        Header.unpack(bytes(page), "x", 10_000)
+
+
 def test_sizes_of_plan_and_format_fit() -> None:
     """Ranks write whole leaves, and readers expect pages."""
     assert layout.PAGE == file_format.PAGE

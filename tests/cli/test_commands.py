@@ -13,6 +13,7 @@ import pytest
 
 from distcache.cache import open_cache
 from tests.processes import DISTCACHE, start
+from tests.texts import write_shard
 
 
 @pytest.fixture
@@ -118,7 +119,7 @@ def test_verify_notices_a_corpus_that_was_tokenised_anew(
     assert f"{moved}: idx_digest is" in done.stderr
     explained = start(["explain", config, cache])
     assert explained.returncode == 7
-    assert "blend differ" in explained.stderr
+    assert "configuration in: blend" in explained.stderr
 
 
 def test_explain(config: Path, cache: Path, blend_config: dict[str, Any]) -> None:
@@ -244,8 +245,44 @@ def test_importing_has_no_side_effects() -> None:
 
 def test_a_world_that_is_not_joined_is_an_error(config: Path, shared: Path) -> None:
     """Not one build per process."""
-    for name in ("SLURM_NTASKS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"):
+    for name in ("SLURM_STEP_NUM_TASKS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE"):
         done = start(["build", config, "-o", shared], environment={name: "4"})
         assert done.returncode == 2
         assert f"{name} says that 4 processes were started" in done.stderr
     assert not os.listdir(shared)
+
+
+# What salloc's shell and a batch script have: a job of eight tasks, in which no step was started.
+ALLOCATION = {
+    "SLURM_JOB_ID": "17",
+    "SLURM_NTASKS": "8",
+    "SLURM_NPROCS": "8",
+    "SLURM_TASKS_PER_NODE": "4(x2)",
+    "SLURM_NNODES": "2",
+}
+BATCH = {**ALLOCATION, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
+
+
+@pytest.mark.parametrize("variables", [ALLOCATION, BATCH])
+@pytest.mark.parametrize("command", ["build", "check", "merge", "ingest", "inspect"])
+def test_one_process_within_an_allocation(
+    command: str,
+    variables: dict[str, str],
+    config: Path,
+    corpora: dict[str, str],
+    shared: Path,
+    tmp_path: Path,
+) -> None:
+    """Without srun: the step's own variables decide, and there are none."""
+    shard = write_shard(tmp_path / "shard.parquet", [[1, 2], [3]])
+    if command == "inspect":
+        start(["build", config, "-o", shared, "--name", "c"])
+    words: list[Any] = {
+        "build": ["build", config, "-o", shared],
+        "check": ["check", corpora["plain"]],
+        "merge": ["merge", corpora["plain"], corpora["second"], "-o", shared / "m"],
+        "ingest": ["ingest", "tokens", shard, "--eod", "0", "-o", shared / "t"],
+        "inspect": ["inspect", shared / "c.h5"],
+    }[command]
+    done = start(words, environment=variables)
+    assert done.returncode == 0, done.stderr

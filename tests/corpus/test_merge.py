@@ -74,7 +74,7 @@ def test_other_corpora_of_equal_lengths(tmp_path: Path) -> None:
         write_corpus(str(tmp_path / name), [np.arange(5) + first], "u2")
     made = merge(ALONE, [str(tmp_path / "a")], str(tmp_path / "out"))
     assert merge(ALONE, [str(tmp_path / "a")], str(tmp_path / "out")) == made
-    with pytest.raises(KeyMismatch, match="is there already"):
+    with pytest.raises(KeyMismatch, match="already exist"):
         merge(ALONE, [str(tmp_path / "b")], str(tmp_path / "out"))
 
 
@@ -119,7 +119,7 @@ def test_what_does_not_belong_together(tmp_path: Path, corpora: dict[str, str]) 
 def test_an_output_that_exists(tmp_path: Path, corpora: dict[str, str]) -> None:
     """Is never replaced."""
     (tmp_path / "all.bin").write_bytes(b"precious")
-    with pytest.raises(KeyMismatch, match=r"all\.bin: is there already"):
+    with pytest.raises(KeyMismatch, match=r"all\.bin: already exists"):
         merge(ALONE, [corpora["plain"], corpora["second"]], str(tmp_path / "all"))
     assert (tmp_path / "all.bin").read_bytes() == b"precious"
     assert len(list(tmp_path.iterdir())) == 1

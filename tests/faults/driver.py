@@ -7,7 +7,7 @@ file; an ingest has write:N only, and cuts small inputs into many pieces.
 ACTION is ``lose`` (the disk says that it is full),
 ``kill`` (this rank, at once), ``fill`` (the disk under the directory after -o), ``raise`` (an
 error that nothing foresees), ``term``, ``usr1`` or ``usr2`` (a signal that asks this rank to end),
-or ``twice`` (two of them).
+``twice`` (two of them), or ``hang`` (this rank does nothing more).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import errno
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ def strike() -> None:
     elif ACTION == "twice":
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGUSR1)
+    elif ACTION == "hang":
+        time.sleep(1000)
     elif ACTION == "lose":
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     elif ACTION == "raise":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import pytest
 
 from distcache.cache import open_cache
 from distcache.cache.verify import verify_cache
+from tests.caches import build_here
 from tests.processes import DISTCACHE, LIMIT, clean_environment, launch, start
 
 pytestmark = pytest.mark.mpi
@@ -24,9 +26,9 @@ PHASES = [
     "examining corpora",
     "planning",
     "claiming",
+    "laying out",
     "resuming",
     "building",
-    "laying out",
     "reading back",
     "publishing",
 ]
@@ -60,7 +62,7 @@ def test_a_rank_that_is_killed(
     done = start([*words, "--json"], 2)
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout)
-    if place in PHASES[5:]:
+    if place in PHASES[6:]:
         assert outcome["built"] == 0
     assert Path(outcome["path"]).read_bytes() == serial_bytes
     assert not [path for path in shared.iterdir() if path.name.startswith(".")]
@@ -200,3 +202,22 @@ def test_one_of_two_racing_builds_dies(
     assert Path(output.strip()).read_bytes() == serial_bytes
     verify_cache(open_cache(output.strip()))
     (first, second)[victim].communicate(timeout=LIMIT)
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+@pytest.mark.parametrize("what", ["build", "localize"])
+def test_an_error_in_a_program_that_calls_distcache(
+    what: str, rank: int, blend_config: dict[str, Any], tmp_path: Path
+) -> None:
+    """Ends all ranks at once as from the command line, with the rank, its host and what to do."""
+    given = tmp_path / "c.json"
+    given.write_text(json.dumps(blend_config))
+    if what == "localize":
+        given = Path(build_here(blend_config, tmp_path, "before").path)
+    words = [what, rank, given, tmp_path / "out"]
+    begin = time.monotonic()
+    done = start(words, 3, program=(sys.executable, "-m", "tests.faults.library"))
+    assert time.monotonic() - begin < 60
+    assert done.returncode != 0
+    assert f"distcache: rank {rank} on {socket.gethostname()}: not enough memory" in done.stderr
+    assert "run again" in done.stderr

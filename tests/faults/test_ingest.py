@@ -18,8 +18,8 @@ from tests.processes import DISTCACHE, LIMIT, clean_environment, start
 pytestmark = pytest.mark.mpi
 
 PHASES = [
-    "looking for inputs",
-    "resuming",
+    "listing inputs",
+    "looking for an earlier run",
     "reading inputs",
     "reading back",
     "writing the index",
@@ -106,7 +106,7 @@ def test_a_publication_that_is_killed(
     # Somebody else's command for the same names completes it too, before it is refused.
     other = [*words(inputs, shared), "--token-type", "i32"]
     done = start(other, program=PLAIN)
-    assert (done.returncode, "is there already" in done.stderr) == (7, True)
+    assert (done.returncode, "already exist" in done.stderr) == (7, True)
     assert found(shared) == expected
     done = start([*words(inputs, shared), "--json"], program=PLAIN)
     assert json.loads(done.stdout)["reused"]

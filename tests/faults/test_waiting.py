@@ -14,7 +14,7 @@ import pytest
 import distcache
 from distcache.errors import BuildInterrupted
 from distcache.train.readiness import Readiness, State
-from tests.processes import clean_environment, start
+from tests.processes import clean_environment, launch, start
 
 pytestmark = pytest.mark.mpi
 
@@ -48,3 +48,33 @@ def test_a_killed_builder(large_file: Path, shared: Path) -> None:
     again = start(["build", large_file, "-o", shared, "--name", "c"])
     assert again.returncode == 0
     assert distcache.wait(shared / "c.h5", 1).state is State.ready
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_that_hangs(large_file: Path, shared: Path, rank: int) -> None:
+    """Is named to those who wait, though the heartbeat goes on; another job builds apart."""
+    words = ["tests.faults.driver", "reading back", str(rank), "hang", "--"]
+    build = ["build", str(large_file), "-o", str(shared), "--name", "c"]
+    before, _ = launch("mpich", 3)
+    environment = clean_environment({"DISTCACHE_TIMEOUT_SCALE": "0.03"})
+    hanging = subprocess.Popen(
+        [*before, sys.executable, "-m", *words, *build],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        while not list(shared.glob(".c.h5.building*/progress.json")):
+            assert hanging.poll() is None
+            time.sleep(0.1)
+        more = {"DISTCACHE_TIMEOUT_SCALE": "0.03"}
+        done = start(["ready", shared / "c.h5", "--wait", "100"], environment=more)
+        assert done.returncode == 8, done.stderr
+        assert "the builder hangs" in done.stderr
+        assert f"rank {rank} has not moved" in done.stderr
+        apart = start(build, environment=more)
+        assert apart.returncode == 0, apart.stderr
+        assert "no rank of the other build has moved" in apart.stderr
+    finally:
+        hanging.kill()
+        hanging.wait()

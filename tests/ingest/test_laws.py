@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from distcache.ingest.inputs import Group, Input
 from distcache.ingest.lines import lines_of_range, lines_of_stream
 from distcache.ingest.pieces import cut_at_documents, make_pieces, make_tasks
-from distcache.ingest.placing import Counts, Segment, overlap, place, reader_of, segments_of
+from distcache.ingest.placing import (
+    Counts,
+    Segment,
+    overlap,
+    owners_of,
+    place,
+    reader_of,
+    segments_of,
+)
 
 sizes = st.integers(0, 500)
 plain = st.builds(Input, st.just("a"), sizes, st.just(0), st.sampled_from(["jsonl", "txt"]))
@@ -120,11 +128,18 @@ def test_pieces_are_shared_out_over_corpora(pieces: list[list[int]], data: st.Da
     assert filled == [segment.size for segment in segments]
 
 
-@given(st.integers(0, 20), st.integers(1, 7), st.integers(0, 30))
-def test_another_rank_reads_back(begun: int, ranks: int, task: int) -> None:
-    """Than the one that wrote it in this run, if there is another."""
-    writer = (task - begun) % ranks
-    assert (reader_of(task, begun, ranks) == writer) == (ranks == 1)
+@given(st.lists(st.integers(1, 100), max_size=30), st.integers(0, 30), st.integers(1, 7))
+def test_every_task_has_an_owner(costs: list[int], begun: int, ranks: int) -> None:
+    """No rank has more to do than the others and one task; another rank reads back."""
+    begun = min(begun, len(costs))
+    owners = owners_of(costs, begun, ranks)
+    loads = [
+        sum(costs[t] for t in range(begun, len(costs)) if owners[t] == r) for r in range(ranks)
+    ]
+    assert max(loads) - min(loads) <= max(costs[begun:], default=0)
+    for owner in owners:
+        assert 0 <= owner < ranks
+        assert (reader_of(owner, ranks) == owner) == (ranks == 1)
 
 
 def test_an_oversized_document_gets_a_corpus_to_itself() -> None:

@@ -20,6 +20,7 @@ from distcache.errors import ConfigError, KeyMismatch, NotReady
 from distcache.ingest import Outcome, TextOptions, ingest
 from distcache.ingest.tokenizer import TokenizerOptions
 from distcache.ranks.communicator import SerialCommunicator
+from tests.processes import start
 from tests.texts import read_corpus, write_jsonl
 
 
@@ -169,6 +170,19 @@ def test_which_token_ends_documents(tokenizers: Path, documents: list[str], tmp_
             run([path], copy, tmp_path / "never", eod, append_eod=True)
 
 
+def test_naming_the_token_appends_it(tokenizers: Path, tmp_path: Path) -> None:
+    """As `ingest tokens --eod` does; neither option is a warning."""
+    path = write_jsonl(tmp_path / "a.jsonl", ["abc"])
+    words = ["ingest", "text", path, "--tokenizer", tokenizers / "tokenizer.json", "-o"]
+    named = start([*words, tmp_path / "named", "--eod", "17"])
+    assert named.returncode == 0, named.stderr
+    assert single(tmp_path / "named")[0][-1] == 17
+    assert "warning" not in named.stderr
+    bare = start([*words, tmp_path / "bare"])
+    assert bare.returncode == 0, bare.stderr
+    assert "give --append-eod or --eod TOKEN" in bare.stderr
+
+
 def test_what_is_there_is_found(tokenizers: Path, tmp_path: Path) -> None:
     """Asked for the same again, it is done; asked for something else, it refuses."""
     path = write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
@@ -176,7 +190,7 @@ def test_what_is_there_is_found(tokenizers: Path, tmp_path: Path) -> None:
     again = run([path], tokenizers, tmp_path / "out")
     assert (first.reused, again.reused) == (False, True)
     assert again.corpora == first.corpora
-    with pytest.raises(KeyMismatch, match=r"out\.idx: is there already"):
+    with pytest.raises(KeyMismatch, match=r"out\.idx.*: already exist.*differs in append_eod"):
         run([path], tokenizers, tmp_path / "out", append_eod=True)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [
         "a.jsonl",
@@ -196,7 +210,7 @@ def test_what_is_there_in_part_is_not_found(
     for name in (made.corpora[1].prefix + ".idx", made.corpora[-1].receipt):
         kept = Path(name).read_bytes()
         Path(name).unlink()
-        with pytest.raises(KeyMismatch, match="is there already"):
+        with pytest.raises(KeyMismatch, match="already exist"):
             run([path], tokenizers, tmp_path / "out", shard_size=60_000)
         Path(name).write_bytes(kept)
     assert run([path], tokenizers, tmp_path / "out", shard_size=60_000).reused
@@ -206,7 +220,7 @@ def test_numbered_names_that_are_taken(tokenizers: Path, tmp_path: Path) -> None
     """Are refused at once, also if nobody knows yet how many there will be."""
     path = write_jsonl(tmp_path / "a.jsonl", ["one"])
     (tmp_path / "out-00007.bin").write_text("precious")
-    with pytest.raises(KeyMismatch, match=r"out-00007\.bin: is there already"):
+    with pytest.raises(KeyMismatch, match=r"out-00007\.bin: already exists"):
         run([path], tokenizers, tmp_path / "out", shard_size=100)
     run([path], tokenizers, tmp_path / "out")
 

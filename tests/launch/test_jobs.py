@@ -4,17 +4,35 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from distcache.errors import ConfigError, CorpusError, DistcacheError, NotReady
+from distcache.errors import (
+    BuildInterrupted,
+    ConfigError,
+    CorpusError,
+    DistcacheError,
+    NotReady,
+)
 from distcache.launch import follow as following
-from distcache.launch.executor import JobOptions, make_executor
+from distcache.launch import slurm
+from distcache.launch.executor import (
+    JobOptions,
+    make_executor,
+    sbatch_parameters,
+    srun_words,
+)
 from distcache.launch.follow import Tail, failure, follow
-from distcache.launch.prejob import JobFiles, make_private, submit_prejob
+from distcache.launch.prejob import (
+    JobFiles,
+    exchangeable,
+    job_directory,
+    make_private,
+    submit_prejob,
+)
 from distcache.launch.slurm import JobState
 from distcache.launch.training import require_script
 
@@ -47,7 +65,7 @@ SCRIPT = """\
 # command
 export SUBMITIT_EXECUTOR=slurm
 srun --unbuffered --output {logs}/%j_%t_log.out --error {logs}/%j_%t_log.err --mpi=pmi2 \
---kill-on-bad-exit=1 COMMAND
+--kill-on-bad-exit=1 --cpus-per-task=1 COMMAND
 
 
 # teardown
@@ -197,11 +215,47 @@ def test_following(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_slurm_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_a_colleague_could_exchange(tmp_path: Path) -> None:
+    """In a team's directory the job's files go to the home; in one that is sticky they may stay."""
+    team = tmp_path / "team"
+    team.mkdir()
+    team.chmod(0o770)
+    assert exchangeable(team / "c.jobs") == team
+    with pytest.raises(ConfigError, match=rf"{team} is not a directory that only you"):
+        make_private(team / "c.jobs")
+    found = job_directory(team / "c.h5")
+    assert found.is_relative_to(Path.home())
+    assert found != job_directory(team / "d.h5")
+    assert found.name.startswith("c-")
+    team.chmod(0o1777)
+    assert job_directory(team / "c.h5") == team / "c.jobs"
+    (tmp_path / "way").symlink_to(team)
+    assert exchangeable(tmp_path / "way" / "c.jobs") is None
+    team.chmod(0o770)
+    assert exchangeable(tmp_path / "way" / "c.jobs") == team
+
+
+def test_options_of_sbatch_and_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand in the script as they were given; what distcache relies on cannot be overruled."""
+    assert sbatch_parameters(["--gres=gpu:1", "--exclusive", "--comment=a b"]) == {
+        "gres": "gpu:1",
+        "exclusive": True,
+        "comment": "a b",
+    }
+    options = msgspec.structs.replace(OPTIONS, cpus_per_task=3, srun=("--container-image=a.sqsh",))
+    assert srun_words(options)[-2:] == ["--cpus-per-task=3", "--container-image=a.sqsh"]
+    with pytest.raises(ConfigError) as caught:
+        sbatch_parameters(["gres=1", "--", "--nodes=4", "--signal=TERM", "--x=\n#SBATCH -w a"])
+    assert len(caught.value.problems) == 5
+
+
+def test_slurm_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale_time: Callable[[float], None]
+) -> None:
     """Is waited for, but not for ever."""
     monkeypatch.setattr(following, "POLL", 0.0)
     monkeypatch.setattr(following, "ASK_EVERY", 0.0)
-    monkeypatch.setattr(following, "PATIENCE", 0.1)
+    scale_time(0.1 / 600)
 
     def look(_: str) -> JobState:
         raise DistcacheError("scontrol: no answer")
@@ -224,3 +278,25 @@ def test_training_scripts(tmp_path: Path) -> None:
         require_script(str(script), tmp_path / "a,b.h5")
     script.write_text("#!/bin/bash\n\ncat <<END\n#SBATCH --export=HOME\nEND\n")
     require_script(str(script), tmp_path / "a,b.h5")  # Slurm does not read that far either
+
+
+def test_parents_that_a_group_could_write_to(tmp_path: Path) -> None:
+    """Are not made, whatever the umask; a job's directory is this user's alone."""
+    before = os.umask(0o002)
+    try:
+        make_private(tmp_path / "a" / "b" / "jobs")
+        make_private(tmp_path / "a" / "b" / "jobs")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a" / "b" / "jobs").stat().st_mode & 0o777 == 0o700
+
+
+def test_an_interruption_while_slurm_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ends it, and does not ask the accounting instead."""
+
+    def call(words: list[str]) -> str:
+        raise BuildInterrupted("interrupted")
+
+    monkeypatch.setattr(slurm, "call", call)
+    with pytest.raises(BuildInterrupted):
+        slurm.look_at_job("17")

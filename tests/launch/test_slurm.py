@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from distcache.cli.times import parse_minutes
 from distcache.errors import ConfigError, DistcacheError
-from distcache.launch import slurm
 from distcache.launch.mpi_plugin import choose_plugin, parse_plugins
 from distcache.launch.slurm import (
     JobState,
@@ -18,7 +18,7 @@ from distcache.launch.slurm import (
     look_at_job,
     parse_sacct,
     parse_scontrol,
-    submission,
+    without_variables,
 )
 
 FAILED = (
@@ -90,7 +90,9 @@ def test_sbatch_does_not_see_the_job_around_it(
     monkeypatch.setenv("SBATCH_EXPORT", "NONE")
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
     fake(tmp_path, monkeypatch, sbatch="env | grep -E '^(SLURM|SBATCH)_'")
-    assert call(submission(["script"], "SBATCH_EXPORT")) == "SLURM_CONF=/etc/slurm.conf\n"
+    with without_variables(["SBATCH_EXPORT"]):
+        assert call(["sbatch", "script"]) == "SLURM_CONF=/etc/slurm.conf\n"
+    assert os.environ["SBATCH_EXPORT"] == "NONE"
 
 
 def test_what_the_accounting_says() -> None:
@@ -114,12 +116,12 @@ def test_a_job_that_the_controller_has_forgotten(
 
 
 def test_commands_that_are_not_there_or_do_not_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale_time: Callable[[float], None]
 ) -> None:
     """Are one clear error each."""
     with pytest.raises(ConfigError, match="nothing-of-this-name: No such file"):
         call(["nothing-of-this-name"])
-    monkeypatch.setattr(slurm, "LIMIT", 0.2)
+    scale_time(0.2 / 60)
     fake(tmp_path, monkeypatch, squeue="exec sleep 60")
     with pytest.raises(DistcacheError, match="has not ended within"):
         call(["squeue"])

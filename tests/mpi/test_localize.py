@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from distcache.node.record import read_records
 from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
 from tests.caches import build_here
+from tests.faults.odd import compile_odd, odd
 from tests.processes import DISTCACHE, LAUNCHERS, clean_environment, launch, start
 
 pytestmark = pytest.mark.mpi
@@ -53,11 +54,12 @@ def on_nodes(
     per_node: int,
     launcher: str = "mpich",
     before: Sequence[str] = (),
+    environment: Mapping[str, str] = {},
 ) -> subprocess.CompletedProcess[str]:
     """Run a command on made-up nodes."""
     logs.mkdir(exist_ok=True)
     program = [sys.executable, "-m", "tests.mpi.on_node", str(per_node), str(world), str(logs)]
-    return start(words, ranks, launcher, program=[*program, *before, "--"])
+    return start(words, ranks, launcher, environment, [*program, *before, "--"])
 
 
 def reads(logs: Path) -> Counter[tuple[str, int]]:
@@ -285,7 +287,7 @@ def test_processes_of_a_node_without_mpi(world: Path, tmp_path: Path) -> None:
     jobs = [
         subprocess.Popen(
             [DISTCACHE, *words, "--transport", "copy"],
-            env=clean_environment({"SLURM_NTASKS": "4", "SLURM_NNODES": "1"}),
+            env=clean_environment({"SLURM_STEP_NUM_TASKS": "4", "SLURM_NNODES": "1"}),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -298,3 +300,30 @@ def test_processes_of_a_node_without_mpi(world: Path, tmp_path: Path) -> None:
         assert job.returncode == 0, errors
         read.append(json.loads(out)["nodes"][0]["read"])
     assert sorted(value > 0 for value in read) == [False, False, False, True]
+
+
+@pytest.mark.parametrize("best_effort", [True, False])
+@pytest.mark.parametrize("what", ["broken", "hung"])
+def test_a_node_that_cannot_hold_a_copy(
+    world: Path, tmp_path: Path, what: str, best_effort: bool
+) -> None:
+    """Is an error, or is reported while the others go on; a hanging disk ends it in time, too."""
+    words = ["localize", world / "c.h5", "--to", f"{tmp_path}/local{{node}}", "--json"]
+    environment = {"DISTCACHE_TIMEOUT_SCALE": "0.01"}
+    if what == "broken":
+        (tmp_path / "local1").write_text("in the way")
+    else:
+        environment |= odd(compile_odd(tmp_path), "fsync=hang:/local1/")
+    more = ["--best-effort"] if best_effort else []
+    logs = tmp_path / "logs"
+    done = on_nodes(world, logs, [*words, *more], 3, 1, environment=environment)
+    assert "local1" in done.stderr or "rank 1 on " in done.stderr
+    if not best_effort:
+        assert done.returncode != 0
+        return
+    assert done.returncode == 0, done.stderr
+    nodes = json.loads(done.stdout)["nodes"]
+    assert [bool(node["problem"]) for node in nodes] == [False, True, False]
+    for node in (0, 2):
+        assert verify_store(Store(tmp_path / f"local{node}")) == []
+        assert next(read_records(Store(tmp_path / f"local{node}")))

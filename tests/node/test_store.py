@@ -180,8 +180,8 @@ def test_a_cache_that_lost_its_record_in_use_stays(caches: list[Path], tmp_path:
     """With all corpora, since nothing says which are its own."""
     root = tmp_path / "local"
     copy = Path(bring(caches[0], root))
-    dataset = distcache.open(caches[0], local=root).dataset("train")
-    assert dataset[0]
+    opened = distcache.open(caches[0], local=root)
+    assert opened.is_local
     Store(root).ready(copy.stem).unlink()
     collect(Store(root), 0, Silent())
     assert copy.exists()

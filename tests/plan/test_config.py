@@ -49,7 +49,14 @@ def test_defaults_are_megatrons() -> None:
         ({"seed": -1}, "$.seed: Expected `int` >= 0"),
         ({"seed": 2**32}, "$.seed: Expected `int` <= 4294967295"),
         ({"samples": {"train": -3}}, "$.samples.train: Expected `int` >= 0"),
-        ({"samples": {"training": 3}}, "$.samples: Object contains unknown field `training`"),
+        (
+            {"samples": {"training": 3}},
+            "$.samples.training: unknown field; did you mean train?",
+        ),
+        ({"seq_length": 4096}, "sequence_length"),
+        ({"data_path": ["a"]}, "blend, a list of {path, weight}"),
+        ({"sequnce_length": 3}, "did you mean sequence_length?"),
+        ({"sequence_len": 3}, "mid_level_dataset_surplus"),  # one of the known ones
         ({"blend": []}, "$.blend: Expected `array` of length >= 1"),
         ({"blend": [{"path": ""}]}, "$.blend[0].path: Expected `str` of length >= 1"),
         ({"blend": [{"path": "a", "weight": "x"}]}, "$.blend[0].weight: Expected `float | null`"),
@@ -60,9 +67,9 @@ def test_defaults_are_megatrons() -> None:
         ({"blend_per_split": {"train": ["a"]}}, "$.blend_per_split: cannot be combined"),
         ({"add_extra_token": 1}, "$.add_extra_token: Expected `bool`, got `int`"),
         ({"tokenizer": {"a": math.nan}}, "$.tokenizer: is not JSON"),
-        ({"blend": ["a\0b"]}, "'a\\x00b': is no text for a file"),
-        ({"blend": ["\ud800"]}, "'\\ud800': is no text for a file"),
-        ({"split": "1\ud800"}, "is no text for a file"),
+        ({"blend": ["a\0b"]}, "'a\\x00b': contains a NUL byte, or cannot"),
+        ({"blend": ["\ud800"]}, "'\\ud800': contains a NUL byte, or cannot"),
+        ({"split": "1\ud800"}, "contains a NUL byte, or cannot"),
     ],
 )
 def test_a_wrong_field_is_named(changes: dict[str, Any], problem: str) -> None:

@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader
 
 import distcache
 from distcache.errors import KeyMismatch
+from distcache.train.dataset import CachedDataset
 
 VOCABULARY = 30_000
 BATCH = 4
@@ -30,7 +31,10 @@ BATCH = 4
 def train(dataset: Any, steps: int, **facts: Any) -> None:
     """Train for some steps, and say what came of it."""
     ranks = dist.get_world_size()
-    sampler = distcache.ResumableSampler(len(dataset), BATCH, dist.get_rank(), ranks)
+    known = isinstance(dataset, CachedDataset)
+    sampler = distcache.ResumableSampler(
+        dataset if known else len(dataset), BATCH, dist.get_rank(), ranks
+    )
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Embedding(VOCABULARY, 8), torch.nn.Linear(8, VOCABULARY))
     parallel = DistributedDataParallel(model)
@@ -45,7 +49,7 @@ def train(dataset: Any, steps: int, **facts: Any) -> None:
         optimizer.step()
         losses.append(loss.item())
     weights = sum(float(weight.double().sum()) for weight in model.parameters())
-    tell(losses=losses, weights=weights, digest=sampler.order_digest(), **facts)
+    tell(losses=losses, weights=weights, state=sampler.state_dict(), **facts)
 
 
 def tell(**facts: Any) -> None:

@@ -18,10 +18,11 @@ from torch.utils.data import DataLoader
 import distcache
 from distcache.cache import open_cache
 from distcache.corpus import write_corpus
-from distcache.errors import CacheCorrupt, ConfigError, CorpusError, NotReady
+from distcache.errors import CacheCorrupt, ConfigError, CorpusError, DistcacheError, NotReady
 from distcache.node.store import Store
 from distcache.node.upkeep import list_store
 from tests.caches import build_here
+from tests.corpora import write_lengths
 
 
 def as_lists(sample: dict[str, Any]) -> dict[str, list[Any]]:
@@ -67,7 +68,8 @@ def test_an_incomplete_copy_is_not_read(cache: Path, store: Path, gone: str) -> 
         store.chmod(0o755)
     else:
         victims[gone].unlink()
-    opened = distcache.open(cache, local=store)
+    with pytest.warns(distcache.SharedFileWarning):
+        opened = distcache.open(cache, local=store)
     assert not opened.is_local
     assert opened.location.reason
     assert len(opened.dataset("train")) == 4000
@@ -79,7 +81,8 @@ def test_a_cache_that_was_built_anew_is_not_taken_for_its_copy(
     """Under the same name there is another one now."""
     cache.unlink()
     build_here({**blend_config, "seed": 4}, cache.parent, "c")
-    assert not distcache.open(cache, local=store).is_local
+    with pytest.warns(distcache.SharedFileWarning):
+        assert not distcache.open(cache, local=store).is_local
 
 
 def test_a_shared_cache_that_is_gone(cache: Path, store: Path) -> None:
@@ -96,7 +99,10 @@ def test_a_corrupt_copy_is_an_error(cache: Path, store: Path) -> None:
     with open(copy, "r+b") as stream:
         stream.seek(-3, os.SEEK_END)
         stream.write(b"\xff\xff\xff")
-    assert not distcache.open(cache, local=store).is_local
+    with pytest.warns(distcache.SharedFileWarning, match="do not match their digest"):
+        opened = distcache.open(cache, local=store)
+    assert not opened.is_local
+    assert "shared file" in repr(opened)
 
 
 def test_a_cache_in_use_is_kept(cache: Path, store: Path) -> None:
@@ -244,3 +250,25 @@ def test_tokens_of_another_type_are_refused(shared: Path, tmp_path: Path) -> Non
     dataset = distcache.open(build_here(fields, shared).path).dataset("train")
     with pytest.raises(CorpusError, match="type code 7, expected an integer type"):
         dataset[0]
+
+
+@pytest.mark.parametrize("what", ["idx", "cache"])
+def test_a_mapped_file_that_shrinks(
+    blend_config: dict[str, Any], shared: Path, tmp_path: Path, what: str
+) -> None:
+    """Raises an exception that names it; the process goes on."""
+    (tmp_path / "own").mkdir()
+    lengths = np.full(20_000, 5)
+    prefix = write_lengths(tmp_path / "own" / "corpus", lengths)
+    fields = {**blend_config, "blend": [prefix], "samples": {"train": 20_000}}
+    cache = Path(build_here(fields, shared, "c").path)
+    opened = distcache.open(cache)
+    train = opened.dataset("train")
+    assert train[0]["tokens"].shape == (32,)
+    victim = f"{prefix}.idx" if what == "idx" else str(cache)
+    os.truncate(victim, 4096)
+    with pytest.raises(DistcacheError, match=os.path.basename(victim)):
+        train.__getitems__(range(len(train)))
+    if what == "cache":  # another reader of what is damaged already
+        with pytest.raises(DistcacheError, match=os.path.basename(victim)):
+            opened.dataset("train").__getitems__(range(len(train)))

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 import distcache
+from distcache import life
 from distcache.build.workspace import Workspace
-from distcache.cache import life
 from distcache.errors import CacheCorrupt, NotReady
-from distcache.train.readiness import HUNG, SILENT, State, Watch, look
+from distcache.timeouts import limits
+from distcache.train.readiness import State, Watch, look
 from tests.caches import build_here
 from tests.processes import clean_environment, start
 
@@ -75,7 +76,7 @@ def test_in_progress(shared: Path) -> None:
 
 def test_a_builder_that_lost_its_lock_is_dead_within_seconds(shared: Path) -> None:
     """One that holds it, but gives no sign, is only after a minute."""
-    for held, limit in ((False, SILENT), (True, HUNG)):
+    for held, limit in ((False, limits().silent), (True, limits().hung)):
         clock = Clock()
         workspace = Workspace(shared / f"{held}.h5")
         workspace.lock()
@@ -100,7 +101,7 @@ def test_another_builder_takes_over(shared: Path) -> None:
         life.show(workspace.path, "building", 0.5)
     watch = Watch(final, clock)
     watch.look()
-    clock.now = HUNG * 2
+    clock.now = limits().hung * 2
     life.show(alive.path, "publishing", None)
     found = watch.look()
     assert (found.state, found.phase) == (State.building, "publishing")

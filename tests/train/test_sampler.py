@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from itertools import islice, pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +15,12 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from distcache.errors import ConfigError, KeyMismatch
+import distcache
+from distcache.errors import ConfigError
+from distcache.train import order as orders
+from distcache.train.order import _Epochs
 from distcache.train.sampler import ResumableSampler
+from tests.caches import build_here
 
 ORDERS: list[dict[str, Any]] = [
     {"order": "sequential"},
@@ -133,7 +139,7 @@ def test_the_global_order_outlives_another_number_of_ranks(
         expected = reference._order.ids(position, position + micro * after).tolist()
         assert found == set(expected)
         position += micro * after
-    assert {sampler.order_digest() for sampler in second} == {second[0].order_digest()}
+    assert len({sampler.consumed_samples for sampler in second}) == 1
 
 
 @pytest.mark.parametrize("options", ORDERS)
@@ -157,55 +163,136 @@ def test_the_last_step_may_be_kept() -> None:
 
 @pytest.mark.parametrize("options", ORDERS)
 def test_samplers_may_be_pickled(options: dict[str, Any]) -> None:
-    """In the middle of an epoch, with the digest of what was served."""
+    """In the middle of an epoch."""
     sampler = ResumableSampler(100, 2, **options)
     next(iter(sampler))
     twin = pickle.loads(pickle.dumps(sampler))
-    assert twin.order_digest() == sampler.order_digest()
+    assert twin.state_dict() == sampler.state_dict()
     assert list(twin) == list(sampler)
 
 
 @pytest.mark.parametrize("options", ORDERS)
-def test_the_digest_is_that_of_what_was_served(options: dict[str, Any]) -> None:
-    """The same whenever it is asked for, and another one for another order."""
-    often, once = (ResumableSampler(5000, 3, 1, 2, **options) for _ in range(2))
-    digests = {often.order_digest()}
-    for a, b in islice(zip(often, once, strict=True), 400):
-        assert a == b
-        digests.add(often.order_digest())
-    assert len(digests) == 401
-    assert once.order_digest() == often.order_digest()
+def test_a_state_is_small_and_at_once(options: dict[str, Any]) -> None:
+    """However many samples have been served: nothing is drawn for it."""
+    total = 10**12 if options["order"] == "sequential" else 10**5
+    sampler = ResumableSampler(total, 2, consumed_samples=total - 2, **options)
+    state = sampler.state_dict()
+    assert len(json.dumps(state)) < 400
+    twin = ResumableSampler(total, 2, **options)
+    twin.load_state_dict(state)
+    assert twin.state_dict() == state
+
+
+@pytest.mark.parametrize("size", [1, 2, 1000, 100_001])
+def test_an_epoch_is_drawn_as_it_is_wanted(size: int) -> None:
+    """From any place on, forwards and backwards, the values are torch's own."""
+    epochs = _Epochs(size)
+    for number, begin, end in (
+        (0, 0, size),
+        (1, size // 3, size // 2),
+        (1, 0, size // 4),
+        (0, 0, 1),
+    ):
+        assert epochs.values(number, begin, end).tolist() == draw(size, number)[begin:end]
+
+
+def test_another_torch_draws_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole permutation, if its draws should ever be others."""
+    monkeypatch.setattr(orders, "_is_torchs_own", lambda: False)
+    assert _Epochs(100).values(5, 20, 60).tolist() == draw(100, 5)[20:60]
 
 
 def test_a_state_of_another_order_is_refused() -> None:
-    """Where going on would mix orders up."""
+    """Where going on would mix orders up, naming each field."""
     cyclic = ResumableSampler(100, 2, order="cyclic")
     list(islice(cyclic, 3))
     state = cyclic.state_dict()
-    with pytest.raises(ConfigError, match="order is sequential, the state's is cyclic"):
+    with pytest.raises(ConfigError, match="order is 'cyclic', expected 'sequential'"):
         ResumableSampler(100, 2).load_state_dict(state)
-    with pytest.raises(ConfigError, match="has 99 samples"):
-        ResumableSampler(99, 2, order="cyclic").load_state_dict(state)
-    sharded = ResumableSampler(100, 2, 0, 2, order="cyclic", data_sharding=True)
-    with pytest.raises(ConfigError, match="depends on the number of ranks"):
-        ResumableSampler(100, 2, 0, 1, order="cyclic", data_sharding=True).load_state_dict(
-            sharded.state_dict()
-        )
-    with pytest.raises(KeyMismatch, match="digest"):
-        ResumableSampler(100, 2, order="cyclic").load_state_dict({**state, "order_digest": "00"})
-    longer = ResumableSampler(200, 2)
-    longer.load_state_dict(ResumableSampler(100, 2, consumed_samples=40).state_dict())
-    assert next(iter(longer)) == [40, 41]
+    for options in ({"order": "cyclic"}, {}):
+        with pytest.raises(ConfigError, match="total_samples is 100, expected 99"):
+            ResumableSampler(99, 2, **options).load_state_dict({**state, **options})
+    sharded = {"order": "cyclic", "data_sharding": True}
+    state = ResumableSampler(100, 2, 0, 2, **sharded).state_dict()
+    with pytest.raises(ConfigError, match="ranks is 2, expected 1"):
+        ResumableSampler(100, 2, 0, 1, **sharded).load_state_dict(state)
+    with pytest.raises(ConfigError, match="micro_batch_size is 2, expected 4"):
+        ResumableSampler(100, 4, 0, 2, **sharded).load_state_dict(state)
+
+
+def test_a_state_says_what_it_belongs_to(
+    blend_config: dict[str, Any], cache: Path, shared: Path
+) -> None:
+    """The state of another cache or split is refused; one that does not know is taken."""
+    train = distcache.open(cache).dataset("train")
+    state = ResumableSampler(train, 4, consumed_samples=8).state_dict()
+    assert state["cache_key"] == distcache.open(cache).key
+    ResumableSampler(train, 4).load_state_dict(state)
+    ResumableSampler(len(train), 4).load_state_dict(state)
+    other = build_here({**blend_config, "seed": 1}, shared, "other").path
+    with pytest.raises(ConfigError, match="cache_key is"):
+        ResumableSampler(distcache.open(other).dataset("train"), 4).load_state_dict(state)
+    with pytest.raises(
+        ConfigError, match=r"split is 'train', expected 'valid'(.|\n)*total_samples"
+    ):
+        ResumableSampler(distcache.open(cache).dataset("valid"), 4).load_state_dict(state)
+
+
+def test_states_of_the_version_before() -> None:
+    """Are loaded, with a warning that says what they do not."""
+    old = {
+        "consumed_samples": 12,
+        "total_samples": 100,
+        "order": "cyclic",
+        "epoch_samples": 100,
+        "shuffled_samples": 100,
+        "ranks": 2,
+        "order_digest": "00ff",
+    }
+    sampler = ResumableSampler(100, 2, 0, 2, order="cyclic")
+    with pytest.warns(distcache.StateWarning, match="does not say which cache"):
+        sampler.load_state_dict(old)
+    assert sampler.consumed_samples == 12
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        None,
+        [],
+        {"order": "cyclic"},
+        {"consumed_samples": -1},
+        {"consumed_samples": "4"},
+        {"consumed_samples": 1e300},
+        {"consumed_samples": 101},
+        {"version": 99},
+        {"total_samples": 0},
+        {"epoch_samples": 200},
+        {"shuffled_samples": 1},
+        {"nothing": 1},
+    ],
+)
+def test_rubbish_is_no_state(wrong: Any) -> None:
+    """One sentence says what is wrong, and the sampler stays as it was."""
+    sampler = ResumableSampler(100, 2, consumed_samples=6)
+    whole = wrong if not wrong or "order" in wrong else {**sampler.state_dict(), **wrong}
+    with pytest.raises(ConfigError, match="state") as caught:
+        sampler.load_state_dict(whole)
+    assert len(caught.value.problems) == 1
+    assert sampler.consumed_samples == 6
 
 
 @pytest.mark.parametrize(
     ("numbers", "options", "message"),
     [
-        ((0, 1), {}, "total_samples must be positive"),
+        ((0, 1), {}, "must have samples"),
+        (("10", 1), {}, "dataset is '10', expected a number"),
+        ((10, 2.0), {}, "micro_batch_size is 2.0, expected a number"),
         ((10, 0), {}, "must be positive"),
         ((10, 1, 2, 2), {}, "data_parallel_rank is 2, of 2"),
         ((10, 1), {"consumed_samples": 11}, "11 of 10 samples are consumed"),
-        ((10, 1), {"consumed_samples": -1}, "not negative"),
+        ((10, 1), {"consumed_samples": -1}, "not be negative"),
         ((10, 6, 0, 2), {"order": "cyclic"}, "do not fill one step of 12"),
         ((10, 1), {"order": "random"}, "expected one of sequential, cyclic"),
     ],

@@ -1,9 +1,12 @@
-"""Reads are tried again, and few files are open, however many corpora there are."""
+"""Reads are tried again, and files are opened once, as far as the limit allows it."""
 
 from __future__ import annotations
 
 import errno
 import os
+import resource
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,11 @@ from distcache.corpus import write_corpus
 from distcache.train import reading, token_files
 from distcache.train.token_files import TokenFiles, pause_before
 from tests.caches import build_here
+from tests.processes import clean_environment
 from tests.train.test_dataset import as_lists
+
+# As many as sites give, or as this machine lets its root have.
+HIGH = min(65_536, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
 class Flaky:
@@ -106,30 +113,71 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("batch", [1, 8, 500])
-def test_few_files_are_open_however_many_corpora(many: Path, batch: int) -> None:
-    """At most 64, while a loader reads all 800 at random."""
-    before = open_files()
+def test_many_files_are_opened_once(
+    many: Path, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each when it is first read, where the limit of descriptors allows it."""
+    opened: list[str] = []
+    original = token_files.open_sized
+
+    def counting(path: Any, **more: Any) -> Any:
+        opened.append(str(path))
+        return original(path, **more)
+
+    monkeypatch.setattr(token_files, "open_sized", counting)
     dataset = distcache.open(many).dataset("train")
     random = np.random.default_rng(2)
-    most, seen = 0, set()
+    seen = set()
     for _ in range(6000 // batch):
         rows = dataset.__getitems__(random.integers(0, len(dataset), batch).tolist())
         seen |= {int(row["dataset_id"]) for row in rows}
-        most = max(most, open_files() - before)
     assert len(seen) > 500
-    assert most <= 64
+    assert len(opened) == len(set(opened)) == len(seen)
 
 
-def test_the_pool_keeps_what_was_used_last(tmp_path: Path) -> None:
-    """And never more than it may."""
+@pytest.mark.parametrize(("limit", "most"), [(64, 56), (256, 200), (1024, 900), (HIGH, 800)])
+def test_limits_of_descriptors(many: Path, limit: int, most: int) -> None:
+    """The soft limit is raised to the hard one, a reserve is kept, and all samples are read."""
+    code = f"""
+import os, resource, sys
+import numpy as np
+import distcache
+resource.setrlimit(resource.RLIMIT_NOFILE, (min({limit}, 128), {limit}))
+dataset = distcache.open({str(many)!r}).dataset("train")
+before = len(os.listdir("/proc/self/fd"))
+random = np.random.default_rng(2)
+for _ in range(500):
+    dataset.__getitems__(random.integers(0, len(dataset), 16).tolist())
+print(len(os.listdir("/proc/self/fd")) - before, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    count, soft = map(int, done.stdout.split())
+    assert soft == limit
+    assert 56 <= count <= most
+    assert count > 100 or limit < 256
+
+
+def test_the_pool_keeps_what_was_used_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And, over all readers of a process, never more than it may."""
     for number in range(9):
         (tmp_path / str(number)).write_bytes(bytes(number))
-    files = TokenFiles(capacity=3)
+    monkeypatch.setattr(token_files, "AT_ONCE", 2)
+    monkeypatch.setattr(token_files, "_opened", token_files._Count())
+    files, others = TokenFiles(budget=4), TokenFiles(budget=4)
     before = open_files()
+    others.descriptors([(str(tmp_path / "8"), 8)])
     for number in [0, 1, 2, 0, 3, 0, 4, 0, 5]:
         files.descriptors([(str(tmp_path / str(number)), number)])
-        assert open_files() - before <= 3
+        assert open_files() - before <= 4
     assert len(files.descriptors([(str(tmp_path / str(n)), n) for n in (6, 7, 8, 6)])) == 4
-    assert open_files() - before == 3
+    assert open_files() - before == 4
     files.close()
+    others.close()
     assert open_files() == before

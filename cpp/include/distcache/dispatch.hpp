@@ -1,10 +1,37 @@
 #pragma once
 
-/// DISTCACHE_VECTOR_CLONES compiles a function for AVX-512, AVX2 and the baseline and lets the
-/// loader choose, so that one portable binary uses the vectors of the machine it runs on.
-#if defined(DISTCACHE_DISPATCH) && defined(__x86_64__) && defined(__GLIBC__)
-#define DISTCACHE_VECTOR_CLONES \
-    __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#include "distcache/instructions.hpp"
+
+/// DISTCACHE_DISPATCHED(result, name, (parameters), (arguments)) defines a function whose body is
+/// `name_body`, always inlined: compiled for every kind of `Instructions`, of which
+/// `best_instructions` chooses one, so that one portable binary uses the vectors of the machine it
+/// runs on. Without DISTCACHE_DISPATCH there is the baseline alone.
+#define DISTCACHE_BODY [[gnu::always_inline]] static inline
+#if defined(DISTCACHE_DISPATCH) && DISTCACHE_HAS_AVX512
+#define DISTCACHE_DISPATCHED(result, name, parameters, arguments) \
+    DISTCACHE_AVX512 static result name##_avx512 parameters {     \
+        return name##_body arguments;                             \
+    }                                                             \
+    DISTCACHE_AVX2 static result name##_avx2 parameters {         \
+        return name##_body arguments;                             \
+    }                                                             \
+    static result name##_baseline parameters {                    \
+        return name##_body arguments;                             \
+    }                                                             \
+    result name parameters {                                      \
+        switch (best_instructions()) {                            \
+            case Instructions::avx512:                            \
+                return name##_avx512 arguments;                   \
+            case Instructions::avx2:                              \
+                return name##_avx2 arguments;                     \
+            case Instructions::baseline:                          \
+                break;                                            \
+        }                                                         \
+        return name##_baseline arguments;                         \
+    }
 #else
-#define DISTCACHE_VECTOR_CLONES
+#define DISTCACHE_DISPATCHED(result, name, parameters, arguments) \
+    result name parameters {                                      \
+        return name##_body arguments;                             \
+    }
 #endif

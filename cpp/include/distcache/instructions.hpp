@@ -4,10 +4,11 @@
 
 namespace distcache {
 
-/// Which instructions a kernel that is written by hand uses. The baseline is right everywhere.
-enum class Instructions { baseline, avx512 };
+/// Which instructions a kernel uses. The baseline is right everywhere; more is faster.
+enum class Instructions { baseline, avx2, avx512 };
 
-/// What this machine has, unless the environment's DISTCACHE_INSTRUCTIONS is `baseline`.
+/// The most that this machine has, up to what the environment's DISTCACHE_INSTRUCTIONS names. It
+/// governs all code.
 Instructions best_instructions();
 
 /// All that this machine has, for tests.
@@ -15,11 +16,12 @@ std::span<const Instructions> available_instructions();
 
 }  // namespace distcache
 
-/// DISTCACHE_AVX512 compiles a function for AVX-512 whatever the rest is compiled for: it must be
-/// called only where `best_instructions` says so.
+/// DISTCACHE_AVX512 and DISTCACHE_AVX2 compile a function for these whatever the rest is compiled
+/// for: it must be called only where `best_instructions` says so.
 #if defined(__x86_64__)
 #define DISTCACHE_HAS_AVX512 1
 #define DISTCACHE_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,bmi,bmi2")))
+#define DISTCACHE_AVX2 __attribute__((target("avx2,bmi,bmi2")))
 #else
 #define DISTCACHE_HAS_AVX512 0
 #endif

@@ -1,12 +1,19 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 
 namespace distcache {
 
 /// The bytes of an open file, mapped for reading. It does not keep the file's descriptor, of which
 /// a process has few.
+///
+/// Where the file can no longer be read, because it has been cut short or its filesystem fails, the
+/// kernel sends SIGBUS. While there are mappings, this is handled: the bytes from there on read as
+/// zeros, and the mapping is no longer intact. Signals of other addresses go on to whoever handled
+/// them before.
 class Mapping {
 public:
     /// Throws std::system_error if the file cannot be mapped.
@@ -17,12 +24,19 @@ public:
 
     [[nodiscard]] std::span<const std::byte> bytes() const { return {data_, size_}; }
 
+    /// Whether all that was read so far are the bytes of the file.
+    [[nodiscard]] bool is_intact() const;
+
     /// Drop the pages of bytes [begin, end) from this process; the page cache keeps them.
     void release(std::size_t begin, std::size_t end) const;
+
+    /// How often any mapping of this process could not be read.
+    static std::uint64_t faults();
 
 private:
     std::byte* data_ = nullptr;
     std::size_t size_;
+    std::size_t slot_ = 0;
 };
 
 }  // namespace distcache

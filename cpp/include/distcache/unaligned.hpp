@@ -1,10 +1,13 @@
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
 namespace distcache {
+
+static_assert(std::endian::native == std::endian::little, "files are read as they are");
 
 /// A view of little-endian numbers that may lie at any address.
 ///

@@ -1,0 +1,157 @@
+"""Who owns a directory of unfinished files, also where locks do not exclude.
+
+A lock may be local to a machine: on Lustre mounted with ``localflock``, on NFS with ``local_lock``.
+What excludes on all filesystems is that only one process makes a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import time
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from distcache.life import Pulse
+from distcache.timeouts import limits
+
+__all__ = ["NODE_NAME", "OWNER", "Owner"]
+
+OWNER: Final = "owner"
+LONGEST: Final = 1 << 12  # bytes that are read of who it is
+POLL: Final = 0.1  # seconds between looks at an owner that may be dead
+NODE_NAME: Final = "DISTCACHE_NODE_NAME"
+"""The variable by which tests give several names to one machine."""
+
+
+class _Process(NamedTuple):
+    """A process: the machine, what its numbers are counted in there, its number, its start."""
+
+    machine: str
+    namespace: str
+    number: str
+    started: str
+
+
+def _this_process() -> _Process:
+    number = str(os.getpid())
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        namespace = "-"
+    return _Process(_machine(), namespace, number, _started(number))
+
+
+def _machine() -> str:
+    """Return what tells this machine from others; containers on it have the same."""
+    if named := os.environ.get(NODE_NAME):
+        return "".join(named.split())
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def _started(number: str) -> str:
+    """Return when a process of this machine was started; empty if it has ended."""
+    try:
+        fields = Path(f"/proc/{number}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in "ZX" else fields[19]
+
+
+class Owner:
+    """The right to write in a directory whose lock is held.
+
+    Parameters
+    ----------
+    directory : Path
+        In which others may write the same.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._path = directory / OWNER
+        self._me = _this_process()
+        self._text = " ".join((*self._me, secrets.token_hex(8))).encode() + b"\n"
+
+    def take(self) -> bool:
+        """Become the owner, unless another process is it, and lives.
+
+        A process of this machine lives if it is there. One of another machine does if its heartbeat
+        goes on; so this may take some seconds.
+
+        Returns
+        -------
+        bool
+            Whether this process is the owner now.
+        """
+        while not self._make():
+            found = self._read()
+            if found == self._text:
+                return True
+            if found is None:
+                continue
+            if self._lives(found):
+                return False
+            self._put_aside(found)
+        return True
+
+    def release(self) -> None:
+        """Be the owner no longer."""
+        with contextlib.suppress(OSError):
+            if self._read() == self._text:
+                self._path.unlink()
+
+    def _make(self) -> bool:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            descriptor = os.open(self._path, flags, 0o600)
+        except FileExistsError:
+            return False
+        try:
+            os.write(descriptor, self._text)
+        finally:
+            os.close(descriptor)
+        return True
+
+    def _read(self) -> bytes | None:
+        """Return what the file says, nothing while it is being made; None if there is none."""
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            descriptor = os.open(self._path, flags)
+        except FileNotFoundError:
+            return None
+        try:
+            return os.read(descriptor, LONGEST)
+        finally:
+            os.close(descriptor)
+
+    def _lives(self, owner: bytes) -> bool:
+        words = owner.decode("utf-8", "replace").split()
+        if len(words) == 5 and (words[0], words[1]) == self._me[:2]:
+            return _started(words[2]) == words[3]
+        pulse = Pulse(self._directory)
+        pulse.look()
+        first = pulse.sign
+        while pulse.silence <= limits().silent:
+            if pulse.sign != first or self._read() != owner:
+                return True
+            time.sleep(POLL)
+            pulse.look()
+        return False
+
+    def _put_aside(self, owner: bytes) -> None:
+        """Remove the file of an owner that is dead; of several that try only one does."""
+        aside = self._path.with_name(f"{OWNER}.{secrets.token_hex(4)}")
+        try:
+            os.rename(self._path, aside)
+        except FileNotFoundError:
+            return
+        if aside.read_bytes() != owner:  # another process has become it meanwhile
+            with contextlib.suppress(OSError):
+                os.link(aside, self._path)
+        aside.unlink()

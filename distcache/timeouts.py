@@ -1,0 +1,95 @@
+"""Every time limit of distcache; ``DISTCACHE_TIMEOUT_SCALE`` multiplies all of them.
+
+docs/operations.md lists them for users, and a test keeps both the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from typing import Final
+
+import msgspec
+
+from distcache.errors import ConfigError
+
+__all__ = ["SCALE", "TimeLimits", "limits"]
+
+SCALE: Final = "DISTCACHE_TIMEOUT_SCALE"
+
+
+class TimeLimits(msgspec.Struct, frozen=True):
+    """All limits in seconds.
+
+    Attributes
+    ----------
+    collective : float
+        A rank waits for the others in a collective; they may be waiting for another job.
+    stalled : float
+        Nothing moves: no byte on a node that localizes, none on any rank of a build.
+    heartbeat : float
+        Between two heartbeats of a builder.
+    silent : float
+        Without a heartbeat, of a builder that does not hold its lock.
+    hung : float
+        Without a heartbeat, of one that does, or of which nobody can say; for who waits.
+    abandoned : float
+        Without a heartbeat, after which another job builds apart.
+    leftover : float
+        Without a heartbeat, after which a private workspace is removed.
+    store_lock : float
+        Another process holds the lock of a node's store.
+    slurm : float
+        For an answer of one of Slurm's commands.
+    slurm_silence : float
+        Slurm answers nothing at all, while a job is followed.
+    first_import : float
+        For loading MPI to ask for its name.
+    visible : float
+        Until another node sees a file, on a network filesystem.
+    requeue : float
+        Until Slurm has requeued what it may requeue.
+    signal : float
+        In which all ranks notice a signal.
+    """
+
+    collective: float = 4 * 3600.0
+    stalled: float = 600.0
+    heartbeat: float = 2.0
+    silent: float = 8.0
+    hung: float = 60.0
+    abandoned: float = 120.0
+    leftover: float = 3600.0
+    store_lock: float = 3600.0
+    slurm: float = 60.0
+    slurm_silence: float = 600.0
+    first_import: float = 120.0
+    visible: float = 60.0
+    requeue: float = 15.0
+    signal: float = 10.0
+
+
+@functools.cache
+def limits() -> TimeLimits:
+    """Return the limits of this process.
+
+    Raises
+    ------
+    ConfigError
+        If the variable is not a positive number.
+    """
+    scale = _scale(os.environ.get(SCALE, "1"))
+    return TimeLimits(
+        **{name: scale * value for name, value in msgspec.structs.asdict(TimeLimits()).items()}
+    )
+
+
+def _scale(text: str) -> float:
+    try:
+        scale = float(text)
+    except ValueError:
+        scale = math.nan
+    if not 0 < scale < math.inf:
+        raise ConfigError(f"{SCALE}={text!r}: expected a positive number, such as 2")
+    return scale

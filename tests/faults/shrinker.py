@@ -1,0 +1,53 @@
+"""Run distcache's command line, and cut a corpus's file short at a chosen place.
+
+    python -m tests.faults.shrinker FILE PLACE -- WORDS...
+
+PLACE is the name of a phase, or ``outline``: when the file's header has been read.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from distcache.cli.main import main
+from distcache.cli.output import LineProgress
+from distcache.corpus import examine
+
+VICTIM, PLACE = sys.argv[1:3]
+sys.argv = ["distcache", *sys.argv[4:]]
+
+
+def shrink() -> None:
+    """Cut the file to its first page."""
+    if os.stat(VICTIM).st_size > 4096:
+        os.truncate(VICTIM, 4096)
+
+
+def phase(
+    self: LineProgress, name: str, total: float = 0, original: Any = LineProgress.phase
+) -> None:
+    """Shrink when a phase begins."""
+    original(self, name, total)
+    if name == PLACE:
+        shrink()
+
+
+def run(index: int, task: Any, prefix: str, original: Any = examine._run) -> Any:
+    """Shrink when a mapped index is about to be checked."""
+    if PLACE == "outline":
+        opened = examine.open_idx
+
+        def open_and_shrink(prefix: str) -> Any:
+            idx = opened(prefix)
+            shrink()
+            return idx
+
+        examine.open_idx = open_and_shrink  # type: ignore[assignment]
+    return original(index, task, prefix)
+
+
+LineProgress.phase = phase  # type: ignore[method-assign]
+examine._run = run  # type: ignore[assignment]
+main()

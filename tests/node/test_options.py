@@ -1,0 +1,84 @@
+"""What `localize` takes for right, what it makes room for, and that it harms nobody who reads."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import distcache
+from distcache.corpus import idx_path
+from distcache.node.record import read_records
+from distcache.node.store import Store
+from distcache.node.upkeep import verify_store
+from tests.caches import build_here
+from tests.node.agents import flip, only, run
+
+
+def test_a_touched_index_is_not_fetched(
+    own_corpora: dict[str, Any], cache: Path, tmp_path: Path
+) -> None:
+    """Its digest is the same; only where that is looked up is anything read."""
+    run(cache, tmp_path / "local")
+    os.utime(idx_path(own_corpora["blend"][0]["path"]), (1, 1))
+    report = only(run(cache, tmp_path / "local"))
+    assert report.written == 0
+    assert only(run(cache, tmp_path / "local")).read == 0
+
+
+def test_quick_reads_no_byte_of_the_copy(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Record, sizes and times decide; a file whose time differs is looked at after all."""
+    report = only(run(cache, tmp_path / "local"))
+    read: list[str] = []
+    original = os.preadv
+
+    def noting(descriptor: int, *rest: Any) -> int:
+        read.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        return original(descriptor, *rest)
+
+    monkeypatch.setattr(os, "preadv", noting)
+    assert only(run(cache, tmp_path / "local", quick=True)).kept > 0
+    assert read == []
+    flip(Path(report.cache), 20_000)
+    assert only(run(cache, tmp_path / "local", quick=True)).written > 0
+    assert read
+    assert verify_store(Store(tmp_path / "local")) == []
+
+
+def test_a_budget_makes_room_by_age(
+    blend_config: dict[str, Any], shared: Path, tmp_path: Path
+) -> None:
+    """What was used longest ago goes; what is in use stays, as with `local gc`."""
+    caches = [
+        Path(build_here({**blend_config, "seed": seed}, shared, f"c{seed}").path)
+        for seed in range(3)
+    ]
+    root = tmp_path / "local"
+    for path in caches[:2]:
+        run(path, root)
+    store = Store(root)
+    first = next(record for record in read_records(store) if record.source == str(caches[0]))
+    os.utime(store.root / "caches" / f"{first.name}.lock", (1, 1))
+    size = sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+    run(caches[2], root, budget=size + 100_000)
+    kept = {record.source for record in read_records(store)}
+    assert kept == {str(caches[1]), str(caches[2])}
+    opened = distcache.open(caches[1], local=root)
+    assert opened.is_local
+    run(caches[0], root, budget=0)
+    assert {record.source for record in read_records(store)} == {str(caches[0]), str(caches[1])}
+    assert opened.is_local
+
+
+def test_a_broken_node_may_go_without(cache: Path, tmp_path: Path) -> None:
+    """It is reported; and nothing is there that a loader could take for a copy."""
+    (tmp_path / "local").write_text("in the way")
+    report = only(run(cache, tmp_path / "local", best_effort=True))
+    assert "local" in report.problem
+    assert report.cache == ""
+    with pytest.warns(distcache.SharedFileWarning, match="not a directory"):
+        assert not distcache.open(cache, local=tmp_path / "local").is_local

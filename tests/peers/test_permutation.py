@@ -1,0 +1,20 @@
+"""Torch itself is the judge of permutations that are too large to be drawn as they are wanted."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from distcache.kernels import Permutation
+
+
+def test_large_permutations_are_torchs() -> None:
+    """From 2**32 // 20 values on, where torch draws in another way."""
+    size = 2**32 // 20
+    for count in (size - 1, size):
+        expected = torch.randperm(count, generator=torch.Generator().manual_seed(3))
+        drawn = Permutation(3, count)
+        drawn.skip(1000)
+        found = np.empty(100_000, np.int64)
+        drawn.next(found)
+        assert np.array_equal(found, expected[1000:101_000].numpy())

@@ -1,0 +1,1 @@
+"""Ranks that agree, and what they do when they cannot."""

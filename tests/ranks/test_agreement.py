@@ -1,0 +1,40 @@
+"""How ranks agree, and how they end where they cannot."""
+
+from __future__ import annotations
+
+import pytest
+
+from distcache.errors import DistcacheError
+from distcache.ranks.agreement import from_rank_0, together
+from distcache.ranks.communicator import Communicator, SerialCommunicator
+from tests.threads import run_ranks
+
+
+def test_agreeing_within_agreeing_is_impossible() -> None:
+    """It would be a collective that some ranks do not take part in."""
+    world = SerialCommunicator()
+    with pytest.raises(RuntimeError, match="inner"):
+        together(world, lambda: together(world, lambda: 1, "inner"), "outer")
+    with pytest.raises(RuntimeError, match="inner"):
+        together(world, lambda: from_rank_0(world, lambda: 1, int, "inner"), "outer")
+    assert together(world, lambda: 1, "after it") == 1
+
+
+def test_all_ranks_have_the_problems_of_all() -> None:
+    """With the ranks that had them."""
+
+    def work(world: Communicator) -> tuple[tuple[int, ...], str]:
+        def fail() -> None:
+            if world.rank != 1:
+                raise DistcacheError(f"problem {world.rank}")
+
+        with pytest.raises(DistcacheError) as caught:
+            together(world, fail, "work")
+        return caught.value.failed_ranks, str(caught.value)
+
+    found, _ = run_ranks(3, work)
+    assert len(set(found)) == 1
+    ranks, text = found[0]
+    assert ranks == (0, 2)
+    assert "problem 0" in text
+    assert "problem 2" in text

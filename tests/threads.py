@@ -1,0 +1,216 @@
+"""Ranks as threads of one process: whole builds of several ranks in a fraction of a second."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.errors import BuildInterrupted
+from distcache.ranks.communicator import Communicator, Message, Pending
+
+__all__ = ["Ended", "ThreadCommunicator", "rank_of_thread", "run_ranks"]
+
+Result = TypeVar("Result")
+LIMIT = 60.0  # seconds, after which ranks have hung
+here = threading.local()
+
+
+class Ended(BuildInterrupted):
+    """The job was ended, by this rank or another one: the thread is what a killed process is."""
+
+
+def rank_of_thread() -> int | None:
+    """Return the rank that this thread works for; threads that it starts work for it, too."""
+    found: int | None = getattr(here, "rank", None)
+    return found
+
+
+class _World:
+    """What all groups of a job have in common."""
+
+    def __init__(self) -> None:
+        self.groups: list[_Group] = []
+        self.aborted: list[tuple[int, int]] = []
+        self.lock = threading.Lock()
+
+    def abort(self, rank: int, exit_code: int) -> None:
+        with self.lock:
+            self.aborted.append((rank, exit_code))
+            for group in self.groups:
+                group.barrier.abort()
+
+
+class _Group:
+    """What the ranks of one communicator share."""
+
+    def __init__(self, world: _World, size: int) -> None:
+        self.world = world
+        self.size = size
+        self.slots: list[Any] = [None] * size
+        self.barrier = threading.Barrier(size)
+        self.broadcasts: dict[int, NDArray[np.uint8]] = {}
+        with world.lock:
+            world.groups.append(self)
+            if world.aborted:
+                self.barrier.abort()
+
+
+class _Broadcast:
+    def __init__(self, group: _Group, number: int, data: NDArray[np.uint8]) -> None:
+        self._group, self._number, self._data = group, number, data
+
+    def done(self) -> bool:
+        """Copy what the root has given, if it has."""
+        if self._group.world.aborted:
+            raise Ended("the job was ended")
+        found = self._group.broadcasts.get(self._number)
+        if found is None:
+            return False
+        if found is not self._data:
+            self._data[:] = found
+        return True
+
+
+class ThreadCommunicator:
+    """A rank of a job whose ranks are threads."""
+
+    def __init__(self, group: _Group, rank: int) -> None:
+        self._group = group
+        self._started = 0
+        self.rank = rank
+        self.size = group.size
+        self.waited = 0.0
+        self.waiting = False
+
+    def _share(self, value: Any) -> list[Any]:
+        """Return the values of all ranks."""
+        self.waiting = True
+        try:
+            self._group.slots[self.rank] = value
+            self._group.barrier.wait(LIMIT)
+            found = list(self._group.slots)
+            self._group.barrier.wait(LIMIT)
+        except threading.BrokenBarrierError as error:
+            raise Ended("the job was ended") from error
+        finally:
+            self.waiting = False
+        return found
+
+    def broadcast(self, value: Any, kind: Any, what: str) -> Any:
+        """Return rank 0's value on all ranks."""
+        del what
+        packed = msgspec.msgpack.encode(value) if self.rank == 0 else b""
+        return msgspec.msgpack.decode(self._share(packed)[0], type=kind)
+
+    def gather_all(self, value: Any, kind: Any, what: str) -> list[Any]:
+        """Return the values of all ranks."""
+        del what
+        packed = self._share(msgspec.msgpack.encode(value))
+        return [msgspec.msgpack.decode(entry, type=kind) for entry in packed]
+
+    def exchange(self, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
+        """Send arrays and fill others; those between two ranks match in order."""
+        shares = self._share([(entry.peer, entry.data.copy()) for entry in sends])
+        mine = [[data for peer, data in share if peer == self.rank] for share in shares]
+        for entry in receives:
+            data = mine[entry.peer].pop(0)
+            assert data.nbytes == entry.data.nbytes, what
+            entry.data.reshape(-1).view(np.uint8)[:] = data.reshape(-1).view(np.uint8)
+        assert not any(mine), f"{what}: more was sent than received"
+
+    def start_broadcast(self, data: NDArray[np.uint8], root: int) -> Pending:
+        """Begin to bring bytes from a rank to all."""
+        number, self._started = self._started, self._started + 1
+        if root == self.rank:
+            self._group.broadcasts[number] = data
+        return _Broadcast(self._group, number, data)
+
+    def agents(self, node: str = "") -> Communicator | None:
+        """Return the group of the first rank of each node."""
+        names = self.gather_all(node or str(self.rank), str, "nodes")
+        return self.subgroup({names.index(name) for name in names})
+
+    def subgroup(self, ranks: Collection[int]) -> Communicator | None:
+        """Return the group of some ranks; None on the others."""
+        first = min(ranks, default=-1)
+        made = _Group(self._group.world, len(ranks)) if self.rank == first else None
+        shared = self._share(made)
+        if self.rank not in ranks:
+            return None
+        return ThreadCommunicator(shared[first], sorted(ranks).index(self.rank))
+
+    def meet(self, seconds: float) -> bool:
+        """Tell that all are here."""
+        del seconds
+        return True
+
+    def abort(self, exit_code: int) -> NoReturn:
+        """End all ranks."""
+        self._group.world.abort(self.rank, exit_code)
+        raise Ended("this rank has ended the job")
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def run_ranks(
+    size: int, action: Callable[[ThreadCommunicator], Result], limit: float = LIMIT
+) -> tuple[list[Result | BaseException], list[tuple[int, int]]]:
+    """Run something on all ranks of a job; those that hang fail the test.
+
+    Returns
+    -------
+    outcomes : list
+        What each rank returned or raised.
+    aborted : list of (int, int)
+        The ranks that have ended the job, and their exit codes.
+    """
+    world = _World()
+    group = _Group(world, size)
+    outcomes: list[Any] = [None] * size
+
+    def run(rank: int) -> None:
+        here.rank = rank
+        try:
+            outcomes[rank] = action(ThreadCommunicator(group, rank))
+        except BaseException as error:  # noqa: BLE001  it is the outcome
+            outcomes[rank] = error
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(limit)
+    if any(thread.is_alive() for thread in threads):
+        frames = sys._current_frames()
+        stacks = [
+            "".join(traceback.format_stack(frames[thread.ident]))
+            for thread in threads
+            if thread.ident in frames
+        ]
+        world.abort(-1, -1)
+        raise TimeoutError("ranks hang:\n" + "\n\n".join(stacks))
+    return outcomes, world.aborted
+
+
+def _start(self: threading.Thread, original: Any = threading.Thread.start) -> None:
+    """Let a thread work for the rank that starts it."""
+    if (rank := rank_of_thread()) is not None:
+        run = self.run
+
+        def run_for_rank() -> None:
+            here.rank = rank
+            run()
+
+        self.run = run_for_rank  # type: ignore[method-assign]
+    original(self)
+
+
+threading.Thread.start = _start  # type: ignore[method-assign]
