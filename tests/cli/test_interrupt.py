@@ -22,7 +22,8 @@ def interrupt(words: list[Any], seen: bytes) -> tuple[int, bytes]:
     """Press Ctrl-C when something has been seen; return the exit code and all that was shown."""
     process = subprocess.Popen(
         [sys.executable, "-c", TERMINAL, DISTCACHE, *map(str, words)],
-        env=clean_environment({"TERM": "xterm"}),
+        # Wide: what is waited for must not be broken over two lines where a path is long.
+        env=clean_environment({"TERM": "xterm", "COLUMNS": "400"}),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
