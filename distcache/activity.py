@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -80,7 +81,8 @@ def run_watched(action: Callable[[], Result], limit: float, what: str) -> Result
         except BaseException as error:  # noqa: BLE001  raised again below
             outcome.extend((None, error))
 
-    thread = threading.Thread(target=run, name="watched", daemon=True)
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(run,), name="watched", daemon=True)
     thread.start()
     seen = activity()
     while True:

@@ -20,8 +20,11 @@ from typing import Final
 
 import msgspec
 
+from distcache.locks import LOCK
+
 __all__ = [
-    "LOCK",
+    "COUNTS",
+    "SIGNS",
     "Pulse",
     "Sign",
     "building_directories",
@@ -31,7 +34,9 @@ __all__ = [
 ]
 
 NAME: Final = "progress.json"
-LOCK: Final = "lock"
+COUNTS: Final = "counts"
+SIGNS: Final = (NAME, f"{NAME}.part", COUNTS)
+"""The files of a heartbeat."""
 SUFFIX: Final = ".building"
 LONGEST: Final = 1 << 16  # bytes that are read of a sign
 VISIBLE: Final = 0o644  # the mode of what everybody may look at

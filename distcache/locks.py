@@ -1,14 +1,19 @@
-"""Locks between processes, on files that the holder may remove together with what they guard."""
+"""Directories of unfinished files, and the lock in each, which goes when they go."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
+import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-__all__ = ["NO_LOCKS", "try_lock"]
+__all__ = ["LOCK", "NO_LOCKS", "empty_directory", "try_lock"]
+
+LOCK: Final = "lock"
 
 NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 """Errors of filesystems that have no locks."""
@@ -52,3 +57,53 @@ def try_lock(path: str | Path) -> int | None:
         if descriptor >= 0:
             os.close(descriptor)
     return None
+
+
+def empty_directory(path: Path, keep: Collection[str] = (), lock: int | None = None) -> None:
+    """Remove what a directory has, but for some names; another process may remove the same.
+
+    Parameters
+    ----------
+    path : Path
+        A directory of this user. Whoever may write to the one above it could have put a link, or
+        another directory of this user, in its place.
+    keep : collection of str
+        Names that stay.
+    lock : int or None
+        A descriptor of its lock, by which it is known to be the right one.
+
+    Raises
+    ------
+    OSError
+        If it is another directory, or something cannot be removed.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not _is_own(descriptor, lock):
+            raise PermissionError(errno.EPERM, "Another directory has taken its place", str(path))
+        for name in os.listdir(descriptor):
+            if name not in keep:
+                _remove(name, descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _is_own(descriptor: int, lock: int | None) -> bool:
+    if os.fstat(descriptor).st_uid != os.geteuid():
+        return False
+    if lock is None:
+        return True
+    try:
+        found = os.stat(LOCK, dir_fd=descriptor, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(found, os.fstat(lock))
+
+
+def _remove(name: str, directory: int) -> None:
+    """Remove a file or link, or a directory that somebody has put in a file's place."""
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            os.unlink(name, dir_fd=directory)
+        except IsADirectoryError:
+            shutil.rmtree(name, dir_fd=directory)

@@ -89,7 +89,8 @@ class Owner:
         bool
             Whether this process is the owner now.
         """
-        while not self._make():
+        contested = False
+        while not self._make(contested=contested):
             found = self._read()
             if found == self._text:
                 return True
@@ -98,7 +99,12 @@ class Owner:
             if self._lives(found):
                 return False
             self._put_aside(found)
+            contested = True
         return True
+
+    def is_another(self) -> bool:
+        """Tell whether another process is the owner."""
+        return self._read() not in (None, self._text)
 
     def release(self) -> None:
         """Be the owner no longer."""
@@ -106,7 +112,8 @@ class Owner:
             if self._read() == self._text:
                 self._path.unlink()
 
-    def _make(self) -> bool:
+    def _make(self, *, contested: bool) -> bool:
+        """Make the file; where others may be putting aside what they find, see that it stays."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             descriptor = os.open(self._path, flags, 0o600)
@@ -116,7 +123,9 @@ class Owner:
             os.write(descriptor, self._text)
         finally:
             os.close(descriptor)
-        return True
+        if contested:
+            time.sleep(POLL)
+        return not contested or self._read() == self._text
 
     def _read(self) -> bytes | None:
         """Return what the file says, nothing while it is being made; None if there is none."""

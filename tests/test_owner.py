@@ -62,3 +62,16 @@ def test_a_dead_one_of_another_machine(
     assert Owner(tmp_path).take()
     (tmp_path / OWNER).write_bytes(b"")
     assert Owner(tmp_path).take()
+
+
+def test_one_that_comes_to_itself(tmp_path: Path) -> None:
+    """Sees that another has become it, and leaves that one's file alone."""
+    first, second = Owner(tmp_path), Owner(tmp_path)
+    assert first.take()
+    assert not first.is_another()
+    (tmp_path / OWNER).unlink()
+    assert second.take()
+    assert first.is_another()
+    first.release()
+    assert not second.is_another()
+    assert (tmp_path / OWNER).exists()

@@ -24,8 +24,14 @@ from distcache.progress import Progress
 from distcache.ranks.agreement import from_rank_0
 from distcache.ranks.communicator import Communicator
 
-__all__ = ["Attempt", "cache_path", "claim_together", "make_plan_together", "require_name"]
-
+__all__ = [
+    "Attempt",
+    "cache_path",
+    "claim_together",
+    "make_plan_together",
+    "make_ready",
+    "require_name",
+]
 
 # Leaves room for what is put around it: the names of files may have 255 bytes.
 LONGEST_NAME: Final = 200
@@ -94,29 +100,37 @@ def make_plan_together(
 
 
 def claim_together(
-    communicator: Communicator, plan: Plan, layout: Layout, final: Path, progress: Progress
+    communicator: Communicator, key: str, final: Path, progress: Progress
 ) -> tuple[Workspace, Attempt | None]:
     """Become the builder, or find the cache; None for the attempt says the latter. Collective."""
     progress.phase("claiming")
     held: list[Workspace] = []
 
     def decide() -> Attempt | None:
-        size = file_size(table_places(plan, layout))
-        workspace = claim(final, plan.key, progress)
+        workspace = claim(final, key, progress)
         if workspace is None:
             return None
         held.append(workspace)
-        try:
-            workspace.prepare(plan.key, size)
-            _require_space(size, workspace)
-        except BaseException:
-            workspace.leave()
-            raise
         return Attempt(workspace.private, secrets.token_hex(4))
 
     attempt = from_rank_0(communicator, decide, Attempt | None, "claiming the build")
     private = "" if attempt is None else attempt.private
     return held[0] if held else Workspace(final, private), attempt
+
+
+def make_ready(workspace: Workspace, plan: Plan, layout: Layout) -> None:
+    """Make a claimed workspace ready for a plan. Rank 0 only.
+
+    Raises
+    ------
+    ConfigError
+        If the finished file could not get its name.
+    NoSpace
+        If there is no space for it.
+    """
+    size = file_size(table_places(plan, layout))
+    workspace.prepare(plan.key, size)
+    _require_space(size, workspace)
 
 
 def _require_space(needed: int, workspace: Workspace) -> None:

@@ -18,6 +18,7 @@ from distcache.build.prepare import (
     cache_path,
     claim_together,
     make_plan_together,
+    make_ready,
     require_name,
 )
 from distcache.build.readback import digest_blocks, require_written, still_there
@@ -138,7 +139,7 @@ def build(
         )
         # A memory limit that cannot be kept is told before anything is claimed.
         _assign(communicator, plan, layout, frozenset(), adopted, options)
-        workspace, attempt = claim_together(communicator, plan, layout, final, watch)
+        workspace, attempt = claim_together(communicator, plan.key, final, watch)
         if attempt is None:
             return Outcome(str(final), plan.key, reused=True)
         with contextlib.ExitStack() as stack:
@@ -172,8 +173,12 @@ def _run(
     """Take the steps of a build that is claimed. Collective."""
     communicator, watch = job.communicator, job.watch
     watch.phase("laying out")
-    scratch = workspace.scratch
-    from_rank_0(communicator, lambda: lay_out(job, scratch), None, "laying out HDF5")
+
+    def prepare() -> None:
+        make_ready(workspace, job.plan, job.layout)
+        lay_out(job, workspace.scratch)
+
+    from_rank_0(communicator, prepare, None, "laying out HDF5")
     watch.phase("resuming")
     records = from_rank_0(
         communicator,
@@ -196,7 +201,12 @@ def _run(
     blocks = digest_blocks(job)
     require_unchanged(communicator, job.plan.sources)
     watch.phase("publishing")
-    published = from_rank_0(communicator, lambda: finish(job, blocks, final), bool, "publishing")
+
+    def publish() -> bool:
+        workspace.require_mine()
+        return finish(job, blocks, final)
+
+    published = from_rank_0(communicator, publish, bool, "publishing")
     watch.stop()
     mine = rank_record(communicator.rank, watch, work.memory[communicator.rank])
     ranks = communicator.gather_all(mine, RankRecord, "the build record")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import stat
 import time
 from enum import Enum
@@ -15,7 +14,7 @@ from typing import Final
 from distcache import life
 from distcache.errors import ConfigError, DistcacheError
 from distcache.files import make_directories, require_links, write_whole
-from distcache.locks import NO_LOCKS, try_lock
+from distcache.locks import LOCK, NO_LOCKS, empty_directory, try_lock
 from distcache.owner import OWNER, Owner
 from distcache.timeouts import limits
 
@@ -50,7 +49,7 @@ class Workspace:
         self.path = life.building_directory(final, private)
         self.data = str(self.path / "data")
         self.scratch = str(self.path / "layout")
-        self._lock = self.path / life.LOCK
+        self._lock = self.path / LOCK
         self._stamp = self.path / "plan"
         self._descriptor: int | None = None
         self._owner = Owner(self.path)
@@ -90,8 +89,17 @@ class Workspace:
                 f"{parent}: you may not make files there ({error.strerror}); choose another "
                 "directory with -o, or ask its owner to let you"
             ) from error
-        self.path.chmod(MODE)  # whatever the umask
+        self._open_up()
         return True
+
+    def _open_up(self) -> None:
+        """Give the directory its mode, whatever the umask; not what may have taken its place."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self.path, flags)
+        try:
+            os.fchmod(descriptor, MODE)
+        finally:
+            os.close(descriptor)
 
     def lock(self) -> Lock:
         """Try to become the only builder; the lock lasts until `leave` or the process ends."""
@@ -114,13 +122,34 @@ class Workspace:
     def _discard_empty(self) -> None:
         """Remove a directory in which nothing but the attempt to lock it has left anything."""
         with contextlib.suppress(OSError):
-            if os.listdir(self.path) == [life.LOCK]:
+            if os.listdir(self.path) == [LOCK]:
                 self._lock.unlink()
                 self.path.rmdir()
 
     def take(self) -> bool:
         """Become the owner of the directory, whose lock is held; false if its owner lives."""
         return self._owner.take()
+
+    def is_mine(self) -> bool:
+        """Tell whether no other process has taken the directory over, where locks do not exclude.
+
+        One does if it has seen no heartbeat for too long, as on a filesystem that has hung.
+        """
+        return self._descriptor is None or not self._owner.is_another()
+
+    def require_mine(self) -> None:
+        """Refuse to go on in a directory that is another process's now.
+
+        Raises
+        ------
+        DistcacheError
+            If it is.
+        """
+        if not self.is_mine():
+            raise DistcacheError(
+                f"{self.path}: another process has taken this build over, since it saw no "
+                "heartbeat of it for too long; run again, which waits for that one"
+            )
 
     def leave(self) -> None:
         """Let others build; a private workspace, which nobody could resume, is removed."""
@@ -132,12 +161,12 @@ class Workspace:
         self._unlock()
 
     def remove(self) -> None:
-        """Remove the workspace, and let others build."""
+        """Remove the workspace, unless another process has become its owner; let others build."""
         with contextlib.suppress(OSError):
-            for entry in self.path.iterdir():
-                if entry != self._lock:
-                    _remove(entry)
-            self._lock.unlink(missing_ok=True)
+            if self.is_mine():
+                empty_directory(self.path, (LOCK, OWNER), self._descriptor)
+                self._owner.release()
+                empty_directory(self.path, (), self._descriptor)
         self._unlock()
         with contextlib.suppress(OSError):
             self.path.rmdir()  # a network filesystem keeps the name of a lock until it is closed
@@ -166,9 +195,7 @@ class Workspace:
         stamp = f"{key} {size}\n".encode()
         found = self._stamp.read_bytes() if self._stamp.is_file() else None
         if found != stamp:
-            for entry in self.path.iterdir():
-                if entry not in (self._lock, self.path / OWNER):
-                    _remove(entry)
+            empty_directory(self.path, (LOCK, OWNER, *life.SIGNS), self._descriptor)
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(self.data, flags, 0o644)
         try:
@@ -203,11 +230,3 @@ def sweep(final: Path) -> None:
                 workspace.remove()
             elif not private and workspace.lock() is Lock.HELD:
                 workspace.remove() if workspace.take() else workspace.leave()
-
-
-def _remove(entry: Path) -> None:
-    """Remove a file or link, or a directory that somebody has put in a file's place."""
-    if entry.is_dir() and not entry.is_symlink():
-        shutil.rmtree(entry)
-    else:
-        entry.unlink()

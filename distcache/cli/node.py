@@ -175,6 +175,11 @@ def _show(done: Localized, seconds: float, *, verbose: bool) -> None:
     )
     for node in failed[:MOST_ROWS]:
         typer.echo(f"# {node.node} reads the shared file: {node.problem}")
+    for node in [node for node in done.nodes if node.beyond][:MOST_ROWS]:
+        typer.echo(
+            f"# {node.node}: the store takes {size_text(node.beyond)} beyond the budget; its other "
+            "copies are in use"
+        )
     typer.echo(f"# for loaders: export DISTCACHE_LOCAL_DIR={shlex.quote(done.nodes[0].directory)}")
     if done.megatron is not None:
         typer.echo("# for Megatron:")

@@ -17,10 +17,11 @@ from distcache.corpus.receipt import (
     write_receipt,
 )
 from distcache.errors import DistcacheError, KeyMismatch
-from distcache.ranks.agreement import from_rank_0
+from distcache.ranks.agreement import from_rank_0, together
 from distcache.ranks.communicator import Communicator
+from distcache.ranks.heartbeat import Heartbeat
 
-__all__ = ["claim_output", "claim_output_together", "publish_output"]
+__all__ = ["claim_output", "claim_output_together", "publish_together"]
 
 COMPARED: Final = ("kind", "tokenizer", "versions")
 
@@ -45,7 +46,7 @@ def claim_output_together(
 def claim_output(output: Output, origin: Origin) -> list[Receipt]:
     """Become the writer of an output, or return the receipts of the corpora that are there.
 
-    A publication that was killed is completed.
+    The writer then begins by `Output.begin`. A publication that was killed is completed.
 
     Parameters
     ----------
@@ -76,8 +77,10 @@ def claim_output(output: Output, origin: Origin) -> list[Receipt]:
         paths = [receipt_path(output.unfinished(shard)) for shard in range(complete)]
         receipts = [read_receipt(path) for path in paths]
         output.publish(complete)
+        output.remove()
+        if same:
+            return receipts
         output.claim()
-        found = receipts if same else []
     if found:
         output.remove()
         return found
@@ -87,8 +90,6 @@ def claim_output(output: Output, origin: Origin) -> list[Receipt]:
         if output.stamp is None:
             output.remove()  # there is nothing in it that anybody could resume
         raise
-    if not same:
-        output.begin(made_from)
     return []
 
 
@@ -124,7 +125,20 @@ def _has_sizes(prefix: str, receipt: Receipt) -> bool:
     return found == (receipt.bin_size, receipt.idx_size)
 
 
-def publish_output(output: Output, receipts: list[Receipt]) -> None:
+def publish_together(
+    communicator: Communicator, output: Output, receipts: list[Receipt], heartbeat: Heartbeat
+) -> None:
+    """Let rank 0 give corpora their names, then clean up. Collective.
+
+    The heartbeats of all ranks end in between, before their files are removed.
+    """
+    from_rank_0(communicator, lambda: _publish(output, receipts), None, "publishing")
+    heartbeat.end()
+    together(communicator, lambda: None, "the last heartbeats")
+    from_rank_0(communicator, output.remove, None, "cleaning up")
+
+
+def _publish(output: Output, receipts: list[Receipt]) -> None:
     """Give corpora that are synced their names, with their receipts.
 
     Raises

@@ -10,7 +10,7 @@ import msgspec
 import xxhash
 
 from distcache.corpus.changes import require_unchanged
-from distcache.corpus.claim import claim_output_together, publish_output
+from distcache.corpus.claim import claim_output_together, publish_together
 from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.examine import require_sound
 from distcache.corpus.idx import bin_path, idx_path
@@ -244,14 +244,14 @@ def _make(
         found = claim_output_together(communicator, output, origin)
         if found:
             return found[0]
-        with Heartbeat(output.directory, progress, communicator):
+        with Heartbeat(output.directory, progress, communicator) as heartbeat:
+            from_rank_0(communicator, lambda: output.begin(origin.made_from), None, "making room")
             facts = join(communicator, sources, output, threads, progress)
             require_unchanged(communicator, examined, tokens=True)
-        together(communicator, lambda: None, "the last heartbeats")
-        inputs = _input_receipts(sources, known.digests)
-        receipt = receipt_of(facts, output.name(0), origin, inputs)
-        progress.phase("publishing")
-        from_rank_0(communicator, lambda: publish_output(output, [receipt]), None, "publishing")
+            inputs = _input_receipts(sources, known.digests)
+            receipt = receipt_of(facts, output.name(0), origin, inputs)
+            progress.phase("publishing")
+            publish_together(communicator, output, [receipt], heartbeat)
         return receipt
 
 

@@ -7,7 +7,6 @@ import os
 import pwd
 import re
 import secrets
-import shutil
 import stat
 import time
 from pathlib import Path
@@ -24,12 +23,14 @@ from distcache.files import (
     sync_directory,
     write_whole,
 )
-from distcache.locks import NO_LOCKS, try_lock
+from distcache.life import SIGNS
+from distcache.locks import LOCK, NO_LOCKS, empty_directory, try_lock
 from distcache.owner import OWNER, Owner
+from distcache.timeouts import limits
 
 __all__ = ["Output"]
 
-LOCK: Final = "lock"
+GUARDS: Final = (LOCK, OWNER, *SIGNS)
 LONGEST_NAME: Final = 200  # bytes: suffixes and numbers are put to it
 LOOKS: Final = 5  # at a lock that another process has, or has just removed
 LOOK: Final = 0.2  # seconds from one to the next
@@ -54,6 +55,7 @@ class Output:
         self._given = prefix
         self.numbered = numbered
         self._lock: int | None = None
+        self._claimed = False
         self.use("")
 
     def use(self, private: str) -> None:
@@ -122,6 +124,8 @@ class Output:
                 self.use(secrets.token_hex(4))
                 self._make()
             if self.private or (self._lock is not None and self._owner.take()):
+                self._claimed = True
+                self._sweep()
                 try:
                     require_links(self.directory, self.directory.parent)
                 except DistcacheError:
@@ -133,6 +137,17 @@ class Output:
             f"{self.prefix}: another process is writing it (it holds {self.directory / LOCK}); "
             "wait for it, or choose another --out"
         )
+
+    def _sweep(self) -> None:
+        """Remove this user's private directories without life for an hour: none can be resumed."""
+        parent, shared = Path(self.prefix).parent, f".{Path(self.prefix).name}.ingest"
+        private = re.compile(re.escape(shared) + r"-[0-9a-f]{8}")
+        for name in filter(private.fullmatch, os.listdir(parent)):
+            with contextlib.suppress(OSError):
+                found = os.lstat(parent / name)
+                if time.time() - found.st_mtime > limits().leftover:
+                    empty_directory(parent / name)
+                    (parent / name).rmdir()
 
     def _make(self) -> None:
         name = os.fsencode(Path(self.prefix).name)
@@ -173,15 +188,16 @@ class Output:
         return self._stamp.read_text(encoding="ascii") if self._stamp.is_file() else None
 
     def begin(self, stamp: str) -> None:
-        """Begin anew: note what the corpora are made from, and remove what is here.
+        """Note what the corpora are made from, and remove what is here, unless it is of the same.
 
         Raises
         ------
         DistcacheError
             If there is something that no ingest has left: where one has, there is a stamp.
         """
-        ours = (LOCK, OWNER)
-        others = [entry.name for entry in self.directory.iterdir() if entry.name not in ours]
+        if self.stamp == stamp:
+            return
+        others = [entry.name for entry in self.directory.iterdir() if entry.name not in GUARDS]
         if others and not self._stamp.is_file():
             raise DistcacheError(
                 f"{self.directory}: has files of somebody else ({', '.join(others[:3])}); move it "
@@ -192,15 +208,21 @@ class Output:
         self._clear()
 
     def _clear(self) -> None:
-        """Remove all but the lock, the owner and the stamp, by which the rest is known as ours."""
-        for entry in self.directory.iterdir():
-            if entry.name not in (LOCK, OWNER, self._stamp.name):
-                _remove(entry)
+        """Remove all but the stamp, by which the rest is known as ours, and what guards it."""
+        empty_directory(self.directory, (*GUARDS, self._stamp.name), self._lock)
+
+    def is_mine(self) -> bool:
+        """Tell whether no other process has taken the directory over, where locks do not exclude.
+
+        One does if it has seen no heartbeat for too long, as on a filesystem that has hung.
+        """
+        return self._lock is None or not self._owner.is_another()
 
     def leave(self) -> None:
         """Let others write; what is unfinished stays, unless nobody could resume it."""
         if self.private:
-            self.remove()
+            if self._claimed:
+                self.remove()
             return
         if self._lock is not None:
             self._owner.release()
@@ -274,7 +296,7 @@ class Output:
         return shards if whole else 0
 
     def publish(self, shards: int) -> None:
-        """Give corpora that are whole and synced their names, and remove the directory.
+        """Give corpora that are whole and synced their names; `remove` comes next.
 
         A publication that was killed is completed by repeating it.
 
@@ -282,7 +304,14 @@ class Output:
         ------
         KeyMismatch
             If a name has been taken in the meantime.
+        DistcacheError
+            If the directory has become another process's.
         """
+        if not self.is_mine():
+            raise DistcacheError(
+                f"{self.directory}: another process has taken it over, since it saw no heartbeat "
+                "of this one for too long; run again when that one is done"
+            )
         self.require_free()
         for shard in range(shards):
             for unfinished, final in self._names(shard):
@@ -293,14 +322,15 @@ class Output:
                         "run again, which publishes what is done"
                     )
         sync_directory(Path(self.prefix).parent)
-        self.remove()
 
     def remove(self) -> None:
-        """Remove the directory, and let others write."""
+        """Remove the directory, unless another process has become its owner; let others write."""
         with contextlib.suppress(OSError):
-            self._clear()
-            for name in (self._stamp.name, OWNER, LOCK):
-                (self.directory / name).unlink(missing_ok=True)
+            if self.is_mine():
+                self._clear()
+                empty_directory(self.directory, (LOCK, OWNER), self._lock)
+                self._owner.release()
+                empty_directory(self.directory, (), self._lock)
         self._unlock()
         # Another process may have begun to write; a network filesystem may keep a name for a while.
         with contextlib.suppress(OSError):
@@ -329,10 +359,3 @@ def _is_same(unfinished: str, final: str) -> bool:
         return os.path.samestat(os.lstat(unfinished), os.lstat(final))
     except FileNotFoundError:
         return False
-
-
-def _remove(entry: Path) -> None:
-    if entry.is_dir() and not entry.is_symlink():
-        shutil.rmtree(entry)
-    else:
-        entry.unlink()

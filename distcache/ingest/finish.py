@@ -7,12 +7,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from distcache.corpus.claim import publish_output
 from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.examine import require_sound
 from distcache.corpus.idx import idx_path
 from distcache.corpus.idx_writer import IdxPlan, lay_out_idx, write_bounds, write_lengths
-from distcache.corpus.output import Output
 from distcache.corpus.receipt import Receipt
 from distcache.corpus.token_types import code_of
 from distcache.errors import DistcacheError
@@ -24,7 +22,7 @@ from distcache.ranks.agreement import from_rank_0, together
 from distcache.ranks.balance import slice_bounds
 from distcache.ranks.communicator import Communicator
 
-__all__ = ["count_intact", "make_corpora", "publish_together"]
+__all__ = ["count_intact", "make_corpora"]
 
 
 def count_intact(
@@ -102,14 +100,6 @@ def make_corpora(
     prefixes = [output.unfinished(shard) for shard in range(len(ends))]
     sound = require_sound(communicator, prefixes, threads)
     return make_receipts([sound[prefix] for prefix in prefixes])
-
-
-def publish_together(
-    communicator: Communicator, output: Output, receipts: list[Receipt], progress: Progress
-) -> None:
-    """Give corpora their names. Collective."""
-    progress.phase("publishing")
-    from_rank_0(communicator, lambda: publish_output(output, receipts), None, "publishing")
 
 
 def _ends(segments: Sequence[Segment]) -> list[Counts]:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from distcache.corpus.claim import claim_output_together
+from distcache.corpus.claim import claim_output_together, publish_together
 from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.output import Output
 from distcache.corpus.receipt import Origin, Receipt, receipt_path
 from distcache.errors import CorpusError, DistcacheError
-from distcache.ingest.finish import make_corpora, publish_together
+from distcache.ingest.finish import make_corpora
 from distcache.ingest.inputs import require_unchanged
 from distcache.ingest.journal import Journal
 from distcache.ingest.options import TextOptions
@@ -125,8 +125,9 @@ def ingest(
             found = claim_output_together(communicator, output, origin)
             if found:
                 return _outcome(output, found, resumed=0.0, reused=True)
+            heartbeat = stack.enter_context(Heartbeat(output.directory, watch, communicator))
             try:
-                return _make(communicator, work, origin, threads, watch)
+                return _make(communicator, work, origin, threads, watch, heartbeat)
             except DistcacheError:
                 if not output.private:
                     watch.note(f"what is done is kept in {output.directory}; run again to resume")
@@ -134,16 +135,21 @@ def ingest(
 
 
 def _make(
-    communicator: Communicator, work: Work, origin: Origin, threads: int, progress: Stopwatch
+    communicator: Communicator,
+    work: Work,
+    origin: Origin,
+    threads: int,
+    progress: Stopwatch,
+    heartbeat: Heartbeat,
 ) -> Outcome:
     """Take the steps of an ingest whose output is claimed. Collective."""
     output = work.store.output
     progress.phase("looking for an earlier run")
+    from_rank_0(communicator, lambda: output.begin(origin.made_from), None, "making room")
     done = resume_together(communicator, output, work.store, work.tasks)
     progress.phase("reading inputs", sum(map(work.bytes_of, range(len(work.tasks)))))
     progress.advance(sum(map(work.bytes_of, range(len(done)))))
     with contextlib.ExitStack() as stack:
-        heartbeat = stack.enter_context(Heartbeat(output.directory, progress, communicator))
         journal = together(
             communicator,
             lambda: Journal(output.journal, done) if communicator.rank == 0 else None,
@@ -167,9 +173,8 @@ def _make(
         receipts_made = make_corpora(
             communicator, work.store, records, owners, receipts, threads, progress
         )
-        heartbeat.end()  # of all ranks, before their files are removed
-        together(communicator, lambda: None, "the last heartbeats")
-        publish_together(communicator, output, receipts_made, progress)
+        progress.phase("publishing")
+        publish_together(communicator, output, receipts_made, heartbeat)
     return _outcome(output, receipts_made, resumed=len(done) / len(work.tasks), reused=False)
 
 

@@ -131,8 +131,7 @@ def sbatch_parameters(words: Sequence[str]) -> dict[str, Any]:
     Raises
     ------
     ConfigError
-        If one is not ``--name``, ``--name=value`` or ``-x value``, or would overrule what distcache
-        relies on.
+        If one is not ``--name`` or ``--name=value``, or would overrule what distcache relies on.
     """
     found: dict[str, Any] = {}
     problems = []
@@ -142,7 +141,7 @@ def sbatch_parameters(words: Sequence[str]) -> dict[str, Any]:
             problems.append(
                 f"--sbatch {word!r}: expected an option of sbatch, such as --gres=gpu:1"
             )
-        elif match["name"].replace("_", "-") in OURS:
+        elif match["name"] in OURS:
             problems.append(f"--sbatch {word!r}: distcache sets this one itself")
         else:
             found[match["name"]] = True if match["value"] is None else match["value"]

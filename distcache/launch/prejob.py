@@ -18,7 +18,7 @@ from typing import Final, NoReturn
 import msgspec
 import xxhash
 
-from distcache.activity import run_watched
+from distcache.activity import Stalled, run_watched
 from distcache.errors import ConfigError, DistcacheError
 from distcache.launch.executor import JobOptions, hidden_variables, make_executor
 from distcache.launch.slurm import without_variables
@@ -97,7 +97,7 @@ def submit_prejob(directory: Path, words: list[str], cache: Path, options: JobOp
     Parameters
     ----------
     directory : Path
-        For the job's files; made if it is not there.
+        For the job's files, without links; made if it is not there.
     words : list of str
         Of the command, without its name.
     cache : Path
@@ -121,6 +121,11 @@ def submit_prejob(directory: Path, words: list[str], cache: Path, options: JobOp
     try:
         with without_variables(hidden_variables(options)):
             job = run_watched(lambda: executor.submit(Task(words)), limits().slurm, "sbatch")
+    except Stalled as error:
+        raise DistcacheError(
+            f"sbatch: no answer for {limits().slurm:.0f} s; the job may be submitted all the same: "
+            "see squeue --me"
+        ) from error
     except (FailedJobError, FailedSubmissionError) as error:
         raise DistcacheError(f"sbatch: {error}") from error
     return JobFiles(directory, job.job_id)
@@ -154,6 +159,8 @@ def _require_plain(directory: Path, options: JobOptions) -> None:
 def make_private(directory: Path) -> None:
     """Make a directory in whose place nobody else can put another, or see that it is one.
 
+    Its path has no links: what lies where one leads could be exchanged on the way.
+
     What lies in it is executed by the job. So nobody but this user and root may write to it, nor to
     any directory above it, unless only its owner may rename what is there (as in ``/tmp``).
 
@@ -178,22 +185,18 @@ def _require_own(directory: Path) -> None:
 
 
 def exchangeable(directory: Path) -> Path | None:
-    """Return what of a path, links in it and their targets included, others may exchange, or None.
+    """Return what of a path without links others may exchange, or None.
 
     What is not there yet will be this user's.
     """
-    lexical = directory.absolute()
-    real = Path(os.path.realpath(lexical.parent))
-    for place in (lexical, *lexical.parents, real, *real.parents):
+    for place in (directory, *directory.parents):
         try:
             found = os.lstat(place)
         except FileNotFoundError:
             continue
         mine = found.st_uid in (os.geteuid(), 0)
-        if mine and stat.S_ISLNK(found.st_mode) and place != lexical:
-            continue  # its target is looked at, too
         others = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        sticky = found.st_mode & stat.S_ISVTX and place != lexical
+        sticky = found.st_mode & stat.S_ISVTX and place != directory
         if not mine or not stat.S_ISDIR(found.st_mode) or (others and not sticky):
             return place
     return None
@@ -201,7 +204,7 @@ def exchangeable(directory: Path) -> Path | None:
 
 def job_directory(cache: Path) -> Path:
     """Return where a pre-job's files go: beside the cache, if nobody could exchange them there."""
-    beside = cache.with_suffix(".jobs")
+    beside = Path(os.path.realpath(cache.with_suffix(".jobs")))
     if exchangeable(beside) is None:
         return beside
     digest = xxhash.xxh3_64_hexdigest(os.fsencode(cache))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -184,7 +185,7 @@ def _submit_prejob(config: Path, final: Path, plan: Plan, options: SubmitOptions
         memory=asked.memory or f"{foreseen.memory_gib}G",
         mpi=asked.mpi or find_plugin(ranks),
     )
-    logs = (options.logs or job_directory(final)).absolute()
+    logs = Path(os.path.realpath(options.logs or job_directory(final)))
     files = submit_prejob(logs, build_words(config, final, plan.key, options), final, asked)
     return Prejob(files.job, asked, foreseen, str(logs))
 

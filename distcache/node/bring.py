@@ -15,7 +15,7 @@ import msgspec
 from distcache import __version__
 from distcache.errors import CorpusError, DistcacheError
 from distcache.files import is_plain_file
-from distcache.node.collect import make_room
+from distcache.node.collect import bytes_of, make_room
 from distcache.node.copies import copy_elsewhere
 from distcache.node.fetch import fetch
 from distcache.node.inventory import (
@@ -100,9 +100,9 @@ def bring(
         )
         progress.phase("syncing")
         locally(agents, lambda: _finish(wanted, landing, found.complete), "completing files")
+        _look_again(agents, wanted)
         if options.megatron:
             progress.phase("writing Megatron's files")
-        _look_again(agents, wanted)
         record = locally(agents, lambda: _declare(store, wanted, options), "declaring it ready")
 
     def report() -> NodeReport:
@@ -113,6 +113,7 @@ def bring(
             reused=sum(sizes[number] for number in reused),
             written=landing.written,
             kept=sum(sizes[number] for number in found.right),
+            beyond=0 if options.budget is None else max(bytes_of(store) - options.budget, 0),
         )
 
     return record, together(agents, report, "reporting")

@@ -21,7 +21,7 @@ from distcache.node.wanted import Wanted
 from distcache.progress import Progress
 from distcache.ranks.communicator import SerialCommunicator
 
-__all__ = ["Collected", "collect", "make_room"]
+__all__ = ["Collected", "bytes_of", "collect", "make_room"]
 
 _CACHE: Final = r"[0-9a-f]{16}-[0-9a-f]{16}"
 _CORPUS: Final = r".+-[0-9a-f]{16}"
@@ -92,10 +92,15 @@ def make_room(store: Store, budget: int, wanted: Wanted) -> Collected:
     return _collect(store, budget, keep=wanted)
 
 
+def bytes_of(store: Store) -> int:
+    """Return the bytes that a store takes."""
+    return sum(map(tree_bytes, (store.caches, store.corpora, store.megatron)))
+
+
 def _collect(
     store: Store, budget: int, *, dry_run: bool = False, keep: Wanted | None = None
 ) -> Collected:
-    before = now = sum(map(tree_bytes, (store.caches, store.corpora, store.megatron)))
+    before = now = bytes_of(store)
     kept = {record.name: _needs(record.name, record.corpora) for record in read_records(store)}
     bringing = None if keep is None else _needs(keep.name, keep.corpora)
     if bringing is not None:

@@ -70,6 +70,8 @@ class NodeReport(msgspec.Struct, frozen=True):
         Bytes of the copy that are held in memory, because the store is.
     problem : str
         Why the node has no copy, and reads the shared file; empty if it has.
+    beyond : int
+        Bytes that the store takes beyond the budget that was given, by copies that are in use.
     """
 
     node: str
@@ -81,6 +83,7 @@ class NodeReport(msgspec.Struct, frozen=True):
     kept: int
     memory: int
     problem: str = ""
+    beyond: int = 0
 
 
 class Localized(msgspec.Struct, frozen=True):
@@ -115,7 +118,13 @@ def failed_report(
 
 
 def make_report(
-    store: Store, record: Ready, read: int = 0, reused: int = 0, written: int = 0, kept: int = 0
+    store: Store,
+    record: Ready,
+    read: int = 0,
+    reused: int = 0,
+    written: int = 0,
+    kept: int = 0,
+    beyond: int = 0,
 ) -> NodeReport:
     """Put together what an agent did."""
     size = record.size + sum({corpus.stem: corpus.idx_size for corpus in record.corpora}.values())
@@ -128,4 +137,5 @@ def make_report(
         written=written,
         kept=kept,
         memory=size if space_at(store.root).in_memory else 0,
+        beyond=beyond,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +14,7 @@ from distcache.cache.export import wrong_files
 from distcache.cache.verify import verify_cache
 from distcache.corpus import bin_path, idx_path
 from distcache.errors import BuildInterrupted, CacheCorrupt, DistcacheError, NotReady
+from distcache.files import open_sized
 from distcache.node.landing import unit_matches
 from distcache.node.lock import is_used
 from distcache.node.record import Ready, read_records
@@ -148,13 +148,11 @@ def _verify_copy(store: Store, record: Ready, threads: int) -> Iterator[str]:
 
 def _compare(path: str, unit: Unit) -> str | None:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor, size = open_sized(path, follow=False)
     except OSError as error:
         return f"{path}: cannot be opened: {error.strerror}"
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return f"{path}: is not a regular file"
-        right = os.fstat(descriptor).st_size == unit.end and unit_matches(descriptor, unit)
+        right = size == unit.end and unit_matches(descriptor, unit)
         return None if right else f"{path}: differs from its digest"
     finally:
         os.close(descriptor)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import socket
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from typing import Any, Final, NoReturn, TypeVar
 
 import msgspec
@@ -32,7 +32,8 @@ EXPECTED: Final = (DistcacheError, OSError, EOFError, MemoryError)
 # Seconds in which a launcher passes on what was written, before it ends all ranks.
 LAST_WORDS: Final = 0.3
 
-_here = threading.local()
+# Of what this thread, and those that work for it, agree.
+_agreeing: ContextVar[str | None] = ContextVar("agreeing", default=None)
 
 
 class _Failure(msgspec.Struct, frozen=True):
@@ -141,14 +142,14 @@ def _acting(what: str) -> Iterator[None]:
     RuntimeError
         Which no agreement expects, so that it ends the job.
     """
-    outer = getattr(_here, "what", None)
+    outer = _agreeing.get()
     if outer is not None:
         raise RuntimeError(f"an agreement ({what}) within another one ({outer})")
-    _here.what = what
+    token = _agreeing.set(what)
     try:
         yield
     finally:
-        _here.what = None
+        _agreeing.reset(token)
 
 
 @contextlib.contextmanager

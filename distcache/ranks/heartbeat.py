@@ -15,14 +15,13 @@ from numpy.typing import NDArray
 
 from distcache.activity import activity
 from distcache.files import read_range
-from distcache.life import show
+from distcache.life import COUNTS, show
 from distcache.progress import Stopwatch
 from distcache.ranks.communicator import Communicator
 from distcache.timeouts import limits
 
 __all__ = ["Heartbeat"]
 
-COUNTS: Final = "counts"
 COUNT: Final = np.dtype("<u8")
 RANKS_PER_SECOND: Final = 200  # that write their counts
 QUIET: Final = 10  # heartbeats without a change, after which a rank is named

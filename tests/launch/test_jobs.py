@@ -230,9 +230,20 @@ def test_a_directory_that_a_colleague_could_exchange(tmp_path: Path) -> None:
     team.chmod(0o1777)
     assert job_directory(team / "c.h5") == team / "c.jobs"
     (tmp_path / "way").symlink_to(team)
-    assert exchangeable(tmp_path / "way" / "c.jobs") is None
+    assert job_directory(tmp_path / "way" / "c.h5") == team / "c.jobs"
     team.chmod(0o770)
-    assert exchangeable(tmp_path / "way" / "c.jobs") == team
+    assert job_directory(tmp_path / "way" / "c.h5").is_relative_to(Path.home())
+
+
+def test_a_link_that_a_colleague_could_exchange(tmp_path: Path) -> None:
+    """Is followed once: what is looked at is what is used."""
+    team, mine = tmp_path / "team", tmp_path / "mine"
+    team.mkdir()
+    team.chmod(0o770)
+    mine.mkdir(mode=0o700)
+    (team / "second").symlink_to(mine)
+    (tmp_path / "first").symlink_to(team / "second")
+    assert job_directory(tmp_path / "first" / "c.h5") == mine / "c.jobs"
 
 
 def test_options_of_sbatch_and_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

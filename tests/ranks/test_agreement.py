@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distcache.errors import DistcacheError
+from distcache.node.local import locally
 from distcache.ranks.agreement import from_rank_0, together
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from tests.threads import run_ranks
@@ -17,6 +18,8 @@ def test_agreeing_within_agreeing_is_impossible() -> None:
         together(world, lambda: together(world, lambda: 1, "inner"), "outer")
     with pytest.raises(RuntimeError, match="inner"):
         together(world, lambda: from_rank_0(world, lambda: 1, int, "inner"), "outer")
+    with pytest.raises(RuntimeError, match="inner"):  # in the thread that is watched, too
+        locally(world, lambda: together(world, lambda: 1, "inner"), "outer")
     assert together(world, lambda: 1, "after it") == 1
 
 

@@ -11,7 +11,7 @@ namespace distcache {
 /// a process has few.
 ///
 /// Where the file can no longer be read, because it has been cut short or its filesystem fails, the
-/// kernel sends SIGBUS. While there are mappings, this is handled: the bytes from there on read as
+/// kernel sends SIGBUS. From the first mapping on, this is handled: the bytes from there on read as
 /// zeros, and the mapping is no longer intact. Signals of other addresses go on to whoever handled
 /// them before.
 class Mapping {

@@ -1,0 +1,51 @@
+"""The directory of unfinished corpora: who may write in it, publish from it and remove it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from distcache.corpus.output import Output
+from distcache.errors import DistcacheError
+from distcache.owner import OWNER
+
+
+def test_a_directory_that_was_taken_over(tmp_path: Path) -> None:
+    """By a process to which this one seemed dead: nothing is published, nor removed."""
+    output = Output(str(tmp_path / "c"))
+    output.claim()
+    output.begin("stamp")
+    (output.directory / OWNER).write_bytes(b"another\n")
+    with pytest.raises(DistcacheError, match="taken it over"):
+        output.publish(1)
+    output.remove()
+    assert (output.directory / "stamp").exists()
+
+
+def test_a_private_directory_is_its_makers(tmp_path: Path) -> None:
+    """Other ranks write in it, and leave it as it is."""
+    maker, other = Output(str(tmp_path / "c")), Output(str(tmp_path / "c"))
+    maker.use("0123abcd")
+    maker.claim()
+    other.use("0123abcd")
+    other.leave()
+    assert maker.directory.exists()
+    maker.leave()
+    assert not maker.directory.exists()
+
+
+def test_abandoned_private_directories_are_swept(tmp_path: Path) -> None:
+    """When the same corpus is written again, after an hour without life."""
+    left = Output(str(tmp_path / "c"))
+    left.use("0123abcd")
+    left.claim()
+    left.begin("stamp")
+    with Output(str(tmp_path / "c")) as output:
+        output.claim()
+    assert left.directory.exists()
+    os.utime(left.directory, (1, 1))
+    with Output(str(tmp_path / "c")) as output:
+        output.claim()
+    assert not left.directory.exists()
