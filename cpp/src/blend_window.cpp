@@ -2,20 +2,32 @@
 
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "distcache/dispatch.hpp"
 
 namespace distcache::blending {
 namespace {
 
-// Vectors of the compilers' own kind: what is compiled below maps them to what the machine has.
-constexpr std::size_t width = 4;
-using Doubles = double __attribute__((vector_size(width * sizeof(double))));
-using Places = std::int64_t __attribute__((vector_size(width * sizeof(std::int64_t))));
+// Vectors of the compilers' own kind, as wide as registers are: wider ones are compared one lane
+// after the other.
+struct Narrow {
+    static constexpr std::size_t width = 2;
+    using Doubles = double __attribute__((vector_size(2 * sizeof(double))));
+    using Places = std::int64_t __attribute__((vector_size(2 * sizeof(std::int64_t))));
+};
+struct Wide {
+    static constexpr std::size_t width = 4;
+    using Doubles = double __attribute__((vector_size(4 * sizeof(double))));
+    using Places = std::int64_t __attribute__((vector_size(4 * sizeof(std::int64_t))));
+};
+template <Instructions kind>
+using Vectors = std::conditional_t<kind == Instructions::baseline, Narrow, Wide>;
 
 constexpr double never = -std::numeric_limits<double>::infinity();
 
 // By reference: returning a wide vector would depend on the caller's instruction set.
+template <typename Doubles>
 inline void load(const double* from, Doubles& values) {
     std::memcpy(&values, from, sizeof(values));
 }
@@ -28,9 +40,15 @@ struct Winner {
 // The first place with the largest error.
 DISTCACHE_BODY
 Winner winner_body(const double* weights, const double* counts, std::size_t padded, double step) {
+    using Doubles = typename Vectors<kind>::Doubles;
+    using Places = typename Vectors<kind>::Places;
+    constexpr std::size_t width = Vectors<kind>::width;
     Doubles best = Doubles{} + never;
     Places place = {};
-    Places here = {0, 1, 2, 3};
+    Places here = {};
+    for (std::size_t lane = 0; lane < width; ++lane) {
+        here[lane] = static_cast<std::int64_t>(lane);
+    }
     for (std::size_t d = 0; d < padded; d += width) {
         Doubles weight;
         Doubles count;
@@ -75,7 +93,7 @@ void run(Window& window) {
 }  // namespace
 
 void run_pair(Window& window) {
-    using Pair = double __attribute__((vector_size(2 * sizeof(double))));
+    using Pair = Narrow::Doubles;
     const Pair weights = {window.weights[0], window.weights[1]};
     Pair counts = {window.counts[0], window.counts[1]};
     const std::int64_t first = window.step;
@@ -109,6 +127,8 @@ DISTCACHE_DISPATCHED(std::size_t, reaching,
 
 DISTCACHE_BODY
 double largest_body(const double* weights, const double* counts, std::size_t padded, double step) {
+    using Doubles = typename Vectors<kind>::Doubles;
+    constexpr std::size_t width = Vectors<kind>::width;
     Doubles best = Doubles{} + never;
     for (std::size_t d = 0; d < padded; d += width) {
         Doubles weight;

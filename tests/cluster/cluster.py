@@ -56,10 +56,7 @@ class Cluster:
         self._start_munge()
         self._start_database()
         self._start_network()
-        run("slurmctld")
-        wait_until(
-            lambda: succeeds("scontrol", "ping"), "slurmctld", logs=[self.settings.log("slurmctld")]
-        )
+        self._start_controller()
         self.shared.start()
         for node in self.nodes:
             node.start()
@@ -92,6 +89,20 @@ class Cluster:
         self._mount(node)
         self.wait_for_nodes()
 
+    def reconfigure(self, settings: Settings) -> None:
+        """Start Slurm anew, with other settings; the filesystems and the accounting go on."""
+        self.settings = settings
+        for node in self.nodes:
+            node.kill()
+        stop(settings.pid_file("slurmctld"))
+        settings.slurm_conf.write_text(slurm_conf(settings))
+        self._start_controller()
+        for node in self.nodes:
+            node.start()
+        for node in self.nodes:
+            self._mount(node)
+        self.wait_for_nodes()
+
     def wait_for_nodes(self, limit: float = 90.0) -> None:
         """Wait until all nodes are idle."""
         logs = [
@@ -122,6 +133,11 @@ class Cluster:
         # Open MPI's plugin makes a directory per step, which nodes of one machine cannot share.
         (etc / "mpi.conf").write_text("PMIxCliTmpDirBase=/local\n")
         (etc / "hosts").write_text(hosts(self.settings))
+
+    def _start_controller(self) -> None:
+        log = self.settings.log("slurmctld")
+        run("slurmctld")
+        wait_until(lambda: succeeds("scontrol", "ping"), "slurmctld", logs=[log])
 
     def _start_munge(self) -> None:
         base, etc = self.settings.base, self.settings.base / "etc"

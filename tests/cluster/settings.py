@@ -32,6 +32,8 @@ class Settings:
         filesystem has a network of its own, so that its bytes can be counted.
     port : int
         Of slurmctld; the next three are slurmd's, slurmdbd's and MariaDB's.
+    task_plugin : str
+        What binds tasks to cores, if anything does.
     """
 
     base: Path
@@ -43,6 +45,7 @@ class Settings:
     network: str = "10.77.0"
     storage: str = "10.78.0"
     port: int = 16817
+    task_plugin: str = "task/none"
 
     @property
     def head(self) -> str:
@@ -76,6 +79,11 @@ class Settings:
     def slurm_conf(self) -> Path:
         """What ``SLURM_CONF`` is set to."""
         return self.base / "etc" / "slurm.conf"
+
+    @property
+    def plugins(self) -> Path:
+        """What Slurm reads to know its SPANK plugins."""
+        return self.base / "etc" / "plugstack.conf"
 
     @property
     def munge_socket(self) -> Path:
@@ -121,7 +129,7 @@ SlurmdPidFile={base}/run/slurmd.%n.pid
 SlurmctldLogFile={settings.log("slurmctld")}
 SlurmdLogFile={base}/log/slurmd.%n.log
 ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
+TaskPlugin={settings.task_plugin}
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=5
 SelectType=select/cons_tres
