@@ -32,8 +32,8 @@ class Settings:
         filesystem has a network of its own, so that its bytes can be counted.
     port : int
         Of slurmctld; the next three are slurmd's, slurmdbd's and MariaDB's.
-    task_plugin : str
-        What binds tasks to cores, if anything does.
+    bound : bool
+        Whether tasks run on the cores only that their step has asked for.
     """
 
     base: Path
@@ -45,7 +45,7 @@ class Settings:
     network: str = "10.77.0"
     storage: str = "10.78.0"
     port: int = 16817
-    task_plugin: str = "task/none"
+    bound: bool = False
 
     @property
     def head(self) -> str:
@@ -112,6 +112,9 @@ def slurm_conf(settings: Settings) -> str:
     counts as down 30 seconds after it has gone.
     """
     base, port = settings.base, settings.port
+    binding = "TaskPlugin=task/none"
+    if settings.bound:
+        binding = "TaskPlugin=task/affinity\nTaskPluginParam=Cores"
     return f"""\
 ClusterName=lab
 SlurmctldHost={settings.head}({settings.head_address})
@@ -129,7 +132,7 @@ SlurmdPidFile={base}/run/slurmd.%n.pid
 SlurmctldLogFile={settings.log("slurmctld")}
 SlurmdLogFile={base}/log/slurmd.%n.log
 ProctrackType=proctrack/linuxproc
-TaskPlugin={settings.task_plugin}
+{binding}
 JobAcctGatherType=jobacct_gather/linux
 JobAcctGatherFrequency=5
 SelectType=select/cons_tres

@@ -17,11 +17,13 @@ from tests.cluster.jobs import (
     Story,
     background,
     command,
+    environment,
     recorded,
     wait_for,
 )
 from tests.cluster.node import STORAGE
 from tests.cluster.settings import SCRIPTS
+from tests.terminal import interrupt, require_sane
 
 pytestmark = pytest.mark.mpi
 
@@ -37,6 +39,22 @@ def set_nodes(state: str) -> None:
 def newest_job(name: str) -> str:
     """Return the number of the job of a name that was submitted last."""
     return run("squeue", "-h", "-n", name, "-o", "%i", "--sort=-i").split()[0]
+
+
+def test_ctrl_c_while_a_prejob_is_followed(cluster: Cluster, shared: Path) -> None:
+    """The job goes on, and what to do if it should not is said."""
+    story = Story.small(shared)
+    set_nodes("drain")
+    try:
+        code, shown = interrupt(story.words("--wait"), b"pending", environment())
+        job = newest_job("distcache")
+    finally:
+        set_nodes("resume")
+    assert code == 8
+    assert f"pre-job {job} goes on; scancel {job} ends it".encode() in shown
+    require_sane(shown)
+    assert wait_for(job, "COMPLETED", "FAILED") == "COMPLETED"
+    assert story.cache.exists()
 
 
 def test_a_prejob_that_fails(cluster: Cluster, shared: Path) -> None:

@@ -28,7 +28,7 @@ def site(cluster: Cluster) -> Iterator[Cluster]:
     library = before.base / "stand_in.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, PLUGIN], check=True)
     before.plugins.write_text(f"required {library}\n")
-    cluster.reconfigure(replace(before, task_plugin="task/affinity", cpus=CORES))
+    cluster.reconfigure(replace(before, bound=True, cpus=CORES))
     yield cluster
     before.plugins.unlink()
     cluster.reconfigure(before)
