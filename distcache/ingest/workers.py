@@ -108,6 +108,7 @@ class Workers:
         self._blocks = Blocks()
 
     def __enter__(self) -> Workers:
+        self._go_on()  # also where the first round has no task of this rank
         return self
 
     def __exit__(self, *_: object) -> None:

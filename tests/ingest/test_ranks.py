@@ -1,0 +1,97 @@
+"""What several ranks share in an ingest, and what none waits for."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from pathlib import Path
+
+import pytest
+
+from distcache.ingest import Outcome, TextOptions, ingest
+from distcache.ingest import tokenizer as tokenizers_of_files
+from distcache.ingest.part import Part
+from distcache.ingest.tokenizer import TokenizerOptions
+from distcache.ingest.workers import Workers
+from distcache.ranks.communicator import SerialCommunicator
+from tests.texts import write_jsonl
+from tests.threads import ThreadCommunicator, rank_of_thread, run_ranks
+
+RANKS = 3
+FILES = 4 * RANKS
+
+
+@pytest.fixture
+def inputs(documents: list[str], tmp_path: Path) -> list[str]:
+    """Compressed files, each a task."""
+    paths = []
+    for number in range(FILES):
+        lines = write_jsonl(tmp_path / "lines", documents[number::FILES]).read_bytes()
+        path = tmp_path / f"{number:02}.jsonl.gz"
+        path.write_bytes(gzip.compress(lines))
+        paths.append(str(path))
+    return paths
+
+
+def run(inputs: list[str], tokenizer: Path, out: Path) -> list[Outcome | BaseException]:
+    """Ingest with several ranks."""
+
+    def work(world: ThreadCommunicator) -> Outcome:
+        chosen = TokenizerOptions(str(tokenizer))
+        return ingest(world, inputs, str(out), TextOptions(append_eod=True), chosen)
+
+    outcomes, aborted = run_ranks(RANKS, work)
+    assert aborted == []
+    return outcomes
+
+
+def test_a_tokenizer_is_read_by_one_rank(
+    inputs: list[str], tokenizers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others get its bytes: a hub is asked once, and all have the same."""
+    readers: list[int | None] = []
+    original = tokenizers_of_files.read_file
+
+    def noting(path: Path) -> bytes:
+        readers.append(rank_of_thread())
+        return original(path)
+
+    monkeypatch.setattr(tokenizers_of_files, "read_file", noting)
+    run(inputs, tokenizers, tmp_path / "out")
+    assert readers == [0]
+
+
+def test_a_large_file_keeps_nobody_waiting(
+    inputs: list[str], tokenizers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ranks read all else while the first file takes its time."""
+    original = Workers._run
+    others: set[int] = set()
+    read: set[int] = set()
+    all_read = threading.Event()
+    waited: list[bool] = []
+
+    def share_out(costs: list[float], begun: int, ranks: int) -> list[int]:
+        # The first round is rank 0's alone.
+        others.update(range(ranks, len(costs)))
+        return [0 if task < ranks else 1 + task % (ranks - 1) for task in range(len(costs))]
+
+    def slowly(workers: Workers, task: int) -> Part:
+        part = original(workers, task)
+        read.add(task)
+        if others <= read:
+            all_read.set()
+        if task == 0:
+            waited.append(all_read.wait(20))
+        return part
+
+    monkeypatch.setattr(Workers, "_run", slowly)
+    monkeypatch.setattr("distcache.ingest.run.owners_of", share_out)
+    run(inputs, tokenizers, tmp_path / "out")
+    assert len(others) > RANKS
+    assert waited == [True]
+    monkeypatch.undo()
+    alone = TokenizerOptions(str(tokenizers))
+    options = TextOptions(append_eod=True)
+    ingest(SerialCommunicator(), inputs, str(tmp_path / "one"), options, alone)
+    assert (tmp_path / "one.bin").read_bytes() == (tmp_path / "out.bin").read_bytes()
