@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
-__all__ = ["LOCK", "NO_LOCKS", "empty_directory", "try_lock"]
+__all__ = ["LOCK", "NO_LOCKS", "discard_empty", "empty_directory", "try_lock"]
 
 LOCK: Final = "lock"
 
@@ -59,6 +59,15 @@ def try_lock(path: str | Path) -> int | None:
     return None
 
 
+def discard_empty(directory: Path, remains: Collection[str] = (LOCK,)) -> None:
+    """Remove a directory if there is nothing in it but files of some names, which nobody needs."""
+    with contextlib.suppress(OSError):
+        if set(os.listdir(directory)).issubset(remains):
+            for name in remains:
+                (directory / name).unlink(missing_ok=True)
+            directory.rmdir()
+
+
 def empty_directory(path: Path, keep: Collection[str] = (), lock: int | None = None) -> None:
     """Remove what a directory has, but for some names; another process may remove the same.
 
@@ -80,7 +89,11 @@ def empty_directory(path: Path, keep: Collection[str] = (), lock: int | None = N
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if not _is_own(descriptor, lock):
-            raise PermissionError(errno.EPERM, "Another directory has taken its place", str(path))
+            raise PermissionError(
+                errno.EPERM,
+                "Is not the directory that was locked: it or its lock was removed or exchanged",
+                str(path),
+            )
         for name in os.listdir(descriptor):
             if name not in keep:
                 _remove(name, descriptor)

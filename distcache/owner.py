@@ -87,10 +87,12 @@ class Owner:
         Returns
         -------
         bool
-            Whether this process is the owner now.
+            Whether this process is the owner now; not if the directory is gone.
         """
         contested = False
-        while not self._make(contested=contested):
+        while not (made := self._make(contested=contested)):
+            if made is None:
+                return False
             found = self._read()
             if found == self._text:
                 return True
@@ -112,13 +114,18 @@ class Owner:
             if self._read() == self._text:
                 self._path.unlink()
 
-    def _make(self, *, contested: bool) -> bool:
-        """Make the file; where others may be putting aside what they find, see that it stays."""
+    def _make(self, *, contested: bool) -> bool | None:
+        """Make the file; where others may be putting aside what they find, see that it stays.
+
+        None if the directory is gone.
+        """
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             descriptor = os.open(self._path, flags, 0o600)
         except FileExistsError:
             return False
+        except FileNotFoundError:
+            return None
         try:
             os.write(descriptor, self._text)
         finally:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distcache.locks import LOCK, empty_directory, try_lock
+from distcache.locks import LOCK, discard_empty, empty_directory, try_lock
 
 
 def test_emptying_a_directory(tmp_path: Path) -> None:
@@ -42,3 +42,15 @@ def test_a_directory_that_a_colleague_has_exchanged(link: bool, tmp_path: Path) 
         empty_directory(work, (), lock)
     assert (work / "precious").exists()
     os.close(lock)
+
+
+def test_discarding_a_directory(tmp_path: Path) -> None:
+    """Only if nothing is in it that anybody needs."""
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / LOCK).write_text("")
+    (work / "mine").write_text("")
+    discard_empty(work)
+    assert sorted(os.listdir(work)) == [LOCK, "mine"]
+    discard_empty(work, (LOCK, "mine", "other"))
+    assert not work.exists()

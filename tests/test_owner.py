@@ -75,3 +75,12 @@ def test_one_that_comes_to_itself(tmp_path: Path) -> None:
     first.release()
     assert not second.is_another()
     assert (tmp_path / OWNER).exists()
+
+
+def test_a_directory_that_goes_meanwhile(tmp_path: Path) -> None:
+    """Its owner has published and cleaned up: there is nothing to take."""
+    work = tmp_path / "work"
+    work.mkdir()
+    owner = Owner(work)
+    work.rmdir()
+    assert not owner.take()

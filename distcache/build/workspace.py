@@ -14,7 +14,7 @@ from typing import Final
 from distcache import life
 from distcache.errors import ConfigError, DistcacheError
 from distcache.files import make_directories, require_links, write_whole
-from distcache.locks import LOCK, NO_LOCKS, empty_directory, try_lock
+from distcache.locks import LOCK, NO_LOCKS, discard_empty, empty_directory, try_lock
 from distcache.owner import OWNER, Owner
 from distcache.timeouts import limits
 
@@ -112,19 +112,12 @@ class Workspace:
             if error.errno not in NO_LOCKS:
                 raise
             if not existed:
-                self._discard_empty()
+                discard_empty(self.path)
             return Lock.UNSUPPORTED
         if self._descriptor is None:
             return Lock.BUSY
         os.fchmod(self._descriptor, life.VISIBLE)
         return Lock.HELD
-
-    def _discard_empty(self) -> None:
-        """Remove a directory in which nothing but the attempt to lock it has left anything."""
-        with contextlib.suppress(OSError):
-            if os.listdir(self.path) == [LOCK]:
-                self._lock.unlink()
-                self.path.rmdir()
 
     def take(self) -> bool:
         """Become the owner of the directory, whose lock is held; false if its owner lives."""
@@ -157,7 +150,7 @@ class Workspace:
             self.remove()
         elif self._descriptor is not None:
             self._owner.release()
-            self._discard_empty()
+            discard_empty(self.path, (LOCK, *life.SIGNS))
         self._unlock()
 
     def remove(self) -> None:
@@ -166,7 +159,7 @@ class Workspace:
             if self.is_mine():
                 empty_directory(self.path, (LOCK, OWNER), self._descriptor)
                 self._owner.release()
-                empty_directory(self.path, (), self._descriptor)
+                self._lock.unlink(missing_ok=True)
         self._unlock()
         with contextlib.suppress(OSError):
             self.path.rmdir()  # a network filesystem keeps the name of a lock until it is closed

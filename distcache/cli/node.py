@@ -177,8 +177,8 @@ def _show(done: Localized, seconds: float, *, verbose: bool) -> None:
         typer.echo(f"# {node.node} reads the shared file: {node.problem}")
     for node in [node for node in done.nodes if node.beyond][:MOST_ROWS]:
         typer.echo(
-            f"# {node.node}: the store takes {size_text(node.beyond)} beyond the budget; its other "
-            "copies are in use"
+            f"# {node.node}: the store takes {size_text(node.beyond)} beyond the budget, which "
+            "this copy and those in use need"
         )
     typer.echo(f"# for loaders: export DISTCACHE_LOCAL_DIR={shlex.quote(done.nodes[0].directory)}")
     if done.megatron is not None:

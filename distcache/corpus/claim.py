@@ -17,8 +17,9 @@ from distcache.corpus.receipt import (
     write_receipt,
 )
 from distcache.errors import DistcacheError, KeyMismatch
+from distcache.progress import Silent, Stopwatch
 from distcache.ranks.agreement import from_rank_0, together
-from distcache.ranks.communicator import Communicator
+from distcache.ranks.communicator import Communicator, SerialCommunicator
 from distcache.ranks.heartbeat import Heartbeat
 
 __all__ = ["claim_output", "claim_output_together", "publish_together"]
@@ -76,7 +77,9 @@ def claim_output(output: Output, origin: Origin) -> list[Receipt]:
     if complete and (same or output.is_partly_published()):
         paths = [receipt_path(output.unfinished(shard)) for shard in range(complete)]
         receipts = [read_receipt(path) for path in paths]
-        output.publish(complete)
+        watch = Stopwatch(Silent(), lambda: 0.0)
+        with Heartbeat(output.directory, watch, SerialCommunicator()):
+            output.publish(complete)
         output.remove()
         if same:
             return receipts

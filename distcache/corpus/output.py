@@ -24,7 +24,7 @@ from distcache.files import (
     write_whole,
 )
 from distcache.life import SIGNS
-from distcache.locks import LOCK, NO_LOCKS, empty_directory, try_lock
+from distcache.locks import LOCK, NO_LOCKS, discard_empty, empty_directory, try_lock
 from distcache.owner import OWNER, Owner
 from distcache.timeouts import limits
 
@@ -120,12 +120,11 @@ class Output:
                 if error.errno not in NO_LOCKS:
                     raise
                 if not existed:
-                    self.remove()
+                    discard_empty(self.directory)
                 self.use(secrets.token_hex(4))
                 self._make()
             if self.private or (self._lock is not None and self._owner.take()):
                 self._claimed = True
-                self._sweep()
                 try:
                     require_links(self.directory, self.directory.parent)
                 except DistcacheError:
@@ -195,6 +194,7 @@ class Output:
         DistcacheError
             If there is something that no ingest has left: where one has, there is a stamp.
         """
+        self._sweep()
         if self.stamp == stamp:
             return
         others = [entry.name for entry in self.directory.iterdir() if entry.name not in GUARDS]
@@ -226,10 +226,7 @@ class Output:
             return
         if self._lock is not None:
             self._owner.release()
-            with contextlib.suppress(OSError):
-                if os.listdir(self.directory) == [LOCK]:
-                    os.unlink(self.directory / LOCK)
-                    self.directory.rmdir()
+            discard_empty(self.directory, (LOCK, *SIGNS))
         self._unlock()
 
     def _unlock(self) -> None:
@@ -330,7 +327,7 @@ class Output:
                 self._clear()
                 empty_directory(self.directory, (LOCK, OWNER), self._lock)
                 self._owner.release()
-                empty_directory(self.directory, (), self._lock)
+                (self.directory / LOCK).unlink(missing_ok=True)
         self._unlock()
         # Another process may have begun to write; a network filesystem may keep a name for a while.
         with contextlib.suppress(OSError):

@@ -129,7 +129,7 @@ def ingest(
             try:
                 return _make(communicator, work, origin, threads, watch, heartbeat)
             except DistcacheError:
-                if not output.private:
+                if not output.private and output.is_mine():
                     watch.note(f"what is done is kept in {output.directory}; run again to resume")
                 raise
 

@@ -39,6 +39,9 @@ __all__ = ["choose_transport", "localize"]
 # Exit codes of what may be the matter with one node; all others are of what all nodes share.
 OF_A_NODE: Final = (DistcacheError.exit_code, NoSpace.exit_code)
 
+# What an agent did, and what came of it all, unless its node cannot hold a copy.
+_Outcome = tuple[NodeReport, Localized | None]
+
 
 def choose_transport(asked: str, agents: int) -> tuple[str, str]:
     """Return the transport, and in a few words why."""
@@ -113,20 +116,15 @@ def _as_agent(
     environment: Mapping[str, str],
 ) -> Localized:
     """Localize on this agent's node; with best effort, on those that can. Collective."""
-    group: Communicator | None = agents
-    done: tuple[NodeReport, Localized | None] | None = None
-    while done is None:
-        assert group is not None
-        try:
-            done = _localize(group, source, options, progress, environment)
-        except DistcacheError as error:
-            of_nodes = error.failed_ranks and error.exit_code in OF_A_NODE
-            if not (options.best_effort and error.agreed and of_nodes):
-                raise
-            if group.rank in error.failed_ranks:
-                done = failed_report(options, environment, str(error)), None
-            group = group.subgroup(set(range(group.size)).difference(error.failed_ranks))
-    shares = agents.gather_all(done, tuple[NodeReport, Localized | None], "what the agents did")
+    found = _on_able_nodes(agents, source, options, progress, environment)
+
+    def outcome() -> _Outcome:
+        if isinstance(found, DistcacheError):
+            raise found
+        return found
+
+    what = "what the agents did"
+    shares = agents.gather_all(together(agents, outcome, what), _Outcome, what)
     nodes = [report for report, _ in shares]
     for node in nodes:
         if node.problem:
@@ -135,6 +133,32 @@ def _as_agent(
     if whole is None:
         return Localized("", source, "none", "no node has a copy", nodes, None)
     return msgspec.structs.replace(whole, nodes=nodes)
+
+
+def _on_able_nodes(
+    agents: Communicator,
+    source: str,
+    options: LocalizeOptions,
+    progress: Progress,
+    environment: Mapping[str, str],
+) -> _Outcome | DistcacheError:
+    """Localize, with best effort without the nodes that cannot. Collective.
+
+    An error of those that went on is returned: the others have not heard of it.
+    """
+    group = agents
+    while True:
+        try:
+            return _localize(group, source, options, progress, environment)
+        except DistcacheError as error:
+            if not error.agreed:
+                raise
+            if not (options.best_effort and error.failed_ranks and error.exit_code in OF_A_NODE):
+                return error
+            able = group.subgroup(set(range(group.size)).difference(error.failed_ranks))
+            if able is None:
+                return failed_report(options, environment, str(error)), None
+            group = able
 
 
 def _localize(
@@ -226,7 +250,7 @@ def _fulfils(record: Ready | None, options: LocalizeOptions) -> bool:
         return False
     named = options.tokenizer is None or options.tokenizer == record.tokenizer
     viewed = not options.megatron or (record.megatron is not None and named)
-    return record.linked >= options.link and viewed
+    return record.linked >= options.link and viewed and options.budget is None
 
 
 def _look(agents: Communicator, store: Store, source: str, contents: Contents) -> Wanted:

@@ -71,7 +71,7 @@ class NodeReport(msgspec.Struct, frozen=True):
     problem : str
         Why the node has no copy, and reads the shared file; empty if it has.
     beyond : int
-        Bytes that the store takes beyond the budget that was given, by copies that are in use.
+        Bytes that the store takes beyond the budget: this copy and those in use stay.
     """
 
     node: str

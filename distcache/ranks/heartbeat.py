@@ -77,11 +77,12 @@ class Heartbeat:
         begin = -self._period
         while True:
             # A full disk must not end the build here; where it does, its error says so.
-            with contextlib.suppress(OSError, EOFError):
-                if time.monotonic() - begin >= self._period:
-                    begin = time.monotonic()
+            if time.monotonic() - begin >= self._period:
+                begin = time.monotonic()
+                with contextlib.suppress(OSError, EOFError):
                     self._count()
-                if self._communicator.rank == 0:
+            if self._communicator.rank == 0:
+                with contextlib.suppress(OSError):
                     self._show()
             if self._ended.wait(limits().heartbeat):
                 return

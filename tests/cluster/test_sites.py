@@ -28,10 +28,12 @@ def site(cluster: Cluster) -> Iterator[Cluster]:
     library = before.base / "stand_in.so"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, PLUGIN], check=True)
     before.plugins.write_text(f"required {library}\n")
-    cluster.reconfigure(replace(before, bound=True, cpus=CORES))
-    yield cluster
-    before.plugins.unlink()
-    cluster.reconfigure(before)
+    try:
+        cluster.reconfigure(replace(before, bound=True, cpus=CORES))
+        yield cluster
+    finally:
+        before.plugins.unlink()
+        cluster.reconfigure(before)
 
 
 def test_steps_have_the_cores_of_their_job(site: Cluster, shared: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -48,4 +49,22 @@ def test_abandoned_private_directories_are_swept(tmp_path: Path) -> None:
     os.utime(left.directory, (1, 1))
     with Output(str(tmp_path / "c")) as output:
         output.claim()
+        output.begin("stamp")
     assert not left.directory.exists()
+
+
+def test_a_filesystem_that_has_no_locks_for_this_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another node makes there meanwhile is left alone."""
+
+    def refused(path: Path) -> int:
+        (path.parent / OWNER).write_bytes(b"another\n")
+        path.write_bytes(b"")
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("distcache.corpus.output.try_lock", refused)
+    with Output(str(tmp_path / "c")) as output:
+        output.claim()
+        assert output.private
+    assert (tmp_path / ".c.ingest" / OWNER).exists()

@@ -10,11 +10,16 @@ import pytest
 
 import distcache
 from distcache.corpus import idx_path
+from distcache.errors import CacheCorrupt
+from distcache.node.localize import _fulfils, localize
+from distcache.node.place import NODE_NAME
 from distcache.node.record import read_records
+from distcache.node.report import LocalizeOptions
 from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
 from tests.caches import build_here
 from tests.node.agents import flip, only, run
+from tests.threads import ThreadCommunicator, run_ranks
 
 
 def test_a_touched_index_is_not_fetched(
@@ -82,3 +87,27 @@ def test_a_broken_node_may_go_without(cache: Path, tmp_path: Path) -> None:
     assert report.cache == ""
     with pytest.warns(distcache.SharedFileWarning, match="not a directory"):
         assert not distcache.open(cache, local=tmp_path / "local").is_local
+
+
+def test_the_others_fail_after_a_broken_node_has_gone(cache: Path, tmp_path: Path) -> None:
+    """It hears of it, and does not wait for a report that never comes."""
+    flip(cache, 20_000)
+    (tmp_path / "node2").write_text("in the way")
+
+    def work(world: ThreadCommunicator) -> None:
+        own = f"node{world.rank}"
+        environment = {NODE_NAME: own, "DISTCACHE_LOCAL_DIR": str(tmp_path / own)}
+        options = LocalizeOptions(best_effort=True)
+        localize(world, cache, options, environment=environment)
+
+    outcomes, aborted = run_ranks(3, work)
+    assert aborted == []
+    assert [type(outcome) for outcome in outcomes] == [CacheCorrupt] * 3
+
+
+def test_a_copy_that_another_job_has_brought(cache: Path, tmp_path: Path) -> None:
+    """Is taken for right, but where a budget is still to be kept to."""
+    run(cache, tmp_path / "local")
+    record = next(iter(read_records(Store(tmp_path / "local"))))
+    assert _fulfils(record, LocalizeOptions())
+    assert not _fulfils(record, LocalizeOptions(budget=1))
