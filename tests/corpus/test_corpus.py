@@ -121,6 +121,7 @@ def test_a_bin_of_another_length(tmp_path: Path) -> None:
     assert faults_of(prefix) == ["has 1401 bytes, expected 1400 for 700 tokens"]
 
 
+@pytest.mark.long
 def test_ten_thousand_mutated_files(tmp_path: Path) -> None:
     """Truncated or flipped anywhere: a fault or an equal result, and never a crash."""
     choose = random.Random(2)

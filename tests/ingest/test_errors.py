@@ -204,6 +204,7 @@ def test_links(tokenizers: Path, tmp_path: Path) -> None:
     assert outcome.documents == 2
 
 
+@pytest.mark.long
 def test_rows_without_text(tokenizers: Path, tmp_path: Path) -> None:
     """Take no memory, however many they are, and are counted."""
     path = tmp_path / "a.txt"

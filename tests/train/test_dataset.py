@@ -146,6 +146,7 @@ def test_what_is_asked_for_must_be_there(
         distcache.open(cache).dataset(split, **options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_workers_of_both_kinds(cache: Path, store: Path, method: str) -> None:

@@ -80,6 +80,7 @@ def test_a_builder_that_lost_its_lock_is_dead_within_seconds(shared: Path) -> No
         clock = Clock()
         workspace = Workspace(shared / f"{held}.h5")
         workspace.lock()
+        workspace.prepare("key", 0)
         life.show(workspace.path, "building", None)
         if not held:
             workspace.leave()

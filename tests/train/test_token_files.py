@@ -112,6 +112,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return Path(build_here(fields, directory, "many").path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("batch", [1, 8, 500])
 def test_many_files_are_opened_once(
     many: Path, batch: int, monkeypatch: pytest.MonkeyPatch
@@ -135,6 +136,7 @@ def test_many_files_are_opened_once(
     assert len(opened) == len(set(opened)) == len(seen)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("limit", "most"), [(64, 56), (256, 200), (1024, 900), (HIGH, 800)])
 def test_limits_of_descriptors(many: Path, limit: int, most: int) -> None:
     """The soft limit is raised to the hard one, a reserve is kept, and all samples are read."""
