@@ -1,8 +1,19 @@
-"""``python -m distcache``: the command line, with this very interpreter."""
+"""The command, ``distcache`` or ``python -m distcache``: with this very interpreter."""
 
 from __future__ import annotations
 
-from distcache.cli.main import main
+import signal
+
+__all__ = ["run"]
+
+
+def run() -> None:
+    """Run the command line. A Ctrl-C while it is imported ends it without a word."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from distcache.cli.main import main  # noqa: PLC0415
+
+    main()
+
 
 if __name__ == "__main__":
-    main()
+    run()

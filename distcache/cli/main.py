@@ -57,7 +57,7 @@ add_commands(app)
 
 
 def main() -> None:
-    """Run the command line; the entry point of the `distcache` script."""
+    """Run the command line."""
     # Until the ranks have joined, a signal must end a process at once: its launcher then ends all.
     for number in ENDING:
         signal.signal(number, signal.SIG_DFL)

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from distcache import locks
 from distcache.cli.main import main
-from distcache.corpus import output
 from distcache.ingest import pieces
 
 NAMES, REMOVED = map(int, sys.argv[1:3])
@@ -27,16 +27,16 @@ def link(source: Any, target: Any, original: Any = os.link, **options: Any) -> N
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def remove(entry: Path, original: Any = output._remove) -> None:
+def remove(name: str, directory: int, original: Any = locks._remove) -> None:
     """Remove a file that is not needed any more, and die if it is the last one."""
     global removed  # noqa: PLW0603
-    original(entry)
+    original(name, directory)
     removed += 1
     if removed == REMOVED:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-output._remove = remove
+locks._remove = remove
 os.link = link  # type: ignore[assignment]
 pieces.SMALLEST = 20_000  # type: ignore[misc]
 sys.argv = ["distcache", *sys.argv[4:]]

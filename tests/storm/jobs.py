@@ -181,8 +181,9 @@ class Job:
         code = self.process.returncode
         said = self.output.read_text(errors="replace")[-3000:]
         self.output.unlink()
-        # A Ctrl-C before the command has begun is Python's own.
-        early = self.disturbance.signal == signal.SIGINT and "KeyboardInterrupt" in said
+        # A Ctrl-C before the command has begun is Python's own, and a launcher may cut it short.
+        starting = "KeyboardInterrupt" in said or 'File "' not in said
+        early = self.disturbance.signal == signal.SIGINT and starting
         if "Traceback" in said and self.kind != "load" and not early:
             return f"{self.name}: a traceback:\n{said}"
         if code != 0 and not self.disturbance.harmful:
