@@ -92,7 +92,7 @@ cpp-tests: $(VENV)/installed
 
 # After a change that makes a kernel execute more or fewer instructions on purpose.
 record-counts: $(VENV)/installed
-	scripts/need valgrind:valgrind
+	scripts/need valgrind:valgrind catch2:/usr/include/catch2
 	cmake -S cpp -B build/baseline $(CMAKE_TESTS) $(BASELINE)
 	cmake --build build/baseline
 	scripts/count_instructions build/baseline/run_case --record
