@@ -19,11 +19,13 @@ from distcache.activity import moved
 from distcache.errors import ConfigError, NoSpace
 
 __all__ = [
+    "NOT_ALLOWED",
     "NO_SPACE",
     "Stamp",
     "create_anew",
     "is_plain_file",
     "make_directories",
+    "may_write",
     "no_space_as_error",
     "open_regular",
     "open_sized",
@@ -31,6 +33,7 @@ __all__ = [
     "publish",
     "read_range",
     "require_links",
+    "require_text",
     "stamp_of",
     "sync_directory",
     "write_range",
@@ -39,6 +42,7 @@ __all__ = [
 
 NO_LINKS: Final = (errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NOT_ALLOWED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
@@ -221,9 +225,9 @@ def write_whole(path: str | Path) -> Iterator[BinaryIO]:
     """
     path = Path(path)
     temporary = passing_name(path)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        with os.fdopen(descriptor, "wb") as stream:
+        with no_space_as_error(path), os.fdopen(os.open(temporary, flags, 0o644), "wb") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
@@ -242,7 +246,46 @@ def no_space_as_error(path: str | Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in NO_SPACE:
-            raise NoSpace(
-                f"{path}: {os.strerror(error.errno)}; free space and run again"
+            limit = error.errno == errno.EFBIG
+            advice = "raise the limit of file sizes (ulimit -f)" if limit else "free space"
+            raise NoSpace(f"{path}: {os.strerror(error.errno)}; {advice} and run again") from error
+        raise
+
+
+@contextlib.contextmanager
+def may_write(directory: Path, otherwise: str) -> Iterator[None]:
+    """Turn what keeps this user from making files in a directory into a `ConfigError`.
+
+    Parameters
+    ----------
+    directory : Path
+        For the message.
+    otherwise : str
+        What to do instead, such as "choose another --out".
+    """
+    try:
+        with no_space_as_error(directory):
+            yield
+    except NotADirectoryError as error:
+        raise ConfigError(f"{directory}: is not a directory") from error
+    except OSError as error:
+        if error.errno in NOT_ALLOWED:
+            raise ConfigError(
+                f"{directory}: you may not make files there ({error.strerror}); {otherwise}, or "
+                "ask its owner to let you"
             ) from error
         raise
+
+
+def require_text(name: str) -> None:
+    """Refuse a name that cannot be written into a document.
+
+    Raises
+    ------
+    ConfigError
+        If it is not UTF-8.
+    """
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{name!r}: is not UTF-8; give it another name") from error

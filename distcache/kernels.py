@@ -119,6 +119,8 @@ first_outside(values, limit)
     The index of the first token that is not in [0, limit), or -1.
 """
 
+import os
+
 from distcache._kernels import (
     NO_LINK,
     Blender,
@@ -143,6 +145,7 @@ from distcache._kernels import (
     narrow_tokens,
     read_samples,
 )
+from distcache.errors import ConfigError
 
 __all__ = [
     "NO_LINK",
@@ -168,3 +171,7 @@ __all__ = [
     "narrow_tokens",
     "read_samples",
 ]
+
+_wanted = os.environ.get("DISTCACHE_INSTRUCTIONS", "")
+if _wanted not in ("", "baseline", "avx2", "avx512"):
+    raise ConfigError(f"DISTCACHE_INSTRUCTIONS={_wanted!r}: expected baseline, avx2 or avx512")

@@ -17,6 +17,7 @@ from distcache.errors import ConfigError
 __all__ = ["SCALE", "TimeLimits", "limits"]
 
 SCALE: Final = "DISTCACHE_TIMEOUT_SCALE"
+MOST: Final = 100_000  # by which the longest limit is 45 years
 
 
 class TimeLimits(msgspec.Struct, frozen=True):
@@ -90,6 +91,6 @@ def _scale(text: str) -> float:
         scale = float(text)
     except ValueError:
         scale = math.nan
-    if not 0 < scale < math.inf:
-        raise ConfigError(f"{SCALE}={text!r}: expected a positive number, such as 2")
+    if not 0 < scale <= MOST:
+        raise ConfigError(f"{SCALE}={text!r}: expected a number from 0 to {MOST}, such as 2")
     return scale

@@ -32,7 +32,7 @@ def test_one_variable_scales_them(monkeypatch: pytest.MonkeyPatch) -> None:
         limits.cache_clear()
 
 
-@pytest.mark.parametrize("text", ["", "0", "-1", "nan", "inf", "two"])
+@pytest.mark.parametrize("text", ["", "0", "-1", "nan", "inf", "1e12", "two"])
 def test_what_is_no_factor(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Is refused with the variable's name."""
     monkeypatch.setenv(SCALE, text)

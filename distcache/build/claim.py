@@ -36,6 +36,11 @@ def is_finished(final: Path, key: str) -> bool:
         return False
     if not final.exists():
         raise DistcacheError(f"{final}: a dangling symbolic link has this name; remove it")
+    if not final.is_file():
+        raise DistcacheError(
+            f"{final}: has the cache's name, and is no file; move it away, or build under another "
+            "--name"
+        )
     found = open_cache(final).key
     if found != key:
         raise KeyMismatch(

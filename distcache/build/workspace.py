@@ -13,7 +13,13 @@ from typing import Final
 
 from distcache import life
 from distcache.errors import ConfigError, DistcacheError
-from distcache.files import make_directories, require_links, write_whole
+from distcache.files import (
+    make_directories,
+    may_write,
+    no_space_as_error,
+    require_links,
+    write_whole,
+)
 from distcache.locks import LOCK, NO_LOCKS, discard_empty, empty_directory, try_lock
 from distcache.owner import OWNER, Owner
 from distcache.timeouts import limits
@@ -71,8 +77,9 @@ class Workspace:
         """
         parent = self.path.parent
         try:
-            make_directories(parent)
-            self.path.mkdir(mode=MODE)
+            with may_write(parent, "choose another directory with -o"):
+                make_directories(parent)
+                self.path.mkdir(mode=MODE)
         except FileExistsError:
             if not parent.is_dir():
                 raise ConfigError(f"{parent}: is not a directory") from None
@@ -82,13 +89,6 @@ class Workspace:
                     f"{self.path}: is not a directory; remove it, or build under another --name"
                 ) from None
             return found.st_uid == os.geteuid()
-        except NotADirectoryError as error:
-            raise ConfigError(f"{parent}: is not a directory") from error
-        except PermissionError as error:
-            raise ConfigError(
-                f"{parent}: you may not make files there ({error.strerror}); choose another "
-                "directory with -o, or ask its owner to let you"
-            ) from error
         self._open_up()
         return True
 
@@ -192,7 +192,8 @@ class Workspace:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(self.data, flags, 0o644)
         try:
-            os.ftruncate(descriptor, size)
+            with no_space_as_error(self.path.parent):
+                os.ftruncate(descriptor, size)
         finally:
             os.close(descriptor)
         with write_whole(self._stamp) as stream:

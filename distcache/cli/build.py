@@ -38,7 +38,10 @@ ConfigArgument = Annotated[
     typer.Argument(help="YAML or TOML file; or leave it out and give Megatron's data options."),
 ]
 ThreadsOption = Annotated[
-    int, typer.Option("--threads", min=0, help="Of each rank; 0: its share of the cores here.")
+    int,
+    typer.Option(
+        "--threads", min=0, max=1024, help="Of each rank; 0: its share of the cores here."
+    ),
 ]
 LimitOption = Annotated[
     str | None, typer.Option("--memory-limit", help="Memory per rank, for example 8G.")
@@ -75,8 +78,8 @@ def read_config(path: Path | None, context: typer.Context) -> Config:
 def plan_command(
     context: typer.Context,
     config: ConfigArgument = None,
-    ranks: Annotated[int, typer.Option(min=1, help="Ranks that would build.")] = 1,
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes that they would run on.")] = 1,
+    ranks: Annotated[int, typer.Option(min=1, max=65_536, help="Ranks that would build.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, max=65_536, help="Their nodes.")] = 1,
     threads: ThreadsOption = 0,
     memory_limit: LimitOption = None,
     verbose: VerboseOption = False,

@@ -83,7 +83,10 @@ TypeOption = Annotated[
     typer.Option("--token-type", help="auto is the smallest that holds the vocabulary."),
 ]
 ThreadsOption = Annotated[
-    int, typer.Option("--threads", min=0, help="Of each rank; 0: its share of the cores here.")
+    int,
+    typer.Option(
+        "--threads", min=0, max=1024, help="Of each rank; 0: its share of the cores here."
+    ),
 ]
 LogOption = Annotated[LogFormat, typer.Option("--log-format", help="Progress on standard error.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON to standard output.")]

@@ -80,6 +80,8 @@ def _end_with(error: BaseException) -> NoReturn:
         _fail(error)
     if isinstance(error, MemoryError):
         _fail(NoSpace(f"not enough memory: {error}"))
+    if isinstance(error, RuntimeError) and "start new thread" in str(error):
+        _fail(NoSpace(f"{error}: not enough memory, or too many processes of this user"))
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
         _fail(DistcacheError(str(error)))
     _end(1, error)

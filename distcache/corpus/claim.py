@@ -98,7 +98,10 @@ def claim_output(output: Output, origin: Origin) -> list[Receipt]:
 
 def _published(output: Output, made_from: str) -> list[Receipt]:
     """Return the receipts of the corpora that are there, if all are that this would make."""
-    first = find_receipt(output.final(0))
+    try:
+        first = find_receipt(output.final(0))
+    except DistcacheError:
+        return []  # what has its name is none
     if first is None or first.made_from != made_from:
         return []
     receipts = [find_receipt(output.final(shard)) for shard in range(first.corpora)]

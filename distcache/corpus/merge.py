@@ -30,6 +30,7 @@ from distcache.corpus.receipt import (
 )
 from distcache.corpus.source import Source, open_source
 from distcache.errors import ConfigError
+from distcache.files import require_text
 from distcache.progress import Progress, Silent, Stopwatch
 from distcache.ranks.agreement import ending_job, from_rank_0, together
 from distcache.ranks.communicator import Communicator
@@ -108,6 +109,7 @@ def _merge(
     *,
     mixed: bool,
 ) -> Receipt:
+    from_rank_0(communicator, lambda: _require_text(*prefixes), None, "reading names")
     progress.phase("examining corpora")
     facts = require_sound(communicator, list(dict.fromkeys(prefixes)), threads)
 
@@ -165,6 +167,7 @@ def _convert(
     *,
     drop_modes: bool,
 ) -> Receipt:
+    from_rank_0(communicator, lambda: _require_text(prefix), None, "reading names")
     progress.phase("examining corpora")
     legacy = from_rank_0(communicator, lambda: is_legacy(prefix), bool, "looking at the corpus")
     stamps = from_rank_0(communicator, lambda: _stamps([prefix]), list[str], "looking at files")
@@ -189,6 +192,11 @@ def _convert(
             prefix, source.type_code, source.lengths, source.bounds, None, source.nbytes, source.idx
         )
     return _make(communicator, "convert", [source], examined, known, out, threads, progress)
+
+
+def _require_text(*prefixes: str) -> None:
+    for prefix in prefixes:
+        require_text(prefix)
 
 
 def _stamps(prefixes: Sequence[str]) -> list[str]:

@@ -19,6 +19,7 @@ from distcache.errors import ConfigError, DistcacheError, KeyMismatch, NotReady
 from distcache.files import (
     is_plain_file,
     make_directories,
+    may_write,
     require_links,
     sync_directory,
     write_whole,
@@ -156,9 +157,12 @@ class Output:
             raise ConfigError(
                 f"--out {self.prefix}: is a directory; expected the path of a corpus in one"
             )
+        if not self.prefix.isprintable():
+            raise ConfigError(f"--out {self.prefix!r}: expected printable text")
         try:
-            make_directories(self.directory.parent)
-            self.directory.mkdir(mode=0o700)
+            with may_write(self.directory.parent, "choose another --out"):
+                make_directories(self.directory.parent)
+                self.directory.mkdir(mode=0o700)
         except FileExistsError as error:
             if not self.directory.parent.is_dir():
                 raise ConfigError(f"{self.directory.parent}: is not a directory") from error
@@ -173,13 +177,6 @@ class Output:
                     "and was interrupted; wait, let that user run again or remove "
                     f"{self.directory}, or choose another --out"
                 ) from error
-        except PermissionError as error:
-            raise ConfigError(
-                f"{self.directory.parent}: you may not make files there ({error.strerror}); choose "
-                "another --out, or ask its owner to let you"
-            ) from error
-        except NotADirectoryError as error:
-            raise ConfigError(f"{self.directory.parent}: is not a directory") from error
 
     @property
     def stamp(self) -> str | None:

@@ -13,6 +13,7 @@ from distcache.corpus.output import Output
 from distcache.corpus.receipt import Kind, Origin, TokenizerFacts
 from distcache.corpus.token_types import limit_of, named_type
 from distcache.errors import ConfigError, CorpusError
+from distcache.files import require_text
 from distcache.ingest.encode import TextReader
 from distcache.ingest.finish import count_intact
 from distcache.ingest.inputs import Format, Input, find_inputs
@@ -53,18 +54,13 @@ def require_utf8(out: str, options: Options, tokenizer: TokenizerOptions | None)
     Raises
     ------
     ConfigError
-        On all ranks, which have the same words.
+        If one is not UTF-8.
     """
     given = [out, *msgspec.structs.asdict(options).values()]
     given += msgspec.structs.asdict(tokenizer).values() if tokenizer is not None else []
     for value in given:
         if isinstance(value, str):
-            try:
-                value.encode("utf-8")
-            except UnicodeEncodeError as error:
-                wrong = ConfigError(f"{value!r}: is not UTF-8")
-                wrong.agreed = True
-                raise wrong from error
+            require_text(value)
 
 
 def find_together(

@@ -13,11 +13,11 @@ import msgspec
 from distcache.cache.contents import Contents, read_contents
 from distcache.cache.format import HEADER_SIZE, Header
 from distcache.errors import ConfigError, DistcacheError, NoSpace
-from distcache.files import passing_name
+from distcache.files import passing_name, require_text
 from distcache.node.bring import bring
 from distcache.node.local import locally
 from distcache.node.lock import changing
-from distcache.node.place import NODE_NAME, require_text, required_directory
+from distcache.node.place import NODE_NAME, required_directory
 from distcache.node.record import Ready, read_record
 from distcache.node.report import (
     Localized,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from distcache.errors import ConfigError
+from distcache.files import require_text
 from distcache.owner import NODE_NAME
 
 __all__ = [
@@ -16,7 +17,6 @@ __all__ = [
     "local_directory",
     "node_count",
     "node_name",
-    "require_text",
     "required_directory",
 ]
 
@@ -64,20 +64,6 @@ def required_directory(given: str | Path | None, environment: Mapping[str, str])
             f"{' nor '.join(SCRATCH)} is set either"
         )
     return directory
-
-
-def require_text(path: str) -> None:
-    """Refuse a path that cannot be written into records and Megatron's files.
-
-    Raises
-    ------
-    ConfigError
-        If it is not UTF-8.
-    """
-    try:
-        path.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"{path!r}: is not UTF-8; give the directory another name") from error
 
 
 def node_name(environment: Mapping[str, str]) -> str:

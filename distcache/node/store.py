@@ -22,6 +22,7 @@ import xxhash
 
 from distcache.cache.format import Header
 from distcache.errors import DistcacheError
+from distcache.files import NOT_ALLOWED
 
 __all__ = ["Store", "cache_name", "corpus_stem", "existing_store", "make_store", "part_of", "sweep"]
 
@@ -114,6 +115,12 @@ def make_store(root: Path) -> Store:
         root.mkdir(mode=0o700, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise DistcacheError(f"{root}: is not a directory; choose another with --to") from None
+    except OSError as error:
+        if error.errno not in NOT_ALLOWED:
+            raise
+        raise DistcacheError(
+            f"{root}: you may not make it ({error.strerror}); choose another with --to"
+        ) from error
     _require_own(root)
     marker = root / MARKER
     names = os.listdir(root)

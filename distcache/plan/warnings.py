@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import numpy as np
@@ -27,7 +28,16 @@ def plan_warnings(config: Config, plan: Plan) -> list[str]:
     plan : Plan
         Made of it.
     """
-    return [*_repeated(plan), *_missing_splits(config), *_never_drawn(plan)]
+    return [*_odd_split(config), *_repeated(plan), *_missing_splits(config), *_never_drawn(plan)]
+
+
+def _odd_split(config: Config) -> list[str]:
+    if config.split is None or re.fullmatch(r"[\d.,/\s]*", config.split):
+        return []
+    shares = ", ".join(f"{float(share):g}" for share in re.findall(r"[.0-9]+", config.split))
+    return [
+        f"$.split: {config.split!r} is read as {shares}, as Megatron does: no other signs count"
+    ]
 
 
 def _repeated(plan: Plan) -> list[str]:
@@ -59,6 +69,8 @@ def _never_drawn(plan: Plan) -> list[str]:
     """Find corpora whose turn does not come in their blend."""
     found = []
     for index, blend in enumerate(plan.blends):
+        if not blend.size:
+            continue
         sources = [member.source for member in plan.members if member.blend == index]
         counts = zip(sources, _likely(blend), strict=True)
         idle = [plan.sources[source].prefix for source, count in counts if not count]

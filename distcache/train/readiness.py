@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import time
@@ -97,6 +98,7 @@ class Watch:
         self._path = Path(os.path.abspath(path))
         self._clock = clock
         self._seen: dict[Path, Pulse] = {}
+        limits()  # what is wrong with them is said at once
 
     def look(self) -> Readiness:
         """Look once.
@@ -195,7 +197,8 @@ def wait(
         If there is a file that is not a whole cache.
     """
     given: tuple[object, object] = path, timeout
-    if not (isinstance(given[0], str | os.PathLike) and isinstance(given[1], int | float)):
+    seconds = isinstance(given[1], int | float) and math.isfinite(given[1])
+    if not (isinstance(given[0], str | os.PathLike) and seconds):
         raise ConfigError(f"wait({path!r}, {timeout!r}): expected a path, and seconds")
     watch = Watch(path)
     end = time.monotonic() + timeout

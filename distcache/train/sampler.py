@@ -53,6 +53,11 @@ class _State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     consumed_samples: Count
 
 
+def _says_less(found: _State, own: _State) -> bool:
+    fields = ("cache_key", "split", "dataset")
+    return any(getattr(found, name) is None and getattr(own, name) is not None for name in fields)
+
+
 class ResumableSampler(Sampler[list[int | None]]):
     """Megatron-LM's sequential and cyclic sampling: for each rank a micro batch per step.
 
@@ -222,7 +227,7 @@ class ResumableSampler(Sampler[list[int | None]]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where another sampler was; epochs keep the length that they had there.
 
-        A `StateWarning` is given for a state of an earlier version, which says less.
+        A `StateWarning` is given for a state that does not say what it belongs to.
 
         Raises
         ------
@@ -232,6 +237,13 @@ class ResumableSampler(Sampler[list[int | None]]):
         """
         found = self._read_state(state)
         own = _State(**self.state_dict())
+        if "order_digest" in state or _says_less(found, own):
+            warnings.warn(
+                "the sampler's state does not say which cache and split it belongs to: it is of an "
+                "earlier version, or of a sampler that was given a number",
+                StateWarning,
+                stacklevel=2,
+            )
         fields = ["cache_key", "split", "dataset", "order", "total_samples"]
         # Samples of its own for each rank: then the order depends on both.
         fields += ["ranks", "micro_batch_size"] if self._kind == "sharded" else []
@@ -254,12 +266,6 @@ class ResumableSampler(Sampler[list[int | None]]):
             kind = type(state).__name__
             raise ConfigError(f"a sampler's state is a dict, found {kind}")
         if "order_digest" in state:
-            warnings.warn(
-                "the sampler's state is of an earlier version: it does not say which cache and "
-                "split it belongs to, nor the micro batch",
-                StateWarning,
-                stacklevel=3,
-            )
             state = {key: value for key, value in state.items() if key != "order_digest"}
             state["micro_batch_size"] = self.micro_batch_size
         try:

@@ -177,6 +177,13 @@ def test_a_name_that_is_a_dangling_link(blend_config: dict[str, Any], shared: Pa
     assert [path.name for path in shared.iterdir()] == ["x.h5"]
 
 
+def test_a_name_that_is_a_directory(blend_config: dict[str, Any], shared: Path) -> None:
+    """Is said so, with what to do."""
+    (shared / "x.h5").mkdir()
+    with pytest.raises(DistcacheError, match="is no file; move it away"):
+        build_here(blend_config, shared, "x")
+
+
 def test_a_torn_cache_is_no_hit(blend_config: dict[str, Any], shared: Path) -> None:
     """A file that is there but not whole is an error, and is not overwritten."""
     path = Path(build_here(blend_config, shared, "x").path)

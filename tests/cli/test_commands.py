@@ -186,6 +186,12 @@ def test_check(corpora: dict[str, str], tmp_path: Path) -> None:
         (["build", "x.yaml", "-o", "/tmp", "--name", "a/b"], 2, "file name"),
         (["nothing"], 2, "nothing"),
         (["inspect"], 2, "Missing argument"),
+        (["plan", "x.yaml", "--ranks", "1000000000"], 2, "65536"),
+        (["build", "x.yaml", "-o", "/tmp", "--threads", "10000000"], 2, "1024"),
+        (["ready", "/none/x.h5", "--wait", "nan"], 2, "expected a path, and seconds"),
+        (["merge", "/none/a", "/none/b", "-o", "/tmp/a\nb/c"], 3, "no such file"),
+        (["merge", "/none/\udcff", "-o", "/tmp/c"], 2, "is not UTF-8"),
+        (["convert", "/none/\udcff", "-o", "/tmp/c"], 2, "is not UTF-8"),
     ],
 )
 def test_wrong_use_is_one_clear_error(words: list[str], exit_code: int, message: str) -> None:

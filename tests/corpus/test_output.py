@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from distcache.corpus.claim import claim_output
 from distcache.corpus.output import Output
-from distcache.errors import DistcacheError
+from distcache.corpus.receipt import Origin
+from distcache.errors import ConfigError, DistcacheError, KeyMismatch
 from distcache.owner import OWNER
 
 
@@ -68,3 +70,19 @@ def test_a_filesystem_that_has_no_locks_for_this_node(
         output.claim()
         assert output.private
     assert (tmp_path / ".c.ingest" / OWNER).exists()
+
+
+@pytest.mark.parametrize("name", ["a\nb", "\udcff"])
+def test_names_that_are_no_text(tmp_path: Path, name: str) -> None:
+    """Are refused before anything is made."""
+    with pytest.raises(ConfigError, match="expected printable text"):
+        Output(str(tmp_path / name)).claim()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_receipt_that_is_none(tmp_path: Path) -> None:
+    """Its name is taken, as that of any other file."""
+    (tmp_path / "c.receipt.json").mkdir()
+    origin = Origin(kind="merge", made_from="0", tokenizer=None, options={}, versions={})
+    with Output(str(tmp_path / "c")) as output, pytest.raises(KeyMismatch, match="already exists"):
+        claim_output(output, origin)

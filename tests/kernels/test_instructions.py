@@ -26,6 +26,14 @@ def instructions_of(level: str | None) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.parametrize("level", ["AVX2", "sse", "avx1024", "0"])
+def test_what_is_no_level(level: str) -> None:
+    """Is refused, and not taken for the best."""
+    found = instructions_of(level)
+    assert found.returncode != 0
+    assert f"DISTCACHE_INSTRUCTIONS={level!r}: expected" in found.stderr
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_no_more_than_asked_for(level: str) -> None:
     """Nor more than the processor has."""

@@ -23,6 +23,7 @@ ABSURD: list[tuple[dict[str, Any], str]] = [
         },
         "will most likely give no sample of 5",
     ),
+    ({"split": "-100,0,0", "samples": {"train": 10}}, "is read as 100, 0, 0, as Megatron does"),
 ]
 
 
@@ -47,6 +48,13 @@ def test_absurd_requests(fields: dict[str, Any], expected: str, corpora: dict[st
 def test_what_is_meant_is_no_warning(blend_config: dict[str, Any]) -> None:
     """Some epochs, all splits, and weights that draw."""
     config = config_from_mapping(blend_config)
+    assert plan_warnings(config, plan_of(config)) == []
+
+
+def test_no_samples_of_a_blend_are_no_warning(corpora: dict[str, str]) -> None:
+    """Nothing is drawn from it, whatever the weights."""
+    fields = {"samples": {"train": 0}, "split": "90,10,0", "blend": ["plain", "second"]}
+    config = config_from_mapping(with_paths(fields, corpora))
     assert plan_warnings(config, plan_of(config)) == []
 
 

@@ -255,6 +255,14 @@ def test_states_of_the_version_before() -> None:
     assert sampler.consumed_samples == 12
 
 
+@pytest.mark.parametrize("lacking", ["cache_key", "split", "dataset"])
+def test_a_state_that_does_not_say_what_it_belongs_to(cache: Path, lacking: str) -> None:
+    """Is taken with a warning: it may be of any dataset of that length."""
+    sampler = ResumableSampler(distcache.open(cache).dataset("train"), 4)
+    with pytest.warns(distcache.StateWarning, match="does not say which cache"):
+        sampler.load_state_dict({**sampler.state_dict(), lacking: None})
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
