@@ -92,11 +92,21 @@ class Watch:
         The cache.
     clock : callable
         Seconds.
+    sparing : bool
+        Whether to look at a builder's lock only when its heartbeat is missing: a look holds the
+        lock for a moment, and thousands that wait would keep a builder from getting it.
     """
 
-    def __init__(self, path: str | Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        sparing: bool = False,
+    ) -> None:
         self._path = Path(os.path.abspath(path))
         self._clock = clock
+        self._sparing = sparing
         self._seen: dict[Path, Pulse] = {}
         limits()  # what is wrong with them is said at once
 
@@ -127,7 +137,9 @@ class Watch:
     def _look_at(self, directory: Path) -> Readiness:
         pulse = self._seen.setdefault(directory, Pulse(directory, self._clock))
         pulse.look()
-        found = Readiness(str(self._path), self._state_of(pulse), locked=pulse.locked)
+        missing = pulse.silence > limits().silent
+        locked = (missing or not self._sparing) and pulse.locked
+        found = Readiness(str(self._path), self._state_of(pulse, locked=locked), locked=locked)
         if pulse.hidden:
             return msgspec.structs.replace(found, builder="of another user, and not to be seen")
         if (sign := pulse.sign) is None:
@@ -141,11 +153,11 @@ class Watch:
             quiet=sign.quiet,
         )
 
-    def _state_of(self, pulse: Pulse) -> State:
+    def _state_of(self, pulse: Pulse, *, locked: bool) -> State:
         """Say whether a builder lives; of one that cannot be seen nobody says that it does not."""
         if pulse.hidden:
             return State.building
-        if pulse.silence > (limits().hung if pulse.locked else limits().silent):
+        if pulse.silence > (limits().hung if locked else limits().silent):
             return State.dead
         return State.hung if pulse.stillness > limits().stalled else State.building
 
@@ -200,7 +212,7 @@ def wait(
     seconds = isinstance(given[1], int | float) and math.isfinite(given[1])
     if not (isinstance(given[0], str | os.PathLike) and seconds):
         raise ConfigError(f"wait({path!r}, {timeout!r}): expected a path, and seconds")
-    watch = Watch(path)
+    watch = Watch(path, sparing=True)
     end = time.monotonic() + timeout
     last, pause = "", POLL
     while (found := watch.look()).state is not State.ready:

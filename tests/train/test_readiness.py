@@ -92,6 +92,33 @@ def test_a_builder_that_lost_its_lock_is_dead_within_seconds(shared: Path) -> No
         assert watch.look().state is State.dead
 
 
+def test_who_waits_leaves_the_lock_alone(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the heartbeat goes on: thousands that look would keep a builder from locking."""
+    looks: list[Path] = []
+    original = life.is_locked
+
+    def noting(directory: Path) -> bool:
+        looks.append(directory)
+        return original(directory)
+
+    monkeypatch.setattr(life, "is_locked", noting)
+    clock = Clock()
+    workspace = Workspace(shared / "c.h5")
+    workspace.lock()
+    watch = Watch(shared / "c.h5", clock, sparing=True)
+    for part in range(10):
+        clock.now += limits().silent / 2
+        life.show(workspace.path, "building", part / 10)
+        assert watch.look().state is State.building
+    assert looks == []
+    clock.now += limits().silent + 1
+    assert watch.look().state is State.building
+    assert looks != []
+    clock.now += limits().hung
+    assert watch.look().state is State.dead
+    workspace.leave()
+
+
 def test_another_builder_takes_over(shared: Path) -> None:
     """In a directory of its own; as long as anyone is alive, the cache comes."""
     clock = Clock()
