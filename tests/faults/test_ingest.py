@@ -177,7 +177,7 @@ def test_a_read_only_output(inputs: Path, small_disk: Path) -> None:
     """Is one clear error."""
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     done = start(words(inputs, small_disk), 2, program=PLAIN)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "Read-only file system" in done.stderr
     assert done.stderr.count("distcache: ") == 1
 
