@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -200,13 +200,7 @@ def _run(
     require_written(job, built)
     blocks = digest_blocks(job)
     require_unchanged(communicator, job.plan.sources)
-    watch.phase("publishing")
-
-    def publish() -> bool:
-        workspace.require_mine()
-        return finish(job, blocks, final)
-
-    published = from_rank_0(communicator, publish, bool, "publishing")
+    outcome = _publish(job, workspace, blocks, final, resumed, adopted, len(built) - adopted)
     watch.stop()
     mine = rank_record(communicator.rank, watch, work.memory[communicator.rank])
     ranks = communicator.gather_all(mine, RankRecord, "the build record")
@@ -214,21 +208,49 @@ def _run(
     together(communicator, lambda: None, "the last heartbeats")
 
     def conclude() -> None:
-        if published:
-            try:
-                write_record(final, job.plan.key, work.threads, resumed, adopted, ranks)
-            except OSError as error:
-                watch.note(f"the build record could not be written: {error}")
-        elif not is_finished(final, job.plan.key):
+        if not outcome.reused:
+            _write_record(job, final, work.threads, outcome, ranks)
+        workspace.remove()
+
+    from_rank_0(communicator, conclude, None, "writing the build record")
+    return outcome
+
+
+def _publish(
+    job: Job,
+    workspace: Workspace,
+    blocks: Sequence[int],
+    final: Path,
+    resumed: int,
+    adopted: int,
+    built: int,
+) -> Outcome:
+    """Give the cache its name, unless another job has been faster. Collective."""
+    job.watch.phase("publishing")
+
+    def publish() -> bool:
+        workspace.require_mine()
+        if finish(job, blocks, final):
+            return True
+        if not is_finished(final, job.plan.key):
             raise DistcacheError(
                 f"{final}: the name is taken, but no cache is there; move away what has it and run "
                 "again, which resumes"
             )
-        workspace.remove()
+        return False
 
-    from_rank_0(communicator, conclude, None, "writing the build record")
-    fresh = len(built) - adopted
-    return Outcome(str(final), job.plan.key, not published, resumed, adopted, fresh)
+    published = from_rank_0(job.communicator, publish, bool, "publishing")
+    return Outcome(str(final), job.plan.key, not published, resumed, adopted, built)
+
+
+def _write_record(
+    job: Job, final: Path, threads: int, outcome: Outcome, ranks: list[RankRecord]
+) -> None:
+    """Write the build record; the cache is there without it. Rank 0 only."""
+    try:
+        write_record(final, job.plan.key, threads, outcome.resumed, outcome.adopted, ranks)
+    except OSError as error:
+        job.watch.note(f"the build record could not be written: {error}")
 
 
 def _assign(

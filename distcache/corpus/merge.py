@@ -109,7 +109,7 @@ def _merge(
     *,
     mixed: bool,
 ) -> Receipt:
-    from_rank_0(communicator, lambda: _require_text(*prefixes), None, "reading names")
+    from_rank_0(communicator, lambda: _require_text(prefixes), None, "reading names")
     progress.phase("examining corpora")
     facts = require_sound(communicator, list(dict.fromkeys(prefixes)), threads)
 
@@ -167,7 +167,7 @@ def _convert(
     *,
     drop_modes: bool,
 ) -> Receipt:
-    from_rank_0(communicator, lambda: _require_text(prefix), None, "reading names")
+    from_rank_0(communicator, lambda: require_text(prefix), None, "reading names")
     progress.phase("examining corpora")
     legacy = from_rank_0(communicator, lambda: is_legacy(prefix), bool, "looking at the corpus")
     stamps = from_rank_0(communicator, lambda: _stamps([prefix]), list[str], "looking at files")
@@ -194,7 +194,7 @@ def _convert(
     return _make(communicator, "convert", [source], examined, known, out, threads, progress)
 
 
-def _require_text(*prefixes: str) -> None:
+def _require_text(prefixes: Sequence[str]) -> None:
     for prefix in prefixes:
         require_text(prefix)
 
