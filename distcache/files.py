@@ -7,12 +7,13 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import msgspec
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
 from distcache.activity import moved
@@ -23,6 +24,7 @@ __all__ = [
     "NO_SPACE",
     "Stamp",
     "create_anew",
+    "digest_range",
     "is_plain_file",
     "make_directories",
     "may_write",
@@ -40,6 +42,7 @@ __all__ = [
     "write_whole",
 ]
 
+READ: Final = 4 << 20  # bytes that are digested at a time
 NO_LINKS: Final = (errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_ALLOWED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -102,6 +105,29 @@ def read_range(descriptor: int, begin: int, end: int) -> bytes:
             raise EOFError(f"the file ends at byte {begin + len(content)}, expected {end}")
         content += piece
     return bytes(content)
+
+
+def digest_range(
+    path: str | Path, begin: int, end: int, stopped: Callable[[], bool] = lambda: False
+) -> str:
+    """Return the XXH3-128 of bytes [begin, end) of a file as far as it goes, unless told to stop.
+
+    The file is read: a mapping could show what others have written in between.
+    """
+    digest = xxhash.xxh3_128()
+    descriptor = open_regular(path)
+    try:
+        while (
+            begin < end
+            and not stopped()
+            and (block := os.pread(descriptor, min(READ, end - begin), begin))
+        ):
+            digest.update(block)
+            begin += len(block)
+            moved()
+    finally:
+        os.close(descriptor)
+    return digest.hexdigest()
 
 
 def write_range(descriptor: int, offset: int, data: bytes | NDArray[Any]) -> None:

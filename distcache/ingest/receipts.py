@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import xxhash
+
 from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.idx import ITEM_TYPES
 from distcache.corpus.receipt import (
@@ -16,7 +18,6 @@ from distcache.corpus.receipt import (
     Skipped,
     receipt_of,
 )
-from distcache.ingest.digests import digest_of_pieces
 from distcache.ingest.inputs import Input
 from distcache.ingest.locations import Locator
 from distcache.ingest.part import PieceFacts
@@ -142,8 +143,15 @@ def _input_digests(
     for record in records:
         for index, entry in zip(tasks[record.task], record.pieces, strict=True):
             found.setdefault(pieces[index].source, []).append(entry.digest)
-    return {source: digest_of_pieces(digests) for source, digests in found.items()}
+    return {source: _digest_of_pieces(digests) for source, digests in found.items()}
 
 
 def _counts(facts: PieceFacts) -> Counts:
     return Counts(facts.documents, facts.sequences, facts.tokens)
+
+
+def _digest_of_pieces(digests: Sequence[str]) -> str:
+    """Return the digest of a file: that of its one piece, or that of the pieces' digests."""
+    if len(digests) == 1:
+        return digests[0]
+    return xxhash.xxh3_128(b"".join(map(bytes.fromhex, digests))).hexdigest()

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from distcache.activity import moved
+from distcache.files import digest_range
 from distcache.ingest.blocks import Blocks
-from distcache.ingest.digests import digest_range
 from distcache.ingest.inputs import Input
 from distcache.ingest.part import Part, PieceFacts, Sink
 from distcache.ingest.pieces import Piece
