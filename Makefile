@@ -12,13 +12,15 @@ BASELINE := -DDISTCACHE_DISPATCH=OFF -DDISTCACHE_BENCH=ON -DDISTCACHE_WERROR=ON
 AARCH64 := -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 	-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_EXE_LINKER_FLAGS=-static -DDISTCACHE_WERROR=ON
 HAS_HEADERS := import os, sysconfig; exit(not os.path.exists(sysconfig.get_path('include') + '/Python.h'))
-SERIAL := tests/mpi tests/faults tests/torchrun
+MPI := tests/mpi tests/faults
+TORCHRUN := tests/torchrun
+SERIAL := $(MPI) $(TORCHRUN)
 CLUSTER := tests/cluster
 # What a run could not test, a line each.
 LEFT_OUT := build/left-out
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help install demo test test-fast lint cpp-tests python-tests mpi-tests cluster-tests \
+.PHONY: help install demo test test-fast lint docs wheel cpp-tests python-tests mpi-tests cluster-tests \
 	cluster-packages python-versions storm record-counts bench clean
 
 help:
@@ -29,6 +31,8 @@ help:
 	@echo "make storm      kills, full disks, flips and races at random, for STORM_MINUTES"
 	@echo "make python-versions  the fast suite under Python 3.12 and 3.13"
 	@echo "make lint       ruff, mypy, stubtest, clang-format, import-linter"
+	@echo "make docs       the documentation site, in build/site"
+	@echo "make wheel      manylinux wheels, in dist"
 	@echo "make bench      Megatron-Core and distcache side by side"
 
 # pip, not uv: torch 2.13.0 is served to some machines as a CPU build that only pip finds.
@@ -47,7 +51,7 @@ $(VENV)/demo-installed: $(VENV)/installed $(wildcard cpp/*/*.[ch]pp cpp/include/
 	touch $@
 
 $(VENV)/test-installed: $(VENV)/demo-installed
-	$(BIN)/pip install --quiet --group test --group lint --group peers
+	$(BIN)/pip install --quiet --group test --group lint --group docs --group peers
 	touch $@
 
 install: $(VENV)/demo-installed
@@ -58,8 +62,9 @@ demo: install
 # All of it; the last line says what could not be run here.
 test:
 	@mkdir -p build && rm -f $(LEFT_OUT)
-	$(MAKE) --no-print-directory lint cpp-tests python-tests mpi-tests python-versions storm \
+	$(MAKE) --no-print-directory lint docs cpp-tests python-tests mpi-tests python-versions storm \
 		cluster-tests
+	scripts/wheels $$($(BIN)/python -c "import sys; print('%d.%d' % sys.version_info[:2])")
 	@scripts/left_out $(LEFT_OUT)
 
 test-fast: $(VENV)/test-installed
@@ -73,7 +78,11 @@ lint: $(VENV)/test-installed
 	clang-format --dry-run --Werror $$(git ls-files 'cpp/*.cpp' 'cpp/*.hpp')
 	lint-imports
 
-cpp-tests: $(VENV)/installed
+# Fails on any warning, and so on a link that leads nowhere.
+docs: $(VENV)/test-installed
+	sphinx-build -q -W --keep-going -b html docs build/site
+
+cpp-tests: $(VENV)/test-installed
 	scripts/need catch2:/usr/include/catch2 clang:clang++ valgrind:valgrind \
 		g++-aarch64-linux-gnu:aarch64-linux-gnu-g++ qemu-user:qemu-aarch64
 	cmake -S cpp -B build/gcc $(CMAKE_TESTS) -DDISTCACHE_WERROR=ON
@@ -82,8 +91,16 @@ cpp-tests: $(VENV)/installed
 		DISTCACHE_INSTRUCTIONS=$$most build/gcc/kernel_tests || exit 1; done
 	cmake -S cpp -B build/clang $(CMAKE_TESTS) -DDISTCACHE_WERROR=ON -DCMAKE_CXX_COMPILER=clang++
 	cmake --build build/clang && build/clang/kernel_tests
-	cmake -S cpp -B build/sanitized $(CMAKE_TESTS) -DDISTCACHE_SANITIZE=ON
-	cmake --build build/sanitized && build/sanitized/kernel_tests
+	cmake -S cpp -B build/sanitized $(CMAKE_TESTS) -DDISTCACHE_SANITIZE=ON -DDISTCACHE_COVERAGE=ON
+	cmake --build build/sanitized
+	find build/sanitized -name '*.gcda' -delete
+	for most in baseline avx512; do \
+		DISTCACHE_INSTRUCTIONS=$$most build/sanitized/kernel_tests || exit 1; done
+	gcovr --root cpp --filter cpp/src/ --filter cpp/include/ --object-directory build/sanitized \
+		--exclude '.*avx512.*' --exclude-throw-branches --exclude-unreachable-branches --merge-lines \
+		--gcov-ignore-parse-errors=negative_hits.warn \
+		--json-summary build/cpp-coverage.json --print-summary build/sanitized
+	scripts/coverage cpp build/cpp-coverage.json
 	cmake -S cpp -B build/baseline $(CMAKE_TESTS) $(BASELINE)
 	cmake --build build/baseline && build/baseline/kernel_tests
 	scripts/count_instructions build/baseline/run_case
@@ -98,12 +115,15 @@ record-counts: $(VENV)/installed
 	scripts/count_instructions build/baseline/run_case --record
 
 python-tests: $(VENV)/test-installed
-	pytest -q -n auto $(SERIAL:%=--ignore %) $(CLUSTER:%=--ignore %)
+	pytest -q -n auto --cov --cov-report=json:build/python-coverage.json --cov-report=term:skip-covered \
+		$(SERIAL:%=--ignore %) $(CLUSTER:%=--ignore %)
+	scripts/coverage python build/python-coverage.json
 
-# One after the other: each starts several ranks, and a hang must not be taken for a busy machine.
+# Two at a time: most wait for ranks that are killed or hang. Those of torchrun have gloo's time limits.
 mpi-tests: $(VENV)/test-installed
 	scripts/need openmpi-bin:mpirun.openmpi
-	pytest -q $(SERIAL)
+	pytest -q -n 2 --dist worksteal $(MPI)
+	pytest -q $(TORCHRUN)
 
 # A Slurm cluster of three nodes on this machine; left out, with the reason, where it cannot be.
 cluster-tests: $(VENV)/test-installed
@@ -119,6 +139,10 @@ python-versions: $(VENV)/installed
 # Kills, full disks, flips and races; for others than those of every run: make storm STORM_SEED=
 storm: $(VENV)/test-installed
 	scripts/storm $(STORM_MINUTES) $(STORM_SEED)
+
+# Of every Python that is here; each is installed and tried where there is no compiler.
+wheel:
+	scripts/wheels
 
 cluster-packages:
 	scripts/cluster_packages

@@ -1,4 +1,4 @@
-"""What `distcache plan` foresees, against what building then takes.
+"""What `distcache plan` estimates, against what building then takes.
 
     python benchmarks/estimates.py [--rounds N] [--directory DIR] [--json]
 

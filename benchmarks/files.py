@@ -22,7 +22,7 @@ import numpy as np
 from corpora import generate
 from machine import machine
 
-from distcache.build.data_file import DataFile, write_in_chunks
+from distcache.builder.data_file import DataFile, write_in_chunks
 from distcache.corpus.examine import require_sound
 from distcache.plan.layout import ArrayPlace
 from distcache.ranks.communicator import SerialCommunicator

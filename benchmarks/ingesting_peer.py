@@ -28,7 +28,7 @@ END = "<|endoftext|>"
 
 
 class Encoder:
-    """Tokenises a line of JSON in a worker, as Megatron's `preprocess_data` does."""
+    """Tokenizes a line of JSON in a worker, as Megatron's `preprocess_data` does."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -50,7 +50,7 @@ class Encoder:
 
 
 def text(source: str, tokenizer: str, prefix: str, workers: str) -> None:
-    """Tokenise with a pool of workers, which feeds the one builder."""
+    """Tokenize with a pool of workers, which feeds the one builder."""
     from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder  # noqa: PLC0415
 
     encoder = Encoder(tokenizer)

@@ -29,7 +29,7 @@ from machine import machine
 from numpy.typing import NDArray
 
 from distcache.kernels import Blender, Mt19937
-from distcache.plan.blend_state import likely_taken
+from distcache.plan.blend_counts import estimate_counts
 
 BYTES_OF_SAMPLE = 10  # an int16 and an int64
 SEED = 1234
@@ -136,7 +136,7 @@ def two_halves(samples: int = 4_000_000) -> tuple[float, float]:
     def draw(begin: int, end: int) -> tuple[list[int], list[int]]:
         blender = Blender.by_weight(weights)
         before = max(begin - 8192, 0)
-        blender.resume(likely_taken(weights, np.full(800, 2**62), before))
+        blender.resume(estimate_counts(weights, np.full(800, 2**62), before))
         blender.skip(begin - before)
         first = blender.taken
         blender.next(corpora[begin:end], places[begin:end])

@@ -21,11 +21,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from distcache.build.shared_shuffle import _link, shuffled_slice
+from distcache.builder.shared_shuffle import _link, shuffled_slice
+from distcache.builder.slices import draw_bounds
 from distcache.kernels import Mt19937
-from distcache.plan.slices import draw_bounds
-from distcache.ranks.balance import slice_bounds
-from distcache.ranks.communicator import connect
+from distcache.partition import slice_bounds
+from distcache.ranks.connect import connect
 
 SEED = 1234
 BYTES_OF_STEP = 30  # numbers and answers that go to others for each step
@@ -65,9 +65,9 @@ def run_rank(size: int) -> None:
     """Be one of the ranks; the first prints the seconds of the slowest."""
     communicator = connect()
     bounds = slice_bounds(size, communicator.size, 1 << 18)
-    communicator.gather_all(0, int, "starting")
+    communicator.allgather(0, int, "starting")
     seconds = timed(lambda: shuffled_slice(communicator, size, Mt19937(SEED), bounds))
-    slowest = max(communicator.gather_all(seconds, float, "seconds"))
+    slowest = max(communicator.allgather(seconds, float, "seconds"))
     if communicator.rank == 0:
         print(slowest)
 

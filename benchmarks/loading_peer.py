@@ -87,7 +87,7 @@ def main() -> None:
             "gloo", init_method=f"file://{tempfile.mktemp()}", rank=0, world_size=1
         )
     else:
-        from distcache.train.opening import open_cache  # noqa: PLC0415
+        from distcache.train.open import open_cache  # noqa: PLC0415
     before = open_files()
     begin = time.perf_counter()
     if kind == "megatron":

@@ -67,7 +67,7 @@ def localize(cache: Path, root: Path) -> None:
 
 
 def measure(work: Path, samples: int, rounds: int) -> dict[str, Any]:
-    """Return the median seconds of each, and of localizing again what is there."""
+    """Return the median seconds of each, and of localizing again what exists."""
     cache = make_cache(work, samples)
     cache.read_bytes()  # into the page cache: the source is as fast as it can be
     seconds: dict[str, list[float]] = {"cp": [], "localize": [], "again": []}

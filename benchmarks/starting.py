@@ -1,6 +1,6 @@
 """What starting costs: seconds, and the files that 64 ranks open, which a shared filesystem serves.
 
-Counts are those of strace, for one rank: opens, those among them of files that are not there, and
+Counts are those of strace, for one rank: opens, those among them of files that do not exist, and
 other calls that name a file. They are the same on every machine with the same packages.
 
     python benchmarks/starting.py
@@ -43,7 +43,7 @@ def commands(work: Path) -> dict[str, list[str]]:
         "numpy": [sys.executable, "-c", "import numpy"],
         "distcache --help": ["distcache", "--help"],
         "a rank of distcache build": [*build, "--name", "cache"],
-        "the loader, without torch": [sys.executable, "-c", "import distcache.train.opening"],
+        "the loader, without torch": [sys.executable, "-c", "import distcache.train.open"],
         "torch": [sys.executable, "-c", "import torch"],
         "the loader": [sys.executable, "-c", "import distcache.train.dataset"],
     }

@@ -10,10 +10,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from distcache.cache.readiness import wait
     from distcache.errors import SharedFileWarning, StateWarning
-    from distcache.train.agreement import agree
-    from distcache.train.opening import open_cache as open  # noqa: A004
-    from distcache.train.readiness import wait
+    from distcache.train.open import open_cache as open  # noqa: A004
+    from distcache.train.same_cache import agree
     from distcache.train.sampler import ResumableSampler
 
 __all__ = [
@@ -26,15 +26,15 @@ __all__ = [
     "wait",
 ]
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _PLACES = {
     "ResumableSampler": ("distcache.train.sampler", "ResumableSampler"),
     "SharedFileWarning": ("distcache.errors", "SharedFileWarning"),
     "StateWarning": ("distcache.errors", "StateWarning"),
-    "agree": ("distcache.train.agreement", "agree"),
-    "open": ("distcache.train.opening", "open_cache"),
-    "wait": ("distcache.train.readiness", "wait"),
+    "agree": ("distcache.train.same_cache", "agree"),
+    "open": ("distcache.train.open", "open_cache"),
+    "wait": ("distcache.cache.readiness", "wait"),
 }
 
 

@@ -1,10 +1,11 @@
-"""One tree of exceptions; each carries the exit code that the command line ends with."""
+"""The exceptions, with the exit codes of the command line."""
 
 from __future__ import annotations
 
 __all__ = [
     "BuildInterrupted",
     "CacheCorrupt",
+    "CollectiveTimeout",
     "ConfigError",
     "CorpusError",
     "DistcacheError",
@@ -12,7 +13,6 @@ __all__ = [
     "KeyMismatch",
     "NoSpace",
     "NotReady",
-    "OutOfStep",
     "SharedFileWarning",
     "StateWarning",
     "error_from_exit_code",
@@ -29,12 +29,12 @@ class DistcacheError(Exception):
     """
 
     exit_code = 1
-    agreed = False
-    """Whether all ranks have raised the same error, so that nobody waits for this one."""
+    is_collective = False
+    """Whether all ranks have raised the same error, so that none waits for this one."""
     failed_ranks: tuple[int, ...] = ()
-    """Of an agreed error: the ranks that had it."""
+    """Of a collective error: the ranks that had it."""
     local = False
-    """Whether it is of one rank's machine, which a message for all ranks must name."""
+    """Whether it concerns one rank's machine, which a message for all ranks must name."""
 
     def __init__(self, *problems: str) -> None:
         super().__init__(*problems)
@@ -51,66 +51,66 @@ class ConfigError(DistcacheError, ValueError):
 
 
 class CorpusError(DistcacheError, ValueError):
-    """A corpus is not sound, or not the one that a cache was built from."""
+    """A corpus is unsound, or not the one that a cache was built from."""
 
     exit_code = 3
 
 
 class CacheCorrupt(DistcacheError, ValueError):
-    """A cache file does not hold what it says."""
+    """A cache file is damaged, or not a cache."""
 
     exit_code = 4
 
 
 class NotReady(DistcacheError, FileNotFoundError):
-    """Something that must be there is not, or not yet."""
+    """A required file or cache does not exist, or does not exist yet."""
 
     exit_code = 5
 
 
 class NoSpace(DistcacheError, OSError):
-    """A disk or a memory limit is too small for what was asked."""
+    """A disk or a memory limit is too small."""
 
     exit_code = 6
 
 
 class KeyMismatch(DistcacheError, ValueError):
-    """A cache is there under the wanted name but holds something else."""
+    """Another cache has the wanted name."""
 
     exit_code = 7
 
 
 class BuildInterrupted(DistcacheError):
-    """A signal ended a build or a localization; what is done is kept."""
+    """A signal ended a build or a localization; finished work is kept."""
 
     exit_code = 8
 
 
-class OutOfStep(DistcacheError):
-    """One rank cannot go on, and cannot tell the others, which wait for it: the job is ended."""
+class CollectiveTimeout(DistcacheError):
+    """A rank failed, or waited too long, in a collective; the job must be aborted."""
 
 
 class DistcacheWarning(UserWarning):
-    """The base of all warnings that distcache gives."""
+    """The base of all warnings of distcache."""
 
 
 class SharedFileWarning(DistcacheWarning):
-    """Training reads the shared file, since this node has no copy that is right."""
+    """Training reads the shared file, since this node has no valid copy."""
 
 
 class StateWarning(DistcacheWarning):
-    """The state of a sampler does not say all that it belongs to."""
+    """The state of a sampler does not identify its samples completely."""
 
 
 def error_from_exit_code(exit_code: int, *problems: str) -> DistcacheError:
-    """Make the error that another rank had, from what it sent.
+    """Return the error of another rank, by its exit code.
 
     Parameters
     ----------
     exit_code : int
         The exit code of the class.
     *problems : str
-        Its sentences.
+        Its messages.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""One small interface for telling how far a build is, and what each phase took."""
+"""The progress of a job, and how long each phase took."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from distcache.activity import moved
+from distcache.io.watchdog import tick
 
-__all__ = ["Progress", "Silent", "Stopwatch"]
+__all__ = ["NullProgress", "Progress", "Stopwatch"]
 
 
 class Progress(Protocol):
-    """Told what rank 0 does. Its share of the work stands for all: shares are balanced."""
+    """Receives the progress of rank 0, which is representative, as work is balanced."""
 
     def phase(self, name: str, total: float = 0) -> None:
         """Begin a phase of so much work; 0 if that is not known."""
@@ -23,7 +23,7 @@ class Progress(Protocol):
         ...
 
     def note(self, message: str) -> None:
-        """Tell something once."""
+        """Log a message."""
         ...
 
     def close(self) -> None:
@@ -31,8 +31,8 @@ class Progress(Protocol):
         ...
 
 
-class Silent:
-    """Tells nobody."""
+class NullProgress:
+    """Ignores everything."""
 
     def phase(self, name: str, total: float = 0) -> None:
         """Do nothing."""
@@ -48,21 +48,21 @@ class Silent:
 
 
 class Stopwatch:
-    """Passes everything on to another progress, and keeps the seconds that each phase took.
+    """Forwards everything to another progress, and measures the phases.
 
     Parameters
     ----------
     progress : Progress
         The other one.
     waited : callable
-        Returns the seconds so far that were spent waiting for others.
+        Returns the seconds so far spent waiting for other ranks.
 
     Attributes
     ----------
     seconds, waits : dict of str to float
-        By phase, without the one that is going on: all seconds, and those that were waited.
+        Of each finished phase: its duration, and the time spent waiting.
     current : str
-        The phase that is going on.
+        The current phase.
     """
 
     def __init__(self, progress: Progress, waited: Callable[[], float] = float) -> None:
@@ -76,12 +76,12 @@ class Stopwatch:
 
     @property
     def fraction(self) -> float | None:
-        """How much of the current phase is done, from 0 to 1; None if that is not known."""
+        """Progress of the current phase, from 0 to 1; None if unknown."""
         return min(self._done / self._total, 1.0) if self._total else None
 
     def phase(self, name: str, total: float = 0) -> None:
-        """Begin a phase, and end the one before."""
-        moved()
+        """Begin a phase, and end the previous one."""
+        tick()
         self.stop()
         self._begin, self._waited_before = time.perf_counter(), self._waited()
         self.current = name
@@ -89,19 +89,19 @@ class Stopwatch:
         self._progress.phase(name, total)
 
     def stop(self) -> None:
-        """End the phase that is going on."""
+        """End the current phase."""
         if self.current:
             self.seconds[self.current] = time.perf_counter() - self._begin
             self.waits[self.current] = self._waited() - self._waited_before
 
     def advance(self, amount: float) -> None:
         """Count work as done."""
-        moved()
+        tick()
         self._done += amount
         self._progress.advance(amount)
 
     def note(self, message: str) -> None:
-        """Tell something once."""
+        """Log a message."""
         self._progress.note(message)
 
     def close(self) -> None:

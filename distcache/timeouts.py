@@ -17,7 +17,7 @@ from distcache.errors import ConfigError
 __all__ = ["SCALE", "TimeLimits", "limits"]
 
 SCALE: Final = "DISTCACHE_TIMEOUT_SCALE"
-MOST: Final = 100_000  # by which the longest limit is 45 years
+MOST: Final = 100_000  # the longest limit is then 45 years
 
 
 class TimeLimits(msgspec.Struct, frozen=True):
@@ -28,31 +28,31 @@ class TimeLimits(msgspec.Struct, frozen=True):
     collective : float
         A rank waits for the others in a collective; they may be waiting for another job.
     stalled : float
-        Nothing moves: no byte on a node that localizes, none on any rank of a build.
+        Without progress, on a node that localizes or on every rank of a build.
     heartbeat : float
         Between two heartbeats of a builder.
     silent : float
-        Without a heartbeat, of a builder that does not hold its lock.
+        Without a heartbeat of a builder that does not hold its lock.
     hung : float
-        Without a heartbeat, of one that does, or of which nobody can say; for who waits.
+        Without a heartbeat of a builder that holds its lock, or may; for waiting readers.
     abandoned : float
-        Without a heartbeat, after which another job builds apart.
+        Without a heartbeat, after which another job builds in a private workspace.
     leftover : float
         Without a heartbeat, after which a private workspace is removed.
     store_lock : float
-        Another process holds the lock of a node's store.
+        For the lock of a node's store.
     slurm : float
         For an answer of one of Slurm's commands.
     slurm_silence : float
-        Slurm answers nothing at all, while a job is followed.
+        Without any answer of Slurm, while a job is followed.
     first_import : float
-        For loading MPI to ask for its name.
+        For loading the MPI library to determine its name.
     visible : float
         Until another node sees a file, on a network filesystem.
     requeue : float
         Until Slurm has requeued what it may requeue.
     signal : float
-        In which all ranks notice a signal.
+        Until all ranks have noticed a signal.
     """
 
     collective: float = 4 * 3600.0

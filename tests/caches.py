@@ -5,15 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from distcache.build.run import Options, Outcome, build
-from distcache.plan.decode import config_from_mapping
-from distcache.progress import Silent
+from distcache.builder.run import BuildOptions, BuildOutcome, build
+from distcache.cache.readiness import building_directory
+from distcache.configuration import config_from_mapping
+from distcache.progress import NullProgress
 from distcache.ranks.communicator import SerialCommunicator
+from distcache.staging.workspace import Workspace
 
-__all__ = ["Dying", "build_here"]
+__all__ = ["Dying", "build_here", "workspace_of"]
 
 
-class Dying(Silent):
+def workspace_of(final: Path) -> Workspace:
+    """Return the workspace in which all jobs build a cache."""
+    return Workspace(building_directory(final))
+
+
+class Dying(NullProgress):
     """A progress whose build ends, as by an error of its own, when a phase begins."""
 
     def __init__(self, phase: str) -> None:
@@ -27,8 +34,8 @@ class Dying(Silent):
 
 def build_here(
     fields: dict[str, Any], directory: Path, name: str | None = None, **more: Any
-) -> Outcome:
-    """Build with one process; more are the fields of `Options`, or `progress`."""
+) -> BuildOutcome:
+    """Build with one process; more are the fields of `BuildOptions`, or `progress`."""
     progress = more.pop("progress", None)
     config = config_from_mapping(fields)
-    return build(SerialCommunicator(), config, directory, name, Options(**more), progress)
+    return build(SerialCommunicator(), config, directory, name, BuildOptions(**more), progress)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
-from distcache.corpus import write_corpus
+from distcache.corpus import bin_path, write_idx
 
-__all__ = ["LENGTHS", "write_corpora", "write_lengths"]
+__all__ = ["LENGTHS", "write_corpora", "write_corpus", "write_lengths"]
 
 _random = np.random.default_rng(20261121)
 
@@ -39,3 +40,12 @@ def write_corpora(directory: Path) -> dict[str, str]:
         name: write_lengths(directory / name, lengths, "i4" if name == "long" else "u2")
         for name, lengths in LENGTHS.items()
     }
+
+
+def write_corpus(
+    prefix: str, documents: Iterable[Sequence[int] | NDArray[np.generic]], dtype: DTypeLike
+) -> None:
+    """Write documents of one sequence each as a corpus."""
+    arrays = [np.asarray(tokens, dtype) for tokens in documents]
+    Path(bin_path(prefix)).write_bytes(b"".join(array.tobytes() for array in arrays))
+    write_idx(prefix, np.array([len(array) for array in arrays], "<i4"), dtype)

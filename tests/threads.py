@@ -109,11 +109,26 @@ class ThreadCommunicator:
         packed = msgspec.msgpack.encode(value) if self.rank == 0 else b""
         return msgspec.msgpack.decode(self._share(packed)[0], type=kind)
 
-    def gather_all(self, value: Any, kind: Any, what: str) -> list[Any]:
+    def allgather(self, value: Any, kind: Any, what: str) -> list[Any]:
         """Return the values of all ranks."""
         del what
         packed = self._share(msgspec.msgpack.encode(value))
         return [msgspec.msgpack.decode(entry, type=kind) for entry in packed]
+
+    def allreduce(self, value: int, how: str, what: str) -> int:
+        """Return the sum, or the greatest, of the values of all ranks."""
+        del what
+        found: int = (sum if how == "sum" else max)(self._share(value))
+        return found
+
+    def all_to_all(
+        self, values: NDArray[Any], counts: NDArray[np.int64], what: str
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Send a part of an array to every rank, and return what all have sent."""
+        assert values.shape == (counts.sum(),), what
+        parts = np.split(values.copy(), np.cumsum(counts)[:-1])
+        mine = [sent[self.rank] for sent in self._share(parts)]
+        return np.concatenate(mine), np.array([len(part) for part in mine], np.int64)
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
         """Send arrays and fill others; those between two ranks match in order."""
@@ -134,7 +149,7 @@ class ThreadCommunicator:
 
     def agents(self, node: str = "") -> Communicator | None:
         """Return the group of the first rank of each node."""
-        names = self.gather_all(node or str(self.rank), str, "nodes")
+        names = self.allgather(node or str(self.rank), str, "nodes")
         return self.subgroup({names.index(name) for name in names})
 
     def subgroup(self, ranks: Collection[int]) -> Communicator | None:
@@ -146,7 +161,7 @@ class ThreadCommunicator:
             return None
         return ThreadCommunicator(shared[first], sorted(ranks).index(self.rank))
 
-    def meet(self, seconds: float) -> bool:
+    def barrier(self, seconds: float) -> bool:
         """Tell that all are here."""
         del seconds
         return True

@@ -9,12 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from distcache.configuration import config_from_mapping
 from distcache.corpus import Corpus, CorpusFacts
-from distcache.plan.assignment import assign_all
-from distcache.plan.config import Config
-from distcache.plan.costs import stream_step
-from distcache.plan.decode import config_from_mapping
-from distcache.plan.estimate import (
+from distcache.plan.assignment import (
     PER_ARRAY,
     PER_BUSY,
     PER_CACHE_BYTE,
@@ -22,7 +19,10 @@ from distcache.plan.estimate import (
     PER_INDEX_BYTE,
     PER_ITEM,
     START,
+    assign_all,
 )
+from distcache.plan.config import Config
+from distcache.plan.costs import stream_step
 from distcache.plan.layout import Layout, make_layout
 from distcache.plan.make import make_plan
 from distcache.plan.model import Plan

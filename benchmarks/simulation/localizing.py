@@ -1,6 +1,6 @@
-"""Localizing to N nodes, piece by piece, for each transport.
+"""Localizing to N nodes, chunk by chunk, for each transport.
 
-All nodes are alike, so one of them stands for all: what is simulated is the way of every piece from
+All nodes are alike, so one of them stands for all: what is simulated is the way of every chunk from
 the shared filesystem over the network to the disk, with the windows and backlogs of the real ones.
 """
 
@@ -10,14 +10,11 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from distcache.node.copies import AT_ONCE
-from distcache.node.pieces import PIECE
-from distcache.node.stripes import AHEAD, BACKLOG, WINDOW
+from distcache.node.striped_broadcast import AHEAD, BACKLOG, CHUNK, WINDOW
+from distcache.node.transport import AT_ONCE
 
 __all__ = ["TRANSPORTS", "Site", "simulate"]
 
-SBCAST_BLOCK = 8_000_000  # bytes, sbcast's default
-SBCAST_FANOUT = 8  # its largest
 RING_CHUNK = 1 << 20
 
 
@@ -60,23 +57,23 @@ def stripes(site: Site, size: int, nodes: int) -> float:
     """Piece p is read by node p mod N, and broadcast to all; the `mpi` transport."""
     reading = min(site.shared / nodes, site.shared_node)
     delay = _broadcast_delay(site, nodes)
-    pieces = math.ceil(size / PIECE)
+    chunks = math.ceil(size / CHUNK)
     reader_free = [0.0] * nodes
     taken: list[deque[float]] = [deque([0.0] * AHEAD, AHEAD) for _ in range(nodes)]
     arrived: deque[float] = deque([0.0] * WINDOW, WINDOW)
     written: deque[float] = deque([0.0] * BACKLOG, BACKLOG)
     last_arrived = last_written = 0.0
-    for piece in range(pieces):
-        reader = piece % nodes
-        # Two pieces are read ahead, so reading goes on while earlier ones are on their way.
+    for chunk in range(chunks):
+        reader = chunk % nodes
+        # Two chunks are read ahead, so reading continues while earlier ones are on their way.
         begin = max(reader_free[reader], taken[reader][0])
-        reader_free[reader] = begin + PIECE / reading
+        reader_free[reader] = begin + CHUNK / reading
         started = max(reader_free[reader], arrived[0], written[0])
         taken[reader].append(started)
-        network = PIECE / site.network if nodes > 1 else 0.0
+        network = CHUNK / site.network if nodes > 1 else 0.0
         last_arrived = max(started + delay, last_arrived + network)
         arrived.append(last_arrived)
-        last_written = max(last_arrived, last_written) + PIECE / site.disk
+        last_written = max(last_arrived, last_written) + CHUNK / site.disk
         written.append(last_written)
     return last_written
 
@@ -86,7 +83,7 @@ def _broadcast_delay(site: Site, nodes: int) -> float:
     if nodes == 1:
         return 0.0
     steps = math.ceil(math.log2(nodes)) + nodes - 1
-    return 2 * PIECE / site.network * (nodes - 1) / nodes + steps * site.latency
+    return 2 * CHUNK / site.network * (nodes - 1) / nodes + steps * site.latency
 
 
 def ring(site: Site, size: int, nodes: int) -> float:
@@ -96,20 +93,7 @@ def ring(site: Site, size: int, nodes: int) -> float:
     return size / moving + (nodes - 1) * (RING_CHUNK / site.network + site.latency)
 
 
-def sbcast(site: Site, size: int, nodes: int) -> float:
-    """Slurm's tree: a block goes out when the one before has been written everywhere."""
-    below, depth, reached = nodes - 1, 0, 1
-    sent = 0.0
-    while below > 0:
-        children = min(SBCAST_FANOUT, math.ceil(below / reached))
-        sent += children * SBCAST_BLOCK / site.network + 2 * site.latency
-        reached, depth = reached * SBCAST_FANOUT, depth + 1
-        below -= min(below, reached)
-    block = SBCAST_BLOCK / min(site.shared, site.shared_node) + sent + SBCAST_BLOCK / site.disk
-    return math.ceil(size / SBCAST_BLOCK) * block
-
-
-TRANSPORTS = {"copy": copy, "sbcast": sbcast, "mpi": stripes, "ring": ring}
+TRANSPORTS = {"copy": copy, "mpi": stripes, "ring": ring}
 
 
 def simulate(transport: str, site: Site, size: int, nodes: int) -> float:

@@ -43,7 +43,7 @@ def measure(base: Path, rounds: int) -> tuple[int, dict[tuple[str, int], list[fl
         found: dict[tuple[str, int], list[float]] = {}
         for _ in range(rounds):
             for nodes in (1, 2, 3):
-                for transport in ("copy", "sbcast", "mpi"):
+                for transport in ("copy", "mpi"):
                     seconds = _localize(cluster, story, transport, nodes, empty=True)
                     found.setdefault((transport, nodes), []).append(seconds)
             again = _localize(cluster, story, "mpi", 1, empty=False)

@@ -46,27 +46,63 @@ void release(const Mapping& mapping, std::int64_t begin, std::int64_t end) {
 }  // namespace
 
 void register_corpus(py::module_& module) {
-    py::class_<SequenceFacts>(module, "SequenceFacts")
+    py::class_<SequenceFacts>(module, "SequenceFacts", R"doc(
+What `check_sequences` has found: sums, and counts and first places of faults.
+)doc")
         .def_readonly("tokens", &SequenceFacts::tokens)
         .def_readonly("empty", &SequenceFacts::empty)
         .def_readonly("negative_count", &SequenceFacts::negative_count)
         .def_readonly("first_negative", &SequenceFacts::first_negative)
         .def_readonly("misplaced_count", &SequenceFacts::misplaced_count)
         .def_readonly("first_misplaced", &SequenceFacts::first_misplaced);
-    py::class_<Mapping>(module, "Mapping", py::buffer_protocol())
+    py::class_<Mapping>(module, "Mapping", py::buffer_protocol(), R"doc(
+The bytes of an open file, mapped for reading, as a buffer.
+
+Unlike ``mmap.mmap`` it keeps no descriptor. Where the file is truncated or its filesystem fails,
+bytes read as zeros and `intact` becomes false, instead of a SIGBUS that ends the process.
+
+Parameters
+----------
+descriptor, size : int
+
+Raises
+------
+OSError
+    If the file cannot be mapped.
+)doc")
         .def(py::init(&map), py::arg("descriptor"), py::arg("size"))
         .def("__len__", [](const Mapping& mapping) { return mapping.bytes().size(); })
-        .def_property_readonly("intact", &Mapping::is_intact)
-        .def_static("faults", &Mapping::faults)
-        .def("release", &release, py::arg("begin"), py::arg("end"))
+        .def_property_readonly("intact", &Mapping::is_intact, "Whether all bytes could be read.")
+        .def_static("faults", &Mapping::faults,
+                    "Return the number of faults of all mappings of this process.")
+        .def("release", &release, py::arg("begin"), py::arg("end"), R"doc(
+Drop the pages of bytes [begin, end) from this process; the page cache keeps them.
+)doc")
         .def_buffer([](const Mapping& mapping) {
             const auto bytes = mapping.bytes();
             return py::buffer_info(reinterpret_cast<const std::uint8_t*>(bytes.data()),
                                    static_cast<py::ssize_t>(bytes.size()));
         });
     module.def("check_sequences", &check, py::arg("lengths"), py::arg("offsets"), py::arg("begin"),
-               py::arg("end"), py::arg("item_size"));
-    module.def("first_descent", &descent, py::arg("bounds"), py::arg("begin"), py::arg("end"));
+               py::arg("end"), py::arg("item_size"), R"doc(
+Check sequences [begin, end) of an `.idx`: lengths against offsets.
+
+Parameters
+----------
+lengths : ndarray of int32, shape (sequences,)
+offsets : ndarray of int64, shape (sequences,)
+begin, end : int
+item_size : int
+    Bytes per token.
+
+Returns
+-------
+SequenceFacts
+)doc");
+    module.def("first_descent", &descent, py::arg("bounds"), py::arg("begin"), py::arg("end"),
+               R"doc(
+Return the first i in [begin, end) with bounds[i] < bounds[i - 1], int64, or -1.
+)doc");
 }
 
 }  // namespace distcache::bindings

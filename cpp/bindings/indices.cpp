@@ -87,7 +87,18 @@ void skip(Blender& blender, std::int64_t steps) {
 }  // namespace
 
 void register_indices(py::module_& module) {
-    py::class_<Cursor>(module, "Cursor")
+    py::class_<Cursor>(module, "Cursor", R"doc(
+A place in the tokens of a document index.
+
+Parameters
+----------
+position : int
+    The first entry that is not consumed.
+token : int
+    The number of tokens before it.
+sample : int
+    The next boundary to emit.
+)doc")
         .def(py::init<std::int64_t, std::int64_t, std::int64_t>(), py::arg("position"),
              py::arg("token"), py::arg("sample"))
         .def_readonly("position", &Cursor::position)
@@ -95,15 +106,80 @@ void register_indices(py::module_& module) {
         .def_readonly("sample", &Cursor::sample);
     module.def("emit_boundaries", &emit, py::arg("entries"), py::arg("slice_begin"),
                py::arg("sequence_length"), py::arg("extra_token"), py::arg("cursor"),
-               py::arg("pairs"));
-    module.def("fill_entries", &fill, py::arg("lengths"), py::arg("begin"), py::arg("out"));
-    py::class_<Blender>(module, "Blender")
-        .def_static("by_weight", &by_weight, py::arg("weights"))
-        .def_static("exhaustive", &exhaustive, py::arg("sizes"))
-        .def("next", &next, py::arg("corpora"), py::arg("samples"))
-        .def("skip", &skip, py::arg("steps"))
-        .def("resume", &resume, py::arg("taken"))
-        .def_property_readonly("taken", &Blender::taken);
+               py::arg("pairs"), R"doc(
+Write the boundaries of samples that begin in a slice of a document index.
+
+The rule of Megatron-Core's ``build_sample_idx``, as a function of token position.
+
+Parameters
+----------
+entries : ndarray of int64
+    The slice: document in the lower 32 bits, length in tokens in the upper.
+slice_begin : int
+    Its position in the document index.
+sequence_length : int
+extra_token : bool
+cursor : Cursor
+    Advanced.
+pairs : ndarray of int32 or int64, shape (room, 2)
+    Rows (position, offset); written until it is full.
+
+Returns
+-------
+int
+    The number of rows.
+)doc");
+    module.def("fill_entries", &fill, py::arg("lengths"), py::arg("begin"), py::arg("out"), R"doc(
+Write the entries of documents begin, begin + 1, ...
+
+Parameters
+----------
+lengths : ndarray of int32, shape (documents,)
+    In tokens.
+begin : int
+out : ndarray of int64
+    The document in the lower 32 bits, its length in the upper.
+)doc");
+    py::class_<Blender>(module, "Blender", R"doc(
+A greedy blend: at each step the corpus whose share lags most behind its weight.
+
+Megatron-Core's ``build_blending_indices`` and ``build_exhaustive_blending_indices``.
+)doc")
+        .def_static("by_weight", &by_weight, py::arg("weights"), R"doc(
+Return a blend by weights, float64 of shape (corpora,).
+
+Raises
+------
+ValueError
+    If a weight is negative or not finite.
+)doc")
+        .def_static("exhaustive", &exhaustive, py::arg("sizes"), R"doc(
+Return a blend that takes every sample of every corpus, int64 sizes of shape (corpora,).
+
+Raises
+------
+ValueError
+    If a size is negative, or their sum is beyond 2**62.
+)doc")
+        .def("next", &next, py::arg("corpora"), py::arg("samples"), R"doc(
+Make steps, and write the corpus (int16) and the sample in it (int64), of shape (steps,).
+
+Raises
+------
+IndexError
+    If an exhaustive blend has fewer steps left.
+)doc")
+        .def("skip", &skip, py::arg("steps"), "Make steps without writing them; raises as `next`.")
+        .def("resume", &resume, py::arg("taken"), R"doc(
+Continue from the state in which each corpus has been taken so often, int64 of shape (corpora,).
+
+Raises
+------
+IndexError
+    If no blend can be in that state; this one is not changed then.
+)doc")
+        .def_property_readonly("taken", &Blender::taken,
+                               "How often each corpus has been taken, int64.");
 }
 
 }  // namespace distcache::bindings

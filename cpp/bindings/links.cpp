@@ -75,12 +75,50 @@ void fill_at(const py::array& lengths, std::int64_t begin, std::int64_t per_epoc
 void register_links(py::module_& module) {
     module.attr("NO_LINK") = no_link;
     module.def("draws_within", &draw_within, py::arg("generator"), py::arg("first"),
-               py::arg("begin"), py::arg("end"), py::arg("steps"), py::arg("draws"));
+               py::arg("begin"), py::arg("end"), py::arg("steps"), py::arg("draws"), R"doc(
+Find the shuffle steps first, first - 1, ... whose draw lies in [begin, end).
+
+As many steps are looked at as `steps` and `draws`, uint32, have room for; the generator advances
+past all of them.
+
+Returns
+-------
+int
+    How many steps and draws were written.
+)doc");
     module.def("link_steps", &link, py::arg("steps"), py::arg("draws"), py::arg("begin"),
-               py::arg("latest"), py::arg("links"));
-    module.def("group_by_range", &group, py::arg("keys"), py::arg("bounds"));
+               py::arg("latest"), py::arg("links"), R"doc(
+Link each step to the latest earlier step with the same draw.
+
+cpp/include/distcache/links.hpp explains how the links lead to the shuffled positions.
+
+Parameters
+----------
+steps, draws : ndarray of uint32, shape (steps,)
+    In the order of the shuffle.
+begin : int
+    The first position of `latest`.
+latest : ndarray of uint32, shape (positions,)
+    For each position the latest step that drew it so far, or `NO_LINK`; updated.
+links : ndarray of uint32, shape (steps,)
+    Written.
+)doc");
+    module.def("group_by_range", &group, py::arg("keys"), py::arg("bounds"), R"doc(
+Group keys by the ranges [bounds[r], bounds[r + 1]) that they lie in.
+
+Returns
+-------
+order : ndarray of uint32, shape (keys,)
+    That sorts the keys by range, and keeps their order within a range.
+counts : ndarray of int64, shape (ranges,)
+)doc");
     module.def("entries_at", &fill_at, py::arg("lengths"), py::arg("begin"), py::arg("per_epoch"),
-               py::arg("positions"), py::arg("out"));
+               py::arg("positions"), py::arg("out"), R"doc(
+Write the entries at shuffled positions, uint32, of a document index.
+
+Its epochs have `per_epoch` documents each, from document `begin` on. An entry is as in
+`fill_entries`; `out` is int64 of the shape of `positions`.
+)doc");
 }
 
 }  // namespace distcache::bindings

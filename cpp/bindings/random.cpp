@@ -111,29 +111,80 @@ std::unique_ptr<Permutation> make_permutation(std::uint32_t seed, std::uint64_t 
 }  // namespace
 
 void register_random(py::module_& module) {
-    module.def("instructions", [] {
-        switch (best_instructions()) {
-            case Instructions::avx512:
-                return "avx512";
-            case Instructions::avx2:
-                return "avx2";
-            case Instructions::baseline:
-                break;
-        }
-        return "baseline";
-    });
-    py::class_<Permutation>(module, "Permutation")
+    module.def(
+        "instructions",
+        [] {
+            switch (best_instructions()) {
+                case Instructions::avx512:
+                    return "avx512";
+                case Instructions::avx2:
+                    return "avx2";
+                case Instructions::baseline:
+                    break;
+            }
+            return "baseline";
+        },
+        R"doc(Return the instruction set that the kernels use: "baseline", "avx2" or "avx512".)doc");
+    py::class_<Permutation>(module, "Permutation", R"doc(
+The permutation that ``torch.randperm(size)`` draws on a CPU after ``manual_seed(seed)``.
+
+From 2**32 // 20 values on, torch's algorithm needs all draws for any value; they are made at once.
+
+Parameters
+----------
+seed, size : int
+
+Raises
+------
+MemoryError
+    If there is not enough memory for a long permutation.
+)doc")
         .def(py::init(&make_permutation), py::arg("seed"), py::arg("size"))
-        .def_property_readonly("position", &Permutation::position)
-        .def("next", &next_values, py::arg("out"))
-        .def("skip", &skip_values, py::arg("count"));
-    py::class_<Generator>(module, "Mt19937")
+        .def_property_readonly("position", &Permutation::position,
+                               "Number of values that have been taken or skipped.")
+        .def("next", &next_values, py::arg("out"),
+             "Fill `out`, int64, with the next values; IndexError if fewer are left.")
+        .def("skip", &skip_values, py::arg("count"), "Skip values; IndexError if fewer are left.");
+    py::class_<Generator>(module, "Mt19937", R"doc(
+The generator of NumPy's legacy ``RandomState(seed)``.
+
+Parameters
+----------
+seed : int
+    0 <= seed < 2**32.
+)doc")
         .def(py::init<std::uint32_t>(), py::arg("seed"))
-        .def("next32", &Generator::next32)
-        .def("shuffle", &shuffle_array, py::arg("values"), py::arg("stop") = 1)
-        .def("skip_shuffle", &skip, py::arg("size"), py::arg("stop") = 1)
-        .def("draw", &draw_array, py::arg("first"), py::arg("count"));
-    module.def("gather", &gather_array, py::arg("values"), py::arg("positions"), py::arg("out"));
+        .def("next32", &Generator::next32, "Return the next 32-bit word of the stream.")
+        .def("shuffle", &shuffle_array, py::arg("values"), py::arg("stop") = 1, R"doc(
+Shuffle an array of int32, uint32 or int64 in place, as ``RandomState.shuffle`` does.
+
+With `stop`, only the steps from the last position down to `stop` are made; a shuffle of the first
+`stop` values would make the rest.
+)doc")
+        .def("skip_shuffle", &skip, py::arg("size"), py::arg("stop") = 1, R"doc(
+Advance past the draws of the steps of ``shuffle``, several times faster than making them.
+)doc")
+        .def("draw", &draw_array, py::arg("first"), py::arg("count"), R"doc(
+Return the draws of the shuffle steps first, first - 1, ..., each in [0, step].
+
+Returns
+-------
+ndarray of uint64, shape (count,)
+
+Raises
+------
+ValueError
+    If count > first.
+)doc");
+    module.def("gather", &gather_array, py::arg("values"), py::arg("positions"), py::arg("out"),
+               R"doc(
+Compute ``out[i] = values[positions[i]]`` for int64 values and int32 or int64 positions.
+
+Raises
+------
+IndexError
+    If a position is not within the values.
+)doc");
 }
 
 }  // namespace distcache::bindings

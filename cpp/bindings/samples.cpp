@@ -146,12 +146,43 @@ std::tuple<std::int64_t, int, std::int64_t> read_samples(
 }  // namespace
 
 void register_samples(py::module_& module) {
-    py::class_<HeldSection>(module, "Section")
+    py::class_<HeldSection>(module, "Section", R"doc(
+Where the samples of a section lie; it keeps a reference to its arrays.
+
+Parameters
+----------
+document_index, sample_index, shuffle_index : ndarray
+    Of the section.
+lengths, offsets : ndarray of int32 and int64
+    Of the corpus.
+type_code : int
+    Of its tokens; ValueError if it is no integer type.
+extra_token : bool
+)doc")
         .def(py::init(&HeldSection::make), py::arg("document_index"), py::arg("sample_index"),
              py::arg("shuffle_index"), py::arg("lengths"), py::arg("offsets"), py::arg("type_code"),
              py::arg("extra_token"))
-        .def("parts", &HeldSection::parts, py::arg("sample"));
-    py::class_<SampleRules>(module, "SampleRules")
+        .def("parts", &HeldSection::parts, py::arg("sample"), R"doc(
+Return the parts of a sample as pairs (byte of the `.bin`, tokens), as ``GPTDataset`` reads them.
+
+Raises
+------
+IndexError
+    If the arrays point outside of one another.
+)doc");
+    py::class_<SampleRules>(module, "SampleRules", R"doc(
+How samples are made of tokens.
+
+Parameters
+----------
+pad : int
+    Fills samples that are too short, and becomes token 0 without loss wherever it occurs.
+end_of_document : int
+mask_end_of_document : bool
+    Whether there is no loss at the end of a document.
+reset_positions : bool
+    Whether positions restart behind it.
+)doc")
         .def(py::init<std::int64_t, std::int64_t, bool, bool>(), py::arg("pad"),
              py::arg("end_of_document"), py::arg("mask_end_of_document"),
              py::arg("reset_positions"));
@@ -159,7 +190,40 @@ void register_samples(py::module_& module) {
                py::arg("descriptors"), py::arg("first"), py::arg("rules"), py::arg("tokens"),
                py::arg("labels"), py::arg("loss_mask"), py::arg("positions"),
                py::arg("ends") = py::none(), py::arg("bounds") = py::none(),
-               py::arg("longest") = py::none());
+               py::arg("longest") = py::none(), R"doc(
+Read samples from open `.bin` files into successive rows of a batch.
+
+Parameters
+----------
+sections : list of Section
+    One for each sample.
+samples : ndarray of int64, shape (samples,)
+descriptors : ndarray of int32, shape (samples,)
+    Of the `.bin` files.
+first : int
+    The first row to fill.
+rules : SampleRules
+tokens, labels, positions : ndarray of int64, shape (rows, sequence length)
+loss_mask : ndarray of float32, shape (rows, sequence length)
+ends : ndarray of uint8, shape (rows, sequence length), or None
+    Becomes 1 where a document ends.
+bounds : ndarray of int32, shape (rows, sequence length + 1), or None
+    Becomes the cumulative lengths of documents, filled up with the sequence length; positions then
+    restart with each document.
+longest : ndarray of int32, shape (rows,), or None
+    Becomes the length of the longest document.
+
+Returns
+-------
+rows, error, byte : int
+    The rows that were filled; 0, an error number of pread, or -1 if the file ends too early; and
+    where.
+
+Raises
+------
+IndexError
+    As `Section.parts`.
+)doc");
 }
 
 }  // namespace distcache::bindings

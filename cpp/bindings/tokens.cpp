@@ -66,8 +66,23 @@ std::int64_t outside(const py::array& values, std::uint64_t limit) {
 }  // namespace
 
 void register_tokens(py::module_& module) {
-    module.def("narrow_tokens", &narrow, py::arg("values"), py::arg("limit"), py::arg("out"));
-    module.def("first_outside", &outside, py::arg("values"), py::arg("limit"));
+    module.def("narrow_tokens", &narrow, py::arg("values"), py::arg("limit"), py::arg("out"), R"doc(
+Copy tokens, integers of any type, into an array of a type that a `.bin` may have.
+
+Returns
+-------
+int
+    The index of the first token that is not in [0, limit), or -1. What is copied from there on is
+    undefined.
+
+Raises
+------
+ValueError
+    If the limit is beyond what the type of `out` holds.
+)doc");
+    module.def("first_outside", &outside, py::arg("values"), py::arg("limit"), R"doc(
+Return the index of the first token that is not in [0, limit), or -1.
+)doc");
 }
 
 }  // namespace distcache::bindings

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cassert>
 #include <cstddef>
 #include <numeric>
 #include <stdexcept>
@@ -178,6 +179,7 @@ void Blender::drop_spent() {
 }
 
 void Blender::run(std::int64_t steps, std::int16_t* corpora, std::int64_t* samples) {
+    assert(steps >= 0 && (left_ == endless || steps <= left_) && active_.size > 0);
     const bool few = active_.size <= few_enough;
     for (std::int64_t done = 0; done < steps;) {
         done += few ? run_among_all(steps - done, corpora + done, samples + done)
@@ -240,6 +242,7 @@ std::int64_t Blender::run_among_few(std::int64_t steps, std::int16_t* corpora,
         spent = spent || few_.taken[k] == few_.sizes[k];
     }
     const std::int64_t done = window.step - step_;
+    assert(0 <= done && done <= wanted);
     step_ = window.step;
     if (spent) {
         drop_spent();

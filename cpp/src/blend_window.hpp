@@ -13,7 +13,7 @@ constexpr std::size_t padded_size(std::size_t size) {
     return (size + lanes - 1) / lanes * lanes;
 }
 
-/// Consecutive steps over a few corpora, of which alone the winner can be one.
+/// Consecutive steps; only these corpora can win.
 ///
 /// The arrays of corpora are in ascending order and have room for `padded` entries; weights and
 /// counts are padded with 0 and infinity, and aligned to a vector of 64 bytes.

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <bit>
+#include <cassert>
 
 namespace distcache {
 
 std::size_t steps_with_one_mask(std::uint64_t first, std::size_t wanted) {
+    assert(first > 0);
     const std::uint64_t below = std::bit_floor(first) - 1;
     return static_cast<std::size_t>(std::min<std::uint64_t>(wanted, first - below));
 }
@@ -14,6 +16,7 @@ std::size_t steps_with_one_mask(std::uint64_t first, std::size_t wanted) {
 // looks at more words than steps are left.
 void draw_narrow(std::uint32_t first, std::size_t count, std::uint32_t* draws, Mt19937& generator,
                  [[maybe_unused]] Instructions instructions) {
+    assert(count <= first && std::bit_width(first) == std::bit_width(first - (count - 1)));
     const auto mask = static_cast<std::uint32_t>(std::bit_ceil(std::uint64_t{first} + 1) - 1);
     std::size_t done = 0;
     while (done < count) {
@@ -37,6 +40,7 @@ void draw_narrow(std::uint32_t first, std::size_t count, std::uint32_t* draws, M
 }
 
 void draw_wide(std::uint64_t first, std::size_t count, std::uint64_t* draws, Mt19937& generator) {
+    assert(count <= first && std::bit_width(first) == std::bit_width(first - (count - 1)));
     const std::uint64_t mask = ~std::uint64_t{0} >> std::countl_zero(first);
     for (std::size_t done = 0; done < count;) {
         const std::uint64_t value = generator.next64() & mask;

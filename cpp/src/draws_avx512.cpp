@@ -5,8 +5,9 @@
 
 namespace distcache {
 
-// A word is surely a draw if it is no draw of the last step only, and surely none if it is not one
-// of the first step. What is in between depends on how many were drawn before, and is rare.
+// A masked word up to the last step's bound is accepted by every step of the block; one above the
+// first step's bound by none. Words in between depend on how many were accepted before; they are
+// rare.
 DISTCACHE_AVX512 Drawn draw_avx512(const std::uint32_t* words, std::size_t size,
                                    std::uint32_t first, std::size_t done, std::size_t count,
                                    std::uint32_t* draws) {

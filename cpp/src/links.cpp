@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cassert>
 #include <vector>
 
 #include "distcache/sample_index.hpp"
@@ -17,6 +18,8 @@ constexpr std::size_t ahead = 64;  // entries between a prefetch and its use
 std::size_t draws_within(std::uint32_t first, std::uint32_t count, std::uint32_t begin,
                          std::uint32_t end, std::span<std::uint32_t> steps,
                          std::span<std::uint32_t> draws, Mt19937& generator) {
+    assert(1 <= count && count <= first && first < no_link);
+    assert(begin <= end && steps.size() >= count && draws.size() >= count);
     std::array<std::uint32_t, block_steps + draw_slack> drawn;
     const std::uint32_t size = end - begin;
     std::size_t found = 0;
@@ -39,7 +42,10 @@ std::size_t draws_within(std::uint32_t first, std::uint32_t count, std::uint32_t
 void link_steps(std::span<const std::uint32_t> steps, std::span<const std::uint32_t> draws,
                 std::uint32_t begin, std::span<std::uint32_t> latest,
                 std::span<std::uint32_t> links) {
+    assert(draws.size() == steps.size() && links.size() == steps.size());
     for (std::size_t k = 0; k < steps.size(); ++k) {
+        assert(draws[k] >= begin && draws[k] - begin < latest.size());
+        assert(draws[k] <= steps[k]);
         if (k + ahead < steps.size()) {
             __builtin_prefetch(latest.data() + (draws[k + ahead] - begin), 1);
         }
@@ -55,10 +61,12 @@ void group_by_range(std::span<const std::uint32_t> keys, std::span<const std::in
         const auto after = std::upper_bound(bounds.begin() + 1, bounds.end() - 1, key);
         return static_cast<std::size_t>(after - bounds.begin()) - 1;
     };
+    assert(bounds.size() == counts.size() + 1 && order.size() == keys.size());
     std::vector<std::uint16_t> ranges(keys.size());
     std::fill(counts.begin(), counts.end(), 0);
     for (std::size_t k = 0; k < keys.size(); ++k) {
         const std::size_t range = range_of(keys[k]);
+        assert(bounds[range] <= keys[k] && keys[k] < bounds[range + 1]);
         ranges[k] = static_cast<std::uint16_t>(range);
         ++counts[range];
     }
@@ -73,6 +81,7 @@ void group_by_range(std::span<const std::uint32_t> keys, std::span<const std::in
 
 void entries_at(UnalignedView<std::int32_t> lengths, std::int64_t begin, std::int64_t per_epoch,
                 std::span<const std::uint32_t> positions, std::span<std::int64_t> out) {
+    assert(out.size() == positions.size() && per_epoch > 0);
     const auto document_at = [&](std::size_t k) { return begin + positions[k] % per_epoch; };
     for (std::size_t k = 0; k < positions.size(); ++k) {
         if (k + ahead < positions.size()) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cassert>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -65,6 +66,7 @@ public:
             limits_[r] = begins_[r] + capacity_ - block_steps;
         }
         const std::uint64_t last = send(size);
+        assert(lowest_ <= last && last < size);  // a block always makes progress
         for (std::size_t r = 0; r < last >> bits_; ++r) {
             swap_in(r, std::uint64_t{1} << bits_);
         }
@@ -125,6 +127,7 @@ private:
                 *(sent_to - k) = kept;
                 continue;
             }
+            assert(target < region && ends[target] < parcels_ + (target + 1) * capacity_);
             Parcel* const parcel = ends[target];
             ends[target] = parcel + 1;
             full |= parcel == limits[target];  // there is room for one more block of steps

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cassert>
 #include <limits>
 #include <stdexcept>
 
@@ -48,6 +49,7 @@ void Permutation::draw_all(T* values) {
 
 template <class T>
 std::int64_t Permutation::step(T* shifts) {
+    assert(position_ < size_);
     const std::uint64_t distance = generator_.next32() % left();
     T& here = shifts[position_];
     T& there = shifts[position_ + distance];

@@ -1,5 +1,7 @@
 #include "distcache/sample_index.hpp"
 
+#include <cassert>
+
 #include "distcache/dispatch.hpp"
 
 namespace distcache {
@@ -21,6 +23,7 @@ DISTCACHE_DISPATCHED(void, fill_entries,
 template <class T>
 std::int64_t emit_boundaries(std::span<const std::int64_t> entries, std::int64_t slice_begin,
                              SampleShape shape, Cursor& cursor, std::span<T> pairs) {
+    assert(cursor.position >= slice_begin && cursor.token >= 0 && shape.sequence_length > 0);
     T* out = pairs.data();
     T* const out_end = out + pairs.size() / 2 * 2;
     const auto size = static_cast<std::int64_t>(entries.size());
@@ -29,6 +32,8 @@ std::int64_t emit_boundaries(std::span<const std::int64_t> entries, std::int64_t
     std::int64_t local = cursor.position - slice_begin;
     bool room = true;
     while (local < size) {
+        // The next boundary is never behind the tokens that have been consumed.
+        assert(wanted >= token || cursor.sample == 0);
         const std::int64_t end = token + Entry::length(entries[static_cast<std::size_t>(local)]);
         while (wanted < end && (room = out != out_end)) {
             *out++ = static_cast<T>(slice_begin + local);

@@ -109,7 +109,7 @@ DISTCACHE_BODY void fill_positions_body(std::int64_t* positions, std::size_t siz
 DISTCACHE_DISPATCHED(void, fill_positions, (std::int64_t* positions, std::size_t size),
                      (positions, size))
 
-// Positions that start anew behind each end of a document.
+// Positions that restart behind each end of a document.
 void fill_reset_positions(const std::int64_t* text, std::int64_t end_of_document,
                           std::span<std::int64_t> positions) {
     std::int64_t position = 0;
@@ -152,7 +152,7 @@ void find_parts(const Section& section, std::int64_t sample, std::vector<Part>& 
     const auto entries = static_cast<std::int64_t>(section.document_index.size());
     require(first >= 0 && first <= last && last < entries,
             "a sample index leads outside of the document index");
-    // Sequences are shuffled, so that each costs two cache misses: let these go on together.
+    // Sequences are shuffled, so that each costs two cache misses: let these continue together.
     for (std::int64_t i = first; i <= last; ++i) {
         const std::int64_t sequence = section.document_index[static_cast<std::size_t>(i)];
         require(sequence >= 0 && sequence < section.lengths.size(),

@@ -108,7 +108,7 @@ TEST_CASE("groups of equal weights among others, more than fit into registers") 
     }
 }
 
-TEST_CASE("a blend goes on from how often each corpus has been taken") {
+TEST_CASE("a blend continues from how often each corpus has been taken") {
     std::mt19937 random(6);
     for (const std::size_t count : {1u, 3u, 100u}) {
         const auto weights = random_weights(random, count);

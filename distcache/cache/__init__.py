@@ -1,5 +1,5 @@
-"""The cache file: its format, reading, verifying, publishing and exporting."""
+"""The cache file: its format, HDF5 layout, opening, verifying, inspecting and readiness."""
 
-from distcache.cache.reader import ArrayView, Cache, open_cache
+from distcache.cache.contents import ArrayView, Cache, open_cache
 
 __all__ = ["ArrayView", "Cache", "open_cache"]

@@ -1,4 +1,4 @@
-"""What a cache says of itself: its header and tables, read and checked without its arrays."""
+"""Open a finished cache: its header and tables, one mapping, and views at known offsets."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ from distcache.cache.format import (
     array_fields,
 )
 from distcache.errors import CacheCorrupt, NotReady
-from distcache.files import open_regular, read_range
+from distcache.io.files import open_regular, read_range
+from distcache.kernels import Mapping
 
-__all__ = ["ArrayView", "Contents", "open_cache_file", "read_contents"]
+__all__ = ["ArrayView", "Cache", "Contents", "open_cache", "open_cache_file", "read_contents"]
 
 
 class _Identity(msgspec.Struct, frozen=True):
-    """The fields of an identity; most are not decoded before they are asked for."""
+    """The fields of an identity; most are decoded lazily."""
 
     sequence_length: int
     add_extra_token: bool
@@ -83,7 +84,7 @@ class Contents:
     Raises
     ------
     CacheCorrupt
-        If the tables do not match their digest, or name what is not there.
+        If the tables do not match their digest, or name what does not exist.
     """
 
     def __init__(self, path: Path, header: Header, tables: bytes | memoryview) -> None:
@@ -123,7 +124,7 @@ class Contents:
 
     @functools.cached_property
     def naming(self) -> dict[str, Any]:
-        """What enters Megatron's names and options only: splits, tokenizer, blends by source."""
+        """What only enters Megatron's names and options: splits, tokenizer, blends by source."""
         document: dict[str, Any] = json.loads(self.table("naming").tobytes())
         return document
 
@@ -181,12 +182,12 @@ class Contents:
         }
 
     def require_consistent(self) -> None:
-        """Check what the tables say of one another: digests say only that nobody changed them.
+        """Check references between tables; digests only show that they are unchanged.
 
         Raises
         ------
         CacheCorrupt
-            If a row names another that is not there, or a text is not what it must be.
+            If a row names another that does not exist, or a text is not what it must be.
         """
         members, sections = self.table("members"), self.table("sections")
         try:
@@ -208,7 +209,7 @@ class Contents:
                 f"{self.path}: its tables are not those of a cache: {error}"
             ) from error
         if not sound:
-            raise CacheCorrupt(f"{self.path}: its tables name rows or fields that are not there")
+            raise CacheCorrupt(f"{self.path}: its tables name rows or fields that do not exist")
 
 
 def open_cache_file(path: Path) -> tuple[int, Header]:
@@ -224,7 +225,7 @@ def open_cache_file(path: Path) -> tuple[int, Header]:
     Raises
     ------
     NotReady
-        If the file is not there, or cannot be opened.
+        If the file does not exist, or cannot be opened.
     CacheCorrupt
         If it is not a whole cache.
     """
@@ -246,7 +247,7 @@ def open_cache_file(path: Path) -> tuple[int, Header]:
 
 
 def read_contents(path: str | Path) -> Contents:
-    """Read what a cache says of itself, and nothing else of it.
+    """Read the header and tables of a cache.
 
     Raises
     ------
@@ -262,3 +263,76 @@ def read_contents(path: str | Path) -> Contents:
     finally:
         os.close(descriptor)
     return Contents(path, header, tables)
+
+
+class Cache(Contents):
+    """An open cache. Its arrays are read-only views of one mapping of the file.
+
+    Parameters
+    ----------
+    path : path
+        For messages.
+    header : Header
+        Its checked header.
+    mapped : Mapping
+        The whole file.
+    """
+
+    def __init__(self, path: Path, header: Header, mapped: Mapping) -> None:
+        super().__init__(path, header, memoryview(mapped)[header.tables_begin :])
+        self.map = mapped
+
+    def require_intact(self) -> None:
+        """Refuse a file if parts of its mapping could not be read, and are zeros.
+
+        Raises
+        ------
+        CacheCorrupt
+            If it has been cut short since it was opened, or its filesystem has failed.
+        """
+        if not self.map.intact:
+            raise CacheCorrupt(
+                f"{self.path}: could not be read to its end: it was cut short while it was open, "
+                "or its filesystem failed; see `distcache verify`"
+            )
+
+    def read(self, view: ArrayView) -> NDArray[Any]:
+        """Return an array as a read-only view of the mapping; nothing is copied."""
+        count = math.prod(view.shape)
+        return np.frombuffer(memoryview(self.map), view.dtype, count, view.offset).reshape(
+            view.shape
+        )
+
+
+def open_cache(path: str | Path) -> Cache:
+    """Open a finished cache and check everything that opening reads.
+
+    Parameters
+    ----------
+    path : path
+        A file that `distcache build` published.
+
+    Returns
+    -------
+    Cache
+        Its header, length and tables are as they were written. The arrays are not read;
+        `distcache verify` does that.
+
+    Raises
+    ------
+    NotReady
+        If there is no such file.
+    CacheCorrupt
+        If it is not a whole cache.
+    """
+    path = Path(path)
+    descriptor, header = open_cache_file(path)
+    try:
+        mapped = Mapping(descriptor, header.file_size)
+    except OSError as error:
+        raise CacheCorrupt(f"{path}: cannot be read: {error.strerror}") from error
+    finally:
+        os.close(descriptor)
+    cache = Cache(path, header, mapped)
+    cache.require_intact()
+    return cache

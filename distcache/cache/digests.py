@@ -1,22 +1,20 @@
-"""Digests: of arrays, in leaves that ranks can compute apart, and of the file, in blocks.
-
-The digest of an array is the XXH3-128 of the XXH3-64 digests, as little-endian u64, of its
-successive pieces of 1 MiB. The digest of a block is the plain XXH3-64 of its bytes.
-"""
+"""Digests of blocks and arrays, and comparing a cache with them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from distcache.activity import moved
+from distcache.cache.contents import Cache
 from distcache.cache.format import BLOCK_SIZE, HEADER_SIZE, LEAF_SIZE
 from distcache.errors import CacheCorrupt
+from distcache.io.watchdog import tick
 
 __all__ = [
     "array_digest",
@@ -26,6 +24,7 @@ __all__ = [
     "joined_digest",
     "leaves_of",
     "read_pieces",
+    "verify_cache",
 ]
 
 Bytes = bytes | bytearray | memoryview | NDArray[Any]
@@ -72,7 +71,7 @@ def read_pieces(descriptor: int, begin: int, end: int) -> Iterator[NDArray[np.ui
             if count == 0:
                 raise CacheCorrupt(f"the file ends at byte {offset + done}, expected {end}")
             done += count
-            moved()
+            tick()
         yield piece
 
 
@@ -92,3 +91,46 @@ def blocks_in(tables_begin: int) -> int:
 def block_range(block: int, tables_begin: int) -> tuple[int, int]:
     """Return the bytes [begin, end) of a block: the header and the tables are in none."""
     return max(block * BLOCK_SIZE, HEADER_SIZE), min((block + 1) * BLOCK_SIZE, tables_begin)
+
+
+def verify_cache(cache: Cache, threads: int = 2) -> None:
+    """Compare every block of a cache with its digest.
+
+    The header and the tables were compared when it was opened, and blocks cover all other bytes.
+
+    Parameters
+    ----------
+    cache : Cache
+        Opened.
+    threads : int
+        Blocks that are read at a time.
+
+    Raises
+    ------
+    CacheCorrupt
+        With one sentence for each block that differs.
+    """
+    expected = cache.table("blocks").tolist()
+    tables_begin = cache.header.tables_begin
+    if len(expected) != blocks_in(tables_begin):
+        raise CacheCorrupt(f"{cache.path}: has {len(expected)} block digests for its length")
+    descriptor = os.open(cache.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            found = list(
+                pool.map(
+                    lambda block: block_digest(descriptor, block, tables_begin),
+                    range(len(expected)),
+                )
+            )
+    finally:
+        os.close(descriptor)
+    problems = []
+    for block, (wanted, digest) in enumerate(zip(expected, found, strict=True)):
+        if wanted != digest:
+            begin, end = block_range(block, tables_begin)
+            problems.append(
+                f"{cache.path}: block {block}, bytes {begin} to {end}, differs from its digest"
+            )
+    if problems:
+        raise CacheCorrupt(*problems)

@@ -7,8 +7,9 @@ tables as datasets.
 
 from __future__ import annotations
 
+import math
 import struct
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -30,6 +31,7 @@ __all__ = [
     "SOURCES",
     "TABLES",
     "TEXT",
+    "DatasetPlace",
     "Header",
     "TablePlace",
     "array_fields",
@@ -187,7 +189,7 @@ class Header(msgspec.Struct, frozen=True):
 
     @classmethod
     def unpack(cls, page: bytes, path: str, file_size: int) -> Header:
-        """Read the page, trusting nothing in it before its digest is right.
+        """Read the page; nothing in it is trusted before its digest is verified.
 
         Parameters
         ----------
@@ -235,3 +237,23 @@ class Header(msgspec.Struct, frozen=True):
         if tables.keys() != TABLES.keys() or not HEADER_SIZE <= tables_begin <= size:
             raise CacheCorrupt(f"{path}: the header does not name every table")
         return cls(key.decode("ascii", "replace"), size, tables_begin, digest, tables)
+
+
+class DatasetPlace(msgspec.Struct, frozen=True):
+    """A dataset's group and name, dtype, shape and wanted byte offset."""
+
+    group: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+    @property
+    def type(self) -> np.dtype[Any]:
+        """The dtype; each table has its own."""
+        return TABLES[self.name] if self.group == "tables" else np.dtype(self.dtype)
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        return self.type.itemsize * math.prod(self.shape)

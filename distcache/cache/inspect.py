@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from distcache.cache.contents import Cache
 from distcache.cache.format import ARRAY_NAMES
-from distcache.cache.reader import Cache
 
 __all__ = ["inspect_document"]
 

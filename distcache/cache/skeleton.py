@@ -6,7 +6,7 @@ padding stands in between. So the bytes up to the first array are all that must 
 another file.
 
 Datasets get their storage when they are created, until the first that is so small that HDF5 would
-not align it: from then on the file is opened anew, as one in which everything is aligned, and each
+not align it: from then on the file is reopened, as one in which everything is aligned, and each
 dataset gets its storage by writing an element. That takes three times as long.
 """
 
@@ -20,13 +20,12 @@ from typing import Any, Final
 import h5py
 import numpy as np
 
-from distcache.cache.datasets import DatasetPlace
-from distcache.cache.format import HEADER_SIZE, PAGE
+from distcache.cache.format import HEADER_SIZE, PAGE, DatasetPlace
 from distcache.errors import DistcacheError
 
 __all__ = ["front_bytes"]
 
-# Less is taken from a block that small datasets share. Metadata comes in pieces that are smaller.
+# Smaller datasets share a block. Pieces of metadata are smaller than this.
 ALIGNED_FROM: Final = 2048  # bytes
 
 
@@ -102,7 +101,7 @@ def _create_all(
     """Create the file and all datasets, those at some offsets with storage."""
     creation = h5py.h5p.create(h5py.h5p.FILE_CREATE)
     creation.set_userblock(HEADER_SIZE)
-    creation.set_obj_track_times(False)  # equal caches are equal to the byte
+    creation.set_obj_track_times(False)  # equal caches are byte for byte equal
     creation.set_file_space_strategy(h5py.h5f.FSPACE_STRATEGY_AGGR, False, 1)
     access = _access(ALIGNED_FROM, PAGE, data_begin - HEADER_SIZE)
     file = h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_EXCL, creation, access)
@@ -142,7 +141,7 @@ def _dataset_properties(allocation: int) -> Any:
 
 
 def _allocate(path: str, places: Sequence[DatasetPlace], alignment: int) -> None:
-    """Give datasets their storage by writing one element."""
+    """Allocate the storage of datasets by writing one element."""
     file = h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDWR, _access(1, alignment, PAGE))
     one = h5py.h5s.create_simple((1,))
     with contextlib.closing(file):

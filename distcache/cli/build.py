@@ -11,25 +11,31 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
-from distcache.build.prepare import make_plan_together, require_name
-from distcache.build.run import Options, build
-from distcache.build.tables import file_size, table_places
-from distcache.cli.output import LogFormat, make_progress, print_json, print_table, size_text
-from distcache.cli.signals import interrupt_on_signals
-from distcache.cli.sizes import optional_size
+from distcache.builder.finish import file_size, table_places
+from distcache.builder.prepare import make_plan_together, require_name
+from distcache.builder.run import BuildOptions, build
+from distcache.cli.common import (
+    JsonOption,
+    LimitOption,
+    LogOption,
+    ReuseOption,
+    ThreadsOption,
+    interrupt_on_signals,
+    optional_size,
+)
+from distcache.cli.show import make_progress, print_json, print_result, print_table, size_text
+from distcache.configuration import complete, load_config
 from distcache.errors import ConfigError
-from distcache.plan.assignment import assign_all
+from distcache.megatron.options import config_from_options
+from distcache.plan.assignment import assign_all, estimate
 from distcache.plan.config import Config
-from distcache.plan.decode import complete, load_config
-from distcache.plan.estimate import estimate
 from distcache.plan.layout import Layout, make_layout
-from distcache.plan.megatron_options import config_from_options
 from distcache.plan.model import Plan
-from distcache.plan.warnings import plan_warnings
-from distcache.progress import Silent
-from distcache.ranks.agreement import from_rank_0
-from distcache.ranks.communicator import SerialCommunicator, connect
-from distcache.ranks.cores import share_of_cores, threads_of
+from distcache.plan.problems import plan_warnings
+from distcache.progress import NullProgress
+from distcache.ranks.agreement import on_rank_0
+from distcache.ranks.communicator import SerialCommunicator
+from distcache.ranks.connect import connect, share_of_cores, threads_of
 
 __all__ = ["build_command", "plan_command", "read_config"]
 
@@ -37,20 +43,10 @@ ConfigArgument = Annotated[
     Path | None,
     typer.Argument(help="YAML or TOML file; or leave it out and give Megatron's data options."),
 ]
-ThreadsOption = Annotated[
-    int,
-    typer.Option(
-        "--threads", min=0, max=1024, help="Of each rank; 0: its share of the cores here."
-    ),
-]
-LimitOption = Annotated[
-    str | None, typer.Option("--memory-limit", help="Memory per rank, for example 8G.")
-]
 VerboseOption = Annotated[
     bool, typer.Option("--verbose", "-v", help="List every section, however many there are.")
 ]
-MOST_ROWS: Final = 40  # of a table that nobody asked for
-JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON to standard output.")]
+MOST_ROWS: Final = 40  # of a table without --verbose
 
 
 def read_config(path: Path | None, context: typer.Context) -> Config:
@@ -85,7 +81,7 @@ def plan_command(
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a build would make and take: samples, epochs, bytes, time; and all problems.
+    """Show what a build would make and need: samples, epochs, bytes, time; and all problems.
 
     Examples
     --------
@@ -96,14 +92,14 @@ def plan_command(
     """
     settings = read_config(config, context)
     threads = threads or threads_of(len(os.sched_getaffinity(0)), ranks)
-    plan = make_plan_together(SerialCommunicator(), settings, threads, Silent())
+    plan = make_plan_together(SerialCommunicator(), settings, threads, NullProgress())
     layout = make_layout(plan.items)
     work = assign_all(plan.items, layout, ranks, threads, optional_size(memory_limit))
     document = plan_document(plan, layout)
     document |= {"ranks": ranks, "threads": work.threads, "memory_per_rank": list(work.memory)}
-    foreseen = estimate(plan, layout, work, -(-ranks // nodes))
-    document["estimate"] = msgspec.to_builtins(foreseen)
-    document["split_sections"] = sorted(layout.units[unit].items[0] for unit in work.together)
+    predicted = estimate(plan, layout, work, -(-ranks // nodes))
+    document["estimate"] = msgspec.to_builtins(predicted)
+    document["split_sections"] = sorted(layout.units[unit].items[0] for unit in work.split_sections)
     document["split_blends"] = sorted(
         layout.units[unit].items[0] - len(plan.sections) for unit in work.blends
     )
@@ -207,14 +203,14 @@ def _show_blends(blends: list[dict[str, Any]]) -> None:
 
 
 def _show_estimate(document: dict[str, Any]) -> None:
-    foreseen = document["estimate"]
+    predicted = document["estimate"]
     typer.echo(f"key      {document['key']}")
     typer.echo(f"file     {size_text(document['file_bytes'])}")
     ranks, threads = document["ranks"], document["threads"]
     who = f"{ranks} rank(s), {threads} thread(s)"
-    typer.echo(f"memory   {size_text(foreseen['memory'])} per rank at most: {who}")
-    typer.echo(f"time     about {foreseen['seconds']:.1f} s, if the filesystem is not the limit")
-    minutes, gib = foreseen["minutes"], foreseen["memory_gib"]
+    typer.echo(f"memory   {size_text(predicted['memory'])} per rank at most: {who}")
+    typer.echo(f"time     about {predicted['seconds']:.1f} s, if the filesystem is not the limit")
+    minutes, gib = predicted["minutes"], predicted["memory_gib"]
     typer.echo(f"slurm    --time={minutes} --mem={gib}G")
 
 
@@ -227,24 +223,19 @@ def build_command(
     name: Annotated[
         str | None, typer.Option(help="File name without .h5; by default from the key.")
     ] = None,
-    reuse: Annotated[
-        list[Path] | None,
-        typer.Option(help="Another cache, whose sections with equal keys are taken over."),
-    ] = None,
+    reuse: ReuseOption = None,
     threads: ThreadsOption = 0,
     memory_limit: LimitOption = None,
     key: Annotated[
         str | None, typer.Option("--require-key", help="End with exit code 7 if the key differs.")
     ] = None,
-    log_format: Annotated[
-        LogFormat, typer.Option("--log-format", help="Progress on standard error.")
-    ] = LogFormat.auto,
+    log_format: LogOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Build the cache, alone or with all ranks of mpiexec or srun, and print its path.
 
-    If the cache is there, that is all; if a build of it was killed, it is resumed; if another job
-    builds it, it is waited for.
+    An existing cache is used. A killed build is resumed. If another job builds the same cache, this
+    one waits for it.
 
     Examples
     --------
@@ -252,29 +243,24 @@ def build_command(
 
         srun --mpi=pmi2 -n 64 distcache build blend.yaml -o /shared/caches --name pretrain
     """
-    gc.disable()  # a plan of many corpora has objects by the hundred thousand, and no cycles
+    gc.disable()  # a plan of many corpora has hundreds of thousands of objects, and no cycles
     communicator = connect()
     interrupt_on_signals()
     threads = threads or share_of_cores(communicator)
-    options = Options(
+    options = BuildOptions(
         threads=threads,
         memory_limit=optional_size(memory_limit),
         reuse=tuple(reuse or ()),
         required_key=key,
     )
-    progress = make_progress(log_format if communicator.rank == 0 else LogFormat.none)
+    progress = make_progress(log_format, communicator.rank)
 
     def read() -> Config:
         require_name(name)
         return read_config(config, context)
 
-    settings = from_rank_0(communicator, read, Config, "reading the configuration")
+    settings = on_rank_0(communicator, read, Config, "reading the configuration")
     with contextlib.closing(progress):
         outcome = build(communicator, settings, directory, name, options, progress)
         progress.note(f"{'found' if outcome.reused else 'built'} {outcome.path}")
-    if communicator.rank != 0:
-        return
-    if as_json:
-        print_json(msgspec.to_builtins(outcome))
-    else:
-        typer.echo(outcome.path)
+    print_result(communicator.rank, outcome, [outcome.path], as_json=as_json)

@@ -9,24 +9,28 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from distcache.build.record import RankRecord, read_build_record
-from distcache.build.timings import PhaseTiming, make_timings, total_own_seconds
-from distcache.cache.export import export, prefix_renamer
+from distcache.builder.build_record import (
+    PhaseTiming,
+    RankRecord,
+    make_timings,
+    read_build_record,
+    total_own_seconds,
+)
+from distcache.cache.contents import Cache, open_cache
+from distcache.cache.digests import verify_cache
 from distcache.cache.inspect import inspect_document
-from distcache.cache.reader import Cache, open_cache
-from distcache.cache.verify import verify_cache
-from distcache.cli.output import print_json, print_table, size_text
+from distcache.cli.common import JsonOption
+from distcache.cli.show import print_json, print_table, size_text
+from distcache.configuration import load_config, tokenizer_from
 from distcache.corpus.examine import examine, require_sound
 from distcache.errors import ConfigError, CorpusError, KeyMismatch
-from distcache.plan.config import Config
-from distcache.plan.decode import load_config, tokenizer_from
-from distcache.plan.identity import canonical_json, identity_of, key_of
+from distcache.megatron.export import export, prefix_renamer
+from distcache.plan.config import Config, canonical_json, identity_of, key_of
 from distcache.ranks.communicator import SerialCommunicator
 
 __all__ = ["explain_command", "export_command", "inspect_command", "verify_command"]
 
 CacheArgument = Annotated[Path, typer.Argument(help="A cache file.", readable=False)]
-JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 
 
 def inspect_command(
@@ -36,7 +40,7 @@ def inspect_command(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a cache holds, or who was slow when it was built.
+    """Show what a cache has, or how long its build took.
 
     Examples
     --------

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import typer
 from typer.core import TyperGroup
 
-from distcache.cli.signals import interrupt_on_signals
+from distcache.cli.common import interrupt_on_signals
 
 __all__ = ["COMMANDS", "Entry", "LazyGroup", "add_commands", "load"]
 
@@ -39,7 +39,7 @@ class Entry(NamedTuple):
     interrupted: str | None = "nothing has been changed"
 
 
-KEPT: Final = "run again to go on"
+KEPT: Final = "run again to continue"
 
 
 COMMANDS: Final = {
@@ -50,25 +50,25 @@ COMMANDS: Final = {
         "build", "build_command", "Build a cache, alone or with all ranks of a job.", True, None
     ),
     "submit": Entry(
-        "submit",
+        "jobs",
         "submit_command",
         "Submit a job that builds, and training after it.",
-        interrupted="jobs that were submitted go on: see squeue",
+        interrupted="jobs that were submitted continue: see squeue",
     ),
     "check": Entry(
-        "check",
+        "corpora",
         "check_command",
         "Check that corpora are sound; report every fault.",
         interrupted=None,
     ),
     "merge": Entry(
-        "merge",
+        "corpora",
         "merge_command",
         "Put corpora together into one, as Megatron's merge does.",
         interrupted=None,
     ),
     "convert": Entry(
-        "merge",
+        "corpora",
         "convert_command",
         "Rewrite a legacy or multimodal corpus for Megatron today.",
         interrupted=None,
@@ -90,7 +90,7 @@ COMMANDS: Final = {
         "ready",
         "ready_command",
         "Say whether a cache is ready, or how far its build is.",
-        interrupted="a build goes on without this command",
+        interrupted="a build continues without this command",
     ),
     "localize": Entry(
         "node",
@@ -111,7 +111,7 @@ class LazyGroup(TyperGroup):
     """A group that imports a command when its name has been read."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Put the command in the place of its stand-in, and go on as ever."""
+        """Put the command in the place of its stand-in, and continue as usual."""
         if args and args[0] in COMMANDS:
             self.commands[args[0]] = load(args[0])
         return super().resolve_command(ctx, args)
@@ -172,4 +172,4 @@ def _one_thread_for_matrices() -> Iterator[None]:
 
 
 def _stand_in() -> None:
-    """Only its place is needed."""
+    """Do nothing: a placeholder that is replaced when the command is resolved."""

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import msgspec
 import typer
 
-from distcache.cli.libraries import needing_libraries
-from distcache.cli.output import LogFormat, make_progress, print_json
-from distcache.cli.signals import interrupt_on_signals
-from distcache.cli.sizes import optional_size, parse_size
-from distcache.ranks.communicator import connect
-from distcache.ranks.cores import share_of_cores
+from distcache.cli.common import (
+    JsonOption,
+    LogOption,
+    OutOption,
+    ThreadsOption,
+    interrupt_on_signals,
+    needing_libraries,
+    optional_size,
+    parse_size,
+)
+from distcache.cli.show import LogFormat, make_progress, print_result
+from distcache.ranks.connect import connect, share_of_cores
 
 if TYPE_CHECKING:
-    from distcache.ingest.prepare import Options
-    from distcache.ingest.run import Outcome
+    from distcache.ingest.pipeline import IngestOptions, IngestOutcome
     from distcache.ingest.tokenizer import TokenizerOptions
 
 __all__ = ["ingest_app"]
 
 ingest_app = typer.Typer(
     name="ingest",
-    help="Make corpora of text and of token shards.",
+    help="Make corpora from text and from token shards.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -34,39 +37,6 @@ ingest_app = typer.Typer(
 MOST_THREADS = 64
 
 
-class OnError(StrEnum):
-    """What a wrong row does."""
-
-    fail = "fail"
-    skip = "skip"
-
-
-class TokenType(StrEnum):
-    """Types of tokens."""
-
-    auto = "auto"
-    megatron = "megatron"
-    u8 = "u8"
-    u16 = "u16"
-    i32 = "i32"
-    i64 = "i64"
-
-
-class Sentences(StrEnum):
-    """How texts are split."""
-
-    no = "no"
-    lines = "lines"
-
-
-class TxtDocuments(StrEnum):
-    """What a document of a .txt file is."""
-
-    file = "file"
-    line = "line"
-
-
-OutOption = Annotated[str, typer.Option("--out", "-o", help="Path of the corpus, without suffix.")]
 ShardOption = Annotated[
     str | None,
     typer.Option(
@@ -76,20 +46,13 @@ ShardOption = Annotated[
     ),
 ]
 ErrorOption = Annotated[
-    OnError, typer.Option("--on-error", help="End at the first wrong row, or leave wrong rows out.")
+    Literal["fail", "skip"],
+    typer.Option("--on-error", help="End at the first invalid row, or skip invalid rows."),
 ]
 TypeOption = Annotated[
-    TokenType,
+    Literal["auto", "megatron", "u8", "u16", "i32", "i64"],
     typer.Option("--token-type", help="auto is the smallest that holds the vocabulary."),
 ]
-ThreadsOption = Annotated[
-    int,
-    typer.Option(
-        "--threads", min=0, max=1024, help="Of each rank; 0: its share of the cores here."
-    ),
-]
-LogOption = Annotated[LogFormat, typer.Option("--log-format", help="Progress on standard error.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON to standard output.")]
 
 
 @ingest_app.command("text")
@@ -122,11 +85,13 @@ def text_command(
         typer.Option(help="End each document with this token, given as text or as a number."),
     ] = None,
     split_sentences: Annotated[
-        Sentences, typer.Option(help="Whether each line of a text is a sequence of its own.")
-    ] = Sentences.no,
+        Literal["no", "lines"],
+        typer.Option(help="Whether each line of a text is a separate sequence."),
+    ] = "no",
     txt_documents: Annotated[
-        TxtDocuments, typer.Option(help="Whether a .txt file, or each of its lines, is a document.")
-    ] = TxtDocuments.file,
+        Literal["file", "line"],
+        typer.Option(help="Whether a .txt file, or each of its lines, is a document."),
+    ] = "file",
     add_special_tokens: Annotated[
         bool,
         typer.Option(
@@ -140,16 +105,16 @@ def text_command(
     max_document_size: Annotated[
         str, typer.Option(help="A longer document is an error: tokenizers need much more memory.")
     ] = "64M",
-    token_type: TypeOption = TokenType.auto,
+    token_type: TypeOption = "auto",
     shard_size: ShardOption = None,
-    on_error: ErrorOption = OnError.fail,
+    on_error: ErrorOption = "fail",
     threads: ThreadsOption = 0,
-    log_format: LogOption = LogFormat.auto,
+    log_format: LogOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Tokenise text, alone or with all ranks of mpiexec or srun, and write a corpus.
+    """Tokenize text, alone or with all ranks of mpiexec or srun, and write a corpus.
 
-    Token for token what Megatron's preprocess_data writes. Killed, it goes on where it was.
+    Token for token what Megatron's preprocess_data writes. After a kill, run it again to resume.
 
     Examples
     --------
@@ -158,17 +123,17 @@ def text_command(
         srun --mpi=pmi2 -n 64 distcache ingest text data/ --tokenizer llama.model -o web
     """
     with needing_libraries():
-        from distcache.ingest.options import TextOptions  # noqa: PLC0415
+        from distcache.ingest.read_options import TextOptions  # noqa: PLC0415
         from distcache.ingest.tokenizer import TokenizerOptions  # noqa: PLC0415
 
     options = TextOptions(
         text_key=text_key,
         append_eod=append_eod or eod is not None,
-        sentences=split_sentences.value,
-        documents=txt_documents.value,
+        sentences=split_sentences,
+        documents=txt_documents,
         longest=parse_size(max_document_size, least=1),
-        token_type=token_type.value,
-        on_error=on_error.value,
+        token_type=token_type,
+        on_error=on_error,
         shard_size=optional_size(shard_size),
     )
     chosen = TokenizerOptions(tokenizer, eod, add_special_tokens, tiktoken_pattern)
@@ -189,19 +154,19 @@ def tokens_command(
         int | None, typer.Option(min=0, help="End each document with this token, if it does not.")
     ] = None,
     length_column: Annotated[
-        str, typer.Option(help="Number of tokens of a row, compared where it is there.")
+        str, typer.Option(help="Number of tokens of a row, compared where it exists.")
     ] = "length",
     document_column: Annotated[
-        str, typer.Option(help="Id of a row's document, which its neighbours must not have.")
+        str, typer.Option(help="Id of a row's document; consecutive rows must differ.")
     ] = "document_id",
-    token_type: TypeOption = TokenType.auto,
+    token_type: TypeOption = "auto",
     shard_size: ShardOption = None,
-    on_error: ErrorOption = OnError.fail,
+    on_error: ErrorOption = "fail",
     threads: ThreadsOption = 0,
-    log_format: LogOption = LogFormat.auto,
+    log_format: LogOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Write tokenised Parquet shards as a corpus; every row is a document.
+    """Write tokenized Parquet shards as a corpus; every row is a document.
 
     Examples
     --------
@@ -210,7 +175,7 @@ def tokens_command(
         mpiexec -n 8 distcache ingest tokens shards/ --column tokens --eod 2 -o web
     """
     with needing_libraries():
-        from distcache.ingest.options import TokenOptions  # noqa: PLC0415
+        from distcache.ingest.read_options import TokenOptions  # noqa: PLC0415
 
     options = TokenOptions(
         column=column,
@@ -218,8 +183,8 @@ def tokens_command(
         eod=eod,
         length_column=length_column,
         document_column=document_column,
-        token_type=token_type.value,
-        on_error=on_error.value,
+        token_type=token_type,
+        on_error=on_error,
         shard_size=optional_size(shard_size),
     )
     _run(inputs, out, options, None, threads, log_format, as_json)
@@ -228,32 +193,27 @@ def tokens_command(
 def _run(
     inputs: Sequence[str],
     out: str,
-    options: Options,
+    options: IngestOptions,
     tokenizer: TokenizerOptions | None,
     threads: int,
     log_format: LogFormat,
     as_json: bool,
 ) -> None:
     with needing_libraries():
-        from distcache.ingest.run import ingest  # noqa: PLC0415
+        from distcache.ingest.pipeline import ingest  # noqa: PLC0415
 
     communicator = connect()
     interrupt_on_signals()
     threads = threads or share_of_cores(communicator, MOST_THREADS)
-    progress = make_progress(log_format if communicator.rank == 0 else LogFormat.none)
+    progress = make_progress(log_format, communicator.rank)
     with contextlib.closing(progress):
         outcome = ingest(communicator, inputs, out, options, tokenizer, threads, progress)
         progress.note(_summary(outcome))
-    if communicator.rank != 0:
-        return
-    if as_json:
-        print_json(msgspec.to_builtins(outcome))
-    else:
-        for corpus in outcome.corpora:
-            typer.echo(corpus.prefix)
+    made = [corpus.prefix for corpus in outcome.corpora]
+    print_result(communicator.rank, outcome, made, as_json=as_json)
 
 
-def _summary(outcome: Outcome) -> str:
+def _summary(outcome: IngestOutcome) -> str:
     done = "found" if outcome.reused else "wrote"
     return (
         f"{done} {len(outcome.corpora)} corpora: {outcome.documents:,} documents, "

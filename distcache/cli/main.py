@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from distcache import __version__
-from distcache.activity import is_stuck
 from distcache.cli.commands import LazyGroup, add_commands
-from distcache.cli.signals import ENDING, ignore_signals
+from distcache.cli.common import ENDING, ignore_signals
 from distcache.errors import BuildInterrupted, DistcacheError, NoSpace
+from distcache.io.watchdog import has_abandoned_thread
 from distcache.timeouts import limits
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except SystemExit as done:
-        if is_stuck():
+        if has_abandoned_thread():
             _leave(done.code if isinstance(done.code, int) else int(done.code is not None))
         raise
     except BaseException as error:  # noqa: BLE001  one rank's surprise must not hang the others
@@ -93,9 +93,9 @@ def _fail(error: DistcacheError) -> NoReturn:
     communicator = _connected()
     interrupted = isinstance(error, BuildInterrupted)
     if interrupted and communicator is not None:
-        error.agreed = communicator.meet(limits().signal)
+        error.is_collective = communicator.barrier(limits().signal)
     alone = communicator is None or communicator.size == 1
-    if not (error.agreed or alone):
+    if not (error.is_collective or alone):
         _end(error.exit_code, error)
     if communicator is None or communicator.rank == 0:
         with contextlib.suppress(OSError, ValueError):
@@ -104,7 +104,7 @@ def _fail(error: DistcacheError) -> NoReturn:
     if interrupted and not alone:
         _flush()
         os._exit(error.exit_code)  # MPI would wait for the messages that were on their way
-    if is_stuck():
+    if has_abandoned_thread():
         _leave(error.exit_code)
     _flush()
     sys.exit(error.exit_code)
@@ -112,7 +112,7 @@ def _fail(error: DistcacheError) -> NoReturn:
 
 def _connected() -> Communicator | None:
     """Return the communicator that a command has joined, without importing what it has not."""
-    module = sys.modules.get("distcache.ranks.communicator")
+    module = sys.modules.get("distcache.ranks.connect")
     found: Communicator | None = None if module is None else module.connected()
     return found
 
@@ -132,7 +132,12 @@ def _leave(exit_code: int) -> NoReturn:
     _flush()
     communicator = _connected()
     if communicator is not None:
+        import ctypes  # noqa: PLC0415
+
         communicator.close()
+        # MPICH signs off from its launcher in an exit handler of C, which `os._exit` skips: the
+        # launcher would kill the ranks that have not ended yet. This one runs no Python any more.
+        ctypes.PyDLL(None).exit(exit_code)
     os._exit(exit_code)
 
 
@@ -141,9 +146,9 @@ def _end(exit_code: int, error: BaseException) -> NoReturn:
     _flush()
     communicator = _connected()
     if communicator is not None and communicator.size > 1:
-        from distcache.ranks.agreement import end_job  # noqa: PLC0415
+        from distcache.ranks.agreement import abort_job  # noqa: PLC0415
 
-        end_job(communicator, error)
+        abort_job(communicator, error)
     if not isinstance(error, BrokenPipeError):
         with contextlib.suppress(OSError, ValueError):
             print("".join(traceback.format_exception(error)), file=sys.stderr, end="")  # noqa: T201

@@ -8,58 +8,44 @@ import shlex
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 import typer
 
-from distcache.cli.output import LogFormat, make_progress, print_json, print_table, size_text
-from distcache.cli.signals import interrupt_on_signals
-from distcache.cli.sizes import optional_size, parse_size
+from distcache.cli.common import (
+    JsonOption,
+    LogOption,
+    interrupt_on_signals,
+    optional_size,
+    parse_size,
+)
+from distcache.cli.show import make_progress, print_json, print_table, size_text
+from distcache.configuration import tokenizer_from
 from distcache.errors import CacheCorrupt, ConfigError
-from distcache.node.collect import collect
 from distcache.node.localize import localize
 from distcache.node.place import required_directory
-from distcache.node.report import Localized, LocalizeOptions, NodeReport
+from distcache.node.records import Localized, LocalizeOptions, NodeReport
 from distcache.node.store import Store
-from distcache.node.upkeep import list_store, open_store, verify_store
-from distcache.plan.decode import tokenizer_from
-from distcache.ranks.communicator import Communicator, SerialCommunicator, connect
+from distcache.node.upkeep import collect, list_store, open_store, verify_store
+from distcache.ranks.communicator import Communicator, SerialCommunicator
+from distcache.ranks.connect import connect
 
 __all__ = ["local_app", "localize_command"]
 
-MOST_ROWS: Final = 16  # of a table that nobody asked for
-JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON to standard output.")]
+MOST_ROWS: Final = 16  # of a table without --verbose
 StoreArgument = Annotated[
     Path | None, typer.Argument(help="The store; by default where `localize` puts it.")
 ]
-LogOption = Annotated[LogFormat, typer.Option("--log-format", help="Progress on standard error.")]
 
 local_app = typer.Typer(
     name="local",
-    help="Look after the copies on this node.",
+    help="Maintain the copies on this node.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
 )
-
-
-class Bin(StrEnum):
-    """What a store gets of the `.bin` files."""
-
-    link = "link"
-    none = "none"
-
-
-class Transport(StrEnum):
-    """How bytes come from the shared filesystem."""
-
-    auto = "auto"
-    mpi = "mpi"
-    copy = "copy"
-    sbcast = "sbcast"
 
 
 def localize_command(
@@ -72,8 +58,8 @@ def localize_command(
         ),
     ] = None,
     tokens: Annotated[
-        Bin, typer.Option("--bin", help="Links to the .bin files, or none.")
-    ] = Bin.link,
+        Literal["link", "none"], typer.Option("--bin", help="Links to the .bin files, or none.")
+    ] = "link",
     megatron: Annotated[
         bool, typer.Option("--megatron", help="Also write Megatron's files, and print its options.")
     ] = False,
@@ -82,12 +68,9 @@ def localize_command(
         typer.Option(help="A description.txt that Megatron wrote, for the names of its files."),
     ] = None,
     transport: Annotated[
-        Transport,
-        typer.Option(
-            help="mpi: each byte is read once for all nodes; copy: by each node; sbcast: Slurm's "
-            "daemons pass the cache on."
-        ),
-    ] = Transport.auto,
+        Literal["auto", "mpi", "copy"],
+        typer.Option(help="mpi: each byte is read once for all nodes; copy: by each node."),
+    ] = "auto",
     reserve: Annotated[str, typer.Option(help="Space to leave free, for example 50G.")] = "0",
     budget: Annotated[
         str | None,
@@ -103,17 +86,17 @@ def localize_command(
         bool,
         typer.Option(
             "--best-effort",
-            help="Report nodes that cannot hold a copy, and go on: they read the shared file.",
+            help="Report nodes that cannot hold a copy, and continue: they read the shared file.",
         ),
     ] = False,
     threads: Annotated[int, typer.Option(min=1, help="Blocks that a node reads at a time.")] = 4,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="List every node, however many there are.")
     ] = False,
-    log_format: LogOption = LogFormat.auto,
+    log_format: LogOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Bring a cache and its .idx files to the local storage of every node; .bin stays shared.
+    """Copy a cache and its .idx files to the local storage of every node; .bin stays shared.
 
     Run it again to repair: only what is missing or differs is fetched. Under mpiexec or srun the
     first rank of each node does the work.
@@ -128,10 +111,10 @@ def localize_command(
     interrupt_on_signals()
     options = LocalizeOptions(
         directory=to,
-        link=tokens is Bin.link,
+        link=tokens == "link",
         megatron=megatron,
         tokenizer=None if tokenizer is None else tokenizer_from(tokenizer),
-        transport=transport.value,
+        transport=transport,
         reserve=parse_size(reserve),
         threads=threads,
         quick=quick,
@@ -139,7 +122,7 @@ def localize_command(
         budget=optional_size(budget),
     )
     begin = time.monotonic()
-    progress = make_progress(log_format if communicator.rank == 0 else LogFormat.none)
+    progress = make_progress(log_format, communicator.rank)
     with contextlib.closing(progress):
         if problem:
             progress.note(f"warning: every process copies for its own node: {problem}")
@@ -151,14 +134,14 @@ def localize_command(
             _show(done, time.monotonic() - begin, verbose=verbose)
 
 
-def _join(transport: Transport) -> tuple[Communicator, str]:
-    """Join the other ranks; where that is not possible, say why, and be alone."""
+def _join(transport: str) -> tuple[Communicator, str]:
+    """Join the other ranks; if that is impossible, return why, and a single process."""
     try:
         return connect(), ""
     except ConfigError as error:
-        if transport in (Transport.mpi, Transport.sbcast):
+        if transport == "mpi":
             raise
-        return SerialCommunicator(), "" if transport is Transport.copy else str(error)
+        return SerialCommunicator(), "" if transport == "copy" else str(error)
 
 
 def _show(done: Localized, seconds: float, *, verbose: bool) -> None:
@@ -216,7 +199,7 @@ def _store_at(directory: Path | None) -> Store:
 
 @local_app.command("ls")
 def list_command(directory: StoreArgument = None, as_json: JsonOption = False) -> None:
-    """List the complete caches of this node's store, the last used first.
+    """List the complete caches of this node's store, the most recently used first.
 
     Example:
 
@@ -260,7 +243,7 @@ def verify_command(
     if as_json:
         print_json({"directory": str(store.root), "problems": problems})
     if problems:
-        raise CacheCorrupt(*problems, "run `distcache localize` again, which mends them")
+        raise CacheCorrupt(*problems, "run `distcache localize` again, which repairs them")
     if not as_json:
         typer.echo(f"{store.root}: all copies are right")
 
@@ -274,14 +257,14 @@ def collect_command(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove caches from this node's store, oldest use first, down to a budget; none in use.
+    """Remove the least recently used caches from this node's store, down to a budget.
 
     Example:
 
         distcache local gc /scratch/distcache --budget 200G
     """
     store = _store_at(directory)
-    with contextlib.closing(make_progress(LogFormat.auto)) as progress:
+    with contextlib.closing(make_progress("auto")) as progress:
         done = collect(store, parse_size(budget), progress, dry_run=dry_run)
     if as_json:
         print_json(msgspec.to_builtins(done))

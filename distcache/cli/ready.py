@@ -9,9 +9,10 @@ from typing import Annotated
 import msgspec
 import typer
 
-from distcache.cli.output import LogFormat, make_progress, print_json
+from distcache.cache.readiness import State, look, wait
+from distcache.cli.common import JsonOption, LogOption
+from distcache.cli.show import make_progress, print_json
 from distcache.errors import BuildInterrupted, NotReady
-from distcache.train.readiness import State, look, wait
 
 __all__ = ["ready_command"]
 
@@ -21,15 +22,13 @@ def ready_command(
     patience: Annotated[
         float | None, typer.Option("--wait", min=0, help="Seconds to wait for it.")
     ] = None,
-    log_format: Annotated[
-        LogFormat, typer.Option("--log-format", help="Progress on standard error.")
-    ] = LogFormat.auto,
-    as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
+    log_format: LogOption = "auto",
+    as_json: JsonOption = False,
 ) -> None:
-    """Say whether a cache is ready, and how far its build is otherwise.
+    """Show whether a cache is ready, or the progress of its build.
 
-    Exit code 0: it is ready. 5: it is not, or not yet. 8: its builder has died; building again
-    resumes. With --wait it returns at once when the cache is ready or the builder has died.
+    Exit code 0: it is ready. 5: it is not, or not yet. 8: its builder has died or hangs; building
+    again resumes. With --wait it returns at once when the cache is ready or the builder has died.
 
     Examples
     --------

@@ -4,7 +4,6 @@ from distcache.corpus.corpus import Corpus, CorpusFacts
 from distcache.corpus.idx import Idx, bin_path, idx_path, open_idx
 from distcache.corpus.idx_writer import write_idx
 from distcache.corpus.soundness import Fault
-from distcache.corpus.write import write_corpus
 
 __all__ = [
     "Corpus",
@@ -14,6 +13,5 @@ __all__ = [
     "bin_path",
     "idx_path",
     "open_idx",
-    "write_corpus",
     "write_idx",
 ]

@@ -1,16 +1,19 @@
-"""What a plan needs to know of a corpus, and a corpus that is open for reading lengths."""
+"""The facts of a corpus, and its mapped index."""
 
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from distcache.corpus.idx import Idx, open_idx
+from distcache.corpus.idx import ITEM_TYPES, Idx, open_idx
 from distcache.errors import CorpusError
-from distcache.files import Stamp
+from distcache.io.files import Stamp
 
-__all__ = ["Corpus", "CorpusFacts"]
+__all__ = ["CopySource", "Corpus", "CorpusFacts", "open_copy_source"]
 
 
 class CorpusFacts(msgspec.Struct, frozen=True):
@@ -49,7 +52,7 @@ class CorpusFacts(msgspec.Struct, frozen=True):
 
     @property
     def identity(self) -> dict[str, str | int]:
-        """What enters the key of everything that is built from this corpus."""
+        """The part of keys that identifies this corpus."""
         return {
             "idx_digest": self.idx_digest,
             "idx_size": self.idx_size,
@@ -58,7 +61,7 @@ class CorpusFacts(msgspec.Struct, frozen=True):
 
 
 class Corpus:
-    """A sound corpus whose `.idx` is mapped when it is needed.
+    """A sound corpus, whose `.idx` is mapped when needed.
 
     Parameters
     ----------
@@ -112,3 +115,45 @@ def open_examined(facts: CorpusFacts) -> Idx:
             "not write to a corpus while it is built from"
         )
     return idx
+
+
+@dataclass(frozen=True, eq=False)
+class CopySource:
+    """A sound corpus that is open.
+
+    Attributes
+    ----------
+    prefix : str
+        Its path without suffix.
+    type_code : int
+        Of its tokens.
+    lengths : ndarray of int32, shape (sequences,)
+        Tokens per sequence.
+    bounds : ndarray of int64, shape (documents + 1,)
+        Sequence numbers at which documents start, then the number of sequences.
+    modes : ndarray of int8, shape (sequences,), or None
+        Of multimodal data.
+    nbytes : int
+        Of the `.bin`.
+    idx : Idx or None
+        Whose arrays these are, if they are mapped.
+    """
+
+    prefix: str
+    type_code: int
+    lengths: NDArray[np.int32]
+    bounds: NDArray[np.int64]
+    modes: NDArray[np.int8] | None
+    nbytes: int
+    idx: Idx | None = None
+
+    @property
+    def tokens(self) -> int:
+        """How many there are."""
+        return self.nbytes // ITEM_TYPES[self.type_code].itemsize
+
+
+def open_copy_source(prefix: str, nbytes: int) -> CopySource:
+    """Open a corpus that has been examined."""
+    idx = open_idx(prefix)
+    return CopySource(prefix, idx.type_code, idx.lengths, idx.bounds, idx.modes, nbytes, idx)

@@ -1,15 +1,15 @@
-"""Examine corpora with all ranks: the files are shared out by bytes."""
+"""Examine corpora with all ranks, which divide the files by bytes."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
-from distcache.corpus.changes import changes_of
 from distcache.corpus.corpus import CorpusFacts
-from distcache.corpus.idx import open_idx
+from distcache.corpus.idx import bin_path, idx_path, open_idx
 from distcache.corpus.soundness import (
     Fault,
     Outline,
@@ -17,20 +17,21 @@ from distcache.corpus.soundness import (
     check_range,
     digest_idx,
     outline,
-    summarise,
+    summarize,
 )
 from distcache.errors import CorpusError
-from distcache.ranks.agreement import together
-from distcache.ranks.balance import balance
+from distcache.io.files import digest_range, stamp_of
+from distcache.io.threads import map_in_threads
+from distcache.partition import balance
+from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator
-from distcache.threads import map_in_threads
 
-__all__ = ["examine", "require_sound"]
+__all__ = ["changes_of", "examine", "require_sound", "require_unchanged"]
 
-RANGE: Final = 1 << 23  # sequences that are checked at a time; 160 MiB of an .idx
+RANGE: Final = 1 << 23  # sequences of a task; 160 MiB of an .idx
 BYTES_PER_SEQUENCE: Final = 20
 WORTH_A_THREAD: Final = 4 << 20  # bytes of a task
-PER_FILE: Final = 1 << 16  # what opening a file costs, in bytes read
+PER_FILE: Final = 1 << 16  # cost of opening a file, in bytes read
 
 
 class _Task(msgspec.Struct, frozen=True):
@@ -71,8 +72,10 @@ def examine(
         Of all others, in the order of the prefixes.
     """
     own = prefixes[communicator.rank :: communicator.size]
-    mine = together(communicator, lambda: map_in_threads(outline, own, threads), "reading headers")
-    shares = communicator.gather_all(mine, list[Outline], "headers of corpora")
+    mine = on_all_ranks(
+        communicator, lambda: map_in_threads(outline, own, threads), "reading headers"
+    )
+    shares = communicator.allgather(mine, list[Outline], "headers of corpora")
     heads = [shares[i % communicator.size][i // communicator.size] for i in range(len(prefixes))]
     tasks = [task for index, head in enumerate(heads) for task in _tasks(index, head)]
     costs = [_cost(task, heads[task.corpus]) for task in tasks]
@@ -81,11 +84,13 @@ def examine(
     def run(index: int) -> _Finding:
         return _run(index, tasks[index], heads[tasks[index].corpus].prefix)
 
-    # Small files are mostly Python's work, which one thread does faster than several.
+    # Small files are mostly Python code, which one thread runs faster than several.
     mean = sum(costs) / max(len(costs), 1)
     useful = threads if mean >= WORTH_A_THREAD else 1
-    found = together(communicator, lambda: map_in_threads(run, share, useful), "checking corpora")
-    shared = communicator.gather_all(found, list[_Finding], "findings on corpora")
+    found = on_all_ranks(
+        communicator, lambda: map_in_threads(run, share, useful), "checking corpora"
+    )
+    shared = communicator.allgather(found, list[_Finding], "findings on corpora")
     findings = sorted((entry for rank in shared for entry in rank), key=lambda entry: entry.task)
     facts, faults = _put_together(heads, tasks, findings)
     changed = _changes(communicator, list(facts.values()))
@@ -96,13 +101,13 @@ def examine(
 
 
 def _changes(communicator: Communicator, corpora: Sequence[CorpusFacts]) -> dict[str, list[Fault]]:
-    """Return what has been written to while it was read, by prefix. Collective."""
+    """Return the corpora that were modified while they were read, by prefix. Collective."""
     own = corpora[communicator.rank :: communicator.size]
-    mine = together(
-        communicator, lambda: [_changed(facts) for facts in own], "looking at corpora again"
+    mine = on_all_ranks(
+        communicator, lambda: [_changed(facts) for facts in own], "examining corpora again"
     )
     found: dict[str, list[Fault]] = {}
-    for share in communicator.gather_all(mine, list[list[Fault]], "changes of corpora"):
+    for share in communicator.allgather(mine, list[list[Fault]], "changes of corpora"):
         for faults in filter(None, share):
             found[faults[0].prefix] = faults
     return found
@@ -126,7 +131,7 @@ def require_sound(
     facts, faults = examine(communicator, prefixes, threads)
     if faults:
         error = CorpusError(*map(str, faults))
-        error.agreed = True  # all ranks have all faults
+        error.is_collective = True  # all ranks have all faults
         raise error
     return facts
 
@@ -175,8 +180,68 @@ def _put_together(
         if index not in digests:
             faults += head.faults
             continue
-        whole, wrong = summarise(head, checked[index], digests[index])
+        whole, wrong = summarize(head, checked[index], digests[index])
         faults += wrong
         if not wrong:
             facts[head.prefix] = whole
     return facts, tuple(faults)
+
+
+def require_unchanged(
+    communicator: Communicator, corpora: Sequence[CorpusFacts], *, tokens: bool = False
+) -> None:
+    """Refuse corpora that were modified since they were examined. Collective.
+
+    Sizes, inodes and times are compared. An index that is another file, or a later one, is digested
+    once more: if it has the same content, nothing has changed. The content of a `.bin` enters no
+    array of a cache: only its size is compared, unless its tokens were read.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Of all ranks.
+    corpora : sequence of CorpusFacts
+        As they were examined.
+    tokens : bool
+        Whether the tokens were read, too.
+
+    Raises
+    ------
+    CorpusError
+        With all of them, on all ranks.
+    """
+    own = corpora[communicator.rank :: communicator.size]
+
+    def compare() -> None:
+        problems = [problem for facts in own for problem in changes_of(facts, tokens=tokens)]
+        if problems:
+            raise CorpusError(*problems)
+
+    on_all_ranks(communicator, compare, "comparing corpora with what was examined")
+
+
+def changes_of(facts: CorpusFacts, *, tokens: bool = False) -> list[str]:
+    """Return what has changed of one corpus since it was examined, each with its path first."""
+    problems = []
+    paths = (idx_path(facts.prefix), bin_path(facts.prefix))
+    for path, known in zip(paths, facts.stamps, strict=False):
+        try:
+            found = stamp_of(os.stat(path))
+        except OSError as error:
+            problems.append(f"{path}: cannot be read any more: {error.strerror}")
+            continue
+        if found == known:
+            continue
+        if path == paths[0]:
+            same = (  # to one byte more: it may be growing
+                found.size == known.size
+                and digest_range(path, 0, found.size + 1) == facts.idx_digest
+            )
+        else:
+            same = found.size == known.size and not tokens
+        if not same:
+            problems.append(
+                f"{path}: has been written to since it was examined; do not write to a corpus "
+                "while it is built from, and build again"
+            )
+    return problems

@@ -12,10 +12,9 @@ import msgspec
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from distcache.corpus.idx import HEADER, HEADER_SIZE, ITEM_TYPES, MAGIC, idx_path
-from distcache.corpus.token_types import code_of
+from distcache.corpus.idx import HEADER, HEADER_SIZE, ITEM_TYPES, MAGIC, code_of, idx_path
 from distcache.errors import CorpusError
-from distcache.files import create_anew, no_space_as_error, write_range, write_whole
+from distcache.io.files import atomic_write, no_space_as_error, recreate, write_range
 
 __all__ = ["IdxPlan", "lay_out_idx", "write_bounds", "write_idx", "write_lengths"]
 
@@ -23,7 +22,7 @@ CHUNK: Final = 1 << 17  # sequences at a time: their offsets stay in the process
 
 
 class IdxPlan(msgspec.Struct, frozen=True):
-    """What an `.idx` has, and so where each of its arrays begins.
+    """The layout of an `.idx`.
 
     Attributes
     ----------
@@ -47,7 +46,7 @@ class IdxPlan(msgspec.Struct, frozen=True):
 
     @property
     def offsets_begin(self) -> int:
-        """Byte at which the offsets begin; the lengths begin behind the header."""
+        """Byte at which the offsets begin; the lengths begin after the header."""
         return HEADER_SIZE + 4 * self.sequences
 
     @property
@@ -80,7 +79,7 @@ def lay_out_idx(prefix: str, plan: IdxPlan) -> None:
         If the disk is full.
     """
     path = idx_path(prefix)
-    with no_space_as_error(path), create_anew(path) as stream:
+    with no_space_as_error(path), recreate(path) as stream:
         stream.truncate(plan.size)
         write_range(stream.fileno(), 0, plan.header)
         write_bounds(stream.fileno(), plan, plan.documents, np.array([plan.sequences]))
@@ -131,7 +130,7 @@ def write_idx(
     bounds: NDArray[np.int64] | None = None,
     modes: NDArray[np.int8] | None = None,
 ) -> None:
-    """Write the `.idx` of a corpus whose `.bin` is there.
+    """Write the `.idx` of a corpus whose `.bin` exists.
 
     Parameters
     ----------
@@ -159,7 +158,7 @@ def write_idx(
     plan = IdxPlan(code_of(dtype), sequences, documents, modes is not None)
     if documents < 0:
         raise CorpusError(f"{idx_path(prefix)}: expected at least one document boundary")
-    with no_space_as_error(idx_path(prefix)), write_whole(idx_path(prefix)) as stream:
+    with no_space_as_error(idx_path(prefix)), atomic_write(idx_path(prefix)) as stream:
         descriptor = stream.fileno()
         write_range(descriptor, 0, plan.header)
         write_lengths(descriptor, plan, 0, 0, lengths)

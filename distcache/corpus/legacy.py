@@ -15,11 +15,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.corpus.idx import LEGACY_MAGIC, bin_path, idx_path
-from distcache.corpus.source import Source
-from distcache.corpus.token_types import code_of
+from distcache.corpus.corpus import CopySource
+from distcache.corpus.idx import LEGACY_MAGIC, bin_path, code_of, idx_path
 from distcache.errors import CorpusError, NotReady
-from distcache.files import open_regular, open_sized, read_range
+from distcache.io.files import open_regular, open_sized, read_range
 
 __all__ = ["is_legacy", "open_legacy"]
 
@@ -40,7 +39,7 @@ TYPES: Final = {
 
 
 def is_legacy(prefix: str) -> bool:
-    """Tell whether the `.idx` of a corpus is a legacy one."""
+    """Return whether the `.idx` of a corpus is a legacy one."""
     try:
         with open(open_regular(idx_path(prefix)), "rb") as stream:
             return stream.read(len(LEGACY_MAGIC)) == LEGACY_MAGIC
@@ -48,13 +47,13 @@ def is_legacy(prefix: str) -> bool:
         return False
 
 
-def open_legacy(prefix: str) -> Source:
+def open_legacy(prefix: str) -> CopySource:
     """Read a legacy corpus, and check that it is sound. Holds its whole index in memory.
 
     Raises
     ------
     NotReady
-        If a file is not there.
+        If a file does not exist.
     CorpusError
         If it is not a legacy corpus, or not a sound one.
     """
@@ -81,7 +80,7 @@ def open_legacy(prefix: str) -> Source:
     problems += _bin_problems(prefix, nbytes) if not problems else []
     if problems:
         raise CorpusError(*(f"{path}: {problem}" for problem in problems))
-    return Source(prefix, code_of(dtype), sizes.astype(np.int32), bounds, None, nbytes)
+    return CopySource(prefix, code_of(dtype), sizes.astype(np.int32), bounds, None, nbytes)
 
 
 def _parse_header(path: str, header: bytes, size: int) -> tuple[np.dtype[np.generic], list[int]]:
@@ -99,7 +98,7 @@ def _parse_header(path: str, header: bytes, size: int) -> tuple[np.dtype[np.gene
 
 
 def _close(bounds: NDArray[np.int64], sequences: int) -> NDArray[np.int64]:
-    """Add the end of the last document, where the writer was never told of one."""
+    """Add the end of the last document, if the writer left it out."""
     if len(bounds) and bounds[-1] < sequences:
         return np.append(bounds, np.int64(sequences))
     return bounds

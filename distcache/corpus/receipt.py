@@ -1,4 +1,4 @@
-"""Receipts: what a corpus was made of, and with which tokenizer, in JSON beside it.
+"""Receipts: the sources and the tokenizer of a corpus, in JSON beside it.
 
 A receipt holds nothing that differs between two makings of the same corpus: no time, no host and
 no number of ranks.
@@ -7,15 +7,15 @@ no number of ranks.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
 from distcache.corpus.corpus import CorpusFacts
-from distcache.errors import CorpusError, NotReady
-from distcache.files import no_space_as_error, open_sized, read_range, write_whole
+from distcache.errors import ConfigError, CorpusError, NotReady
+from distcache.io.files import atomic_write, no_space_as_error, open_sized, read_range
 
 __all__ = [
     "FORMAT",
@@ -30,6 +30,8 @@ __all__ = [
     "read_receipt",
     "receipt_of",
     "receipt_path",
+    "require_one_tokenizer",
+    "tokenizers_of",
     "write_receipt",
 ]
 
@@ -39,7 +41,7 @@ LONGEST: Final = 1 << 30  # bytes of a receipt; one of a hundred thousand pieces
 
 
 class TokenizerFacts(msgspec.Struct, frozen=True):
-    """Which tokenizer made the tokens.
+    """The tokenizer of a corpus.
 
     Attributes
     ----------
@@ -64,7 +66,7 @@ class TokenizerFacts(msgspec.Struct, frozen=True):
 
 
 class PieceReceipt(msgspec.Struct, frozen=True, array_like=True):
-    """What came of a piece of an input.
+    """The result of a piece of an input.
 
     Attributes
     ----------
@@ -86,7 +88,7 @@ class PieceReceipt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class InputReceipt(msgspec.Struct, frozen=True):
-    """What came of one input.
+    """The result of one input.
 
     Attributes
     ----------
@@ -121,7 +123,7 @@ class InputReceipt(msgspec.Struct, frozen=True):
 
 
 class Skipped(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A row that was left out, where it stands, and why."""
+    """A skipped row: its place, and why it was skipped."""
 
     path: str
     reason: str
@@ -189,7 +191,7 @@ class Receipt(msgspec.Struct, frozen=True):
     skipped: tuple[Skipped, ...] = ()
 
     def differences(self, facts: CorpusFacts) -> list[str]:
-        """Return what a corpus does not have as it was when the receipt was written."""
+        """Return how a corpus differs from its receipt."""
         names = (
             ("type_code", "token type code"),
             ("sequences", "sequences"),
@@ -257,7 +259,7 @@ def read_receipt(path: str | Path) -> Receipt:
     Raises
     ------
     NotReady
-        If it is not there.
+        If it does not exist.
     CorpusError
         If it is no receipt, or one of another format.
     """
@@ -281,13 +283,77 @@ def read_receipt(path: str | Path) -> Receipt:
 
 
 def write_receipt(prefix: str, receipt: Receipt) -> None:
-    """Write the receipt of a corpus; it appears whole."""
+    """Write the receipt of a corpus atomically."""
     path = receipt_path(prefix)
-    with no_space_as_error(path), write_whole(path) as stream:
+    with no_space_as_error(path), atomic_write(path) as stream:
         stream.write(msgspec.json.format(msgspec.json.encode(receipt), indent=1))
 
 
 def find_receipt(prefix: str) -> Receipt | None:
-    """Return the receipt that lies beside a corpus, if there is one."""
+    """Return the receipt beside a corpus, if there is one."""
     path = receipt_path(prefix)
     return read_receipt(path) if os.path.lexists(path) else None
+
+
+def tokenizers_of(corpora: Mapping[str, CorpusFacts]) -> dict[str, TokenizerFacts | None]:
+    """Read the receipts beside corpora.
+
+    Parameters
+    ----------
+    corpora : mapping of str to CorpusFacts
+        By prefix.
+
+    Returns
+    -------
+    dict of str to TokenizerFacts or None
+        By prefix; None where there is no receipt, or it names none.
+
+    Raises
+    ------
+    CorpusError
+        Naming every receipt that cannot be read, or is that of another corpus.
+    """
+    found: dict[str, TokenizerFacts | None] = {}
+    problems: list[str] = []
+    for prefix, facts in corpora.items():
+        try:
+            receipt = find_receipt(prefix)
+        except CorpusError as error:
+            problems += error.problems
+            continue
+        differences = receipt.differences(facts) if receipt else []
+        if differences:
+            problems.append(
+                f"{receipt_path(prefix)}: is not the receipt of the corpus beside it "
+                f"({'; '.join(differences)}); remove it if the corpus was recreated"
+            )
+        found[prefix] = receipt.tokenizer if receipt else None
+    if problems:
+        raise CorpusError(*problems)
+    return found
+
+
+def require_one_tokenizer(tokenizers: Mapping[str, TokenizerFacts | None], remedy: str) -> None:
+    """Refuse corpora of different tokenizers; those without a receipt are accepted.
+
+    Parameters
+    ----------
+    tokenizers : mapping of str to TokenizerFacts or None
+        By prefix.
+    remedy : str
+        How to put them together all the same.
+
+    Raises
+    ------
+    ConfigError
+        Naming a corpus of each tokenizer.
+    """
+    first: dict[str, str] = {}
+    for prefix, facts in tokenizers.items():
+        if facts is not None:
+            first.setdefault(facts.digest, f"{prefix}: {facts.name}, digest {facts.digest}")
+    if len(first) > 1:
+        raise ConfigError(
+            "corpora of different tokenizers are put together, whose tokens mean different things "
+            f"({'; '.join(first.values())}); {remedy}"
+        )

@@ -1,4 +1,4 @@
-"""When a corpus is sound, checked in pieces that different ranks can take.
+"""Check whether a corpus is sound, in pieces for different ranks.
 
 A corpus is sound when the header is right, the `.idx` is exactly as long as its counts say, no
 length is negative, each offset is the running sum of the lengths in bytes, document boundaries
@@ -14,20 +14,20 @@ from typing import Final
 import msgspec
 import xxhash
 
-from distcache.activity import moved
 from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.idx import HEADER_SIZE, ITEM_TYPES, Idx, bin_path, idx_path, open_idx
 from distcache.errors import BuildInterrupted, DistcacheError
-from distcache.files import Stamp, stamp_of
+from distcache.io.files import Stamp, stamp_of
+from distcache.io.watchdog import tick
 from distcache.kernels import check_sequences, first_descent
 
-__all__ = ["Fault", "Outline", "RangeFacts", "check_range", "digest_idx", "outline", "summarise"]
+__all__ = ["Fault", "Outline", "RangeFacts", "check_range", "digest_idx", "outline", "summarize"]
 
 CHUNK: Final = 16 << 20
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """One thing that is wrong with a corpus: the file, and what was found and expected."""
+    """A fault of a corpus: the file, and what was found and expected."""
 
     prefix: str
     path: str
@@ -38,7 +38,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Outline(msgspec.Struct, frozen=True):
-    """What the header and the sizes of a corpus's files say; `faults` if they are wrong."""
+    """The header and the sizes of a corpus's files; `faults` if they are wrong."""
 
     prefix: str
     idx_size: int = 0
@@ -51,7 +51,7 @@ class Outline(msgspec.Struct, frozen=True):
 
 
 class RangeFacts(msgspec.Struct, frozen=True):
-    """What a range of a corpus's sequences adds up to, and its faults."""
+    """The sums over a range of a corpus's sequences, and its faults."""
 
     tokens: int
     empty: int
@@ -102,7 +102,7 @@ def outline(prefix: str) -> Outline:
 
 
 def _hint(prefix: str) -> str:
-    """Say what may be wrong with a prefix under which nothing is found."""
+    """Return a hint for a prefix without files."""
     for suffix in (".bin", ".idx"):
         if prefix.endswith(suffix):
             return f"; name the corpus without {suffix}: {prefix.removesuffix(suffix)}"
@@ -132,7 +132,7 @@ def digest_idx(idx: Idx) -> str:
         for begin in range(0, idx.size, CHUNK):
             digest.update(view[begin : begin + CHUNK])
             idx.release(begin, min(begin + CHUNK, idx.size))
-            moved()
+            tick()
     return digest.hexdigest()
 
 
@@ -151,7 +151,7 @@ def check_range(prefix: str, idx: Idx, begin: int, end: int) -> RangeFacts:
     Returns
     -------
     RangeFacts
-        Ranges that cover all sequences are put together by `summarise`.
+        Ranges that cover all sequences are put together by `summarize`.
     """
     facts = check_sequences(idx.lengths, idx.offsets, begin, end, idx.item_size)
     messages = []
@@ -193,10 +193,10 @@ def _release_range(idx: Idx, begin: int, end: int) -> None:
     idx.release(bounds_begin + 8 * first, bounds_begin + 8 * last)
 
 
-def summarise(
+def summarize(
     head: Outline, ranges: Sequence[RangeFacts], digest: str
 ) -> tuple[CorpusFacts, tuple[Fault, ...]]:
-    """Put together what was found of one corpus.
+    """Combine the findings of one corpus.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Prove finished corpora: against their receipts, their vocabulary, and what they were made of."""
+"""Audit finished corpora: against their receipts, their vocabulary and their sources."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from typing import Final
 import numpy as np
 
 from distcache.corpus import CorpusFacts, Fault, bin_path, idx_path, open_idx
-from distcache.corpus.idx import ITEM_TYPES
+from distcache.corpus.idx import ITEM_TYPES, limit_of
 from distcache.corpus.receipt import Receipt, find_receipt, read_receipt, receipt_path
-from distcache.corpus.token_types import limit_of
-from distcache.files import open_regular
-from distcache.ingest.readback import read_back
+from distcache.ingest.source_readback import read_back
+from distcache.io.files import open_regular
 from distcache.kernels import first_outside
-from distcache.ranks.agreement import from_rank_0, together
-from distcache.ranks.balance import slice_bounds
+from distcache.partition import slice_bounds
+from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
 
 __all__ = ["audit", "find_receipts"]
@@ -52,7 +51,7 @@ def find_receipts(
     Raises
     ------
     NotReady, CorpusError
-        If a receipt that is named is not there, or is none.
+        If a receipt that is named does not exist, or is none.
     """
     named = [read_receipt(path) for word in words for path in _receipt_paths(word)]
     found: dict[str, Receipt] = {}
@@ -97,7 +96,7 @@ def audit(
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks, which share out the bytes of the `.bin` files, and the documents.
+        Of all ranks, which distribute the bytes of the `.bin` files, and the documents.
     corpora : mapping of str to CorpusFacts
         By prefix.
     receipts : mapping of str to Receipt
@@ -120,7 +119,7 @@ def audit(
         receipt = receipts.get(prefix)
         limit = vocabulary
         if receipt is not None:
-            differences = from_rank_0(
+            differences = on_rank_0(
                 communicator,
                 partial(_differences, prefix, facts, receipt),
                 list[str],
@@ -143,7 +142,7 @@ def _vocabulary_of(receipt: Receipt) -> int | None:
 
 
 def _differences(prefix: str, facts: CorpusFacts, receipt: Receipt) -> list[str]:
-    """Return how a corpus differs from its receipt, and the first input that is not in place."""
+    """Return how a corpus differs from its receipt, and the first input whose offsets are wrong."""
     found = receipt.differences(facts)
     for name in ("documents", "sequences", "tokens"):
         inputs = sum(getattr(entry, name) for entry in receipt.inputs)
@@ -173,17 +172,17 @@ def _differences(prefix: str, facts: CorpusFacts, receipt: Receipt) -> list[str]
 def _check_range(
     communicator: Communicator, prefix: str, facts: CorpusFacts, vocabulary: int
 ) -> list[Fault]:
-    """Look at every token. Collective."""
+    """Check every token. Collective."""
     dtype = ITEM_TYPES[facts.type_code]
     if dtype.kind == "f":
         return [Fault(prefix, idx_path(prefix), f"token type is {dtype}, expected integers")]
     limit = limit_of(dtype, vocabulary)
     bounds = slice_bounds(facts.tokens, communicator.size, BLOCK // dtype.itemsize)
     begin, end = bounds[communicator.rank], bounds[communicator.rank + 1]
-    own = together(
+    own = on_all_ranks(
         communicator, lambda: _first_outside(prefix, dtype, begin, end, limit), "reading tokens"
     )
-    everyone = communicator.gather_all(own, tuple[int, int] | None, "tokens out of range")
+    everyone = communicator.allgather(own, tuple[int, int] | None, "tokens out of range")
     wrong = [entry for entry in everyone if entry is not None]
     if not wrong:
         return []
@@ -194,14 +193,14 @@ def _check_range(
         sequence = int(np.searchsorted(offsets, position * dtype.itemsize, side="right")) - 1
         return f"token {position}, in sequence {sequence}, is {token}, expected 0 to {limit - 1}"
 
-    message = from_rank_0(communicator, locate, str, "tokens out of range")
+    message = on_rank_0(communicator, locate, str, "tokens out of range")
     return [Fault(prefix, bin_path(prefix), message)]
 
 
 def _first_outside(
     prefix: str, dtype: np.dtype[np.generic], begin: int, end: int, limit: int
 ) -> tuple[int, int] | None:
-    """Return the place and the value of the first token that is not in [0, limit)."""
+    """Return the position and the value of the first token outside [0, limit)."""
     room = np.empty(BLOCK // dtype.itemsize, dtype)
     descriptor = open_regular(bin_path(prefix))
     try:

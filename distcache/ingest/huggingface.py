@@ -24,7 +24,7 @@ from distcache.ingest.tokenizer import (
 
 __all__ = ["HuggingFace", "download", "stated_end"]
 
-# What common models call the end of a document, where nothing else says it.
+# End-of-document tokens of common models, if no file names one.
 KNOWN_ENDS: Final = (
     "<|endoftext|>",
     "<|end_of_text|>",
@@ -58,7 +58,7 @@ class HuggingFace:
     def __init__(
         self, name: str, content: bytes, options: TokenizerOptions, stated_end: str | None = None
     ) -> None:
-        # Each worker has a thread of its own; the library's would be as many again for each.
+        # Each worker is a thread; the library would start as many again for each.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         try:
             self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
@@ -86,7 +86,7 @@ class HuggingFace:
 
 
 def download(options: TokenizerOptions) -> TokenizerSource:
-    """Get a tokenizer of the hub, or of its cache on this machine."""
+    """Download a tokenizer of the hub, or find it in the cache of this machine."""
     try:
         with refusing():
             path = Path(huggingface_hub.hf_hub_download(options.name, "tokenizer.json"))
@@ -114,7 +114,7 @@ def _end(vocabulary: dict[str, int], options: TokenizerOptions, stated: str | No
 
 
 def stated_end(directory: Path) -> str | None:
-    """Return what `tokenizer_config.json` calls the end of a sequence."""
+    """Return the `eos_token` of `tokenizer_config.json`."""
     path = directory / "tokenizer_config.json"
     if not path.is_file():
         return None

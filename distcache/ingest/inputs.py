@@ -1,7 +1,8 @@
-"""Which files an ingest reads, in which order."""
+"""The inputs of an ingest: which files, and in which order."""
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import stat
@@ -10,14 +11,28 @@ from pathlib import Path
 from typing import Final, Literal
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from distcache.corpus.receipt import receipt_path
 from distcache.errors import ConfigError, CorpusError, NotReady
+from distcache.io.files import open_regular
 
-__all__ = ["SUFFIXES", "Format", "Group", "Input", "find_inputs", "require_unchanged"]
+__all__ = [
+    "SUFFIXES",
+    "Format",
+    "Group",
+    "Input",
+    "batches_of",
+    "column_type",
+    "columns_of",
+    "find_inputs",
+    "open_parquet",
+    "require_unchanged",
+    "with_groups",
+]
 
 Format = Literal["jsonl", "txt", "parquet"]
-
 SUFFIXES: Final[dict[str, Format]] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
@@ -45,7 +60,7 @@ class Input(msgspec.Struct, frozen=True):
     size : int
         Bytes.
     changed : int
-        When it was last written, in nanoseconds since 1970.
+        Modification time, in nanoseconds since 1970.
     format : str
         From its name.
     compression : str or None
@@ -63,16 +78,15 @@ class Input(msgspec.Struct, frozen=True):
 
 
 def find_inputs(words: Sequence[str], formats: Sequence[Format]) -> list[Input]:
-    """Find the files that words name: files, patterns with ``*``, ``?`` or ``[]``, directories.
+    """Find input files by paths, patterns with ``*``, ``?`` or ``[]``, and directories.
 
     Parameters
     ----------
     words : sequence of str
-        As given on the command line. What a pattern or a directory, with all below it, has is taken
-        in the order of the paths; hidden files are left out of them, and files that were named
-        before.
+        Arguments of the command line. Patterns and directories (recursive) yield files in the order
+        of the paths, without hidden files; each file is read once.
     formats : sequence of str
-        Which formats will do.
+        Accepted formats.
 
     Returns
     -------
@@ -82,7 +96,7 @@ def find_inputs(words: Sequence[str], formats: Sequence[Format]) -> list[Input]:
     Raises
     ------
     NotReady
-        If a word names nothing.
+        If an argument matches nothing.
     ConfigError
         If a file has none of the formats.
     """
@@ -108,7 +122,7 @@ def find_inputs(words: Sequence[str], formats: Sequence[Format]) -> list[Input]:
 
 
 def require_unchanged(inputs: Sequence[Input]) -> None:
-    """Refuse inputs that are not what they were when they were found.
+    """Refuse inputs that have changed since they were found.
 
     Raises
     ------
@@ -139,7 +153,7 @@ def _expand(word: str, known: set[str]) -> Iterator[str]:
 
 
 def _below(directory: str, known: set[str]) -> Iterator[str]:
-    """Yield what is below a directory, through links too, but into no directory twice."""
+    """Yield the files below a directory, following links, but each directory once."""
     seen = {_identity(directory)}
     for parent, names, files in os.walk(directory, onerror=_refuse, followlinks=True):
         visible = sorted(name for name in names if not name.startswith((".", "_")))
@@ -164,7 +178,7 @@ def _identity(path: str) -> tuple[int, int]:
 
 
 def _split(path: str) -> tuple[str, str | None]:
-    """Return the suffix of a path without its compression, and that; none for a receipt of ours."""
+    """Return the suffix of a path and its compression; an empty suffix for a receipt."""
     if path.endswith(receipt_path("")):
         return "", None
     stem = Path(path)
@@ -175,7 +189,7 @@ def _split(path: str) -> tuple[str, str | None]:
 
 
 def _look(path: str) -> tuple[Input | None, tuple[int, int]]:
-    """Return a file as an input, unless it cannot be one, and what tells it from all others."""
+    """Return a file as an input, or None if it cannot be one, and its identity."""
     suffix, compression = _split(path)
     kind = SUFFIXES.get(suffix)
     try:
@@ -202,3 +216,88 @@ def _suffix_list(known: set[str]) -> str:
     names: Mapping[str, str] = {".parquet": ".parquet"}
     texts = [names.get(suffix, f"{suffix}[.gz|.zst]") for suffix in sorted(known)]
     return " or ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)
+
+
+@contextlib.contextmanager
+def open_parquet(path: str) -> Iterator[pq.ParquetFile]:
+    """Open a Parquet file.
+
+    Raises
+    ------
+    CorpusError
+        If it is not one.
+    """
+    try:
+        descriptor = open_regular(path)
+    except OSError as error:
+        raise CorpusError(f"{path}: cannot be opened: {error.strerror}") from error
+    with open(descriptor, "rb") as stream:
+        try:
+            file = pq.ParquetFile(stream, pre_buffer=False)
+        except (pa.ArrowException, OSError) as error:
+            raise CorpusError(
+                f"{path}: is not a sound Parquet file: {_first_line(error)}"
+            ) from error
+        yield file
+
+
+def column_type(file: pq.ParquetFile, path: str, column: str) -> pa.DataType:
+    """Return the type of a column.
+
+    Raises
+    ------
+    CorpusError
+        If no column, or several, have this name.
+    """
+    schema = file.schema_arrow
+    places = schema.get_all_field_indices(column)
+    if len(places) != 1:
+        found = ", ".join(schema.names[:20])
+        how = "no" if not places else "more than one"
+        raise CorpusError(f"{path}: has {how} column {column!r}; it has {found}")
+    kind: pa.DataType = schema.field(places[0]).type
+    return kind
+
+
+def columns_of(file: pq.ParquetFile) -> list[str]:
+    """Return the names of all columns."""
+    names: list[str] = file.schema_arrow.names
+    return names
+
+
+def with_groups(entry: Input, column: str) -> Input:
+    """Return an input with its row groups, weighed by the bytes of one column."""
+    with open_parquet(entry.path) as file:
+        column_type(file, entry.path, column)
+        found = file.metadata
+        groups = []
+        for index in range(found.num_row_groups):
+            group = found.row_group(index)
+            chunks = (group.column(place) for place in range(group.num_columns))
+            sizes = [
+                chunk.total_uncompressed_size
+                for chunk in chunks
+                if (chunk.path_in_schema + ".").startswith(column + ".")
+            ]
+            groups.append(Group(group.num_rows, max(sum(sizes), 0)))
+        return msgspec.structs.replace(entry, groups=tuple(groups))
+
+
+def batches_of(
+    file: pq.ParquetFile, group: int, columns: Sequence[str], rows: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield some columns of a row group in batches, with bounded memory.
+
+    Raises
+    ------
+    ValueError
+        If it is damaged.
+    """
+    try:
+        yield from file.iter_batches(rows, [group], list(columns), use_threads=False)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"cannot be read: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -1,11 +1,12 @@
-"""What a worker makes of a task: tokens in documents, and what there is to say of each piece."""
+"""The result of a task: documents of tokens, and facts about each piece."""
 
 from __future__ import annotations
 
 import tempfile
+import threading
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 
 import msgspec
@@ -13,23 +14,22 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from distcache.ingest.blocks import BLOCK, Blocks
+__all__ = ["BLOCK", "MOST_LISTED", "Blocks", "Part", "PieceFacts", "Problem", "Sink", "digest_of"]
 
-__all__ = ["MOST_LISTED", "Part", "PieceFacts", "Problem", "Sink", "digest_of"]
-
-MOST_LISTED: Final = 1000  # wrong rows of a piece whose places are kept; all are counted
-SPOOL: Final = 64 << 20  # bytes of tokens that stay in memory, if they may go to a file
+MOST_LISTED: Final = 1000  # invalid rows of a piece whose places are kept; all are counted
+SPOOL: Final = 64 << 20  # bytes of tokens in memory, if they may go to a file
+BLOCK: Final = 4 << 20  # bytes
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """What is wrong with a row.
+    """An invalid row.
 
     Attributes
     ----------
     place : int
         Its number in the piece or in the row group, from 0.
     reason : str
-        Why it is left out.
+        Why it is invalid.
     byte, group : int or None
         Where it begins in the file; its row group.
     """
@@ -41,7 +41,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class PieceFacts(msgspec.Struct):
-    """What a piece came to.
+    """What was read from a piece.
 
     Attributes
     ----------
@@ -50,10 +50,10 @@ class PieceFacts(msgspec.Struct):
     rows, empty, skipped, documents, sequences, tokens : int
         How many. Rows that are empty, or skipped because of an error, are no documents.
     lines : int
-        How many lines, blank ones as well, so that those of later pieces can be counted.
+        Lines, with blank ones, to count those of later pieces.
     problems : list of Problem
-        What is wrong with rows, or, if that ends the ingest, with the first. One may stand for the
-        rest of a row group.
+        Invalid rows; only the first if that ends the ingest. One may stand for the rest of a row
+        group.
     """
 
     digest: str
@@ -68,7 +68,7 @@ class PieceFacts(msgspec.Struct):
 
 
 class Sink:
-    """What readers give documents to.
+    """Receives documents from readers.
 
     Parameters
     ----------
@@ -78,7 +78,7 @@ class Sink:
     Attributes
     ----------
     pieces : list of PieceFacts
-        Of the pieces that are read, in order; the last one may be unfinished.
+        Of the pieces read so far, in order; the last one may be incomplete.
     """
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
@@ -105,7 +105,7 @@ class Sink:
         raise TypeError(f"{type(self).__name__} keeps no documents")
 
 
-class Part(Sink):
+class Part(Sink, AbstractContextManager["Part"]):
     """The documents of a task, in memory or, if they are many, in a nameless file.
 
     Parameters
@@ -170,11 +170,11 @@ class Part(Sink):
 
     @property
     def held(self) -> int:
-        """Bytes of memory that the tokens take."""
+        """Bytes of memory of the tokens."""
         return len(self._blocks) * BLOCK
 
-    def put_by(self) -> None:
-        """Give the memory back, if the tokens may be in a file until they are wanted."""
+    def spill(self) -> None:
+        """Move the tokens to a file, if they may go there."""
         if self._directory is not None:
             self._spill()
 
@@ -217,19 +217,11 @@ class Part(Sink):
             last = index == len(self._blocks) - 1
             yield block[: BLOCK - self._room] if last else block
 
-    def __enter__(self) -> Part:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Give the memory back, and remove the file."""
+        """Release the memory and the file."""
         self._pool.give(self._blocks)
         self._blocks = []
         if self._file is not None:
@@ -239,10 +231,30 @@ class Part(Sink):
 def digest_of(
     tokens: Iterator[NDArray[np.uint8]], lengths: NDArray[np.int32], counts: NDArray[np.int32]
 ) -> str:
-    """Return the digest of what is in a corpus, as `Part.digest` has it."""
+    """Return the digest of what is in a corpus, as `Part.digest` computes it."""
     digest = xxhash.xxh3_64()
     for block in tokens:
         digest.update(block.data)
     digest.update(lengths.data)
     digest.update(counts.data)
     return digest.hexdigest()
+
+
+class Blocks:
+    """A pool of blocks of `BLOCK` bytes, shared by the threads of a rank."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: list[NDArray[np.uint8]] = []
+
+    def take(self) -> NDArray[np.uint8]:
+        """Return an uninitialized block."""
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+        return np.empty(BLOCK, np.uint8)
+
+    def give(self, blocks: list[NDArray[Any]]) -> None:
+        """Return blocks to the pool."""
+        with self._lock:
+            self._free += blocks

@@ -1,9 +1,9 @@
-"""How inputs are cut into pieces, and pieces dealt to ranks: pure, and the same for any ranks."""
+"""Cut inputs into pieces and tasks, and place their documents in corpora; pure functions."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -11,14 +11,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.ingest.inputs import Input
+from distcache.ingest.part import PieceFacts
+from distcache.partition import balance
 
-__all__ = ["Piece", "cut_at_documents", "make_pieces", "make_tasks", "piece_bytes"]
+__all__ = [
+    "Counts",
+    "InputPiece",
+    "Segment",
+    "TaskRecord",
+    "cut_at_documents",
+    "make_pieces",
+    "make_tasks",
+    "overlap",
+    "owners_of",
+    "piece_bytes",
+    "place",
+    "reader_of",
+    "segments_of",
+]
 
 SMALLEST: Final = 1 << 20  # bytes; half a second of work for a tokenizer
-MOST: Final = 1 << 16  # pieces of an ingest, roughly: what is known of each is kept
+MOST: Final = 1 << 16  # pieces of an ingest, roughly; facts about each are kept
 
 
-class Piece(msgspec.Struct, frozen=True):
+class InputPiece(msgspec.Struct, frozen=True):
     """A part of an input that one worker reads.
 
     Attributes
@@ -28,9 +44,9 @@ class Piece(msgspec.Struct, frozen=True):
     begin, end : int
         Row groups of a Parquet file; else bytes: the lines that begin in them.
     first_byte, last_byte : int
-        The bytes of the file that its digest is taken of. The pieces of a file cover it.
+        The bytes of its digest. The pieces of a file cover it.
     nbytes : int
-        What it is likely to take to read it.
+        Bytes to read, as a cost.
     """
 
     source: int
@@ -42,11 +58,11 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 def piece_bytes(inputs: Sequence[Input]) -> int:
-    """Return the size of pieces: small enough to share out, large enough to be told apart."""
+    """Return the size of pieces: small enough to balance, large enough to be few."""
     return max(SMALLEST, sum(entry.size for entry in inputs) // MOST)
 
 
-def make_pieces(inputs: Sequence[Input], step: int, *, lines: bool) -> list[Piece]:
+def make_pieces(inputs: Sequence[Input], step: int, *, lines: bool) -> list[InputPiece]:
     """Cut inputs into pieces of about `step` bytes, in order.
 
     Parameters
@@ -60,7 +76,7 @@ def make_pieces(inputs: Sequence[Input], step: int, *, lines: bool) -> list[Piec
 
     Returns
     -------
-    list of Piece
+    list of InputPiece
         At least one for each input. Only a file that can be read from anywhere is cut: not a
         compressed one, and not one that is a single document.
     """
@@ -69,18 +85,18 @@ def make_pieces(inputs: Sequence[Input], step: int, *, lines: bool) -> list[Piec
         if entry.format == "parquet":
             pieces += _row_groups(source, entry, step)
         elif entry.compression or (entry.format == "txt" and not lines):
-            pieces.append(Piece(source, 0, entry.size, 0, entry.size, entry.size))
+            pieces.append(InputPiece(source, 0, entry.size, 0, entry.size, entry.size))
         else:
             bounds = [*range(0, entry.size, step), entry.size] if entry.size else [0, 0]
             pieces += [
-                Piece(source, begin, end, begin, end, end - begin)
+                InputPiece(source, begin, end, begin, end, end - begin)
                 for begin, end in itertools.pairwise(bounds)
             ]
     return pieces
 
 
-def _row_groups(source: int, entry: Input, step: int) -> list[Piece]:
-    """Put small row groups together. Their bytes are taken to be spread evenly over the file."""
+def _row_groups(source: int, entry: Input, step: int) -> list[InputPiece]:
+    """Group small row groups. Their bytes are assumed to be spread evenly over the file."""
     bounds, nbytes = [0], 0
     for index, group in enumerate(entry.groups):
         if nbytes and nbytes + group.nbytes > step:
@@ -90,7 +106,7 @@ def _row_groups(source: int, entry: Input, step: int) -> list[Piece]:
     count = len(entry.groups)
     bounds.append(count)
     return [
-        Piece(
+        InputPiece(
             source,
             begin,
             end,
@@ -102,8 +118,8 @@ def _row_groups(source: int, entry: Input, step: int) -> list[Piece]:
     ]
 
 
-def make_tasks(pieces: Sequence[Piece], step: int) -> list[range]:
-    """Put small pieces that follow one another together; each range is of indices of pieces."""
+def make_tasks(pieces: Sequence[InputPiece], step: int) -> list[range]:
+    """Group consecutive small pieces; each range is of indices of pieces."""
     tasks: list[range] = []
     begin, nbytes = 0, 0
     for index, piece in enumerate(pieces):
@@ -115,16 +131,16 @@ def make_tasks(pieces: Sequence[Piece], step: int) -> list[range]:
 
 
 def cut_at_documents(nbytes: NDArray[np.int64], room: int, limit: int) -> list[int]:
-    """Return how many documents go into the corpus at hand, and into each of those that follow.
+    """Return how many documents go into the current corpus, and into each following one.
 
     Parameters
     ----------
     nbytes : ndarray of int64, shape (documents,)
         Of the `.bin`, for each document.
     room : int
-        Bytes that the corpus at hand has left; `limit` if it is empty.
+        Bytes that the current corpus has left; `limit` if it is empty.
     limit : int
-        Bytes that a corpus may have; a document that is longer gets a corpus to itself.
+        Bytes that a corpus may have; a longer document gets a corpus of its own.
 
     Returns
     -------
@@ -141,3 +157,172 @@ def cut_at_documents(nbytes: NDArray[np.int64], room: int, limit: int) -> list[i
         counts.append(end - begin)
         begin, before, room = end, int(ends[end - 1]) if end else 0, limit
     return counts
+
+
+class Counts(msgspec.Struct, frozen=True, array_like=True):
+    """Numbers of documents, sequences and tokens; also a position, by what lies before it."""
+
+    documents: int = 0
+    sequences: int = 0
+    tokens: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(
+            self.documents + other.documents,
+            self.sequences + other.sequences,
+            self.tokens + other.tokens,
+        )
+
+    def __sub__(self, other: Counts) -> Counts:
+        return Counts(
+            self.documents - other.documents,
+            self.sequences - other.sequences,
+            self.tokens - other.tokens,
+        )
+
+
+class Segment(msgspec.Struct, frozen=True, array_like=True):
+    """The documents of a task in one corpus.
+
+    Attributes
+    ----------
+    shard : int
+        Which corpus.
+    first : Counts
+        Before them in the corpus.
+    size : Counts
+        Their numbers.
+    """
+
+    shard: int
+    first: Counts
+    size: Counts
+
+
+class TaskRecord(msgspec.Struct, frozen=True):
+    """A finished task.
+
+    Attributes
+    ----------
+    task : int
+        Which one.
+    pieces : list of PieceFacts
+        Of its pieces.
+    digest : str
+        Of its documents, as `Part.digest`.
+    segments : list of Segment
+        Where they are.
+    """
+
+    task: int
+    pieces: list[PieceFacts]
+    digest: str
+    segments: list[Segment]
+
+
+def place(at: Segment, size: Counts, item_size: int, limit: int | None) -> Segment | None:
+    """Return where the documents of a task go, or None if they must be split.
+
+    Parameters
+    ----------
+    at : Segment
+        The last one so far.
+    size : Counts
+        Of the task.
+    item_size : int
+        Bytes per token.
+    limit : int or None
+        Bytes that a `.bin` may have.
+    """
+    first = at.first + at.size
+    if limit is None or not size.documents or (first.tokens + size.tokens) * item_size <= limit:
+        return Segment(at.shard, first, size)
+    return None
+
+
+def segments_of(
+    at: Segment, lengths: NDArray[np.int32], counts: NDArray[np.int32], item_size: int, limit: int
+) -> list[Segment]:
+    """Split the documents of a task where a corpus would exceed the limit.
+
+    Parameters
+    ----------
+    at : Segment
+        The last one so far.
+    lengths : ndarray of int32, shape (sequences,)
+        Tokens of each sequence.
+    counts : ndarray of int32, shape (documents,)
+        Sequences of each document, at least one.
+    item_size, limit : int
+        Bytes per token, and bytes that a `.bin` may have.
+    """
+    firsts = np.cumsum(counts, dtype=np.int64) - counts
+    tokens = np.add.reduceat(lengths, firsts, dtype=np.int64) if len(counts) else firsts
+    end = at.first + at.size
+    room = limit - end.tokens * item_size
+    cuts = np.cumsum([0, *cut_at_documents(tokens * item_size, room, limit)])
+    found = []
+    for index, (begin, last) in enumerate(itertools.pairwise(cuts)):
+        size = Counts(
+            int(last - begin), int(counts[begin:last].sum()), int(tokens[begin:last].sum())
+        )
+        found.append(Segment(at.shard + index, end if index == 0 else Counts(), size))
+    return [segment for segment in found if segment.size.documents]
+
+
+def owners_of(costs: Sequence[float], begun: int, ranks: int) -> list[int]:
+    """Return the rank of each task; those not yet done are balanced by their costs.
+
+    Parameters
+    ----------
+    costs : sequence of float
+        Of all tasks.
+    begun : int
+        The first task of this run.
+    ranks : int
+        Number of ranks.
+    """
+    owners = [task % ranks for task in range(len(costs))]
+    for rank, share in enumerate(balance(costs[begun:], ranks)):
+        for place in share:
+            owners[begun + place] = rank
+    return owners
+
+
+def reader_of(owner: int, ranks: int) -> int:
+    """Return the rank that reads back what another has written."""
+    return (owner + 1) % ranks
+
+
+def overlap(
+    pieces: Sequence[Counts], segments: Sequence[Segment]
+) -> Iterator[tuple[int, int, Counts, Counts, Counts]]:
+    """Distribute the pieces of a task over its segments.
+
+    Yields
+    ------
+    piece : int
+        Which one.
+    segment : int
+        Which one has a part of it; a piece without documents belongs to the current one.
+    at : Counts
+        Of the segment, before the piece.
+    before : Counts
+        Of the piece, in earlier segments.
+    size : Counts
+        Of the piece, in this one.
+    """
+    segment, used = 0, Counts()
+    for index, piece in enumerate(pieces):
+        before = Counts()
+        while True:
+            room = segments[segment].size - used if segments else Counts()
+            rest = piece - before
+            fits = rest.documents <= room.documents or segment >= len(segments) - 1
+            size = rest if fits else room
+            if size.documents or fits:
+                yield index, segment, used, before, size
+            before, used = before + size, used + size
+            if fits:
+                break
+            segment, used = segment + 1, Counts()

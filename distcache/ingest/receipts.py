@@ -1,4 +1,4 @@
-"""Receipts out of what is known of tasks: pure."""
+"""Make receipts from the records of tasks; pure functions."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ from distcache.corpus.receipt import (
     receipt_of,
 )
 from distcache.ingest.inputs import Input
-from distcache.ingest.locations import Locator
 from distcache.ingest.part import PieceFacts
-from distcache.ingest.pieces import Piece
-from distcache.ingest.placing import Counts, TaskRecord, overlap
+from distcache.ingest.pieces import Counts, InputPiece, TaskRecord, overlap
+from distcache.ingest.rounds import Locator
 
-MOST_LISTED: Final = 100_000  # wrong rows whose places stand in a receipt; all are counted
+MOST_LISTED: Final = 100_000  # invalid rows whose places a receipt lists; all are counted
 
 __all__ = ["make_receipts"]
 
 
 @dataclass
 class _Share:
-    """What one input came to in one corpus, so far. Rows are counted where their piece begins."""
+    """The share of one input in one corpus. Rows are counted where their piece begins."""
 
     entry: Input
     digest: str
@@ -41,8 +40,8 @@ class _Share:
     skipped: int = 0
     pieces: list[PieceReceipt] = field(default_factory=list)
 
-    def add(self, piece: Piece, facts: PieceFacts, before: Counts, size: Counts) -> None:
-        """Count a piece, or the rest of one that an earlier corpus has the beginning of."""
+    def add(self, piece: InputPiece, facts: PieceFacts, before: Counts, size: Counts) -> None:
+        """Add a piece, or the rest of one that begins in an earlier corpus."""
         rows = 0
         if not before.documents:
             rows = facts.rows
@@ -62,7 +61,7 @@ class _Share:
         )
 
     def receipt(self, item_size: int) -> InputReceipt:
-        """Return what is known of it."""
+        """Return its receipt."""
         tokens = sum(piece.tokens for piece in self.pieces)
         sequences = sum(piece.sequences for piece in self.pieces)
         return InputReceipt(
@@ -83,14 +82,14 @@ class _Share:
 
 def make_receipts(
     inputs: Sequence[Input],
-    pieces: Sequence[Piece],
+    pieces: Sequence[InputPiece],
     tasks: Sequence[range],
     records: Sequence[TaskRecord],
     facts: Sequence[CorpusFacts],
     names: Sequence[str],
     origin: Origin,
 ) -> list[Receipt]:
-    """Write the receipts of all corpora of an ingest.
+    """Make the receipts of all corpora of an ingest.
 
     Parameters
     ----------
@@ -137,7 +136,7 @@ def make_receipts(
 
 
 def _input_digests(
-    pieces: Sequence[Piece], tasks: Sequence[range], records: Sequence[TaskRecord]
+    pieces: Sequence[InputPiece], tasks: Sequence[range], records: Sequence[TaskRecord]
 ) -> dict[int, str]:
     found: dict[int, list[str]] = {}
     for record in records:

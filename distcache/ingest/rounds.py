@@ -1,29 +1,43 @@
-"""The rounds of an ingest: some tasks in order, of which each rank writes its own.
+"""The rounds of an ingest: each takes the next tasks in order, and every rank writes its own.
 
-The places of a round's documents follow from those before them, so that every byte is written
-where it stays, once, and nothing is merged. Workers go on with tasks of later rounds meanwhile: a
-task that takes long, as that of a large compressed file, keeps nobody from reading.
+The places of a round's documents follow from those before them, so that every byte is written once,
+at its final place, and nothing is merged. Workers continue with tasks of later rounds: a long task,
+such as a large compressed file, does not block the others.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from functools import partial
+from typing import Final, Protocol
 
 import msgspec
 
+from distcache.corpus.receipt import Skipped
 from distcache.errors import CorpusError
-from distcache.ingest.journal import Journal
-from distcache.ingest.locations import Locator
-from distcache.ingest.part import Part, PieceFacts
-from distcache.ingest.placing import Counts, Segment, TaskRecord, place, segments_of
-from distcache.ingest.workers import Work, Workers
+from distcache.ingest.inputs import Input
+from distcache.ingest.part import Blocks, Part, PieceFacts, Problem, Sink
+from distcache.ingest.pieces import Counts, InputPiece, Segment, TaskRecord, place, segments_of
+from distcache.ingest.token_store import TokenStore
+from distcache.io.files import digest_range
+from distcache.io.watchdog import tick
 from distcache.progress import Progress
-from distcache.ranks.agreement import from_rank_0, together
+from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
+from distcache.staging.journal import Journal
 
-__all__ = ["run_rounds"]
+__all__ = ["Locator", "Reader", "Work", "Workers", "run_rounds"]
+
+AHEAD: Final = 32 << 20  # bytes of inputs of finished tasks that wait in memory for their round
+SPOOLED: Final = 4 << 30  # the same, if they may wait in a file
+NOTE_EVERY: Final = 20.0  # seconds between two messages about a task
+MOST_AHEAD: Final = 8  # tasks that may wait in memory, however small
+COMPRESSED: Final = 4  # cost of a byte of a compressed file, relative to others
 
 
 class _Report(msgspec.Struct, frozen=True):
@@ -41,7 +55,7 @@ def run_rounds(
     threads: int,
     progress: Progress,
 ) -> list[TaskRecord]:
-    """Do all tasks that are not done. Collective.
+    """Run all tasks that are not done. Collective.
 
     Parameters
     ----------
@@ -52,13 +66,13 @@ def run_rounds(
     done : list of TaskRecord
         Of the first tasks.
     owners : sequence of int
-        The rank that does each task.
+        The rank that runs each task.
     journal : Journal or None
         Of rank 0.
     threads : int
         Workers of each rank.
     progress : Progress
-        Told of the bytes that all ranks have read.
+        Receives the bytes that all ranks have read.
 
     Returns
     -------
@@ -68,7 +82,7 @@ def run_rounds(
     Raises
     ------
     CorpusError
-        On all ranks: the first row that is wrong, if that is to end the ingest.
+        On all ranks: the first invalid row, if that ends the ingest.
     """
     records = list(done)
     locator = Locator(work.inputs, work.pieces)
@@ -82,7 +96,7 @@ def run_rounds(
             tasks = range(first, min(first + communicator.size, len(work.tasks)))
             made = _round(communicator, work, records, tasks, owners, workers, locator)
             records += made
-            from_rank_0(communicator, partial(_append, journal, made), None, "the journal")
+            on_rank_0(communicator, partial(_append, journal, made), None, "the journal")
             progress.advance(sum(work.bytes_of(task) for task in tasks))
     return records
 
@@ -102,19 +116,19 @@ def _round(
     workers: Workers,
     locator: Locator,
 ) -> list[TaskRecord]:
-    """Take the next tasks, agree where their documents go, and write them there. Collective."""
+    """Take the next tasks, place their documents, and write them. Collective."""
     own = [task for task in tasks if owners[task] == communicator.rank]
     with contextlib.ExitStack() as stack:
 
         def take() -> dict[int, Part]:
             return {task: stack.enter_context(workers.take()) for task in own}
 
-        parts = together(communicator, take, "reading inputs")
+        parts = on_all_ranks(communicator, take, "reading inputs")
         mine = {task: _report_of(part) for task, part in parts.items()}
-        found = communicator.gather_all(mine, dict[int, _Report], "what came of inputs")
+        found = communicator.allgather(mine, dict[int, _Report], "the result of inputs")
         reports = [found[owners[task]][task] for task in tasks]
         for task, entry in zip(tasks, reports, strict=True):
-            _require_right(work, task, entry, locator)
+            _require_valid(work, task, entry, locator)
         made = _place(communicator, work, records, tasks, owners, reports, parts)
 
         def write() -> None:
@@ -122,7 +136,7 @@ def _round(
                 if record.task in parts:
                     work.store.write(parts[record.task], record.segments)
 
-        together(communicator, write, "writing tokens")
+        on_all_ranks(communicator, write, "writing tokens")
     return made
 
 
@@ -131,12 +145,12 @@ def _report_of(part: Part) -> _Report:
     return _Report(part.pieces, part.digest, size)
 
 
-def _require_right(work: Work, task: int, report: _Report, locator: Locator) -> None:
+def _require_valid(work: Work, task: int, report: _Report, locator: Locator) -> None:
     for piece, facts in zip(work.tasks[task], report.pieces, strict=False):
         wrong = locator.skipped(piece, facts)
         if wrong and work.fail:
             error = CorpusError(str(wrong[0]))
-            error.agreed = True  # all ranks have all reports
+            error.is_collective = True  # all ranks have all reports
             raise error
 
 
@@ -149,7 +163,7 @@ def _place(
     reports: list[_Report],
     parts: Mapping[int, Part],
 ) -> list[TaskRecord]:
-    """Return the records of a round. Collective, as far as tasks must be cut."""
+    """Return the records of a round. Collective, where tasks must be split."""
     at = next(
         (record.segments[-1] for record in reversed(records) if record.segments),
         Segment(0, Counts(), Counts()),
@@ -164,8 +178,190 @@ def _place(
             mine: list[Segment] = []
             if (part := parts.get(task)) is not None:
                 mine = segments_of(at, part.lengths, part.counts, item_size, work.limit)
-            shares = communicator.gather_all(mine, list[Segment], "where corpora end")
+            shares = communicator.allgather(mine, list[Segment], "where corpora end")
             segments = shares[owners[task]]
         made.append(TaskRecord(task, report.pieces, report.digest, segments))
         at = segments[-1] if segments else at
     return made
+
+
+class Locator:
+    """Counts the lines of inputs, piece after piece, to locate rows.
+
+    Parameters
+    ----------
+    inputs, pieces
+        Of the ingest.
+    """
+
+    def __init__(self, inputs: Sequence[Input], pieces: Sequence[InputPiece]) -> None:
+        self._inputs = inputs
+        self._pieces = pieces
+        self._source = -1
+        self._before = 0
+
+    def skipped(self, piece: int, facts: PieceFacts) -> list[Skipped]:
+        """Return the invalid rows of the next piece, by their places in the input."""
+        source = self._pieces[piece].source
+        if source != self._source:
+            self._source, self._before = source, 0
+        entry = self._inputs[source]
+        found = [self._locate(entry, problem) for problem in facts.problems]
+        self._before += facts.lines
+        return found
+
+    def _locate(self, entry: Input, problem: Problem) -> Skipped:
+        if problem.group is not None:
+            return Skipped(entry.path, problem.reason, row_group=problem.group, row=problem.place)
+        if problem.byte is None:
+            return Skipped(entry.path, problem.reason)
+        line = self._before + problem.place + 1
+        return Skipped(entry.path, problem.reason, line=line, byte=problem.byte)
+
+
+class Reader(Protocol):
+    """Reads documents from pieces of inputs. Called from several threads."""
+
+    def read(
+        self, entry: Input, piece: InputPiece, part: Sink, stopped: Callable[[], bool]
+    ) -> bool:
+        """Add the documents of a piece to a part; false if an error ends the ingest."""
+        ...
+
+
+@dataclass
+class Work:
+    """The work of an ingest.
+
+    Attributes
+    ----------
+    inputs, pieces, tasks
+        What to read; tasks are ranges of pieces of inputs.
+    reader : Reader
+        Reads pieces.
+    store : TokenStore
+        Stores the documents.
+    spools : bool
+        Whether the tokens of a task may go to a file.
+    limit : int or None
+        Bytes of a `.bin`.
+    fail : bool
+        Whether an invalid row ends the ingest.
+    """
+
+    inputs: list[Input]
+    pieces: list[InputPiece]
+    tasks: list[range]
+    reader: Reader
+    store: TokenStore
+    spools: bool
+    limit: int | None
+    fail: bool
+
+    def bytes_of(self, task: int) -> int:
+        """Return the bytes of the inputs of a task."""
+        return sum(self.pieces[index].nbytes for index in self.tasks[task])
+
+    def cost_of(self, task: int) -> int:
+        """Return the cost of a task, in bytes that are not compressed."""
+        pieces = [self.pieces[index] for index in self.tasks[task]]
+        return sum(
+            piece.nbytes * (COMPRESSED if self.inputs[piece.source].compression else 1)
+            for piece in pieces
+        )
+
+
+class Workers:
+    """The threads of a rank, which run its tasks in order, and not too far ahead.
+
+    Parameters
+    ----------
+    work : Work
+        All tasks.
+    tasks : sequence of int
+        Of this rank.
+    threads : int
+        How many.
+    note : callable
+        Called now and then during a long task.
+    """
+
+    def __init__(
+        self, work: Work, tasks: Sequence[int], threads: int, note: Callable[[str], None]
+    ) -> None:
+        self._work = work
+        self._left = deque(tasks)
+        self._threads = threads
+        self._stop = threading.Event()
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="ingest")
+        self._going: deque[tuple[int, Future[Part]]] = deque()
+        self._ahead = 0  # bytes of inputs of tasks that run or wait
+        self._held = 0  # bytes of memory of tasks that wait
+        self._lock = threading.Lock()
+        self._parts: dict[int, Part] = {}
+        self._note = note
+        self._blocks = Blocks()
+
+    def __enter__(self) -> Workers:
+        self._start()  # the first round may have no task of this rank
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        for _task, left in self._going:
+            if not left.cancelled() and left.exception() is None:
+                left.result().close()
+
+    def take(self) -> Part:
+        """Return the result of this rank's next task."""
+        self._start()
+        task, future = self._going.popleft()
+        while not wait([future], NOTE_EVERY).done:
+            self._note_progress(task)
+        part = future.result()
+        self._ahead -= self._work.bytes_of(task)
+        with self._lock:
+            self._held -= part.held
+            del self._parts[task]
+        self._start()
+        return part
+
+    def _note_progress(self, task: int) -> None:
+        """Report the progress of a long task."""
+        if (part := self._parts.get(task)) is not None and part.pieces:
+            index = self._work.tasks[task][len(part.pieces) - 1]
+            path = self._work.inputs[self._work.pieces[index].source].path
+            self._note(f"reading {path}: {part.pieces[-1].rows:,} rows so far")
+
+    def _start(self) -> None:
+        """Start tasks, as far ahead as there is room for their results."""
+        while self._left and (len(self._going) < self._threads or self._has_room()):
+            task = self._left.popleft()
+            self._ahead += self._work.bytes_of(task)
+            self._going.append((task, self._pool.submit(self._run, task)))
+
+    def _has_room(self) -> bool:
+        if self._work.spools:
+            return self._ahead < SPOOLED
+        return self._ahead < AHEAD and len(self._going) < self._threads + MOST_AHEAD
+
+    def _run(self, task: int) -> Part:
+        work = self._work
+        directory = work.store.output.directory if work.spools else None
+        part = self._parts[task] = Part(work.store.dtype, self._blocks, directory)
+        for index in work.tasks[task]:
+            if self._stop.is_set():
+                break
+            piece = work.pieces[index]
+            entry = work.inputs[piece.source]
+            digest = digest_range(entry.path, piece.first_byte, piece.last_byte, self._stop.is_set)
+            part.pieces.append(PieceFacts(digest))
+            if not work.reader.read(entry, piece, part, self._stop.is_set):
+                break
+        tick()
+        with self._lock:
+            if self._held + part.held > AHEAD:
+                part.spill()
+            self._held += part.held
+        return part

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple, TypedDict
 
@@ -10,28 +11,30 @@ import msgspec
 import pyarrow as pa
 
 from distcache.errors import CorpusError
-from distcache.ingest.inputs import Input
-from distcache.ingest.lines import Line, lines_of_range, lines_of_stream, read_whole
-from distcache.ingest.options import TextOptions
-from distcache.ingest.parquet import batches_of, column_type, open_parquet
-from distcache.ingest.pieces import Piece
+from distcache.ingest.inputs import Input, batches_of, column_type, open_parquet
+from distcache.ingest.pieces import InputPiece
+from distcache.ingest.read_options import TextOptions
+from distcache.io.files import open_regular
 
-__all__ = ["Row", "require_text_column", "text_rows"]
+__all__ = ["Line", "Row", "lines_of_range", "lines_of_stream", "require_text_column", "text_rows"]
 
 SLICE: Final = 256  # rows of a Parquet file that are Python objects at a time
-MOST_FIELDS: Final = 10  # that an error names
+MOST_FIELDS: Final = 10  # names in an error message
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
+BLOCK = 1 << 20  # bytes of a read
+
+
 class Row(NamedTuple):
-    """A row, or why it is none.
+    """A parsed row, or the reason why it was rejected.
 
     Attributes
     ----------
     place : int
         Its number in the piece, or in the row group, from 0.
     texts : list of str or None
-        Each becomes a sequence; None for a line that is blank.
+        Each becomes a sequence; None for a blank line.
     reason : str or None
         What is wrong with it.
     byte : int or None
@@ -47,14 +50,14 @@ class Row(NamedTuple):
     group: int | None = None
 
 
-def text_rows(entry: Input, piece: Piece, options: TextOptions) -> Iterator[Row]:
+def text_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator[Row]:
     """Yield the rows of a piece of an input.
 
     Parameters
     ----------
     entry : Input
         The input.
-    piece : Piece
+    piece : InputPiece
         Of it.
     options : TextOptions
         What a row is.
@@ -62,8 +65,8 @@ def text_rows(entry: Input, piece: Piece, options: TextOptions) -> Iterator[Row]
     Yields
     ------
     Row
-        In order. A reason is given for each that cannot be read, and as the last one if the rest
-        of the piece cannot be.
+        In order. Invalid rows have a reason, and so has the last one if the rest of the piece
+        cannot be read.
     """
     if entry.format == "parquet":
         return _parquet_rows(entry, piece, options)
@@ -75,10 +78,10 @@ def text_rows(entry: Input, piece: Piece, options: TextOptions) -> Iterator[Row]
 
 
 def json_decoder(key: str) -> Callable[[bytes], list[str] | None]:
-    """Return a function that takes the text, or the list of texts, out of a JSON line.
+    """Return a function that extracts the text, or the list of texts, from a JSON line.
 
-    Other fields are skipped without being decoded. What a strict parser refuses is given to
-    Python's, which Megatron uses: it knows NaN, and takes a lone surrogate for a character.
+    Other fields are skipped, not decoded. Lines that the strict parser refuses are parsed by
+    Python's, which Megatron uses: it accepts NaN and lone surrogates.
     """
     kind = TypedDict("Line", {key: str | list[str]})  # type: ignore[misc]  # known at run time
     decode = msgspec.json.Decoder(kind).decode
@@ -115,7 +118,7 @@ def _decode_leniently(content: bytes, key: str, error: Exception) -> Any:
 
 
 def _explain(problem: str, content: bytes) -> str:
-    """Add what the line has, or that it is no line of JSON at all."""
+    """Add the fields of the line to a message, or that it is not a JSON line."""
     try:
         document = json.loads(content)
     except (ValueError, RecursionError):
@@ -136,7 +139,10 @@ def _decode_text(content: bytes) -> list[str]:
 
 
 def _line_rows(
-    entry: Input, piece: Piece, options: TextOptions, decode: Callable[[bytes], list[str] | None]
+    entry: Input,
+    piece: InputPiece,
+    options: TextOptions,
+    decode: Callable[[bytes], list[str] | None],
 ) -> Iterator[Row]:
     place, byte = -1, piece.begin
     try:
@@ -148,8 +154,8 @@ def _line_rows(
         yield Row(place + 1, [], reason, byte)
 
 
-def _lines(entry: Input, piece: Piece, options: TextOptions) -> Iterator[Line]:
-    # An escaped character takes up to six bytes of JSON; what counts is checked when it is text.
+def _lines(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator[Line]:
+    # An escaped character takes up to six bytes of JSON; the text is checked after decoding.
     limit = options.longest * (6 if entry.format == "jsonl" else 1) + (1 << 20)
     if entry.compression:
         return lines_of_stream(entry.path, entry.compression, limit)
@@ -201,7 +207,7 @@ def _file_row(entry: Input, options: TextOptions) -> Row:
 
 
 def require_text_column(entry: Input, options: TextOptions) -> None:
-    """Refuse a Parquet file whose column is not one of texts.
+    """Refuse a Parquet file whose column does not have texts.
 
     Raises
     ------
@@ -222,7 +228,7 @@ def _is_list(kind: pa.DataType) -> bool:
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
-def _parquet_rows(entry: Input, piece: Piece, options: TextOptions) -> Iterator[Row]:
+def _parquet_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator[Row]:
     with open_parquet(entry.path) as file:
         for group in range(piece.begin, piece.end):
             place = 0
@@ -236,7 +242,7 @@ def _parquet_rows(entry: Input, piece: Piece, options: TextOptions) -> Iterator[
 
 
 def _values(column: pa.Array) -> list[Any]:
-    """Return values as Python has them; errors in the place of texts that are not UTF-8."""
+    """Return Python values, with errors in the place of texts that are not UTF-8."""
     try:
         values: list[Any] = column.to_pylist()
         return values
@@ -258,3 +264,138 @@ def _value_row(place: int, value: Any, group: int) -> Row:
     if any(text is None for text in texts):
         return Row(place, [], "is null, or has a null in it", None, group)
     return Row(place, texts, None, None, group)
+
+
+class Line(NamedTuple):
+    """A line without its end.
+
+    Attributes
+    ----------
+    position : int
+        Where it begins in the (decompressed) file, in bytes.
+    content : bytes or None
+        None if it is longer than the limit.
+    size : int
+        Bytes.
+    """
+
+    position: int
+    content: bytes | None
+    size: int
+
+
+def lines_of_range(path: str, begin: int, end: int, limit: int) -> Iterator[Line]:
+    """Yield the lines of a file that begin in bytes [begin, end).
+
+    Raises
+    ------
+    OSError
+        If the file cannot be read.
+    """
+    descriptor = open_regular(path)
+    try:
+        start = _line_start(descriptor, begin, end)
+        if start >= end:
+            return
+        for line in _split(_blocks(descriptor, start), start, limit):
+            if line.position >= end:
+                return
+            yield line
+    finally:
+        os.close(descriptor)
+
+
+def lines_of_stream(path: str, compression: str, limit: int) -> Iterator[Line]:
+    """Yield the lines of a compressed file; positions are of the decompressed data.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be read, is damaged, or ends too early.
+    """
+    yield from _split(_decompressed(path, compression), 0, limit)
+
+
+def read_whole(path: str, compression: str | None, limit: int) -> bytes | None:
+    """Return the (decompressed) content of a file, or None if it is longer than the limit.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be read, is damaged, or ends too early.
+    """
+    content = bytearray()
+    for block in _decompressed(path, compression):
+        content += block
+        if len(content) > limit:
+            return None
+    return bytes(content)
+
+
+def _decompressed(path: str, compression: str | None) -> Iterator[bytes]:
+    """Yield the decompressed data of a file, up to the last byte before any damage.
+
+    Arrow discards the decompressed part of a damaged block, so that block is read again in smaller
+    ones.
+    """
+    position = 0
+    for size in (BLOCK, 4096, 1):
+        try:
+            for block in _blocks_from(path, compression, position, size):
+                position += len(block)
+                yield block
+        except OSError:
+            if size == 1 or compression is None:
+                raise
+        else:
+            return
+
+
+def _blocks_from(path: str, compression: str | None, begin: int, size: int) -> Iterator[bytes]:
+    with os.fdopen(open_regular(path), "rb") as file:
+        if compression is not None and os.fstat(file.fileno()).st_size == 0:
+            raise OSError("Truncated compressed stream: the file is empty")
+        source = pa.PythonFile(file, "r")
+        stream = source if compression is None else pa.CompressedInputStream(source, compression)
+        while begin and (skipped := stream.read(min(begin, BLOCK))):
+            begin -= len(skipped)
+        while block := stream.read(size):
+            yield block
+
+
+def _line_start(descriptor: int, begin: int, end: int) -> int:
+    """Return the position of the first line that begins in [begin, end), else `end`."""
+    position = begin - 1
+    while 0 <= position < end - 1:
+        block = os.pread(descriptor, min(BLOCK, end - 1 - position), position)
+        if not block:
+            return end
+        found = block.find(b"\n")
+        if found >= 0:
+            return position + found + 1
+        position += len(block)
+    return begin if begin == 0 else end
+
+
+def _blocks(descriptor: int, position: int) -> Iterator[bytes]:
+    while block := os.pread(descriptor, BLOCK, position):
+        yield block
+        position += len(block)
+
+
+def _split(blocks: Iterator[bytes], position: int, limit: int) -> Iterator[Line]:
+    """Split blocks at line ends. Lines beyond the limit are counted, not kept."""
+    kept: list[bytes] = []
+    size = 0
+    for block in blocks:
+        begin = 0
+        while (end := block.find(b"\n", begin)) >= 0:
+            size += end - begin
+            kept.append(block[begin:end])
+            yield Line(position, b"".join(kept) if size <= limit else None, size)
+            position += size + 1
+            kept, size, begin = [], 0, end + 1
+        size += len(block) - begin
+        kept = [*kept, block[begin:]] if size <= limit else []
+    if size:
+        yield Line(position, b"".join(kept) if size <= limit else None, size)

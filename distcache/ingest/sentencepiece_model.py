@@ -1,4 +1,4 @@
-"""SentencePiece models, by the library sentencepiece."""
+"""Tokenizers of SentencePiece."""
 
 from __future__ import annotations
 

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
 from pathlib import Path
-from types import FunctionType
 from typing import Any, Final
 
 import msgspec
 import tiktoken
-from tiktoken_ext import openai_public
 
 from distcache.errors import ConfigError, NotReady
 from distcache.ingest.tokenizer import (
@@ -25,30 +22,82 @@ from distcache.ingest.tokenizer import (
 
 __all__ = ["Tiktoken", "knows", "parts_by_name", "parts_of_file"]
 
-# The two that Megatron-Core's TikTokenTokenizer has (tokenizers/text/libraries), and its numbers.
-_LETTERS: Final = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_UPPER: Final = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+_LOWER: Final = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SPACES: Final = r"\s+(?!\S)|\s+"
+# The two that Megatron-Core's TikTokenTokenizer has (tokenizers/text/libraries), and its numbers.
 MEGATRON_PATTERNS: Final = {
     "v1": r"[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|" + _SPACES,
-    "v2": rf"[^\r\n\p{{L}}\p{{N}}]?{_LETTERS[0]}*{_LETTERS[1]}+|"
-    rf"[^\r\n\p{{L}}\p{{N}}]?{_LETTERS[0]}+{_LETTERS[1]}*|"
+    "v2": rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|"
     r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|" + _SPACES,
 }
 MEGATRON_SPECIAL: Final = ("<unk>", "<s>", "</s>", "<mask>", "<pad>", "<cls>", "<sep>")
 MEGATRON_RESERVED: Final = 1000
 MEGATRON_VOCABULARY: Final = 1 << 17
 
-Constructor = Callable[[], dict[str, Any]]
-CONSTRUCTORS: Final[dict[str, Constructor]] = openai_public.ENCODING_CONSTRUCTORS
+# How the encodings of tiktoken cut text, and their special tokens, by name (tiktoken 0.14,
+# tiktoken_ext/openai_public.py): a file of ranks says neither. A test compares them.
+_R50K: Final = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+_CL100K: Final = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|"
+    r"\s++$|\s*[\r\n]|\s+(?!\S)|\s"
+)
+_SHORT: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_O200K: Final = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_SHORT}|"
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_SHORT}|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|" + _SPACES
+)
+_END: Final = "<|endoftext|>"
+_FIM: Final = ("<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>")
+_HARMONY: Final = {
+    "startoftext": 199998,
+    "return": 200002,
+    "constrain": 200003,
+    "channel": 200005,
+    "start": 200006,
+    "end": 200007,
+    "message": 200008,
+    "call": 200012,
+}
+_O200K_SPECIAL: Final = {_END: 199999, "<|endofprompt|>": 200018}
+
+
+def _harmony() -> dict[str, int]:
+    """Return the special tokens of o200k_harmony: named ones among reserved ones."""
+    named = {number: name for name, number in _HARMONY.items()}
+    found = {
+        f"<|{named.get(number, f'reserved_{number}')}|>": number
+        for number in (199998, *range(200000, 201088))
+    }
+    return found | _O200K_SPECIAL
+
+
+ENCODINGS: Final[dict[str, tuple[str, dict[str, int]]]] = {
+    "gpt2": (_R50K, {_END: 50256}),
+    "r50k_base": (_R50K, {_END: 50256}),
+    "p50k_base": (_R50K, {_END: 50256}),
+    "p50k_edit": (_R50K, {_END: 50256, **dict(zip(_FIM, range(50281, 50284), strict=True))}),
+    "cl100k_base": (
+        _CL100K,
+        {
+            _END: 100257,
+            **dict(zip(_FIM, range(100258, 100261), strict=True)),
+            "<|endofprompt|>": 100276,
+        },
+    ),
+    "o200k_base": (_O200K, _O200K_SPECIAL),
+    "o200k_harmony": (_O200K, _harmony()),
+}
 
 
 def knows(name: str) -> bool:
-    """Tell whether tiktoken has an encoding of this name."""
-    return name in CONSTRUCTORS
+    """Return whether tiktoken has an encoding of this name."""
+    return name in ENCODINGS
 
 
 class _Parts(msgspec.Struct, frozen=True):
-    """What `tiktoken.Encoding` takes."""
+    """The arguments of `tiktoken.Encoding`."""
 
     name: str
     pat_str: str
@@ -68,20 +117,22 @@ def parts_of_file(path: Path, content: bytes, options: TokenizerOptions) -> Toke
         raise ConfigError(
             f"--tokenizer {path}: is not a vocabulary of tiktoken: {error}"
         ) from error
-    return _source(path.name, _parts(path.stem, ranks, options), options, "<|endoftext|>")
+    return _source(path.name, _parts(path.stem, ranks, options), options, _END)
 
 
 def parts_by_name(options: TokenizerOptions) -> TokenizerSource:
     """Return an encoding that tiktoken has in its cache, or can download."""
     try:
         with refusing():
-            parts = CONSTRUCTORS[options.name]()
+            encoding = tiktoken.get_encoding(options.name)
     except ValueError as error:
         raise NotReady(
             f"--tokenizer {options.name}: tiktoken cannot get it ({error}); "
             f"give the file {options.name}.tiktoken"
         ) from error
-    return _source(options.name, parts, options, "<|endoftext|>")
+    rank_of = encoding.encode_single_token
+    ranks = {token: rank_of(token) for token in encoding.token_byte_values()}
+    return _source(options.name, _known_parts(options.name, ranks), options, _END)
 
 
 def _source(
@@ -98,7 +149,7 @@ def _source(
 
 
 class Tiktoken:
-    """An encoding of tiktoken. What looks like a special token in a text is ordinary text.
+    """An encoding of tiktoken. Special tokens in a text are ordinary text.
 
     Parameters
     ----------
@@ -156,10 +207,10 @@ def _read_ranks(content: bytes) -> dict[bytes, int]:
 
 
 def _parts(name: str, ranks: dict[bytes, int], options: TokenizerOptions) -> dict[str, Any]:
-    """Complete ranks by what tiktoken knows of an encoding of this name, or by what is asked."""
+    """Add the pattern and special tokens, from the options or of the encoding of this name."""
     if options.pattern is not None:
         pattern = MEGATRON_PATTERNS.get(options.pattern, options.pattern)
-        special = {"<|endoftext|>": max(ranks.values()) + 1}
+        special = {_END: max(ranks.values()) + 1}
         return {
             "name": name,
             "pat_str": pattern,
@@ -168,17 +219,20 @@ def _parts(name: str, ranks: dict[bytes, int], options: TokenizerOptions) -> dic
         }
     if not knows(name):
         raise ConfigError(
-            f"--tokenizer {options.name}: the file holds ranks only, and tiktoken knows no "
-            f"encoding {name} ({', '.join(sorted(CONSTRUCTORS))}); give --tiktoken-pattern"
+            f"--tokenizer {options.name}: the file holds ranks only, and no encoding {name} is "
+            f"known ({', '.join(sorted(ENCODINGS))}); give --tiktoken-pattern"
         )
-    # The library keeps pattern and special tokens in a function that also downloads the ranks.
-    constructor = CONSTRUCTORS[name]
-    if not isinstance(constructor, FunctionType):
-        raise ConfigError(f"--tokenizer {options.name}: give --tiktoken-pattern")
-    known = {**constructor.__globals__, "load_tiktoken_bpe": lambda *_, **__: ranks}
-    known |= {"data_gym_to_mergeable_bpe_ranks": known["load_tiktoken_bpe"]}
-    parts: dict[str, Any] = FunctionType(constructor.__code__, known)()
-    return parts
+    return _known_parts(name, ranks)
+
+
+def _known_parts(name: str, ranks: dict[bytes, int]) -> dict[str, Any]:
+    pattern, special = ENCODINGS[name]
+    return {
+        "name": name,
+        "pat_str": pattern,
+        "mergeable_ranks": ranks,
+        "special_tokens": special,
+    }
 
 
 def _megatron_parts(content: bytes, options: TokenizerOptions) -> dict[str, Any]:

@@ -11,13 +11,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from distcache.corpus.token_types import limit_of
+from distcache.corpus.idx import limit_of
 from distcache.errors import CorpusError
-from distcache.ingest.inputs import Group, Input
-from distcache.ingest.options import TokenOptions
-from distcache.ingest.parquet import batches_of, column_type, columns_of, open_parquet
+from distcache.ingest.inputs import Group, Input, batches_of, column_type, columns_of, open_parquet
 from distcache.ingest.part import MOST_LISTED, Problem, Sink
-from distcache.ingest.pieces import Piece
+from distcache.ingest.pieces import InputPiece
+from distcache.ingest.read_options import TokenOptions
 from distcache.kernels import first_outside, narrow_tokens
 
 __all__ = ["ShardReader", "require_token_column"]
@@ -28,7 +27,7 @@ MOST_ROWS: Final = 1 << 16
 
 
 def require_token_column(entry: Input, options: TokenOptions) -> None:
-    """Refuse a Parquet file whose column is not one of lists of integers.
+    """Refuse a Parquet file whose column does not have lists of integers.
 
     Raises
     ------
@@ -73,7 +72,7 @@ def _is_integer(kind: pa.DataType) -> bool:
 
 
 class ShardReader:
-    """Adds the rows of token shards to parts. No row becomes a Python object, unless it is wrong.
+    """Adds the rows of token shards to parts. Only invalid rows become Python objects.
 
     Parameters
     ----------
@@ -84,8 +83,10 @@ class ShardReader:
     def __init__(self, options: TokenOptions) -> None:
         self._options = options
 
-    def read(self, entry: Input, piece: Piece, part: Sink, stopped: Callable[[], bool]) -> bool:
-        """Add the documents of a piece to a part; false if it is ended, by an error or from out."""
+    def read(
+        self, entry: Input, piece: InputPiece, part: Sink, stopped: Callable[[], bool]
+    ) -> bool:
+        """Add the documents of a piece to a part; false if an error or `stopped` ends it."""
         with open_parquet(entry.path) as file:
             reading = _Reading(self._options, file, entry.groups, part)
             groups = range(piece.begin, piece.end)
@@ -93,12 +94,12 @@ class ShardReader:
 
 
 def _rows_at_a_time(group: Group) -> int:
-    """Return how many rows have about `BATCH` bytes: what stays in a cache is read faster."""
+    """Return how many rows have about `BATCH` bytes, which fit into the processor's cache."""
     return min(max(BATCH * group.rows // max(group.nbytes, 1), 1), MOST_ROWS)
 
 
 class _Reading:
-    """The reading of one piece, whose rows are compared with those before them."""
+    """Reads one piece; document ids are compared with the row before."""
 
     def __init__(
         self, options: TokenOptions, file: pq.ParquetFile, groups: Sequence[Group], part: Sink
@@ -114,7 +115,7 @@ class _Reading:
         self._scratch = np.empty(0, part.dtype)
 
     def add_group(self, group: int, stopped: Callable[[], bool]) -> bool:
-        """Add the documents of a row group; false if it is ended, by an error or from out."""
+        """Add the documents of a row group; false if an error or `stopped` ends it."""
         rows = _rows_at_a_time(self._groups[group])
         before = 0
         try:
@@ -141,7 +142,7 @@ class _Reading:
         return last
 
     def _note(self, problems: dict[int, str], before: int, group: int) -> bool:
-        """Keep what is wrong with rows of a batch; false if that ends the ingest."""
+        """Record invalid rows of a batch; false if that ends the ingest."""
         ordered = [Problem(before + row, problems[row], None, group) for row in sorted(problems)]
         if self._options.on_error == "fail":
             ordered = ordered[:1]
@@ -161,13 +162,13 @@ class _Reading:
             keep = np.ones(len(lists), bool)
             keep[list(problems)] = False
             decoded = self._decode(lists.filter(pa.array(keep)))
-            assert decoded is not None, "what is wrong has been left out"
+            assert decoded is not None, "invalid rows have been removed"
         self._append(*decoded)
         self._part.pieces[-1].rows += len(lists)
         return True
 
     def _decode(self, lists: pa.Array) -> tuple[NDArray[Any], NDArray[np.int64]] | None:
-        """Return the tokens and the lengths of lists without nulls; None if a token is wrong.
+        """Return the tokens and the lengths of lists without nulls; None if a token is invalid.
 
         The next call overwrites the tokens.
         """
@@ -190,7 +191,7 @@ class _Reading:
         self._part.append(tokens, lengths.astype(np.int32))
 
     def _row_problems(self, batch: pa.RecordBatch) -> dict[int, str]:
-        """Return what is wrong with rows as such, by their number in the batch."""
+        """Return the problems of rows, except those of tokens, by the number in the batch."""
         options = self._options
         lists = batch.column(options.column)
         lengths = pc.list_value_length(lists)

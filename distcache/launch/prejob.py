@@ -1,115 +1,236 @@
-"""The pre-job: what submitit is told, and what its tasks do.
+"""The pre-job: its options, its tasks, and its files.
 
-submitit writes the batch script and a pickle that names `Task` and its words; Slurm's tasks load
-it from a directory in whose place nobody else can put another. The task then becomes ``distcache
-build``, so that signals, exit codes and messages are that command's own, and no result is ever
-pickled.
+submitit writes the batch script and a pickle that names `Task` and its arguments. The tasks load it
+from a directory that nobody else can replace, and then become ``distcache build``: signals, exit
+codes and messages are that command's own, and no result is ever pickled.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import stat
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
 import xxhash
 
-from distcache.activity import Stalled, run_watched
-from distcache.errors import ConfigError, DistcacheError
-from distcache.launch.executor import JobOptions, hidden_variables, make_executor
+from distcache.errors import BuildInterrupted, ConfigError, DistcacheError, NotReady
+from distcache.io.watchdog import Stalled, run_with_watchdog
 from distcache.launch.slurm import without_variables
 from distcache.timeouts import limits
+
+if TYPE_CHECKING:
+    from submitit import SlurmExecutor
 
 __all__ = [
     "START",
     "JobFiles",
+    "JobOptions",
     "Task",
     "exchangeable",
     "job_directory",
+    "make_executor",
     "make_private",
+    "sbatch_parameters",
     "submit_prejob",
 ]
 
 START: Final = "starting "  # begins the first line of every rank, each time it starts
+OPTION: Final = re.compile(r"--(?P<name>[a-z][a-z0-9-]*)(=(?P<value>.+))?")
+# Options of the job's files, its shape, its end and its restart.
+OURS: Final = (
+    "array chdir error input nodes ntasks ntasks-per-node open-mode output parsable requeue "
+    "no-requeue signal wrap"
+)
+# With these variables, and those of given options, sbatch would override the script.
+OVERRULING: Final = (
+    "ARRAY_INX EXPORT JOB_NAME NO_REQUEUE OPEN_MODE REQUEUE SIGNAL TIMELIMIT MEM_PER_CPU "
+    "MEM_PER_GPU MEM_PER_NODE"
+)
+SIGNAL_DELAY: Final = 90  # seconds before the time limit at which the build is interrupted
+RESTARTS: Final = 3
 
 
-class Task:
-    """What each task of the job does: become a rank of ``distcache build``.
-
-    Parameters
-    ----------
-    words : list of str
-        Of the command, without its name.
-    """
-
-    def __init__(self, words: list[str]) -> None:
-        self.words = words
-
-    def __call__(self) -> NoReturn:
-        """Replace this process. What srun has set up for MPI stays."""
-        sys.stderr.write(f"{START}{self._where()}\n")
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # -P: nothing is imported from the directory that the job was submitted in.
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "distcache", *self.words])  # noqa: S606
-
-    def _where(self) -> str:
-        names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURMD_NODENAME", "SLURM_JOB_ID")
-        rank, ranks, node, job = (os.environ.get(name, "?") for name in names)
-        again = os.environ.get("SLURM_RESTART_COUNT", "0")
-        return f"rank {rank} of {ranks} on {node}, job {job}, restarted {again} times"
-
-
-class JobFiles(msgspec.Struct, frozen=True):
-    """Where a pre-job's files are.
+class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the pre-job asks Slurm for.
 
     Attributes
     ----------
-    directory : Path
-        Of this user alone.
-    job : str
-        Its number.
+    nodes, tasks_per_node, cpus_per_task : int
+        Its size; every task is a rank.
+    minutes : int or None
+        Time limit; None until it has been estimated.
+    memory : str or None
+        Of each node, as Slurm writes it; None until it has been estimated.
+    mpi : str or None
+        Plugin of srun; None until it has been determined.
+    partition, account, qos, constraint : str or None
+        As for sbatch.
+    sbatch, srun : tuple of str
+        More options, of sbatch and of the srun in the batch script.
     """
+
+    nodes: int = 1
+    tasks_per_node: int = 8
+    cpus_per_task: int = 1
+    minutes: int | None = None
+    memory: str | None = None
+    mpi: str | None = None
+    partition: str | None = None
+    account: str | None = None
+    qos: str | None = None
+    constraint: str | None = None
+    sbatch: tuple[str, ...] = ()
+    srun: tuple[str, ...] = ()
+
+
+class JobFiles(msgspec.Struct, frozen=True):
+    """The directory of a pre-job's files, and its number."""
 
     directory: Path
     job: str
 
     @property
     def first_log(self) -> Path:
-        """What rank 0 and the batch script write to standard error."""
+        """The standard error of rank 0 and of the batch script."""
         return self.directory / f"{self.job}_0_log.err"
 
     def logs(self) -> list[Path]:
-        """Return the standard error of all ranks, as far as they have started."""
+        """Return the standard error of all ranks that have started."""
         named = re.compile(rf"{self.job}_(\d+)_log\.err")
         found = {path: named.fullmatch(path.name) for path in self.directory.iterdir()}
         ranks = {path: int(match.group(1)) for path, match in found.items() if match}
         return sorted(ranks, key=ranks.__getitem__)
 
 
+class Task:
+    """A task of the job, which becomes a rank of ``distcache`` with these arguments."""
+
+    def __init__(self, words: list[str]) -> None:
+        self.words = words
+
+    def __call__(self) -> NoReturn:
+        """Replace this process; it keeps what srun has set up for MPI."""
+        names = ("SLURM_PROCID", "SLURM_NTASKS", "SLURMD_NODENAME", "SLURM_JOB_ID")
+        rank, ranks, node, job = (os.environ.get(name, "?") for name in names)
+        again = os.environ.get("SLURM_RESTART_COUNT", "0")
+        where = f"rank {rank} of {ranks} on {node}, job {job}, restarted {again} times"
+        sys.stderr.write(f"{START}{where}\n")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # -P: nothing is imported from the directory that the job was submitted in.
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "distcache", *self.words])  # noqa: S606
+
+
+def make_executor(directory: Path, cache: Path, options: JobOptions) -> SlurmExecutor:
+    """Return the submitit executor of a pre-job.
+
+    Raises
+    ------
+    ConfigError
+        If there is no submitit, or no Slurm.
+    """
+    try:
+        from submitit import SlurmExecutor  # noqa: PLC0415
+    except ImportError as error:
+        raise ConfigError(
+            f"submitting needs submitit ({error}); install distcache[slurm]"
+        ) from error
+    try:
+        executor = SlurmExecutor(directory, python=f"{shlex.quote(sys.executable)} -P")
+    except RuntimeError as error:
+        raise ConfigError("srun: not found; run this where Slurm's commands are") from error
+    assert options.minutes is not None
+    srun = [f"--mpi={options.mpi}", "--kill-on-bad-exit=1"]
+    # Since Slurm 22.05 a step does not have the CPUs per task of its job unless it asks for them.
+    srun += [f"--cpus-per-task={options.cpus_per_task}", *options.srun]
+    executor.update_parameters(
+        job_name="distcache",
+        nodes=options.nodes,
+        ntasks_per_node=options.tasks_per_node,
+        cpus_per_task=options.cpus_per_task,
+        time=options.minutes,
+        mem=options.memory,
+        partition=options.partition,
+        account=options.account,
+        qos=options.qos,
+        constraint=options.constraint,
+        wckey=None,  # submitit's own name, which a site may not know
+        signal_delay_s=min(SIGNAL_DELAY, 15 * options.minutes),  # at most a quarter of the limit
+        srun_args=srun,
+        teardown=_end_of_script(cache),
+        additional_parameters={"requeue": True, **sbatch_parameters(options.sbatch)},
+    )
+    return executor
+
+
+def sbatch_parameters(words: Sequence[str]) -> dict[str, Any]:
+    """Return options of sbatch as names and values, for the batch script.
+
+    Raises
+    ------
+    ConfigError
+        If one is not ``--name`` or ``--name=value``, or is one that distcache sets.
+    """
+    found: dict[str, Any] = {}
+    problems = []
+    for word in words:
+        match = OPTION.fullmatch(word)
+        if match is None or not word.isprintable():
+            problems.append(
+                f"--sbatch {word!r}: expected an option of sbatch, such as --gres=gpu:1"
+            )
+        elif match["name"] in OURS.split():
+            problems.append(f"--sbatch {word!r}: distcache sets this one itself")
+        else:
+            found[match["name"]] = True if match["value"] is None else match["value"]
+    if problems:
+        raise ConfigError(*problems)
+    return found
+
+
+def _end_of_script(cache: Path) -> list[str]:
+    """Return the end of the batch script, which requeues the job after an interruption.
+
+    Dependent jobs then keep waiting. Slurm does the same for jobs that it preempts.
+    """
+    return [
+        "code=$?",
+        # srun may return 0 although a task has not run.
+        f'[ "$code" -eq 0 ] && [ ! -e {shlex.quote(str(cache))} ] && code={NotReady.exit_code}',
+        f'if [ "$code" -eq {BuildInterrupted.exit_code} ] '
+        f'&& [ "${{SLURM_RESTART_COUNT:-0}}" -lt {RESTARTS} ]; then',
+        '    echo "distcache was interrupted; requeueing job $SLURM_JOB_ID, which resumes" >&2',
+        '    scontrol requeue "$SLURM_JOB_ID" && sleep 60',  # until that ends this script
+        "fi",
+        'exit "$code"',
+    ]
+
+
 def submit_prejob(directory: Path, words: list[str], cache: Path, options: JobOptions) -> JobFiles:
-    """Submit ``distcache build`` as a job.
+    """Submit a command of distcache as a job.
 
     Parameters
     ----------
     directory : Path
-        For the job's files, without links; made if it is not there.
+        For the job's files, without links; made if it does not exist.
     words : list of str
-        Of the command, without its name.
+        Arguments of the command.
     cache : Path
-        What there is when it has succeeded.
+        Exists if the job has succeeded.
     options : JobOptions
         What to ask for.
 
     Raises
     ------
     ConfigError
-        If the directory is not this user's own, if Slurm would read its path or an option
-        otherwise than it stands, if there is no submitit, or no Slurm.
+        If others could replace the directory, if Slurm would misread its path or an option, or if
+        submitit or Slurm are missing.
     DistcacheError
         In Slurm's words, if it refuses the job.
     """
@@ -118,9 +239,11 @@ def submit_prejob(directory: Path, words: list[str], cache: Path, options: JobOp
     executor = make_executor(directory, cache, options)
     from submitit.core.utils import FailedJobError, FailedSubmissionError  # noqa: PLC0415
 
+    given = ("partition", "account", "qos", "constraint")
+    hidden = [*OVERRULING.split(), *(name.upper() for name in given if getattr(options, name))]
     try:
-        with without_variables(hidden_variables(options)):
-            job = run_watched(lambda: executor.submit(Task(words)), limits().slurm, "sbatch")
+        with without_variables([f"SBATCH_{name}" for name in hidden]):
+            job = run_with_watchdog(lambda: executor.submit(Task(words)), limits().slurm, "sbatch")
     except Stalled as error:
         raise DistcacheError(
             f"sbatch: no answer for {limits().slurm:.0f} s; the job may be submitted all the same: "
@@ -132,19 +255,13 @@ def submit_prejob(directory: Path, words: list[str], cache: Path, options: JobOp
 
 
 def _require_plain(directory: Path, options: JobOptions) -> None:
-    """Refuse what Slurm or the batch script would read otherwise than it stands.
-
-    Raises
-    ------
-    ConfigError
-        With all of it.
-    """
+    """Refuse paths and options that Slurm or the batch script would misread."""
     problems = []
     text = str(directory)
     if not text.isprintable() or any(sign in text for sign in "%\\"):
         problems.append(
-            f"{text!r}: Slurm reads % and \\ in the paths of logs as something else, and no signs "
-            "that cannot be printed; choose another --name, or a directory with --logs"
+            f"{text!r}: Slurm misreads % and \\ in the paths of logs, and unprintable characters; "
+            "choose another --name, or a directory with --logs"
         )
     given = msgspec.structs.asdict(options)
     values = [(name, value) for name, value in given.items() if not isinstance(value, tuple)]
@@ -157,12 +274,11 @@ def _require_plain(directory: Path, options: JobOptions) -> None:
 
 
 def make_private(directory: Path) -> None:
-    """Make a directory in whose place nobody else can put another, or see that it is one.
+    """Make a directory that nobody else can replace, or check that it is one.
 
-    Its path has no links: what lies where one leads could be exchanged on the way.
-
-    What lies in it is executed by the job. So nobody but this user and root may write to it, nor to
-    any directory above it, unless only its owner may rename what is there (as in ``/tmp``).
+    The job executes what is in it. So only this user and root may write to it and to its parents,
+    except to parents with the sticky bit (as ``/tmp``). Its path has no links, which could be
+    replaced.
 
     Raises
     ------
@@ -185,9 +301,9 @@ def _require_own(directory: Path) -> None:
 
 
 def exchangeable(directory: Path) -> Path | None:
-    """Return what of a path without links others may exchange, or None.
+    """Return the first part of a path without links that others could replace, or None.
 
-    What is not there yet will be this user's.
+    Parts that do not exist yet will be this user's.
     """
     for place in (directory, *directory.parents):
         try:
@@ -203,7 +319,7 @@ def exchangeable(directory: Path) -> Path | None:
 
 
 def job_directory(cache: Path) -> Path:
-    """Return where a pre-job's files go: beside the cache, if nobody could exchange them there."""
+    """Return the directory of a pre-job's files: beside the cache, if it is safe there."""
     beside = Path(os.path.realpath(cache.with_suffix(".jobs")))
     if exchangeable(beside) is None:
         return beside

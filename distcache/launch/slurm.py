@@ -1,61 +1,68 @@
-"""Slurm's own commands, and what they say of a job."""
+"""Run Slurm's commands, and parse what they report of a job."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import subprocess
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
 
-from distcache.errors import BuildInterrupted, DistcacheError
-from distcache.programs import run_program
+from distcache.errors import BuildInterrupted, ConfigError, DistcacheError
 from distcache.timeouts import limits
 
 __all__ = [
     "JobState",
     "call",
+    "choose_plugin",
+    "find_plugin",
     "job_number",
     "look_at_job",
+    "parse_plugins",
     "parse_sacct",
     "parse_scontrol",
     "submit_script",
     "without_variables",
 ]
 
-# Of jobs that run or will run; all others have ended.
+# States in which a job has not ended.
 LIVE: Final = (
-    "COMPLETING",
-    "CONFIGURING",
-    "PENDING",
-    "REQUEUED",
-    "REQUEUE_FED",
-    "REQUEUE_HOLD",
-    "RESIZING",
-    "RESV_DEL_HOLD",
-    "RUNNING",
-    "SIGNALING",
-    "SPECIAL_EXIT",
-    "STAGE_OUT",
-    "STOPPED",
-    "SUSPENDED",
-    "UNKNOWN",
+    "COMPLETING CONFIGURING PENDING REQUEUED REQUEUE_FED REQUEUE_HOLD RESIZING RESV_DEL_HOLD "
+    "RUNNING SIGNALING SPECIAL_EXIT STAGE_OUT STOPPED SUSPENDED UNKNOWN"
 )
-# What Slurm requeues is in one of these for a moment.
+# A job that Slurm requeues is in one of these for a moment.
 MAY_BE_REQUEUED: Final = ("BOOT_FAIL", "NODE_FAIL", "PREEMPTED")
-# Those that are of the job in which a command runs, and not of the one that it submits.
+# Variables of the surrounding job, which the submitted job must not inherit.
 OF_THIS_JOB: Final = re.compile(r"SLURM_(?!CONF$|CLUSTERS$)\w*")
+# The PMI plugins that each MPI library can use, the best first. Open MPI's pmi2 needs a build with
+# Slurm's own library.
+PLUGINS_OF: Final = {
+    "Open MPI": ("pmix",),
+    "CRAY MPICH": ("cray_shasta", "pmi2"),
+    "MVAPICH": ("pmi2",),
+    "Intel(R) MPI": ("pmi2",),
+    "MPICH": ("pmi2", "pmix"),
+}
+
+
+# Prints the MPI library that mpi4py loads, without initializing MPI.
+LIBRARY: Final = (
+    "from mpi4py import rc; rc.initialize = False; "
+    "from mpi4py import MPI; print(MPI.Get_library_version())"
+)
 
 
 class JobState(msgspec.Struct, frozen=True):
-    """What Slurm says of a job.
+    """The state of a job.
 
     Attributes
     ----------
     state : str
-        As in squeue and sacct, without who cancelled it.
+        As in squeue and sacct, without the user who cancelled it.
     exit_code : int
         Of its script, once that has ended.
     reason : str
@@ -71,8 +78,8 @@ class JobState(msgspec.Struct, frozen=True):
 
     @property
     def ended(self) -> bool:
-        """Whether it does not run, and will not, unless it is requeued."""
-        return self.state not in LIVE
+        """Whether it has ended, unless it is requeued."""
+        return self.state not in LIVE.split()
 
     @property
     def may_be_requeued(self) -> bool:
@@ -81,14 +88,7 @@ class JobState(msgspec.Struct, frozen=True):
 
 
 def call(words: Sequence[str], environment: Mapping[str, str] = {}) -> str:
-    """Run one of Slurm's commands, and return what it writes.
-
-    Parameters
-    ----------
-    words : sequence of str
-        The command.
-    environment : mapping
-        Variables to set beside those of this process.
+    """Run one of Slurm's commands, with additional variables, and return its output.
 
     Raises
     ------
@@ -97,18 +97,47 @@ def call(words: Sequence[str], environment: Mapping[str, str] = {}) -> str:
     DistcacheError
         With its own words, if it fails, or does not answer in time.
     """
-    done = run_program(words, limits().slurm, environment)
+    done = _run(words, limits().slurm, environment)
     if done.returncode:
         said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         raise DistcacheError(f"{' '.join(words[:2])}: {said}")
     return done.stdout
 
 
+def _run(
+    words: Sequence[str], limit: float, environment: Mapping[str, str] = {}
+) -> subprocess.CompletedProcess[str]:
+    """Run a program without a shell; kill it after a timeout.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such program.
+    DistcacheError
+        If it has not ended in time.
+    """
+    try:
+        return subprocess.run(
+            words,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit,
+            check=False,
+        )
+    except (FileNotFoundError, PermissionError) as error:
+        raise ConfigError(f"{words[0]}: {error.strerror}; is it in PATH?") from error
+    except subprocess.TimeoutExpired as error:
+        raise DistcacheError(f"{words[0]}: has not ended within {limit:.0f} s") from error
+
+
 @contextlib.contextmanager
 def without_variables(names: Iterable[str] = ()) -> Iterator[None]:
-    """Take the variables of the surrounding job out of the environment, and some more, for a while.
+    """Hide the variables of the surrounding job, and some more, from the environment.
 
-    sbatch would take them for options of the job that it submits.
+    sbatch would use them as options of the job that it submits.
     """
     hidden = {name for name in os.environ if OF_THIS_JOB.fullmatch(name)}.union(names)
     kept = {name: os.environ.pop(name) for name in hidden if name in os.environ}
@@ -119,14 +148,7 @@ def without_variables(names: Iterable[str] = ()) -> Iterator[None]:
 
 
 def submit_script(words: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Submit a batch script by sbatch, and return the job's number.
-
-    Parameters
-    ----------
-    words : sequence of str
-        Of sbatch, without its name.
-    environment : mapping
-        Variables to set beside those of this process.
+    """Submit a batch script by sbatch with these words, and return the job's number.
 
     Raises
     ------
@@ -138,13 +160,7 @@ def submit_script(words: Sequence[str], environment: Mapping[str, str]) -> str:
 
 
 def job_number(said: str) -> str:
-    """Read what ``sbatch --parsable`` writes: a number, maybe with the name of a cluster.
-
-    Raises
-    ------
-    DistcacheError
-        If it is something else.
-    """
+    """Read what ``sbatch --parsable`` writes: a number, maybe with the name of a cluster."""
     found = re.fullmatch(r"(\d+)(;.*)?", said.strip().rpartition("\n")[2])
     if found is None:
         raise DistcacheError(f"sbatch: says {said.strip()!r} instead of the number of a job")
@@ -152,7 +168,7 @@ def job_number(said: str) -> str:
 
 
 def look_at_job(job: str) -> JobState:
-    """Ask the controller about a job, and the accounting if it has forgotten the job already.
+    """Ask the controller about a job, and the accounting if the controller has forgotten it.
 
     Raises
     ------
@@ -165,8 +181,7 @@ def look_at_job(job: str) -> JobState:
         raise
     except DistcacheError as error:
         try:
-            fields = "--format=State,ExitCode"
-            return parse_sacct(call(["sacct", "-nXP", "-j", job, fields]))
+            return parse_sacct(call(["sacct", "-nXP", "-j", job, "--format=State,ExitCode"]))
         except BuildInterrupted:
             raise
         except DistcacheError:
@@ -176,18 +191,15 @@ def look_at_job(job: str) -> JobState:
 def parse_scontrol(text: str) -> JobState:
     """Read ``scontrol show job --oneliner``."""
     text = re.sub(r"\bJobName=.*? (?=UserId=)", "", text)  # which may be anything
-
-    def field(name: str) -> str:
-        found = re.search(rf"\b{name}=(\S*)", text)
-        return found.group(1) if found else ""
-
-    if not field("JobState"):
+    fields = dict(re.findall(r"\b(JobState|ExitCode|Reason|Restarts)=(\S*)", text)[::-1])
+    if not fields.get("JobState"):
         raise DistcacheError("scontrol: says nothing of the job's state")
+    reason = fields.get("Reason", "None")
     return JobState(
-        field("JobState"),
-        _number(field("ExitCode").partition(":")[0]),
-        "" if field("Reason") == "None" else field("Reason"),
-        _number(field("Restarts")),
+        fields["JobState"],
+        _number(fields.get("ExitCode", "").partition(":")[0]),
+        "" if reason == "None" else reason,
+        _number(fields.get("Restarts", "")),
     )
 
 
@@ -201,3 +213,49 @@ def parse_sacct(text: str) -> JobState:
 
 def _number(text: str) -> int:
     return int(text) if text.isdecimal() else 0
+
+
+def find_plugin(tasks: int) -> str:
+    """Return the ``srun --mpi`` plugin for the MPI library of mpi4py.
+
+    A wrong one starts a world of one rank for each task, often without an error; therefore every
+    rank also compares its world with what Slurm has started (`ranks.connect.connect`).
+
+    Raises
+    ------
+    ConfigError
+        If mpi4py is missing, or Slurm has no plugin that its library can use.
+    """
+    if tasks == 1:
+        return "none"
+    done = _run([sys.executable, "-P", "-c", LIBRARY], limits().first_import)
+    if done.returncode:
+        problem = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise ConfigError(
+            f"several tasks need MPI, but mpi4py cannot be loaded ({problem}); install "
+            "distcache[mpi] and an MPI library, or use --nodes 1 --ntasks-per-node 1"
+        )
+    return choose_plugin(done.stdout, parse_plugins(call(["srun", "--mpi=list"])))
+
+
+def choose_plugin(library: str, plugins: Collection[str]) -> str:
+    """Return the plugin for a library, which ``MPI_Get_library_version`` describes."""
+    name = next((name for name in PLUGINS_OF if name.lower() in library.lower()), None)
+    if name is None:
+        raise ConfigError(
+            f"unknown MPI library {library.partition(chr(10))[0]!r}; name Slurm's plugin with --mpi"
+        )
+    for wanted in PLUGINS_OF[name]:
+        if wanted in plugins:
+            return wanted
+    known = ", ".join(sorted(plugins)) or "none that could be read from srun --mpi=list"
+    raise ConfigError(
+        f"mpi4py loads {name}, which needs srun --mpi={' or '.join(PLUGINS_OF[name])}, but Slurm "
+        f"has {known}; use another MPI library, or name a plugin with --mpi"
+    )
+
+
+def parse_plugins(text: str) -> set[str]:
+    """Read ``srun --mpi=list``: a plugin per line, then versions of some."""
+    lines = text.splitlines()[1:]
+    return {line.strip() for line in lines if re.fullmatch(r"\s*\w+\s*", line)}

@@ -1,32 +1,45 @@
-"""The way of a configuration to a job that trains: a pre-job if the cache is not there yet."""
+"""Submit a training job, and before it a pre-job if the cache does not exist yet."""
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
-from distcache.build.claim import is_finished
-from distcache.build.prepare import cache_path, make_plan_together, require_name
+from distcache.builder.prepare import (
+    cache_path,
+    is_finished,
+    make_plan_together,
+    require_name,
+)
 from distcache.cache import open_cache
-from distcache.errors import BuildInterrupted, DistcacheError
-from distcache.launch.executor import JobOptions, sbatch_parameters
-from distcache.launch.mpi_plugin import find_plugin
-from distcache.launch.prejob import JobFiles, job_directory, submit_prejob
-from distcache.launch.training import require_script, submit_training
-from distcache.plan.assignment import assign_all
+from distcache.configuration import load_config
+from distcache.errors import BuildInterrupted, ConfigError, DistcacheError, NotReady
+from distcache.launch.prejob import (
+    JobFiles,
+    JobOptions,
+    job_directory,
+    sbatch_parameters,
+    submit_prejob,
+)
+from distcache.launch.slurm import find_plugin, submit_script
+from distcache.plan.assignment import Estimate, assign_all, estimate
 from distcache.plan.config import Config, Slurm
-from distcache.plan.decode import load_config
-from distcache.plan.estimate import Estimate, estimate
 from distcache.plan.layout import make_layout
 from distcache.plan.model import Plan
-from distcache.plan.warnings import plan_warnings
-from distcache.progress import Progress, Silent
+from distcache.plan.problems import plan_warnings
+from distcache.progress import NullProgress, Progress
 from distcache.ranks.communicator import SerialCommunicator
-from distcache.ranks.cores import share_of_cores
+from distcache.ranks.connect import share_of_cores
 
-__all__ = ["Prejob", "SubmitOptions", "Submitted", "submit"]
+__all__ = ["Prejob", "SubmitOptions", "Submitted", "require_script", "submit"]
+
+CACHE_VARIABLE: Final = "DISTCACHE_CACHE"
 
 
 class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,12 +48,12 @@ class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     job : JobOptions
-        What to ask Slurm for. Each task is a rank, with as many threads as it has CPUs; a time and
-        a memory that are None are taken from the plan's estimate.
+        What to ask Slurm for. Each task is a rank, with as many threads as it has CPUs. If time or
+        memory is None, the plan's estimate is used.
     memory_limit : int or None
         Bytes that no rank may exceed.
     reuse : tuple of Path
-        Other caches to take sections and blends over from.
+        Other caches from which sections and blends are copied.
     logs : Path or None
         By default beside the cache.
     """
@@ -52,16 +65,16 @@ class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prejob(msgspec.Struct, frozen=True):
-    """A pre-job that was submitted.
+    """A submitted pre-job.
 
     Attributes
     ----------
     job : str
         Its number.
     options : JobOptions
-        What it asks for.
+        What it asks Slurm for.
     estimate : Estimate
-        What building is expected to take.
+        The predicted time and memory.
     logs : str
         Directory of its files.
     """
@@ -73,19 +86,19 @@ class Prejob(msgspec.Struct, frozen=True):
 
     @property
     def files(self) -> JobFiles:
-        """Where its files are."""
+        """Its files."""
         return JobFiles(Path(self.logs), self.job)
 
 
 class Submitted(msgspec.Struct, frozen=True):
-    """What was submitted.
+    """The result of a submission.
 
     Attributes
     ----------
     cache, key : str
-        Where it will be, or is, and what is in it.
+        Path and key of the cache.
     prejob : Prejob or None
-        The job that builds; None if the cache is there.
+        The job that builds; None if the cache exists.
     training : str or None
         The number of the job that trains, if there is one.
     """
@@ -104,7 +117,7 @@ def submit(
     options: SubmitOptions = SubmitOptions(),  # noqa: B008  frozen
     progress: Progress | None = None,
 ) -> Submitted:
-    """Submit a job that builds a cache, unless it is there, and one that trains after it.
+    """Submit a job that builds a cache, unless it exists, and one that trains after it.
 
     Parameters
     ----------
@@ -119,7 +132,7 @@ def submit(
     options : SubmitOptions
         How.
     progress : Progress or None
-        Told of each step.
+        Receives each step.
 
     Returns
     -------
@@ -129,10 +142,10 @@ def submit(
     Raises
     ------
     DistcacheError
-        Before anything is submitted, for all that can be known by then.
+        Before anything is submitted, if the problem can be detected by then.
     """
     require_name(name)
-    progress = progress or Silent()
+    progress = progress or NullProgress()
     alone = SerialCommunicator()
     settings = load_config(config)
     options = _with_configured(options, settings)
@@ -151,7 +164,7 @@ def submit(
     if not training:
         return Submitted(str(final), plan.key, prejob, None)
     try:
-        job = submit_training(training, final, None if prejob is None else prejob.job)
+        job = _submit_training(training, final, None if prejob is None else prejob.job)
     except (DistcacheError, OSError) as error:
         if prejob is None:
             raise
@@ -162,7 +175,7 @@ def submit(
 
 
 def _with_configured(options: SubmitOptions, settings: Config) -> SubmitOptions:
-    """Put the options of Slurm that a configuration has before those that were given."""
+    """Put the Slurm options of the configuration before the given ones."""
     known = settings.slurm or Slurm()
     job = msgspec.structs.replace(
         options.job,
@@ -178,16 +191,16 @@ def _submit_prejob(config: Path, final: Path, plan: Plan, options: SubmitOptions
     ranks = asked.nodes * asked.tasks_per_node
     layout = make_layout(plan.items)
     work = assign_all(plan.items, layout, ranks, asked.cpus_per_task, options.memory_limit)
-    foreseen = estimate(plan, layout, work, asked.tasks_per_node)
+    predicted = estimate(plan, layout, work, asked.tasks_per_node)
     asked = msgspec.structs.replace(
         asked,
-        minutes=asked.minutes or foreseen.minutes,
-        memory=asked.memory or f"{foreseen.memory_gib}G",
+        minutes=asked.minutes or predicted.minutes,
+        memory=asked.memory or f"{predicted.memory_gib}G",
         mpi=asked.mpi or find_plugin(ranks),
     )
     logs = Path(os.path.realpath(options.logs or job_directory(final)))
     files = submit_prejob(logs, build_words(config, final, plan.key, options), final, asked)
-    return Prejob(files.job, asked, foreseen, str(logs))
+    return Prejob(files.job, asked, predicted, str(logs))
 
 
 def build_words(config: Path, final: Path, key: str, options: SubmitOptions) -> list[str]:
@@ -200,3 +213,76 @@ def build_words(config: Path, final: Path, key: str, options: SubmitOptions) -> 
     for path in options.reuse:
         words += ["--reuse", str(path.absolute())]
     return words
+
+
+def require_script(script: str, cache: Path) -> None:
+    """Check that a file is a batch script that can get the path of a cache.
+
+    ``sbatch --test-only`` checks more, but also refuses jobs that only have to wait for nodes.
+
+    Raises
+    ------
+    NotReady
+        If there is no such file.
+    ConfigError
+        If it is no script, or Slurm cannot pass it the cache's path.
+    """
+    if not Path(script).is_file():
+        raise NotReady(f"{script}: no such script")
+    if not "".join(_head(script)[:1]).startswith("#!"):
+        raise ConfigError(
+            f"{script}: is no batch script, which starts with a line like #!/bin/bash"
+        )
+    _export(script, cache)
+
+
+def _submit_training(words: Sequence[str], cache: Path, after: str | None) -> str:
+    """Submit a script, and return the job's number.
+
+    Parameters
+    ----------
+    words : sequence of str
+        The script and its arguments.
+    cache : Path
+        The script finds its path in ``DISTCACHE_CACHE``.
+    after : str or None
+        The job that must have succeeded; if it does not, Slurm cancels the script's job.
+
+    Raises
+    ------
+    ConfigError
+        If Slurm cannot pass on the path.
+    DistcacheError
+        In Slurm's words, if it refuses the script.
+    """
+    waiting = [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"]
+    dependency = [] if after is None else waiting
+    command = [*dependency, *_export(words[0], cache), *words]
+    return submit_script(command, {CACHE_VARIABLE: str(cache)})
+
+
+def _export(script: str, cache: Path) -> list[str]:
+    """Return the option that adds the cache to the variables of a script with ``--export``.
+
+    Without ``--export`` a job gets all variables of the process that submits it.
+    """
+    found = (re.match(r"#SBATCH\s(?:.*\s)?--export[=\s]+(\S+)", line) for line in _head(script))
+    named = [match.group(1) for match in found if match]
+    wanted = named[-1].strip("\"'") if named else os.environ.get("SBATCH_EXPORT", "ALL")
+    if wanted == "ALL":
+        return []
+    if "," in str(cache):
+        raise ConfigError(
+            f"{script}: has --export, with which Slurm cannot pass on the comma in {cache}"
+        )
+    variable = f"{CACHE_VARIABLE}={cache}"
+    if wanted == "NONE":
+        return [f"--export={variable}", "--get-user-env"]  # as Slurm does with NONE itself
+    return [f"--export={variable if wanted == 'NIL' else f'{wanted},{variable}'}"]
+
+
+def _head(script: str) -> list[str]:
+    """Return the lines that Slurm searches for options: comments before the first command."""
+    with open(script, encoding="utf-8", errors="replace") as stream:
+        lines = stream.read(1 << 16).splitlines()
+    return list(itertools.takewhile(lambda line: not line or line.startswith("#"), lines))

@@ -1,4 +1,4 @@
-"""The way of a cache from the shared filesystem onto every node."""
+"""Copy a cache from the shared filesystem to the local storage of every node."""
 
 from __future__ import annotations
 
@@ -13,43 +13,39 @@ import msgspec
 from distcache.cache.contents import Contents, read_contents
 from distcache.cache.format import HEADER_SIZE, Header
 from distcache.errors import ConfigError, DistcacheError, NoSpace
-from distcache.files import passing_name, require_text
-from distcache.node.bring import bring
-from distcache.node.local import locally
-from distcache.node.lock import changing
+from distcache.io.files import require_text, temporary_name
+from distcache.node.lock import exclusive
+from distcache.node.manifest import CorpusStat, Manifest, describe, make_manifest, stat_corpus
 from distcache.node.place import NODE_NAME, required_directory
-from distcache.node.record import Ready, read_record
-from distcache.node.report import (
+from distcache.node.records import (
     Localized,
     LocalizeOptions,
     NodeReport,
+    Ready,
     failed_report,
     make_report,
+    read_record,
 )
-from distcache.node.sbcast import require_sbcast
 from distcache.node.space import space_at
+from distcache.node.stage import stage
 from distcache.node.store import Store, cache_name, make_store
-from distcache.node.wanted import Facts, Wanted, describe, look_at, make_wanted
-from distcache.progress import Progress, Silent
-from distcache.ranks.agreement import ending_job, from_rank_0, together
+from distcache.node.transport import choose_transport
+from distcache.progress import NullProgress, Progress
+from distcache.ranks.agreement import (
+    aborting_on_error,
+    on_all_ranks,
+    on_all_ranks_watched,
+    on_rank_0,
+)
 from distcache.ranks.communicator import Communicator
 
-__all__ = ["choose_transport", "localize"]
+__all__ = ["localize"]
 
-# Exit codes of what may be the matter with one node; all others are of what all nodes share.
+# Exit codes of errors of one node; all others concern files that all nodes share.
 OF_A_NODE: Final = (DistcacheError.exit_code, NoSpace.exit_code)
 
-# What an agent did, and what came of it all, unless its node cannot hold a copy.
+# An agent's report, and the overall result unless its node cannot hold a copy.
 _Outcome = tuple[NodeReport, Localized | None]
-
-
-def choose_transport(asked: str, agents: int) -> tuple[str, str]:
-    """Return the transport, and in a few words why."""
-    if asked != "auto":
-        return asked, "asked for"
-    if agents > 1:
-        return "mpi", f"{agents} nodes, so that each byte is read from the shared filesystem once"
-    return "copy", "a single node"
 
 
 def localize(
@@ -70,7 +66,7 @@ def localize(
     options : LocalizeOptions
         The same on all ranks.
     progress : Progress or None
-        Told what rank 0's agent does.
+        Receives the progress of rank 0's agent.
     environment : mapping
         Of this rank.
 
@@ -83,18 +79,18 @@ def localize(
     ------
     DistcacheError
         On all ranks the same. A copy that is not complete has no ready record; the next run keeps
-        what is right of it.
+        its valid blocks.
     """
     source = os.path.abspath(cache)
-    with ending_job(communicator):
-        from_rank_0(communicator, lambda: require_text(source), None, "the cache's path")
+    with aborting_on_error(communicator):
+        on_rank_0(communicator, lambda: require_text(source), None, "the cache's path")
         agents = communicator.agents(environment.get(NODE_NAME, ""))
         done, failed = None, None
         if agents is not None:
             try:
-                done = _as_agent(agents, source, options, progress or Silent(), environment)
+                done = _as_agent(agents, source, options, progress or NullProgress(), environment)
             except DistcacheError as error:
-                if not error.agreed:
+                if not error.is_collective:
                     raise
                 failed = error
 
@@ -103,7 +99,7 @@ def localize(
                 raise failed
             return done
 
-        outcome = together(communicator, report, "the agents of the nodes")
+        outcome = on_all_ranks(communicator, report, "the agents of the nodes")
         result: Localized = communicator.broadcast(outcome, Localized, "what was localized")
         return result
 
@@ -123,8 +119,8 @@ def _as_agent(
             raise found
         return found
 
-    what = "what the agents did"
-    shares = agents.gather_all(together(agents, outcome, what), _Outcome, what)
+    what = "the reports of the agents"
+    shares = agents.allgather(on_all_ranks(agents, outcome, what), _Outcome, what)
     nodes = [report for report, _ in shares]
     for node in nodes:
         if node.problem:
@@ -144,14 +140,14 @@ def _on_able_nodes(
 ) -> _Outcome | DistcacheError:
     """Localize, with best effort without the nodes that cannot. Collective.
 
-    An error of those that went on is returned: the others have not heard of it.
+    An error of the nodes that continued is returned: the other agents do not know of it.
     """
     group = agents
     while True:
         try:
             return _localize(group, source, options, progress, environment)
         except DistcacheError as error:
-            if not error.agreed:
+            if not error.is_collective:
                 raise
             if not (options.best_effort and error.failed_ranks and error.exit_code in OF_A_NODE):
                 return error
@@ -170,27 +166,27 @@ def _localize(
 ) -> tuple[NodeReport, Localized]:
     """Localize on the nodes of a group of agents. Collective."""
     transport, reason = choose_transport(options.transport, agents.size)
-    if transport == "sbcast":
-        require_sbcast(agents, environment)
     progress.note(f"transport {transport}: {reason}")
     progress.phase("reading cache metadata")
     contents = _share_contents(agents, source)
-    store = locally(agents, lambda: _prepare(options, progress, environment), "making the store")
+    store = on_all_ranks_watched(
+        agents, lambda: _prepare(options, progress, environment), "making the store"
+    )
     _require_separate(agents, store)
     name = cache_name(contents.header)
     before = read_record(store, name)
-    with changing(agents, store.lock, progress) as waited:
+    with exclusive(agents, store.lock, progress) as waited:
         now = read_record(store, name)
         if waited and all(
-            agents.gather_all(now != before and _fulfils(now, options), bool, "another's work")
+            agents.allgather(now != before and _fulfils(now, options), bool, "another's work")
         ):
             assert now is not None
             record = now
-            report = together(agents, lambda: make_report(store, record), "reporting")
+            report = on_all_ranks(agents, lambda: make_report(store, record), "reporting")
         else:
-            wanted = _look(agents, store, source, contents)
-            record, report = bring(agents, store, wanted, options, transport, progress)
-    directories = agents.gather_all(report.directory, str, "the directories of the stores")
+            manifest = _make_manifest(agents, store, source, contents)
+            record, report = stage(agents, store, manifest, options, transport, progress)
+    directories = agents.allgather(report.directory, str, "the directories of the stores")
     if record.megatron is not None and len(set(directories)) > 1:
         progress.note("warning: the nodes use different directories, so Megatron's options differ")
     return report, Localized(contents.key, source, transport, reason, [report], record.megatron)
@@ -203,7 +199,7 @@ def _share_contents(agents: Communicator, source: str) -> Contents:
         contents = read_contents(source)
         return contents.header.pack(), bytes(contents.tables)
 
-    page, tables = from_rank_0(agents, read, tuple[bytes, bytes], "reading the cache's tables")
+    page, tables = on_rank_0(agents, read, tuple[bytes, bytes], "reading the cache's tables")
     size = Header.length_in(page)
     assert len(page) == HEADER_SIZE
     return Contents(Path(source), Header.unpack(page, source, size), tables)
@@ -226,22 +222,22 @@ def _require_separate(agents: Communicator, store: Store) -> None:
     if agents.size == 1:
         return
 
-    def leave_sign() -> str:
-        sign = passing_name(store.caches / "sign")
-        sign.touch(0o600)
-        return sign.name
+    def make_probe() -> str:
+        probe = temporary_name(store.caches / "probe")
+        probe.touch(0o600)
+        return probe.name
 
-    sign = store.caches / from_rank_0(agents, leave_sign, str, "looking at the stores")
-    seen = agents.gather_all(agents.rank > 0 and sign.exists(), bool, "looking at the stores")
+    probe = store.caches / on_rank_0(agents, make_probe, str, "comparing the stores")
+    seen = agents.allgather(agents.rank > 0 and probe.exists(), bool, "comparing the stores")
     if agents.rank == 0:
         with contextlib.suppress(OSError):  # `sweep` removes it then
-            sign.unlink()
+            probe.unlink()
     if any(seen):
         error = ConfigError(
             f"{store.root}: is one directory for several nodes; name one on the nodes' own disks "
             "with --to"
         )
-        error.agreed = True
+        error.is_collective = True
         raise error
 
 
@@ -253,13 +249,15 @@ def _fulfils(record: Ready | None, options: LocalizeOptions) -> bool:
     return record.linked >= options.link and viewed and options.budget is None
 
 
-def _look(agents: Communicator, store: Store, source: str, contents: Contents) -> Wanted:
-    """Look at every shared corpus once, and say what is wanted. Collective."""
+def _make_manifest(agents: Communicator, store: Store, source: str, contents: Contents) -> Manifest:
+    """Stat every shared corpus once, and list what the cache needs. Collective."""
     corpora = describe(contents)
     own = corpora[agents.rank :: agents.size]
-    mine = locally(agents, lambda: [look_at(*corpus[:3]) for corpus in own], "looking at corpora")
-    shares = agents.gather_all(mine, list[Facts], "a look at the corpora")
+    mine = on_all_ranks_watched(
+        agents, lambda: [stat_corpus(*corpus[:3]) for corpus in own], "examining corpora"
+    )
+    shares = agents.allgather(mine, list[CorpusStat], "examined corpora")
     facts = [shares[i % agents.size][i // agents.size] for i in range(len(corpora))]
-    return together(
-        agents, lambda: make_wanted(store, source, contents, facts), "what the cache needs"
+    return on_all_ranks(
+        agents, lambda: make_manifest(store, source, contents, facts), "what the cache needs"
     )

@@ -1,4 +1,4 @@
-"""Which directory of a node holds its copies, and what the node is called: from the environment."""
+"""The directory of a node's store, and the node's name, from the environment."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from distcache.errors import ConfigError
-from distcache.files import require_text
-from distcache.owner import NODE_NAME
+from distcache.io.files import require_text
+from distcache.staging.owner import NODE_NAME
 
 __all__ = [
     "NODE_NAME",
@@ -21,12 +21,12 @@ __all__ = [
 ]
 
 LOCAL_DIRECTORY: Final = "DISTCACHE_LOCAL_DIR"
-# Directories that are not distcache's alone: copies go into one of the user's own below them.
+# Directories shared with others: the store is a directory of the user below them.
 SCRATCH: Final = ("SLURM_TMPDIR", "TMPDIR")
 
 
 def local_directory(given: str | Path | None, environment: Mapping[str, str]) -> Path | None:
-    """Return where this node's copies are, or None if nothing says it.
+    """Return the directory of this node's store, or None if it is not set.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ def local_directory(given: str | Path | None, environment: Mapping[str, str]) ->
 
 
 def required_directory(given: str | Path | None, environment: Mapping[str, str]) -> Path:
-    """Return where this node's copies are.
+    """Return the directory of this node's store.
 
     Raises
     ------
@@ -67,7 +67,7 @@ def required_directory(given: str | Path | None, environment: Mapping[str, str])
 
 
 def node_name(environment: Mapping[str, str]) -> str:
-    """Return what this node is called; tests give several names to one machine."""
+    """Return the name of this node; tests give several names to one machine."""
     return environment.get(NODE_NAME) or socket.gethostname()
 
 

@@ -1,4 +1,4 @@
-"""Space on the filesystem of a store: how much there is, whether it is memory, and reserving it."""
+"""Space on the filesystem of a store: how much is free, whether it is memory, and reservation."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from distcache.errors import NoSpace
 
 __all__ = ["Space", "allocated", "require_space", "reserve", "space_at"]
 
-UNKNOWN: Final = 1 << 62  # bytes that are free where a filesystem counts none
+UNKNOWN: Final = 1 << 62  # free bytes of a filesystem that does not report them
 MEMORY_BACKED: Final = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 
 
 class Space(msgspec.Struct, frozen=True):
-    """What there is of a filesystem.
+    """The space of a filesystem.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ def space_at(directory: Path) -> Space:
 
 
 def filesystem_type(directory: Path, mounts: str | None = None) -> str:
-    """Return the type of the filesystem that holds a directory, empty if that is not known.
+    """Return the type of the filesystem of a directory, empty if unknown.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def _available_memory() -> int:
 
 
 def allocated(path: Path) -> int:
-    """Return the bytes that a file takes on its disk; 0 if it is not there."""
+    """Return the bytes of a file on its disk; 0 if it does not exist."""
     try:
         return 512 * os.lstat(path).st_blocks
     except FileNotFoundError:
@@ -88,7 +88,7 @@ def allocated(path: Path) -> int:
 
 
 def require_space(directory: Path, needed: int, spare: int) -> None:
-    """Make sure that so many bytes can be written, and so many are left then.
+    """Require free space for some bytes, and a reserve beyond them.
 
     Raises
     ------
@@ -106,7 +106,7 @@ def require_space(directory: Path, needed: int, spare: int) -> None:
 
 
 def reserve(descriptor: int, size: int, path: Path) -> None:
-    """Give a file its length and the disk's space for all of it, as far as the filesystem can.
+    """Set the length of a file and allocate its blocks, if the filesystem supports that.
 
     Raises
     ------

@@ -1,13 +1,13 @@
 """A node's store: the directory that holds its copies, and every path in it.
 
 .distcache-store          the marker
-lock                      held by who changes anything in the store
+lock                      locked by the process that changes the store
 caches/NAME.h5            a cache
 caches/NAME.json          its ready record, written last
-caches/NAME.lock          held, shared, by who uses the cache; its time is that of the last use
+caches/NAME.lock          locked, shared, by users of the cache; its time is the last use
 corpora/STEM.idx, .bin    the index of a corpus, and a link to its shared tokens
 megatron/NAME/            the same cache as Megatron's files
-**/.*.part                what is being written
+**/.*.part                unfinished files
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ import xxhash
 
 from distcache.cache.format import Header
 from distcache.errors import DistcacheError
-from distcache.files import NOT_ALLOWED
+from distcache.io.files import NOT_ALLOWED
 
 __all__ = ["Store", "cache_name", "corpus_stem", "existing_store", "make_store", "part_of", "sweep"]
 
 MARKER: Final = ".distcache-store"
 MARK: Final = b"distcache store, version 1\n"
 PARTS: Final = ("caches", "corpora", "megatron")
-PASSING: Final = re.compile(
+TEMPORARY: Final = re.compile(
     r"\..+\.[0-9a-f]{8}\.part"
-)  # as `distcache.files.write_whole` names them
+)  # as `distcache.io.files.atomic_write` names them
 
 
 def cache_name(header: Header) -> str:
@@ -69,11 +69,11 @@ class Store:
         return self.caches / f"{name}.h5"
 
     def ready(self, name: str) -> Path:
-        """Return the record that says that a cache is complete."""
+        """Return the ready record of a cache."""
         return self.caches / f"{name}.json"
 
-    def use(self, name: str) -> Path:
-        """Return the lock of those who use a cache."""
+    def use_lock(self, name: str) -> Path:
+        """Return the lock of the users of a cache."""
         return self.caches / f"{name}.lock"
 
     def prefix(self, stem: str) -> str:
@@ -86,29 +86,29 @@ class Store:
 
 
 def part_of(path: Path) -> Path:
-    """Return where a file is written before it has its name."""
+    """Return the path of a file while it is not complete."""
     return path.with_name(f".{path.name}.part")
 
 
 def sweep(store: Store) -> None:
-    """Remove files under passing names, of writers that were killed; the store must be locked.
+    """Remove temporary files of killed writers. The store is locked.
 
-    Unfinished copies have lasting names, and are kept: the next run takes them up.
+    Unfinished copies have other names, and are kept: the next run resumes them.
     """
     for directory in (store.caches, store.corpora, store.megatron, *store.megatron.iterdir()):
         if directory.is_dir() and not directory.is_symlink():
             for path in directory.glob(".*.part"):
-                if PASSING.fullmatch(path.name):
+                if TEMPORARY.fullmatch(path.name):
                     path.unlink()
 
 
 def make_store(root: Path) -> Store:
-    """Make a store, unless it is there; an empty directory of the user's becomes one.
+    """Make a store, unless it exists; an empty directory of the user becomes one.
 
     Raises
     ------
     DistcacheError
-        If the directory is a link, somebody else's, open to others, or holds other things.
+        If the directory is a link, another user's, open to others, or has other files.
     """
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
@@ -173,7 +173,7 @@ def _mark(marker: Path) -> None:
 
 def _require_mark(marker: Path) -> None:
     found = os.lstat(marker)
-    # A process that makes the same store at this moment may not have written it yet.
+    # Empty: another process creates the same store at this moment.
     if not stat.S_ISREG(found.st_mode) or marker.read_bytes() not in (MARK, b""):
         raise DistcacheError(f"{marker}: is not the marker of a store of this version")
 

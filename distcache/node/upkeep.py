@@ -1,29 +1,55 @@
-"""Look after a store: list its caches, and read them back."""
+"""Maintain a store: list its caches, verify them, remove unused ones."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+import re
+import stat
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Final, NamedTuple
 
 import msgspec
 
 from distcache.cache import open_cache
-from distcache.cache.export import wrong_files
-from distcache.cache.verify import verify_cache
+from distcache.cache.digests import verify_cache
 from distcache.corpus import bin_path, idx_path
 from distcache.errors import BuildInterrupted, CacheCorrupt, DistcacheError, NotReady
-from distcache.files import open_sized
-from distcache.node.landing import unit_matches
-from distcache.node.lock import is_used
-from distcache.node.record import Ready, read_records
+from distcache.io.files import open_sized
+from distcache.megatron.export import wrong_files
+from distcache.node.lock import exclusive, is_used, try_exclusive
+from distcache.node.manifest import Block, Manifest
+from distcache.node.records import LocalCorpus, Ready, read_records
 from distcache.node.space import allocated
+from distcache.node.staged_files import block_matches
 from distcache.node.store import Store, existing_store
 from distcache.node.view import renamer
-from distcache.node.wanted import Unit
+from distcache.progress import Progress
+from distcache.ranks.communicator import SerialCommunicator
 
-__all__ = ["Held", "list_store", "open_store", "tree_bytes", "verify_store"]
+__all__ = [
+    "Collected",
+    "Held",
+    "bytes_of",
+    "collect",
+    "list_store",
+    "make_room",
+    "open_store",
+    "tree_bytes",
+    "verify_store",
+]
+
+_CACHE: Final = r"[0-9a-f]{16}-[0-9a-f]{16}"
+_CORPUS: Final = r".+-[0-9a-f]{16}"
+# Files with other names are not distcache's, and are never removed.
+CACHES: Final = re.compile(rf"({_CACHE})\.(?:h5|json|lock)|\.({_CACHE})\.(?:h5|json)\..*part")
+CORPORA: Final = re.compile(rf"({_CORPUS})\.(?:idx|bin)|\.({_CORPUS})\.(?:idx|bin)\..*part")
+VIEWS: Final = re.compile(rf"({_CACHE})()")
+VIEW_FILES: Final = re.compile(
+    r"\.?(?:[0-9a-f]{32}-(?:GPT|Blended)Dataset-|distcache-[0-9a-f]{16}).*"
+)
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -34,7 +60,7 @@ class Held(msgspec.Struct, frozen=True):
     record : Ready
         What it is.
     nbytes : int
-        What it takes on the disk by itself; corpora may be shared with other caches.
+        What it takes on the disk, without corpora, which caches share.
     last_use : float
         Seconds since the epoch.
     used : bool
@@ -64,14 +90,14 @@ def open_store(root: Path) -> Store:
 
 
 def list_store(store: Store) -> list[Held]:
-    """Return the complete caches of a store, the one that was used last first."""
+    """Return the complete caches of a store, the most recently used first."""
     mapped = _mapped_paths(store)
     held = [_held(store, record, mapped) for record in read_records(store)]
     return sorted(held, key=lambda entry: -entry.last_use)
 
 
 def _held(store: Store, record: Ready, mapped: set[str]) -> Held:
-    lock = store.use(record.name)
+    lock = store.use_lock(record.name)
     own = str(store.view(record.name)) + "/"
     cache = str(store.cache(record.name))
     return Held(
@@ -83,7 +109,7 @@ def _held(store: Store, record: Ready, mapped: set[str]) -> Held:
 
 
 def _mapped_paths(store: Store) -> set[str]:
-    """Return the files of a store that processes have mapped: Megatron takes no lock."""
+    """Return the files of a store that processes have mapped, as Megatron takes no lock."""
     start = os.path.realpath(store.root) + "/"  # as the kernel names them
     found = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
@@ -100,14 +126,14 @@ def _mapped_paths(store: Store) -> set[str]:
 
 
 def tree_bytes(directory: Path) -> int:
-    """Return what the files under a directory take on the disk; 0 if it is a link or not there."""
+    """Return the bytes on disk of all files under a directory; 0 if it is a link or missing."""
     if directory.is_symlink() or not directory.is_dir():
         return 0
     return sum(allocated(path) for path in directory.rglob("*"))
 
 
 def verify_store(store: Store, threads: int = 2) -> list[str]:
-    """Read every complete copy back, and return what is wrong with them."""
+    """Read every complete copy back, and return what is wrong."""
     problems: dict[str, None] = {}
     for record in read_records(store):
         for problem in _verify_copy(store, record, threads):
@@ -132,7 +158,7 @@ def _verify_copy(store: Store, record: Ready, threads: int) -> Iterator[str]:
     def compare(number: int) -> str | None:
         corpus = record.corpora[number]
         path = idx_path(store.prefix(corpus.stem))
-        return _compare(path, Unit(0, 0, corpus.idx_size, digests[number]))
+        return _compare(path, Block(0, 0, corpus.idx_size, digests[number]))
 
     with ThreadPoolExecutor(threads) as pool:
         yield from filter(None, pool.map(compare, range(len(record.corpora))))
@@ -146,13 +172,185 @@ def _verify_copy(store: Store, record: Ready, threads: int) -> Iterator[str]:
                 yield f"{link}: the link to the tokens is gone"
 
 
-def _compare(path: str, unit: Unit) -> str | None:
+def _compare(path: str, block: Block) -> str | None:
     try:
         descriptor, size = open_sized(path, follow=False)
     except OSError as error:
         return f"{path}: cannot be opened: {error.strerror}"
     try:
-        right = size == unit.end and unit_matches(descriptor, unit)
+        right = size == block.end and block_matches(descriptor, block)
         return None if right else f"{path}: differs from its digest"
     finally:
         os.close(descriptor)
+
+
+class Collected(msgspec.Struct, frozen=True):
+    """The result of a collection.
+
+    Attributes
+    ----------
+    removed, in_use : list of str
+        Names of the caches that were removed, and of those that stay because they are in use.
+    freed, nbytes : int
+        Bytes by which the store has shrunk, and its size now.
+    """
+
+    removed: list[str]
+    in_use: list[str]
+    freed: int
+    nbytes: int
+
+
+def collect(store: Store, budget: int, progress: Progress, *, dry_run: bool = False) -> Collected:
+    """Remove the least recently used caches until a store is within its budget.
+
+    Files that no complete cache needs are always removed: unfinished files, and corpora of removed
+    caches. A cache in use stays.
+
+    Parameters
+    ----------
+    store : Store
+        The store.
+    budget : int
+        Bytes that it may take.
+    progress : Progress
+        Receives for which job this one waits.
+    dry_run : bool
+        Whether to report only, and remove nothing.
+
+    Returns
+    -------
+    Collected
+        What was, or would be, removed.
+    """
+    with exclusive(SerialCommunicator(), store.lock, progress):
+        return _collect(store, budget, dry_run=dry_run)
+
+
+def make_room(store: Store, budget: int, manifest: Manifest) -> Collected:
+    """Remove what `collect` would, but nothing of one cache. The store is locked.
+
+    Parameters
+    ----------
+    store : Store
+        The store.
+    budget : int
+        Bytes that it may take.
+    manifest : Manifest
+        What is being localized.
+    """
+    return _collect(store, budget, keep=manifest)
+
+
+def bytes_of(store: Store) -> int:
+    """Return the bytes that a store takes."""
+    return sum(map(tree_bytes, (store.caches, store.corpora, store.megatron)))
+
+
+def _collect(
+    store: Store, budget: int, *, dry_run: bool = False, keep: Manifest | None = None
+) -> Collected:
+    before = now = bytes_of(store)
+    kept = {record.name: _needs(record.name, record.corpora) for record in read_records(store)}
+    incoming = None if keep is None else _needs(keep.name, keep.corpora)
+    if incoming is not None:
+        kept[incoming.name] = incoming
+    gone: set[Path] = set()
+    now -= _discard(_unneeded(store, kept.values(), incoming=incoming), gone, dry_run)
+    removed, in_use = [], []
+    for held in reversed(list_store(store)):
+        name = held.record.name
+        if incoming is not None and name == incoming.name:
+            continue
+        freed = None if held.used else 0
+        if now > budget and not held.used:
+            freed = _remove(store, held, kept, gone, dry_run, incoming)
+        if freed is None:
+            in_use.append(name)
+        elif freed:
+            removed.append(name)
+            now -= freed
+    return Collected(removed, in_use, before - now, now)
+
+
+class _Needs(NamedTuple):
+    """What a cache needs of a store: its own files, and corpora."""
+
+    name: str
+    stems: frozenset[str]
+
+
+def _needs(name: str, corpora: Iterable[LocalCorpus]) -> _Needs:
+    return _Needs(name, frozenset(corpus.stem for corpus in corpora))
+
+
+def _remove(
+    store: Store,
+    held: Held,
+    kept: dict[str, _Needs],
+    gone: set[Path],
+    dry_run: bool,
+    incoming: _Needs | None,
+) -> int | None:
+    """Remove a cache and the corpora that only it needs; return the bytes, None if in use."""
+    name = held.record.name
+    descriptor = try_exclusive(store.use_lock(name))
+    if descriptor is None:
+        return None
+    try:
+        others = [needs for needs in kept.values() if needs.name != name]
+        needless = [
+            store.ready(name),
+            *_unneeded(store, others, name, incoming),
+        ]  # the record first
+        freed = _discard(needless, gone, dry_run)
+        del kept[name]
+        return freed
+    finally:
+        os.close(descriptor)
+
+
+def _unneeded(
+    store: Store, kept: Iterable[_Needs], removed: str = "", incoming: _Needs | None = None
+) -> Iterator[Path]:
+    """Yield the store's files that no kept cache needs, also those of a cache to be removed.
+
+    Unfinished files stay only if they are of the incoming cache.
+    """
+    unfinished = {incoming.name, *incoming.stems} if incoming is not None else set()
+    kept = list(kept)
+    names = {needs.name for needs in kept}
+    stems = {stem for needs in kept for stem in needs.stems}
+    # A copy without a record may be in use, and its corpora are unknown.
+    used = {lock.stem for lock in store.caches.glob("*.lock") if is_used(lock)}
+    used -= names | {removed}
+    places = [(store.caches, CACHES, names | used), (store.megatron, VIEWS, names | used)]
+    places += [] if used else [(store.corpora, CORPORA, stems)]
+    for directory, pattern, needed in places:
+        for path in directory.iterdir():
+            found = pattern.fullmatch(path.name)
+            if found and found.group(1) not in needed and found.group(2) not in unfinished:
+                yield from _with_content(path)
+
+
+def _with_content(path: Path) -> Iterator[Path]:
+    """Yield a file; or the store's files in a directory, then the directory."""
+    if path.is_dir() and not path.is_symlink():
+        yield from (entry for entry in path.iterdir() if VIEW_FILES.fullmatch(entry.name))
+    yield path
+
+
+def _discard(paths: Iterable[Path], gone: set[Path], dry_run: bool) -> int:
+    """Remove files, links and emptied directories; return the bytes. Each path counts once."""
+    freed = 0
+    for path in list(paths):
+        if path in gone:
+            continue
+        gone.add(path)
+        nbytes = allocated(path)
+        with contextlib.suppress(OSError):
+            if not dry_run:
+                is_directory = stat.S_ISDIR(os.lstat(path).st_mode)
+                (path.rmdir if is_directory else path.unlink)()
+            freed += nbytes
+    return freed

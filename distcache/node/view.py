@@ -1,4 +1,4 @@
-"""What Megatron sees of a store: corpora whose tokens are linked, and its own files of a cache."""
+"""What Megatron reads from a store: links to the tokens, and its own files of a cache."""
 
 from __future__ import annotations
 
@@ -9,49 +9,49 @@ from pathlib import Path
 from typing import Any
 
 from distcache.cache import open_cache
-from distcache.cache.export import Exported, export
-from distcache.cache.megatron import MegatronFile, megatron_files
 from distcache.corpus import bin_path
-from distcache.files import passing_name, sync_directory
-from distcache.node.record import LocalCorpus
+from distcache.io.files import sync_directory, temporary_name
+from distcache.megatron.export import Exported, export
+from distcache.megatron.names import MegatronFile, megatron_files
+from distcache.node.manifest import CACHE, Manifest
+from distcache.node.records import LocalCorpus
 from distcache.node.space import allocated
 from distcache.node.store import Store
-from distcache.node.wanted import CACHE, Wanted
 
 __all__ = ["link_tokens", "make_view", "missing_view_bytes", "plan_view", "renamer"]
 
 HEADER: int = 128  # bytes of a .npy file before its array
 
 
-def link_tokens(store: Store, wanted: Wanted) -> None:
+def link_tokens(store: Store, manifest: Manifest) -> None:
     """Give every corpus of a cache a link to its shared `.bin`."""
-    for corpus in wanted.corpora:
+    for corpus in manifest.corpora:
         link, target = Path(bin_path(store.prefix(corpus.stem))), bin_path(corpus.shared)
         with contextlib.suppress(OSError):
             if os.readlink(link) == target:
                 continue
-        temporary = passing_name(link)
+        temporary = temporary_name(link)
         os.symlink(target, temporary)
         os.replace(temporary, link)
     sync_directory(store.corpora)
 
 
 def plan_view(
-    store: Store, wanted: Wanted, tokenizer: dict[str, Any] | None
+    store: Store, manifest: Manifest, tokenizer: dict[str, Any] | None
 ) -> Sequence[MegatronFile]:
     """Return Megatron's files of a cache whose corpora are those of a store.
 
     Raises
     ------
     ConfigError
-        If nobody knows the tokenizer.
+        If the tokenizer is unknown.
     """
-    return list(megatron_files(wanted.contents, _renamer(store, wanted), tokenizer))
+    return list(megatron_files(manifest.contents, _renamer(store, manifest), tokenizer))
 
 
-def missing_view_bytes(files: Sequence[MegatronFile], store: Store, wanted: Wanted) -> int:
-    """Return the bytes that Megatron's files take beyond those that are there."""
-    directory = store.view(wanted.name)
+def missing_view_bytes(files: Sequence[MegatronFile], store: Store, manifest: Manifest) -> int:
+    """Return the bytes that Megatron's files take beyond those that exist."""
+    directory = store.view(manifest.name)
     return sum(
         max(view.nbytes + HEADER - allocated(directory / f"{file.stem}-{view.name}.npy"), 0)
         for file in files
@@ -59,14 +59,14 @@ def missing_view_bytes(files: Sequence[MegatronFile], store: Store, wanted: Want
     )
 
 
-def make_view(store: Store, wanted: Wanted, tokenizer: dict[str, Any] | None) -> Exported:
-    """Write Megatron's files of the local cache; those that are right are left as they are."""
-    directory = store.view(wanted.name)
+def make_view(store: Store, manifest: Manifest, tokenizer: dict[str, Any] | None) -> Exported:
+    """Write Megatron's files of the local cache; valid ones are left as they are."""
+    directory = store.view(manifest.name)
     if directory.is_symlink():
-        directory.unlink()  # what is behind it is not the store's
+        directory.unlink()  # a link could lead out of the store
     directory.mkdir(mode=0o700, exist_ok=True)
-    cache = open_cache(wanted.files[CACHE].final)
-    return export(cache, store.view(wanted.name), _renamer(store, wanted), tokenizer)
+    cache = open_cache(manifest.files[CACHE].final)
+    return export(cache, store.view(manifest.name), _renamer(store, manifest), tokenizer)
 
 
 def renamer(
@@ -77,5 +77,5 @@ def renamer(
     return {prefix: store.prefix(corpus.stem) for prefix, corpus in pairs}.__getitem__
 
 
-def _renamer(store: Store, wanted: Wanted) -> Callable[[str], str]:
-    return renamer(store, wanted.contents.prefixes, wanted.corpora)
+def _renamer(store: Store, manifest: Manifest) -> Callable[[str], str]:
+    return renamer(store, manifest.contents.prefixes, manifest.corpora)

@@ -1,25 +1,34 @@
-"""Who builds what: a pure function of sizes and rank counts."""
+"""Which rank builds what, and the predicted time and memory; pure functions."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
 from distcache.errors import NoSpace
-from distcache.plan.costs import (
-    BASE_MEMORY,
-    UnitCosts,
-    rest_memory,
-    step_memory,
-    upper_memory,
-)
+from distcache.partition import balance
+from distcache.plan.costs import BASE_MEMORY, UnitCosts, rest_memory, step_memory, upper_memory
 from distcache.plan.layout import Layout
-from distcache.plan.model import BlendPlan, SectionPlan
-from distcache.ranks.balance import balance
+from distcache.plan.model import BlendPlan, Plan, SectionPlan
 
-__all__ = ["Assignment", "SplitUnit", "assign", "assign_all"]
+__all__ = ["Assignment", "Estimate", "SplitUnit", "assign", "assign_all", "estimate"]
+
+START: Final = 0.3  # seconds: Python, its imports, and joining the ranks
+PER_CORPUS: Final = 2.5e-4  # opening an index, and its share of the tables
+PER_ITEM: Final = 1e-4  # planning a section or a blend
+PER_ARRAY: Final = 9e-5  # laying out an HDF5 dataset
+PER_INDEX_BYTE: Final = 0.2e-9  # checking and digesting an index
+PER_CACHE_BYTE: Final = 0.3e-9  # reading back and digesting what was written
+# Seconds per predicted nanosecond: first touches of memory and syncs of the disk included.
+PER_BUSY: Final = 1.3e-9
+# What Slurm is asked for leaves room: other machines, a busy filesystem, the page cache.
+TIME_MARGIN: Final = 4.0
+LEAST_MINUTES: Final = 10
+MEMORY_MARGIN: Final = 1.25
+NODE_MEMORY: Final = 512 << 20
 
 
 class SplitUnit(msgspec.Struct, frozen=True):
@@ -32,7 +41,7 @@ class SplitUnit(msgspec.Struct, frozen=True):
     upper_rank : int
         The rank that shuffles the upper part of the documents.
     rest_rank : int
-        The rank that shuffles what the generator does after that.
+        The rank that computes the remaining shuffles.
     """
 
     unit: int
@@ -74,7 +83,7 @@ class Assignment(msgspec.Struct, frozen=True):
     busy: tuple[float, ...]
 
     @property
-    def together(self) -> tuple[int, ...]:
+    def split_sections(self) -> tuple[int, ...]:
         """The sections that all ranks build together, as indices into `Layout.units`."""
         return tuple(entry.unit for wave in self.waves for entry in wave) + self.linked
 
@@ -88,7 +97,7 @@ def assign(
     memory_limit: int | None = None,
     copied: frozenset[int] = frozenset(),
 ) -> Assignment:
-    """Share out the units of a plan.
+    """Distribute the units of a plan.
 
     Small units go whole to one rank, the longest first. Sections that are a large share of the
     work are split over all ranks where that is expected to be faster, and those that the memory
@@ -147,7 +156,7 @@ def assign_all(
     threads: int = 1,
     memory_limit: int | None = None,
 ) -> Assignment:
-    """Share out all units of a plan, as `assign` does for a build that has nothing yet."""
+    """Distribute all units of a plan, as `assign` does for a new build."""
     everything = frozenset(range(len(layout.units)))
     return assign(items, layout, everything, ranks, threads, memory_limit)
 
@@ -159,7 +168,7 @@ def _choices(
     ranks: int,
     memory_limit: int | None,
 ) -> list[list[int]]:
-    """Return sets of units to split, the more of the largest ones the earlier.
+    """Return candidate sets of units to split, the largest set first.
 
     All ranks take part in splitting a unit, one unit after the other: it pays where a few units are
     most of the work, and costs where there are enough of them for all ranks.
@@ -179,7 +188,7 @@ def _ways(costs: Sequence[UnitCosts], split: Sequence[int]) -> tuple[bool, ...]:
 
 
 def _large_blends(costs: Sequence[UnitCosts], todo: frozenset[int], ranks: int) -> tuple[int, ...]:
-    """Return the blends that are a large share of the work, and enough for slices."""
+    """Return the blends that are a large share of the work, and large enough for slices."""
     able = [unit for unit in sorted(todo) if costs[unit].slices(ranks) > 1]
     return tuple(_large(costs, todo, able, ranks))
 
@@ -187,7 +196,7 @@ def _large_blends(costs: Sequence[UnitCosts], todo: frozenset[int], ranks: int) 
 def _large(
     costs: Sequence[UnitCosts], todo: frozenset[int], able: Sequence[int], ranks: int
 ) -> list[int]:
-    """Return those units that are a large share of the work of a rank."""
+    """Return the units that are a large share of the work of a rank."""
     total = sum(costs[unit].time for unit in todo)
     return [unit for unit in able if costs[unit].time > total / (2 * ranks)]
 
@@ -233,17 +242,17 @@ def _waves(split: Sequence[int], ranks: int) -> Waves:
 
 
 def _wave_time(costs: Sequence[UnitCosts], waves: Waves, ranks: int) -> float:
-    """Return what the sections that all ranks build together take."""
+    """Return the time of the sections that all ranks build together."""
     time = 0.0
     for wave in waves:
-        # All ranks meet when the wave's last shuffle is done, and then cut together.
+        # All ranks wait for the last shuffle of the wave, and then cut together.
         time += max(costs[member.unit].shuffle_time for member in wave)
         time += sum(costs[member.unit].cut_time(ranks) for member in wave)
     return time
 
 
 def _local_time(costs: Sequence[UnitCosts], units: Sequence[int], threads: int) -> float:
-    """Return what the units that a rank builds alone take, several at a time."""
+    """Return the time and memory of the units that a rank builds alone, several at a time."""
     if not units:
         return 0.0
     longest = max(costs[unit].time_with(threads) for unit in units)
@@ -270,3 +279,58 @@ def _memory(
                 held += rest_memory(section)
         peaks.append(held)
     return BASE_MEMORY + max(peaks)
+
+
+class Estimate(msgspec.Struct, frozen=True):
+    """The predicted time and memory of a build, and what to ask Slurm for.
+
+    Attributes
+    ----------
+    seconds : float
+        Of the whole build.
+    memory : int
+        Bytes of the rank that takes most.
+    minutes : int
+        To ask for as ``--time``: several times the estimate.
+    memory_gib : int
+        To ask for as ``--mem``, of each node.
+    """
+
+    seconds: float
+    memory: int
+    minutes: int
+    memory_gib: int
+
+
+def estimate(plan: Plan, layout: Layout, work: Assignment, ranks_per_node: int) -> Estimate:
+    """Estimate a build.
+
+    Parameters
+    ----------
+    plan, layout : Plan, Layout
+        What is built.
+    work : Assignment
+        Who builds what.
+    ranks_per_node : int
+        The most that a node has.
+
+    Returns
+    -------
+    Estimate
+        For the machine of the calibration, and a filesystem that is not the limit.
+    """
+    ranks = len(work.local)
+    streams = ranks * work.threads
+    index_bytes = sum(source.idx_size for source in plan.sources)
+    arrays = sum(len(places) for places in layout.arrays)
+    alone = START + PER_ITEM * len(plan.items) + PER_ARRAY * arrays
+    shared = PER_CORPUS * len(plan.sources) + PER_INDEX_BYTE * index_bytes
+    shared += PER_CACHE_BYTE * layout.tables_begin
+    seconds = alone + shared / streams + PER_BUSY * max(work.busy)
+    memory = max(work.memory)
+    return Estimate(
+        seconds=seconds,
+        memory=memory,
+        minutes=max(math.ceil(TIME_MARGIN * seconds / 60), LEAST_MINUTES),
+        memory_gib=math.ceil((MEMORY_MARGIN * memory * ranks_per_node + NODE_MEMORY) / 2**30),
+    )

@@ -1,33 +1,53 @@
-"""The configuration: what to build, with Megatron's defaults."""
+"""The configuration: what to build, with Megatron's defaults; and the key of what is built.
+
+A key is the SHA-256 over the canonical JSON of all that changes arrays, and nothing else.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
 
-__all__ = ["SPLITS", "Blend", "BlendPerSplit", "Config", "Samples", "Slurm", "Source"]
+from distcache.corpus import CorpusFacts
+
+__all__ = [
+    "ORDER",
+    "SPLITS",
+    "Blend",
+    "BlendEntry",
+    "BlendPerSplit",
+    "Config",
+    "Samples",
+    "Slurm",
+    "canonical_json",
+    "identity_of",
+    "key_of",
+]
 
 SPLITS = ("train", "valid", "test")
-
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Weight = Annotated[float, Meta(ge=0, le=1e300)]
 Path = Annotated[str, Meta(min_length=1)]
+ORDER: Final = "megatron"
 
 
-class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class BlendEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A corpus of a blend: its path prefix and, in a weighted blend, its weight."""
 
     path: Path
     weight: Weight | None = None
 
 
-Blend = Annotated[tuple[Source | Path, ...], Meta(min_length=1)]
+Blend = Annotated[tuple[BlendEntry | Path, ...], Meta(min_length=1)]
 
 
 class BlendPerSplit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A blend of its own for each split; a split without one is not built."""
+    """A separate blend for each split; a split without one is not built."""
 
     train: Blend | None = None
     valid: Blend | None = None
@@ -43,7 +63,7 @@ class Samples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Options of the pre-job that `submit` submits: words of sbatch, and of the srun in it."""
+    """Options of the pre-job of `submit`: arguments of sbatch, and of the srun in it."""
 
     sbatch: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
     srun: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
@@ -107,8 +127,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return None if self.full_validation else 0
         return int(wanted) if wanted is not None else None
 
-    def blends(self) -> dict[str, tuple[Source, ...]]:
-        """Return the blend of each split that has one, every entry as a `Source`."""
+    def blends(self) -> dict[str, tuple[BlendEntry, ...]]:
+        """Return the blend of each split that has one, every entry as a `BlendEntry`."""
         if self.blend is not None:
             return dict.fromkeys(SPLITS, as_sources(self.blend))
         named = {split: getattr(self.blend_per_split, split, None) for split in SPLITS}
@@ -120,6 +140,61 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return list(dict.fromkeys(source.path for source in sources))
 
 
-def as_sources(blend: tuple[Source | str, ...]) -> tuple[Source, ...]:
-    """Return a blend with bare paths made into sources without weight."""
-    return tuple(Source(entry) if isinstance(entry, str) else entry for entry in blend)
+def as_sources(blend: tuple[BlendEntry | str, ...]) -> tuple[BlendEntry, ...]:
+    """Return a blend with bare paths turned into entries without weight."""
+    return tuple(BlendEntry(entry) if isinstance(entry, str) else entry for entry in blend)
+
+
+def canonical_json(document: object) -> str:
+    """Return the one JSON text of a document: keys sorted, no white space, ASCII only."""
+    return json.dumps(
+        document, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    )
+
+
+def key_of(document: object) -> str:
+    """Return the SHA-256 of a document's canonical JSON, in hexadecimal."""
+    return hashlib.sha256(canonical_json(document).encode("ascii")).hexdigest()
+
+
+def identity_of(config: Config, corpora: Mapping[str, CorpusFacts]) -> dict[str, Any]:
+    """Return everything of a configuration that changes arrays.
+
+    Corpora stand in it by content and never by path, so that a corpus keeps its key where it is
+    moved and loses it when it is tokenized again in place. The tokenizer and `full_validation`
+    change no array and are left out.
+
+    Parameters
+    ----------
+    config : Config
+        What is asked for.
+    corpora : mapping of str to CorpusFacts
+        By path prefix.
+
+    Returns
+    -------
+    dict
+        Of JSON values; its `key_of` is the key of the cache.
+    """
+
+    def blend(sources: tuple[BlendEntry, ...]) -> list[list[Any]]:
+        return [[corpora[source.path].identity, source.weight] for source in sources]
+
+    blends = config.blends()
+    return {
+        "order": ORDER,
+        "sequence_length": config.sequence_length,
+        "seed": config.seed,
+        "samples": {split: config.samples_of(split) for split in SPLITS},
+        "split": config.split,
+        "blend": None if config.blend is None else blend(blends["train"]),
+        "blend_per_split": (
+            None
+            if config.blend is not None
+            else {split: blend(sources) for split, sources in blends.items()}
+        ),
+        "mid_level_dataset_surplus": config.mid_level_dataset_surplus,
+        "add_extra_token": config.add_extra_token,
+        "drop_last_partial_validation_sequence": config.drop_last_partial_validation_sequence,
+        "multiple_validation_sets": config.multiple_validation_sets,
+    }

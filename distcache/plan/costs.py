@@ -1,13 +1,14 @@
-"""What building takes: time, of which only ratios matter, and memory, which `plan` predicts."""
+"""The cost model: relative time and absolute memory of every unit."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+
 from distcache.plan.layout import STRIPE, Unit, nbytes_of
-from distcache.plan.model import BlendPlan, SectionPlan
-from distcache.plan.slices import lower_type, middle_of
+from distcache.plan.model import NARROW, BlendPlan, SectionPlan
 
 __all__ = [
     "BASE_MEMORY",
@@ -16,6 +17,8 @@ __all__ = [
     "DOCUMENT_BYTES",
     "ENTRY_BYTES",
     "UnitCosts",
+    "lower_type",
+    "middle_of",
     "rest_memory",
     "shuffle_space",
     "step_memory",
@@ -26,34 +29,34 @@ __all__ = [
 
 # Measured nanoseconds on one core of an AMD EPYC 9004; only their ratios matter.
 SHUFFLE_COST: Final = 6.0
-NEAR_SHUFFLE_COST: Final = 3.0  # of what the caches hold
+NEAR_SHUFFLE_COST: Final = 3.0  # of values that fit into the caches
 EMIT_COST: Final = 4.0
 BLEND_COST: Final = 30.0
 WRITE_COST_PER_BYTE: Final = 0.6
 SEND_COST_PER_BYTE: Final = 0.4
-# What each rank takes to go through all draws, and for the links of a position of its own.
+# For each rank: to go through all draws, and for the links of each of its positions.
 DRAW_COST: Final = 1.5
 LINK_COST: Final = 240.0
 LINK_BYTES: Final = 80
-# What is sent at a time: numbers, their order, what arrives, and answers.
+# Buffers of an exchange: numbers, their order, what arrives, and answers.
 LINK_PIECES: Final = 160 << 20
 NO_LINK: Final = 2**32 - 1
-SECOND_WORKER: Final = 1.4  # how much faster two threads build one section than one
+SECOND_WORKER: Final = 1.4  # speed of two threads on one section, relative to one
 
 # The interpreter with NumPy, HDF5 and MPI, and the buffers of reading back.
 BASE_MEMORY: Final = 160 << 20
 # Arrays are written in chunks of this many bytes.
 CHUNK_BYTES: Final = 8 << 20
-# A document, and a document with its length while a document index is made.
+# A document; and a document with its length, during a build.
 DOCUMENT_BYTES: Final = 4
 ENTRY_BYTES: Final = 8
 # Steps of a blend: slices are multiples of it, so that those of both arrays start with a stripe.
 BLEND_SLICE: Final = STRIPE // 2
-# What the lists of a shuffle that is larger than the caches take for each of its values:
+# Bytes per value of the lists of a shuffle that is larger than the caches:
 # `capacity_of` in cpp/src/partitioned_shuffle.hpp, and two bytes for a step of a block.
 SHUFFLE_SPACE: Final = 2.2  # bytes
 SHUFFLE_SPACE_FROM: Final = 1 << 21
-# Entries on their way to all ranks at a time; each rank takes whole stripes of documents.
+# Entries in transit to all ranks at a time; each rank takes whole stripes of documents.
 STREAM_STEP: Final = 1 << 21
 LEAST_STEP: Final = STRIPE // DOCUMENT_BYTES
 
@@ -61,17 +64,33 @@ Item = SectionPlan | BlendPlan
 
 
 def workers_of(splittable: bool, threads: int) -> int:
-    """Return the threads that build one unit: a large section alone is worth two."""
+    """Return the threads that build one unit: two for a large section."""
     return 2 if splittable and threads > 1 else 1
 
 
 def stream_step(ranks: int) -> int:
-    """Return the entries that each rank takes at a time of a section that is split."""
+    """Return the entries of a split section that each rank takes at a time."""
     return max(STREAM_STEP // ranks // LEAST_STEP, 1) * LEAST_STEP
 
 
+def middle_of(section: SectionPlan, workers: int) -> int:
+    """Return the position below which the second of two workers shuffles; 0 if there is one.
+
+    The second also shuffles the last epoch and the samples, so that both have as many steps.
+    """
+    if workers < 2:
+        return 0
+    steps = section.documents + section.shuffled_samples
+    return max(section.first_documents - steps // 2, 0)
+
+
+def lower_type(middle: int) -> np.dtype[np.int32] | np.dtype[np.int64]:
+    """Return the dtype of positions below a middle."""
+    return np.dtype(np.int32) if middle <= NARROW else np.dtype(np.int64)
+
+
 class UnitCosts:
-    """What one unit takes when one rank builds it.
+    """The time and memory of one unit that one rank builds.
 
     Parameters
     ----------
@@ -90,17 +109,17 @@ class UnitCosts:
         self.time = sum(_written(member) if copied else _time(member) for member in self._members)
 
     def time_with(self, threads: int) -> float:
-        """Return the time with so many threads, of which one unit can use two."""
+        """Return the time with some threads; one unit can use two."""
         two = workers_of(self._splittable, threads) > 1 and not self._copied
         return self.time / SECOND_WORKER if two else self.time
 
     @property
     def shuffle_time(self) -> float:
-        """What the two ranks that shuffle a split section take at the same time."""
+        """The time of the two ranks that shuffle a split section."""
         return SHUFFLE_COST * self.section.documents / 2
 
     def cut_time(self, ranks: int) -> float:
-        """Return what all ranks take to share out a split section, and to cut and write it."""
+        """Return the time in which all ranks distribute, cut and write a split section."""
         section = self.section
         emitted = EMIT_COST * section.documents + _written(section)
         return SEND_COST_PER_BYTE * ENTRY_BYTES * section.documents + emitted / ranks
@@ -111,19 +130,19 @@ class UnitCosts:
         return self.section.documents < NO_LINK and self.section.shuffled_samples < NO_LINK
 
     def linked_time(self, ranks: int) -> float:
-        """Return what all ranks take to build a section of which each holds a slice."""
+        """Return the time in which all ranks build a section by links."""
         section = self.section
         drawn = DRAW_COST + LINK_COST / ranks
         shuffled = drawn * (section.documents + section.shuffled_samples)
         return shuffled + (EMIT_COST * section.documents + _written(section)) / ranks
 
     def linked_memory(self, ranks: int) -> int:
-        """Return the bytes that each rank takes for its slice, beside `BASE_MEMORY`."""
+        """Return the bytes of each rank's slice, without `BASE_MEMORY`."""
         largest = max(self.section.documents, self.section.shuffled_samples)
         return LINK_BYTES * largest // ranks + LINK_PIECES
 
     def memory(self, threads: int) -> int:
-        """Return the bytes that it takes, beside `BASE_MEMORY`."""
+        """Return the bytes of memory, without `BASE_MEMORY`."""
         if self._copied:
             return 2 * CHUNK_BYTES
         workers = workers_of(self._splittable, threads)
@@ -145,7 +164,7 @@ class UnitCosts:
 def upper_memory(section: SectionPlan, ranks: int) -> int:
     """Return the bytes of the rank that shuffles the upper part of a split section."""
     middle = middle_of(section, workers=2)
-    gathered = min(middle, ranks * stream_step(ranks))  # on their way to all ranks
+    gathered = min(middle, ranks * stream_step(ranks))  # in transit to all ranks
     entries = ENTRY_BYTES * (section.first_documents + gathered)
     return entries + shuffle_space(section.first_documents) + _lower_memory(middle)
 
@@ -159,12 +178,12 @@ def rest_memory(section: SectionPlan) -> int:
 
 
 def step_memory(ranks: int) -> int:
-    """Return the bytes with which every rank takes its slice of a split section."""
+    """Return the bytes that every rank needs for its slice of a split section."""
     return 2 * ENTRY_BYTES * stream_step(ranks) + 2 * CHUNK_BYTES
 
 
 def shuffle_space(values: int) -> int:
-    """Return the bytes that a shuffle takes beside its values."""
+    """Return the bytes that a shuffle needs besides its values."""
     return int(SHUFFLE_SPACE * values) if values > SHUFFLE_SPACE_FROM else 0
 
 
@@ -184,7 +203,7 @@ def _memory(item: Item, workers: int) -> int:
     if isinstance(item, BlendPlan):
         return 2 * CHUNK_BYTES
     lower = _lower_memory(middle_of(item, workers))
-    # Each worker has a generator of its own, with memory for the largest of its shuffles.
+    # Each worker has a generator, with memory for the largest of its shuffles.
     space = workers * shuffle_space(max(item.documents, item.shuffled_samples))
     entries = ENTRY_BYTES * item.documents + space
     return entries + lower + _shuffle_bytes(item) + 4 * CHUNK_BYTES

@@ -1,4 +1,4 @@
-"""Make the plan of a configuration, or list everything that speaks against it."""
+"""Make the plan of a configuration, or list all of its problems."""
 
 from __future__ import annotations
 
@@ -9,18 +9,25 @@ import msgspec
 from distcache.corpus import Corpus
 from distcache.corpus.receipt import TokenizerFacts
 from distcache.errors import ConfigError
-from distcache.plan.config import SPLITS, Config, Source
-from distcache.plan.epochs import Cut, epochs_needed, section_size
-from distcache.plan.identity import ORDER, identity_of, key_of
+from distcache.plan.blend_counts import buffered, oversampled, smallest_surplus, target
+from distcache.plan.config import ORDER, SPLITS, BlendEntry, Config, identity_of, key_of
 from distcache.plan.model import BlendPlan, Member, Plan, SectionPlan
-from distcache.plan.oversampling import buffered, oversampled, smallest_surplus, target
 from distcache.plan.problems import (
     blend_problems,
     corpus_problems,
     partial_problem,
     request_problem,
 )
-from distcache.plan.splits import WHOLE, Bookends, normalise, sequence_range, split_matrix
+from distcache.plan.sizes import (
+    WHOLE,
+    Bookends,
+    Cut,
+    epochs_needed,
+    normalize,
+    section_size,
+    sequence_range,
+    split_matrix,
+)
 
 __all__ = ["make_plan"]
 
@@ -30,7 +37,7 @@ def make_plan(
     corpora: Mapping[str, Corpus],
     tokenizers: Mapping[str, TokenizerFacts | None] | None = None,
 ) -> Plan:
-    """Decide every section and blend of a configuration.
+    """Plan every section and blend of a configuration.
 
     Parameters
     ----------
@@ -49,7 +56,7 @@ def make_plan(
     Raises
     ------
     ConfigError
-        With one sentence for everything that Megatron would loop on for ever or crash on.
+        With one sentence for every problem, such as those on which Megatron hangs or crashes.
     """
     matrix = split_matrix(config.split) if config.split is not None else None
     planner = _Planner(config, corpora)
@@ -110,7 +117,7 @@ class _Planner:
         self.problems: list[str] = []
         self.surpluses: list[float] = []
 
-    def add_split(self, split: str, blend: tuple[Source, ...], bookends: Bookends) -> None:
+    def add_split(self, split: str, blend: tuple[BlendEntry, ...], bookends: Bookends) -> None:
         """Add the sections of one split, and the blend over them unless they stand alone."""
         weighted = blend[0].weight is not None
         per_split = self.config.blend is None
@@ -122,7 +129,7 @@ class _Planner:
         else:
             self._add_unweighted(split, blend, bookends)
 
-    def _add_alone(self, split: str, blend: tuple[Source, ...], bookends: Bookends) -> None:
+    def _add_alone(self, split: str, blend: tuple[BlendEntry, ...], bookends: Bookends) -> None:
         requested = self.config.samples_of(split)
         if len(blend) > 1 and self.config.full_validation and requested is not None:
             self.problems.append(
@@ -143,11 +150,11 @@ class _Planner:
                 "because Megatron counts a kept partial sample in 32-bit float; ask for fewer"
             )
 
-    def _add_weighted(self, split: str, blend: tuple[Source, ...], bookends: Bookends) -> None:
+    def _add_weighted(self, split: str, blend: tuple[BlendEntry, ...], bookends: Bookends) -> None:
         size = self.config.samples_of(split)
         assert size is not None, "blend_problems refuses weights without a size"
         surplus = self.config.mid_level_dataset_surplus
-        shares = normalise([source.weight or 0.0 for source in blend])
+        shares = normalize([source.weight or 0.0 for source in blend])
         targets = [target(size, share) for share in shares]
         requests = [buffered(size, share, surplus) for share in shares]
         sections = [
@@ -156,11 +163,13 @@ class _Planner:
         ]
         whole = [section for section in sections if section is not None]
         if len(whole) == len(blend):
-            weights = normalise(shares)
+            weights = normalize(shares)
             self._check_oversampling(split, blend, whole, weights, targets)
             self._add_blend(split, blend, whole, requests, weights, sum(targets))
 
-    def _add_unweighted(self, split: str, blend: tuple[Source, ...], bookends: Bookends) -> None:
+    def _add_unweighted(
+        self, split: str, blend: tuple[BlendEntry, ...], bookends: Bookends
+    ) -> None:
         size = self.config.samples_of(split)
         sections = [self._section(source.path, split, None, bookends) for source in blend]
         whole = [section for section in sections if section is not None]
@@ -180,7 +189,7 @@ class _Planner:
             self._add_blend(split, blend, whole, requests, available, sum(available))
             return
         size = min(size, sum(available))
-        weights = normalise(available)
+        weights = normalize(available)
         for corpus, taken in oversampled(weights, size, available):
             self.problems.append(
                 f"{blend[corpus].path}: the blend of split {split} by size asks it for {taken} "
@@ -192,7 +201,7 @@ class _Planner:
     def _check_oversampling(
         self,
         split: str,
-        blend: tuple[Source, ...],
+        blend: tuple[BlendEntry, ...],
         sections: list[SectionPlan],
         weights: list[float],
         targets: list[int],
@@ -208,7 +217,7 @@ class _Planner:
     def _add_blend(
         self,
         split: str,
-        blend: tuple[Source, ...],
+        blend: tuple[BlendEntry, ...],
         sections: list[SectionPlan],
         requests: list[int] | list[int | None],
         weights: list[float] | list[int],

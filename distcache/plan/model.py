@@ -1,4 +1,4 @@
-"""The plan: pure data that says every array of a cache before any of it is built."""
+"""The plan: pure data that describes every array of a cache before the build."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from distcache.corpus import CorpusFacts
-from distcache.plan.epochs import Cut, SectionSize
+from distcache.plan.sizes import Cut, SectionSize
 
 __all__ = ["BlendPlan", "Member", "Plan", "SectionPlan"]
 
@@ -105,7 +105,7 @@ class Member(msgspec.Struct, frozen=True):
     blend : int or None
         Index into `Plan.blends`; None for a section that stands alone.
     weight : float or None
-        Its normalised weight in the blend; None in an exhaustive one.
+        Its normalized weight in the blend; None in an exhaustive one.
     """
 
     split: str
@@ -126,7 +126,7 @@ class BlendPlan(msgspec.Struct, frozen=True):
     split : str
         "train", "valid" or "test".
     weights : tuple of float
-        Normalised; empty in an exhaustive blend.
+        Normalized; empty in an exhaustive blend.
     sizes : tuple of int
         Samples of each section, taken whole by an exhaustive blend; empty otherwise.
     size : int

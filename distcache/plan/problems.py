@@ -1,20 +1,30 @@
-"""What Megatron would loop on for ever or crash on, found before anything is built."""
+"""Configurations on which Megatron hangs or crashes, and likely mistakes."""
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import numpy as np
 
 from distcache.corpus import Corpus
 from distcache.kernels import Mt19937
-from distcache.plan.config import SPLITS, Config, Source
-from distcache.plan.model import NARROW, SectionPlan
-from distcache.plan.splits import normalise
+from distcache.plan.blend_counts import estimate_counts
+from distcache.plan.config import SPLITS, BlendEntry, Config
+from distcache.plan.model import NARROW, BlendPlan, Plan, SectionPlan
+from distcache.plan.sizes import normalize, split_matrix
 
-__all__ = ["blend_problems", "corpus_problems", "partial_problem", "request_problem"]
+__all__ = [
+    "blend_problems",
+    "corpus_problems",
+    "partial_problem",
+    "plan_warnings",
+    "request_problem",
+]
 
 MOST_CORPORA: Final = 32_766
+MANY_EPOCHS: Final = 1000
+MOST_NAMED: Final = 3
 
 
 def corpus_problems(corpus: Corpus) -> list[str]:
@@ -29,7 +39,7 @@ def corpus_problems(corpus: Corpus) -> list[str]:
     return []
 
 
-def blend_problems(config: Config, split: str, sources: tuple[Source, ...]) -> list[str]:
+def blend_problems(config: Config, split: str, sources: tuple[BlendEntry, ...]) -> list[str]:
     """Return what is wrong with the weights of a blend."""
     where = f"{split}: " if config.blend is None else ""
     weights = [source.weight for source in sources if source.weight is not None]
@@ -54,14 +64,14 @@ def blend_problems(config: Config, split: str, sources: tuple[Source, ...]) -> l
     if not 0 < total < np.inf:
         return [*problems, f"{where}weights add up to {total}, expected a positive number"]
     return problems + [
-        f"{where}{source.path}: weight {source.weight} is 0 once normalised; Megatron refuses it, "
+        f"{where}{source.path}: weight {source.weight} is 0 once normalized; Megatron refuses it, "
         "so drop the corpus from the blend"
-        for source, weight in zip(sources, normalise(normalise(weights)), strict=True)
+        for source, weight in zip(sources, normalize(normalize(weights)), strict=True)
         if not weight > 0
     ]
 
 
-def _too_many(where: str, sources: tuple[Source, ...]) -> list[str]:
+def _too_many(where: str, sources: tuple[BlendEntry, ...]) -> list[str]:
     if len(sources) <= MOST_CORPORA:
         return []
     return [f"{where}{len(sources)} corpora in a blend, expected at most {MOST_CORPORA}"]
@@ -70,7 +80,7 @@ def _too_many(where: str, sources: tuple[Source, ...]) -> list[str]:
 def request_problem(
     prefix: str, split: str, requested: int | None, epochs: int | None
 ) -> str | None:
-    """Return why a section cannot have the samples that are asked of it."""
+    """Return why a section cannot have the requested samples."""
     if epochs is None:
         return (
             f"{prefix}: has no tokens in split {split}, so no number of epochs gives "
@@ -113,3 +123,77 @@ def last_document(section: SectionPlan) -> int:
         size = section.documents - size
     place = int(generator.draw(size - 1, 1)[0]) if size > 1 else 0
     return section.begin + place % (section.end - section.begin)
+
+
+def plan_warnings(config: Config, plan: Plan) -> list[str]:
+    """Return a sentence for everything that looks like a mistake.
+
+    Parameters
+    ----------
+    config : Config
+        What is asked for.
+    plan : Plan
+        Made of it.
+    """
+    return [*_odd_split(config), *_repeated(plan), *_missing_splits(config), *_never_drawn(plan)]
+
+
+def _odd_split(config: Config) -> list[str]:
+    if config.split is None or re.fullmatch(r"[\d.,/\s]*", config.split):
+        return []
+    shares = ", ".join(f"{float(share):g}" for share in re.findall(r"[.0-9]+", config.split))
+    return [
+        f"$.split: {config.split!r} is read as {shares}, as Megatron does: other characters "
+        "do not count"
+    ]
+
+
+def _repeated(plan: Plan) -> list[str]:
+    many = [section for section in plan.sections if section.size.epochs > MANY_EPOCHS]
+    if not many:
+        return []
+    most = max(many, key=lambda section: section.size.epochs)
+    others = f"; so are {len(many) - 1} more" if len(many) > 1 else ""
+    return [
+        f"{plan.sources[most.source].prefix}: is repeated for {most.size.epochs:,} epochs of "
+        f"{most.tokens:,} tokens{others}; are samples and weights as you mean them?"
+    ]
+
+
+def _missing_splits(config: Config) -> list[str]:
+    """Find samples that are requested of a split without sequences, and so never drawn."""
+    if config.split is None or config.samples is None:
+        return []
+    shares = zip(SPLITS, split_matrix(config.split), strict=True)
+    return [
+        f"$.samples.{name}: {config.samples_of(name)} samples are asked for, but split "
+        f"{config.split!r} gives {name} nothing, so there will be none"
+        for name, share in shares
+        if share is None and config.samples_of(name)
+    ]
+
+
+def _never_drawn(plan: Plan) -> list[str]:
+    """Find corpora that their blend never draws."""
+    found = []
+    for index, blend in enumerate(plan.blends):
+        if not blend.size:
+            continue
+        sources = [member.source for member in plan.members if member.blend == index]
+        counts = zip(sources, _likely(blend), strict=True)
+        idle = [plan.sources[source].prefix for source, count in counts if not count]
+        if idle:
+            more = f" and {len(idle) - MOST_NAMED} more" if len(idle) > MOST_NAMED else ""
+            found.append(
+                f"{blend.split}: {', '.join(idle[:MOST_NAMED])}{more} will most likely give no "
+                f"sample of {blend.size:,}: the weights are too small"
+            )
+    return found
+
+
+def _likely(blend: BlendPlan) -> list[int]:
+    if blend.exhaustive:
+        return [1] * len(blend.sizes)
+    weights = np.array(blend.weights, np.float64)
+    taken: list[int] = estimate_counts(weights, np.full(len(weights), 2**62), blend.size).tolist()
+    return taken

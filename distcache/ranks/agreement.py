@@ -1,4 +1,4 @@
-"""What fails on one rank is agreed by all, before the next collective; what is not ends the job."""
+"""Agreement on errors: all ranks raise what one has raised, or the job is aborted."""
 
 from __future__ import annotations
 
@@ -15,24 +15,26 @@ import msgspec
 
 from distcache.errors import (
     BuildInterrupted,
+    CollectiveTimeout,
     DistcacheError,
     NoSpace,
-    OutOfStep,
     error_from_exit_code,
 )
-from distcache.files import NO_SPACE
+from distcache.io.files import NO_SPACE
+from distcache.io.watchdog import run_with_watchdog
 from distcache.ranks.communicator import Communicator
+from distcache.timeouts import limits
 
-__all__ = ["end_job", "ending_job", "from_rank_0", "together"]
+__all__ = ["abort_job", "aborting_on_error", "on_all_ranks", "on_all_ranks_watched", "on_rank_0"]
 
 Result = TypeVar("Result")
 
-# What an action may raise: each becomes a sentence that all ranks have.
+# What an action may raise; all ranks get the message.
 EXPECTED: Final = (DistcacheError, OSError, EOFError, MemoryError)
-# Seconds in which a launcher passes on what was written, before it ends all ranks.
+# Seconds for the launcher to forward the output before all ranks are ended.
 LAST_WORDS: Final = 0.3
 
-# Of what this thread, and those that work for it, agree.
+# What this thread, and those that work for it, are agreeing on.
 _agreeing: ContextVar[str | None] = ContextVar("agreeing", default=None)
 
 
@@ -46,9 +48,9 @@ class _Failure(msgspec.Struct, frozen=True):
     exit_code : int
         Of the error.
     problems : tuple of str
-        Its sentences.
+        Its messages.
     local : bool
-        Whether it is of this rank's machine, which the message then names.
+        Whether it concerns this rank's machine, which the message then names.
     """
 
     rank: int
@@ -61,15 +63,15 @@ class _Failure(msgspec.Struct, frozen=True):
         return f"rank {self.rank} on {self.host}"
 
 
-def together(communicator: Communicator, action: Callable[[], Result], what: str) -> Result:
-    """Do something that may fail on some ranks. Collective.
+def on_all_ranks(communicator: Communicator, action: Callable[[], Result], what: str) -> Result:
+    """Run an action that may fail on some ranks. Collective.
 
     Parameters
     ----------
     communicator : Communicator
         Of all ranks that take part.
     action : callable
-        Done by this rank alone; it may not agree on anything itself.
+        Run by this rank alone; it must not contain collectives.
     what : str
         For messages.
 
@@ -81,40 +83,40 @@ def together(communicator: Communicator, action: Callable[[], Result], what: str
     Raises
     ------
     DistcacheError
-        On all ranks the same, with the problems of all, if the action failed on any. Its
-        `failed_ranks` are these.
-    BuildInterrupted, OutOfStep
+        On all ranks the same, with the problems of all ranks, if the action failed on any.
+        `failed_ranks` names them.
+    BuildInterrupted, CollectiveTimeout
         On one rank, at once: the job is being ended.
     """
     failure, cause = None, None
     try:
         with _acting(what):
             result = action()
-    except (BuildInterrupted, OutOfStep):
+    except (BuildInterrupted, CollectiveTimeout):
         raise
     except EXPECTED as error:
         failure, cause = _failure_of(error, communicator.rank), error
-    found = communicator.gather_all(failure, _Failure | None, what)
+    found = communicator.allgather(failure, _Failure | None, what)
     failures = [entry for entry in found if entry is not None]
     if failures:
         raised = error_from_exit_code(failures[0].exit_code, *_sentences(failures))
-        raised.agreed = True
+        raised.is_collective = True
         raised.failed_ranks = tuple(entry.rank for entry in failures)
         raise raised from cause
     return result
 
 
-def from_rank_0(
+def on_rank_0(
     communicator: Communicator, action: Callable[[], Result], kind: Any, what: str
 ) -> Result:
-    """Do something that may fail on rank 0 only, and return its result on all ranks. Collective.
+    """Run an action on rank 0 only, and return its result on all ranks. Collective.
 
     Parameters
     ----------
     communicator : Communicator
         Of all ranks.
     action : callable
-        Done by rank 0 alone.
+        Run by rank 0 alone.
     kind : type
         Of its result, for msgpack.
     what : str
@@ -123,24 +125,36 @@ def from_rank_0(
     Raises
     ------
     DistcacheError
-        As `together`.
+        As `on_all_ranks`.
     """
 
     def act() -> Result | None:
         return action() if communicator.rank == 0 else None
 
-    result: Result = communicator.broadcast(together(communicator, act, what), kind, what)
+    result: Result = communicator.broadcast(on_all_ranks(communicator, act, what), kind, what)
     return result
+
+
+def on_all_ranks_watched(
+    communicator: Communicator, action: Callable[[], Result], what: str
+) -> Result:
+    """Run an action on local files that may fail or hang on some nodes. Collective.
+
+    As `on_all_ranks`; raises `Stalled` after `limits().stalled` seconds without progress.
+    """
+    return on_all_ranks(
+        communicator, lambda: run_with_watchdog(action, limits().stalled, what), what
+    )
 
 
 @contextlib.contextmanager
 def _acting(what: str) -> Iterator[None]:
-    """Refuse agreements within one another: the ranks that fail in the outer one leave the inner.
+    """Refuse nested agreements: ranks that fail in the outer one would not join the inner one.
 
     Raises
     ------
     RuntimeError
-        Which no agreement expects, so that it ends the job.
+        Not in `EXPECTED`, so that it ends the job.
     """
     outer = _agreeing.get()
     if outer is not None:
@@ -153,31 +167,31 @@ def _acting(what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ending_job(communicator: Communicator) -> Iterator[None]:
-    """End all ranks if the block fails on this one alone, since the others would wait for it.
+def aborting_on_error(communicator: Communicator) -> Iterator[None]:
+    """Abort the job if the block fails on this rank alone, since the others would wait for it.
 
-    An error that all ranks have passes, and so does one of a single process. An interruption is
-    left to the command line, which lets all ranks end by themselves if they were all asked to.
+    Collective errors, and errors of a single process, are raised. An interruption is handled by the
+    command line, which lets all ranks end by themselves if all got the signal.
     """
     try:
         yield
     except BuildInterrupted:
         raise
     except BaseException as error:
-        if communicator.size == 1 or getattr(error, "agreed", False):
+        if communicator.size == 1 or getattr(error, "is_collective", False):
             raise
-        end_job(communicator, error)
+        abort_job(communicator, error)
 
 
-def end_job(communicator: Communicator, error: BaseException) -> NoReturn:
-    """Say what this rank cannot go on with, and end all ranks. Not collective."""
+def abort_job(communicator: Communicator, error: BaseException) -> NoReturn:
+    """Print the error of this rank, and abort the job. Not collective."""
     failure = _failure_of(error, communicator.rank)
     if not isinstance(error, EXPECTED):
         _write(traceback.format_exc())
     for problem in failure.problems:
         _write(f"distcache: {failure}: {problem}\n")
     if not isinstance(error, BuildInterrupted):
-        _write(f"distcache: {failure} has ended all ranks; mend this, then run again to resume\n")
+        _write(f"distcache: {failure} has ended all ranks; fix this, then run again to resume\n")
     time.sleep(LAST_WORDS)
     communicator.abort(failure.exit_code)
 
@@ -202,7 +216,7 @@ def _failure_of(error: BaseException, rank: int) -> _Failure:
 
 
 def _sentences(failures: list[_Failure]) -> list[str]:
-    """Return every problem once, those of a machine with the first rank that has it."""
+    """Return every problem once; a local one names the first rank that has it."""
     found: dict[tuple[str, bool], list[_Failure]] = {}
     for failure in failures:
         for problem in failure.problems:

@@ -1,36 +1,28 @@
-"""What the ranks of a job say to one another, and a communicator for a single process.
+"""The collectives of a job's ranks, and a communicator for a single process.
 
-Values travel as msgpack of a stated type and arrays as raw bytes; nothing is ever unpickled.
+Values are sent as msgpack of a stated type, arrays as raw bytes; nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NoReturn, Protocol, TypeVar
+from collections.abc import Collection, Sequence
+from typing import Any, Literal, NoReturn, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.errors import ConfigError
-
 __all__ = [
     "Communicator",
     "Message",
     "Pending",
+    "Reduction",
     "SerialCommunicator",
-    "connect",
-    "connected",
-    "world_size",
 ]
 
 Value = TypeVar("Value")
-
-# Set by Open MPI's mpirun, by MPICH's mpiexec and srun --mpi=pmi2, and by srun; the closest first.
-# Not SLURM_NTASKS, which an allocation has too, where no step has been started.
-WORLD_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+Reduction = Literal["sum", "max"]
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -41,24 +33,24 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class Pending(Protocol):
-    """Something that goes on while its starter does other things."""
+    """A collective in progress."""
 
     def done(self) -> bool:
-        """Tell whether it has ended, and move it on. Not collective."""
+        """Return whether it has ended, and advance it. Not collective."""
         ...
 
 
 class Communicator(Protocol):
-    """A group of ranks. All methods except `meet` and `abort` are collective.
+    """A group of ranks. All methods except `barrier` and `abort` are collective.
 
-    `what` says in a few words what is waited for, and stands in the error when it does not come.
+    `what` says in a few words what is waited for; the error of a timeout has it.
 
     Attributes
     ----------
     rank, size : int
-        Which of how many this is.
+        Its number, and the number of ranks.
     waited : float
-        Seconds so far that this rank has waited for the others, or for what they sent.
+        Seconds so far that this rank has waited for others.
     waiting : bool
         Whether it waits now.
     """
@@ -72,18 +64,45 @@ class Communicator(Protocol):
         """Return rank 0's value, of a kind that msgpack knows, on all ranks. Collective."""
         ...
 
-    def gather_all(self, value: Value, kind: Any, what: str) -> list[Value]:
+    def allgather(self, value: Value, kind: Any, what: str) -> list[Value]:
         """Return the values of all ranks in their order, on all ranks. Collective."""
         ...
 
+    def allreduce(self, value: int, how: Reduction, what: str) -> int:
+        """Return the sum, or the maximum, of the values of all ranks, on all ranks. Collective."""
+        ...
+
+    def all_to_all(
+        self, values: NDArray[Any], counts: NDArray[np.int64], what: str
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Send a part of an array to every rank, and return what all have sent. Collective.
+
+        Parameters
+        ----------
+        values : ndarray, shape (sum of counts,)
+            In the order of the ranks; the same dtype on all.
+        counts : ndarray of int64, shape (ranks,)
+            How many values each rank gets.
+        what : str
+            For messages.
+
+        Returns
+        -------
+        values : ndarray
+            In the order of the ranks that sent them; fewer than 2^31.
+        counts : ndarray of int64, shape (ranks,)
+            How many each has sent.
+        """
+        ...
+
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
-        """Send arrays and fill others; those between two ranks match in order. Collective."""
+        """Send and receive arrays; those between two ranks match in order. Collective."""
         ...
 
     def start_broadcast(self, data: NDArray[np.uint8], root: int) -> Pending:
-        """Begin to bring bytes from a rank to all; `data` is theirs until it is done. Collective.
+        """Start to broadcast bytes; `data` must not be touched until it is done. Collective.
 
-        All ranks begin their broadcasts in the same order; several may go on at a time.
+        All ranks start their broadcasts in the same order; several may be in progress.
         """
         ...
 
@@ -98,20 +117,20 @@ class Communicator(Protocol):
         """Return the group of some ranks, in their order; None on the others. Collective."""
         ...
 
-    def meet(self, seconds: float) -> bool:
-        """Tell whether all ranks of the world call this within some seconds of one another.
+    def barrier(self, seconds: float) -> bool:
+        """Return whether all ranks of the world call this within some seconds of one another.
 
-        Unlike all else it may be called whatever the others are doing; but only once, and not of a
-        group of agents.
+        Unlike all others it may be called whatever the other ranks do, but only once, and not on a
+        subgroup.
         """
         ...
 
     def abort(self, exit_code: int) -> NoReturn:
-        """End all ranks at once. Not collective."""
+        """Abort all ranks. Not collective."""
         ...
 
     def close(self) -> None:
-        """Leave MPI, so that the process may end without the interpreter's help. Collective."""
+        """Finalize MPI, so that the process may end although a thread hangs. Collective."""
         ...
 
 
@@ -133,19 +152,31 @@ class SerialCommunicator:
         del kind, what
         return value
 
-    def gather_all(self, value: Value, kind: Any, what: str) -> list[Value]:
+    def allgather(self, value: Value, kind: Any, what: str) -> list[Value]:
         """Return the one value."""
         del kind, what
         return [value]
 
+    def allreduce(self, value: int, how: Reduction, what: str) -> int:
+        """Return the value."""
+        del how, what
+        return value
+
+    def all_to_all(
+        self, values: NDArray[Any], counts: NDArray[np.int64], what: str
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Return what was sent."""
+        del what
+        return values, counts
+
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
-        """Do nothing: a rank keeps what is its own and sends it to nobody."""
+        """Do nothing: a rank sends nothing to itself."""
         del what
         assert not sends
         assert not receives
 
     def start_broadcast(self, data: NDArray[np.uint8], root: int) -> Pending:
-        """Return what is done already."""
+        """Return a broadcast that is done."""
         del data, root
         return _Done()
 
@@ -158,8 +189,8 @@ class SerialCommunicator:
         """Return itself, or None if it is not in the group."""
         return self if 0 in ranks else None
 
-    def meet(self, seconds: float) -> bool:
-        """Tell that all are here."""
+    def barrier(self, seconds: float) -> bool:
+        """Return that all ranks are here."""
         del seconds
         return True
 
@@ -169,63 +200,3 @@ class SerialCommunicator:
 
     def close(self) -> None:
         """Do nothing."""
-
-
-_connected: Communicator | None = None
-
-
-def world_size(environment: Mapping[str, str]) -> tuple[str, int]:
-    """Return the variable that tells how many processes the launcher started, and its value.
-
-    Without a launcher the name is empty and the number is 1.
-    """
-    for name in WORLD_VARIABLES:
-        value = environment.get(name, "")
-        if value.isdecimal():
-            return name, int(value)
-    return "", 1
-
-
-def connect() -> Communicator:
-    """Join the ranks that the launcher started, importing mpi4py only if there are several.
-
-    Returns
-    -------
-    Communicator
-        Of all ranks; the same one each time.
-
-    Raises
-    ------
-    ConfigError
-        If the launcher started another number of processes than MPI joins: each of several worlds
-        would build by itself.
-    """
-    global _connected  # noqa: PLW0603  a process has one world
-    if _connected is None:
-        name, count = world_size(os.environ)
-        _connected = _join(name, count) if count > 1 else SerialCommunicator()
-    return _connected
-
-
-def connected() -> Communicator | None:
-    """Return what `connect` returned before, or None."""
-    return _connected
-
-
-def _join(name: str, count: int) -> Communicator:
-    try:
-        from distcache.ranks.mpi import MpiCommunicator  # noqa: PLC0415
-    except ImportError as error:
-        raise ConfigError(
-            f"{name} says that {count} processes were started, but mpi4py cannot be imported "
-            f"({error}); install distcache[mpi] and an MPI library"
-        ) from error
-    communicator = MpiCommunicator()
-    if communicator.size != count:
-        raise ConfigError(
-            f"{name} says that {count} processes were started, but MPI joins {communicator.size}: "
-            "mpi4py was loaded with another MPI than the launcher's. Start it with the launcher of "
-            "its own MPI (srun --mpi=pmi2 for MPICH, srun --mpi=pmix for Open MPI, mpiexec), or "
-            "set MPI4PY_MPIABI"
-        )
-    return communicator

@@ -11,11 +11,11 @@ import numpy as np
 from mpi4py import rc
 from numpy.typing import NDArray
 
-from distcache.errors import OutOfStep
-from distcache.ranks.communicator import Message
+from distcache.errors import CollectiveTimeout
+from distcache.ranks.communicator import Message, Reduction
 from distcache.timeouts import limits
 
-rc.thread_level = "funneled"  # worker threads compute and write, the main thread speaks MPI
+rc.thread_level = "funneled"  # only the main thread calls MPI
 from mpi4py import MPI  # noqa: E402
 
 __all__ = ["MpiCommunicator"]
@@ -24,7 +24,7 @@ Value = TypeVar("Value")
 
 PIECE: Final = 1 << 30  # bytes of one message: MPI counts are 32-bit before version 4
 SHORTEST_SLEEP: Final = 2e-5
-LONGEST_SLEEP: Final = 1e-3  # a core is hardly used, and a step hardly delayed
+LONGEST_SLEEP: Final = 1e-3  # uses little of a core, and hardly delays a step
 
 
 class _Broadcast:
@@ -40,8 +40,7 @@ class _Broadcast:
 class MpiCommunicator:
     """A group of ranks; by default all of the world.
 
-    It waits without spinning, since ranks may share cores; only arrays are looked after all the
-    time while they are on their way.
+    It waits without spinning, since ranks may share cores, except while arrays are in transit.
     """
 
     def __init__(self, group: MPI.Comm | None = None) -> None:
@@ -61,7 +60,7 @@ class MpiCommunicator:
         self._wait([self._group.Ibcast(buffer, 0)], what)
         return msgspec.msgpack.decode(buffer.data, type=kind)
 
-    def gather_all(self, value: Value, kind: Any, what: str) -> list[Value]:
+    def allgather(self, value: Value, kind: Any, what: str) -> list[Value]:
         """Return the values of all ranks in their order, on all ranks. Collective."""
         packed = np.frombuffer(msgspec.msgpack.encode(value), np.uint8)
         sizes = np.empty(self.size, np.int64)
@@ -75,8 +74,30 @@ class MpiCommunicator:
             for end, size in zip(ends, sizes, strict=True)
         ]
 
+    def allreduce(self, value: int, how: Reduction, what: str) -> int:
+        """Return the sum, or the maximum, of the values of all ranks. Collective."""
+        found = np.empty(1, np.int64)
+        operation = MPI.SUM if how == "sum" else MPI.MAX
+        self._wait([self._group.Iallreduce(np.array([value], np.int64), found, operation)], what)
+        return int(found[0])
+
+    def all_to_all(
+        self, values: NDArray[Any], counts: NDArray[np.int64], what: str
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Send a part of an array to every rank, and return what all have sent. Collective."""
+        arriving = np.empty(self.size, np.int64)
+        self._wait([self._group.Ialltoall(np.ascontiguousarray(counts), arriving)], what)
+        received = np.empty(int(arriving.sum()), values.dtype)
+        # In units of values, not of bytes: MPI counts are 32-bit before version 4.
+        unit = MPI.BYTE.Create_contiguous(values.itemsize).Commit()
+        send = [np.ascontiguousarray(values), (counts, np.cumsum(counts) - counts), unit]
+        receive = [received, (arriving, np.cumsum(arriving) - arriving), unit]
+        self._wait([self._group.Ialltoallv(send, receive)], what, longest_sleep=0.0)
+        unit.Free()
+        return received, arriving
+
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
-        """Send arrays and fill others; those between two ranks match in order. Collective."""
+        """Send and receive arrays; those between two ranks match in order. Collective."""
         requests = [
             self._group.Irecv([piece, MPI.BYTE], message.peer)
             for message in receives
@@ -87,16 +108,16 @@ class MpiCommunicator:
             for message in sends
             for piece in _pieces(message.data)
         ]
-        # Large messages through shared memory only move while their ranks look at them.
+        # Large messages through shared memory only progress while their ranks test them.
         self._wait(requests, what, longest_sleep=0.0)
 
     def start_broadcast(self, data: NDArray[np.uint8], root: int) -> _Broadcast:
-        """Begin to bring bytes from a rank to all. Collective, in the same order on all ranks."""
+        """Start to broadcast bytes. Collective, in the same order on all ranks."""
         return _Broadcast([self._group.Ibcast([piece, MPI.BYTE], root) for piece in _pieces(data)])
 
     def agents(self, node: str = "") -> MpiCommunicator | None:
         """Return the group of the first rank of each node; None on all other ranks. Collective."""
-        names = self.gather_all(node, str, "the names of nodes")
+        names = self.allgather(node, str, "the names of nodes")
         if any(names):
             is_first = names.index(node) == self.rank
         else:
@@ -112,8 +133,8 @@ class MpiCommunicator:
         group = self._group.Split(0 if inside else MPI.UNDEFINED, self.rank)
         return MpiCommunicator(group) if inside else None
 
-    def meet(self, seconds: float) -> bool:
-        """Tell whether all ranks of the world call this within some seconds of one another."""
+    def barrier(self, seconds: float) -> bool:
+        """Return whether all ranks of the world call this within some seconds of one another."""
         request = self._meeting.Ibarrier()
         end = time.monotonic() + seconds
         while not request.Test():
@@ -123,12 +144,12 @@ class MpiCommunicator:
         return True
 
     def abort(self, exit_code: int) -> NoReturn:
-        """End all ranks at once. Not collective."""
+        """Abort all ranks. Not collective."""
         MPI.COMM_WORLD.Abort(exit_code)
         raise SystemExit(exit_code)
 
     def close(self) -> None:
-        """Leave MPI. Collective."""
+        """Finalize MPI. Collective."""
         MPI.Finalize()
 
     def _wait(
@@ -137,11 +158,11 @@ class MpiCommunicator:
         begin, longest = time.monotonic(), limits().collective
         pause = min(SHORTEST_SLEEP, longest_sleep)
         self.waiting = True
-        # A signal may end this. The buffers of what is on its way then live as long as the
-        # traceback that has them, and the process ends without leaving it.
+        # A signal may end this. The traceback then keeps the buffers of pending requests alive,
+        # and the process ends without releasing it.
         while not MPI.Request.Testall(requests):
             if time.monotonic() - begin > longest:
-                raise OutOfStep(
+                raise CollectiveTimeout(
                     f"waited {longest:.0f} s for the other ranks ({what}); look for a rank that is "
                     "stopped or a filesystem that hangs"
                 )

@@ -1,1 +1,1 @@
-"""What training needs: datasets over a cache, samplers, readiness; the only importer of torch."""
+"""What training needs: datasets over a cache, samplers; the only importer of torch."""

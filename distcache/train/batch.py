@@ -1,15 +1,26 @@
-"""A batch that was read as one, which torch's `default_collate` need not put together again."""
+"""Batches: their memory, which is reused, their rows, and their attention masks."""
 
 from __future__ import annotations
 
+import functools
+import math
+import weakref
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import torch
-from torch.utils.data import default_collate
+from numpy.typing import NDArray
+from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-__all__ = ["BatchRow", "rows_of"]
+__all__ = ["BatchMemory", "BatchRow", "attention_masks", "rows_of"]
+
+KEPT: Final = 4  # free batches; a prefetching loop drops as many at a time
+LINE: Final = 64  # bytes
+LARGE: Final = 1 << 20  # bytes; the allocator reuses smaller memory
+Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 class BatchRow(Mapping[str, Any]):
@@ -20,7 +31,7 @@ class BatchRow(Mapping[str, Any]):
     batch : dict of str to Tensor
         The whole batch, a row per sample.
     row : int
-        Which.
+        Its number.
     """
 
     __slots__ = ("batch", "row")
@@ -45,7 +56,7 @@ def rows_of(batch: dict[str, torch.Tensor]) -> list[BatchRow]:
 
 
 def _collate(rows: Sequence[BatchRow], *, collate_fn_map: Any = None) -> dict[str, torch.Tensor]:
-    """Return the batch that the rows are all of; put others together as torch does."""
+    """Return the batch of the rows if they are all of it in order; collate others as torch does."""
     del collate_fn_map
     batch = rows[0].batch
     whole = len(rows) == len(next(iter(batch.values())))
@@ -56,3 +67,87 @@ def _collate(rows: Sequence[BatchRow], *, collate_fn_map: Any = None) -> dict[st
 
 
 default_collate_fn_map[BatchRow] = _collate
+
+
+@functools.lru_cache(maxsize=4)
+def _causal(length: int) -> torch.Tensor:
+    return torch.ones(length, length, dtype=torch.bool).triu(1)
+
+
+def attention_masks(ends: torch.Tensor | None, rows: int, length: int) -> torch.Tensor:
+    """Return the masks of a batch: true where a token may not attend.
+
+    Parameters
+    ----------
+    ends : Tensor of uint8, shape (rows, length), or None
+        Where documents end, if tokens after an end may not attend to it or to anything before.
+    rows, length : int
+        The batch's shape.
+
+    Returns
+    -------
+    Tensor of bool, shape (rows, 1, length, length)
+        New memory.
+    """
+    if ends is None:
+        return _causal(length).expand(rows, 1, length, length).clone()
+    documents = ends.cumsum(1) - ends  # an end belongs to the document that it ends
+    apart = documents[:, None, :, None] != documents[:, None, None, :]
+    return apart.logical_or_(_causal(length))
+
+
+class BatchMemory:
+    """Allocates the tensors of batches, and reuses their memory."""
+
+    def __init__(self) -> None:
+        self._free: deque[NDArray[np.uint8]] = deque(maxlen=KEPT)
+
+    def tensors(self, shapes: Shapes, *, batch: bool) -> dict[str, torch.Tensor]:
+        """Return uninitialized tensors; those of a large batch share one storage.
+
+        Parameters
+        ----------
+        shapes : mapping of str to (tuple of int, torch.dtype)
+            Of each tensor.
+        batch : bool
+            Whether a worker sends them to the training process as they are. Batches collated from
+            single samples are copied, and each block of shared memory takes a descriptor.
+
+        Returns
+        -------
+        dict of str to Tensor
+            By the same names.
+        """
+        sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in shapes.items()}
+        total = sum(-(-size // LINE) * LINE for size in sizes.values())
+        shared = batch and get_worker_info() is not None
+        if total < LARGE and not shared:
+            return {
+                name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()
+            }
+        memory = _shared(total) if shared else self._take(total)
+        tensors, begin = {}, 0
+        for name, (shape, dtype) in shapes.items():
+            piece = memory[begin : begin + sizes[name]]
+            tensors[name] = piece.view(dtype).view(shape)
+            begin += -(-sizes[name] // LINE) * LINE
+        return tensors
+
+    def _take(self, size: int) -> torch.Tensor:
+        try:
+            memory = self._free.pop()  # atomic: other threads may pop as well
+        except IndexError:
+            memory = np.empty(0, np.uint8)
+        if memory.size != size + LINE:
+            memory = np.empty(size + LINE, np.uint8)
+        # Tensors hold the view; when it is finalized, all of them are gone.
+        view = np.frombuffer(memory, np.uint8, size, -memory.ctypes.data % LINE)
+        weakref.finalize(view, self._free.append, memory).atexit = False
+        return torch.from_numpy(view)
+
+
+def _shared(size: int) -> torch.Tensor:
+    """Return shared memory, as torch's own `default_collate` makes it in a worker."""
+    # Torch has no public function for it.
+    storage = torch.UntypedStorage._new_shared(size)  # type: ignore[no-untyped-call]
+    return torch.empty(0, dtype=torch.uint8).set_(storage, 0, (size,), (1,))

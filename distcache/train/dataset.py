@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -15,19 +16,16 @@ from torch.utils.data import Dataset
 
 from distcache.errors import ConfigError
 from distcache.kernels import SampleRules
-from distcache.train.batch import BatchRow, rows_of
-from distcache.train.location import Location, Opened, open_location
-from distcache.train.masks import attention_masks
-from distcache.train.memory import BatchMemory
-from distcache.train.options import SampleOptions
+from distcache.train.batch import BatchMemory, BatchRow, attention_masks, rows_of
+from distcache.train.open import CacheHandle, OpenCache
 from distcache.train.reading import SplitReader
 
-__all__ = ["CachedDataset", "dataset_count"]
+__all__ = ["CachedDataset", "SampleOptions", "dataset_count"]
 
 NO_TOKEN = np.iinfo(np.int64).min
 
 
-def dataset_count(opened: Opened, split: str) -> int:
+def dataset_count(opened: OpenCache, split: str) -> int:
     """Return how many datasets a split has: one, or one for each validation set, or none."""
     members = opened.cache.table("members")
     blends = members["blend"][members["split"] == split.encode("ascii")]
@@ -36,7 +34,7 @@ def dataset_count(opened: Opened, split: str) -> int:
 
 @dataclass(frozen=True)
 class _Open:
-    """What one process has open; made whole, so that threads see all of it or nothing."""
+    """What one process has open; assigned atomically, so that threads see all of it or nothing."""
 
     process: int
     size: int
@@ -59,45 +57,45 @@ class CachedDataset(Dataset[Any]):
     (int64), ``loss_mask`` (float32), each of shape (sequence length,), and by the options
     ``attention_mask`` (bool, (1, length, length)), ``cu_seqlens`` (int32, (length + 1,)) and
     ``max_seqlen`` (int32); in a blend also ``dataset_id`` (int16). ``dataset[None]`` is a sample
-    without loss, with which Megatron fills up batches. A `DataLoader` reads whole batches at once.
+    without loss, with which Megatron pads batches. A `DataLoader` reads whole batches at once.
 
-    It opens files when it is first used, in each process by itself; it may be pickled, and used
-    before and after a fork.
+    Each process opens the files when it first uses them; a dataset may be pickled, and used before
+    and after a fork.
 
     Parameters
     ----------
-    location : Location
+    handle : CacheHandle
         The cache.
     split : str
         "train", "valid" or "test".
     options : SampleOptions
-        What is made of tokens.
+        How samples are made.
     number : int
         Which of several validation sets.
-    opened : Opened or None
-        What this process has open at that location.
+    opened : OpenCache or None
+        The cache, if this process has it open.
     """
 
     def __init__(
         self,
-        location: Location,
+        handle: CacheHandle,
         split: str,
         options: SampleOptions,
         number: int = 0,
-        opened: Opened | None = None,
+        opened: OpenCache | None = None,
     ) -> None:
-        self.location = location
+        self.handle = handle
         self.split = split
         self.options = options
         self.number = number
         self._memory = BatchMemory()
         self._open = None if opened is None else self._open_in(opened)
 
-    def __getstate__(self) -> tuple[Location, str, SampleOptions, int]:
-        return self.location, self.split, self.options, self.number
+    def __getstate__(self) -> tuple[CacheHandle, str, SampleOptions, int]:
+        return self.handle, self.split, self.options, self.number
 
-    def __setstate__(self, state: tuple[Location, str, SampleOptions, int]) -> None:
-        self.location, self.split, self.options, self.number = state
+    def __setstate__(self, state: tuple[CacheHandle, str, SampleOptions, int]) -> None:
+        self.handle, self.split, self.options, self.number = state
         self._memory = BatchMemory()
         self._open = None
 
@@ -111,7 +109,7 @@ class CachedDataset(Dataset[Any]):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What these samples are of: the key of the cache, the split, and which dataset of it."""
+        """What identifies the samples: the cache's key, the split, the number of the dataset."""
         key = self._here().reader.key
         return {"cache_key": key, "split": self.split, "dataset": self.number}
 
@@ -119,11 +117,11 @@ class CachedDataset(Dataset[Any]):
         return {name: values[0] for name, values in self._read([index], whole=False).items()}
 
     def __getitems__(self, indices: Sequence[int | None]) -> list[BatchRow]:
-        """Return several samples that are read at once, as `DataLoader` asks for them."""
+        """Return several samples that are read together; called by `DataLoader`."""
         return rows_of(self._read(indices, whole=True)) if len(indices) else []
 
     def _read(self, indices: Sequence[int | None], *, whole: bool) -> dict[str, torch.Tensor]:
-        """Read samples into new tensors, with a row each; `whole` if they remain together."""
+        """Read samples into new tensors, a row each; `whole` if they stay together as a batch."""
         here = self._here()
         positions = np.array([self._position(index, here.size) for index in indices], np.int64)
         members, samples = here.look_up(positions)
@@ -143,7 +141,7 @@ class CachedDataset(Dataset[Any]):
         return batch
 
     def _position(self, index: int | None, size: int) -> int:
-        """Return where a sample is in the split; that of None is the first."""
+        """Return the position of a sample in the split; of None, the first."""
         position = 0 if index is None else operator.index(index)
         if position < 0:
             position += size
@@ -164,20 +162,20 @@ class CachedDataset(Dataset[Any]):
         return self._memory.tensors(shapes, batch=whole)
 
     def _new_ends(self, rows: int, length: int) -> torch.Tensor | None:
-        """Return where the kernel says which tokens end documents, if masks need it."""
+        """Return the array in which the kernel marks the ends of documents, if masks need it."""
         if not (self.options.has_attention_mask and self.options.reset_attention_mask):
             return None
         return torch.empty(rows, length, dtype=torch.uint8)
 
     def _here(self) -> _Open:
-        """Return what this process has open, and open it first if it has not."""
+        """Return what this process has open; open it first if necessary."""
         here = self._open
         if here is None or here.process != os.getpid():
-            here = self._open = self._open_in(open_location(self.location))
+            here = self._open = self._open_in(self.handle.open())
         return here
 
-    def _open_in(self, opened: Opened) -> _Open:
-        """Look up what belongs to the split in an open cache."""
+    def _open_in(self, opened: OpenCache) -> _Open:
+        """Look up the arrays of the split in an open cache."""
         cache = opened.cache
         members = cache.table("members")
         members = members[members["split"] == self.split.encode("ascii")]
@@ -215,3 +213,52 @@ _KERNEL_NAMES = {
     "cu_seqlens": "bounds",
     "max_seqlen": "longest",
 }
+
+
+class SampleOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How samples are made, with Megatron-Core's names.
+
+    Attributes
+    ----------
+    eod : int or None
+        The token that ends a document; needed for what depends on it.
+    pad : int
+        The tokenizer's padding; -1, which no tokenizer has, if it is also `eod`, as in Megatron.
+    reset_position_ids, reset_attention_mask : bool
+        Whether positions, and what a token may attend to, restart after `eod`.
+    eod_mask_loss : bool
+        Whether there is no loss where the token is `eod`.
+    create_attention_mask : bool
+        Whether samples have an attention mask, of sequence length squared bytes. Unlike
+        Megatron's, the default is False: attention kernels make their own.
+    inter_document_masking : bool
+        Whether samples have the bounds of their documents as ``cu_seqlens``, and positions that
+        restart with each; the attention mask is left out. In Megatron's development branch.
+    """
+
+    eod: int | None = None
+    pad: int = -1
+    reset_position_ids: bool = False
+    reset_attention_mask: bool = False
+    eod_mask_loss: bool = False
+    create_attention_mask: bool = False
+    inter_document_masking: bool = False
+
+    def __post_init__(self) -> None:
+        needing = [
+            name
+            for name in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
+            if getattr(self, name)
+        ]
+        if self.eod is None and needing:
+            raise ConfigError(f"{', '.join(needing)}: give the end-of-document token as eod=")
+
+    @property
+    def padding(self) -> int:
+        """The token that is treated as padding."""
+        return -1 if self.pad == self.eod else self.pad
+
+    @property
+    def has_attention_mask(self) -> bool:
+        """Whether samples have an attention mask."""
+        return self.create_attention_mask and not self.inter_document_masking

@@ -1,7 +1,7 @@
-"""Global orders: which sample every position of training takes, as functions of the position.
+"""Global orders: the sample of every position of training, as a function of the position.
 
-They are those of Megatron-LM's samplers. A step takes the next positions, as many as all ranks
-need; which of them a rank gets is the sampler's affair.
+They are those of Megatron-LM's samplers. A step takes the next positions of all ranks; the sampler
+decides which of them a rank gets.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Order(Protocol):
     epoch : int
         Positions after which an iteration ends.
     repeats : bool
-        Whether there is another epoch then.
+        Whether another epoch follows.
     interleaved : bool
-        Whether ranks take the positions of a step in turn, and not a run each.
+        Whether ranks take the positions of a step in turn, instead of a run each.
     """
 
     epoch: int
@@ -41,7 +41,7 @@ class Order(Protocol):
 
 
 class Sequential:
-    """The samples as the cache has them, which has shuffled them already, and once."""
+    """The samples in the order of the cache, which is shuffled already; one epoch."""
 
     repeats = False
     interleaved = False
@@ -55,7 +55,7 @@ class Sequential:
 
 
 class Cyclic:
-    """Every epoch in an order of its own, drawn from the epoch's number.
+    """Every epoch is shuffled, with its number as the seed.
 
     Parameters
     ----------
@@ -84,9 +84,9 @@ class Cyclic:
 
 
 class Sharded:
-    """Cyclic, with a range of samples of its own for each rank, all shuffled alike.
+    """Cyclic, with a separate range of samples for each rank; all are shuffled alike.
 
-    It depends on the number of ranks, and only there.
+    Only this order depends on the number of ranks.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ class Sharded:
         self._drawn = _Epochs(self._bucket)
 
     def ids(self, begin: int, end: int) -> NDArray[np.int64]:
-        """Return samples: of each step a run of each rank's."""
+        """Return samples: in each step a run of each rank."""
         positions = np.arange(begin, end, dtype=np.int64)
         numbers, places = np.divmod(positions, self.epoch)
         steps, within = np.divmod(places, self._micro_batch * self._ranks)
@@ -127,9 +127,9 @@ class Sharded:
 class _Epochs:
     """Torch's permutations of a range, one for each epoch's number, as Megatron draws them.
 
-    The values are drawn when they are wanted, in their order, up to 2**32 // 20 samples: an epoch
-    begins at once. Memory holds one permutation, of four bytes for each sample (eight from 2**31
-    on). Going back draws from the start again.
+    Up to 2**32 // 20 samples the values are drawn lazily, so that an epoch begins at once. Memory
+    holds one permutation, four bytes for each sample (eight from 2**31 on). Going back draws from
+    the start again.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ class _Epochs:
     def values(self, number: int, begin: int, end: int) -> NDArray[np.int64]:
         """Return values [begin, end) of an epoch's permutation."""
         if self._drawn is None or number != self._number or begin < self._drawn.position:
-            self._drawn = None  # the memory of one is given back before the other takes it
+            self._drawn = None  # release its memory before the next one allocates
             self._number = number
             self._drawn = (Permutation if _is_torchs_own() else _Whole)(number, self._size)
         self._drawn.skip(begin - self._drawn.position)
@@ -158,7 +158,7 @@ class _Epochs:
 
 
 class _Whole:
-    """What `Permutation` gives, by torch itself, with memory for all of it."""
+    """The same as `Permutation`, drawn by torch, with memory for all of it."""
 
     def __init__(self, seed: int, size: int) -> None:
         self._values: NDArray[np.int64] = _draw(seed, size)
@@ -181,7 +181,7 @@ def _draw(seed: int, size: int) -> NDArray[np.int64]:
 
 @functools.cache
 def _is_torchs_own() -> bool:
-    """Tell whether this torch draws as `Permutation` does; a later one may draw otherwise."""
+    """Return whether this version of torch draws as `Permutation` does."""
     out = np.empty(1000, np.int64)
     Permutation(77, len(out)).next(out)
     return bool(np.array_equal(out, _draw(77, len(out))))

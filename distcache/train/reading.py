@@ -1,4 +1,4 @@
-"""Read samples of one split into the arrays of a batch, in whichever process this is."""
+"""Read samples of one split into the arrays of a batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from distcache.corpus import Idx
 from distcache.errors import CacheCorrupt, CorpusError
 from distcache.kernels import Mapping, SampleRules, Section, read_samples
-from distcache.train.location import Opened
+from distcache.train.open import OpenCache
 from distcache.train.token_files import AT_ONCE, ATTEMPTS, TRANSIENT, TokenFiles, pause_before
 
 __all__ = ["SplitReader"]
@@ -23,20 +23,20 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class SplitReader:
-    """What a process has open to read the samples of a split; made anew after a fork.
+    """What a process has open to read the samples of a split; recreated after a fork.
 
     Parameters
     ----------
-    opened : Opened
+    opened : OpenCache
         The cache.
     members : sequence of (int, int)
         Section and source of each dataset of the blend, or of the only one.
     rules : SampleRules
-        What is made of tokens.
+        How samples are made.
     """
 
     def __init__(
-        self, opened: Opened, members: Sequence[tuple[int, int]], rules: SampleRules
+        self, opened: OpenCache, members: Sequence[tuple[int, int]], rules: SampleRules
     ) -> None:
         self._opened = opened
         self._members = members
@@ -49,11 +49,11 @@ class SplitReader:
         self._extra = opened.cache.add_extra_token
         self._sections: dict[int, Section] = {}
         self._indices: dict[int, Idx] = {}
-        self._faults = -1  # the cache may have been damaged before this reader was made
+        self._faults = -1  # differs from the count: the cache may be damaged already
 
     @property
     def key(self) -> str:
-        """What is in the cache."""
+        """The key of the cache."""
         return self._opened.cache.key
 
     def _section(self, member: int) -> Section:
@@ -62,7 +62,7 @@ class SplitReader:
         return self._sections[member]
 
     def _open_section(self, member: int) -> Section:
-        """Open a section and its corpus's index, when the first of its samples is wanted."""
+        """Open a section and the index of its corpus."""
         cache = self._opened.cache
         if not 0 <= member < len(self._members):
             raise CacheCorrupt(
@@ -93,9 +93,9 @@ class SplitReader:
         Raises
         ------
         OSError
-            If a `.bin` cannot be read, after several attempts where that may help.
+            If a `.bin` cannot be read, after retries of transient errors.
         CorpusError, CacheCorrupt
-            If a file is not what the cache says.
+            If a file is damaged, or not the one that the cache was built from.
         """
         with self._lock:
             for begin in range(0, len(members), AT_ONCE):
@@ -105,7 +105,7 @@ class SplitReader:
     def _read_part(
         self, members: Sequence[int], samples: NDArray[np.int64], first: int, arrays: Arrays
     ) -> None:
-        """Fill successive rows, whose files can be open at once."""
+        """Fill successive rows whose files can be open at the same time."""
         sections = [self._section(member) for member in members]
         sources = [self._members[member][1] for member in members]
         files = [(self._bins[source], self._bin_sizes[source]) for source in sources]
@@ -134,7 +134,7 @@ class SplitReader:
             self._require_intact()
 
     def _require_intact(self) -> None:
-        """Refuse what was read of a mapped file that could not be read; open all anew next time.
+        """Refuse what was read from a damaged mapping; all files are reopened next time.
 
         Raises
         ------
@@ -150,9 +150,9 @@ class SplitReader:
         self._faults = faults
 
     def _recover(self, path: str, error: int, byte: int, attempt: int) -> None:
-        """Wait, and open a file anew, where that may help; raise otherwise."""
+        """Wait and reopen a file after a transient error; raise others."""
         if error < 0:
-            raise CorpusError(f"{path}: ends before byte {byte}; it was cut while it was read")
+            raise CorpusError(f"{path}: ends before byte {byte}; it was cut short while open")
         if error not in TRANSIENT or attempt >= ATTEMPTS:
             raise OSError(error, f"{os.strerror(error)} at byte {byte}", path)
         self._files.drop(path)

@@ -1,4 +1,4 @@
-"""A batch sampler that goes on where it stopped, on any number of data-parallel ranks."""
+"""A batch sampler that continues where it stopped, on any number of data-parallel ranks."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class _State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a sampler's state says: what it belongs to, and how far it is.
+    """The state of a sampler: which samples, and how many are consumed.
 
     Attributes
     ----------
     version : int
         Of this document.
     cache_key, split, dataset : str, str, int, or None
-        What the samples are of; None if the sampler was only told how many there are.
+        What identifies the samples; None if the sampler only got their number.
     order : str
         ``sequential``, ``cyclic`` or ``sharded``.
     total_samples, epoch_samples, shuffled_samples : int
-        Of the dataset, of an epoch, and those that are shuffled for one.
+        Samples of the dataset, of an epoch, and those that are shuffled for it.
     ranks, micro_batch_size : int
         Of the run that made the state.
     consumed_samples : int
@@ -53,50 +53,50 @@ class _State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     consumed_samples: Count
 
 
-def _says_less(found: _State, own: _State) -> bool:
+def _lacks_identity(found: _State, own: _State) -> bool:
     fields = ("cache_key", "split", "dataset")
     return any(getattr(found, name) is None and getattr(own, name) is not None for name in fields)
 
 
 class ResumableSampler(Sampler[list[int | None]]):
-    """Megatron-LM's sequential and cyclic sampling: for each rank a micro batch per step.
+    """Megatron-LM's sequential and cyclic sampling: a micro batch for each rank and step.
 
     Give it to a `DataLoader`, or to torchdata's `StatefulDataLoader`, as ``batch_sampler``. The
-    samples of a step, over all ranks, are a function of `consumed_samples` alone: a run can go on
-    with another number of ranks in the same global order.
+    samples of a step, over all ranks, depend on `consumed_samples` alone: a run can be resumed with
+    another number of ranks in the same global order.
 
     Parameters
     ----------
     dataset : CachedDataset or int
-        What is sampled, or how many samples there are. The states of a sampler that knows its
-        dataset say what they belong to, and are refused by those of others.
+        What is sampled, or how many samples there are. With a dataset, states name it, and are
+        refused by the samplers of other datasets.
     micro_batch_size : int
         Samples of each batch.
     data_parallel_rank, data_parallel_size : int
-        Which rank this is, and of how many.
+        The rank and the number of ranks.
     consumed_samples : int
-        Samples that all ranks together have been served, over all epochs.
+        Samples consumed by all ranks together, over all epochs.
     order : str
         "sequential", Megatron's ``--dataloader-type single``, or "cyclic", which shuffles every
-        epoch anew.
+        epoch.
     data_sharding : bool
-        In a cyclic order, whether each rank has samples of its own, as is Megatron's default. The
-        order then depends on the number of ranks, and a run goes on with the same number only.
+        In a cyclic order, whether each rank has a separate range of samples, as is Megatron's
+        default. The order then depends on the number of ranks, which must not change.
     drop_last : bool
-        In a sequential order, whether the last samples are left out if they do not fill a step.
-        Otherwise batches are filled up with None, which `CachedDataset` serves without loss, so
-        that all ranks have as many.
+        In a sequential order, whether to drop the last samples if they do not fill a step.
+        Otherwise batches are padded with None, for which `CachedDataset` returns samples without
+        loss, so that all ranks have equally many.
 
     Attributes
     ----------
     consumed_samples : int
-        As above, so far: up to the batch that was given last. A plain `DataLoader` with workers
-        takes batches ahead of training; `StatefulDataLoader` does not count these.
+        As above, up to the last batch that was yielded. A plain `DataLoader` with workers reads
+        ahead of training; `StatefulDataLoader` does not count these batches.
 
     Raises
     ------
     ConfigError
-        If a number is not possible.
+        If a number is invalid.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class ResumableSampler(Sampler[list[int | None]]):
         self._require_possible(order)
         self.step = self._samples_per_step()
         self._kind = "sharded" if order == "cyclic" and data_sharding else order
-        # A step that does not fill the dataset, as Megatron counts it, is no part of an epoch.
+        # A last, partial step is no part of an epoch, as in Megatron.
         self._epoch_samples = self.total_samples - self.total_samples % self.step
         self._shuffled_samples = self.total_samples - self.total_samples % micro_batch_size
         self._order = self._make_order()
@@ -155,7 +155,9 @@ class ResumableSampler(Sampler[list[int | None]]):
             step = self._samples_per_step()
             problems.append(f"{self.total_samples} samples do not fill one step of {step}")
         if self.total_samples < 1 or self.consumed_samples < 0:
-            problems.append("the dataset must have samples, consumed_samples not be negative")
+            problems.append(
+                "the dataset must have samples, and consumed_samples must not be negative"
+            )
         elif order == "sequential" and self.consumed_samples > self.total_samples:
             problems.append(f"{self.consumed_samples} of {self.total_samples} samples are consumed")
         if problems:
@@ -191,12 +193,12 @@ class ResumableSampler(Sampler[list[int | None]]):
             yield batch + [None] * (self.micro_batch_size - len(batch))
 
     def __len__(self) -> int:
-        """Return the batches that are left of this epoch."""
+        """Return the number of batches left in this epoch."""
         whole = self.drop_last and not self._order.repeats
         return self._left() // self.step if whole else -(-self._left() // self.step)
 
     def _left(self) -> int:
-        """Return the positions that are left of this epoch."""
+        """Return the number of positions left in this epoch."""
         epoch = self._order.epoch
         return epoch - (
             self.consumed_samples % epoch if self._order.repeats else self.consumed_samples
@@ -225,9 +227,9 @@ class ResumableSampler(Sampler[list[int | None]]):
         return msgspec.structs.asdict(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where another sampler was; epochs keep the length that they had there.
+        """Continue where another sampler stopped; epochs keep the length that they had there.
 
-        A `StateWarning` is given for a state that does not say what it belongs to.
+        Issues a `StateWarning` for a state that does not identify its samples.
 
         Raises
         ------
@@ -237,7 +239,7 @@ class ResumableSampler(Sampler[list[int | None]]):
         """
         found = self._read_state(state)
         own = _State(**self.state_dict())
-        if "order_digest" in state or _says_less(found, own):
+        if "order_digest" in state or _lacks_identity(found, own):
             warnings.warn(
                 "the sampler's state does not say which cache and split it belongs to: it is of an "
                 "earlier version, or of a sampler that was given a number",
@@ -245,7 +247,7 @@ class ResumableSampler(Sampler[list[int | None]]):
                 stacklevel=2,
             )
         fields = ["cache_key", "split", "dataset", "order", "total_samples"]
-        # Samples of its own for each rank: then the order depends on both.
+        # The order depends on both if each rank has a separate range.
         fields += ["ranks", "micro_batch_size"] if self._kind == "sharded" else []
         differing = [
             f"the sampler's state is of another run: {name} is {getattr(found, name)!r}, expected "

@@ -1,7 +1,6 @@
-"""Open `.bin` files: as many as the process may, and reads that are tried again.
+"""The open `.bin` files of a process: as many as its limit allows, opened with retries.
 
-A shared file is never mapped: an error of the filesystem would end the process with SIGBUS, where a
-read returns it.
+They are read, not mapped: a read returns an error of the filesystem, where a mapping raises SIGBUS.
 """
 
 from __future__ import annotations
@@ -19,17 +18,17 @@ from collections.abc import Sequence
 from typing import Final
 
 from distcache.errors import CorpusError
-from distcache.files import open_sized
+from distcache.io.files import open_sized
 
 __all__ = ["AT_ONCE", "TRANSIENT", "TokenFiles", "descriptor_budget", "pause_before"]
 
-AT_ONCE: Final = 56  # files that are open in any case: what a part of a batch may need
-MOST: Final = 8192  # files that are open at a time in a process, however many it might have
-RESERVE: Final = 128  # descriptors that are left to the rest of the process, or a quarter of few
-LARGE: Final = 1024  # descriptors that a training process has, roughly
+AT_ONCE: Final = 56  # files that each reader may always have open: those of a part of a batch
+MOST: Final = 8192  # open files of a process, even if its limit is higher
+RESERVE: Final = 128  # descriptors for the rest of the process; of a low limit, a quarter
+LARGE: Final = 1024  # descriptors of the rest of a training process, roughly
 ATTEMPTS: Final = 8
 FIRST_PAUSE: Final = 0.05  # seconds; each is twice the one before, and a factor of 0.5 to 1.5
-# What a network filesystem returns while a server restarts or a connection is made anew.
+# What a network filesystem returns while a server restarts or a connection is restored.
 TRANSIENT: Final = frozenset(
     {
         errno.EAGAIN,
@@ -50,7 +49,7 @@ TRANSIENT: Final = frozenset(
 
 
 def pause_before(attempt: int) -> float:
-    """Return the seconds to wait before another attempt, counted from 1; never twice the same."""
+    """Return the seconds to wait before a retry, with random jitter; attempts count from 1."""
     return FIRST_PAUSE * 2.0 ** (attempt - 1) * random.uniform(0.5, 1.5)  # noqa: S311
 
 
@@ -58,8 +57,8 @@ def pause_before(attempt: int) -> float:
 def descriptor_budget() -> int:
     """Return how many `.bin` files this process may have open.
 
-    At its first call the soft limit of open files is raised to the hard one: every file that must
-    be opened again is a request to the metadata server of a shared filesystem.
+    The first call raises the soft limit of open files to the hard one: every open of a file is a
+    request to the metadata server of a shared filesystem.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = MOST + RESERVE + LARGE if hard == resource.RLIM_INFINITY else hard
@@ -88,13 +87,13 @@ _opened = _Count()
 
 
 class TokenFiles:
-    """Descriptors of `.bin` files, of one reader; those that were used last stay open.
+    """The `.bin` files of one reader; the most recently used stay open.
 
     Parameters
     ----------
     budget : int or None
-        How many all readers of the process may have open; by default `descriptor_budget`. Each has
-        `AT_ONCE` in any case.
+        How many all readers of the process may have open; by default `descriptor_budget`. Each may
+        always have `AT_ONCE`.
     """
 
     def __init__(self, budget: int | None = None) -> None:
@@ -110,7 +109,7 @@ class TokenFiles:
             self._close(next(iter(self._open)))
 
     def drop(self, path: str) -> None:
-        """Close a file, so that it is opened anew."""
+        """Close a file, so that it is reopened."""
         if path in self._open:
             self._close(path)
 
@@ -131,14 +130,14 @@ class TokenFiles:
         CorpusError
             If a file has another length.
         OSError
-            If a file cannot be opened, after several attempts where that may help.
+            If a file cannot be opened, after retries of transient errors.
         """
         needed = dict(files)
         for path in needed:
             if path in self._open:
                 self._open.move_to_end(path)
         missing = [path for path in needed if path not in self._open]
-        others = len(self._open) - (len(needed) - len(missing))  # that this call does not need
+        others = len(self._open) - (len(needed) - len(missing))  # which this call does not need
         while others and self._is_full(len(missing)):
             self._close(next(iter(self._open)))
             others -= 1
@@ -148,7 +147,7 @@ class TokenFiles:
         return [self._open[path] for path, _ in files]
 
     def _is_full(self, missing: int) -> bool:
-        """Tell whether the process, and this reader's own share, leave no room for more."""
+        """Return whether the process, and this reader's share, leave no room for more files."""
         own = len(self._open) + missing
         return own > AT_ONCE and _opened.value + missing > self._budget
 

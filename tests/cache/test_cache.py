@@ -15,9 +15,9 @@ import xxhash
 
 from distcache.cache import Cache, open_cache
 from distcache.cache import format as file_format
+from distcache.cache.digests import verify_cache
 from distcache.cache.format import HEADER_SIZE, TABLES, Header, TablePlace
 from distcache.cache.inspect import inspect_document
-from distcache.cache.verify import verify_cache
 from distcache.errors import CacheCorrupt, DistcacheError, NotReady
 from distcache.plan import layout
 from tests.caches import build_here
@@ -143,6 +143,19 @@ def test_a_header_with_another_number_of_tables(count: int) -> None:
         Header.unpack(bytes(page), "x", 10_000)
 
 
+@pytest.mark.parametrize(
+    ("place", "message"), [(16, "format version is 9"), (112, "of another version")]
+)
+def test_a_header_of_another_version(place: int, message: str) -> None:
+    """Is refused by its version, or by its sizes."""
+    tables = {name: TablePlace(8192, 0) for name in TABLES}
+    page = bytearray(Header("ab" * 32, 10_000, 8192, bytes(16), tables).pack()[:-16])
+    page[place : place + 4] = (9).to_bytes(4, "little")
+    page += xxhash.xxh3_128_digest(bytes(page))
+    with pytest.raises(CacheCorrupt, match=message):
+        Header.unpack(bytes(page), "x", 10_000)
+
+
 def test_sizes_of_plan_and_format_fit() -> None:
     """Ranks write whole leaves, and readers expect pages."""
     assert layout.PAGE == file_format.PAGE
@@ -169,7 +182,7 @@ def test_sizes_of_plan_and_format_fit() -> None:
 def test_tables_are_not_trusted_because_their_digest_fits(
     copied: Path, table: str, column: str | None, value: int | bytes
 ) -> None:
-    """A row that names what is not there is a corrupt cache, and no traceback."""
+    """A row that names what does not exist is a corrupt cache, and no traceback."""
     cache = open_cache(copied)
     header, begin = cache.header, cache.header.tables_begin
     tables = bytearray(copied.read_bytes()[begin:])

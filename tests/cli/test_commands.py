@@ -100,7 +100,7 @@ def test_verify(cache: Path, corpora: dict[str, str], tmp_path: Path) -> None:
     assert "block 0" in done.stderr
 
 
-def test_verify_notices_a_corpus_that_was_tokenised_anew(
+def test_verify_notices_a_corpus_that_was_tokenized_anew(
     config: Path, blend_config: dict[str, Any], shared: Path, tmp_path: Path
 ) -> None:
     """Its path is the same, its content is not."""
@@ -204,7 +204,7 @@ def test_wrong_use_is_one_clear_error(words: list[str], exit_code: int, message:
 
 @pytest.mark.parametrize("log_format", ["plain", "json", "bar"])
 def test_a_full_log_ends_no_build(config: Path, shared: Path, log_format: str) -> None:
-    """Nor does one that is not there at all."""
+    """Nor does one that does not exist at all."""
     words = [DISTCACHE, "build", str(config), "-o", str(shared), "--log-format", log_format]
     with open("/dev/full", "w") as full:
         done = subprocess.run(words, stderr=full, stdout=subprocess.PIPE, text=True, check=False)
@@ -237,7 +237,7 @@ def test_importing_has_no_side_effects() -> None:
     program = (
         "import sys, logging, pkgutil, importlib, distcache\n"
         "needing = {'distcache.ranks.mpi'} | {'distcache.train.' + name for name in\n"
-        "           ('agreement', 'batch', 'dataset', 'masks', 'memory', 'order', 'sampler')}\n"
+        "           ('same_cache', 'batch', 'dataset', 'order', 'sampler')}\n"
         "for m in pkgutil.walk_packages(distcache.__path__, 'distcache.'):\n"
         "    if m.name not in needing: importlib.import_module(m.name)\n"
         "assert 'mpi4py' not in sys.modules and 'torch' not in sys.modules\n"

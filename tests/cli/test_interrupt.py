@@ -1,4 +1,4 @@
-"""Ctrl-C at a terminal: a sane terminal, and what goes on without it."""
+"""Ctrl-C at a terminal: a sane terminal, and what continues without it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.terminal import interrupt, require_sane
 
 
 def test_waiting_for_a_cache(tmp_path: Path) -> None:
-    """Nothing goes on, and nothing was lost."""
+    """Nothing continues, and nothing was lost."""
     code, shown = interrupt(["ready", tmp_path / "c.h5", "--wait", "100"], b"not started")
     assert code == 8
     require_sane(shown)
@@ -23,7 +23,7 @@ def test_waiting_for_a_cache(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["build", "localize"])
 def test_waiting_for_another(command: str, blend_config: dict[str, Any], tmp_path: Path) -> None:
-    """Says that running it again goes on."""
+    """Says that running it again continues."""
     (tmp_path / "c.json").write_text(json.dumps(blend_config))
     if command == "build":
         words = ["build", tmp_path / "c.json", "-o", tmp_path / "shared", "--name", "c"]

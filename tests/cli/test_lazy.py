@@ -33,9 +33,9 @@ def test_help_imports_no_command() -> None:
     ("module", "unwanted"),
     [
         ("distcache.cli.build", "h5py torch mpi4py yaml rich"),
-        ("distcache.cli.check", "h5py torch mpi4py yaml rich"),
+        ("distcache.cli.corpora", "h5py torch mpi4py yaml rich"),
         ("distcache.cli.node", "torch mpi4py rich"),
-        ("distcache.train.opening", "h5py torch mpi4py rich typer"),
+        ("distcache.train.open", "h5py torch mpi4py rich typer"),
     ],
 )
 def test_modules_import_no_more_than_they_need(module: str, unwanted: str) -> None:

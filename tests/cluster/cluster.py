@@ -16,7 +16,7 @@ __all__ = ["Cluster", "what_is_missing"]
 
 DIRECTORIES = ("etc", "run", "log", "state", "munge", "mysql", "spool", "disk")
 PROGRAMS = (
-    "slurmctld slurmd slurmdbd sbatch sbcast munged mariadbd ip tc nsenter unshare setpriv "
+    "slurmctld slurmd slurmdbd sbatch munged mariadbd ip tc nsenter unshare setpriv "
     "glusterd gluster mount.glusterfs mkfs.ext4"
 )
 
@@ -90,7 +90,7 @@ class Cluster:
         self.wait_for_nodes()
 
     def reconfigure(self, settings: Settings) -> None:
-        """Start Slurm anew, with other settings; the filesystems and the accounting go on."""
+        """Start Slurm anew, with other settings; the filesystems and the accounting continue."""
         self.settings = settings
         for node in self.nodes:
             node.kill()

@@ -51,7 +51,7 @@ def detach(words: Sequence[str | Path], pid_file: Path, environment: Mapping[str
 
 
 def succeeds(*words: str | Path) -> bool:
-    """Tell whether a command ends well."""
+    """Return whether a command ends well."""
     try:
         run(*words)
     except (RuntimeError, subprocess.TimeoutExpired):
@@ -60,7 +60,7 @@ def succeeds(*words: str | Path) -> bool:
 
 
 def listens(host: str, port: int) -> bool:
-    """Tell whether something accepts connections."""
+    """Return whether something accepts connections."""
     try:
         socket.create_connection((host, port), timeout=1).close()
     except OSError:
@@ -104,7 +104,7 @@ def stop(pid_file: Path, number: signal.Signals = signal.SIGTERM) -> None:
 
 
 def is_alive(pid: int) -> bool:
-    """Tell whether a process runs; one that has ended and waits for its parent does not."""
+    """Return whether a process runs; one that has ended and waits for its parent does not."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from distcache.build.journal import read_journals
-from distcache.build.record import BuildRecord, read_build_record
+from distcache.builder.build_record import BuildRecord, read_build_record
+from distcache.builder.job import Record
 from distcache.launch.slurm import look_at_job
+from distcache.staging.journal import read_journal
 from tests.caches import build_here
 from tests.cluster.daemons import run, wait_until
 from tests.cluster.node import ETHERNET
@@ -76,7 +77,8 @@ def wait_for(job: str, *states: str, limit: float = LIMIT) -> str:
 
 def recorded(directory: Path, name: str) -> set[int]:
     """Return the items that the journals of an unfinished cache name."""
-    return set(read_journals(map(str, directory.glob(f".{name}.h5.building/journal.*.jsonl"))))
+    journals = directory.glob(f".{name}.h5.building/journal.*.jsonl")
+    return {record.item for path in journals for record in read_journal(path, Record)}
 
 
 class Story:

@@ -97,7 +97,7 @@ class Node:
         return run(*self.words(*command))
 
     def is_up(self) -> bool:
-        """Tell whether commands can be run on it."""
+        """Return whether commands can be run on it."""
         try:
             self.run("test", "-d", LOCAL / "lost+found")
         except (OSError, IndexError, RuntimeError):

@@ -42,7 +42,7 @@ def newest_job(name: str) -> str:
 
 
 def test_ctrl_c_while_a_prejob_is_followed(cluster: Cluster, shared: Path) -> None:
-    """The job goes on, and what to do if it should not is said."""
+    """The job continues, and what to do if it should not is said."""
     story = Story.small(shared)
     set_nodes("drain")
     try:
@@ -51,7 +51,7 @@ def test_ctrl_c_while_a_prejob_is_followed(cluster: Cluster, shared: Path) -> No
     finally:
         set_nodes("resume")
     assert code == 8
-    assert f"pre-job {job} goes on; scancel {job} ends it".encode() in shown
+    assert f"pre-job {job} continues; scancel {job} ends it".encode() in shown
     require_sane(shown)
     assert wait_for(job, "COMPLETED", "FAILED") == "COMPLETED"
     assert story.cache.exists()
@@ -91,7 +91,7 @@ def test_a_corpus_that_changes_before_the_job_starts(cluster: Cluster, shared: P
         set_nodes("resume")
     _, errors = waiting.communicate(timeout=LIMIT)
     assert waiting.returncode == 7, errors
-    assert "has changed since" in errors
+    assert "has changed: the key is" in errors
     assert not story.cache.exists()
 
 
@@ -172,7 +172,7 @@ def test_a_node_dies_while_localizing(cluster: Cluster, shared: Path) -> None:
 
 @pytest.mark.parametrize("how", ["requeue", "USR1"])
 def test_preemption(cluster: Cluster, shared: Path, tmp_path: Path, how: str) -> None:
-    """The same job goes on where it was; nothing that was recorded as done is done again."""
+    """The same job continues where it was; nothing that was recorded as done is done again."""
     story = Story.long(shared)
     waiting = background(*story.words("--wait", "--log-format", "plain"))
     story.wait_for_records()

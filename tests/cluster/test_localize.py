@@ -1,13 +1,10 @@
-"""Localizing onto the private disks of real nodes: what it reads, and Slurm's own broadcast."""
+"""Localizing onto the private disks of real nodes: what it reads."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import stat
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -41,17 +38,14 @@ def _empty(cluster: Cluster) -> None:
         cluster.shared.forget_on(node)
 
 
-def localize(
-    story: Story, transport: str, *more: str, path: str = ""
-) -> subprocess.CompletedProcess[str]:
+def localize(story: Story, transport: str, *more: str) -> subprocess.CompletedProcess[str]:
     """Localize on all nodes."""
-    env = environment()
-    if path:
-        env["PATH"] = f"{path}:{env['PATH']}"
     words = ["srun", "-N3", "--mpi=pmi2", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
     words += ["distcache", "localize", str(story.cache), "--to", str(STORE), "--json"]
     words += ["--transport", transport, "--log-format", "plain", *more]
-    return subprocess.run(words, env=env, capture_output=True, text=True, timeout=180, check=False)
+    return subprocess.run(
+        words, env=environment(), capture_output=True, text=True, timeout=180, check=False
+    )
 
 
 def verify() -> None:
@@ -66,9 +60,7 @@ def size_of(story: Story) -> int:
     return sum(os.stat(path).st_size for path in [story.cache, *indices])
 
 
-@pytest.mark.parametrize(
-    ("transport", "least", "most"), [("mpi", 1.0, 1.3), ("copy", 3.0, 3.9), ("sbcast", 1.0, 1.3)]
-)
+@pytest.mark.parametrize(("transport", "least", "most"), [("mpi", 1.0, 1.3), ("copy", 3.0, 3.9)])
 def test_what_is_read_over_the_network(
     cluster: Cluster, story: Story, transport: str, least: float, most: float
 ) -> None:
@@ -79,65 +71,6 @@ def test_what_is_read_over_the_network(
     after = [node.received() for node in cluster.nodes]
     assert least <= (sum(after) - sum(before)) / size_of(story) <= most
     verify()
-
-
-def test_slurms_broadcast(story: Story) -> None:
-    """Reads the cache on the first node only; where all is there, there is nothing to send."""
-    done = localize(story, "sbcast")
-    assert done.returncode == 0, done.stderr
-    nodes = json.loads(done.stdout)["nodes"]
-    size = story.cache.stat().st_size
-    assert [node["read"] >= size for node in nodes] == [True, False, False]
-    assert all(node["written"] >= size for node in nodes)
-    again = localize(story, "sbcast")
-    assert [node["read"] for node in json.loads(again.stdout)["nodes"]] == [0, 0, 0]
-
-
-def wrapper(directory: Path, script: str) -> str:
-    """Make an sbcast that comes before the real one; return its directory."""
-    path = directory / "bin" / "sbcast"
-    path.parent.mkdir()
-    path.write_text(f"#!/bin/bash\ntarget=${{@: -1}}\n{script}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return str(path.parent)
-
-
-def test_blocks_that_arrive_wrong_are_fetched_again(story: Story, shared: Path) -> None:
-    """Nothing is believed of what Slurm has written."""
-    spoil = '/usr/bin/sbcast "$@" && printf spoilt | dd of=$target bs=1 seek=70000 conv=notrunc'
-    done = localize(story, "sbcast", path=wrapper(shared, spoil))
-    assert done.returncode == 0, done.stderr
-    verify()
-
-
-@pytest.mark.parametrize(
-    "script",
-    [
-        "echo slurmd says no >&2; exit 1",
-        "head -c 50000000 /dev/zero >$target; echo slurmd says no >&2; exit 1",
-    ],
-)
-def test_a_broadcast_that_fails_leaves_nothing(story: Story, shared: Path, script: str) -> None:
-    """One error for all nodes; no file that is half a cache."""
-    done = localize(story, "sbcast", path=wrapper(shared, script))
-    assert done.returncode == 1, done.stderr
-    assert done.stderr.count("slurmd says no") == 1
-    left = run("srun", "-N3", "find", STORE / "caches", "-type", "f", "-name", "*.h5*")
-    assert left.strip() == ""
-    assert localize(story, "mpi").returncode == 0
-    verify()
-
-
-def test_broadcasting_needs_all_nodes_of_a_step(story: Story) -> None:
-    """A single process is told so; agents on two of three nodes reach these two only."""
-    words = ["localize", story.cache, "--to", STORE, "--transport", "sbcast"]
-    alone = command(*words)
-    assert alone.returncode == 2
-    assert "start it with srun" in alone.stderr
-    step = ["srun", "-N2", "--mpi=pmi2", "--ntasks-per-node=1", "distcache", *map(str, words)]
-    run("salloc", "-N3", *step, environment=environment())
-    found = run("srun", "-N3", "sh", "-c", f"find {STORE} -name '*.h5*' | wc -l")
-    assert sorted(found.split()) == ["0", "1", "1"]
 
 
 def node_script(name: str, **variables: object) -> str:

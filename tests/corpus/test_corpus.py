@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distcache.corpus import open_idx, write_corpus
+from distcache.corpus import open_idx
 from distcache.corpus.examine import examine, require_sound
 from distcache.corpus.idx import HEADER_SIZE
 from distcache.errors import CorpusError, NotReady
 from distcache.ranks.communicator import SerialCommunicator
-from tests.corpora import LENGTHS, write_lengths
+from tests.corpora import LENGTHS, write_corpus, write_lengths
 from tests.plan.test_make import plan_of
 
 MUTATIONS = 10_000
@@ -147,7 +147,7 @@ def test_ten_thousand_mutated_files(tmp_path: Path) -> None:
             found = facts[prefix]
             assert (found.tokens, found.sequences) == (sound.tokens, sound.sequences)
             assert found.idx_digest != sound.idx_digest or bytes(mutated) == original
-    # Document boundaries, and bytes taken for modes, may change without a fault.
+    # Document boundaries, and bytes treated as modes, may change without a fault.
     assert caught > MUTATIONS * 0.8
 
 

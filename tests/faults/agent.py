@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 
 from distcache.node.localize import localize
-from distcache.node.report import LocalizeOptions
+from distcache.node.records import LocalizeOptions
 from distcache.ranks.communicator import SerialCommunicator
 
 print("ready", flush=True)  # noqa: T201

@@ -6,7 +6,7 @@ PLACE is the name of a phase, or write:N or sync:N for the N-th write to, or syn
 file; an ingest has write:N only, and cuts small inputs into many pieces.
 ACTION is ``lose`` (the disk says that it is full),
 ``kill`` (this rank, at once), ``fill`` (the disk under the directory after -o), ``raise`` (an
-error that nothing foresees), ``term``, ``usr1`` or ``usr2`` (a signal that asks this rank to end),
+error that nothing estimates), ``term``, ``usr1`` or ``usr2`` (a signal that asks this rank to end),
 ``twice`` (two of them), or ``hang`` (this rank does nothing more).
 """
 
@@ -20,10 +20,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from distcache.build.data_file import DataFile
+from distcache.builder.data_file import DataFile
 from distcache.cli.main import main
 from distcache.progress import Stopwatch
-from distcache.ranks.communicator import connected
+from distcache.ranks.connect import connected
 
 PLACE, RANK, ACTION = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 WORDS = sys.argv[5:]
@@ -97,10 +97,10 @@ def prepare_ingest() -> None:
     from functools import partialmethod  # noqa: PLC0415
 
     from distcache.ingest import pieces  # noqa: PLC0415
-    from distcache.ingest.store import Store  # noqa: PLC0415
+    from distcache.ingest.token_store import TokenStore  # noqa: PLC0415
 
     pieces.SMALLEST = 20_000  # type: ignore[misc]
-    Store.write = partialmethod(put, original=Store.write)  # type: ignore[assignment]
+    TokenStore.write = partialmethod(put, original=TokenStore.write)  # type: ignore[assignment]
 
 
 if "ingest" in WORDS:

@@ -1,4 +1,4 @@
-"""Call distcache from Python on every rank; one of them has an error that nothing foresees.
+"""Call distcache from Python on every rank; one of them has an error that nothing estimates.
 
 python -m tests.faults.library build|localize RANK INPUT OUTPUT
 """
@@ -10,18 +10,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from distcache.build.run import build
+from distcache.builder.run import build
+from distcache.configuration import config_from_mapping
 from distcache.node.localize import localize
-from distcache.node.report import LocalizeOptions
-from distcache.plan.decode import config_from_mapping
-from distcache.progress import Silent
-from distcache.ranks.communicator import connect
+from distcache.node.records import LocalizeOptions
+from distcache.progress import NullProgress
+from distcache.ranks.connect import connect
 
 WHAT, RANK, INPUT, OUTPUT = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
 communicator = connect()
 
 
-class Failing(Silent):
+class Failing(NullProgress):
     """A user's own progress, which fails on one rank."""
 
     def phase(self, name: str, total: float = 0) -> None:

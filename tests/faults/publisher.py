@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from distcache import locks
 from distcache.cli.main import main
 from distcache.ingest import pieces
+from distcache.staging import workspace as directory
 
 NAMES, REMOVED = map(int, sys.argv[1:3])
 removed = 0
@@ -27,16 +27,16 @@ def link(source: Any, target: Any, original: Any = os.link, **options: Any) -> N
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def remove(name: str, directory: int, original: Any = locks._remove) -> None:
+def remove(name: str, place: int, original: Any = directory._remove) -> None:
     """Remove a file that is not needed any more, and die if it is the last one."""
     global removed  # noqa: PLW0603
-    original(name, directory)
+    original(name, place)
     removed += 1
     if removed == REMOVED:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-locks._remove = remove
+directory._remove = remove
 os.link = link  # type: ignore[assignment]
 pieces.SMALLEST = 20_000  # type: ignore[misc]
 sys.argv = ["distcache", *sys.argv[4:]]

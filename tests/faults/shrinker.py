@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from distcache.cli.main import main
-from distcache.cli.output import LineProgress
+from distcache.cli.show import LineProgress
 from distcache.corpus import examine
 
 VICTIM, PLACE = sys.argv[1:3]

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from distcache.cli.main import main
-from distcache.cli.output import LineProgress
+from distcache.cli.show import LineProgress
 
 SECONDS = float(sys.argv[1])
 sys.argv = ["distcache", *sys.argv[2:]]

@@ -18,7 +18,7 @@ import pytest
 import distcache
 from distcache.cache.format import BLOCK_SIZE
 from distcache.corpus import idx_path
-from distcache.node.record import read_records
+from distcache.node.records import read_records
 from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
 from tests.caches import build_here
@@ -98,7 +98,7 @@ def require_whole(store: Store, cache: Path, content: bytes, spoilt: bytes = b""
 
 @pytest.mark.timeout(600)
 def test_agents_killed_at_random_moments(cache: Path, tmp_path: Path) -> None:
-    """At least fifty, in the middle of their work; each time the next one goes on."""
+    """At least fifty, in the middle of their work; each time the next one continues."""
     chance = random.Random(11)
     content = cache.read_bytes()
     timed = Agent(cache, tmp_path / "timed", "copy")
@@ -113,12 +113,15 @@ def test_agents_killed_at_random_moments(cache: Path, tmp_path: Path) -> None:
         agent = Agent(cache, store.root, chance.choice(("copy", "mpi")))
         agent.begin()
         time.sleep(chance.uniform(0, took))
-        killed += agent.end() < 0
+        if agent.end() < 0:
+            killed += 1
+        else:
+            took *= 0.9  # it was measured while the machine was busy
         if store.caches.is_dir() and require_whole(store, cache, content, spoilt):
             if spoilt:
                 number, spoilt = number + 1, b""
             else:
-                spoilt = spoil(store, chance)  # the next ones are killed while they mend it
+                spoilt = spoil(store, chance)  # the next ones are killed while they repair it
     final = start(["localize", cache, "--to", store.root, "--megatron"])
     assert final.returncode == 0, final.stderr
     assert require_whole(store, cache, content)

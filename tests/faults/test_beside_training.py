@@ -40,7 +40,7 @@ def not_read(cache: Path) -> tuple[int, int]:
 def test_training_beside_localizing(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path
 ) -> None:
-    """Touched indices, damaged blocks, removed records, copies that are made anew: for a minute."""
+    """Touched indices, damaged blocks, removed records, copies that are recreated: for a minute."""
     (tmp_path / "own").mkdir()
     corpora = write_corpora(tmp_path / "own")
     names = ("plain", "second", "holes")

@@ -9,14 +9,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from distcache.cache import open_cache
-from distcache.cache.verify import verify_cache
+from distcache.cache.digests import verify_cache
 from tests.caches import build_here
 from tests.processes import DISTCACHE, LIMIT, clean_environment, launch, start
 
@@ -27,7 +27,7 @@ PHASES = [
     "planning",
     "claiming",
     "laying out",
-    "resuming",
+    "looking for an earlier run",
     "building",
     "reading back",
     "publishing",
@@ -40,7 +40,8 @@ def strike(
 ) -> subprocess.CompletedProcess[str]:
     """Run a build in which one rank does something terrible."""
     program = (*DRIVER, place, str(rank), action, "--")
-    return start(words, ranks, launcher, program=program)
+    environment = {"DISTCACHE_TIMEOUT_SCALE": "0.3"} if action == "term" else {}
+    return start(words, ranks, launcher, program=program, environment=environment)
 
 
 def visible(directory: Path) -> list[str]:
@@ -127,7 +128,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(directory)], check=True)
 
 
-@pytest.mark.parametrize("place", ["claiming", "resuming", "building", "laying out", "publishing"])
+@pytest.mark.parametrize(
+    "place", ["claiming", "looking for an earlier run", "building", "laying out", "publishing"]
+)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_full_disk(
     place: str, ranks: int, small_disk: Path, large_file: Path, serial_bytes: bytes
@@ -145,11 +148,13 @@ def test_a_full_disk(
     assert Path(done.stdout.strip()).read_bytes() == serial_bytes
 
 
-def run_in_background(words: list[Any], ranks: int) -> subprocess.Popen[str]:
+def run_in_background(
+    words: list[Any], ranks: int, program: Sequence[str] = (DISTCACHE,)
+) -> subprocess.Popen[str]:
     """Start a build and do not wait for it."""
     before, needed = launch("mpich", ranks)
     return subprocess.Popen(
-        [*before, DISTCACHE, *map(str, words)],
+        [*before, *program, *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -175,7 +180,10 @@ def test_builds_that_race(large_file: Path, serial_bytes: bytes, shared: Path) -
 @pytest.mark.parametrize("delay", [0.1, 0.2, 0.3, 0.4, 0.5])
 def test_a_signal_while_ranks_join(delay: float, large_file: Path, shared: Path) -> None:
     """Ctrl-C at the start of a job ends all of it, also in the middle of joining."""
-    job = run_in_background(["build", large_file, "-o", shared], 2)
+    # On a fast machine a build ends within half a second.
+    slow = (sys.executable, "-m", "tests.faults.slow_build", "5")
+    words = ["build", large_file, "-o", shared, "--log-format", "plain"]
+    job = run_in_background(words, 2, slow)
     time.sleep(delay)
     job.send_signal(signal.SIGINT)
     job.communicate(timeout=LIMIT)

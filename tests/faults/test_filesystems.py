@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from distcache.build.workspace import Lock, Workspace
 from distcache.cache import open_cache
-from tests.caches import build_here
+from distcache.staging.workspace import Lock
+from tests.caches import build_here, workspace_of
 from tests.corpora import write_corpora
 from tests.faults.odd import compile_odd, odd
 from tests.processes import DISTCACHE, LIMIT, clean_environment, start
@@ -121,14 +121,14 @@ def test_a_node_without_locks_leaves_others_alone(
     config: Path, library: Path, shared: Path
 ) -> None:
     """What a builder that holds its lock has stays as it is."""
-    alive = Workspace(shared / "c.h5")
+    alive = workspace_of(shared / "c.h5")
     assert alive.lock() is Lock.HELD
     assert alive.take()
-    Path(alive.data).write_bytes(b"work")
+    (alive.path / "data").write_bytes(b"work")
     words = ["build", config, "-o", shared, "--name", "c"]
     done = start(words, environment=odd(library, "flock=37"))
     assert done.returncode == 0, done.stderr
-    assert Path(alive.data).read_bytes() == b"work"
+    assert (alive.path / "data").read_bytes() == b"work"
     alive.remove()
 
 
@@ -163,7 +163,7 @@ def test_a_dead_builder_of_another_machine_is_followed(
     config: Path, library: Path, shared: Path
 ) -> None:
     """Where locks do not exclude, after some seconds without a heartbeat."""
-    gone = Workspace(shared / "c.h5")
+    gone = workspace_of(shared / "c.h5")
     gone.make()
     (gone.path / "owner").write_text("elsewhere pid:[1] 17 4711 00ff\n")
     words = ["build", config, "-o", shared, "--name", "c"]
@@ -176,13 +176,13 @@ def test_a_dead_builder_of_another_machine_is_followed(
 def test_many_files_and_slow_unlinks(
     blend_config: dict[str, Any], config: Path, library: Path, shared: Path
 ) -> None:
-    """What 2,048 ranks have left is gone after a build, though the heartbeat went on."""
-    workspace = Workspace(shared / "c.h5")
+    """What 2,048 ranks have left is gone after a build, though the heartbeat continued."""
+    workspace = workspace_of(shared / "c.h5")
     workspace.lock()
-    workspace.prepare(build_key(blend_config, shared), 0)
+    workspace.prepare(build_key(blend_config, shared))
     for rank in range(2048):
-        Path(workspace.journal("0123", rank)).touch()
-    workspace.leave()
+        (workspace.path / f"journal.0123.{rank}.jsonl").touch()
+    workspace.release()
     words = ["build", config, "-o", shared, "--name", "c"]
     done = start(words, environment=odd(library, "unlink=slow"))
     assert done.returncode == 0, done.stderr

@@ -14,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from distcache.build.workspace import Workspace
-from tests.caches import build_here
+from tests.caches import build_here, workspace_of
 from tests.corpora import write_corpora
 from tests.processes import LIMIT, clean_environment, start
 from tests.texts import write_shard
@@ -58,7 +57,7 @@ def words(config: Path) -> list[str | Path]:
 def test_a_finished_cache_is_used(config: Path, ranks: int) -> None:
     """Whatever the other user has left beside it."""
     assert start(words(config)).returncode == 0
-    left = Workspace(config.parent / "shared" / "c.h5")
+    left = workspace_of(config.parent / "shared" / "c.h5")
     left.make()
     (left.path / "progress.json").write_text("{}")
     left.path.chmod(0o700)
@@ -70,21 +69,21 @@ def test_a_finished_cache_is_used(config: Path, ranks: int) -> None:
 
 def test_a_dead_build_of_another_user_is_left_alone(config: Path, tmp_path: Path) -> None:
     """The second user's build works, and removes nothing of the first one's."""
-    left = Workspace(config.parent / "shared" / "c.h5")
+    left = workspace_of(config.parent / "shared" / "c.h5")
     left.make()
-    Path(left.data).write_bytes(b"work")
+    (left.path / "data").write_bytes(b"work")
     expected = Path(build_here(json.loads(config.read_text()), tmp_path, "c").path).read_bytes()
     environment = {"DISTCACHE_TIMEOUT_SCALE": "0.02"}
     done = start(words(config), program=AS_OTHER, environment=environment)
     assert done.returncode == 0, done.stderr
     assert (config.parent / "shared" / "c.h5").read_bytes() == expected
-    assert Path(left.data).read_bytes() == b"work"
+    assert (left.path / "data").read_bytes() == b"work"
 
 
 def test_a_live_build_of_another_user_is_waited_for(config: Path) -> None:
     """By `build` and by `ready --wait`; both then use its cache."""
     final = config.parent / "shared" / "c.h5"
-    program = [sys.executable, "-m", "tests.faults.slow_build", "8", *words(config)]
+    program = [sys.executable, "-m", "tests.faults.slow_build", "5", *words(config)]
     live = subprocess.Popen(
         list(map(str, program)), env=clean_environment(), stderr=subprocess.DEVNULL
     )

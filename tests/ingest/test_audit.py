@@ -11,11 +11,11 @@ import pytest
 
 from distcache.corpus import open_idx, write_idx
 from distcache.corpus.examine import require_sound
-from distcache.corpus.merge import merge
 from distcache.corpus.receipt import read_receipt, write_receipt
 from distcache.errors import CorpusError
 from distcache.ingest.audit import audit, find_receipts
-from distcache.ingest.readback import choose
+from distcache.ingest.merge import merge
+from distcache.ingest.source_readback import choose
 from distcache.ranks.communicator import SerialCommunicator
 from tests.ingest.test_text import run
 from tests.ingest.test_tokens import ROWS

@@ -157,7 +157,7 @@ def test_an_input_that_changes_meanwhile(
             stream.write(GOOD)
         return run_rounds(*words)
 
-    monkeypatch.setattr("distcache.ingest.run.run_rounds", grow)
+    monkeypatch.setattr("distcache.ingest.pipeline.run_rounds", grow)
     with pytest.raises(CorpusError, match=r"a\.jsonl: has changed while it was read"):
         run([path], tokenizers, tmp_path / "out")
     assert not list(tmp_path.glob("out*"))
@@ -234,7 +234,7 @@ def test_a_directory_of_somebody_else(tokenizers: Path, tmp_path: Path) -> None:
 
 
 def test_odd_names(tokenizers: Path, tmp_path: Path) -> None:
-    """Too long, not UTF-8, or of a directory that is not there yet: refused before any work."""
+    """Too long, not UTF-8, or of a directory that does not exist yet: refused before any work."""
     path = write_jsonl(tmp_path / "a.jsonl", ["one"])
     for out in ("y" * 245, os.fsdecode(b"ou\xff")):
         with pytest.raises(ConfigError):

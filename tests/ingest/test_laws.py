@@ -11,17 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distcache.ingest.inputs import Group, Input
-from distcache.ingest.lines import lines_of_range, lines_of_stream
-from distcache.ingest.pieces import cut_at_documents, make_pieces, make_tasks
-from distcache.ingest.placing import (
+from distcache.ingest.pieces import (
     Counts,
     Segment,
+    cut_at_documents,
+    make_pieces,
+    make_tasks,
     overlap,
     owners_of,
     place,
     reader_of,
     segments_of,
 )
+from distcache.ingest.rows import lines_of_range, lines_of_stream
 
 sizes = st.integers(0, 500)
 plain = st.builds(Input, st.just("a"), sizes, st.just(0), st.sampled_from(["jsonl", "txt"]))

@@ -8,13 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from distcache.ingest import Outcome, TextOptions, ingest
-from distcache.ingest import tokenizer as tokenizers_of_files
+from distcache.ingest import find_tokenizer as tokenizers_of_files
+from distcache.ingest import pieces
+from distcache.ingest.merge import merge
 from distcache.ingest.part import Part
+from distcache.ingest.pipeline import IngestOutcome, ingest
+from distcache.ingest.read_options import TextOptions, TokenOptions
+from distcache.ingest.rounds import Workers
 from distcache.ingest.tokenizer import TokenizerOptions
-from distcache.ingest.workers import Workers
-from distcache.ranks.communicator import SerialCommunicator
-from tests.texts import write_jsonl
+from distcache.ranks.communicator import Communicator, SerialCommunicator
+from tests.ingest.test_tokens import ROWS
+from tests.texts import write_jsonl, write_shard
 from tests.threads import ThreadCommunicator, rank_of_thread, run_ranks
 
 RANKS = 3
@@ -33,10 +37,10 @@ def inputs(documents: list[str], tmp_path: Path) -> list[str]:
     return paths
 
 
-def run(inputs: list[str], tokenizer: Path, out: Path) -> list[Outcome | BaseException]:
+def run(inputs: list[str], tokenizer: Path, out: Path) -> list[IngestOutcome | BaseException]:
     """Ingest with several ranks."""
 
-    def work(world: ThreadCommunicator) -> Outcome:
+    def work(world: ThreadCommunicator) -> IngestOutcome:
         chosen = TokenizerOptions(str(tokenizer))
         return ingest(world, inputs, str(out), TextOptions(append_eod=True), chosen)
 
@@ -86,7 +90,7 @@ def test_a_large_file_keeps_nobody_waiting(
         return part
 
     monkeypatch.setattr(Workers, "_run", slowly)
-    monkeypatch.setattr("distcache.ingest.run.owners_of", share_out)
+    monkeypatch.setattr("distcache.ingest.pipeline.owners_of", share_out)
     run(inputs, tokenizers, tmp_path / "out")
     assert len(others) > RANKS
     assert waited == [True]
@@ -95,3 +99,42 @@ def test_a_large_file_keeps_nobody_waiting(
     options = TextOptions(append_eod=True)
     ingest(SerialCommunicator(), inputs, str(tmp_path / "one"), options, alone)
     assert (tmp_path / "one.bin").read_bytes() == (tmp_path / "out.bin").read_bytes()
+
+
+@pytest.mark.parametrize("shard_size", [None, 20_000])
+@pytest.mark.parametrize("ranks", [2, 5, 16])
+def test_any_number_of_ranks_makes_the_same_bytes(
+    ranks: int,
+    shard_size: int | None,
+    documents: list[str],
+    tokenizers: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of text and of token shards: corpora and receipts, and what is merged of them."""
+    monkeypatch.setattr(pieces, "SMALLEST", 5_000)
+    text = str(write_jsonl(tmp_path / "a.jsonl", documents))
+    shard = str(write_shard(tmp_path / "a.parquet", ROWS, groups=5))
+    chosen = TokenizerOptions(str(tokenizers))
+
+    def work(world: Communicator) -> None:
+        out = str(tmp_path / str(world.size))
+        options = TextOptions(append_eod=True, shard_size=shard_size)
+        found = ingest(world, [text], f"{out}/text", options, chosen)
+        ingest(world, [shard], f"{out}/tokens", TokenOptions(shard_size=shard_size))
+        merge(world, [corpus.prefix for corpus in found.corpora], f"{out}/all")
+
+    work(SerialCommunicator())
+    outcomes, aborted = run_ranks(ranks, work)
+    assert (outcomes, aborted) == ([None] * ranks, [])
+    alone, together = (made(tmp_path / str(count)) for count in (1, ranks))
+    assert len(alone) == 9 or shard_size is not None
+    # A merge is of the corpora that it names, which lie elsewhere.
+    for name in alone.keys() - {"all.receipt.json"}:
+        assert together[name] == alone[name], name
+    assert together.keys() == alone.keys()
+
+
+def made(directory: Path) -> dict[str, bytes]:
+    """Return the content of every file, by name."""
+    return {path.name: path.read_bytes() for path in directory.iterdir()}

@@ -17,7 +17,10 @@ from tokenizers import Tokenizer
 
 from distcache.corpus.receipt import read_receipt
 from distcache.errors import ConfigError, KeyMismatch, NotReady
-from distcache.ingest import Outcome, TextOptions, ingest
+from distcache.ingest.find_tokenizer import load_tokenizer
+from distcache.ingest.pipeline import IngestOutcome, ingest
+from distcache.ingest.read_options import TextOptions
+from distcache.ingest.tiktoken_ranks import ENCODINGS
 from distcache.ingest.tokenizer import TokenizerOptions
 from distcache.ranks.communicator import SerialCommunicator
 from tests.processes import start
@@ -26,7 +29,7 @@ from tests.texts import read_corpus, write_jsonl
 
 def run(
     words: list[Path | str], tokenizer: Path | str, out: Path, eod: str | None = None, **fields: Any
-) -> Outcome:
+) -> IngestOutcome:
     """Ingest text with this process alone."""
     chosen = TokenizerOptions(str(tokenizer), eod, fields.pop("special_tokens", False))
     options = TextOptions(**fields)
@@ -131,6 +134,38 @@ def test_tiktoken(tokenizers: Path, documents: list[str], tmp_path: Path) -> Non
     assert single(tmp_path / "out") == [[*ids, 50256] for ids in encoded if ids]
 
 
+@pytest.mark.parametrize("name", tiktoken.list_encoding_names())
+def test_what_is_known_of_encodings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is what tiktoken has, which downloads the ranks of each."""
+    from tiktoken_ext import openai_public  # noqa: PLC0415
+
+    for load in ("load_tiktoken_bpe", "data_gym_to_mergeable_bpe_ranks"):
+        monkeypatch.setattr(openai_public, load, lambda *_, **__: {})
+    parts = openai_public.ENCODING_CONSTRUCTORS[name]()
+    assert ENCODINGS[name] == (parts["pat_str"], parts["special_tokens"])
+
+
+def test_an_encoding_by_its_name(
+    tokenizers: Path, documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is that of the file with its ranks, down to the digest in the receipt."""
+    path = write_jsonl(tmp_path / "a.jsonl", documents)
+    file = tokenizers / "r50k_base.tiktoken"
+    pattern, special = ENCODINGS["r50k_base"]
+    ranks = tiktoken.load.load_tiktoken_bpe(str(file))
+    known = tiktoken.Encoding("x", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special)
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: known)
+    for name in ("r50k_base", file):
+        run([path], name, tmp_path / Path(name).name, append_eod=True)
+    assert single(tmp_path / "r50k_base") == single(tmp_path / file.name)
+    receipts = [
+        read_receipt(f"{tmp_path / name}.receipt.json").tokenizer
+        for name in ("r50k_base", file.name)
+    ]
+    assert None not in receipts
+    assert len({receipt.digest for receipt in receipts if receipt}) == 1
+
+
 def test_megatrons_vocabulary_for_tiktoken(tokenizers: Path, tmp_path: Path) -> None:
     """A JSON list, whose ranks follow a thousand special tokens."""
     lines = (tokenizers / "r50k_base.tiktoken").read_text().splitlines()
@@ -168,6 +203,46 @@ def test_which_token_ends_documents(tokenizers: Path, documents: list[str], tmp_
     for eod in ("<nothing>", "600"):
         with pytest.raises(ConfigError, match="--eod"):
             run([path], copy, tmp_path / "never", eod, append_eod=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "token", "expected"),
+    [
+        ("tokenizer.json", "<s>", 1),
+        ("pieces.model", "</s>", 2),
+        ("r50k_base.tiktoken", "<|endoftext|>", 50256),
+    ],
+)
+def test_the_end_by_name_and_by_number(
+    name: str, token: str, expected: int, tokenizers: Path
+) -> None:
+    """For every kind of tokenizer; what it makes of a text, it makes a text of."""
+    path = str(tokenizers / name)
+    loaded = load_tokenizer(TokenizerOptions(path, token))
+    assert loaded.facts.eod == expected
+    assert load_tokenizer(TokenizerOptions(path, "217")).facts.eod == 217
+    with pytest.raises(ConfigError, match="--eod"):
+        load_tokenizer(TokenizerOptions(path, "no such token"))
+    text = "some words"
+    assert loaded.decode(loaded.encode([text])[0]) == text
+
+
+def test_special_tokens_and_patterns(tokenizers: Path, tmp_path: Path) -> None:
+    """What a tokenizer cannot add is an error, and so are ranks without a pattern."""
+    pieces = str(tokenizers / "pieces.model")
+    bare = load_tokenizer(TokenizerOptions(pieces)).encode(["a"])[0]
+    assert load_tokenizer(TokenizerOptions(pieces, None, True)).encode(["a"])[0] == [1, *bare]
+    ranks = tokenizers / "r50k_base.tiktoken"
+    with pytest.raises(ConfigError, match="add none"):
+        load_tokenizer(TokenizerOptions(str(ranks), None, True))
+    unknown = tmp_path / "mine.tiktoken"
+    unknown.write_bytes(ranks.read_bytes())
+    with pytest.raises(ConfigError, match=r"no encoding mine .*--tiktoken-pattern"):
+        load_tokenizer(TokenizerOptions(str(unknown)))
+    found = load_tokenizer(TokenizerOptions(str(unknown), None, False, "v2"))
+    assert found.decode(found.encode(["some words"])[0]) == "some words"
+    with pytest.raises(ConfigError, match=r"mine\.tiktoken"):
+        load_tokenizer(TokenizerOptions(str(unknown), None, False, "("))
 
 
 def test_naming_the_token_appends_it(tokenizers: Path, tmp_path: Path) -> None:
@@ -276,7 +351,7 @@ def test_a_tokenizer_that_is_not_there(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.json", "a.model", "a.tiktoken", "b.json"])
 def test_what_is_no_tokenizer(name: str, tmp_path: Path) -> None:
-    """Is said, whatever it is taken for."""
+    """Is said, whatever it is treated as."""
     path = write_jsonl(tmp_path / "a.jsonl", ["x"])
     (tmp_path / name).write_text('[{"rank": 0}]' if name == "b.json" else "nonsense")
     with pytest.raises(ConfigError, match="--tokenizer"):

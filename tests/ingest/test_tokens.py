@@ -14,7 +14,8 @@ import pytest
 
 from distcache.corpus.receipt import read_receipt
 from distcache.errors import ConfigError, CorpusError
-from distcache.ingest import Outcome, TokenOptions, ingest
+from distcache.ingest.pipeline import IngestOutcome, ingest
+from distcache.ingest.read_options import TokenOptions
 from distcache.ranks.communicator import SerialCommunicator
 from tests.texts import read_corpus, write_shard
 
@@ -23,7 +24,7 @@ ROWS = [_random.integers(0, 120, size).tolist() for size in _random.integers(1, 
 INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 
 
-def run(words: list[Path], out: Path, **fields: Any) -> Outcome:
+def run(words: list[Path], out: Path, **fields: Any) -> IngestOutcome:
     """Ingest token shards with this process alone."""
     options = TokenOptions(**fields)
     return ingest(SerialCommunicator(), list(map(str, words)), str(out), options, threads=2)

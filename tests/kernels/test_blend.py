@@ -29,8 +29,8 @@ def drain(blender: Blender, size: int, piece: int) -> tuple[list[int], list[int]
 @given(raw_weights, st.integers(0, 800), st.integers(1, 300))
 def test_by_weight(weights: list[float], size: int, piece: int) -> None:
     """Also with ties, tiny weights and more corpora than steps."""
-    normalised: NDArray[np.float64] = np.array(weights) / np.sum(weights)
-    assert drain(Blender.by_weight(normalised), size, piece) == weighted_blend(normalised, size)
+    normalized: NDArray[np.float64] = np.array(weights) / np.sum(weights)
+    assert drain(Blender.by_weight(normalized), size, piece) == weighted_blend(normalized, size)
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=120).filter(any), st.integers(1, 300))
@@ -44,8 +44,8 @@ def test_exhaustive(sizes: list[int], piece: int) -> None:
 @given(raw_weights, st.integers(0, 700), st.integers(0, 300))
 def test_skipping_is_taking_without_writing(weights: list[float], skipped: int, size: int) -> None:
     """The counts and what follows are equal."""
-    normalised: NDArray[np.float64] = np.array(weights) / np.sum(weights)
-    taken, short = Blender.by_weight(normalised), Blender.by_weight(normalised)
+    normalized: NDArray[np.float64] = np.array(weights) / np.sum(weights)
+    taken, short = Blender.by_weight(normalized), Blender.by_weight(normalized)
     corpora, samples = drain(taken, skipped + size, 1000)
     short.skip(skipped)
     assert drain(short, size, 1000) == (corpora[skipped:], samples[skipped:])

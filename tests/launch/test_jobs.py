@@ -19,22 +19,19 @@ from distcache.errors import (
 )
 from distcache.launch import follow as following
 from distcache.launch import slurm
-from distcache.launch.executor import (
-    JobOptions,
-    make_executor,
-    sbatch_parameters,
-    srun_words,
-)
 from distcache.launch.follow import Tail, failure, follow
 from distcache.launch.prejob import (
     JobFiles,
+    JobOptions,
     exchangeable,
     job_directory,
+    make_executor,
     make_private,
+    sbatch_parameters,
     submit_prejob,
 )
 from distcache.launch.slurm import JobState
-from distcache.launch.training import require_script
+from distcache.launch.submit import require_script
 
 OPTIONS = JobOptions(
     nodes=3,
@@ -91,7 +88,7 @@ def slurm_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("slurm_here")
 def test_the_batch_script(tmp_path: Path) -> None:
-    """Is this, to the letter: what is asked for, the ranks, how an interrupted build goes on."""
+    """Is this, to the letter: what is asked for, the ranks, how an interrupted build continues."""
     executor = make_executor(tmp_path / "logs", Path("/shared/a b.h5"), OPTIONS)
     text = executor._make_submission_file_text("COMMAND", "uid")
     assert text == SCRIPT.format(logs=tmp_path / "logs")
@@ -246,7 +243,8 @@ def test_a_link_that_a_colleague_could_exchange(tmp_path: Path) -> None:
     assert job_directory(tmp_path / "first" / "c.h5") == mine / "c.jobs"
 
 
-def test_options_of_sbatch_and_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("slurm_here")
+def test_options_of_sbatch_and_srun(tmp_path: Path) -> None:
     """Stand in the script as they were given; what distcache relies on cannot be overruled."""
     assert sbatch_parameters(["--gres=gpu:1", "--exclusive", "--comment=a b"]) == {
         "gres": "gpu:1",
@@ -254,7 +252,8 @@ def test_options_of_sbatch_and_srun(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "comment": "a b",
     }
     options = msgspec.structs.replace(OPTIONS, cpus_per_task=3, srun=("--container-image=a.sqsh",))
-    assert srun_words(options)[-2:] == ["--cpus-per-task=3", "--container-image=a.sqsh"]
+    script = make_executor(tmp_path, tmp_path / "c.h5", options)._make_submission_file_text("X", "")
+    assert "--cpus-per-task=3 --container-image=a.sqsh X" in script
     with pytest.raises(ConfigError) as caught:
         sbatch_parameters(["gres=1", "--", "--nodes=4", "--signal=TERM", "--x=\n#SBATCH -w a"])
     assert len(caught.value.problems) == 5

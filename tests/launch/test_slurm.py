@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from distcache.cli.times import parse_minutes
+from distcache.cli.common import parse_minutes
 from distcache.errors import ConfigError, DistcacheError
-from distcache.launch.mpi_plugin import choose_plugin, parse_plugins
 from distcache.launch.slurm import (
     JobState,
     call,
+    choose_plugin,
     job_number,
     look_at_job,
+    parse_plugins,
     parse_sacct,
     parse_scontrol,
     without_variables,

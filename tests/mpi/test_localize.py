@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from distcache.corpus import idx_path
-from distcache.node.record import read_records
+from distcache.node.records import read_records
 from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
 from tests.caches import build_here
@@ -244,7 +244,7 @@ def test_a_killed_agent_ends_the_job_and_the_next_heals(world: Path, tmp_path: P
 
 
 def kill_rank(rank: int) -> bool:
-    """Kill the process of a rank that a job has started; tell whether there was one."""
+    """Kill the process of a rank that a job has started; return whether there was one."""
     for path in Path("/proc").glob("[0-9]*"):
         try:
             environment = (path / "environ").read_bytes().split(b"\0")
@@ -307,7 +307,7 @@ def test_processes_of_a_node_without_mpi(world: Path, tmp_path: Path) -> None:
 def test_a_node_that_cannot_hold_a_copy(
     world: Path, tmp_path: Path, what: str, best_effort: bool
 ) -> None:
-    """Is an error, or is reported while the others go on; a hanging disk ends it in time, too."""
+    """Is an error, or is reported while the others continue; a hung disk ends it in time."""
     words = ["localize", world / "c.h5", "--to", f"{tmp_path}/local{{node}}", "--json"]
     environment = {"DISTCACHE_TIMEOUT_SCALE": "0.01"}
     if what == "broken":
@@ -321,7 +321,7 @@ def test_a_node_that_cannot_hold_a_copy(
     if not best_effort:
         assert done.returncode != 0
         return
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     nodes = json.loads(done.stdout)["nodes"]
     assert [bool(node["problem"]) for node in nodes] == [False, True, False]
     for node in (0, 2):

@@ -1,4 +1,4 @@
-"""Localize in this process, and spoil what came of it."""
+"""Localize in this process, and spoil the result of it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from distcache.node.localize import localize
-from distcache.node.report import Localized, LocalizeOptions, NodeReport
+from distcache.node.records import Localized, LocalizeOptions, NodeReport
 from distcache.ranks.communicator import SerialCommunicator
 
 

@@ -5,40 +5,42 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distcache.node.copies import AT_ONCE, turns
-from distcache.node.pieces import cut, reader_of
-from distcache.node.wanted import Unit
+from distcache.node.manifest import Block
+from distcache.node.striped_broadcast import cut_chunks, reader_of
+from distcache.node.transport import AT_ONCE, turns
 
-units = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 300)), max_size=8).map(
+blocks = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 300)), max_size=8).map(
     lambda ranges: tuple(
-        Unit(i, begin, begin + size, "0" * 16) for i, (begin, size) in enumerate(ranges)
+        Block(i, begin, begin + size, "0" * 16) for i, (begin, size) in enumerate(ranges)
     )
 )
 
 
-@given(units=units, size=st.integers(1, 64), data=st.data())
-def test_pieces_cover_units_in_order(
-    units: tuple[Unit, ...], size: int, data: st.DataObject
+@given(blocks=blocks, size=st.integers(1, 64), data=st.data())
+def test_chunks_cover_blocks_in_order(
+    blocks: tuple[Block, ...], size: int, data: st.DataObject
 ) -> None:
-    """Each byte of those that are asked for once, in pieces that are not too long."""
-    numbers = sorted(data.draw(st.sets(st.integers(0, max(len(units) - 1, 0)))) if units else set())
-    pieces = cut(units, numbers, size)
-    assert all(0 < piece.end - piece.begin <= size for piece in pieces)
-    found = [(piece.unit, byte) for piece in pieces for byte in range(piece.begin, piece.end)]
-    wanted = [(n, byte) for n in numbers for byte in range(units[n].begin, units[n].end)]
+    """Each byte of those that are asked for once, in chunks that are not too long."""
+    numbers = sorted(
+        data.draw(st.sets(st.integers(0, max(len(blocks) - 1, 0)))) if blocks else set()
+    )
+    chunks = cut_chunks(blocks, numbers, size)
+    assert all(0 < chunk.end - chunk.begin <= size for chunk in chunks)
+    found = [(chunk.block, byte) for chunk in chunks for byte in range(chunk.begin, chunk.end)]
+    wanted = [(n, byte) for n in numbers for byte in range(blocks[n].begin, blocks[n].end)]
     assert found == wanted
 
 
-@given(pieces=st.integers(0, 500), agents=st.integers(1, 40))
-def test_agents_read_equal_shares(pieces: int, agents: int) -> None:
-    """Every piece has one reader, and none reads two more than another."""
-    readers = [reader_of(piece, agents) for piece in range(pieces)]
+@given(chunks=st.integers(0, 500), agents=st.integers(1, 40))
+def test_agents_read_equal_shares(chunks: int, agents: int) -> None:
+    """Every chunk has one reader, and none reads two more than another."""
+    readers = [reader_of(chunk, agents) for chunk in range(chunks)]
     assert all(0 <= reader < agents for reader in readers)
     counts = [readers.count(agent) for agent in range(agents)]
     assert max(counts) - min(counts) <= 1
     for agent in range(agents):
         assert [p for p, reader in enumerate(readers) if reader == agent] == list(
-            range(pieces)[agent::agents]
+            range(chunks)[agent::agents]
         )
 
 

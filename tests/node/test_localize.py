@@ -12,9 +12,9 @@ from distcache.cache import open_cache
 from distcache.cache.contents import read_contents
 from distcache.corpus import bin_path, idx_path
 from distcache.errors import ConfigError, DistcacheError
-from distcache.node.bring import bring
 from distcache.node.localize import choose_transport
-from distcache.node.record import read_records
+from distcache.node.records import read_records
+from distcache.node.stage import stage
 from distcache.node.store import Store, make_store, part_of
 from distcache.node.upkeep import verify_store
 from tests.caches import build_here
@@ -62,9 +62,9 @@ def test_only_what_differs_is_fetched(cache: Path, tmp_path: Path, transport: st
     flip(index, 50)
     os.utime(index, ns=(modified, modified))
     assert len(verify_store(store)) == 2
-    mended = only(run(cache, tmp_path / "local", transport=transport))
-    assert mended.read < report.read
-    assert mended.read >= record.corpora[1].idx_size
+    repaired = only(run(cache, tmp_path / "local", transport=transport))
+    assert repaired.read < report.read
+    assert repaired.read >= record.corpora[1].idx_size
     assert verify_store(store) == []
 
 
@@ -164,15 +164,15 @@ def test_without_links(cache: Path, tmp_path: Path) -> None:
 def test_a_shared_filesystem_that_vanishes(
     cache: Path, tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the middle: one clear error, no record, and the next run goes on."""
+    """In the middle: one clear error, no record, and the next run continues."""
     root = tmp_path / "local"
     hidden = tmp_path / "hidden.h5"
 
     def vanish(*words: Any, **more: Any) -> Any:
         cache.rename(hidden)
-        return bring(*words, **more)
+        return stage(*words, **more)
 
-    monkeypatch.setattr("distcache.node.localize.bring", vanish)
+    monkeypatch.setattr("distcache.node.localize.stage", vanish)
     with pytest.raises(DistcacheError, match="cannot be read"):
         run(cache, root, transport=transport)
     assert not list(read_records(Store(root)))

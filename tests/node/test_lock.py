@@ -9,28 +9,28 @@ from pathlib import Path
 import pytest
 
 from distcache.errors import DistcacheError
-from distcache.node.lock import changing, is_used, lock_alone, use
+from distcache.node.lock import exclusive, is_used, try_exclusive, try_shared
 from distcache.node.store import make_store
-from distcache.progress import Silent
+from distcache.progress import NullProgress
 from distcache.ranks.communicator import SerialCommunicator
 
 
 def test_one_process_changes_a_store_at_a_time(tmp_path: Path) -> None:
     """Others wait for a bounded time, and say for what."""
     store = make_store(tmp_path / "local")
-    held = lock_alone(store.lock)
+    held = try_exclusive(store.lock)
     assert held is not None
-    assert lock_alone(store.lock) is None
+    assert try_exclusive(store.lock) is None
     ticks = iter(range(0, 10**9, 5000))
     with (
         pytest.raises(DistcacheError, match="another process has held this lock"),
-        changing(SerialCommunicator(), store.lock, Silent(), lambda: float(next(ticks))),
+        exclusive(SerialCommunicator(), store.lock, NullProgress(), lambda: float(next(ticks))),
     ):
         pass
     os.close(held)
-    with changing(SerialCommunicator(), store.lock, Silent()) as waited:
+    with exclusive(SerialCommunicator(), store.lock, NullProgress()) as waited:
         assert not waited
-    assert use(store.use("none")) is None
+    assert try_shared(store.use_lock("none")) is None
 
 
 def test_looking_does_not_keep_users_out(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_looking_does_not_keep_users_out(tmp_path: Path) -> None:
     watcher.start()
     try:
         for _ in range(300):
-            descriptor = use(path)
+            descriptor = try_shared(path)
             assert descriptor is not None
             os.close(descriptor)
     finally:

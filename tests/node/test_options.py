@@ -10,11 +10,10 @@ import pytest
 
 import distcache
 from distcache.corpus import idx_path
-from distcache.errors import CacheCorrupt
+from distcache.errors import CacheCorrupt, ConfigError
 from distcache.node.localize import _fulfils, localize
-from distcache.node.place import NODE_NAME
-from distcache.node.record import read_records
-from distcache.node.report import LocalizeOptions
+from distcache.node.place import NODE_NAME, local_directory, node_count
+from distcache.node.records import LocalizeOptions, read_records
 from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
 from tests.caches import build_here
@@ -106,8 +105,34 @@ def test_the_others_fail_after_a_broken_node_has_gone(cache: Path, tmp_path: Pat
 
 
 def test_a_copy_that_another_job_has_brought(cache: Path, tmp_path: Path) -> None:
-    """Is taken for right, but where a budget is still to be kept to."""
+    """Is treated as right, but where a budget is still to be kept to."""
     run(cache, tmp_path / "local")
     record = next(iter(read_records(Store(tmp_path / "local"))))
     assert _fulfils(record, LocalizeOptions())
     assert not _fulfils(record, LocalizeOptions(budget=1))
+
+
+def test_where_a_store_is(tmp_path: Path) -> None:
+    """As asked for, else as the environment says; an empty name is an error."""
+    environment = {"TMPDIR": "/t", "SLURM_TMPDIR": "/s", "DISTCACHE_LOCAL_DIR": "/d"}
+    assert local_directory(tmp_path, environment) == tmp_path
+    assert local_directory(None, environment) == Path("/d")
+    del environment["DISTCACHE_LOCAL_DIR"]
+    assert local_directory(None, environment) == Path(f"/s/distcache-{os.geteuid()}")
+    assert local_directory(None, {}) is None
+    with pytest.raises(ConfigError, match="--to is empty"):
+        local_directory("", environment)
+
+
+@pytest.mark.parametrize(
+    ("environment", "count"),
+    [
+        ({}, 1),
+        ({"SLURM_NNODES": "3"}, 3),
+        ({"SLURM_NNODES": "3", "SLURM_STEP_NUM_NODES": "2"}, 2),
+        ({"SLURM_NNODES": "many"}, 1),
+    ],
+)
+def test_how_many_nodes_a_step_has(environment: dict[str, str], count: int) -> None:
+    """The step's own number, else the job's."""
+    assert node_count(environment) == count

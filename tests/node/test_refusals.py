@@ -11,7 +11,7 @@ import pytest
 
 from distcache.cache.format import BLOCK_SIZE
 from distcache.errors import CacheCorrupt, CorpusError, NoSpace
-from distcache.node.record import read_records
+from distcache.node.records import read_records
 from distcache.node.store import Store
 from tests.node.agents import flip, run
 

@@ -12,20 +12,19 @@ import pytest
 
 import distcache
 from distcache.errors import ConfigError, DistcacheError, NotReady
-from distcache.node.collect import collect
 from distcache.node.localize import localize
 from distcache.node.place import local_directory, required_directory
-from distcache.node.report import LocalizeOptions
+from distcache.node.records import LocalizeOptions
 from distcache.node.space import filesystem_type, space_at
 from distcache.node.store import Store, existing_store, make_store
-from distcache.node.upkeep import list_store, open_store, verify_store
-from distcache.progress import Silent
+from distcache.node.upkeep import collect, list_store, open_store, verify_store
+from distcache.progress import NullProgress
 from distcache.ranks.communicator import SerialCommunicator
 from tests.caches import build_here
 from tests.processes import start
 
 
-def bring(cache: Path, root: Path, **options: Any) -> str:
+def stage(cache: Path, root: Path, **options: Any) -> str:
     """Localize, and return the copy's path."""
     wanted = LocalizeOptions(directory=str(root), **options)
     return localize(SerialCommunicator(), cache, wanted).nodes[0].cache
@@ -128,7 +127,7 @@ def test_memory_is_warned_of_and_counted(caches: list[Path]) -> None:
         assert "is held in memory" in done.stderr
         assert json.loads(done.stdout)["nodes"][0]["memory"] > caches[0].stat().st_size
     finally:
-        collect(Store(root), 0, Silent())
+        collect(Store(root), 0, NullProgress())
         for path in sorted(root.rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
         root.rmdir()
@@ -137,23 +136,23 @@ def test_memory_is_warned_of_and_counted(caches: list[Path]) -> None:
 def test_the_oldest_use_goes_first(caches: list[Path], tmp_path: Path) -> None:
     """Until the store is within its budget; corpora that others need stay."""
     root = tmp_path / "local"
-    copies = [bring(cache, root) for cache in caches]
+    copies = [stage(cache, root) for cache in caches]
     store = Store(root)
     for age, copy in zip((10, 30, 20), copies, strict=True):
-        os.utime(store.use(Path(copy).stem), (time.time() - age, time.time() - age))
+        os.utime(store.use_lock(Path(copy).stem), (time.time() - age, time.time() - age))
     assert [held.record.name for held in list_store(store)] == [
         Path(copies[i]).stem for i in (0, 2, 1)
     ]
     budget = int(2.5 * caches[0].stat().st_size)
-    would = collect(store, budget, Silent(), dry_run=True)
+    would = collect(store, budget, NullProgress(), dry_run=True)
     assert would.removed == [Path(copies[1]).stem]
     assert all(Path(copy).exists() for copy in copies)
-    done = collect(store, budget, Silent())
+    done = collect(store, budget, NullProgress())
     assert (done.removed, done.freed) == (would.removed, would.freed)
     assert [Path(copy).exists() for copy in copies] == [True, False, True]
     assert verify_store(store) == []
-    would = collect(store, 0, Silent(), dry_run=True)
-    assert collect(store, 0, Silent()) == would
+    would = collect(store, 0, NullProgress(), dry_run=True)
+    assert collect(store, 0, NullProgress()) == would
     assert not list(store.caches.iterdir())
     assert not list(store.corpora.iterdir())
     assert all(cache.exists() for cache in caches)
@@ -162,28 +161,28 @@ def test_the_oldest_use_goes_first(caches: list[Path], tmp_path: Path) -> None:
 def test_a_cache_in_use_stays(caches: list[Path], tmp_path: Path) -> None:
     """Whether by a loader or mapped by Megatron, and its corpora with it."""
     root = tmp_path / "local"
-    copies = [bring(cache, root, megatron=True) for cache in caches]
+    copies = [stage(cache, root, megatron=True) for cache in caches]
     opened = distcache.open(caches[0], local=root)
     import numpy as np  # noqa: PLC0415
 
     view = next(Store(root).view(Path(copies[1]).stem).glob("*-shuffle_index.npy"))
     mapped = np.load(view, mmap_mode="r")
-    done = collect(Store(root), 0, Silent())
+    done = collect(Store(root), 0, NullProgress())
     assert sorted(done.in_use) == sorted(Path(copy).stem for copy in copies[:2])
     assert done.removed == [Path(copies[2]).stem]
     assert verify_store(Store(root)) == []
     del opened, mapped
-    assert collect(Store(root), 0, Silent()).in_use == []
+    assert collect(Store(root), 0, NullProgress()).in_use == []
 
 
 def test_a_cache_that_lost_its_record_in_use_stays(caches: list[Path], tmp_path: Path) -> None:
     """With all corpora, since nothing says which are its own."""
     root = tmp_path / "local"
-    copy = Path(bring(caches[0], root))
+    copy = Path(stage(caches[0], root))
     opened = distcache.open(caches[0], local=root)
     assert opened.is_local
     Store(root).ready(copy.stem).unlink()
-    collect(Store(root), 0, Silent())
+    collect(Store(root), 0, NullProgress())
     assert copy.exists()
     assert list(Store(root).corpora.glob("*.idx"))
 
@@ -191,7 +190,7 @@ def test_a_cache_that_lost_its_record_in_use_stays(caches: list[Path], tmp_path:
 def test_nothing_else_is_removed(caches: list[Path], tmp_path: Path) -> None:
     """Not a file that somebody put there, nor anything behind a link."""
     root = tmp_path / "local"
-    copy = Path(bring(caches[0], root, megatron=True))
+    copy = Path(stage(caches[0], root, megatron=True))
     store = Store(root)
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -206,7 +205,7 @@ def test_nothing_else_is_removed(caches: list[Path], tmp_path: Path) -> None:
     for path in others:
         path.write_text("mine")
     (store.megatron / f"{'a' * 16}-{'b' * 16}").symlink_to(outside)
-    collect(store, 0, Silent())
+    collect(store, 0, NullProgress())
     assert not copy.exists()
     assert all(path.read_text() == "mine" for path in others)
     assert len(list(outside.iterdir())) == 1

@@ -10,11 +10,11 @@ import pytest
 import sentencepiece
 from tokenizers import Tokenizer
 
-from distcache.corpus.merge import convert, merge
+from distcache.ingest.merge import convert, merge
 from distcache.ranks.communicator import SerialCommunicator
 from tests import texts
 from tests.corpora import LENGTHS
-from tests.corpus.test_merge import write_legacy, write_multimodal
+from tests.ingest.test_merge import write_legacy, write_multimodal
 from tests.ingest.test_text import run
 from tests.ingest.test_tokens import ROWS
 from tests.ingest.test_tokens import run as run_tokens

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from distcache.build.run import build
+from distcache.builder.run import build
 from distcache.cache import open_cache
-from distcache.cache.export import export
+from distcache.configuration import config_from_mapping
 from distcache.errors import ConfigError
-from distcache.plan.decode import config_from_mapping
+from distcache.megatron.export import export
 from distcache.ranks.communicator import SerialCommunicator
 from tests.peers.matrix import configuration
 from tests.peers.megatron import alone, build_with_megatron

@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from distcache.corpus import write_corpus
+from distcache.configuration import config_from_mapping
 from distcache.errors import ConfigError
-from distcache.plan.decode import config_from_mapping
 from distcache.train.dataset import CachedDataset
-from distcache.train.opening import open_cache
+from distcache.train.open import open_cache
 from tests.caches import build_here
+from tests.corpora import write_corpus
 from tests.peers.megatron import alone, build_with_megatron
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

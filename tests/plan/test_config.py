@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from distcache.configuration import config_from_mapping, load_config
 from distcache.errors import ConfigError, NotReady
-from distcache.plan.config import Config, Source
-from distcache.plan.decode import config_from_mapping, load_config
+from distcache.plan.config import BlendEntry, Config
 
 GOOD: dict[str, Any] = {
     "sequence_length": 16,
@@ -36,7 +36,7 @@ def test_defaults_are_megatrons() -> None:
     assert (config.seed, config.mid_level_dataset_surplus) == (1234, 0.005)
     assert config.add_extra_token
     assert config.drop_last_partial_validation_sequence
-    assert config.blends()["valid"] == (Source("a", 0.7), Source("b", 0.3))
+    assert config.blends()["valid"] == (BlendEntry("a", 0.7), BlendEntry("b", 0.3))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_wrong_field_is_named(changes: dict[str, Any], problem: str) -> None:
 
 
 def test_all_wrong_fields_are_listed() -> None:
-    """Nobody should have to mend a file in rounds."""
+    """Nobody should have to repair a file in rounds."""
     found = problems_of(seed="x", sequence_length=0, wrong=1, split="absent")
     assert [problem.split(":")[0] for problem in found] == [
         "$.seed",
@@ -101,7 +101,7 @@ def test_files(suffix: str, tmp_path: Path) -> None:
 
 
 def test_the_file_is_in_every_problem(tmp_path: Path) -> None:
-    """A job log names the file to mend."""
+    """A job log names the file to repair."""
     path = tmp_path / "c.yaml"
     path.write_text("seed: x\nsequence_length: y\n")
     with pytest.raises(ConfigError) as caught:
@@ -122,7 +122,7 @@ def test_files_that_are_no_configuration(text: str, tmp_path: Path) -> None:
 
 
 def test_missing_and_unreadable_files(tmp_path: Path) -> None:
-    """A file that is not there is not ready; one that is no text is wrong."""
+    """A file that does not exist is not ready; one that is no text is wrong."""
     with pytest.raises(NotReady):
         load_config(tmp_path / "none.yaml")
     (tmp_path / "c.yaml").write_bytes(b"\xff\xfe\xfa")

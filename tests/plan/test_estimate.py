@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from distcache.build.prepare import make_plan_together
-from distcache.plan.assignment import assign_all
-from distcache.plan.decode import config_from_mapping
-from distcache.plan.estimate import Estimate, estimate
+from distcache.builder.prepare import make_plan_together
+from distcache.configuration import config_from_mapping
+from distcache.plan.assignment import Estimate, assign_all, estimate
 from distcache.plan.layout import make_layout
-from distcache.progress import Silent
+from distcache.progress import NullProgress
 from distcache.ranks.communicator import SerialCommunicator
 
 
 def foresee(fields: dict[str, Any], ranks: int, per_node: int, threads: int = 1) -> Estimate:
     """Foresee a build of a configuration."""
-    plan = make_plan_together(SerialCommunicator(), config_from_mapping(fields), 1, Silent())
+    plan = make_plan_together(SerialCommunicator(), config_from_mapping(fields), 1, NullProgress())
     layout = make_layout(plan.items)
     return estimate(plan, layout, assign_all(plan.items, layout, ranks, threads), per_node)
 

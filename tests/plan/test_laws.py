@@ -1,4 +1,4 @@
-"""Laws of the pure functions that share out work and space."""
+"""Laws of the pure functions that distribute work and space."""
 
 from __future__ import annotations
 
@@ -10,14 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distcache.builder.slices import edges, overlaps, row_bounds, windows
 from distcache.errors import ConfigError, NoSpace
+from distcache.partition import balance, slice_bounds
 from distcache.plan.assignment import assign
-from distcache.plan.epochs import Cut, SectionSize, requested_for, section_size
+from distcache.plan.costs import middle_of
 from distcache.plan.layout import PAGE, STRIPE, make_layout
 from distcache.plan.model import BlendPlan, SectionPlan
-from distcache.plan.slices import edges, middle_of, overlaps, row_bounds, windows
-from distcache.plan.splits import sequence_range, split_matrix
-from distcache.ranks.balance import balance, slice_bounds
+from distcache.plan.sizes import (
+    Cut,
+    SectionSize,
+    requested_for,
+    section_size,
+    sequence_range,
+    split_matrix,
+)
 
 ranks = st.integers(1, 9)
 costs = st.lists(st.floats(0, 1e6), max_size=40)

@@ -9,21 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distcache.build.prepare import make_plan_together
-from distcache.corpus import write_corpus
+from distcache.builder.prepare import make_plan_together
+from distcache.configuration import config_from_mapping
 from distcache.errors import ConfigError
 from distcache.plan.config import Config
-from distcache.plan.decode import config_from_mapping
 from distcache.plan.model import Plan
-from distcache.progress import Silent
+from distcache.progress import NullProgress
 from distcache.ranks.communicator import SerialCommunicator
-from tests.corpora import LENGTHS, write_lengths
+from tests.corpora import LENGTHS, write_corpus, write_lengths
 
 
 def plan_of(config: Config | dict[str, Any]) -> Plan:
     """Examine the corpora of a configuration and make its plan."""
     decoded = config if isinstance(config, Config) else config_from_mapping(config)
-    return make_plan_together(SerialCommunicator(), decoded, 1, Silent())
+    return make_plan_together(SerialCommunicator(), decoded, 1, NullProgress())
 
 
 def problems_of(config: dict[str, Any]) -> tuple[str, ...]:
@@ -45,7 +44,7 @@ def weighted(corpora: dict[str, str], weights: dict[str, float], **fields: Any) 
 
 
 def test_paths_are_in_no_key(blend_config: dict[str, Any], tmp_path: Path) -> None:
-    """A corpus that is moved keeps its key, one that is tokenised anew does not."""
+    """A corpus that is moved keeps its key, one that is tokenized again does not."""
     here = plan_of(blend_config)
     moved = {**blend_config, "blend": [dict(source) for source in blend_config["blend"]]}
     for number, source in enumerate(moved["blend"]):
@@ -98,7 +97,7 @@ def test_all_problems_are_listed_at_once(corpora: dict[str, str]) -> None:
     config = weighted(corpora, {"plain": 0.0, "second": 1.0, "third": 0.0})
     config["samples"] = {"train": None, "valid": 5, "test": None}
     problems = problems_of(config)
-    assert sum("weight 0.0 is 0 once normalised" in problem for problem in problems) == 2
+    assert sum("weight 0.0 is 0 once normalized" in problem for problem in problems) == 2
     assert sum("null (one epoch) cannot be combined" in problem for problem in problems) == 2
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from distcache.plan.decode import config_from_mapping
-from distcache.plan.warnings import plan_warnings
+from distcache.configuration import config_from_mapping
+from distcache.plan.problems import plan_warnings
 from tests.plan.test_make import plan_of
 from tests.processes import start
 
@@ -60,7 +60,7 @@ def test_no_samples_of_a_blend_are_no_warning(corpora: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("command", ["plan", "build"])
 def test_commands_warn(command: str, corpora: dict[str, str], tmp_path: Path) -> None:
-    """On standard error, and go on."""
+    """On standard error, and continue."""
     fields, expected = ABSURD[1]
     path = tmp_path / "c.json"
     path.write_text(json.dumps(with_paths(fields, corpora)))

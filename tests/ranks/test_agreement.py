@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distcache.errors import DistcacheError
-from distcache.node.local import locally
-from distcache.ranks.agreement import from_rank_0, together
+from distcache.ranks.agreement import on_all_ranks, on_all_ranks_watched, on_rank_0
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from tests.threads import run_ranks
 
@@ -15,12 +14,12 @@ def test_agreeing_within_agreeing_is_impossible() -> None:
     """It would be a collective that some ranks do not take part in."""
     world = SerialCommunicator()
     with pytest.raises(RuntimeError, match="inner"):
-        together(world, lambda: together(world, lambda: 1, "inner"), "outer")
+        on_all_ranks(world, lambda: on_all_ranks(world, lambda: 1, "inner"), "outer")
     with pytest.raises(RuntimeError, match="inner"):
-        together(world, lambda: from_rank_0(world, lambda: 1, int, "inner"), "outer")
+        on_all_ranks(world, lambda: on_rank_0(world, lambda: 1, int, "inner"), "outer")
     with pytest.raises(RuntimeError, match="inner"):  # in the thread that is watched, too
-        locally(world, lambda: together(world, lambda: 1, "inner"), "outer")
-    assert together(world, lambda: 1, "after it") == 1
+        on_all_ranks_watched(world, lambda: on_all_ranks(world, lambda: 1, "inner"), "outer")
+    assert on_all_ranks(world, lambda: 1, "after it") == 1
 
 
 def test_all_ranks_have_the_problems_of_all() -> None:
@@ -32,7 +31,7 @@ def test_all_ranks_have_the_problems_of_all() -> None:
                 raise DistcacheError(f"problem {world.rank}")
 
         with pytest.raises(DistcacheError) as caught:
-            together(world, fail, "work")
+            on_all_ranks(world, fail, "work")
         return caught.value.failed_ranks, str(caught.value)
 
     found, _ = run_ranks(3, work)

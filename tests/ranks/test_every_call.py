@@ -12,16 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from distcache.build.run import Options, build
-from distcache.corpus.merge import merge
+from distcache.builder.run import BuildOptions, build
+from distcache.configuration import config_from_mapping
 from distcache.errors import DistcacheError
-from distcache.ingest.options import TokenOptions
-from distcache.ingest.run import ingest
+from distcache.ingest.merge import merge
+from distcache.ingest.pipeline import ingest
+from distcache.ingest.read_options import TokenOptions
 from distcache.node.localize import localize
-from distcache.node.report import LocalizeOptions
+from distcache.node.records import LocalizeOptions
 from distcache.plan import costs
 from distcache.plan import layout as layouts
-from distcache.plan.decode import config_from_mapping
 from distcache.ranks import agreement
 from tests.faults.every_call import ALLOCATIONS, Site, Striker, striking
 from tests.threads import Ended, ThreadCommunicator, run_ranks
@@ -40,7 +40,9 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def building(large_config: dict[str, Any], out: Path) -> Job:
     """Build small sections, split ones and blends."""
     config = config_from_mapping(large_config)
-    return lambda communicator: build(communicator, config, out / "caches", "c", Options(threads=2))
+    return lambda communicator: build(
+        communicator, config, out / "caches", "c", BuildOptions(threads=2)
+    )
 
 
 def ingesting(shards: Path, out: Path) -> Job:
@@ -165,5 +167,5 @@ def check(outcomes: list[Any], aborted: list[tuple[int, int]], said: str, where:
     elif errors:
         assert len(errors) == RANKS, (where, outcomes)
         assert all(isinstance(error, DistcacheError) for error in errors), (where, outcomes)
-        assert all(error.agreed for error in errors), (where, outcomes)
+        assert all(error.is_collective for error in errors), (where, outcomes)
         assert len({str(error) for error in errors}) == 1, (where, outcomes)

@@ -78,7 +78,7 @@ def wrong_bytes(world: World) -> str | None:
 
 
 def settle(world: World, chance: random.Random) -> str | None:
-    """After a round: undisturbed jobs work, nothing hidden stays; damage is noticed; start anew."""
+    """After a round: undisturbed jobs work, nothing hidden stays; damage is noticed; restart."""
     for kind in ("build", "ingest", "merge", "localize"):
         if wrong := undisturbed(world, kind):
             return wrong
@@ -111,7 +111,7 @@ def undisturbed(world: World, kind: str) -> str | None:
 
 
 def flip(world: World, chance: random.Random) -> str | None:
-    """Flip a byte of the local copy: it is noticed, and mended by the next `localize`."""
+    """Flip a byte of the local copy: it is noticed, and repaired by the next `localize`."""
     copy = chance.choice(sorted((world.local / "caches").glob("*.h5")))
     content = bytearray(copy.read_bytes())
     place = chance.randrange(len(content))
@@ -129,7 +129,7 @@ def flip(world: World, chance: random.Random) -> str | None:
     if wrong := undisturbed(world, "localize"):
         return wrong
     if copy.exists() and copy.read_bytes() != world.right["c.h5"]:
-        return f"{copy}: byte {place} was flipped, and `localize` has not mended it"
+        return f"{copy}: byte {place} was flipped, and `localize` has not repaired it"
     return None
 
 

@@ -16,7 +16,6 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from distcache.errors import NotReady
 from tests.corpora import write_lengths
 from tests.faults.odd import odd
 from tests.processes import DISTCACHE, clean_environment, launch
@@ -187,9 +186,7 @@ class Job:
         early = self.disturbance.signal == signal.SIGINT and starting
         if "Traceback" in said and self.kind != "load" and not early:
             return f"{self.name}: a traceback:\n{said}"
-        # An ingest or a merge does not wait for one that writes the same.
-        refused = code == NotReady.exit_code and "another process is writing it" in said
-        if code != 0 and not (self.disturbance.harmful or refused):
+        if code != 0 and not self.disturbance.harmful:
             return f"{self.name}: exit code {code}:\n{said}"
         if self.kind == "load" and self._tokens not in said:
             return f"{self.name}: has read other tokens:\n{said}"

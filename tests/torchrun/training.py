@@ -29,7 +29,7 @@ BATCH = 4
 
 
 def train(dataset: Any, steps: int, **facts: Any) -> None:
-    """Train for some steps, and say what came of it."""
+    """Train for some steps, and say the result of it."""
     ranks = dist.get_world_size()
     known = isinstance(dataset, CachedDataset)
     sampler = distcache.ResumableSampler(
@@ -60,7 +60,7 @@ def tell(**facts: Any) -> None:
 
 def build_with_megatron(config: Path, directory: Path) -> Any:
     """Let Megatron-Core build, rank 0 first."""
-    from distcache.plan.decode import config_from_mapping  # noqa: PLC0415
+    from distcache.configuration import config_from_mapping  # noqa: PLC0415
     from tests.peers import megatron  # noqa: PLC0415
 
     fields = config_from_mapping(json.loads(config.read_text()))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from distcache.node.localize import localize
-from distcache.node.report import LocalizeOptions
+from distcache.node.records import LocalizeOptions
 from distcache.ranks.communicator import SerialCommunicator
 from tests.caches import build_here
 

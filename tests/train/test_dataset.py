@@ -17,12 +17,11 @@ from torch.utils.data import DataLoader
 
 import distcache
 from distcache.cache import open_cache
-from distcache.corpus import write_corpus
 from distcache.errors import CacheCorrupt, ConfigError, CorpusError, DistcacheError, NotReady
 from distcache.node.store import Store
 from distcache.node.upkeep import list_store
 from tests.caches import build_here
-from tests.corpora import write_lengths
+from tests.corpora import write_corpus, write_lengths
 
 
 def as_lists(sample: dict[str, Any]) -> dict[str, list[Any]]:
@@ -71,7 +70,7 @@ def test_an_incomplete_copy_is_not_read(cache: Path, store: Path, gone: str) -> 
     with pytest.warns(distcache.SharedFileWarning):
         opened = distcache.open(cache, local=store)
     assert not opened.is_local
-    assert opened.location.reason
+    assert opened.handle.reason
     assert len(opened.dataset("train")) == 4000
 
 
@@ -209,7 +208,7 @@ def test_a_file_of_another_length_is_an_error(
     assert len(reading_on[0]["tokens"]) == 32
     size = os.stat(own + ".bin").st_size
     os.truncate(own + ".bin", 20)
-    with pytest.raises(CorpusError, match="was cut while it was read"):
+    with pytest.raises(CorpusError, match="was cut short while open"):
         reading_on.__getitems__(list(range(50)))
     with pytest.raises(CorpusError, match=f"has 20 bytes, the cache was built from {size}"):
         cache.dataset("train")[0]
@@ -232,7 +231,7 @@ def test_arrays_that_lead_outside_are_an_error(blend_config: dict[str, Any], sha
 def test_a_dataset_that_is_not_there_is_an_error(
     blend_config: dict[str, Any], shared: Path, member: int
 ) -> None:
-    """Nor is a negative number taken for one counted from the end."""
+    """Nor is a negative number treated as one counted from the end."""
     path = Path(build_here(blend_config, shared).path)
     view = open_cache(path).arrays("blends", 0)["dataset_index"]
     path.chmod(0o644)
@@ -257,7 +256,7 @@ def test_tokens_of_another_type_are_refused(shared: Path, tmp_path: Path) -> Non
 def test_a_mapped_file_that_shrinks(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path, what: str
 ) -> None:
-    """Raises an exception that names it; the process goes on."""
+    """Raises an exception that names it; the process continues."""
     (tmp_path / "own").mkdir()
     lengths = np.full(20_000, 5)
     prefix = write_lengths(tmp_path / "own" / "corpus", lengths)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from distcache.train.memory import LARGE, BatchMemory
+from distcache.train.batch import LARGE, BatchMemory
 
 SHAPES = {"tokens": ((3, LARGE), torch.int64), "mask": ((3, 5), torch.float32)}
 

@@ -1,21 +1,23 @@
-"""Which file a loader reads, while copies are mended, damaged and removed."""
+"""Which file a loader reads, while copies are repaired, damaged and removed."""
 
 from __future__ import annotations
 
 import os
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import distcache
+from distcache.errors import ConfigError, NotReady
 from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
 from tests.node.agents import flip, only, run
 
 
 def test_a_copy_in_use_is_mended_beside(cache: Path, tmp_path: Path) -> None:
-    """Who has it open reads on; who opens it next gets the mended one."""
+    """Who has it open reads on; who opens it next gets the repaired one."""
     report = only(run(cache, tmp_path / "local"))
     opened = distcache.open(cache, local=tmp_path / "local")
     data = opened.dataset("train")
@@ -40,3 +42,32 @@ def test_falling_back_is_a_warning_of_its_own(cache: Path, tmp_path: Path) -> No
             distcache.open(cache, local=tmp_path / "local")
     with pytest.warns(distcache.SharedFileWarning):
         assert not distcache.open(cache, local=tmp_path / "local").is_local
+
+
+@pytest.mark.parametrize(("path", "local"), [(3, None), (None, None), ("c.h5", 3)])
+def test_what_is_no_path(path: Any, local: Any) -> None:
+    """Is named, with what it should be."""
+    with pytest.raises(ConfigError, match="expected a path"):
+        distcache.open(path, local=local)
+
+
+@pytest.mark.parametrize(
+    ("split", "number", "message"),
+    [
+        ("train", "0", "expected the name of a split, then a number"),
+        (0, None, "expected the name of a split, then a number"),
+        ("none", None, "has splits train, valid, test, not 'none'"),
+        ("train", 1, "number is 1, but split 'train' has 1"),
+    ],
+)
+def test_datasets_that_are_not_there(cache: Path, split: Any, number: Any, message: str) -> None:
+    """Are refused at once, and the message names those that there are."""
+    with pytest.raises(ConfigError, match=message):
+        distcache.open(cache).dataset(split, number)
+
+
+def test_a_store_without_a_copy_of_a_file_that_is_gone(cache: Path, tmp_path: Path) -> None:
+    """Says so of both."""
+    run(cache, tmp_path / "local")
+    with pytest.raises(NotReady, match="other"):
+        distcache.open(cache.with_name("other.h5"), local=tmp_path / "local")

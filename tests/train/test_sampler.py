@@ -1,4 +1,4 @@
-"""Sampling is Megatron-LM's, goes on where it stopped, and does not depend on the ranks."""
+"""Sampling is Megatron-LM's, continues where it stopped, and does not depend on the ranks."""
 
 from __future__ import annotations
 
@@ -342,3 +342,12 @@ def test_torchdatas_loader_resumes(options: dict[str, Any], workers: int) -> Non
     assert begun + rest == whole
     assert len(whole) == 50
     assert all(a != b for a, b in pairwise(whole))
+
+
+def test_a_sampler_says_what_it_is(cache: Path) -> None:
+    """How far it is, of what, and for which rank."""
+    assert repr(ResumableSampler(100, 2, 1, 4, consumed_samples=8)) == (
+        "<sequential sampler: 8 of 100 samples, rank 1 of 4>"
+    )
+    sampler = ResumableSampler(distcache.open(cache).dataset("train"), 2)
+    assert "samples of split 'train', rank 0 of 1" in repr(sampler)

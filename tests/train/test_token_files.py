@@ -15,10 +15,10 @@ import pytest
 
 import distcache
 from distcache import kernels
-from distcache.corpus import write_corpus
 from distcache.train import reading, token_files
 from distcache.train.token_files import TokenFiles, pause_before
 from tests.caches import build_here
+from tests.corpora import write_corpus
 from tests.processes import clean_environment
 from tests.train.test_dataset import as_lists
 
@@ -54,7 +54,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 def test_errors_that_pass_are_outlived(
     cache: Path, monkeypatch: pytest.MonkeyPatch, no_pauses: list[float]
 ) -> None:
-    """The samples that were read stay, the file is opened anew, and pauses grow."""
+    """The samples that were read stay, the file is reopened, and pauses grow."""
     dataset = distcache.open(cache).dataset("train")
     expected = [as_lists(dict(row)) for row in dataset.__getitems__(list(range(16)))]
     flaky = Flaky([errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EIO, errno.EIO, errno.EIO])

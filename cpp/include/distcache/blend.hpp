@@ -45,11 +45,16 @@ struct BlendCorpora {
 /// `build_exhaustive_blending_indices`: at step n take the corpus with the largest
 /// `weight * max(n, 1) - taken` in IEEE double, the lowest corpus on a tie.
 ///
-/// Steps run in windows. The error of a corpus that is not picked never falls, nor does its rounded
-/// value, since rounding is monotone. So for any bound, a corpus whose error does not reach it by
-/// the end of a window wins no step of the window that is won with an error which does: within the
-/// window, only the others are looked at, until no error reaches the bound any more. The bound,
-/// which decides nothing but the speed, follows the errors that have won before.
+/// Steps run in windows over few candidates. Why that is exact:
+///
+/// 1. The error of a corpus that is not picked never decreases from step to step; nor does its
+///    rounded value, since rounding is monotone.
+/// 2. So a corpus whose error at the end of a window is below a bound is below it at every step.
+/// 3. A step whose winner has an error of at least the bound is therefore won by a candidate: a
+///    corpus whose error can reach the bound within the window.
+/// 4. Within a window only candidates are compared, in ascending order, until the largest error is
+///    below the bound; then a new window begins with a lower bound.
+/// 5. The bound affects the speed only. It follows the errors of earlier winners.
 class Blender {
 public:
     /// Blend by weight without end.

@@ -9,13 +9,12 @@
 
 namespace distcache {
 
-/// One shuffle in parallel. Of a shuffle of the positions 0, 1, ... themselves, the value that step
-/// i leaves at position i is the one that position j(i) had just before: what the latest step
-/// before i with the same draw has put there, which is what that step's own position had then, or
-/// j(i) itself if there was none. So every step has a link to an earlier one, or none, and every
-/// position a link to the latest step that has drawn it; the links lead to what is wanted. Those
-/// who share out positions find the links of theirs alone, from all draws.
-/// Positions have 32 bits; `no_link` is none of them.
+/// One shuffle in parallel. Shuffling the identity 0, 1, ..., step i leaves at position i the value
+/// that position j(i) had just before, where j(i) is its draw. That value was put there by the
+/// latest earlier step that drew j(i), which is the *link* of step i, or it is j(i) itself if there
+/// is none. The value that the linked step put there is the one that its own position had, and so
+/// on: following the links gives the final value. A rank finds the links of its own positions alone
+/// by going through all draws. Positions have 32 bits; `no_link` is none of them.
 inline constexpr std::uint32_t no_link = 0xffffffff;
 
 /// Of the steps first, first - 1, ... down to first - count + 1, those whose draw lies in [begin,

@@ -12,8 +12,8 @@ namespace distcache {
 ///
 /// Where the file can no longer be read, because it has been cut short or its filesystem fails, the
 /// kernel sends SIGBUS. From the first mapping on, this is handled: the bytes from there on read as
-/// zeros, and the mapping is no longer intact. Signals of other addresses go on to whoever handled
-/// them before.
+/// zeros, and the mapping is no longer intact. Signals of other addresses continue to whoever
+/// handled them before.
 class Mapping {
 public:
     /// Throws std::system_error if the file cannot be mapped.

@@ -1,0 +1,244 @@
+"""The build record beside a cache: when and where it was built, and which ranks were slow."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import statistics
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import numpy as np
+
+from distcache import __version__
+from distcache.errors import CacheCorrupt, NotReady
+from distcache.io.files import atomic_write, open_sized, read_range
+from distcache.progress import Stopwatch
+
+__all__ = [
+    "BuildRecord",
+    "PhaseTiming",
+    "RankRecord",
+    "Timings",
+    "make_timings",
+    "peak_memory",
+    "rank_record",
+    "read_build_record",
+    "record_path",
+    "total_own_seconds",
+    "write_record",
+]
+
+LARGEST: Final = 64 << 20  # bytes; a rank takes less than one KiB
+# Numbers in a file are not trusted: impossible ones would overflow later.
+Seconds = dict[str, Annotated[float, msgspec.Meta(ge=0, le=1e9)]]
+Bytes = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+SHOWN: Final = 8  # of the slowest ranks
+
+
+class RankRecord(msgspec.Struct, frozen=True):
+    """One rank.
+
+    Attributes
+    ----------
+    rank, host : int, str
+        Which, and where it ran.
+    seconds : dict of str to float
+        By phase.
+    peak_memory, predicted_memory : int
+        Its peak memory, measured and predicted, in bytes.
+    waited : dict of str to float
+        Seconds of each phase in which it waited for other ranks; earlier versions have none.
+    """
+
+    rank: int
+    host: str
+    seconds: Seconds
+    peak_memory: Bytes
+    predicted_memory: Bytes
+    waited: Seconds = {}
+
+
+class BuildRecord(msgspec.Struct, frozen=True):
+    """One build that published a cache.
+
+    Attributes
+    ----------
+    cache, key : str
+        What was built.
+    finished : str
+        Coordinated universal time, ISO 8601.
+    versions : dict of str to str
+        Of distcache and of what it runs on.
+    threads : int
+        Threads of each rank.
+    resumed, adopted : int
+        Sections and blends from an earlier build, and from another cache.
+    ranks : list of RankRecord
+        Every rank.
+    """
+
+    cache: str
+    key: str
+    finished: str
+    versions: dict[str, str]
+    threads: int
+    resumed: int
+    adopted: int
+    ranks: Annotated[list[RankRecord], msgspec.Meta(min_length=1)]
+
+
+def rank_record(rank: int, watch: Stopwatch, predicted_memory: int) -> RankRecord:
+    """Return this rank's part of the record."""
+    seconds, waited = (
+        {phase: round(taken, 4) for phase, taken in times.items()}
+        for times in (watch.seconds, watch.waits)
+    )
+    return RankRecord(rank, socket.gethostname(), seconds, peak_memory(), predicted_memory, waited)
+
+
+def peak_memory() -> int:
+    """Return the peak memory of this process, in bytes.
+
+    ``ru_maxrss`` is inherited from the parent process, so it is not used.
+    """
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+
+
+def record_path(final: Path) -> Path:
+    """Return where the build record of a cache lies."""
+    return final.with_name(f"{final.name}.build.json")
+
+
+def write_record(
+    final: Path, key: str, threads: int, resumed: int, adopted: int, ranks: list[RankRecord]
+) -> None:
+    """Write the build record of a cache that has been published."""
+    import h5py  # noqa: PLC0415  rank 0 has it, the others do not need it
+
+    record = BuildRecord(
+        cache=final.name,
+        key=key,
+        finished=datetime.now(UTC).isoformat(timespec="seconds"),
+        versions={
+            "distcache": __version__,
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "h5py": h5py.__version__,
+            "hdf5": h5py.version.hdf5_version,
+            "kernel": platform.release(),
+        },
+        threads=threads,
+        resumed=resumed,
+        adopted=adopted,
+        ranks=ranks,
+    )
+    with atomic_write(record_path(final)) as stream:
+        stream.write(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+
+
+def read_build_record(final: Path) -> BuildRecord:
+    """Read the build record of a cache.
+
+    Raises
+    ------
+    NotReady
+        If there is none.
+    CacheCorrupt
+        If it is not one.
+    """
+    path = record_path(final)
+    try:
+        descriptor, size = open_sized(path)
+    except OSError as error:
+        raise NotReady(f"{path}: no build record can be read here: {error.strerror}") from error
+    try:
+        content = read_range(descriptor, 0, min(size, LARGEST))
+        return msgspec.json.decode(content, type=BuildRecord)
+    except (msgspec.DecodeError, UnicodeDecodeError, EOFError, RecursionError) as error:
+        raise CacheCorrupt(f"{path}: is not a build record: {error}") from error
+    finally:
+        os.close(descriptor)
+
+
+class PhaseTiming(msgspec.Struct, frozen=True):
+    """One phase: seconds of own work, without waiting for other ranks.
+
+    Attributes
+    ----------
+    phase : str
+        Its name.
+    seconds : float
+        Its duration.
+    least, median, most : float
+        Of the own work of all ranks.
+    slowest_rank, slowest_host : int, str
+        The rank that worked longest, and where it ran.
+    """
+
+    phase: str
+    seconds: float
+    least: float
+    median: float
+    most: float
+    slowest_rank: int
+    slowest_host: str
+
+
+class Timings(msgspec.Struct, frozen=True):
+    """How long a build took.
+
+    Attributes
+    ----------
+    phases : tuple of PhaseTiming
+        In their order.
+    ranks : tuple of RankRecord
+        The slowest, in this order.
+    """
+
+    phases: tuple[PhaseTiming, ...]
+    ranks: tuple[RankRecord, ...]
+
+
+def own_seconds(rank: RankRecord, phase: str) -> float:
+    """Return how long a rank worked in a phase, without waiting for others."""
+    return max(rank.seconds.get(phase, 0.0) - rank.waited.get(phase, 0.0), 0.0)
+
+
+def make_timings(record: BuildRecord, shown: int = SHOWN) -> Timings:
+    """Summarize a build record.
+
+    Parameters
+    ----------
+    record : BuildRecord
+        Of at least one rank.
+    shown : int
+        How many of the slowest ranks to name.
+    """
+    phases = tuple(_timing(record, phase) for phase in record.ranks[0].seconds)
+    slowest = sorted(record.ranks, key=lambda rank: (-total_own_seconds(rank), rank.rank))
+    return Timings(phases, tuple(slowest[:shown]))
+
+
+def total_own_seconds(rank: RankRecord) -> float:
+    """Return how long a rank worked in all, without waiting for others."""
+    return sum(own_seconds(rank, phase) for phase in rank.seconds)
+
+
+def _timing(record: BuildRecord, phase: str) -> PhaseTiming:
+    own = [own_seconds(rank, phase) for rank in record.ranks]
+    most = max(own)
+    slowest = record.ranks[own.index(most)]
+    return PhaseTiming(
+        phase=phase,
+        seconds=max(rank.seconds.get(phase, 0.0) for rank in record.ranks),
+        least=min(own),
+        median=statistics.median(own),
+        most=most,
+        slowest_rank=slowest.rank,
+        slowest_host=slowest.host,
+    )

@@ -1,0 +1,274 @@
+"""Complete the unfinished file: HDF5 front, tables, header."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from distcache.builder.data_file import DataFile
+from distcache.builder.job import Job
+from distcache.cache import open_cache
+from distcache.cache.digests import blocks_in
+from distcache.cache.format import (
+    BLENDS,
+    BLOCKS,
+    MEMBERS,
+    SECTIONS,
+    SOURCES,
+    TABLES,
+    TEXT,
+    DatasetPlace,
+    Header,
+    TablePlace,
+)
+from distcache.plan.config import canonical_json
+from distcache.plan.layout import PAGE, ArrayPlace, Layout, align
+from distcache.plan.model import Plan
+
+__all__ = ["compose_tables", "file_size", "finish", "lay_out", "table_bytes", "table_places"]
+
+Digests = Mapping[int, Mapping[str, str]]
+
+
+def lay_out(job: Job, scratch: str) -> None:
+    """Write HDF5's metadata, and zeros between arrays. Rank 0 only.
+
+    Parameters
+    ----------
+    job : Job
+        The build.
+    scratch : str
+        Path of a temporary file.
+    """
+    from distcache.cache.skeleton import front_bytes  # noqa: PLC0415  h5py is rank 0's alone
+
+    front = front_bytes(scratch, job.layout.data_begin, dataset_places(job.plan, job.layout))
+    with DataFile(job.data) as file:
+        file.write(0, front)
+        for begin, end in _gaps(job.layout):
+            file.write(begin, bytes(end - begin))
+        file.sync()
+
+
+def finish(job: Job, blocks: Sequence[int]) -> None:
+    """Write the tables and the header, and check that the file opens. Rank 0 only.
+
+    Parameters
+    ----------
+    job : Job
+        All of its items are built.
+    blocks : sequence of int
+        The digest of every block.
+    """
+    places = table_places(job.plan, job.layout)
+    tables = compose_tables(job.plan, job.layout, job.digests, blocks)
+    begin = job.layout.tables_begin
+    content = table_bytes(tables, places, begin)
+    header = Header(
+        key=job.plan.key,
+        file_size=file_size(places),
+        tables_begin=begin,
+        tables_digest=xxhash.xxh3_128_digest(content),
+        tables=places,
+    )
+    with DataFile(job.data) as file:
+        file.write(begin, content)
+        file.write(0, header.pack())
+        file.truncate(header.file_size)
+        file.sync()
+    open_cache(job.data)
+
+
+def dataset_places(plan: Plan, layout: Layout) -> list[DatasetPlace]:
+    """Return every HDF5 dataset in the order of the file: arrays by name and row, then tables."""
+    arrays = [
+        DatasetPlace(place.name, str(_row(plan, item)), place.dtype, place.shape, place.offset)
+        for item, places in enumerate(layout.arrays)
+        for place in places
+    ]
+    tables = [
+        DatasetPlace("tables", name, "", (place.rows,), place.offset)
+        for name, place in table_places(plan, layout).items()
+    ]
+    return arrays + tables
+
+
+def _gaps(layout: Layout) -> Iterator[tuple[int, int]]:
+    """Yield the bytes [begin, end) between arrays, and between the last one and the tables."""
+    end = layout.data_begin
+    for place in itertools.chain(*layout.arrays):
+        if place.offset > end:
+            yield end, place.offset
+        end = place.offset + place.nbytes
+    if layout.tables_begin > end:
+        yield end, layout.tables_begin
+
+
+def _row(plan: Plan, item: int) -> int:
+    return item if item < len(plan.sections) else item - len(plan.sections)
+
+
+def table_places(plan: Plan, layout: Layout) -> dict[str, TablePlace]:
+    """Return where each table lies: after the arrays, each at the start of a page."""
+    rows = {
+        "sources": len(plan.sources),
+        "sections": len(plan.sections),
+        "blends": len(plan.blends),
+        "members": len(plan.members),
+        "blocks": blocks_in(layout.tables_begin),
+        "identity": len(canonical_json(plan.identity)),
+        "naming": len(naming_text(plan)),
+        "prefixes": sum(len(source.prefix.encode()) for source in plan.sources),
+    }
+    places = {}
+    offset = layout.tables_begin
+    for name, dtype in TABLES.items():
+        places[name] = TablePlace(offset, rows[name])
+        offset = align(offset + rows[name] * dtype.itemsize, PAGE)
+    return places
+
+
+def file_size(places: Mapping[str, TablePlace]) -> int:
+    """Return the length of the file in bytes: it ends with its last table that is not empty."""
+    return max(place.offset + place.rows * TABLES[name].itemsize for name, place in places.items())
+
+
+def naming_text(plan: Plan) -> str:
+    """Return the JSON of what only enters Megatron's names.
+
+    Unlike the identity it keeps the order of keys: that of the tokenizer's enters a digest.
+    """
+    return json.dumps(plan.naming, ensure_ascii=True, allow_nan=False)
+
+
+def compose_tables(
+    plan: Plan, layout: Layout, digests: Digests, blocks: Sequence[int]
+) -> dict[str, NDArray[Any]]:
+    """Fill the tables.
+
+    Parameters
+    ----------
+    plan : Plan
+        What was built.
+    layout : Layout
+        Where.
+    digests : mapping of int to mapping of str to str
+        The digest of each array, by item and name.
+    blocks : sequence of int
+        The digest of each block.
+
+    Returns
+    -------
+    dict of str to ndarray
+        Each of its dtype in `TABLES`, one-dimensional.
+    """
+    columns = [
+        _array_columns(layout.arrays[item], digests[item]) for item in range(len(plan.items))
+    ]
+    count = len(plan.sections)
+    return {
+        "sources": _sources(plan),
+        "sections": _sections(plan, columns[:count]),
+        "blends": _blends(plan, columns[count:]),
+        "members": _members(plan),
+        "blocks": np.array(blocks, BLOCKS),
+        "identity": _text(canonical_json(plan.identity)),
+        "naming": _text(naming_text(plan)),
+        "prefixes": _text("".join(source.prefix for source in plan.sources)),
+    }
+
+
+def table_bytes(
+    tables: Mapping[str, NDArray[Any]], places: Mapping[str, TablePlace], begin: int
+) -> bytes:
+    """Return everything from the start of the tables to the end of the file."""
+    content = bytearray(file_size(places) - begin)
+    for name, place in places.items():
+        packed = tables[name].tobytes()
+        content[place.offset - begin : place.offset - begin + len(packed)] = packed
+    return bytes(content)
+
+
+def _sources(plan: Plan) -> NDArray[Any]:
+    rows = []
+    end = 0
+    for source in plan.sources:
+        begin, end = end, end + len(source.prefix.encode())
+        rows.append(
+            (
+                begin,
+                end,
+                source.idx_digest,
+                source.idx_size,
+                source.bin_size,
+                source.sequences,
+                source.documents,
+                source.tokens,
+                source.empty_sequences,
+                source.type_code,
+            )
+        )
+    return np.array(rows, SOURCES)
+
+
+def _sections(plan: Plan, columns: Sequence[list[str | int]]) -> NDArray[Any]:
+    rows = [
+        (
+            section.key,
+            section.source,
+            section.begin,
+            section.end,
+            section.tokens,
+            section.size.epochs,
+            section.size.samples,
+            _or_minus_one(section.size.separate_samples),
+            *arrays,
+        )
+        for section, arrays in zip(plan.sections, columns, strict=True)
+    ]
+    return np.array(rows, SECTIONS)
+
+
+def _blends(plan: Plan, columns: Sequence[list[str | int]]) -> NDArray[Any]:
+    rows = [
+        (blend.key, blend.split, blend.size, blend.exhaustive, *arrays)
+        for blend, arrays in zip(plan.blends, columns, strict=True)
+    ]
+    return np.array(rows, BLENDS)
+
+
+def _members(plan: Plan) -> NDArray[Any]:
+    rows = [
+        (
+            member.split,
+            member.source,
+            member.section,
+            _or_minus_one(member.requested),
+            _or_minus_one(member.blend),
+            np.nan if member.weight is None else member.weight,
+        )
+        for member in plan.members
+    ]
+    return np.array(rows, MEMBERS)
+
+
+def _array_columns(places: Sequence[ArrayPlace], digests: Mapping[str, str]) -> list[str | int]:
+    return [
+        value
+        for place in places
+        for value in (place.dtype, place.shape[0], place.offset, digests[place.name])
+    ]
+
+
+def _or_minus_one(value: int | None) -> int:
+    return -1 if value is None else value
+
+
+def _text(text: str) -> NDArray[Any]:
+    return np.frombuffer(text.encode("utf-8"), TEXT)

@@ -1,0 +1,99 @@
+"""What every step of a build needs to know."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from distcache.builder.adopt import Adoptable
+from distcache.cache import Cache, open_cache
+from distcache.corpus import Corpus
+from distcache.plan.layout import ArrayPlace, Layout
+from distcache.plan.model import Plan, SectionPlan
+from distcache.progress import Stopwatch
+from distcache.ranks.communicator import Communicator
+
+__all__ = ["Digests", "Job", "Record"]
+
+MOST_OPEN: Final = 256  # corpora: far fewer than the files that a process may have open
+Digests = dict[int, dict[str, str]]
+"""The digests of arrays, by index into `Plan.items` and by array name."""
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A finished section or blend, as a line of a rank's journal.
+
+    Attributes
+    ----------
+    item : int
+        Index into `Plan.items`.
+    digests : dict of str to str
+        The digest of each of its arrays by name, in hexadecimal.
+    """
+
+    item: int
+    digests: dict[str, str]
+
+
+@dataclass
+class Job:
+    """One build.
+
+    Attributes
+    ----------
+    communicator : Communicator
+        Of all ranks.
+    plan, layout : Plan, Layout
+        What to build, and where each array lies.
+    data : str
+        Path of the unfinished file.
+    adopted : mapping of int to Adoptable
+        Items that are copied from another cache.
+    watch : Stopwatch
+        Receives the progress of this rank.
+    threads : int
+        Threads of each rank.
+    digests : Digests
+        Of all finished items, of all ranks.
+    """
+
+    communicator: Communicator
+    plan: Plan
+    layout: Layout
+    data: str
+    adopted: Mapping[int, Adoptable]
+    watch: Stopwatch
+    threads: int
+    digests: Digests = field(default_factory=dict)
+
+    def places(self, item: int) -> dict[str, ArrayPlace]:
+        """Return where the arrays of an item lie, by name."""
+        return {place.name: place for place in self.layout.arrays[item]}
+
+    def __post_init__(self) -> None:
+        self._corpora = functools.lru_cache(MOST_OPEN)(Corpus)
+
+    def corpus(self, section: SectionPlan) -> Corpus:
+        """Return the corpus of a section, which is opened lazily."""
+        return self._corpora(self.plan.sources[section.source])
+
+    @functools.cached_property
+    def other_caches(self) -> dict[str, Cache]:
+        """The caches that items are adopted from, by path."""
+        return {path: open_cache(path) for path in {found.path for found in self.adopted.values()}}
+
+    def describe(self, item: int) -> str:
+        """Name an item for messages."""
+        entry = self.plan.items[item]
+        if isinstance(entry, SectionPlan):
+            prefix = self.plan.sources[entry.source].prefix
+            return f"the section of {prefix}, sequences {entry.begin} to {entry.end}"
+        return f"the blend of split {entry.split}"
+
+    def bytes_of(self, item: int) -> int:
+        """Return the bytes of all arrays of an item."""
+        return sum(place.nbytes for place in self.layout.arrays[item])

@@ -1,0 +1,185 @@
+"""The preparation of a build: the plan, the cache's name, and the claimed workspace."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from distcache.builder.finish import file_size, table_places
+from distcache.cache import open_cache
+from distcache.cache.readiness import building_directory
+from distcache.corpus import Corpus
+from distcache.corpus.examine import require_sound
+from distcache.corpus.receipt import require_one_tokenizer, tokenizers_of
+from distcache.errors import ConfigError, DistcacheError, KeyMismatch, NoSpace
+from distcache.io.files import no_space_as_error
+from distcache.plan.config import Config
+from distcache.plan.layout import Layout
+from distcache.plan.make import make_plan
+from distcache.plan.model import Plan
+from distcache.progress import Progress
+from distcache.ranks.agreement import on_rank_0
+from distcache.ranks.communicator import Communicator
+from distcache.staging.claim import claim, claim_together
+from distcache.staging.workspace import Workspace
+
+__all__ = [
+    "cache_path",
+    "claim_build",
+    "data_path",
+    "is_finished",
+    "journal_path",
+    "journals",
+    "make_plan_together",
+    "make_ready",
+    "require_name",
+]
+
+# Leaves room for prefixes and suffixes: file names may have 255 bytes.
+LONGEST_NAME: Final = 200
+
+
+def require_name(name: str | None) -> None:
+    """Refuse a name that is not a plain file name.
+
+    Raises
+    ------
+    ConfigError
+        If it is empty, hidden, or leads elsewhere.
+    """
+    if name is not None and len(os.fsencode(name)) > LONGEST_NAME:
+        raise ConfigError(f"--name: has more than {LONGEST_NAME} bytes")
+    if name is not None and not name.isprintable():
+        raise ConfigError(f"--name {name!r}: expected a file name of printable text")
+    if name is not None and (not name or "/" in name or "\0" in name or name.startswith(".")):
+        raise ConfigError(f"--name {name!r}: expected a file name without directories")
+
+
+def cache_path(directory: str | Path, name: str | None, plan: Plan) -> Path:
+    """Return the path of a cache, whose name has been checked."""
+    return Path(directory).absolute() / f"{name or plan.key[:16]}.h5"
+
+
+def make_plan_together(
+    communicator: Communicator, config: Config, threads: int, progress: Progress
+) -> Plan:
+    """Examine the corpora of a configuration and make its plan. Collective.
+
+    Raises
+    ------
+    CorpusError
+        With every fault of every corpus.
+    ConfigError
+        With all problems of the configuration.
+    """
+    progress.phase("examining corpora")
+    facts = require_sound(communicator, config.prefixes(), threads)
+    progress.phase("planning")
+
+    def decide() -> Plan:
+        tokenizers = tokenizers_of(facts)
+        if not config.mixed_tokenizers:
+            require_one_tokenizer(tokenizers, "give mixed_tokenizers: true if that is meant")
+        corpora = {prefix: Corpus(found) for prefix, found in facts.items()}
+        return make_plan(config, corpora, tokenizers)
+
+    return on_rank_0(communicator, decide, Plan, "planning")
+
+
+def is_finished(final: Path, key: str) -> bool:
+    """Return whether a cache exists and can be opened.
+
+    Raises
+    ------
+    CacheCorrupt
+        If the file is not a whole cache.
+    KeyMismatch
+        If it is another cache.
+    """
+    if not os.path.lexists(final):
+        return False
+    if not final.exists():
+        raise DistcacheError(f"{final}: is a dangling symbolic link; remove it")
+    if not final.is_file():
+        raise DistcacheError(f"{final}: is not a file; move it away, or build under another --name")
+    found = open_cache(final).key
+    if found != key:
+        raise KeyMismatch(
+            f"{final}: has key {found}, this configuration has {key}; `distcache explain` says "
+            "what differs. Build under another --name, or move the file away"
+        )
+    return True
+
+
+def claim_build(
+    communicator: Communicator, key: str, final: Path, progress: Progress
+) -> Workspace | None:
+    """Claim the workspace of a cache; return None if the cache is finished. Collective.
+
+    Raises
+    ------
+    CacheCorrupt, KeyMismatch
+        As `is_finished`.
+    """
+    progress.phase("claiming")
+    otherwise = "choose another directory with -o, or another --name"
+    workspace = Workspace(building_directory(final), otherwise=otherwise)
+
+    def decide() -> Workspace | None:
+        return claim(workspace, lambda: is_finished(final, key), str(final), progress)
+
+    return claim_together(communicator, workspace, decide)
+
+
+def data_path(workspace: Workspace) -> str:
+    """Return the path of the unfinished cache."""
+    return str(workspace.path / "data")
+
+
+def journals(workspace: Workspace) -> Iterator[Path]:
+    """Yield the journals of all attempts and ranks so far, the last written last."""
+    found = workspace.path.glob("journal.*.jsonl")
+    yield from sorted(found, key=lambda path: (path.stat().st_mtime, path))
+
+
+def journal_path(workspace: Workspace, attempt: str, rank: int) -> Path:
+    """Return the path of a rank's journal in one attempt."""
+    return workspace.path / f"journal.{attempt}.{rank}.jsonl"
+
+
+def make_ready(workspace: Workspace, plan: Plan, layout: Layout) -> str:
+    """Prepare a claimed workspace for a plan, and return a name for this attempt. Rank 0 only.
+
+    Raises
+    ------
+    ConfigError
+        If the filesystem has no hard links.
+    NoSpace
+        If there is no space for it.
+    """
+    size = file_size(table_places(plan, layout))
+    workspace.prepare(f"{plan.key} {size}")
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(data_path(workspace), flags, 0o644)
+    try:
+        with no_space_as_error(workspace.path.parent):
+            os.ftruncate(descriptor, size)  # takes no space
+    finally:
+        os.close(descriptor)
+    _require_space(size, workspace)
+    return secrets.token_hex(4)
+
+
+def _require_space(needed: int, workspace: Workspace) -> None:
+    free = os.statvfs(workspace.path)
+    if not free.f_blocks:
+        return  # the filesystem does not report its size
+    available = free.f_bavail * free.f_frsize + 512 * os.stat(data_path(workspace)).st_blocks
+    if needed > available:
+        raise NoSpace(
+            f"{workspace.path.parent}: has {available} bytes for a cache of {needed}; free space, "
+            "or build with -o on another filesystem"
+        )

@@ -1,0 +1,294 @@
+"""The steps of a build, from a configuration to a published cache."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from distcache.builder.adopt import Adoptable, find_adoptable
+from distcache.builder.build_record import RankRecord, rank_record, write_record
+from distcache.builder.finish import finish, lay_out
+from distcache.builder.job import Job, Record
+from distcache.builder.prepare import (
+    cache_path,
+    claim_build,
+    data_path,
+    is_finished,
+    journal_path,
+    journals,
+    make_plan_together,
+    make_ready,
+    require_name,
+)
+from distcache.builder.readback import digest_blocks, require_written, still_there
+from distcache.builder.work import build_items
+from distcache.corpus.examine import require_unchanged
+from distcache.errors import DistcacheError, KeyMismatch
+from distcache.plan.assignment import Assignment, assign
+from distcache.plan.config import Config
+from distcache.plan.layout import Layout, make_layout
+from distcache.plan.model import Plan
+from distcache.plan.problems import plan_warnings
+from distcache.progress import NullProgress, Progress, Stopwatch
+from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
+from distcache.ranks.communicator import Communicator
+from distcache.staging.claim import conclude
+from distcache.staging.heartbeat import Heartbeat
+from distcache.staging.journal import Journal, read_journal
+from distcache.staging.workspace import Workspace
+
+__all__ = ["BuildOptions", "BuildOutcome", "build"]
+
+
+class BuildOptions(msgspec.Struct, frozen=True):
+    """How to build; none of it changes the cache.
+
+    Attributes
+    ----------
+    threads : int
+        Threads of each rank.
+    memory_limit : int or None
+        Bytes that no rank may exceed.
+    reuse : tuple of Path
+        Other caches from which sections and blends are copied.
+    required_key : str or None
+        The key that the configuration must have, so that a job builds what was submitted.
+    """
+
+    threads: int = 1
+    memory_limit: int | None = None
+    reuse: tuple[Path, ...] = ()
+    required_key: str | None = None
+
+
+class BuildOutcome(msgspec.Struct, frozen=True):
+    """The result of a build.
+
+    Attributes
+    ----------
+    path : str
+        Of the cache.
+    key : str
+        Of the cache.
+    reused : bool
+        Whether it existed, or another job published it first.
+    resumed, adopted, built : int
+        Sections and blends from an earlier build, from another cache, and built now.
+    """
+
+    path: str
+    key: str
+    reused: bool
+    resumed: int = 0
+    adopted: int = 0
+    built: int = 0
+
+
+def build(
+    communicator: Communicator,
+    config: Config,
+    directory: str | Path,
+    name: str | None = None,
+    options: BuildOptions = BuildOptions(),  # noqa: B008  frozen
+    progress: Progress | None = None,
+) -> BuildOutcome:
+    """Build a cache, unless it exists; wait for another job that builds it. Collective.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Of all ranks.
+    config : Config
+        The same on all ranks.
+    directory : path
+        Shared by all ranks; made if it does not exist.
+    name : str or None
+        File name without ``.h5``; by default the start of the key.
+    options : BuildOptions
+        How to build.
+    progress : Progress or None
+        Receives the progress of rank 0.
+
+    Returns
+    -------
+    BuildOutcome
+        The same on all ranks.
+
+    Raises
+    ------
+    DistcacheError
+        On all ranks the same. What is finished stays in the journal for the next build.
+    """
+    watch = Stopwatch(progress or NullProgress(), lambda: communicator.waited)
+    with aborting_on_error(communicator):
+        on_rank_0(communicator, lambda: require_name(name), None, "the cache's name")
+        plan = make_plan_together(communicator, config, options.threads, watch)
+        _require_key(plan, options)
+        layout = make_layout(plan.items)
+        final = cache_path(directory, name, plan)
+        watch.note(f"key {plan.key}, cache {final}")
+        if communicator.rank == 0:
+            for warning in plan_warnings(config, plan):
+                watch.note(f"warning: {warning}")
+        adopted = on_rank_0(
+            communicator,
+            lambda: find_adoptable(plan, options.reuse),
+            dict[int, Adoptable],
+            "opening caches to reuse",
+        )
+        # Refuse a memory limit that cannot be kept before anything is claimed.
+        _assign(communicator, plan, layout, frozenset(), adopted, options)
+        workspace = claim_build(communicator, plan.key, final, watch)
+        if workspace is None:
+            return BuildOutcome(str(final), plan.key, reused=True)
+        with contextlib.ExitStack() as stack:
+            stack.callback(workspace.release)
+            heartbeat = stack.enter_context(Heartbeat(workspace.path, watch, communicator))
+            data = data_path(workspace)
+            job = Job(communicator, plan, layout, data, adopted, watch, options.threads)
+            return _run(job, workspace, final, options, heartbeat)
+
+
+def _require_key(plan: Plan, options: BuildOptions) -> None:
+    """Refuse a plan whose key is not the required one; all ranks have the same plan."""
+    wanted = options.required_key
+    if wanted not in (None, plan.key):
+        error = KeyMismatch(
+            f"the configuration or a corpus has changed: the key is {plan.key} now, but "
+            f"--require-key asks for {wanted}. Submit again, or build without --require-key"
+        )
+        error.is_collective = True
+        raise error
+
+
+def _run(
+    job: Job,
+    workspace: Workspace,
+    final: Path,
+    options: BuildOptions,
+    heartbeat: Heartbeat,
+) -> BuildOutcome:
+    """Build in a claimed workspace. Collective."""
+    communicator, watch = job.communicator, job.watch
+    watch.phase("laying out")
+
+    def prepare() -> tuple[str, dict[int, Record]]:
+        attempt = make_ready(workspace, job.plan, job.layout)
+        lay_out(job, str(workspace.path / "layout"))
+        records = (read_journal(path, Record) for path in journals(workspace))
+        return attempt, {record.item: record for record in itertools.chain(*records)}
+
+    attempt, records = on_rank_0(
+        communicator, prepare, tuple[str, dict[int, Record]], "laying out HDF5"
+    )
+    watch.phase("looking for an earlier run")
+    job.digests |= still_there(job, records)
+    resumed = len(job.digests)
+    adopted = len(job.adopted.keys() - job.digests.keys())
+    done = frozenset(job.digests)
+    work = _assign(communicator, job.plan, job.layout, done, job.adopted, options)
+    watch.phase("building", _own_bytes(job, work))
+    path = journal_path(workspace, attempt, communicator.rank)
+    with on_all_ranks(communicator, lambda: Journal(path), "opening journals") as journal:
+        built = build_items(job, work, journal)
+    job.digests |= built
+    watch.phase("reading back")
+    require_written(job, built)
+    blocks = digest_blocks(job)
+    require_unchanged(communicator, job.plan.sources)
+    outcome = _publish(job, workspace, blocks, final, resumed, adopted, len(built) - adopted)
+    watch.stop()
+    mine = rank_record(communicator.rank, watch, work.memory[communicator.rank])
+    ranks = communicator.allgather(mine, RankRecord, "the build record")
+
+    def write() -> None:
+        if not outcome.reused:
+            _write_record(job, final, work.threads, outcome, ranks)
+
+    conclude(communicator, workspace, heartbeat, write)
+    return outcome
+
+
+def _publish(
+    job: Job,
+    workspace: Workspace,
+    blocks: Sequence[int],
+    final: Path,
+    resumed: int,
+    adopted: int,
+    built: int,
+) -> BuildOutcome:
+    """Publish the cache, unless another job has published it. Collective."""
+    job.watch.phase("publishing")
+
+    def publish() -> bool:
+        workspace.require_mine()
+        finish(job, blocks)
+        if workspace.publish([(job.data, str(final))]) is None:
+            final.chmod(final.stat().st_mode & 0o444)
+            return True
+        if not is_finished(final, job.plan.key):
+            raise DistcacheError(
+                f"{final}: the name is taken, but no cache is there; move away what has it and run "
+                "again, which resumes"
+            )
+        return False
+
+    published = on_rank_0(job.communicator, publish, bool, "publishing")
+    return BuildOutcome(str(final), job.plan.key, not published, resumed, adopted, built)
+
+
+def _write_record(
+    job: Job, final: Path, threads: int, outcome: BuildOutcome, ranks: list[RankRecord]
+) -> None:
+    """Write the build record; the cache exists without it. Rank 0 only."""
+    try:
+        write_record(final, job.plan.key, threads, outcome.resumed, outcome.adopted, ranks)
+    except OSError as error:
+        job.watch.note(f"the build record could not be written: {error}")
+
+
+def _assign(
+    communicator: Communicator,
+    plan: Plan,
+    layout: Layout,
+    done: frozenset[int],
+    adopted: Mapping[int, Adoptable],
+    options: BuildOptions,
+) -> Assignment:
+    """Let rank 0 distribute the unfinished items over all ranks. Collective."""
+
+    def decide() -> Assignment:
+        unfinished = {
+            unit: set(entry.items) - done
+            for unit, entry in enumerate(layout.units)
+            if not done.issuperset(entry.items)
+        }
+        return assign(
+            plan.items,
+            layout,
+            frozenset(unfinished),
+            communicator.size,
+            options.threads,
+            options.memory_limit,
+            frozenset(unit for unit, items in unfinished.items() if items <= adopted.keys()),
+        )
+
+    return on_rank_0(communicator, decide, Assignment, "assigning work")
+
+
+def _own_bytes(job: Job, work: Assignment) -> float:
+    """Return the bytes that this rank will write, for its progress."""
+    split = [job.layout.units[unit].items[0] for unit in (*work.split_sections, *work.blends)]
+    own = [
+        item
+        for unit in work.local[job.communicator.rank]
+        for item in job.layout.units[unit].items
+        if item not in job.digests
+    ]
+    shared = sum(map(job.bytes_of, split)) / job.communicator.size
+    return shared + sum(map(job.bytes_of, own))

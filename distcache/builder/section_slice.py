@@ -1,0 +1,206 @@
+"""Cut samples: the rows of a sample index, from the entries of a document index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.builder.data_file import ArrayWriter, DataFile
+from distcache.builder.entries import documents_of, tokens_of
+from distcache.builder.slices import edges, row_bounds
+from distcache.cache.digests import joined_digest
+from distcache.kernels import Cursor, emit_boundaries
+from distcache.plan.costs import CHUNK_BYTES, DOCUMENT_BYTES
+from distcache.plan.layout import STRIPE, ArrayPlace
+from distcache.plan.model import SectionPlan
+from distcache.ranks.agreement import on_all_ranks
+from distcache.ranks.communicator import Communicator, Message
+
+__all__ = ["RowCutter", "SectionSlice", "joined_digests"]
+
+
+class RowCutter:
+    """Cuts consecutive rows from entries that are fed to it in order.
+
+    Row 0 is (0, 0). Rows whose token is beyond the last end with the last document: a partial
+    sample that is kept.
+
+    Parameters
+    ----------
+    section : SectionPlan
+        The section.
+    rows : (int, int)
+        The first row, and the one after the last.
+    start : (int, int)
+        The position of the first entry that will be fed, and the tokens before it.
+    room : int
+        Rows in the buffer.
+    sink : callable
+        Takes the rows, int32 or int64 of shape (at most room, 2). It must not keep them.
+    """
+
+    def __init__(
+        self,
+        section: SectionPlan,
+        rows: tuple[int, int],
+        start: tuple[int, int],
+        room: int,
+        sink: Callable[[NDArray[Any]], None],
+    ) -> None:
+        self._section = section
+        self._left = rows[1] - rows[0]
+        self._cursor = Cursor(*start, max(rows[0], 1))
+        self._held = np.empty((min(room, self._left), 2), section.sample_type)
+        self._count = 0
+        self._sink = sink
+        self._last_length = 0
+        if rows[0] == 0 and self._left:
+            self._held[0] = 0
+            self._count = 1
+
+    def feed(self, entries: NDArray[np.int64], begin: int) -> None:
+        """Cut the rows whose tokens lie in entries; `begin` is the position of the first."""
+        if entries.size:
+            self._last_length = tokens_of(entries[-1:])
+        while self._left:
+            room = min(self._left, len(self._held))
+            self._count += emit_boundaries(
+                entries,
+                begin,
+                self._section.cut.sequence_length,
+                self._section.cut.extra_token,
+                self._cursor,
+                self._held[self._count : room],
+            )
+            if self._count < room:
+                return
+            self._pass_on()
+
+    def finish(self) -> None:
+        """Add the rows that are beyond the last token, and pass on what is held."""
+        offset = self._last_length - int(self._section.cut.extra_token)
+        while self._left:
+            room = min(self._left, len(self._held))
+            self._held[self._count : room] = (self._section.documents - 1, offset)
+            self._count = room
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        self._sink(self._held[: self._count])
+        self._left -= self._count
+        self._count = 0
+
+
+class SectionSlice:
+    """A rank's slice of a section that all ranks cut and write together.
+
+    The slice of the document index is fed in order by `feed`; then comes `finish`. Rows seldom end
+    with a stripe: those that lie in a stripe which another rank begins are kept, and sent to it.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Of all ranks.
+    section : SectionPlan
+        The section.
+    places : dict of str to ArrayPlace
+        Where each array lies.
+    file : DataFile
+        The unfinished cache.
+    bounds, firsts : sequence of int, length ranks + 1 and ranks
+        The positions in the document index that each rank takes, and the tokens before them.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        section: SectionPlan,
+        places: dict[str, ArrayPlace],
+        file: DataFile,
+        bounds: Sequence[int],
+        firsts: Sequence[int],
+    ) -> None:
+        self._communicator = communicator
+        rank = communicator.rank
+        row_size = 2 * np.dtype(section.sample_type).itemsize
+        rows = row_bounds(firsts, section)
+        self._edges = edges([row * row_size for row in rows], STRIPE)
+        begin, end = rows[rank], rows[rank + 1]
+        heads = [edge.end // row_size for edge in self._edges if edge.sender == rank]
+        own = max(heads, default=begin)
+        self._head = self._tail = np.empty(0, np.uint8)
+        self._documents = ArrayWriter(file, places["document_index"], DOCUMENT_BYTES * bounds[rank])
+        self._rows = ArrayWriter(file, places["sample_index"], own * row_size)
+        room, start = CHUNK_BYTES // row_size, (bounds[rank], firsts[rank])
+        self._cutters = (
+            RowCutter(section, (begin, own), start, own - begin, self._keep_head),
+            RowCutter(section, (own, end), start, room, self._write),
+        )
+
+    def feed(self, begin: int, entries: NDArray[np.int64]) -> None:
+        """Write the documents of entries, and cut the rows whose tokens lie in them.
+
+        Parameters
+        ----------
+        begin : int
+            The position of the first entry.
+        entries : ndarray of int64
+            The next ones of the slice.
+        """
+        self._documents.append(documents_of(entries))
+        for cutter in self._cutters:
+            cutter.feed(entries, begin)
+
+    def finish(self) -> dict[str, bytes]:
+        """Add the rows beyond the last token, and write what other ranks have cut. Collective.
+
+        Returns
+        -------
+        dict of str to bytes
+            The leaf digests of this rank's slice of the two indices.
+        """
+        rank = self._communicator.rank
+        on_all_ranks(self._communicator, self._cut_rest, "cutting samples")
+        sends = [Message(edge.owner, self._head) for edge in self._edges if edge.sender == rank]
+        receives = [
+            Message(edge.sender, np.empty(edge.end - edge.begin, np.uint8))
+            for edge in self._edges
+            if edge.owner == rank
+        ]
+        self._communicator.exchange(sends, receives, "edges of a sample index")
+        tail = np.concatenate([self._tail, *(message.data for message in receives)])
+        on_all_ranks(self._communicator, lambda: self._rows.append(tail), "writing samples")
+        return {
+            "document_index": self._documents.leaves().tobytes(),
+            "sample_index": self._rows.leaves().tobytes(),
+        }
+
+    def _cut_rest(self) -> None:
+        for cutter in self._cutters:
+            cutter.finish()
+
+    def _keep_head(self, rows: NDArray[Any]) -> None:
+        self._head = rows.reshape(-1).view(np.uint8).copy()
+
+    def _write(self, rows: NDArray[Any]) -> None:
+        if rows.nbytes % STRIPE:
+            self._tail = rows.reshape(-1).view(np.uint8).copy()
+        else:
+            self._rows.append(rows)
+
+
+def joined_digests(communicator: Communicator, mine: dict[str, bytes]) -> dict[str, str]:
+    """Return the digests of arrays of which each rank has written a slice. Collective.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Of all ranks.
+    mine : dict of str to bytes
+        The leaf digests of this rank's slice of each array.
+    """
+    shares = communicator.allgather(mine, dict[str, bytes], "digests of slices")
+    return {name: joined_digest(share[name] for share in shares) for name in mine}

@@ -1,0 +1,139 @@
+"""A whole section, built by one rank with one or two threads."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.builder.data_file import ArrayWriter, DataFile, write_in_chunks
+from distcache.builder.entries import (
+    Entries,
+    EntryMemory,
+    documents_of,
+    fill_epochs,
+    read_across,
+    shuffle_last,
+    shuffle_lower,
+    shuffle_samples,
+    shuffle_upper,
+    skip_upper,
+)
+from distcache.builder.section_slice import RowCutter
+from distcache.corpus import Idx
+from distcache.kernels import Mt19937
+from distcache.plan.costs import CHUNK_BYTES, ENTRY_BYTES, middle_of
+from distcache.plan.layout import ArrayPlace
+from distcache.plan.model import SectionPlan
+
+__all__ = ["build_section"]
+
+CHUNK: int = CHUNK_BYTES // ENTRY_BYTES
+InOrder = Callable[[Callable[[int], NDArray[np.int64]], range], Iterator[NDArray[np.int64]]]
+"""Applies a function to numbers, and yields the results in their order."""
+Rest = tuple[NDArray[Any], EntryMemory, str]
+"""The lower positions, the entries of the last epoch, and the digest of the shuffle index."""
+
+
+def build_section(
+    section: SectionPlan,
+    idx: Idx,
+    places: dict[str, ArrayPlace],
+    file: DataFile,
+    workers: int = 1,
+) -> dict[str, str]:
+    """Build and write a whole section.
+
+    Parameters
+    ----------
+    section : SectionPlan
+        What to build.
+    idx : Idx
+        Of its corpus.
+    places : dict of str to ArrayPlace
+        Where to write each array.
+    file : DataFile
+        The unfinished cache.
+    workers : int
+        With 2 or more, a second thread takes half of the work.
+
+    Returns
+    -------
+    dict of str to str
+        The digest of each array.
+    """
+    middle = middle_of(section, workers)
+
+    def rest(generator: Mt19937) -> Rest:
+        lower = shuffle_lower(middle, generator)
+        last = shuffle_last(section, idx, generator)
+        samples = shuffle_samples(section, generator)
+        return lower, last, write_in_chunks(file, places["shuffle_index"], samples).finish()
+
+    memory = EntryMemory(section.first_documents)
+    upper = memory.values
+    with contextlib.ExitStack() as stack:
+        in_order: InOrder = map
+        if workers < 2:
+            generator = Mt19937(section.seed)
+            fill_epochs(section, idx, upper, 0)
+            shuffle_upper(middle, upper, generator)
+            lower, last, shuffle_digest = rest(generator)
+            del generator  # with the memory of its shuffles, which the page cache needs now
+        else:
+            helper = stack.enter_context(ThreadPoolExecutor(1))
+            in_order = partial(_one_ahead, helper)
+            half = upper.size // 2
+            filled = helper.submit(fill_epochs, section, idx, upper[half:], half)
+            fill_epochs(section, idx, upper[:half], 0)
+            filled.result()
+            done = helper.submit(lambda: rest(skip_upper(section, middle)))
+            shuffle_upper(middle, upper, Mt19937(section.seed))
+            lower, last, shuffle_digest = done.result()
+        parts = (Entries(0, memory, lower), Entries(upper.size, last))
+        return _cut(section, parts, places, file, in_order) | {"shuffle_index": shuffle_digest}
+
+
+def _cut(
+    section: SectionPlan,
+    parts: tuple[Entries, ...],
+    places: dict[str, ArrayPlace],
+    file: DataFile,
+    in_order: InOrder,
+) -> dict[str, str]:
+    """Write the document index, and cut and write the sample index, chunk by chunk."""
+    documents = ArrayWriter(file, places["document_index"])
+    rows = ArrayWriter(file, places["sample_index"])
+    room = CHUNK_BYTES // (2 * np.dtype(section.sample_type).itemsize)
+    cutter = RowCutter(section, (0, section.size.samples + 1), (0, 0), room, rows.append)
+
+    def write_documents(begin: int) -> NDArray[np.int64]:
+        entries = read_across(parts, begin, min(begin + CHUNK, section.documents))
+        documents.append(documents_of(entries))
+        return entries
+
+    begins = range(0, section.documents, CHUNK)
+    for begin, entries in zip(begins, in_order(write_documents, begins), strict=True):
+        cutter.feed(entries, begin)
+        for part in parts:
+            part.release(begin, begin + CHUNK)
+    cutter.finish()
+    return {"document_index": documents.finish(), "sample_index": rows.finish()}
+
+
+def _one_ahead(
+    helper: ThreadPoolExecutor, action: Callable[[int], NDArray[np.int64]], begins: range
+) -> Iterator[NDArray[np.int64]]:
+    """Yield results in order, while the helper computes the next one."""
+    if not begins:
+        return
+    coming = helper.submit(action, begins[0])
+    for begin in begins[1:]:
+        ready, coming = coming.result(), helper.submit(action, begin)
+        yield ready
+    yield coming.result()

@@ -1,0 +1,143 @@
+"""Build this rank's share of an assignment, and the split items with all ranks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from functools import partial
+
+from distcache.builder.adopt import adopt
+from distcache.builder.blends import SplitBlend, build_blend
+from distcache.builder.data_file import DataFile
+from distcache.builder.job import Digests, Job, Record
+from distcache.builder.linked_section import LinkedSection
+from distcache.builder.sections import build_section
+from distcache.builder.split_section import SplitSection
+from distcache.errors import BuildInterrupted
+from distcache.plan.assignment import Assignment, SplitUnit
+from distcache.plan.costs import workers_of
+from distcache.plan.layout import Unit
+from distcache.plan.model import SectionPlan
+from distcache.ranks.agreement import on_all_ranks, on_rank_0
+from distcache.staging.journal import Journal
+
+__all__ = ["build_items"]
+
+
+def build_items(job: Job, assignment: Assignment, journal: Journal) -> Digests:
+    """Build all that is not finished. Collective.
+
+    Parameters
+    ----------
+    job : Job
+        Its `digests` have what is finished.
+    assignment : Assignment
+        Of the unfinished items.
+    journal : Journal
+        Of this rank.
+
+    Returns
+    -------
+    Digests
+        Of what was built, by all ranks.
+    """
+    communicator = job.communicator
+    built: Digests = {}
+    with on_all_ranks(
+        communicator, lambda: DataFile(job.data), "opening the unfinished file"
+    ) as file:
+        for wave in assignment.waves:
+            built |= _build_wave(job, wave, file, journal)
+        for unit in (*assignment.linked, *assignment.blends):
+            built |= _build_together(job, job.layout.units[unit], file, journal)
+
+        def build_own() -> Digests:
+            own = _build_local(job, assignment, file, journal)
+            file.sync()
+            return own
+
+        own = on_all_ranks(communicator, build_own, "building sections and blends")
+    for share in communicator.allgather(own, Digests, "digests of arrays"):
+        built |= share
+    return built
+
+
+def _build_wave(job: Job, wave: Sequence[SplitUnit], file: DataFile, journal: Journal) -> Digests:
+    """Shuffle the sections of a wave at the same time, then cut one after the other. Collective."""
+    digests: Digests = {}
+    sections = {
+        job.layout.units[entry.unit].items[0]: SplitSection(job, entry, file) for entry in wave
+    }
+
+    def shuffle() -> None:
+        for section in sections.values():
+            section.shuffle()
+
+    on_all_ranks(job.communicator, shuffle, "shuffling")
+    for item, section in sections.items():
+        digests[item] = section.cut()
+        _record(job, item, digests[item], journal)
+    return digests
+
+
+def _build_together(job: Job, entry: Unit, file: DataFile, journal: Journal) -> Digests:
+    """Build a section, or draw a blend, of which no rank holds more than its slice. Collective."""
+    (item,) = entry.items
+    kind = LinkedSection if isinstance(job.plan.items[item], SectionPlan) else SplitBlend
+    found = kind(job, item, file).build()
+    _record(job, item, found, journal)
+    return {item: found}
+
+
+def _record(job: Job, item: int, digests: dict[str, str], journal: Journal) -> None:
+    """Journal an item that all ranks have built together. Collective."""
+    record = Record(item, digests)
+    on_rank_0(job.communicator, partial(journal.append, record), None, "writing the journal")
+    job.watch.advance(job.bytes_of(item) / job.communicator.size)
+
+
+def _build_local(job: Job, assignment: Assignment, file: DataFile, journal: Journal) -> Digests:
+    """Build this rank's own units, several at a time."""
+    digests: Digests = {}
+    stop = threading.Event()
+    lock = threading.Lock()
+
+    def build_unit(entry: Unit) -> None:
+        for item in entry.items:
+            if stop.is_set() or item in job.digests:
+                continue
+            found = _build_item(job, item, file, workers_of(entry.splittable, threads))
+            with lock:
+                digests[item] = found
+                journal.append(Record(item, found))
+            job.watch.advance(job.bytes_of(item))
+
+    threads = assignment.threads
+    with ThreadPoolExecutor(threads) as pool:
+        units = [job.layout.units[unit] for unit in assignment.local[job.communicator.rank]]
+        try:
+            tasks = [pool.submit(build_unit, unit) for unit in units]
+            wait(tasks, return_when=FIRST_EXCEPTION)
+        except BuildInterrupted:
+            file.abandon()
+            raise
+        finally:
+            # After an error every thread finishes its current item; after a signal it ends sooner.
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+        for task in tasks:
+            task.result()
+    return digests
+
+
+def _build_item(job: Job, item: int, file: DataFile, workers: int) -> dict[str, str]:
+    entry, places = job.plan.items[item], job.places(item)
+    if item in job.adopted:
+        return adopt(job.adopted[item], places, file, job.other_caches.__getitem__)
+    if isinstance(entry, SectionPlan):
+        idx = job.corpus(entry).idx
+        digests = build_section(entry, idx, places, file, workers)
+        idx.require_intact()
+        return digests
+    return build_blend(entry, places, file)

@@ -1,0 +1,237 @@
+"""Wait for a cache without a collective: by its file, and the heartbeat of its builder."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import random
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from distcache.cache.contents import read_contents
+from distcache.errors import BuildInterrupted, ConfigError, NotReady
+from distcache.staging.heartbeat import Monitor
+from distcache.staging.workspace import directories_of, hidden_directory
+from distcache.timeouts import limits
+
+__all__ = ["Readiness", "State", "Watch", "building_directory", "look", "wait"]
+
+POLL: Final = 0.5  # seconds
+LONGEST_PAUSE: Final = 3.0  # seconds
+
+
+def building_directory(final: Path) -> Path:
+    """Return the shared workspace of a cache; private ones have a token after its name."""
+    return hidden_directory(final, "building")
+
+
+class State(StrEnum):
+    """The state of a cache."""
+
+    absent = "not started"
+    building = "in progress"
+    ready = "ready"
+    dead = "the builder has died"
+    hung = "the builder hangs"
+
+
+class Readiness(msgspec.Struct, frozen=True):
+    """The state of a cache and of its builder.
+
+    Attributes
+    ----------
+    path : str
+        The cache.
+    state : State
+        Of the cache.
+    phase : str
+        The current phase of its builder, if there is one.
+    fraction : float or None
+        Progress of the phase, from 0 to 1.
+    builder : str
+        Process and host.
+    sign : str
+        Of its last heartbeat; differs in each.
+    locked : bool
+        Whether it holds its lock.
+    quiet : str
+        Which ranks have made no progress for long.
+    """
+
+    path: str
+    state: State
+    phase: str = ""
+    fraction: float | None = None
+    builder: str = ""
+    sign: str = ""
+    locked: bool = False
+    quiet: str = ""
+
+    @property
+    def advice(self) -> str:
+        """What to do if the builder has died or hangs."""
+        if self.state is State.hung:
+            return "end that job, then build again, which resumes"
+        return "build it again, which resumes"
+
+    def __str__(self) -> str:
+        if self.state in (State.absent, State.ready):
+            return f"{self.path}: {self.state}"
+        done = "" if self.fraction is None else f" {self.fraction:.0%}"
+        phase = f"{self.phase}{done}, " if self.phase else ""
+        quiet = f"; {self.quiet}" if self.quiet else ""
+        return f"{self.path}: {self.state} ({phase}{self.builder or 'no heartbeat'}{quiet})"
+
+
+class Watch:
+    """Watches a cache, by the clock of this process only.
+
+    Parameters
+    ----------
+    path : path
+        The cache.
+    clock : callable
+        Seconds.
+    sparing : bool
+        Whether to try a builder's lock only if its heartbeat is missing: that takes the lock for
+        a moment, and thousands of waiting processes could starve a builder.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        sparing: bool = False,
+    ) -> None:
+        self._path = Path(os.path.abspath(path))
+        self._clock = clock
+        self._sparing = sparing
+        self._seen: dict[Path, Monitor] = {}
+        limits()  # raises at once if they are invalid
+
+    def look(self) -> Readiness:
+        """Look once.
+
+        Raises
+        ------
+        CacheCorrupt
+            If there is a file that is not a whole cache.
+        """
+        with contextlib.suppress(NotReady):
+            read_contents(self._path)
+            return Readiness(str(self._path), State.ready)
+        # A network filesystem may list a directory for a while after it has gone.
+        directories = [
+            path for path, _ in directories_of(building_directory(self._path)) if path.is_dir()
+        ]
+        found = [self._look_at(directory) for directory in directories]
+        if not any(entry.state is State.building for entry in found):
+            with contextlib.suppress(NotReady):  # it may have been published in between
+                read_contents(self._path)
+                return Readiness(str(self._path), State.ready)
+        for state in (State.building, State.hung, State.dead):
+            for entry in found:
+                if entry.state is state:
+                    return entry
+        return Readiness(str(self._path), State.absent)
+
+    def _look_at(self, directory: Path) -> Readiness:
+        monitor = self._seen.setdefault(directory, Monitor(directory, self._clock))
+        monitor.look()
+        missing = monitor.silence > limits().silent
+        locked = (missing or not self._sparing) and monitor.locked
+        found = Readiness(str(self._path), self._state_of(monitor, locked=locked), locked=locked)
+        if monitor.hidden:
+            return msgspec.structs.replace(found, builder="of another user, and not to be seen")
+        if (beat := monitor.beat) is None:
+            return found
+        return msgspec.structs.replace(
+            found,
+            phase=beat.phase,
+            fraction=beat.fraction,
+            builder=f"process {beat.process} on {beat.host}",
+            sign=beat.sign,
+            quiet=beat.quiet,
+        )
+
+    def _state_of(self, monitor: Monitor, *, locked: bool) -> State:
+        """Return the state of a builder; one that cannot be seen counts as alive."""
+        if monitor.hidden:
+            return State.building
+        if monitor.silence > (limits().hung if locked else limits().silent):
+            return State.dead
+        return State.hung if monitor.stillness > limits().stalled else State.building
+
+
+def look(path: str | Path) -> Readiness:
+    """Return the state of a cache; takes some seconds if a builder does not hold its lock.
+
+    Raises
+    ------
+    CacheCorrupt
+        If there is a file that is not a whole cache.
+    """
+    watch = Watch(path)
+    first = found = watch.look()
+    while found.state is State.building and found.sign == first.sign and not found.locked:
+        time.sleep(POLL)
+        found = watch.look()
+    return found
+
+
+def wait(
+    path: str | Path,
+    timeout: float = 1800.0,
+    tell: Callable[[Readiness], None] | None = None,
+) -> Readiness:
+    """Wait until a cache is ready. Not collective: every process looks for itself.
+
+    Parameters
+    ----------
+    path : path
+        The cache.
+    timeout : float
+        Seconds after which to give up.
+    tell : callable or None
+        Called whenever the state has changed.
+
+    Returns
+    -------
+    Readiness
+        Of the ready cache; at once, if it is ready.
+
+    Raises
+    ------
+    BuildInterrupted
+        Within seconds, if its builder has died; building again resumes.
+    NotReady
+        If it is not ready in time.
+    CacheCorrupt
+        If there is a file that is not a whole cache.
+    """
+    given: tuple[object, object] = path, timeout
+    seconds = isinstance(given[1], int | float) and math.isfinite(given[1])
+    if not (isinstance(given[0], str | os.PathLike) and seconds):
+        raise ConfigError(f"wait({path!r}, {timeout!r}): expected a path, and seconds")
+    watch = Watch(path, sparing=True)
+    end = time.monotonic() + timeout
+    last, pause = "", POLL
+    while (found := watch.look()).state is not State.ready:
+        if found.state in (State.dead, State.hung):
+            raise BuildInterrupted(f"{found}; {found.advice}")
+        if str(found) != last and tell is not None:
+            tell(found)
+        last = str(found)
+        if (left := end - time.monotonic()) <= 0:
+            raise NotReady(f"{found}, after {timeout:.0f} s")
+        # With jitter and growing pauses, since thousands of processes may wait.
+        time.sleep(min(pause * random.uniform(0.5, 1.5), left))  # noqa: S311
+        pause = min(1.2 * pause, LONGEST_PAUSE)
+    return found

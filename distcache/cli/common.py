@@ -1,0 +1,162 @@
+"""What commands have in common: options, the syntax of sizes and times, signals."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Final
+
+import typer
+
+from distcache.cli.show import LogFormat
+from distcache.errors import BuildInterrupted, ConfigError
+
+__all__ = [
+    "ENDING",
+    "JsonOption",
+    "LimitOption",
+    "LogOption",
+    "OutOption",
+    "ReuseOption",
+    "ThreadsOption",
+    "ignore_signals",
+    "interrupt_on_signals",
+    "needing_libraries",
+    "optional_size",
+    "parse_minutes",
+    "parse_size",
+]
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON to standard output.")]
+LogOption = Annotated[LogFormat, typer.Option("--log-format", help="Progress on standard error.")]
+OutOption = Annotated[str, typer.Option("--out", "-o", help="Path of the corpus, without suffix.")]
+ThreadsOption = Annotated[
+    int,
+    typer.Option(
+        "--threads",
+        min=0,
+        max=1024,
+        help="Threads of each rank; 0 is its share of the cores of its node.",
+    ),
+]
+LimitOption = Annotated[
+    str | None, typer.Option("--memory-limit", help="Memory per rank, for example 8G.")
+]
+ReuseOption = Annotated[
+    list[Path] | None,
+    typer.Option(help="Another cache, from which sections with the same keys are copied."),
+]
+
+# Those of the terminal, of Slurm at a time limit or preemption, and usual ones of --signal.
+ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+# minutes[:seconds], hours:minutes:seconds, days-hours[:minutes[:seconds]]
+FORMS: Final = (
+    re.compile(r"(?P<minutes>\d{1,6})(:(?P<seconds>\d{1,6}))?"),
+    re.compile(r"(?P<hours>\d{1,6}):(?P<minutes>\d{1,6}):(?P<seconds>\d{1,6})"),
+    re.compile(
+        r"(?P<days>\d{1,6})-(?P<hours>\d{1,6})(:(?P<minutes>\d{1,6}))?(:(?P<seconds>\d{1,6}))?"
+    ),
+)
+MINUTES: Final = {"days": 1440, "hours": 60, "minutes": 1}
+
+
+@contextlib.contextmanager
+def needing_libraries() -> Iterator[None]:
+    """Turn a failed import in the block into an error that names the extra to install.
+
+    Raises
+    ------
+    ConfigError
+        If one is missing.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f'{error.name} is not installed; pip install "distcache[ingest]"'
+        ) from error
+
+
+def interrupt_on_signals(advice: str = "run again to resume") -> None:
+    """From now on, raise `BuildInterrupted` on a signal.
+
+    Call it after the ranks have joined: while they join, no Python code runs.
+
+    Parameters
+    ----------
+    advice : str
+        What to do then, or what continues without this process.
+    """
+    global _advice  # noqa: PLW0603  of the process
+    _advice = advice
+    for number in ENDING:
+        signal.signal(number, _interrupt)
+
+
+def ignore_signals() -> None:
+    """From now on, ignore signals."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
+
+
+_interrupted = False
+
+_advice = ""
+
+
+def _interrupt(number: int, _: FrameType | None) -> None:
+    global _interrupted  # noqa: PLW0603  a second signal must not interrupt the cleanup
+    if _interrupted:
+        return
+    _interrupted = True
+    raise BuildInterrupted(f"interrupted by {signal.Signals(number).name}; {_advice}")
+
+
+def parse_size(text: str, least: int = 0) -> int:
+    """Parse a number of bytes with an optional suffix K, M, G or T, in powers of 1024.
+
+    Raises
+    ------
+    ConfigError
+        If it is not one, or less than `least`.
+    """
+    bare = text.strip().upper().removesuffix("B").removesuffix("I")
+    power = "KMGT".find(bare[-1:]) + 1 if bare[-1:] else 0
+    try:
+        size = int(float(bare[:-1] if power else bare) * 1024**power)
+    except (ValueError, OverflowError):
+        size = -1
+    if size < least:
+        raise ConfigError(f"{text!r} is not a size in bytes, such as 8G")
+    return size
+
+
+def optional_size(text: str | None) -> int | None:
+    """Parse an optional number of bytes, which is not zero."""
+    return None if text is None else parse_size(text, least=1)
+
+
+def parse_minutes(text: str | None) -> int | None:
+    """Parse a time limit in any form that sbatch accepts; return minutes, rounded up.
+
+    Raises
+    ------
+    ConfigError
+        If it has another form, or is zero.
+    """
+    if text is None:
+        return None
+    for form in FORMS:
+        if (found := form.fullmatch(text.strip())) is not None:
+            parts = {name: int(value or 0) for name, value in found.groupdict().items()}
+            minutes = sum(size * parts.get(name, 0) for name, size in MINUTES.items())
+            minutes += -(-parts.get("seconds", 0) // 60)
+            if minutes:
+                return minutes
+    raise ConfigError(
+        f"--time {text!r}: expected minutes, H:MM:SS or D-HH:MM:SS, as sbatch does, and more than 0"
+    )

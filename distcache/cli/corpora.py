@@ -1,0 +1,215 @@
+"""`distcache check`, `merge` and `convert`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+import msgspec
+import typer
+
+from distcache.cli.common import (
+    JsonOption,
+    LogOption,
+    OutOption,
+    interrupt_on_signals,
+    needing_libraries,
+)
+from distcache.cli.show import LogFormat, make_progress, print_json, print_result, print_table
+from distcache.corpus import CorpusFacts, Fault
+from distcache.corpus.examine import examine
+from distcache.corpus.receipt import Receipt
+from distcache.errors import CorpusError
+from distcache.ingest.merge import convert, merge
+from distcache.progress import Progress
+from distcache.ranks.agreement import on_rank_0
+from distcache.ranks.communicator import Communicator
+from distcache.ranks.connect import connect, share_of_cores
+
+__all__ = ["bare_prefix", "check_command", "convert_command", "merge_command"]
+
+# A shell pattern matches several files of each corpus.
+ENDS = (".idx", ".bin", ".receipt.json")
+
+
+def bare_prefix(word: str) -> str:
+    """Return the prefix of a corpus, from the path of one of its files."""
+    return next((word.removesuffix(end) for end in ENDS if word.endswith(end)), word)
+
+
+def fold(words: Sequence[str]) -> list[str]:
+    """Return the named corpora; several files name one corpus, the same argument twice two."""
+    seen: dict[str, set[str]] = {}
+    prefixes = []
+    for word in words:
+        prefix = bare_prefix(word)
+        forms = seen.setdefault(prefix, set())
+        if word in forms or not forms:
+            forms.clear()
+            prefixes.append(prefix)
+        forms.add(word)
+    return prefixes
+
+
+def merge_command(
+    prefixes: Annotated[list[str], typer.Argument(help="Corpora: paths without .idx or .bin.")],
+    out: OutOption,
+    mixed_tokenizers: Annotated[
+        bool, typer.Option("--mixed-tokenizers", help="Allow corpora of different tokenizers.")
+    ] = False,
+    log_format: LogOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Merge corpora into one, in this order, as Megatron's own merge does.
+
+    Runs alone or under mpiexec or srun; the bytes are split over the ranks.
+
+    Examples
+    --------
+        distcache merge data/web-00000 data/web-00001 -o data/web
+
+        mpiexec -n 8 distcache merge data/part-* -o data/all
+    """
+
+    def make(communicator: Communicator, threads: int, progress: Progress) -> Receipt:
+        unique = fold(prefixes)
+        return merge(communicator, unique, out, threads, progress, mixed=mixed_tokenizers)
+
+    _write(make, out, log_format, as_json=as_json)
+
+
+def convert_command(
+    prefix: Annotated[str, typer.Argument(help="A corpus: its path without .idx or .bin.")],
+    out: OutOption,
+    drop_modes: Annotated[
+        bool, typer.Option("--drop-modes", help="Drop the modes of multimodal data.")
+    ] = False,
+    log_format: LogOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Write a legacy (TNTIDX) or multimodal corpus as one that today's Megatron reads.
+
+    Examples
+    --------
+        distcache convert old/web -o data/web
+
+        distcache convert data/pictures -o data/text-only --drop-modes
+    """
+
+    def make(communicator: Communicator, threads: int, progress: Progress) -> Receipt:
+        source = bare_prefix(prefix)
+        return convert(communicator, source, out, threads, progress, drop_modes=drop_modes)
+
+    _write(make, out, log_format, as_json=as_json)
+
+
+def _write(
+    make: Callable[[Communicator, int, Progress], Receipt],
+    out: str,
+    log_format: LogFormat,
+    *,
+    as_json: bool,
+) -> None:
+    """Make a corpus with all ranks, and show its receipt."""
+    communicator = connect()
+    interrupt_on_signals()
+    with contextlib.closing(make_progress(log_format, communicator.rank)) as progress:
+        receipt = make(communicator, share_of_cores(communicator), progress)
+    print_result(communicator.rank, receipt, [out], as_json=as_json)
+
+
+def check_command(
+    prefixes: Annotated[list[str], typer.Argument(help="Corpora: paths without .idx or .bin.")],
+    against: Annotated[
+        list[str] | None,
+        typer.Option(help="Receipts, or directories with receipts, to compare with."),
+    ] = None,
+    readback: Annotated[
+        int,
+        typer.Option(min=0, help="Documents of each corpus to read again from their source."),
+    ] = 0,
+    vocab_size: Annotated[
+        int | None, typer.Option(min=1, help="Token ids must be below it; reads every token.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="For --readback, if it is not where the receipt says.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Files that each rank reads at a time.")] = 2,
+    as_json: JsonOption = False,
+) -> None:
+    """Check that corpora are sound, and report every fault of every corpus.
+
+    Runs alone or under mpiexec or srun; the bytes are split over the ranks. Exit code 3 if any
+    corpus is unsound. With --against or --readback, it must also be what its receipt says.
+
+    Examples
+    --------
+        distcache check data/web data/code
+
+        mpiexec -n 8 distcache check data/* --against data/ --readback 100
+    """
+    unique = list(dict.fromkeys(map(bare_prefix, prefixes)))
+    communicator = connect()
+    interrupt_on_signals()
+    facts, faults = examine(communicator, unique, threads)
+    if against or readback or vocab_size is not None:
+        faults = (
+            *faults,
+            *_audit(
+                communicator, facts, len(unique), against or [], readback, vocab_size, tokenizer
+            ),
+        )
+    if communicator.rank == 0:
+        wrong = {fault.prefix for fault in faults}
+        sound = [found for prefix, found in facts.items() if prefix not in wrong]
+        if as_json:
+            print_json(
+                {
+                    "corpora": [msgspec.to_builtins(found) for found in sound],
+                    "faults": [msgspec.to_builtins(fault) for fault in faults],
+                }
+            )
+        else:
+            _show_findings(sound, faults)
+    if faults:
+        unsound = len({fault.prefix for fault in faults})
+        error = CorpusError(f"{unsound} of {len(unique)} corpora are unsound")
+        error.is_collective = True
+        raise error
+
+
+def _audit(
+    communicator: Communicator,
+    facts: dict[str, CorpusFacts],
+    asked: int,
+    against: list[str],
+    readback: int,
+    vocab_size: int | None,
+    tokenizer: str | None,
+) -> Sequence[Fault]:
+    with needing_libraries():
+        from distcache.ingest.audit import audit, find_receipts  # noqa: PLC0415
+
+    def find() -> tuple[dict[str, Receipt], list[Fault]]:
+        return find_receipts(facts, against, asked) if against or readback else ({}, [])
+
+    receipts, missing = on_rank_0(
+        communicator, find, tuple[dict[str, Receipt], list[Fault]], "reading receipts"
+    )
+    found = audit(communicator, facts, receipts, vocab_size, readback, tokenizer)
+    return [*missing, *found]
+
+
+def _show_findings(facts: Sequence[CorpusFacts], faults: Sequence[Fault]) -> None:
+    if facts:
+        print_table(
+            "Sound corpora",
+            ["corpus", "sequences", "documents", "tokens", "empty", "idx digest"],
+            [
+                [f.prefix, f.sequences, f.documents, f.tokens, f.empty_sequences, f.idx_digest]
+                for f in facts
+            ],
+        )
+    if faults:
+        print_table("Faults", ["file", "what is wrong"], [[f.path, f.message] for f in faults])

@@ -1,0 +1,194 @@
+"""`distcache submit`: a pre-job that builds, and the training job after it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import typer
+
+from distcache.builder.prepare import is_finished
+from distcache.cli.common import (
+    JsonOption,
+    LimitOption,
+    LogOption,
+    ReuseOption,
+    interrupt_on_signals,
+    optional_size,
+    parse_minutes,
+)
+from distcache.cli.show import make_progress, print_json
+from distcache.errors import DistcacheError
+from distcache.launch.follow import failure, follow
+from distcache.launch.prejob import JobOptions
+from distcache.launch.submit import Prejob, SubmitOptions, Submitted, submit
+from distcache.progress import Progress
+from distcache.timeouts import limits
+
+__all__ = ["submit_command"]
+
+SBATCHS: Final = "The pre-job's; as for sbatch."
+
+
+TrainingArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[-- TRAIN_SCRIPT ARGS...]",
+        help="A batch script that starts when the cache exists, in DISTCACHE_CACHE.",
+    ),
+]
+OutputOption = Annotated[
+    Path, typer.Option("--output", "-o", help="Directory for the cache, shared by all nodes.")
+]
+NodesOption = Annotated[
+    int, typer.Option("--nodes", "-N", min=1, max=10_000, help="Nodes of the pre-job.")
+]
+TasksOption = Annotated[
+    int,
+    typer.Option(
+        "--ntasks-per-node", min=1, max=1024, help="Ranks of the pre-job on each of its nodes."
+    ),
+]
+CpusOption = Annotated[
+    int,
+    typer.Option(
+        "--cpus-per-task", "-c", min=1, max=1024, help="Threads of each rank of the pre-job."
+    ),
+]
+TimeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--time", "-t", help="Time limit of the pre-job, as for sbatch; by default estimated."
+    ),
+]
+MemoryOption = Annotated[
+    str | None,
+    typer.Option("--mem", help="Memory of each node of the pre-job; by default estimated."),
+]
+MpiOption = Annotated[
+    str | None,
+    typer.Option(
+        "--mpi", help="Plugin of srun; by default the one that mpi4py's MPI library uses."
+    ),
+]
+LogsOption = Annotated[
+    Path | None,
+    typer.Option(help="Directory for the pre-job's files; by default beside the cache."),
+]
+SbatchOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sbatch", help="Any option of sbatch for the pre-job, as in --sbatch=--gres=gpu:1."
+    ),
+]
+SrunOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--srun", help="Any option of the pre-job's srun, as in --srun=--container-image=IMAGE."
+    ),
+]
+WaitOption = Annotated[
+    bool, typer.Option("--wait", help="Follow the pre-job; fail with its reason if it fails.")
+]
+
+
+def submit_command(
+    config: Annotated[Path, typer.Argument(help="YAML or TOML file, seen by all nodes.")],
+    directory: OutputOption,
+    training: TrainingArgument = None,
+    name: Annotated[
+        str | None, typer.Option(help="File name without .h5; by default from the key.")
+    ] = None,
+    nodes: NodesOption = 1,
+    tasks: TasksOption = 8,
+    cpus: CpusOption = 1,
+    partition: Annotated[str | None, typer.Option("--partition", "-p", help=SBATCHS)] = None,
+    account: Annotated[str | None, typer.Option("--account", "-A", help=SBATCHS)] = None,
+    qos: Annotated[str | None, typer.Option("--qos", "-q", help=SBATCHS)] = None,
+    constraint: Annotated[str | None, typer.Option("--constraint", "-C", help=SBATCHS)] = None,
+    time_limit: TimeOption = None,
+    memory: MemoryOption = None,
+    memory_limit: LimitOption = None,
+    reuse: ReuseOption = None,
+    mpi: MpiOption = None,
+    logs: LogsOption = None,
+    sbatch: SbatchOption = None,
+    srun: SrunOption = None,
+    wait: WaitOption = False,
+    log_format: LogOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Submit a job that builds the cache, unless it exists, and training that starts after it.
+
+    Examples
+    --------
+        distcache submit blend.yaml -o /shared/caches --nodes 2 --partition cpu -- train.sbatch
+
+        distcache submit blend.yaml -o /shared/caches --name pretrain --wait
+
+        distcache submit blend.yaml -o /shared/caches --sbatch=--reservation=maintenance
+    """
+    job = JobOptions(
+        nodes=nodes,
+        tasks_per_node=tasks,
+        cpus_per_task=cpus,
+        minutes=parse_minutes(time_limit),
+        memory=memory,
+        mpi=mpi,
+        partition=partition,
+        account=account,
+        qos=qos,
+        constraint=constraint,
+        sbatch=tuple(sbatch or ()),
+        srun=tuple(srun or ()),
+    )
+    limit = optional_size(memory_limit)
+    options = SubmitOptions(job=job, memory_limit=limit, reuse=tuple(reuse or ()), logs=logs)
+    with contextlib.closing(make_progress(log_format)) as progress:
+        done = submit(config, directory, name, training or [], options, progress)
+        if as_json:
+            print_json(msgspec.to_builtins(done))
+        else:
+            _show(done)
+        if wait and done.prejob is not None:
+            _follow(done, done.prejob, progress)
+
+
+def _show(done: Submitted) -> None:
+    typer.echo(f"cache      {done.cache}")
+    typer.echo(f"key        {done.key}")
+    if (prejob := done.prejob) is None:
+        typer.echo("pre-job    none: the cache exists")
+    else:
+        asked = prejob.options
+        shape = f"{asked.nodes} node(s) with {asked.tasks_per_node} rank(s) each"
+        limits = f"--mpi={asked.mpi} --time={asked.minutes} --mem={asked.memory}"
+        typer.echo(f"pre-job    {prejob.job}: {shape}, {limits}")
+        typer.echo(f"its logs   {prejob.logs}/{prejob.job}_*")
+    if done.training is not None:
+        after = "" if prejob is None else f", after {prejob.job} has succeeded"
+        typer.echo(f"training   {done.training}{after}")
+
+
+def _follow(done: Submitted, prejob: Prejob, progress: Progress) -> None:
+    """Wait for the pre-job, and raise the error of its ranks if it fails."""
+    interrupt_on_signals(f"pre-job {prejob.job} continues; scancel {prejob.job} ends it")
+    state = follow(prejob.files, progress.note)
+    if state.state != "COMPLETED":
+        error = failure(prejob.files, state)
+        if done.training is None:
+            raise error
+        left = f"training job {done.training} never starts: Slurm cancels it"
+        raise type(error)(*error.problems, left)
+    end = time.monotonic() + limits().visible
+    while not is_finished(Path(done.cache), done.key):
+        if time.monotonic() < end:
+            time.sleep(1)
+            continue
+        raise DistcacheError(
+            f"{done.cache}: pre-job {prejob.job} has succeeded, but the cache is not to be seen "
+            "here; is the directory shared?"
+        )

@@ -1,0 +1,168 @@
+"""How the command line shows things: tables for people, JSON for scripts, progress for both."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from distcache.progress import NullProgress, Progress
+
+__all__ = ["LogFormat", "make_progress", "print_json", "print_result", "print_table", "size_text"]
+
+PLAIN_INTERVAL = 10.0
+# A log that is full or gone must not end a build.
+LOG_MAY_FAIL = contextlib.suppress(OSError, ValueError)
+LogFormat = Literal["auto", "bar", "plain", "json", "none"]
+"""How progress is written to standard error."""
+
+
+def print_json(document: Any) -> None:
+    """Write a document to standard output."""
+    print(json.dumps(document, indent=2))  # noqa: T201
+
+
+def print_result(rank: int, result: msgspec.Struct, lines: Sequence[str], *, as_json: bool) -> None:
+    """Write the result of a command to standard output, on rank 0: as JSON, or some lines."""
+    if rank == 0 and as_json:
+        print_json(msgspec.to_builtins(result))
+    elif rank == 0:
+        print(*lines, sep="\n")  # noqa: T201
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Write a table to standard output, wide enough for most paths when it is not a terminal."""
+    from rich import box  # noqa: PLC0415
+    from rich.console import Console  # noqa: PLC0415
+    from rich.markup import escape  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+
+    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD)
+    for place, column in enumerate(columns):
+        numeric = bool(rows) and all(isinstance(row[place], int | float) for row in rows)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(_cell(value)) for value in row))
+    width = None if sys.stdout.isatty() else 200
+    Console(width=width).print(table)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, int):
+        return "" if value is None else str(value)
+    return f"{value:,}"
+
+
+def size_text(nbytes: int) -> str:
+    """Return a number of bytes for people, in powers of 1024."""
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} TiB"
+
+
+def make_progress(log_format: LogFormat, rank: int = 0) -> Progress:
+    """Return the progress of a rank; other ranks than 0 show none."""
+    if rank or log_format == "none" or sys.stderr is None:
+        return NullProgress()
+    if log_format == "auto":
+        log_format = "bar" if sys.stderr.isatty() else "plain"
+    return BarProgress() if log_format == "bar" else LineProgress(as_json=log_format == "json")
+
+
+class LineProgress:
+    """One line per phase, and one every ten seconds within it, with the seconds since the start.
+
+    Parameters
+    ----------
+    as_json : bool
+        Whether each line is a JSON object.
+    """
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._begin = self._last = time.monotonic()
+        self._phase, self._total, self._done = "", 0.0, 0.0
+        self._lock = threading.Lock()
+
+    def phase(self, name: str, total: float = 0) -> None:
+        """Write that a phase begins."""
+        with self._lock:
+            self._phase, self._total, self._done = name, total, 0.0
+            self._write(name, None)
+
+    def advance(self, amount: float) -> None:
+        """Write how far the phase is, if ten seconds have passed since the last line."""
+        with self._lock:
+            self._done += amount
+            if time.monotonic() - self._last >= PLAIN_INTERVAL and self._total:
+                self._write(self._phase, min(self._done / self._total, 1.0))
+
+    def note(self, message: str) -> None:
+        """Write a message."""
+        with self._lock:
+            self._write(message, None)
+
+    def close(self) -> None:
+        """Do nothing: every line is whole."""
+
+    def _write(self, message: str, fraction: float | None) -> None:
+        self._last = time.monotonic()
+        elapsed = self._last - self._begin
+        if self._as_json:
+            entry = {"elapsed": round(elapsed, 3), "message": message, "fraction": fraction}
+            line = json.dumps(entry)
+        else:
+            share = "" if fraction is None else f" {fraction:.0%}"
+            line = f"[{elapsed:8.1f} s] {message}{share}"
+        with LOG_MAY_FAIL:
+            print(line, file=sys.stderr, flush=True)  # noqa: T201
+
+
+class BarProgress:
+    """A bar on the terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console  # noqa: PLC0415
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+        from rich.progress import Progress as RichProgress  # noqa: PLC0415
+
+        self._console = Console(stderr=True)
+        self._bar = RichProgress(
+            TextColumn("{task.description:24}"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f}%"),
+            TimeElapsedColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._task = self._bar.add_task("starting", total=None)
+        with LOG_MAY_FAIL:
+            self._bar.start()
+
+    def phase(self, name: str, total: float = 0) -> None:
+        """Restart the bar for a phase."""
+        with LOG_MAY_FAIL:
+            self._bar.reset(self._task, description=name, total=total or None)
+
+    def advance(self, amount: float) -> None:
+        """Move the bar."""
+        self._bar.advance(self._task, amount)
+
+    def note(self, message: str) -> None:
+        """Write a message above the bar."""
+        with LOG_MAY_FAIL:
+            self._bar.console.print(message, markup=False)
+
+    def close(self) -> None:
+        """Take the bar away, and show the cursor."""
+        with LOG_MAY_FAIL:
+            self._bar.stop()

@@ -1,0 +1,237 @@
+"""Decode a configuration file strictly, and report every wrong field at once."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from distcache.errors import ConfigError, NotReady
+from distcache.io.files import open_regular
+from distcache.megatron.options import MEGATRON_KEYS, config_from_options, options_from_mapping
+from distcache.plan.config import BlendEntry, BlendPerSplit, Config, Samples, Slurm
+
+__all__ = ["complete", "config_from_mapping", "load_config", "tokenizer_from"]
+
+# A file with any of these fields is distcache's own.
+OWN_KEYS: Final = {"blend", "blend_per_split", "sequence_length", "samples"}
+FIELDS_OF: Final[dict[str, Any]] = {
+    "blend": BlendEntry,
+    "blend_per_split": BlendPerSplit,
+    "samples": Samples,
+    "slurm": Slurm,
+}
+# Megatron's names of fields that a configuration has under other names.
+OF_MEGATRON: Final = {
+    "seq_length": "sequence_length",
+    "data_path": "blend, a list of {path, weight}",
+    "data_args_path": "blend, a list of {path, weight}",
+    "per_split_data_args_path": "blend_per_split",
+    "train_data_path": "blend_per_split.train",
+    "valid_data_path": "blend_per_split.valid",
+    "test_data_path": "blend_per_split.test",
+    "train_samples": "samples.train",
+    "train_iters": "samples.train, times the global batch size",
+    "eval_iters": "samples.valid and samples.test, in samples",
+    "eval_interval": "samples.valid, in samples",
+    "global_batch_size": "a factor of samples",
+    "tokenizer_description": "tokenizer: {description: FILE}",
+    "random_seed": "seed",
+}
+# Errors of parsers, of PyYAML's constructors, and of nesting that is too deep.
+PARSER_ERRORS = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
+
+
+def load_config(path: str | Path) -> Config:
+    """Read a configuration from a YAML, JSON or TOML file.
+
+    Parameters
+    ----------
+    path : path
+        Ends in .yaml, .yml, .json or .toml. Keys are distcache's, or Megatron's options with dashes
+        or underscores.
+
+    Returns
+    -------
+    Config
+        With the tokenizer's identifiers taken from its description file, if one is named.
+
+    Raises
+    ------
+    NotReady
+        If there is no such file.
+    ConfigError
+        With one problem per field that is unknown, missing or wrong.
+    """
+    path = Path(path)
+    try:
+        with os.fdopen(open_regular(path), encoding="utf-8") as stream:
+            text = stream.read()
+    except FileNotFoundError as error:
+        raise NotReady(f"{path}: no such configuration file") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    try:
+        parsed = _parse(path.suffix, text)
+    except PARSER_ERRORS as error:
+        raise ConfigError(f"{path}: {error}") from error
+    if not isinstance(parsed, dict):
+        raise ConfigError(f"{path}: expected a mapping of fields, found {type(parsed).__name__}")
+    try:
+        return config_from_mapping(parsed)
+    except ConfigError as error:
+        raise ConfigError(*(f"{path}: {problem}" for problem in error.problems)) from error
+
+
+def _parse(suffix: str, text: str) -> Any:
+    if suffix == ".toml":
+        import tomllib  # noqa: PLC0415  every import of a rank opens files on a shared filesystem
+
+        return tomllib.loads(text)
+    return json.loads(text) if suffix == ".json" else _parse_yaml(text)
+
+
+def _parse_yaml(text: str) -> Any:
+    import yaml  # noqa: PLC0415
+
+    # libyaml, where PyYAML has it, is ten times faster: a blend may name thousands of corpora.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        return yaml.load(text, loader)  # noqa: S506
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from error
+
+
+def config_from_mapping(fields: Mapping[str, Any]) -> Config:
+    """Make a configuration from decoded fields, distcache's own or Megatron's.
+
+    Parameters
+    ----------
+    fields : mapping
+        As read from a file.
+
+    Returns
+    -------
+    Config
+        Checked.
+
+    Raises
+    ------
+    ConfigError
+        With one problem per field that is unknown, missing or wrong.
+    """
+    given = {str(key).replace("-", "_") for key in fields}
+    if given & MEGATRON_KEYS and not given & OWN_KEYS:
+        return complete(config_from_options(options_from_mapping(fields)))
+    return complete(_decode(fields))
+
+
+def _decode(fields: Mapping[str, Any]) -> Config:
+    known = {field.encode_name: field for field in msgspec.structs.fields(Config)}
+    problems = [_unknown(f"$.{key}", str(key), known) for key in fields if key not in known]
+    problems += [
+        f"$.{name}: missing"
+        for name, field in known.items()
+        if field.required and name not in fields
+    ]
+    values = {}
+    for name in known.keys() & fields.keys():
+        try:
+            values[name] = msgspec.convert(fields[name], known[name].type, strict=True)
+        except msgspec.ValidationError as error:
+            problems.append(_with_path(name, str(error)))
+    problems += _exclusive(fields)
+    if problems:
+        raise ConfigError(*sorted(problems))
+    return Config(**values)
+
+
+def _unknown(path: str, key: str, known: Iterable[str]) -> str:
+    """Return the error for an unknown field, with the nearest known one."""
+    bare = key.replace("-", "_")
+    if (ours := OF_MEGATRON.get(bare)) is not None:
+        return f"{path}: unknown field; Megatron's {key} is {ours} here"
+    near = difflib.get_close_matches(bare, known, n=1)
+    meant = f"did you mean {near[0]}? " if near else ""
+    return f"{path}: unknown field; {meant}There are: {', '.join(known)}"
+
+
+def _exclusive(fields: Mapping[str, Any]) -> list[str]:
+    given = {name for name in ("blend", "split", "blend_per_split") if fields.get(name) is not None}
+    if not given & {"blend", "blend_per_split"}:
+        return ["$.blend: missing; give blend and split, or blend_per_split"]
+    if "blend_per_split" in given and len(given) > 1:
+        return ["$.blend_per_split: cannot be combined with blend or split"]
+    if given == {"blend"}:
+        return ['$.split: missing; a blend is cut into splits, as in "99,1,0"']
+    return []
+
+
+def _with_path(name: str, message: str) -> str:
+    text, _, path = message.partition(" - at `")
+    place = f"$.{name}{path.removesuffix('`').removeprefix('$')}"
+    if (found := re.fullmatch(r"Object contains unknown field `(.*)`", text)) is not None:
+        kind = BlendEntry if "[" in place else FIELDS_OF[name]
+        return _unknown(f"{place}.{found[1]}", found[1], kind.__struct_fields__)
+    return f"{place}: {text}"
+
+
+def complete(config: Config) -> Config:
+    """Check what types cannot express, and read the tokenizer's ``{"description": FILE}``.
+
+    Raises
+    ------
+    ConfigError
+        If a text cannot be a path or stand in a file, if there is no such description, or if the
+        tokenizer's identifiers are not JSON.
+    """
+    texts = [*config.prefixes(), config.split or ""]
+    problems = [
+        f"{text!r}: contains a NUL byte, or cannot be encoded as UTF-8"
+        for text in texts
+        if not _is_text(text)
+    ]
+    if problems:
+        raise ConfigError(*problems)
+    tokenizer = config.tokenizer
+    if tokenizer is None:
+        return config
+    if set(tokenizer) == {"description"}:
+        tokenizer = tokenizer_from(Path(str(tokenizer["description"])))
+    try:
+        json.dumps(tokenizer, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"$.tokenizer: is not JSON: {error}") from error
+    return msgspec.structs.replace(config, tokenizer=tokenizer)
+
+
+def _is_text(text: str) -> bool:
+    try:
+        return b"\0" not in text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+
+
+def tokenizer_from(path: Path) -> dict[str, Any]:
+    """Read the tokenizer's identifiers from a description of a section or a blend.
+
+    Raises
+    ------
+    ConfigError
+        If the file is not a description that Megatron wrote.
+    """
+    try:
+        described = json.loads(path.read_text(encoding="utf-8"))
+        # A blend's description holds its sections'; every one of them names the tokenizer.
+        section = described["datasets"][0] if "datasets" in described else described
+        return dict(section["tokenizer"])
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise ConfigError(
+            f"tokenizer: {str(path)!r} is not a description.txt that Megatron wrote: {error}"
+        ) from error

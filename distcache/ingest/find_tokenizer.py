@@ -1,0 +1,120 @@
+"""Find a tokenizer by its file or name, and load it; each kind is imported when needed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from distcache.errors import ConfigError, DistcacheError, NotReady
+from distcache.ingest.tokenizer import (
+    Tokenizer,
+    TokenizerOptions,
+    TokenizerSource,
+    read_file,
+)
+
+__all__ = ["find_tokenizer", "load_tokenizer", "make_tokenizer"]
+
+SUFFIXES: Final = (".json", ".model", ".tiktoken")
+# Names of tokenizers: of tiktoken, or of the Hugging Face hub, with or without an owner.
+NAME: Final = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+
+
+def load_tokenizer(options: TokenizerOptions) -> Tokenizer:
+    """Load a tokenizer from its file, or by its name.
+
+    Raises
+    ------
+    NotReady
+        If there is no such file, or its name is not known.
+    ConfigError
+        If it is not a tokenizer, an option does not fit, or the library is missing.
+    """
+    return make_tokenizer(find_tokenizer(options), options)
+
+
+def find_tokenizer(options: TokenizerOptions) -> TokenizerSource:
+    """Read a tokenizer's files, or download them, or find them in a cache.
+
+    Raises
+    ------
+    NotReady, ConfigError
+        As `load_tokenizer`.
+    """
+    path = Path(options.name)
+    if path.is_dir():
+        path /= "tokenizer.json"
+    with _as_errors(options):
+        if not path.is_file():
+            return _find_by_name(options)
+        content = read_file(path)
+        if path.suffix == ".model":
+            return TokenizerSource("sentencepiece", path.name, content)
+        if path.suffix == ".tiktoken" or _is_vocabulary(path):
+            from distcache.ingest.tiktoken_ranks import parts_of_file  # noqa: PLC0415
+
+            return parts_of_file(path, content, options)
+        from distcache.ingest.huggingface import stated_end  # noqa: PLC0415
+
+        return TokenizerSource("huggingface", path.name, content, stated_end(path.parent))
+
+
+def make_tokenizer(source: TokenizerSource, options: TokenizerOptions) -> Tokenizer:
+    """Make a tokenizer from the contents of its files.
+
+    Raises
+    ------
+    ConfigError
+        If it is not a tokenizer, an option does not fit, or the library is missing.
+    """
+    with _as_errors(options):
+        if source.kind == "sentencepiece":
+            from distcache.ingest.sentencepiece_model import SentencePiece  # noqa: PLC0415
+
+            return SentencePiece(source.name, source.content, options)
+        if source.kind == "tiktoken":
+            from distcache.ingest.tiktoken_ranks import Tiktoken  # noqa: PLC0415
+
+            return Tiktoken(source, options)
+        from distcache.ingest.huggingface import HuggingFace  # noqa: PLC0415
+
+        return HuggingFace(source.name, source.content, options, source.end)
+
+
+@contextlib.contextmanager
+def _as_errors(options: TokenizerOptions) -> Iterator[None]:
+    """Turn errors into ones that name the tokenizer."""
+    try:
+        yield
+    except DistcacheError:
+        raise
+    except OSError as error:
+        raise NotReady(f"--tokenizer {options.name}: cannot be read: {error.strerror}") from error
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"--tokenizer {options.name}: {error.name} is not installed; pip install "
+            '"distcache[ingest]"'
+        ) from error
+
+
+def _find_by_name(options: TokenizerOptions) -> TokenizerSource:
+    name = options.name
+    if os.path.lexists(name) or name.endswith(SUFFIXES) or not NAME.fullmatch(name):
+        raise NotReady(f"--tokenizer {name}: no such file")
+    from distcache.ingest.tiktoken_ranks import knows, parts_by_name  # noqa: PLC0415
+
+    if knows(name):
+        return parts_by_name(options)
+    from distcache.ingest.huggingface import download  # noqa: PLC0415
+
+    return download(options)
+
+
+def _is_vocabulary(path: Path) -> bool:
+    """Return whether a JSON file is a list, as Megatron's vocabularies for tiktoken are."""
+    with path.open("rb") as stream:
+        return stream.read(64).lstrip().startswith(b"[")

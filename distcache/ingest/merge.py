@@ -1,0 +1,467 @@
+"""Merge corpora, and convert legacy or multimodal ones: every rank copies an equal share."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+import xxhash
+
+from distcache.corpus.corpus import CopySource, CorpusFacts, open_copy_source
+from distcache.corpus.examine import require_sound, require_unchanged
+from distcache.corpus.idx import bin_path, idx_path
+from distcache.corpus.idx_writer import IdxPlan, lay_out_idx, write_bounds, write_lengths
+from distcache.corpus.legacy import is_legacy, open_legacy
+from distcache.corpus.receipt import (
+    InputReceipt,
+    Kind,
+    Origin,
+    PieceReceipt,
+    Receipt,
+    TokenizerFacts,
+    receipt_of,
+    require_one_tokenizer,
+    tokenizers_of,
+)
+from distcache.errors import ConfigError, CorpusError
+from distcache.ingest.output import Output
+from distcache.io.files import (
+    no_space_as_error,
+    open_regular,
+    recreate,
+    require_text,
+    write_range,
+)
+from distcache.partition import slice_bounds
+from distcache.progress import NullProgress, Progress, Stopwatch
+from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
+from distcache.ranks.communicator import Communicator
+from distcache.staging.heartbeat import Heartbeat
+
+__all__ = ["convert", "join", "merge"]
+
+STRIPE: Final = 1 << 20  # bytes; two ranks never write into the same one of a `.bin`
+COPY: Final = 16 << 20  # bytes at a time
+SEQUENCES: Final = 1 << 18  # at a time
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """What is known of the corpora.
+
+    Attributes
+    ----------
+    digests : list of str
+        Of the `.idx` of each.
+    stamps : list of str
+        Path, size and time of each file, so that the same corpora are known again.
+    tokenizer : TokenizerFacts or None
+        That they all have.
+    """
+
+    digests: list[str]
+    stamps: list[str]
+    tokenizer: TokenizerFacts | None
+
+
+def merge(
+    communicator: Communicator,
+    prefixes: Sequence[str],
+    out: str,
+    threads: int = 1,
+    progress: Progress | None = None,
+    *,
+    mixed: bool = False,
+) -> Receipt:
+    """Merge corpora, as Megatron-Core's ``IndexedDatasetBuilder.add_index``. Collective.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Of all ranks. Their number changes no byte.
+    prefixes : sequence of str
+        Of the corpora, in the order of the result.
+    out : str
+        Prefix of the result.
+    threads : int
+        Files that each rank reads at a time.
+    progress : Progress or None
+        Receives the progress of rank 0.
+    mixed : bool
+        Whether their receipts may name different tokenizers.
+
+    Returns
+    -------
+    Receipt
+        Of the result, which lies beside it.
+
+    Raises
+    ------
+    CorpusError
+        With every fault of every corpus.
+    ConfigError
+        If they differ in token type, in having modes, or in their tokenizers.
+    """
+    watch = Stopwatch(progress or NullProgress(), lambda: communicator.waited)
+    with aborting_on_error(communicator):
+        return _merge(communicator, prefixes, out, threads, watch, mixed=mixed)
+
+
+def _merge(
+    communicator: Communicator,
+    prefixes: Sequence[str],
+    out: str,
+    threads: int,
+    progress: Stopwatch,
+    *,
+    mixed: bool,
+) -> Receipt:
+    on_rank_0(communicator, lambda: _require_text(prefixes), None, "reading names")
+    progress.phase("examining corpora")
+    facts = require_sound(communicator, list(dict.fromkeys(prefixes)), threads)
+
+    def prepare() -> _Known:
+        _require_alike(list(facts.values()))
+        digests = [facts[prefix].idx_digest for prefix in prefixes]
+        return _Known(digests, _stamps(prefixes), _common_tokenizer(facts, mixed=mixed))
+
+    known = on_rank_0(communicator, prepare, _Known, "comparing corpora")
+    sources = on_all_ranks(
+        communicator,
+        lambda: [open_copy_source(prefix, facts[prefix].bin_size) for prefix in prefixes],
+        "opening corpora",
+    )
+    examined = list(facts.values())
+    return _make(communicator, "merge", sources, examined, known, out, threads, progress)
+
+
+def convert(
+    communicator: Communicator,
+    prefix: str,
+    out: str,
+    threads: int = 1,
+    progress: Progress | None = None,
+    *,
+    drop_modes: bool = False,
+) -> Receipt:
+    """Convert a legacy or multimodal corpus, or any other, to a current `.idx`. Collective.
+
+    Parameters
+    ----------
+    communicator, out, threads, progress
+        As `merge`.
+    prefix : str
+        Of the corpus.
+    drop_modes : bool
+        Whether to leave the modes of multimodal sequences out.
+
+    Raises
+    ------
+    CorpusError
+        If it is not sound.
+    """
+    watch = Stopwatch(progress or NullProgress(), lambda: communicator.waited)
+    with aborting_on_error(communicator):
+        return _convert(communicator, prefix, out, threads, watch, drop_modes=drop_modes)
+
+
+def _convert(
+    communicator: Communicator,
+    prefix: str,
+    out: str,
+    threads: int,
+    progress: Stopwatch,
+    *,
+    drop_modes: bool,
+) -> Receipt:
+    on_rank_0(communicator, lambda: require_text(prefix), None, "reading names")
+    progress.phase("examining corpora")
+    legacy = on_rank_0(communicator, lambda: is_legacy(prefix), bool, "looking at the corpus")
+    stamps = on_rank_0(communicator, lambda: _stamps([prefix]), list[str], "looking at files")
+    if legacy:
+        source = on_all_ranks(communicator, lambda: open_legacy(prefix), "opening the corpus")
+        digest = xxhash.xxh3_128(source.lengths.data).hexdigest()
+        known = _Known([digest], stamps, None)
+        examined: list[CorpusFacts] = []
+    else:
+        facts = require_sound(communicator, [prefix], threads)[prefix]
+        source = on_all_ranks(
+            communicator, lambda: open_copy_source(prefix, facts.bin_size), "opening"
+        )
+        tokenizers = on_rank_0(
+            communicator,
+            lambda: tokenizers_of({prefix: facts}),
+            dict[str, TokenizerFacts | None],
+            "reading receipts",
+        )
+        known = _Known([facts.idx_digest], stamps, tokenizers[prefix])
+        examined = [facts]
+    if drop_modes:
+        source = CopySource(
+            prefix, source.type_code, source.lengths, source.bounds, None, source.nbytes, source.idx
+        )
+    return _make(communicator, "convert", [source], examined, known, out, threads, progress)
+
+
+def _require_text(prefixes: Sequence[str]) -> None:
+    for prefix in prefixes:
+        require_text(prefix)
+
+
+def _stamps(prefixes: Sequence[str]) -> list[str]:
+    paths = [name for prefix in prefixes for name in (bin_path(prefix), idx_path(prefix))]
+    return [f"{path} {os.stat(path).st_size} {os.stat(path).st_mtime_ns}" for path in paths]
+
+
+def _require_alike(facts: Sequence[CorpusFacts]) -> None:
+    kinds = {(entry.type_code, _has_modes(entry)): entry.prefix for entry in facts}
+    if len(kinds) > 1:
+        found = "; ".join(
+            f"{prefix} has type code {code}{', with modes' if modes else ''}"
+            for (code, modes), prefix in kinds.items()
+        )
+        raise ConfigError(
+            f"corpora to merge must have one token type, and all or none modes: {found}"
+        )
+
+
+def _has_modes(facts: CorpusFacts) -> bool:
+    return facts.idx_size > IdxPlan(facts.type_code, facts.sequences, facts.documents).size
+
+
+def _common_tokenizer(facts: dict[str, CorpusFacts], *, mixed: bool) -> TokenizerFacts | None:
+    """Return the tokenizer that all receipts name; None if they differ, or one names none."""
+    tokenizers = tokenizers_of(facts)
+    if not mixed:
+        require_one_tokenizer(tokenizers, "give --mixed-tokenizers if that is meant")
+    digests = {known.digest if known else None for known in tokenizers.values()}
+    return next(iter(tokenizers.values())) if len(digests) == 1 else None
+
+
+def _make(
+    communicator: Communicator,
+    kind: Kind,
+    sources: Sequence[CopySource],
+    examined: Sequence[CorpusFacts],
+    known: _Known,
+    out: str,
+    threads: int,
+    progress: Stopwatch,
+) -> Receipt:
+    """Claim the output, fill it, and publish it with its receipt. Collective."""
+    identity = " ".join([kind, *known.stamps, *(str(source.modes is None) for source in sources)])
+    origin = Origin(
+        kind=kind,
+        made_from=xxhash.xxh3_128(identity.encode()).hexdigest(),
+        tokenizer=known.tokenizer,
+        options={},
+        versions={"distcache": importlib.metadata.version("distcache")},
+    )
+    with Output(out) as output:
+        found = output.claim(communicator, origin, progress)
+        if found:
+            return found[0]
+        with Heartbeat(output.directory, progress, communicator) as heartbeat:
+            output.prepare(communicator, origin)
+            facts = join(communicator, sources, output, threads, progress)
+            require_unchanged(communicator, examined, tokens=True)
+            inputs = _input_receipts(sources, known.digests)
+            receipt = receipt_of(facts, output.name(0), origin, inputs)
+            progress.phase("publishing")
+            output.publish(communicator, [receipt], heartbeat)
+        return receipt
+
+
+def _input_receipts(
+    sources: Sequence[CopySource], digests: Sequence[str]
+) -> Iterator[InputReceipt]:
+    begin = 0
+    for source, digest in zip(sources, digests, strict=True):
+        sequences, documents = len(source.lengths), len(source.bounds) - 1
+        end = begin + source.nbytes
+        yield InputReceipt(
+            path=source.prefix,
+            size=source.nbytes,
+            digest=digest,
+            rows=documents,
+            documents=documents,
+            empty=0,
+            skipped=0,
+            sequences=sequences,
+            tokens=source.tokens,
+            first_offset=begin if sequences else None,
+            last_offset=end if sequences else None,
+            pieces=(PieceReceipt(0, sequences, documents, documents, sequences, source.tokens),),
+        )
+        begin = end
+
+
+def join(
+    communicator: Communicator,
+    sources: Sequence[CopySource],
+    output: Output,
+    threads: int,
+    progress: Progress,
+) -> CorpusFacts:
+    """Concatenate corpora, in order, into an unfinished one. Collective.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Of all ranks.
+    sources : sequence of CopySource
+        Of one token type, all with modes or all without.
+    output : Output
+        Claimed by rank 0.
+    threads : int
+        For examining what was made.
+    progress : Progress
+        Receives the bytes that this rank has copied.
+
+    Returns
+    -------
+    CorpusFacts
+        Of the corpus, which is synced and sound.
+
+    Raises
+    ------
+    DistcacheError
+        On all ranks the same.
+    """
+    plan = IdxPlan(
+        sources[0].type_code,
+        sum(len(source.lengths) for source in sources),
+        sum(len(source.bounds) - 1 for source in sources),
+        sources[0].modes is not None,
+    )
+    total = sum(source.nbytes for source in sources)
+    prefix = output.unfinished(0)
+    on_rank_0(communicator, lambda: _lay_out(prefix, plan, total), None, "laying out")
+    stripes = slice_bounds(total, communicator.size, STRIPE)
+    begin, end = stripes[communicator.rank], stripes[communicator.rank + 1]
+    progress.phase("copying tokens", end - begin)
+    on_all_ranks(
+        communicator, lambda: _copy_tokens(prefix, sources, begin, end, progress), "copying tokens"
+    )
+    progress.phase("writing the index")
+    on_all_ranks(
+        communicator,
+        lambda: _write_index(prefix, plan, sources, communicator.rank, communicator.size),
+        "writing the index",
+    )
+    progress.phase("examining")
+    return require_sound(communicator, [prefix], threads)[prefix]
+
+
+def _lay_out(prefix: str, plan: IdxPlan, total: int) -> None:
+    """Make both files with their sizes, and the bytes of the index that belong to no sequence."""
+    lay_out_idx(prefix, plan)
+    path = bin_path(prefix)
+    with no_space_as_error(path), recreate(path) as stream:
+        stream.truncate(total)
+
+
+def _shares(sizes: Sequence[int], begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+    """Yield the parts of sources that lie in [begin, end) of the result, and where they begin."""
+    bounds = [0, *itertools.accumulate(sizes)]
+    for index, (first, last) in enumerate(itertools.pairwise(bounds)):
+        low, high = max(first, begin), min(last, end)
+        if low < high:
+            yield index, low - first, high - first, low
+
+
+def _copy_tokens(
+    prefix: str, sources: Sequence[CopySource], begin: int, end: int, progress: Progress
+) -> None:
+    path = bin_path(prefix)
+    target = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    room = np.empty(COPY, np.uint8)
+    try:
+        with no_space_as_error(path):
+            shares = _shares([source.nbytes for source in sources], begin, end)
+            for index, low, high, at in shares:
+                source = open_regular(bin_path(sources[index].prefix))
+                try:
+                    _copy(source, low, high, target, at, room, progress)
+                except EOFError as error:
+                    message = (
+                        f"{bin_path(sources[index].prefix)}: was truncated while it was copied"
+                    )
+                    raise CorpusError(message) from error
+                finally:
+                    os.close(source)
+            os.fsync(target)
+    finally:
+        os.close(target)
+
+
+def _copy(
+    source: int,
+    low: int,
+    high: int,
+    target: int,
+    at: int,
+    room: np.ndarray[tuple[int], np.dtype[np.uint8]],
+    progress: Progress,
+) -> None:
+    while low < high:
+        count = os.preadv(source, [room[: high - low].data], low)
+        if not count:
+            raise EOFError
+        write_range(target, at, room[:count])
+        low, at = low + count, at + count
+        progress.advance(count)
+
+
+def _write_index(
+    prefix: str, plan: IdxPlan, sources: Sequence[CopySource], rank: int, ranks: int
+) -> None:
+    """Write a rank's share of the sequences and documents, except for the last boundary."""
+    path = idx_path(prefix)
+    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    sequences = [len(source.lengths) for source in sources]
+    documents = [len(source.bounds) - 1 for source in sources]
+    sequences_before = [0, *itertools.accumulate(sequences)]
+    tokens_before = [0, *itertools.accumulate(source.tokens for source in sources)]
+    begin, end = slice_bounds(plan.sequences, ranks, 1)[rank : rank + 2]
+    first, last = slice_bounds(plan.documents, ranks, 1)[rank : rank + 2]
+    try:
+        with no_space_as_error(path):
+            for index, low, high, at in _shares(sequences, begin, end):
+                before = tokens_before[index]
+                _write_sequences(descriptor, plan, sources[index], range(low, high), at, before)
+            for index, low, high, at in _shares(documents, first, last):
+                for some in range(low, high, SEQUENCES):
+                    bounds = sources[index].bounds[some : min(some + SEQUENCES, high)]
+                    write_bounds(
+                        descriptor, plan, at + some - low, bounds + sequences_before[index]
+                    )
+                _require_intact(sources[index])
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_sequences(
+    descriptor: int, plan: IdxPlan, source: CopySource, part: range, at: int, before: int
+) -> None:
+    """Write some sequences of a source, the first as number `at`, with tokens `before` it."""
+    tokens = before + int(source.lengths[: part.start].sum(dtype=np.int64))
+    for begin in range(part.start, part.stop, SEQUENCES):
+        lengths = source.lengths[begin : min(begin + SEQUENCES, part.stop)]
+        place = at + begin - part.start
+        write_lengths(descriptor, plan, place, tokens, lengths)
+        tokens += int(lengths.sum(dtype=np.int64))
+        if source.modes is not None:
+            modes = np.ascontiguousarray(source.modes[begin : begin + len(lengths)])
+            write_range(descriptor, plan.modes_begin + place, modes)
+    _require_intact(source)
+
+
+def _require_intact(source: CopySource) -> None:
+    if source.idx is not None:
+        source.idx.require_intact()

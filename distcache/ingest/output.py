@@ -1,0 +1,287 @@
+"""The output of an ingest: paths of unfinished corpora, their claim and publication."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Final
+
+from distcache.corpus.idx import bin_path, idx_path
+from distcache.corpus.receipt import Origin, Receipt, find_receipt, receipt_path, write_receipt
+from distcache.errors import ConfigError, DistcacheError, KeyMismatch
+from distcache.io.files import atomic_write, is_plain_file
+from distcache.progress import NullProgress, Progress, Stopwatch
+from distcache.ranks.agreement import on_rank_0
+from distcache.ranks.communicator import Communicator, SerialCommunicator
+from distcache.staging.claim import claim, claim_together, conclude
+from distcache.staging.heartbeat import Heartbeat
+from distcache.staging.workspace import Workspace, hidden_directory, is_same_file
+
+__all__ = ["Output"]
+
+COMPARED: Final = ("kind", "tokenizer", "versions")
+LONGEST_NAME: Final = 200  # bytes: suffixes and numbers are appended
+
+
+class Output(AbstractContextManager["Output"]):
+    """The paths of unfinished corpora in a workspace, and their final names.
+
+    Their files are `N.bin`, `N.idx` and `N.receipt.json` of a workspace, N counting from 0. Rank 0
+    holds it, from `claim` until `release` or the end of the process.
+
+    Parameters
+    ----------
+    prefix : str
+        Of the corpus; with `numbered`, the N-th is ``PREFIX-00000``.
+    numbered : bool
+        Whether there may be several.
+
+    Attributes
+    ----------
+    workspace : Workspace
+        Where the unfinished files are.
+    """
+
+    def __init__(self, prefix: str, *, numbered: bool = False) -> None:
+        self.prefix = os.path.abspath(prefix)
+        self._given = prefix
+        self.numbered = numbered
+        shared = hidden_directory(Path(self.prefix), "ingest")
+        self.workspace = Workspace(shared, otherwise="choose another --out")
+
+    @property
+    def directory(self) -> Path:
+        """Where the unfinished files are."""
+        return self.workspace.path
+
+    @property
+    def journal(self) -> Path:
+        """The journal of an ingest."""
+        return self.directory / "journal.jsonl"
+
+    @property
+    def _complete(self) -> Path:
+        return self.directory / "complete"
+
+    def final(self, shard: int) -> str:
+        """Return the final prefix of the N-th corpus."""
+        return f"{self.prefix}-{shard:05}" if self.numbered else self.prefix
+
+    def name(self, shard: int) -> str:
+        """Return the last component of the final prefix of the N-th corpus."""
+        return Path(self.final(shard)).name
+
+    def unfinished(self, shard: int) -> str:
+        """Return the prefix of the N-th unfinished corpus."""
+        return str(self.directory / str(shard))
+
+    def part(self, shard: int, name: str) -> str:
+        """Return the path of a file of the N-th unfinished corpus."""
+        return f"{self.unfinished(shard)}.{name}"
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Unlock the workspace. Unfinished files stay; a private workspace is removed."""
+        self.workspace.release()
+
+    def claim(
+        self, communicator: Communicator, origin: Origin, progress: Progress
+    ) -> list[Receipt]:
+        """Claim the workspace of the corpora, or find the corpora. Collective.
+
+        Waits for another job that makes them. A killed publication is completed.
+
+        Parameters
+        ----------
+        communicator : Communicator
+            Of all ranks.
+        origin : Origin
+            Of the corpora: everything that they depend on.
+        progress : Progress
+            Receives for which job this one waits.
+
+        Returns
+        -------
+        list of Receipt
+            Of the corpora if they exist and were made from the same; else empty.
+
+        Raises
+        ------
+        KeyMismatch
+            If other files have their names.
+        ConfigError
+            If the prefix is not a path in a directory.
+        """
+        found: list[Receipt] = []
+
+        def decide() -> Workspace | None:
+            self._require_name()
+            mine = self._claim(origin, progress)
+            found.extend([] if mine is not None else self._published(origin))
+            return mine
+
+        workspace = claim_together(communicator, self.workspace, decide)
+        if workspace is not None:
+            self.workspace = workspace
+            return []
+        return on_rank_0(communicator, lambda: found, list[Receipt], "reading receipts")
+
+    def _claim(self, origin: Origin, progress: Progress) -> Workspace | None:
+        while True:
+            mine = claim(
+                self.workspace, lambda: bool(self._published(origin)), self.prefix, progress
+            )
+            if mine is None:
+                return None
+            self.workspace = mine
+            same = mine.stamp == origin.made_from
+            complete = self._completed()
+            if not complete or not (same or self._is_partly_published()):
+                break
+            with Heartbeat(mine.path, Stopwatch(NullProgress(), float), SerialCommunicator()):
+                self._give_names(complete)
+            mine.remove()
+        try:
+            self._require_free(self._differences(origin))
+        except KeyMismatch:
+            if mine.stamp is None:
+                mine.remove()  # it has nothing to resume
+            else:
+                mine.release()
+            raise
+        return mine
+
+    def prepare(self, communicator: Communicator, origin: Origin) -> None:
+        """Keep files that were made from the same, and remove others. Collective."""
+        stamp = origin.made_from
+        on_rank_0(communicator, lambda: self.workspace.prepare(stamp), None, "making room")
+
+    def publish(
+        self, communicator: Communicator, receipts: list[Receipt], heartbeat: Heartbeat
+    ) -> None:
+        """Publish synced corpora with their receipts, and remove the workspace. Collective.
+
+        Raises
+        ------
+        KeyMismatch
+            If a name has been taken in the meantime.
+        """
+
+        def act() -> None:
+            for shard, receipt in enumerate(receipts):
+                write_receipt(self.unfinished(shard), receipt)
+            with atomic_write(self._complete) as stream:
+                stream.write(b"%d\n" % len(receipts))
+            self._give_names(len(receipts))
+
+        on_rank_0(communicator, act, None, "publishing")
+        conclude(communicator, self.workspace, heartbeat)
+
+    def _require_name(self) -> None:
+        name = os.fsencode(Path(self.prefix).name)
+        if len(name) > LONGEST_NAME:
+            raise ConfigError(f"--out: the name has {len(name)} bytes, more than {LONGEST_NAME}")
+        if not name or self._given.endswith("/") or os.path.isdir(self.prefix):
+            raise ConfigError(
+                f"--out {self.prefix}: is a directory; expected the path of a corpus in one"
+            )
+        if not self.prefix.isprintable():
+            raise ConfigError(f"--out {self.prefix!r}: expected printable text")
+
+    def _published(self, origin: Origin) -> list[Receipt]:
+        """Return the receipts of the corpora if all exist and were made from the same."""
+        try:
+            first = find_receipt(self.final(0))
+        except DistcacheError:
+            return []  # the file is no receipt
+        if first is None or first.made_from != origin.made_from:
+            return []
+        receipts = [find_receipt(self.final(shard)) for shard in range(first.corpora)]
+        found = [entry for entry in receipts if entry and entry.made_from == origin.made_from]
+        whole = all(_has_sizes(self.final(shard), receipt) for shard, receipt in enumerate(found))
+        return found if len(found) == first.corpora and whole else []
+
+    def _completed(self) -> int:
+        """Return how many corpora are complete and only lack their names; 0 if any is not."""
+        text = self._complete.read_bytes()[:9].strip() if self._complete.is_file() else b""
+        shards = int(text) if text.isdigit() else 0
+        whole = all(
+            is_plain_file(here) for shard in range(shards) for here, _ in self._names(shard)
+        )
+        return shards if whole else 0
+
+    def _give_names(self, shards: int) -> None:
+        self.workspace.require_mine()
+        self._require_free()
+        names = [pair for shard in range(shards) for pair in self._names(shard)]
+        if (taken := self.workspace.publish(names)) is not None:
+            self._require_free()
+            raise KeyMismatch(
+                f"{taken}: another process had made it, and has removed it meanwhile; run "
+                "again, which publishes what is done"
+            )
+
+    def _names(self, shard: int) -> list[tuple[str, str]]:
+        here, there = self.unfinished(shard), self.final(shard)
+        # The `.idx` comes last: without it a `.bin` is no corpus.
+        return [(path(here), path(there)) for path in (bin_path, receipt_path, idx_path)]
+
+    def _require_free(self, why: str = "") -> None:
+        """Refuse to publish if other files have final names.
+
+        Raises
+        ------
+        KeyMismatch
+            Naming all of them, and the known differences.
+        """
+        taken = [final for final, ours in self._final_files() if not ours]
+        if taken:
+            verb = "exist" if len(taken) > 1 else "exists"
+            raise KeyMismatch(
+                f"{', '.join(taken)}: already {verb}, and not as this command makes it{why}; move "
+                "it away, or choose another --out"
+            )
+
+    def _is_partly_published(self) -> bool:
+        """Return whether a killed publication has named some of the files here."""
+        return any(ours for _, ours in self._final_files())
+
+    def _final_files(self) -> list[tuple[str, bool]]:
+        """Return every file with a final name of this output, and whether it is ours."""
+        parent, name = os.path.split(self.prefix)
+        number = r"-(\d{5,})" if self.numbered else "()"
+        pattern = re.compile(re.escape(name) + number + r"(\.bin|\.idx|\.receipt\.json)")
+        found = []
+        for entry in sorted(os.listdir(parent)):
+            if match := pattern.fullmatch(entry):
+                final = os.path.join(parent, entry)
+                here = self.part(int(match[1] or 0), match[2].removeprefix("."))
+                found.append((final, is_same_file(here, final)))
+        return found
+
+    def _differences(self, origin: Origin) -> str:
+        """Return, for a message, in which options an existing corpus differs by its receipt."""
+        with contextlib.suppress(DistcacheError, OSError):
+            found = find_receipt(self.final(0))
+            if found is not None:
+                pairs = [(name, getattr(found, name), getattr(origin, name)) for name in COMPARED]
+                pairs += [
+                    (name, found.options.get(name), origin.options.get(name))
+                    for name in {*found.options, *origin.options}
+                ]
+                names = sorted(name for name, there, here in pairs if there != here)
+                return f" (differs in {', '.join(names or ['inputs'])})"
+        return " (it has no receipt)"
+
+
+def _has_sizes(prefix: str, receipt: Receipt) -> bool:
+    try:
+        found = (os.stat(bin_path(prefix)).st_size, os.stat(idx_path(prefix)).st_size)
+    except OSError:
+        return False
+    return found == (receipt.bin_size, receipt.idx_size)

@@ -1,0 +1,430 @@
+"""The steps of an ingest, from files to published corpora."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import itertools
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import xxhash
+
+from distcache.corpus.corpus import CorpusFacts
+from distcache.corpus.idx import limit_of, named_type
+from distcache.corpus.receipt import Kind, Origin, Receipt, TokenizerFacts, receipt_path
+from distcache.errors import ConfigError, CorpusError, DistcacheError
+from distcache.ingest.find_tokenizer import find_tokenizer, make_tokenizer
+from distcache.ingest.inputs import Format, Input, find_inputs, require_unchanged, with_groups
+from distcache.ingest.output import Output
+from distcache.ingest.pieces import TaskRecord, make_pieces, make_tasks, owners_of, piece_bytes
+from distcache.ingest.read_options import TextOptions, TokenOptions
+from distcache.ingest.receipts import make_receipts
+from distcache.ingest.rounds import Reader, Work, run_rounds
+from distcache.ingest.rows import require_text_column
+from distcache.ingest.text import TextReader
+from distcache.ingest.token_shards import ShardReader, require_token_column
+from distcache.ingest.token_store import TokenStore, count_intact, make_corpora
+from distcache.ingest.tokenizer import TokenizerOptions, TokenizerSource
+from distcache.io.files import require_text
+from distcache.progress import NullProgress, Progress, Stopwatch
+from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
+from distcache.ranks.communicator import Communicator
+from distcache.staging.heartbeat import Heartbeat
+from distcache.staging.journal import Journal, read_journal
+
+__all__ = [
+    "IngestOptions",
+    "IngestOutcome",
+    "Made",
+    "find_together",
+    "ingest",
+    "make_work_together",
+    "require_utf8",
+    "resume_together",
+]
+
+IngestOptions = TextOptions | TokenOptions
+LIBRARIES: Final = {"huggingface": "tokenizers", "sentencepiece": "sentencepiece"}
+
+
+class Made(msgspec.Struct, frozen=True):
+    """A finished corpus, and its receipt."""
+
+    prefix: str
+    receipt: str
+    documents: int
+    sequences: int
+    tokens: int
+
+
+class IngestOutcome(msgspec.Struct, frozen=True):
+    """The result of an ingest.
+
+    Attributes
+    ----------
+    corpora : list of Made
+        In order.
+    reused : bool
+        Whether they existed, made from the same.
+    resumed : float
+        Share of the tasks that an earlier run has done.
+    rows, documents, empty, skipped, tokens : int
+        Of all inputs. Empty rows are dropped, and rows with an error are skipped, if asked for.
+    """
+
+    corpora: list[Made]
+    reused: bool
+    resumed: float
+    rows: int
+    documents: int
+    empty: int
+    skipped: int
+    tokens: int
+
+
+def ingest(
+    communicator: Communicator,
+    words: Sequence[str],
+    out: str,
+    options: IngestOptions,
+    tokenizer: TokenizerOptions | None = None,
+    threads: int = 1,
+    progress: Progress | None = None,
+) -> IngestOutcome:
+    """Make corpora from files, unless they exist. Collective.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Of all ranks. Their number changes no byte.
+    words : sequence of str
+        Files, patterns and directories.
+    out : str
+        Prefix of the corpus, or of the corpora with a shard size.
+    options : TextOptions or TokenOptions
+        What to read, and how.
+    tokenizer : TokenizerOptions or None
+        For text.
+    threads : int
+        Workers of each rank.
+    progress : Progress or None
+        Receives the progress of rank 0.
+
+    Raises
+    ------
+    DistcacheError
+        On all ranks the same. Nothing has a final name then; finished work is kept, and running
+        again resumes.
+    """
+    watch = Stopwatch(progress or NullProgress(), lambda: communicator.waited)
+    if isinstance(options, TextOptions) and not options.append_eod:
+        watch.note(
+            "warning: documents will not end with an end-of-document token, which most models "
+            "need; give --append-eod or --eod TOKEN"
+        )
+    with aborting_on_error(communicator):
+        on_rank_0(
+            communicator, lambda: require_utf8(out, options, tokenizer), None, "reading options"
+        )
+        watch.phase("listing inputs")
+        inputs = find_together(communicator, words, options)
+        output = Output(out, numbered=options.shard_size is not None)
+        work, origin = make_work_together(communicator, inputs, options, tokenizer, output)
+        with contextlib.ExitStack() as stack:
+            stack.callback(output.release)
+            stack.callback(work.store.close)
+            found = output.claim(communicator, origin, watch)
+            if found:
+                return _outcome(output, found, resumed=0.0, reused=True)
+            heartbeat = stack.enter_context(Heartbeat(output.directory, watch, communicator))
+            try:
+                return _make(communicator, work, origin, threads, watch, heartbeat)
+            except DistcacheError:
+                if not output.workspace.private and output.workspace.is_mine():
+                    watch.note(f"what is done is kept in {output.directory}; run again to resume")
+                raise
+
+
+def _make(
+    communicator: Communicator,
+    work: Work,
+    origin: Origin,
+    threads: int,
+    progress: Stopwatch,
+    heartbeat: Heartbeat,
+) -> IngestOutcome:
+    """Ingest into a claimed output. Collective."""
+    output = work.store.output
+    progress.phase("looking for an earlier run")
+    output.prepare(communicator, origin)
+    done = resume_together(communicator, output, work.store, work.tasks)
+    progress.phase("reading inputs", sum(map(work.bytes_of, range(len(work.tasks)))))
+    progress.advance(sum(map(work.bytes_of, range(len(done)))))
+    with contextlib.ExitStack() as stack:
+        journal = on_all_ranks(
+            communicator,
+            lambda: Journal(output.journal, done) if communicator.rank == 0 else None,
+            "opening the journal",
+        )
+        if journal is not None:
+            stack.enter_context(journal)
+        costs = [work.cost_of(task) for task in range(len(work.tasks))]
+        owners = owners_of(costs, len(done), communicator.size)
+        records = run_rounds(communicator, work, done, owners, journal, threads, progress)
+        own = work.inputs[communicator.rank :: communicator.size]
+        on_all_ranks(communicator, lambda: require_unchanged(own), "comparing inputs")
+        _require_documents(records)
+
+        def receipts(facts: list[CorpusFacts]) -> list[Receipt]:
+            names = [output.name(shard) for shard in range(len(facts))]
+            return make_receipts(
+                work.inputs, work.pieces, work.tasks, records, facts, names, origin
+            )
+
+        receipts_made = make_corpora(
+            communicator, work.store, records, owners, receipts, threads, progress
+        )
+        progress.phase("publishing")
+        output.publish(communicator, receipts_made, heartbeat)
+    return _outcome(output, receipts_made, resumed=len(done) / len(work.tasks), reused=False)
+
+
+def _require_documents(records: Sequence[TaskRecord]) -> None:
+    if not any(piece.documents for record in records for piece in record.pieces):
+        error = CorpusError("no input has a document with a token: there is nothing to write")
+        error.is_collective = True  # all ranks have all records
+        raise error
+
+
+def _outcome(
+    output: Output, receipts: Sequence[Receipt], *, resumed: float, reused: bool
+) -> IngestOutcome:
+    inputs = [entry for receipt in receipts for entry in receipt.inputs]
+    return IngestOutcome(
+        corpora=[
+            Made(
+                output.final(shard),
+                receipt_path(output.final(shard)),
+                receipt.documents,
+                receipt.sequences,
+                receipt.tokens,
+            )
+            for shard, receipt in enumerate(receipts)
+        ],
+        reused=reused,
+        resumed=resumed,
+        rows=sum(entry.rows for entry in inputs),
+        documents=sum(receipt.documents for receipt in receipts),
+        empty=sum(entry.empty for entry in inputs),
+        skipped=sum(entry.skipped for entry in inputs),
+        tokens=sum(receipt.tokens for receipt in receipts),
+    )
+
+
+def require_utf8(out: str, options: IngestOptions, tokenizer: TokenizerOptions | None) -> None:
+    """Refuse names that a receipt cannot represent.
+
+    Raises
+    ------
+    ConfigError
+        If one is not UTF-8.
+    """
+    given = [out, *msgspec.structs.asdict(options).values()]
+    given += msgspec.structs.asdict(tokenizer).values() if tokenizer is not None else []
+    for value in given:
+        if isinstance(value, str):
+            require_text(value)
+
+
+def find_together(
+    communicator: Communicator, words: Sequence[str], options: IngestOptions
+) -> list[Input]:
+    """Find the inputs, and the row groups of Parquet files. Collective.
+
+    Raises
+    ------
+    NotReady, ConfigError
+        As `find_inputs`.
+    CorpusError
+        Naming every Parquet file that is damaged, or lacks the column.
+    """
+    formats: list[Format] = (
+        ["jsonl", "txt", "parquet"] if isinstance(options, TextOptions) else ["parquet"]
+    )
+    inputs: list[Input] = on_rank_0(
+        communicator, lambda: find_inputs(words, formats), list[Input], "listing inputs"
+    )
+    size = communicator.size
+    own = inputs[communicator.rank :: size]
+    inspected = on_all_ranks(communicator, lambda: _inspect_all(own, options), "opening inputs")
+    shares = communicator.allgather(inspected, list[Input], "row groups of inputs")
+    return [shares[index % size][index // size] for index in range(len(inputs))]
+
+
+def _inspect_all(inputs: Sequence[Input], options: IngestOptions) -> list[Input]:
+    found: list[Input] = []
+    problems: list[str] = []
+    for entry in inputs:
+        try:
+            found.append(_inspect(entry, options))
+        except CorpusError as error:
+            problems += error.problems
+        except UnicodeDecodeError:
+            problems.append(f"{entry.path}: has a column whose name is not UTF-8")
+    if problems:
+        raise CorpusError(*problems)
+    return found
+
+
+def _inspect(entry: Input, options: IngestOptions) -> Input:
+    if entry.format != "parquet":
+        return entry
+    if isinstance(options, TextOptions):
+        require_text_column(entry, options)
+        return with_groups(entry, options.text_key)
+    require_token_column(entry, options)
+    return with_groups(entry, options.column)
+
+
+def make_work_together(
+    communicator: Communicator,
+    inputs: list[Input],
+    options: IngestOptions,
+    tokenizer: TokenizerOptions | None,
+    output: Output,
+) -> tuple[Work, Origin]:
+    """Determine everything that the corpus depends on. Collective.
+
+    Only rank 0 reads or downloads the tokenizer.
+
+    Raises
+    ------
+    DistcacheError
+        If the tokenizer cannot be loaded, an option is invalid, or libraries of ranks differ.
+    """
+    source = None
+    if tokenizer is not None:
+        source = on_rank_0(
+            communicator,
+            lambda: find_tokenizer(tokenizer),
+            TokenizerSource,
+            "reading the tokenizer",
+        )
+    work, origin = on_all_ranks(
+        communicator,
+        lambda: make_work(inputs, options, tokenizer, source, output),
+        "loading the tokenizer",
+    )
+    _require_same(communicator, origin)
+    return work, origin
+
+
+def make_work(
+    inputs: list[Input],
+    options: IngestOptions,
+    tokenizer: TokenizerOptions | None,
+    source: TokenizerSource | None,
+    output: Output,
+) -> tuple[Work, Origin]:
+    """Determine everything that the corpus depends on.
+
+    Raises
+    ------
+    DistcacheError
+        If the tokenizer cannot be loaded, or an option is invalid.
+    """
+    reader: Reader
+    facts: TokenizerFacts | None = None
+    if isinstance(options, TextOptions):
+        assert tokenizer is not None, "text needs a tokenizer"
+        assert source is not None, "text needs a tokenizer"
+        loaded = make_tokenizer(source, tokenizer)
+        facts = loaded.facts
+        reader = TextReader(loaded, options)
+    else:
+        reader = ShardReader(options)
+    vocabulary = facts.vocabulary if facts is not None else getattr(options, "vocabulary", None)
+    dtype = named_type(options.token_type, vocabulary)
+    end = getattr(options, "eod", None)
+    if end is not None and end >= limit_of(dtype, vocabulary):
+        raise ConfigError(f"--eod {end}: is not in the vocabulary, or beyond the token type")
+    step = piece_bytes(inputs)
+    lines = not isinstance(options, TextOptions) or options.documents == "line"
+    pieces = make_pieces(inputs, step, lines=lines)
+    work = Work(
+        inputs,
+        pieces,
+        make_tasks(pieces, step),
+        reader,
+        TokenStore(output, dtype),
+        spools=isinstance(options, TextOptions),
+        limit=options.shard_size,
+        fail=options.on_error == "fail",
+    )
+    return work, _origin(inputs, options, tokenizer, facts, step)
+
+
+def _origin(
+    inputs: Sequence[Input],
+    options: IngestOptions,
+    tokenizer: TokenizerOptions | None,
+    facts: TokenizerFacts | None,
+    step: int,
+) -> Origin:
+    kind: Kind = "text" if isinstance(options, TextOptions) else "tokens"
+    chosen: dict[str, Any] = msgspec.to_builtins(options) | {"piece_bytes": step}
+    named = {} if tokenizer is None else {"tokenizer": msgspec.to_builtins(tokenizer)}
+    library = "pyarrow" if facts is None else LIBRARIES.get(facts.kind, facts.kind)
+    versions = {name: importlib.metadata.version(name) for name in ("distcache", library)}
+    identity = [kind, inputs, chosen, facts, versions]
+    return Origin(
+        kind=kind,
+        made_from=xxhash.xxh3_128(msgspec.json.encode(identity)).hexdigest(),
+        tokenizer=facts,
+        options=chosen | named,
+        versions=versions,
+    )
+
+
+def _require_same(communicator: Communicator, origin: Origin) -> None:
+    """Refuse ranks that would make different tokens. Collective.
+
+    Raises
+    ------
+    ConfigError
+        If tokenizers or versions of libraries differ.
+    """
+    everyone = communicator.allgather(origin, Origin, "what ranks have")
+    different = [
+        f"rank {rank}: {found.tokenizer}, versions {found.versions}"
+        for rank, found in enumerate(everyone)
+        if found.made_from != everyone[0].made_from
+    ]
+    if different:
+        first = f"rank 0: {everyone[0].tokenizer}, versions {everyone[0].versions}"
+        error = ConfigError("ranks have different tokenizers or libraries", first, *different)
+        error.is_collective = True  # all ranks have all of them
+        raise error
+
+
+def resume_together(
+    communicator: Communicator, output: Output, store: TokenStore, tasks: list[range]
+) -> list[TaskRecord]:
+    """Return the records of tasks that an earlier run has done, if intact. Collective."""
+
+    def read() -> list[TaskRecord]:
+        """Return the records of the first tasks, up to one that is missing or differs."""
+        found = zip(read_journal(output.journal, TaskRecord), enumerate(tasks), strict=False)
+        return [
+            record
+            for record, _ in itertools.takewhile(
+                lambda pair: pair[0].task == pair[1][0] and len(pair[0].pieces) == len(pair[1][1]),
+                found,
+            )
+        ]
+
+    known = on_rank_0(communicator, read, list[TaskRecord], "the journal")
+    owners = [task % communicator.size for task in range(len(tasks))]
+    return known[: count_intact(communicator, store, known, owners)]

@@ -1,0 +1,313 @@
+"""Read documents back from a finished corpus and from its sources, and compare them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.corpus import Fault, Idx, bin_path, open_idx
+from distcache.corpus.corpus import open_copy_source
+from distcache.corpus.idx import ITEM_TYPES
+from distcache.corpus.legacy import is_legacy, open_legacy
+from distcache.corpus.receipt import InputReceipt, PieceReceipt, Receipt
+from distcache.errors import BuildInterrupted, CorpusError, DistcacheError
+from distcache.ingest.find_tokenizer import find_tokenizer, make_tokenizer
+from distcache.ingest.inputs import find_inputs, with_groups
+from distcache.ingest.part import PieceFacts, Sink
+from distcache.ingest.pieces import InputPiece
+from distcache.ingest.read_options import TextOptions, TokenOptions
+from distcache.ingest.rounds import Reader
+from distcache.ingest.text import TextReader
+from distcache.ingest.token_shards import ShardReader
+from distcache.ingest.tokenizer import TokenizerOptions, TokenizerSource
+from distcache.io.files import open_regular, read_range
+from distcache.ranks.agreement import on_all_ranks, on_rank_0
+from distcache.ranks.communicator import Communicator
+
+__all__ = ["Sample", "choose", "read_back"]
+
+
+class Document(NamedTuple):
+    """A document: its tokens, and the length of each of its sequences."""
+
+    tokens: NDArray[Any]
+    lengths: NDArray[np.int32]
+
+    def equals(self, other: Document) -> bool:
+        """Return whether both are equal."""
+        return np.array_equal(self.tokens, other.tokens) and np.array_equal(
+            self.lengths, other.lengths
+        )
+
+
+class Sample(NamedTuple):
+    """Documents of one piece: their numbers in the corpus, by the number in the piece."""
+
+    entry: InputReceipt
+    piece: PieceReceipt
+    documents: dict[int, int]
+
+
+class SourceReader(Protocol):
+    """Reads documents from the sources of a corpus."""
+
+    def read(self, sample: Sample) -> dict[int, Document]:
+        """Return documents by their number in the piece, if they still exist."""
+        ...
+
+
+def read_back(
+    communicator: Communicator,
+    prefix: str,
+    receipt: Receipt,
+    count: int,
+    tokenizer: str | None = None,
+) -> list[Fault]:
+    """Read evenly spread documents of a corpus again, and return what differs. Collective.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Of all ranks, which distribute the pieces.
+    prefix : str
+        Of the corpus.
+    receipt : Receipt
+        Of the corpus, with whose counts it agrees.
+    count : int
+        How many documents.
+    tokenizer : str or None
+        Where the tokenizer is; by default where the receipt says.
+
+    Raises
+    ------
+    DistcacheError
+        If the tokenizer cannot be loaded, or is another one.
+    """
+    source = None
+    if receipt.kind == "text":
+        source = on_rank_0(
+            communicator,
+            lambda: find_tokenizer(_tokenizer_of(receipt, tokenizer)),
+            TokenizerSource,
+            "reading the tokenizer",
+        )
+    samples = choose(receipt, count)
+    own = samples[communicator.rank :: communicator.size]
+    found = on_all_ranks(
+        communicator,
+        lambda: list(_compare(prefix, receipt, own, tokenizer, source)),
+        "reading back",
+    )
+    shares = communicator.allgather(found, list[Fault], "documents that differ")
+    return [fault for share in shares for fault in share]
+
+
+def choose(receipt: Receipt, count: int) -> list[Sample]:
+    """Return evenly spread documents, grouped by their pieces."""
+    count = min(count, receipt.documents)
+    wanted = [(2 * index + 1) * receipt.documents // (2 * count) for index in range(count)]
+    samples: list[Sample] = []
+    first = chosen = 0
+    for entry in receipt.inputs:
+        for piece in entry.pieces:
+            documents: dict[int, int] = {}
+            while chosen < count and wanted[chosen] < first + piece.documents:
+                documents[piece.before + wanted[chosen] - first] = wanted[chosen]
+                chosen += 1
+            if documents:
+                samples.append(Sample(entry, piece, documents))
+            first += piece.documents
+    return samples
+
+
+def _compare(
+    prefix: str,
+    receipt: Receipt,
+    samples: Sequence[Sample],
+    tokenizer: str | None,
+    source: TokenizerSource | None,
+) -> Iterator[Fault]:
+    if not samples:
+        return
+    idx = open_idx(prefix)
+    dtype = ITEM_TYPES[idx.type_code]
+    sources = _sources(receipt, dtype, tokenizer, source)
+    for sample in samples:
+        try:
+            there = sources.read(sample)
+        except BuildInterrupted:
+            raise
+        except (DistcacheError, OSError, EOFError, IndexError) as error:
+            numbers = ", ".join(map(str, sample.documents.values()))
+            message = f"document {numbers} cannot be read from its source: {error}"
+            yield Fault(prefix, sample.entry.path, message)
+            continue
+        for place, document in sample.documents.items():
+            here = _from_pair(idx, bin_path(prefix), dtype, document)
+            if here is None or place not in there or not here.equals(there[place]):
+                message = (
+                    f"document {document} is not what document {place} of {sample.entry.path} from "
+                    f"{sample.piece.begin} to {sample.piece.end} is; one of the two has changed"
+                )
+                yield Fault(prefix, bin_path(prefix), message)
+
+
+def _tokenizer_of(receipt: Receipt, tokenizer: str | None) -> TokenizerOptions:
+    """Return how a corpus was tokenized, except for the path of the tokenizer."""
+    with _as_options(receipt):
+        wanted = msgspec.convert(receipt.options.get("tokenizer"), TokenizerOptions)
+    return wanted if tokenizer is None else msgspec.structs.replace(wanted, name=tokenizer)
+
+
+@contextlib.contextmanager
+def _as_options(receipt: Receipt) -> Iterator[None]:
+    try:
+        yield
+    except msgspec.ValidationError as error:
+        raise CorpusError(
+            f"the receipt of {receipt.corpus} has options that are not those of an ingest: {error}"
+        ) from error
+
+
+def _sources(
+    receipt: Receipt, dtype: np.dtype[Any], tokenizer: str | None, source: TokenizerSource | None
+) -> SourceReader:
+    if receipt.kind not in ("text", "tokens"):
+        return _Corpora(dtype)
+    with _as_options(receipt):
+        return _Files(receipt, dtype, tokenizer, source)
+
+
+def _from_pair(idx: Idx, path: str, dtype: np.dtype[Any], document: int) -> Document | None:
+    """Read a document at the offsets of its `.idx`; None if they are outside of the file."""
+    if document + 1 >= len(idx.bounds):
+        return None
+    first, last = int(idx.bounds[document]), int(idx.bounds[document + 1])
+    lengths = np.array(idx.lengths[first:last])
+    descriptor = open_regular(path)
+    try:
+        parts = []
+        for offset, length in zip(idx.offsets[first:last], lengths, strict=True):
+            begin = int(offset)
+            parts.append(read_range(descriptor, begin, begin + int(length) * dtype.itemsize))
+    except (EOFError, OSError):
+        return None
+    finally:
+        os.close(descriptor)
+    return Document(np.frombuffer(b"".join(parts), dtype), lengths)
+
+
+class _Corpora:
+    """Reads documents from the corpora that were merged or converted."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._dtype = dtype
+
+    def read(self, sample: Sample) -> dict[int, Document]:
+        """Return documents by their number in the corpus."""
+        prefix = sample.entry.path
+        if is_legacy(prefix):
+            source = open_legacy(prefix)
+        else:
+            source = open_copy_source(prefix, sample.entry.size)
+        item = self._dtype.itemsize
+        found = {}
+        descriptor = open_regular(bin_path(prefix))
+        try:
+            for place in sample.documents:
+                first, last = source.bounds[place : place + 2].tolist()
+                lengths = np.array(source.lengths[first:last])
+                begin = int(source.lengths[:first].sum(dtype=np.int64)) * item
+                content = read_range(descriptor, begin, begin + int(lengths.sum()) * item)
+                found[place] = Document(np.frombuffer(content, self._dtype), lengths)
+        except ValueError as error:
+            raise CorpusError(f"has {len(source.bounds) - 1} documents now") from error
+        finally:
+            os.close(descriptor)
+        return found
+
+
+class _Files:
+    """Reads documents from the files that were ingested, by reading their piece again."""
+
+    def __init__(
+        self,
+        receipt: Receipt,
+        dtype: np.dtype[Any],
+        tokenizer: str | None,
+        source: TokenizerSource | None,
+    ) -> None:
+        self._dtype = dtype
+        known = receipt.options
+        self._reader: Reader
+        if receipt.kind == "tokens":
+            options = msgspec.convert(known, TokenOptions)
+            self._column, self._reader = options.column, ShardReader(options)
+            return
+        chosen = msgspec.convert(known, TextOptions)
+        assert source is not None, "text needs a tokenizer"
+        loaded = make_tokenizer(source, _tokenizer_of(receipt, tokenizer))
+        if receipt.tokenizer is not None and loaded.facts.digest != receipt.tokenizer.digest:
+            raise CorpusError(
+                f"the tokenizer {loaded.facts.name} has digest {loaded.facts.digest}, the receipt "
+                f"says {receipt.tokenizer.digest}; name the right one with --tokenizer"
+            )
+        self._column, self._reader = chosen.text_key, TextReader(loaded, chosen)
+
+    def read(self, sample: Sample) -> dict[int, Document]:
+        """Return documents by their number in the piece."""
+        (source,) = find_inputs([sample.entry.path], ["jsonl", "txt", "parquet"])
+        if source.size != sample.entry.size:
+            raise CorpusError(f"has {source.size} bytes, the receipt says {sample.entry.size}")
+        if source.format == "parquet":
+            source = with_groups(source, self._column)
+        picked = Picked(self._dtype, frozenset(sample.documents))
+        piece = InputPiece(0, sample.piece.begin, sample.piece.end, 0, 0, 0)
+        self._reader.read(source, piece, picked, picked.is_complete)
+        return picked.documents
+
+
+class Picked(Sink):
+    """Keeps selected documents.
+
+    Parameters
+    ----------
+    dtype : dtype
+        The token type.
+    wanted : frozenset of int
+        Their numbers.
+    """
+
+    def __init__(self, dtype: np.dtype[Any], wanted: frozenset[int]) -> None:
+        super().__init__(dtype)
+        self.pieces.append(PieceFacts(""))
+        self.documents: dict[int, Document] = {}
+        self._wanted = wanted
+        self._seen = 0
+
+    def is_complete(self) -> bool:
+        """Return whether nothing more is needed."""
+        return self._seen > max(self._wanted)
+
+    def append(
+        self,
+        tokens: NDArray[Any],
+        lengths: NDArray[np.int32],
+        counts: NDArray[np.int32] | None = None,
+    ) -> None:
+        """Keep the selected ones of these documents."""
+        ends = np.arange(1, len(lengths) + 1) if counts is None else np.cumsum(counts)
+        token_ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        for place in self._wanted:
+            if self._seen <= place < self._seen + len(ends):
+                last = int(ends[place - self._seen])
+                first = int(ends[place - self._seen - 1]) if place > self._seen else 0
+                own = np.array(tokens[token_ends[first] : token_ends[last]])
+                self.documents[place] = Document(own, np.array(lengths[first:last]))
+        self._seen += len(ends)

@@ -1,0 +1,134 @@
+"""Tokenize the rows of text inputs, as Megatron's preprocessing does."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+
+from distcache.corpus.idx import limit_of
+from distcache.errors import ConfigError
+from distcache.ingest.inputs import Input
+from distcache.ingest.part import MOST_LISTED, Problem, Sink
+from distcache.ingest.pieces import InputPiece
+from distcache.ingest.read_options import TextOptions
+from distcache.ingest.rows import Row, text_rows
+from distcache.ingest.tokenizer import Tokenizer
+from distcache.kernels import first_outside
+
+__all__ = ["TextReader"]
+
+BATCH: Final = 1 << 19  # characters of a call of the tokenizer
+ROWS: Final = 1 << 12  # rows of a call, if they are short
+
+
+class TextReader:
+    """Adds the rows of text inputs to parts, as Megatron's preprocessing does it.
+
+    Each text of a row becomes a sequence, unless it has no token. The end-of-document token is
+    appended to the last one. Rows without tokens are counted and dropped.
+
+    Parameters
+    ----------
+    tokenizer : Tokenizer
+        Makes the tokens.
+    options : TextOptions
+        How to read a row.
+
+    Raises
+    ------
+    ConfigError
+        If the tokenizer does not know its end-of-document token, but one is to be appended.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, options: TextOptions) -> None:
+        self._tokenizer = tokenizer
+        self._options = options
+        self._end: list[int] = []
+        if tokenizer.facts.eod is not None and options.append_eod:
+            self._end = [tokenizer.facts.eod]
+        elif options.append_eod:
+            raise ConfigError(
+                f"--append-eod: {tokenizer.facts.name} does not say which token ends a document; "
+                "name it with --eod"
+            )
+
+    def read(
+        self, entry: Input, piece: InputPiece, part: Sink, stopped: Callable[[], bool]
+    ) -> bool:
+        """Add the documents of a piece to a part; false if an error or `stopped` ends it."""
+        batch: list[Row] = []
+        size = 0
+        facts = part.pieces[-1]
+        for row in text_rows(entry, piece, self._options):
+            facts.lines += 1
+            if facts.lines % ROWS == 0 and stopped():
+                return False
+            if row.reason is not None:
+                if not self._flush(batch, part) or not self._note(row, row.reason, part):
+                    return False
+                batch, size = [], 0
+                continue
+            if row.texts is None:
+                continue  # a blank line
+            batch.append(row)
+            size += sum(map(len, row.texts))
+            if size >= BATCH or len(batch) >= ROWS:
+                if stopped() or not self._flush(batch, part):
+                    return False
+                batch, size = [], 0
+        return self._flush(batch, part)
+
+    def _note(self, row: Row, reason: str, part: Sink) -> bool:
+        """Record an invalid row; false if that ends the ingest."""
+        piece = part.pieces[-1]
+        piece.rows += 1
+        piece.skipped += 1
+        if len(piece.problems) < MOST_LISTED:
+            piece.problems.append(Problem(row.place, reason, row.byte, row.group))
+        return self._options.on_error == "skip"
+
+    def _flush(self, batch: list[Row], part: Sink) -> bool:
+        """Encode rows together, or one by one if that fails."""
+        if not batch:
+            return True
+        try:
+            self._append(batch, part)
+        except ValueError as error:
+            if len(batch) == 1:
+                return self._note(batch[0], f"the tokenizer refuses it: {error}", part)
+            return all(self._flush([row], part) for row in batch)
+        return True
+
+    def _append(self, batch: list[Row], part: Sink) -> None:
+        texts = [self._sentences(row) for row in batch]
+        encoded = iter(self._tokenizer.encode(list(itertools.chain.from_iterable(texts))))
+        sequences: list[list[int]] = []
+        counts: list[int] = []
+        for sentences in texts:
+            found = [ids for ids in itertools.islice(encoded, len(sentences)) if ids]
+            if found:
+                found[-1].extend(self._end)
+                sequences += found
+                counts.append(len(found))
+        lengths = np.fromiter(map(len, sequences), np.int32, len(sequences))
+        flat = itertools.chain.from_iterable(sequences)
+        count = int(lengths.sum(dtype=np.int64))
+        try:
+            tokens = np.fromiter(flat, part.dtype, count)
+        except OverflowError as error:
+            raise ValueError(f"{error}, though the vocabulary is smaller") from error
+        limit = limit_of(part.dtype, self._tokenizer.facts.vocabulary)
+        if (wrong := first_outside(tokens, limit)) >= 0:
+            raise ValueError(f"it makes token {tokens[wrong]}, beyond its vocabulary of {limit}")
+        part.append(tokens, lengths, np.array(counts, np.int32))
+        part.pieces[-1].rows += len(batch)
+        part.pieces[-1].empty += len(batch) - len(counts)
+
+    def _sentences(self, row: Row) -> list[str]:
+        texts = row.texts or []
+        if self._options.sentences == "no":
+            return texts
+        return [line for text in texts for line in text.splitlines()]

@@ -1,0 +1,1 @@
+"""Files that appear whole, threads, and whether anything moves."""

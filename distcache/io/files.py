@@ -1,0 +1,293 @@
+"""Create files atomically and durably, without overwriting others."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import msgspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from distcache.errors import ConfigError, NoSpace
+from distcache.io.watchdog import tick
+
+__all__ = [
+    "NOT_ALLOWED",
+    "NO_SPACE",
+    "Stamp",
+    "atomic_write",
+    "digest_range",
+    "is_plain_file",
+    "make_directories",
+    "may_write",
+    "no_space_as_error",
+    "open_regular",
+    "open_sized",
+    "read_range",
+    "recreate",
+    "require_links",
+    "require_text",
+    "stamp_of",
+    "sync_directory",
+    "temporary_name",
+    "write_range",
+]
+
+READ: Final = 4 << 20  # bytes that are digested at a time
+NO_LINKS: Final = (errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NOT_ALLOWED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+class Stamp(msgspec.Struct, frozen=True, array_like=True):
+    """What identifies an unchanged file: size, modification time in nanoseconds, inode."""
+
+    size: int
+    modified: int
+    inode: int
+
+
+def stamp_of(found: os.stat_result) -> Stamp:
+    """Return the stamp of a file."""
+    return Stamp(found.st_size, found.st_mtime_ns, found.st_ino)
+
+
+def open_regular(path: str | Path, *, follow: bool = True) -> int:
+    """Open a file for reading, and return its descriptor.
+
+    Parameters
+    ----------
+    path : path
+        The file.
+    follow : bool
+        Whether it may be a link.
+
+    Raises
+    ------
+    OSError
+        Also if it is not a regular file: opening a pipe could block forever.
+    """
+    return open_sized(path, follow=follow)[0]
+
+
+def open_sized(path: str | Path, *, follow: bool = True) -> tuple[int, int]:
+    """Open a file as `open_regular` does, and return its descriptor and its length in bytes."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    descriptor = os.open(path, flags)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "Not a regular file", str(path))
+    return descriptor, found.st_size
+
+
+def read_range(descriptor: int, begin: int, end: int) -> bytes:
+    """Read bytes [begin, end) of an open file.
+
+    Raises
+    ------
+    EOFError
+        If the file ends before.
+    """
+    content = bytearray()
+    while begin + len(content) < end:
+        piece = os.pread(descriptor, end - begin - len(content), begin + len(content))
+        if not piece:
+            raise EOFError(f"the file ends at byte {begin + len(content)}, expected {end}")
+        content += piece
+    return bytes(content)
+
+
+def digest_range(
+    path: str | Path, begin: int, end: int, stopped: Callable[[], bool] = lambda: False
+) -> str:
+    """Return the XXH3-128 of bytes [begin, end) of a file, or of those that exist, unless stopped.
+
+    The file is read, not mapped: a mapping could show later writes of others.
+    """
+    digest = xxhash.xxh3_128()
+    descriptor = open_regular(path)
+    try:
+        while (
+            begin < end
+            and not stopped()
+            and (block := os.pread(descriptor, min(READ, end - begin), begin))
+        ):
+            digest.update(block)
+            begin += len(block)
+            tick()
+    finally:
+        os.close(descriptor)
+    return digest.hexdigest()
+
+
+def write_range(descriptor: int, offset: int, data: bytes | NDArray[Any]) -> None:
+    """Write all bytes at an offset of an open file."""
+    view = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
+    done = 0
+    while done < len(view):
+        done += os.pwrite(descriptor, view[done:].data, offset + done)
+        tick()
+
+
+def is_plain_file(path: str | Path) -> bool:
+    """Return whether a path is a regular file, and no link."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def sync_directory(path: str | Path) -> None:
+    """Sync a directory, so that a name in it survives a crash."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network filesystems cannot sync directories
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def make_directories(directory: Path) -> None:
+    """Make a directory and its missing parents, and sync each parent."""
+    if directory.is_dir():
+        return
+    make_directories(directory.parent)
+    directory.mkdir(exist_ok=True)
+    with contextlib.suppress(PermissionError):  # a directory that may be written to, but not read
+        sync_directory(directory.parent)
+
+
+def require_links(directory: Path, parent: Path) -> None:
+    """Check that a file of a directory can get a hard link in its parent.
+
+    Raises
+    ------
+    ConfigError
+        If the filesystem has no hard links, or makes copies or other files instead.
+    """
+    token = secrets.token_hex(4)
+    probe, linked = directory / f"probe.{token}", parent / f".{directory.name}.{token}"
+    reason = ""
+    try:
+        probe.touch()
+        os.link(probe, linked, follow_symlinks=False)
+        if not os.path.samestat(os.lstat(linked), os.lstat(probe)):
+            reason = "a link becomes another file"
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        reason = os.strerror(error.errno)
+    finally:
+        linked.unlink(missing_ok=True)
+        probe.unlink(missing_ok=True)
+    if reason:
+        raise ConfigError(
+            f"{parent}: its filesystem has no hard links between directories ({reason}), by which "
+            "finished files get their names; write to another filesystem"
+        )
+
+
+def temporary_name(path: Path) -> Path:
+    """Return a new hidden name beside a path, for an unfinished file."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+
+
+def recreate(path: str | Path) -> BinaryIO:
+    """Create a file for writing; an existing one is removed first, and links are not followed."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o644), "wb")
+
+
+@contextlib.contextmanager
+def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
+    """Write a file atomically: it replaces the old one when the block ends without an error.
+
+    Parameters
+    ----------
+    path : path
+        The final name.
+
+    Yields
+    ------
+    binary file
+        To write to; it is synced and renamed at the end, or removed after an error.
+    """
+    path = Path(path)
+    temporary = temporary_name(path)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        with no_space_as_error(path), os.fdopen(os.open(temporary, flags, 0o644), "wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+    sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def no_space_as_error(path: str | Path) -> Iterator[None]:
+    """Turn errors of a full disk or quota into `NoSpace`, which names the path."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NO_SPACE:
+            limit = error.errno == errno.EFBIG
+            advice = "raise the limit of file sizes (ulimit -f)" if limit else "free space"
+            raise NoSpace(f"{path}: {os.strerror(error.errno)}; {advice} and run again") from error
+        raise
+
+
+@contextlib.contextmanager
+def may_write(directory: Path, otherwise: str) -> Iterator[None]:
+    """Turn errors of missing permissions for a directory into a `ConfigError`.
+
+    Parameters
+    ----------
+    directory : Path
+        For the message.
+    otherwise : str
+        What to do instead, such as "choose another --out".
+    """
+    try:
+        with no_space_as_error(directory):
+            yield
+    except NotADirectoryError as error:
+        raise ConfigError(f"{directory}: is not a directory") from error
+    except OSError as error:
+        if error.errno in NOT_ALLOWED:
+            raise ConfigError(
+                f"{directory}: you may not make files there ({error.strerror}); {otherwise}, or "
+                "ask its owner to let you"
+            ) from error
+        raise
+
+
+def require_text(name: str) -> None:
+    """Refuse a name that JSON cannot represent.
+
+    Raises
+    ------
+    ConfigError
+        If it is not UTF-8.
+    """
+    try:
+        name.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{name!r}: is not UTF-8; give it another name") from error

@@ -1,0 +1,1 @@
+"""Everything of Megatron-Core: options, names, descriptions, exported files."""

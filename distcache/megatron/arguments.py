@@ -1,0 +1,166 @@
+"""The options that make Megatron ask for exactly what a cache holds."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from distcache.cache.contents import Contents
+
+__all__ = [
+    "SPLITS",
+    "Arguments",
+    "blend_words",
+    "megatron_arguments",
+    "megatron_warnings",
+    "sequences_document",
+]
+
+SPLITS = ("train", "valid", "test")
+DEFAULT_SURPLUS = 0.005
+# Megatron takes the type of tokens from the vocabulary, where it does not read the header.
+TYPE_OF_SMALL_VOCABULARY = 8
+TYPE_OF_LARGE_VOCABULARY = 4
+
+
+def blend_words(
+    cache: Contents, split: str, rename: Callable[[str], str] = str
+) -> list[str] | None:
+    """Return the blend of a split as Megatron spells it: weights and prefixes in turn.
+
+    Parameters
+    ----------
+    cache : Cache
+        The cache.
+    split : str
+        "train", "valid" or "test".
+    rename : callable
+        From a path prefix in the cache to the one that training will be given.
+
+    Returns
+    -------
+    list of str or None
+        None for a split without a blend.
+    """
+    blend = cache.naming["blends"].get(split)
+    if blend is None:
+        return None
+    words = []
+    for source, weight in blend:
+        words += [] if weight is None else [repr(float(weight))]
+        words.append(rename(cache.prefixes[source]))
+    return words
+
+
+class Arguments(msgspec.Struct, frozen=True):
+    """The options for Megatron.
+
+    Attributes
+    ----------
+    options : tuple of str
+        Each an option with its values, quoted for a shell.
+    files : dict of Path to str
+        Texts that options name, to be written.
+    warnings : tuple of str
+        What holds only for some tokenizers.
+    """
+
+    options: tuple[str, ...]
+    files: dict[Path, str]
+    warnings: tuple[str, ...]
+
+
+def megatron_arguments(
+    cache: Contents, directory: Path, stem: Path, rename: Callable[[str], str] = str
+) -> Arguments:
+    """Return the options that go with an exported directory, and the files that they name.
+
+    Parameters
+    ----------
+    cache : Contents
+        The cache.
+    directory : Path
+        For ``--data-cache-path``.
+    stem : Path
+        What the paths of the files start with.
+    rename : callable
+        As in `blend_words`.
+    """
+    blend, files = _blend_option(cache, stem, rename)
+    sequences = Path(f"{stem}-sequences.json")
+    files[sequences] = sequences_document(cache, rename)
+    options = [["--data-cache-path", str(directory)], *blend, *_size_options(cache)]
+    by_tokenizer = ["--per-dataset-sequences-path", str(sequences)]
+    codes = set(cache.table("sources")["type_code"].tolist())
+    warnings = []
+    if codes == {TYPE_OF_SMALL_VOCABULARY}:
+        options.append(by_tokenizer)
+    elif codes == {TYPE_OF_LARGE_VOCABULARY}:
+        warnings.append(
+            f"if the tokenizer has more than {2**16} tokens, add {shlex.join(by_tokenizer)}, which "
+            "spares Megatron the headers of the .idx files"
+        )
+    return Arguments(tuple(map(shlex.join, options)), files, tuple(warnings))
+
+
+def _blend_option(
+    cache: Contents, stem: Path, rename: Callable[[str], str]
+) -> tuple[list[list[str]], dict[Path, str]]:
+    """Return the options that name the corpora, and the file that holds them."""
+    if cache.identity["blend"] is None:
+        path = Path(f"{stem}-per-split.json")
+        document = {split: blend_words(cache, split, rename) for split in SPLITS}
+        return [["--per-split-data-args-path", str(path)]], {path: json.dumps(document, indent=4)}
+    words = blend_words(cache, "train", rename) or []
+    split = ["--split", cache.identity["split"]]
+    if any(len(word.split()) != 1 for word in words):  # Megatron splits the file at white space
+        return [["--data-path", *words], split], {}
+    path = Path(f"{stem}-data-args.txt")
+    return [["--data-args-path", str(path)], split], {path: "\n".join(words) + "\n"}
+
+
+def _size_options(cache: Contents) -> list[list[str]]:
+    identity = cache.identity
+    options = [
+        ["--seq-length", str(identity["sequence_length"])],
+        ["--seed", str(identity["seed"])],
+    ]
+    if (surplus := identity["mid_level_dataset_surplus"]) != DEFAULT_SURPLUS:
+        options.append(["--mid-level-dataset-surplus", repr(surplus)])
+    if (train := identity["samples"]["train"]) is not None:
+        options.append(["--train-samples", str(train)])
+    if identity["samples"]["valid"] is None:
+        options.append(["--full-validation"])
+    if identity["multiple_validation_sets"]:
+        options.append(["--multiple-validation-sets"])
+    return options
+
+
+def sequences_document(cache: Contents, rename: Callable[[str], str] = str) -> str:
+    """Return the JSON that ``--per-dataset-sequences-path`` reads.
+
+    For each corpus, its sequences and the entries of its document boundaries. With it Megatron
+    reads no header, and takes the type of the tokens from the size of the tokenizer's vocabulary:
+    unsigned 16-bit integers up to 65,536, else 32-bit ones.
+    """
+    sources = cache.table("sources")
+    counts = zip(sources["sequences"].tolist(), sources["documents"].tolist(), strict=True)
+    pairs = zip(cache.prefixes, counts, strict=True)
+    document = {rename(prefix): [sequences, docs + 1] for prefix, (sequences, docs) in pairs}
+    return json.dumps(document, indent=1)
+
+
+def megatron_warnings(cache: Contents) -> list[str]:
+    """Return settings that Megatron only takes in code: no option and no file name has them."""
+    partial = "drop_last_partial_validation_sequence"
+    defaults = {"add_extra_token": "add_extra_token_to_sequence", partial: partial}
+    return [
+        f"this cache has {name}: false; its arrays are only right for a GPTDatasetConfig with "
+        f"{theirs}=False, which Megatron's names do not tell apart"
+        for name, theirs in defaults.items()
+        if not cache.identity[name]
+    ]

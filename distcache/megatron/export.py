@@ -1,0 +1,205 @@
+"""Export a cache as the files that an unmodified Megatron-Core looks for."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.cache.contents import ArrayView, Cache
+from distcache.cache.digests import array_digest, joined_digest, leaves_of, read_pieces
+from distcache.errors import CacheCorrupt, ConfigError
+from distcache.io.files import (
+    atomic_write,
+    is_plain_file,
+    no_space_as_error,
+    open_sized,
+    read_range,
+)
+from distcache.io.watchdog import tick
+from distcache.megatron.arguments import SPLITS, megatron_arguments, megatron_warnings
+from distcache.megatron.names import MegatronFile, megatron_files
+
+__all__ = ["Exported", "export", "prefix_renamer", "wrong_files"]
+
+PIECE: Final = 8 << 20  # bytes that are written at a time
+
+
+class Exported(msgspec.Struct, frozen=True):
+    """The result of an export: files, Megatron's options, samples and warnings."""
+
+    directory: str
+    files: list[str]
+    arguments: list[str]
+    samples: dict[str, int | None]
+    warnings: list[str]
+
+
+def prefix_renamer(pairs: Sequence[tuple[str, str]]) -> Callable[[str], str]:
+    """Return the function that replaces the start of a path, by the longest pair that fits.
+
+    Parameters
+    ----------
+    pairs : sequence of (str, str)
+        From and to; a pair fits a path that is `from` or lies under it.
+    """
+    longest_first = sorted(pairs, key=lambda pair: -len(pair[0]))
+
+    def rename(prefix: str) -> str:
+        for start, target in longest_first:
+            bare = start.rstrip("/")
+            if prefix == bare or prefix.startswith(bare + "/"):
+                return target.rstrip("/") + prefix[len(bare) :]
+        return prefix
+
+    return rename
+
+
+def export(
+    cache: Cache,
+    directory: Path,
+    rename: Callable[[str], str] = str,
+    tokenizer: dict[str, Any] | None = None,
+    threads: int = 2,
+) -> Exported:
+    """Write Megatron's ``.npy`` layout of a cache.
+
+    Every array is compared with its digest before it counts, and every file appears whole; an
+    array that exists already is left alone. The description, which Megatron looks for first, is
+    written after its arrays.
+
+    Parameters
+    ----------
+    cache : Cache
+        The cache.
+    directory : Path
+        Made if it does not exist.
+    rename : callable
+        From a path prefix in the cache to the one that training will be given.
+    tokenizer : dict or None
+        Megatron's ``unique_identifiers`` of the tokenizer; by default the cache's.
+    threads : int
+        Sections or blends that are written at a time.
+
+    Returns
+    -------
+    Exported
+        Also kept in the directory, as ``distcache-<key>.json``.
+
+    Raises
+    ------
+    CacheCorrupt
+        If an array differs from its digest.
+    ConfigError
+        If the tokenizer is not known, or the directory is not one.
+    """
+    wanted = list(megatron_files(cache, rename, tokenizer))
+    directory = directory.absolute()  # it stands in the options, wherever training starts
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise ConfigError(f"{directory}: is not a directory") from error
+
+    with no_space_as_error(directory), ThreadPoolExecutor(threads) as pool:
+        written = pool.map(lambda entry: _write_entry(cache, entry, directory), wanted)
+        files = [name for names in written for name in names]
+        return _describe_export(cache, directory, files, rename)
+
+
+def _write_entry(cache: Cache, entry: MegatronFile, directory: Path) -> list[str]:
+    """Write the arrays of a section or blend, then its description; return the names."""
+    names = []
+    for view in entry.arrays.values():
+        names.append(f"{entry.stem}-{view.name}.npy")
+        _write_array(cache, view, directory / names[-1])
+    names.append(f"{entry.stem}-description.txt")
+    with atomic_write(directory / names[-1]) as stream:
+        stream.write(entry.description.encode("utf-8"))
+    return names
+
+
+def _describe_export(
+    cache: Cache, directory: Path, files: list[str], rename: Callable[[str], str]
+) -> Exported:
+    """Write the files with the options and the blend."""
+    stem = directory / f"distcache-{cache.key[:16]}"
+    arguments = megatron_arguments(cache, directory, stem, rename)
+    for path, text in arguments.files.items():
+        with atomic_write(path) as stream:
+            stream.write(text.encode("utf-8"))
+    result = Exported(
+        directory=str(directory),
+        files=files,
+        arguments=list(arguments.options),
+        samples={split: cache.identity["samples"][split] for split in SPLITS},
+        warnings=[*megatron_warnings(cache), *arguments.warnings],
+    )
+    with atomic_write(f"{stem}.json") as stream:
+        stream.write(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
+    return result
+
+
+def wrong_files(
+    cache: Cache,
+    directory: Path,
+    rename: Callable[[str], str] = str,
+    tokenizer: dict[str, Any] | None = None,
+) -> Iterator[str]:
+    """Yield a message for each file of an export that differs from what `export` writes."""
+    for entry in megatron_files(cache, rename, tokenizer):
+        for view in entry.arrays.values():
+            path = directory / f"{entry.stem}-{view.name}.npy"
+            if not _is_there(path, cache.read(view), view.digest):
+                yield f"{path}: is not what the cache says; export it again"
+        path = directory / f"{entry.stem}-description.txt"
+        try:
+            right = is_plain_file(path) and path.read_text("utf-8") == entry.description
+        except (OSError, ValueError):
+            right = False
+        if not right:
+            yield f"{path}: is not what the cache says; export it again"
+
+
+def _write_array(cache: Cache, view: ArrayView, path: Path) -> None:
+    array = cache.read(view)
+    if array_digest(leaves_of(array)) != view.digest:
+        raise CacheCorrupt(
+            f"{cache.path}: {view.name} at byte {view.offset} differs from its digest"
+        )
+    if _is_there(path, array, view.digest):
+        return
+    header = np.lib.format.header_data_from_array_1_0(array)
+    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    with atomic_write(path) as stream:
+        np.lib.format.write_array_header_1_0(stream, header)
+        for begin in range(0, content.size, PIECE):
+            stream.write(content[begin : begin + PIECE].data)
+            tick()
+        cache.require_intact()
+
+
+def _is_there(path: Path, array: NDArray[Any], digest: str) -> bool:
+    """Return whether a file already has an array; it may be in use, and is then kept."""
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(array))
+    header = stream.getvalue()
+    try:
+        descriptor, size = open_sized(path, follow=False)
+    except OSError:
+        return False
+    try:
+        if size != len(header) + array.nbytes or read_range(descriptor, 0, len(header)) != header:
+            return False
+        pieces = read_pieces(descriptor, len(header), size)
+        return joined_digest(leaves_of(piece).tobytes() for piece in pieces) == digest
+    except (OSError, EOFError, CacheCorrupt):  # truncated since
+        return False
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,233 @@
+"""Megatron's own spelling: its data options, on the command line and in files.
+
+The option names, the defaults and the arithmetic of samples are those of Megatron-LM's
+``megatron/training`` (``arguments.py``, ``training.py``, ``utils.py``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+import msgspec
+
+from distcache.errors import ConfigError
+from distcache.plan.config import SPLITS, BlendEntry, BlendPerSplit, Config, Samples
+
+__all__ = ["MEGATRON_KEYS", "config_from_options", "options_from_mapping", "parse_options"]
+
+LEGACY_SPLIT: Final = "969, 30, 1"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"Megatron options: {message}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    for name in ("--data-path", "--train-data-path", "--valid-data-path", "--test-data-path"):
+        parser.add_argument(name, nargs="+")
+    for name in ("--data-args-path", "--per-split-data-args-path", "--split"):
+        parser.add_argument(name)
+    parser.add_argument("--seed", type=int, default=1234)
+    parser.add_argument("--seq-length", type=int, required=True)
+    for name in ("--train-samples", "--train-iters", "--global-batch-size"):
+        parser.add_argument(name, type=int)
+    parser.add_argument("--eval-interval", type=int, default=1000)
+    parser.add_argument("--eval-iters", type=int, default=100)
+    parser.add_argument("--mid-level-dataset-surplus", type=float, default=0.005)
+    parser.add_argument("--skip-train", action="store_true")
+    parser.add_argument("--full-validation", action="store_true")
+    parser.add_argument("--multiple-validation-sets", action="store_true")
+    parser.add_argument("--mixed-tokenizers", action="store_true")
+    parser.add_argument("--tokenizer-description", help="a description.txt that Megatron wrote")
+    # Where Megatron reads its files: what `export` prints can be given back as it is.
+    for name in ("--data-cache-path", "--per-dataset-sequences-path"):
+        parser.add_argument(name)
+    return parser
+
+
+# Options whose names distcache's own configuration does not have.
+MEGATRON_KEYS: Final = {action.dest for action in _parser()._actions} - set(
+    Config.__struct_fields__
+)
+
+
+def options_from_mapping(fields: Mapping[str, Any]) -> list[str]:
+    """Turn Megatron's options of a file into command-line arguments.
+
+    Parameters
+    ----------
+    fields : mapping
+        Option names with dashes or underscores; true stands for a flag that is set.
+
+    Returns
+    -------
+    list of str
+        For `config_from_options`.
+    """
+    words: list[str] = []
+    for key, value in fields.items():
+        name = "--" + str(key).replace("_", "-")
+        if value is True:
+            words.append(name)
+        elif value is not False and value is not None:
+            values = value if isinstance(value, list) else [value]
+            words += [name, *map(str, values)]
+    return words
+
+
+def parse_options(words: Sequence[str]) -> argparse.Namespace:
+    """Parse Megatron's data options.
+
+    Raises
+    ------
+    ConfigError
+        For an unknown option, a wrong value or a missing one.
+    """
+    options, rest = _parser().parse_known_args(list(words))
+    if rest:
+        raise ConfigError(f"unknown option or word: {' '.join(rest)}")
+    return options
+
+
+def config_from_options(words: Sequence[str]) -> Config:
+    """Make a configuration from Megatron's data options.
+
+    Parameters
+    ----------
+    words : sequence of str
+        As on Megatron's command line: ``["--data-path", "0.3", "a", "0.7", "b", ...]``.
+
+    Returns
+    -------
+    Config
+        With the samples that Megatron's training would ask for.
+
+    Raises
+    ------
+    ConfigError
+        For whatever Megatron would refuse.
+    """
+    options = parse_options(words)
+    common = _common_entries(options)
+    per_split = _per_split_entries(options)
+    if (common is None) == (per_split is None):
+        raise ConfigError(
+            "give either --data-path or --data-args-path, or the data of each split "
+            "(--train-data-path and so on, or --per-split-data-args-path)"
+        )
+    fields: dict[str, Any] = {
+        "sequence_length": options.seq_length,
+        "seed": options.seed,
+        "samples": msgspec.to_builtins(_samples(options)),
+        "mid_level_dataset_surplus": options.mid_level_dataset_surplus,
+        "multiple_validation_sets": options.multiple_validation_sets,
+        "full_validation": options.full_validation,
+        "mixed_tokenizers": options.mixed_tokenizers,
+    }
+    if options.tokenizer_description:
+        fields["tokenizer"] = {"description": options.tokenizer_description}
+    if common is not None:
+        fields["blend"] = msgspec.to_builtins(blend_from_words(common))
+        fields["split"] = options.split or LEGACY_SPLIT
+    else:
+        if options.split is not None:
+            raise ConfigError("--split cannot be combined with data for each split")
+        fields["blend_per_split"] = msgspec.to_builtins(per_split)
+    try:
+        return msgspec.convert(fields, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"Megatron options: {error}") from error
+
+
+def blend_from_words(words: Sequence[str]) -> tuple[BlendEntry, ...]:
+    """Read a blend as Megatron does: weights and prefixes in turn, or prefixes alone.
+
+    An odd number of words are prefixes. An even number are pairs, if the first of each is a
+    number; if none is, all are prefixes.
+
+    Raises
+    ------
+    ConfigError
+        If only some of the pairs start with a number.
+    """
+    weights = [_number(word) for word in words[::2]]
+    if len(words) % 2 == 1 or all(weight is None for weight in weights):
+        return tuple(BlendEntry(word.strip()) for word in words)
+    if any(weight is None for weight in weights):
+        raise ConfigError(f"some prefixes have a weight and some have none: {' '.join(words)}")
+    return tuple(
+        BlendEntry(path.strip(), weight) for weight, path in zip(weights, words[1::2], strict=True)
+    )
+
+
+def _number(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
+def _common_entries(options: argparse.Namespace) -> list[str] | None:
+    if options.data_path is not None and options.data_args_path is not None:
+        raise ConfigError("--data-path and --data-args-path cannot be combined")
+    if options.data_args_path is not None:
+        return _read(options.data_args_path).split()
+    words: list[str] | None = options.data_path
+    return words
+
+
+def _per_split_entries(options: argparse.Namespace) -> BlendPerSplit | None:
+    named = {split: getattr(options, f"{split}_data_path") for split in SPLITS}
+    if options.per_split_data_args_path is not None:
+        if any(words is not None for words in named.values()):
+            raise ConfigError(
+                "--per-split-data-args-path cannot be combined with --train-data-path and so on"
+            )
+        named = _per_split_file(options.per_split_data_args_path)
+    if all(words is None for words in named.values()):
+        return None
+    blends = {split: blend_from_words(words) for split, words in named.items() if words}
+    return BlendPerSplit(**blends)
+
+
+def _per_split_file(path: str) -> dict[str, list[str] | None]:
+    try:
+        parsed = json.loads(_read(path))
+        splits = {split: parsed[split] for split in SPLITS}
+        if not all(words is None or isinstance(words, str | list) for words in splits.values()):
+            raise TypeError("each must be a list, a string or null")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{path}: expected JSON with train, valid and test: {error}") from error
+    return {
+        split: words.split() if isinstance(words, str) else words and [str(word) for word in words]
+        for split, words in splits.items()
+    }
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path!r}: cannot be read: {error}") from error
+
+
+def _samples(options: argparse.Namespace) -> Samples:
+    batch = options.global_batch_size
+    if options.train_samples is None and (options.train_iters is None or batch is None):
+        raise ConfigError("give --train-samples, or --train-iters and --global-batch-size")
+    if batch is None or batch < 1:
+        raise ConfigError("--global-batch-size: missing or below 1; validation and test need it")
+    if options.eval_interval < 1:
+        raise ConfigError(f"--eval-interval: {options.eval_interval}, expected at least 1")
+    by_iterations = options.train_samples is None
+    train = options.train_iters * batch if by_iterations else options.train_samples
+    iterations = options.train_iters or train // batch
+    evaluations = 1 if options.skip_train else iterations // options.eval_interval + 1
+    valid = None if options.full_validation else evaluations * options.eval_iters * batch
+    return Samples(train=train, valid=valid, test=options.eval_iters * batch)

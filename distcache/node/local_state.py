@@ -1,0 +1,201 @@
+"""What a store already has: valid blocks, which need not be fetched."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from distcache.cache.contents import read_contents
+from distcache.errors import DistcacheError
+from distcache.io.files import is_plain_file, open_regular, read_range
+from distcache.node.manifest import CACHE, Block, File, Manifest, manifest_blocks
+from distcache.node.records import Ready, read_records
+from distcache.node.staged_files import block_matches, differs, digest_of, read_shared
+from distcache.node.store import Store
+
+__all__ = [
+    "Duplicate",
+    "LocalState",
+    "find_duplicates",
+    "require_same_content",
+    "verify_local",
+]
+
+
+class LocalState(msgspec.Struct, frozen=True):
+    """Which of a cache's files and blocks a store has.
+
+    Attributes
+    ----------
+    complete : frozenset of int
+        Valid files, under their final names.
+    right : frozenset of int
+        Valid blocks, in complete files and in others.
+    dated : frozenset of int
+        Complete files whose time differs from the shared ones, which may have changed.
+    """
+
+    complete: frozenset[int]
+    right: frozenset[int]
+    dated: frozenset[int] = frozenset()
+
+
+class Duplicate(msgspec.Struct, frozen=True):
+    """Where another cache of the store has the bytes of a block."""
+
+    path: str
+    begin: int
+
+
+def verify_local(
+    manifest: Manifest, threads: int, advance: Callable[[float], None], trusted: Ready | None = None
+) -> LocalState:
+    """Compare every block that is in the store with its digest.
+
+    Parameters
+    ----------
+    manifest : Manifest
+        What the cache needs.
+    threads : int
+        Blocks that are read at a time.
+    advance : callable
+        Receives the bytes of every block.
+    trusted : Ready or None
+        The record of a copy: files with its times and sizes are not read.
+
+    Returns
+    -------
+    LocalState
+        What is valid.
+    """
+    known = frozenset() if trusted is None else _as_recorded(manifest, trusted)
+
+    def verify(number: int) -> int | None:
+        block = manifest.blocks[number]
+        right = block.file in known or _is_valid(manifest.files[block.file], block)
+        advance(block.size)
+        return number if right else None
+
+    with ThreadPoolExecutor(threads) as pool:
+        found = pool.map(verify, range(len(manifest.blocks)))
+        right = frozenset(number for number in found if number is not None)
+    complete = set(range(len(manifest.files)))
+    complete -= {block.file for number, block in enumerate(manifest.blocks) if number not in right}
+    complete = {file for file in complete if _has_final(manifest.files[file])}
+    if CACHE in complete and CACHE not in known and not _frame_matches(manifest):
+        complete.discard(CACHE)
+    dated = {file for file in complete if not _has_time(manifest.files[file])}
+    return LocalState(frozenset(complete), right, frozenset(dated))
+
+
+def _as_recorded(manifest: Manifest, record: Ready) -> frozenset[int]:
+    """Return the files whose sizes and times are those of a record and of the shared files."""
+    found = {
+        number
+        for number, file in enumerate(manifest.files)
+        if number != CACHE and _has_final(file) and _has_time(file)
+    }
+    cache = manifest.files[CACHE]
+    if _has_final(cache) and os.lstat(cache.final).st_mtime_ns == record.modified:
+        found.add(CACHE)
+    return frozenset(found)
+
+
+def _has_final(file: File) -> bool:
+    """Return whether a file of the right length, which is not being repaired, has its name."""
+    if os.path.lexists(file.part):
+        return False
+    return is_plain_file(file.final) and os.lstat(file.final).st_size == file.size
+
+
+def _has_time(file: File) -> bool:
+    """Return whether a file has the time of the shared one, where that matters."""
+    return file.modified in (0, os.lstat(file.final).st_mtime_ns)
+
+
+def _is_valid(file: File, block: Block) -> bool:
+    if block.file == CACHE:
+        # A cache that is being repaired has only its unfinished name.
+        path = file.part if os.path.lexists(file.part) else file.final
+    elif _has_final(file):
+        path = file.final
+    else:
+        return False  # an unfinished index is not kept: only the whole file has a digest
+    try:
+        descriptor = open_regular(path, follow=False)
+    except OSError:
+        return False
+    try:
+        return block_matches(descriptor, block)
+    finally:
+        os.close(descriptor)
+
+
+def require_same_content(manifest: Manifest, files: Iterable[int]) -> None:
+    """Read shared indices, and compare them with what the cache was built from.
+
+    Raises
+    ------
+    CorpusError
+        If one has changed.
+    Unreadable
+        If one cannot be read.
+    """
+    by_file = {block.file: block for block in manifest.blocks if block.file != CACHE}
+    for file in files:
+        block, digest = by_file[file], digest_of(by_file[file])
+        for piece in read_shared(manifest.files[file].shared, 0, block.end):
+            digest.update(piece.data)
+        if digest.hexdigest() != block.digest:
+            raise differs(manifest, block)
+
+
+def _frame_matches(manifest: Manifest) -> bool:
+    """Compare the header and the tables of the local cache with the shared one's."""
+    header = manifest.contents.header
+    try:
+        descriptor = open_regular(manifest.files[CACHE].final, follow=False)
+    except OSError:
+        return False
+    try:
+        page = header.pack()
+        if read_range(descriptor, 0, len(page)) != page:
+            return False
+        tables = read_range(descriptor, header.tables_begin, header.file_size)
+        return tables == bytes(manifest.contents.tables)
+    except (OSError, EOFError):
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def find_duplicates(
+    store: Store, manifest: Manifest, missing: Iterable[int]
+) -> Iterator[tuple[int, Duplicate]]:
+    """Yield the blocks that another complete cache of the store has, by its tables.
+
+    They are found by their digests, which are compared again when the blocks are copied.
+    """
+    sought: dict[tuple[str, int], list[int]] = {}
+    for number in missing:
+        block = manifest.blocks[number]
+        if block.file == CACHE:
+            sought.setdefault((block.digest, block.size), []).append(number)
+    for record in read_records(store):
+        if not sought or record.name == manifest.name:
+            continue
+        path = store.cache(record.name)
+        for block in _blocks_of(path):
+            for number in sought.pop((block.digest, block.size), []):
+                yield number, Duplicate(str(path), block.begin)
+
+
+def _blocks_of(path: Path) -> list[Block]:
+    try:
+        return manifest_blocks(read_contents(path))
+    except DistcacheError:
+        return []

@@ -1,0 +1,263 @@
+"""The ready record, without which a copy is ignored; and the report of a localization."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from distcache.io.files import atomic_write, open_regular, read_range
+from distcache.megatron.export import Exported
+from distcache.node.place import local_directory, node_name
+from distcache.node.space import space_at
+from distcache.node.store import Store
+
+__all__ = [
+    "LocalCorpus",
+    "LocalizeOptions",
+    "Localized",
+    "NodeReport",
+    "Ready",
+    "failed_report",
+    "invalidate",
+    "make_report",
+    "read_record",
+    "read_records",
+    "write_record",
+]
+
+VERSION: Final = 1
+LARGEST: Final = 1 << 30  # bytes of a record that is read
+
+
+class LocalCorpus(msgspec.Struct, frozen=True):
+    """A corpus of a localized cache.
+
+    Attributes
+    ----------
+    shared : str
+        Its absolute path on the shared filesystem, without suffix.
+    stem : str
+        Its name in the store.
+    idx_size : int
+        Bytes of its index.
+    """
+
+    shared: str
+    stem: str
+    idx_size: int
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """The completion marker of a copy.
+
+    Attributes
+    ----------
+    name : str
+        Of the cache in the store.
+    key : str
+        The cache's identity.
+    source : str
+        Absolute path of the shared cache.
+    size : int
+        Bytes of the cache.
+    corpora : tuple of LocalCorpus
+        In the order of the cache's sources.
+    linked : bool
+        Whether the store has links to the `.bin` files.
+    megatron : Exported or None
+        Megatron's files and options.
+    tokenizer : dict or None
+        The tokenizer in their names, if it is not the cache's own.
+    when, host, distcache : str
+        Time (ISO 8601, UTC), node and version of the agent.
+    version : int
+        Of this record.
+    modified : int
+        Modification time of the cache in nanoseconds; 0 if unknown.
+    """
+
+    name: str
+    key: str
+    source: str
+    size: int
+    corpora: tuple[LocalCorpus, ...]
+    linked: bool
+    megatron: Exported | None
+    tokenizer: dict[str, Any] | None
+    when: str
+    host: str
+    distcache: str
+    version: int = VERSION
+    modified: int = 0
+
+
+def write_record(store: Store, record: Ready) -> None:
+    """Mark a copy complete. Everything that the record names has been synced."""
+    with atomic_write(store.ready(record.name)) as stream:
+        stream.write(msgspec.json.format(msgspec.json.encode(record), indent=1))
+
+
+def read_record(store: Store, name: str) -> Ready | None:
+    """Return the record of a copy; None if there is no valid one of this version."""
+    try:
+        descriptor = open_regular(store.ready(name), follow=False)
+    except OSError:
+        return None
+    try:
+        size = os.fstat(descriptor).st_size
+        text = read_range(descriptor, 0, size) if size <= LARGEST else b""
+        record = msgspec.json.decode(text, type=Ready)
+    except (OSError, EOFError, ValueError, RecursionError):
+        return None
+    finally:
+        os.close(descriptor)
+    sound = record.version == VERSION and record.name == name
+    sound &= not any("/" in corpus.stem or "\0" in corpus.stem for corpus in record.corpora)
+    return record if sound else None
+
+
+def read_records(store: Store) -> Iterator[Ready]:
+    """Yield the records of a store, in the order of their names."""
+    try:
+        names = sorted(os.listdir(store.caches))
+    except OSError:
+        return
+    for name in names:
+        if name.endswith(".json") and not name.startswith("."):
+            record = read_record(store, name.removesuffix(".json"))
+            if record is not None:
+                yield record
+
+
+def invalidate(store: Store, name: str) -> None:
+    """Mark a copy incomplete."""
+    with contextlib.suppress(FileNotFoundError):
+        store.ready(name).unlink()
+
+
+class LocalizeOptions(msgspec.Struct, frozen=True):
+    """How to localize.
+
+    Attributes
+    ----------
+    directory : str or None
+        The store; by default the environment says it.
+    link : bool
+        Whether the store gets links to the `.bin` files.
+    megatron : bool
+        Whether it gets Megatron's files too.
+    tokenizer : dict or None
+        For Megatron's names, instead of the cache's.
+    transport : str
+        "auto", "mpi" or "copy".
+    reserve : int
+        Bytes to leave free on the store's filesystem.
+    threads : int
+        Blocks that an agent reads at a time.
+    quick : bool
+        Whether a copy with the right record, sizes and times counts as valid without digests.
+    best_effort : bool
+        Whether nodes that cannot hold a copy are reported, and the others continue.
+    budget : int or None
+        Bytes that the store may take; the least recently used copies are removed.
+    """
+
+    directory: str | None = None
+    link: bool = True
+    megatron: bool = False
+    tokenizer: dict[str, Any] | None = None
+    transport: str = "auto"
+    reserve: int = 0
+    threads: int = 4
+    quick: bool = False
+    best_effort: bool = False
+    budget: int | None = None
+
+
+class NodeReport(msgspec.Struct, frozen=True):
+    """What one agent did.
+
+    Attributes
+    ----------
+    node, directory, cache : str
+        Its name, its store, and the cache in it.
+    read, reused, written, kept : int
+        Bytes read from the shared filesystem, copied from other caches of the store, written, and
+        already valid.
+    memory : int
+        Bytes of the copy that take memory, because the store is a tmpfs.
+    problem : str
+        Why the node has no copy and reads the shared file; empty if it has one.
+    beyond : int
+        Bytes beyond the budget: this copy and those in use are never removed.
+    """
+
+    node: str
+    directory: str
+    cache: str
+    read: int
+    reused: int
+    written: int
+    kept: int
+    memory: int
+    problem: str = ""
+    beyond: int = 0
+
+
+class Localized(msgspec.Struct, frozen=True):
+    """The result of a localization.
+
+    Attributes
+    ----------
+    key, source : str
+        The cache's identity and its absolute path.
+    transport, reason : str
+        How it was copied, and why so.
+    nodes : list of NodeReport
+        What each agent did.
+    megatron : Exported or None
+        Megatron's files and options on the first node; the same on all that use one directory.
+    """
+
+    key: str
+    source: str
+    transport: str
+    reason: str
+    nodes: list[NodeReport]
+    megatron: Exported | None
+
+
+def failed_report(
+    options: LocalizeOptions, environment: Mapping[str, str], problem: str
+) -> NodeReport:
+    """Return the report of a node that has no copy."""
+    directory = local_directory(options.directory, environment)
+    return NodeReport(node_name(environment), str(directory), "", 0, 0, 0, 0, 0, problem)
+
+
+def make_report(
+    store: Store,
+    record: Ready,
+    read: int = 0,
+    reused: int = 0,
+    written: int = 0,
+    kept: int = 0,
+    beyond: int = 0,
+) -> NodeReport:
+    """Return the report of an agent."""
+    size = record.size + sum({corpus.stem: corpus.idx_size for corpus in record.corpora}.values())
+    return NodeReport(
+        node=node_name(os.environ),
+        directory=str(store.root),
+        cache=str(store.cache(record.name)),
+        read=read,
+        reused=reused,
+        written=written,
+        kept=kept,
+        memory=size if space_at(store.root).in_memory else 0,
+        beyond=beyond,
+    )

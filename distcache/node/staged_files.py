@@ -1,0 +1,210 @@
+"""The unfinished files of a localization: reserve, write, verify and name them."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from distcache.cache.digests import read_pieces
+from distcache.cache.format import HEADER_SIZE
+from distcache.errors import CacheCorrupt, CorpusError, DistcacheError
+from distcache.io.files import (
+    is_plain_file,
+    no_space_as_error,
+    open_regular,
+    sync_directory,
+    write_range,
+)
+from distcache.io.watchdog import tick
+from distcache.node.manifest import CACHE, Block, Manifest
+from distcache.node.space import reserve
+
+__all__ = ["StagedFiles", "Unreadable", "block_matches", "differs", "digest_of", "read_shared"]
+
+
+def digest_of(block: Block) -> Any:
+    """Return an empty digest of a block's kind."""
+    return xxhash.xxh3_64() if len(block.digest) == 16 else xxhash.xxh3_128()
+
+
+def block_matches(descriptor: int, block: Block) -> bool:
+    """Read a block from an open file, and return whether its digest matches."""
+    digest = digest_of(block)
+    try:
+        for piece in read_pieces(descriptor, block.begin, block.end):
+            digest.update(piece.data)
+    except (CacheCorrupt, OSError):
+        return False
+    return bool(digest.hexdigest() == block.digest)
+
+
+def differs(manifest: Manifest, block: Block) -> DistcacheError:
+    """Return the error for a shared file that differs from its digest."""
+    path = manifest.files[block.file].shared
+    if block.file == CACHE:
+        return CacheCorrupt(
+            f"{path}: bytes {block.begin} to {block.end} differ from their digest; see "
+            "`distcache verify`, then move the cache away and build it again"
+        )
+    return CorpusError(
+        f"{path}: is not the file that the cache was built from: its digest differs; build again"
+    )
+
+
+class Unreadable(DistcacheError):
+    """A file to copy from cannot be read."""
+
+
+class Truncated(Unreadable):
+    """A file to copy from is too short."""
+
+    exit_code = CorpusError.exit_code
+
+
+def read_shared(path: str, begin: int, end: int) -> Iterator[NDArray[np.uint8]]:
+    """Yield bytes of a file, in pieces that are valid until the next.
+
+    Raises
+    ------
+    Unreadable
+        If it cannot be read; `Truncated` if it is too short.
+    """
+    try:
+        descriptor = open_regular(path)
+    except OSError as error:
+        raise Unreadable(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        pieces = read_pieces(descriptor, begin, end)
+        while True:
+            try:
+                piece = next(pieces, None)
+            except CacheCorrupt as error:
+                raise Truncated(f"{path}: {error}; it was cut short while it was read") from error
+            except OSError as error:
+                raise Unreadable(f"{path}: cannot be read: {error.strerror}") from error
+            if piece is None:
+                return
+            yield piece
+    finally:
+        os.close(descriptor)
+
+
+class StagedFiles:
+    """The unfinished files of one localization.
+
+    Parameters
+    ----------
+    manifest : Manifest
+        What is to be fetched.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest = manifest
+        self._made: list[Path] = []
+        self._lock = threading.Lock()
+        self.written = 0
+
+    def make(self, file: int) -> None:
+        """Create an unfinished file with all of its space, or reopen one that was left.
+
+        Raises
+        ------
+        NoSpace
+            If the disk has not enough; call `undo` then.
+        """
+        target = self._manifest.files[file]
+        if not os.path.lexists(target.part):
+            self._made.append(target.part)
+        elif not is_plain_file(target.part):
+            raise DistcacheError(f"{target.part}: is not a file that distcache has made; remove it")
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(target.part, flags, 0o600)
+        try:
+            reserve(descriptor, target.size, target.part)
+        finally:
+            os.close(descriptor)
+
+    def undo(self) -> None:
+        """Remove the files that `make` made."""
+        for path in self._made:
+            path.unlink(missing_ok=True)
+
+    def open(self, file: int) -> int:
+        """Return a descriptor to write an unfinished file; the caller closes it."""
+        return os.open(self._manifest.files[file].part, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    def write(self, descriptor: int, offset: int, data: NDArray[np.uint8]) -> None:
+        """Write bytes of an unfinished file. From any thread.
+
+        Raises
+        ------
+        NoSpace
+            If the disk is full nevertheless.
+        """
+        with no_space_as_error(self._manifest.files[CACHE].final.parent):
+            write_range(descriptor, offset, data)
+        with self._lock:
+            self.written += data.size
+
+    def begin_writeback(self, descriptor: int, block: Block) -> None:
+        """Start write-back of a block early, so that the final fsync has little left to do."""
+        os.posix_fadvise(descriptor, block.begin, block.size, os.POSIX_FADV_DONTNEED)
+
+    def copy(self, block: Block, path: str, begin: int, advance: Callable[[float], None]) -> bool:
+        """Copy a block from a file, where it starts at a byte; return whether it is valid.
+
+        Raises
+        ------
+        Unreadable
+            If the file cannot be read.
+        """
+        digest = digest_of(block)
+        offset = block.begin
+        target = self.open(block.file)
+        try:
+            for piece in read_shared(path, begin, begin + block.size):
+                digest.update(piece.data)
+                self.write(target, offset, piece)
+                offset += piece.size
+                advance(piece.size)
+            self.begin_writeback(target, block)
+        finally:
+            os.close(target)
+        return bool(digest.hexdigest() == block.digest)
+
+    def finish(self, file: int) -> None:
+        """Complete a file whose blocks are all valid: sync it and give it its final name."""
+        target = self._manifest.files[file]
+        descriptor = os.open(target.part, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            if file == CACHE:
+                self._write_frame(descriptor)
+            os.fsync(descriptor)
+            tick()
+            if target.modified:
+                os.utime(descriptor, ns=(target.modified, target.modified))
+        finally:
+            os.close(descriptor)
+        os.replace(target.part, target.final)
+
+    def sync_names(self) -> None:
+        """Sync the directories, so that the new names survive a crash."""
+        for directory in {file.final.parent for file in self._manifest.files}:
+            sync_directory(directory)
+
+    def _write_frame(self, descriptor: int) -> None:
+        """Write what is in no block: the header and the tables of the cache."""
+        contents = self._manifest.contents
+        header = np.frombuffer(contents.header.pack(), np.uint8)
+        assert header.size == HEADER_SIZE
+        self.write(descriptor, 0, header)
+        self.write(
+            descriptor, contents.header.tables_begin, np.frombuffer(contents.tables, np.uint8)
+        )

@@ -1,0 +1,197 @@
+"""Splits, epochs and samples: how large each section is."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+
+import msgspec
+import numpy as np
+
+from distcache.errors import ConfigError
+from distcache.plan.config import SPLITS
+
+__all__ = [
+    "WHOLE",
+    "Bookends",
+    "Cut",
+    "SectionSize",
+    "epochs_needed",
+    "normalize",
+    "requested_for",
+    "section_size",
+    "sequence_range",
+    "split_matrix",
+]
+
+Bookends = tuple[float, float]
+WHOLE: Bookends = (0.0, 1.0)
+SEPARATE_THRESHOLD = 0.80
+
+
+def normalize(weights: list[float] | list[int]) -> list[float]:
+    """Divide weights by their NumPy float64 sum."""
+    array = np.array(weights, dtype=np.float64)
+    with np.errstate(all="ignore"):
+        normalized: list[float] = (array / np.sum(array)).tolist()
+    return normalized
+
+
+def split_matrix(split: str) -> list[Bookends | None]:
+    """Parse a split string such as "99,1,0" into the book-ends of each split.
+
+    Parameters
+    ----------
+    split : str
+        Every run of digits and points is a number; up to three, padded with zeros.
+
+    Returns
+    -------
+    list of (float, float) or None
+        For train, valid and test; None where a split does not exist. The first book-end is the
+        integer 0, as in Megatron's descriptions.
+
+    Raises
+    ------
+    ConfigError
+        If the string does not give three shares that add up to more than nothing.
+    """
+    try:
+        shares = [float(number) for number in re.findall(r"[.0-9]+", split)]
+    except ValueError as error:
+        raise ConfigError(f"$.split: {split!r} is not a list of numbers: {error}") from error
+    if len(shares) > len(SPLITS):
+        raise ConfigError(f"$.split: {split!r} has {len(shares)} shares, expected at most 3")
+    shares += [0.0] * (len(SPLITS) - len(shares))
+    if not 0 < sum(shares) < math.inf:
+        raise ConfigError(f"$.split: {split!r} adds up to nothing, expected for example 99,1,0")
+    ends = itertools.accumulate(normalize(shares), initial=0)
+    return [(begin, end) if end > begin else None for begin, end in itertools.pairwise(ends)]
+
+
+def sequence_range(bookends: Bookends, sequences: int) -> tuple[int, int]:
+    """Return the sequences [begin, end) of a split, with Python's rounding of both ends."""
+    begin, end = (round(bookend * float(sequences)) for bookend in bookends)
+    return begin, end
+
+
+class Cut(msgspec.Struct, frozen=True):
+    """How samples are cut from tokens.
+
+    Attributes
+    ----------
+    sequence_length : int
+        Tokens per sample.
+    extra_token : bool
+        Whether samples overlap by one token.
+    keep_partial : bool
+        Whether a last sample that is not full is kept (validation only).
+    """
+
+    sequence_length: int
+    extra_token: bool
+    keep_partial: bool
+
+
+class SectionSize(msgspec.Struct, frozen=True):
+    """The sizes of a section.
+
+    Attributes
+    ----------
+    epochs : int
+        Passes over the split's sequences.
+    samples : int
+        Rows of the sample index, less one.
+    separate_samples : int or None
+        If the last epoch is shuffled apart, the number of samples before it.
+    """
+
+    epochs: int
+    samples: int
+    separate_samples: int | None
+
+
+def epochs_needed(requested: int | None, tokens: int, cut: Cut) -> int | None:
+    """Return the smallest number of epochs that holds the requested samples.
+
+    Parameters
+    ----------
+    requested : int or None
+        Samples; None asks for one epoch.
+    tokens : int
+        Tokens of one epoch.
+    cut : Cut
+        How samples are cut.
+
+    Returns
+    -------
+    int or None
+        None if no number of epochs will do, where Megatron would loop for ever.
+    """
+    if requested is None:
+        return 1
+    needed = requested * cut.sequence_length + int(cut.extra_token)
+    if tokens == 0:
+        return 1 if needed == 0 else None
+    return max(1, -(-needed // tokens))
+
+
+def samples_in(tokens: int, cut: Cut) -> int:
+    """Return how many samples a run of tokens gives.
+
+    With `keep_partial` the ceiling is computed in 32-bit float, as Megatron's C++ does.
+    """
+    usable = tokens - int(cut.extra_token)
+    if not cut.keep_partial:
+        return max(usable // cut.sequence_length, 0)
+    quotient = np.int64(usable).astype(np.float32) / np.float32(cut.sequence_length)
+    return max(int(np.ceil(quotient)), 0)
+
+
+def section_size(requested: int | None, tokens: int, cut: Cut) -> SectionSize | None:
+    """Return the sizes of a section, or None where Megatron would never end.
+
+    Parameters
+    ----------
+    requested : int or None
+        Samples; None asks for one epoch.
+    tokens : int
+        Tokens of one epoch.
+    cut : Cut
+        How samples are cut.
+    """
+    epochs = epochs_needed(requested, tokens, cut)
+    if epochs is None:
+        return None
+    separate = None
+    if requested is not None and epochs > 1:
+        extra = int(cut.extra_token)
+        before_last = ((epochs - 1) * tokens - extra) // cut.sequence_length
+        per_epoch = (tokens - extra) // cut.sequence_length
+        if requested - before_last < int(SEPARATE_THRESHOLD * per_epoch):
+            separate = before_last
+    return SectionSize(epochs, samples_in(epochs * tokens, cut), separate)
+
+
+def requested_for(samples: int, tokens: int, cut: Cut) -> int:
+    """Return the smallest request that gives a section of at least `samples` samples.
+
+    Parameters
+    ----------
+    samples : int
+        Samples that the section must have.
+    tokens : int
+        Tokens of one epoch, at least 1.
+    cut : Cut
+        How samples are cut.
+    """
+    low, high = 0, samples + 1
+    while low < high:
+        middle = (low + high) // 2
+        size = section_size(middle, tokens, cut)
+        if size is not None and size.samples >= samples:
+            high = middle
+        else:
+            low = middle + 1
+    return low

@@ -1,0 +1,1 @@
+"""The life cycle of unfinished files: hidden directory, lock, heartbeat, journal, publication."""

@@ -1,0 +1,60 @@
+"""File locks, which end with the process that holds them."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+from typing import Final
+
+__all__ = ["LOCK", "NO_LOCKS", "try_lock"]
+
+LOCK: Final = "lock"
+"""The name of the lock in a directory of unfinished files."""
+NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+"""Errors of filesystems that have no locks."""
+
+
+def try_lock(path: str | Path, *, shared: bool = False, make: bool = True) -> int | None:
+    """Try to lock a file.
+
+    Parameters
+    ----------
+    path : path
+        The file; not a link.
+    shared : bool
+        Whether to take a shared lock.
+    make : bool
+        Whether to make the file if it does not exist.
+
+    Returns
+    -------
+    int or None
+        A descriptor that keeps the lock until it is closed. None if another process has the lock,
+        or if the file does not exist or has just been removed.
+
+    Raises
+    ------
+    OSError
+        One of `NO_LOCKS` if the filesystem has none.
+    """
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if make else 0)
+    try:
+        descriptor = os.open(path, flags, 0o600)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+            held, descriptor = descriptor, -1
+            return held
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
+            raise
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+    return None

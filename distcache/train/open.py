@@ -1,0 +1,324 @@
+"""Open a cache for training: the node's ready copy if there is one, else the shared file."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from types import NoneType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from distcache.cache import Cache
+from distcache.cache import open_cache as open_mapped
+from distcache.cache.contents import open_cache_file
+from distcache.corpus import Idx, bin_path, idx_path, open_idx
+from distcache.errors import (
+    CacheCorrupt,
+    ConfigError,
+    CorpusError,
+    DistcacheError,
+    NotReady,
+    SharedFileWarning,
+)
+from distcache.node.lock import try_shared
+from distcache.node.place import local_directory
+from distcache.node.records import Ready, read_record, read_records
+from distcache.node.store import Store, cache_name, existing_store
+
+if TYPE_CHECKING:
+    from distcache.train.dataset import CachedDataset
+
+__all__ = ["CacheHandle", "OpenCache", "open_cache"]
+
+logger = logging.getLogger(__name__)
+
+
+class CacheHandle(msgspec.Struct, frozen=True):
+    """What a process needs to open a cache; small, so that every worker can get it.
+
+    Attributes
+    ----------
+    path : str
+        The shared cache, absolute.
+    store, name : str
+        This node's store and the name of the copy in it; empty if the shared file is read.
+    directory : str
+        The working directory for relative paths of shared corpora.
+    reason : str
+        Why that file is read, in a few words.
+    """
+
+    path: str
+    store: str
+    name: str
+    directory: str
+    reason: str
+
+    def open(self) -> OpenCache:
+        """Open this node's copy, or else the shared file with a `SharedFileWarning`.
+
+        Raises
+        ------
+        NotReady
+            If neither exists.
+        CacheCorrupt
+            If the shared file is not whole.
+        """
+        if not self.name:
+            return self.open_shared()
+        try:
+            return self.open_copy()
+        except (NotReady, CacheCorrupt) as error:
+            # Another job may be repairing it, or it may have been deleted.
+            _warn(self.path, error)
+            return self.open_shared()
+
+    def open_shared(self) -> OpenCache:
+        """Open the shared file."""
+        cache = open_mapped(self.path)
+        shared = [os.path.join(self.directory, prefix) for prefix in cache.prefixes]
+        return OpenCache(self, cache, shared, shared, None)
+
+    def open_copy(self) -> OpenCache:
+        """Open this node's copy, which cannot be removed until it is closed.
+
+        Raises
+        ------
+        NotReady
+            If it is not complete.
+        CacheCorrupt
+            If it is not whole.
+        """
+        store = Store(Path(self.store))
+        lock = try_shared(store.use_lock(self.name))
+        try:
+            record = read_record(store, self.name)
+            if lock is None or record is None:
+                raise NotReady(f"{store.root} has no complete copy of it")
+            _require_files(store, record)
+            cache = open_mapped(store.cache(self.name))
+        except BaseException:
+            if lock is not None:
+                os.close(lock)
+            raise
+        local = [store.prefix(corpus.stem) for corpus in record.corpora]
+        return OpenCache(self, cache, local, [corpus.shared for corpus in record.corpora], lock)
+
+
+def _require_files(store: Store, record: Ready) -> None:
+    """Require that all files of a copy exist: some may have been deleted."""
+    files = {str(store.cache(record.name)): record.size}
+    files |= {idx_path(store.prefix(corpus.stem)): corpus.idx_size for corpus in record.corpora}
+    for path, size in files.items():
+        try:
+            found = os.lstat(path).st_size
+        except OSError as error:
+            raise NotReady(f"{path}: {error.strerror}; localize it again") from error
+        if found != size:
+            raise NotReady(f"{path} has {found} bytes, expected {size}; localize it again")
+
+
+class OpenCache:
+    """An open cache, and the paths of its corpora; made by `open_cache`.
+
+    Attributes
+    ----------
+    handle : CacheHandle
+        By which another process opens it.
+    cache : Cache
+        Mapped.
+    """
+
+    def __init__(
+        self,
+        handle: CacheHandle,
+        cache: Cache,
+        indices: Sequence[str],
+        tokens: Sequence[str],
+        lock: int | None,
+    ) -> None:
+        self.handle = handle
+        self.cache = cache
+        self._indices = indices
+        self._tokens = tokens
+        self._lock = lock
+
+    def __del__(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+
+    @property
+    def key(self) -> str:
+        """The identity of everything in the cache."""
+        return self.cache.key
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the node's copy is read, and not the shared file."""
+        return self._lock is not None
+
+    @property
+    def path(self) -> Path:
+        """The file that is read."""
+        return self.cache.path
+
+    @property
+    def splits(self) -> list[str]:
+        """The splits that have samples."""
+        splits = self.cache.table("members")["split"].tolist()
+        return [split.decode("ascii") for split in dict.fromkeys(splits)]
+
+    def __repr__(self) -> str:
+        kind = "local copy" if self.is_local else "shared file"
+        return f"<cache {self.key[:16]}: {kind} {self.path} ({self.handle.reason})>"
+
+    def bin_of(self, source: int) -> str:
+        """Return the path of a corpus's tokens, which are shared."""
+        return bin_path(self._tokens[source])
+
+    def idx_of(self, source: int) -> Idx:
+        """Map a corpus's index.
+
+        Raises
+        ------
+        NotReady, CorpusError
+            If it does not exist, or is not the index that the cache was built from.
+        """
+        idx = open_idx(self._indices[source])
+        entry = self.cache.table("sources")[source]
+        if (idx.size, len(idx.lengths)) != (int(entry["idx_size"]), int(entry["sequences"])):
+            raise CorpusError(
+                f"{idx.path}: is not the index that {self.path} was built from; localize it "
+                "again, or build it again"
+            )
+        return idx
+
+    def dataset(self, split: str, number: int | None = None, **options: Any) -> CachedDataset:
+        """Return the samples of a split as a torch map-style dataset.
+
+        Parameters
+        ----------
+        split : str
+            "train", "valid" or "test".
+        number : int or None
+            Which of several validation sets; needed where there are several.
+        **options
+            The fields of `SampleOptions`, for example ``eod=0, reset_position_ids=True``.
+
+        Raises
+        ------
+        ConfigError
+            If there is no such split or option.
+        """
+        from distcache.train.dataset import (  # noqa: PLC0415
+            CachedDataset,
+            SampleOptions,
+            dataset_count,
+        )
+
+        try:
+            chosen = msgspec.convert(options, SampleOptions)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"dataset({split!r}): {error}") from error
+        if type(split) is not str or type(number) not in (int, NoneType):
+            raise ConfigError(
+                f"dataset({split!r}, {number!r}): expected the name of a split, then a number"
+            )
+        count = dataset_count(self, split)
+        if count == 0:
+            raise ConfigError(f"{self.path}: has splits {', '.join(self.splits)}, not {split!r}")
+        if count > 1 and number is None:
+            raise ConfigError(
+                f"{self.path}: split {split!r} has {count} datasets; say which with number="
+            )
+        if number is not None and not 0 <= number < count:
+            raise ConfigError(
+                f"{self.path}: number is {number}, but split {split!r} has {count} dataset(s), "
+                "counted from 0"
+            )
+        return CachedDataset(self.handle, split, chosen, number or 0, self)
+
+
+def open_cache(path: str | Path, local: str | Path | None = None) -> OpenCache:
+    """Open a cache for training, at once: nothing is built or waited for.
+
+    The cache's ``repr`` says which file is read. If this node has a store but no copy of this
+    cache, a `SharedFileWarning` says why.
+
+    Parameters
+    ----------
+    path : path
+        The shared cache, as `distcache build` printed it.
+    local : path or None
+        This node's store; by default where `distcache localize` puts it.
+
+    Returns
+    -------
+    OpenCache
+        Of this node's ready copy, if there is one; of the shared file otherwise.
+
+    Raises
+    ------
+    NotReady
+        If there is neither; `distcache.wait` waits for a build.
+    CacheCorrupt
+        If the file is not a whole cache.
+    """
+    for name, value in (("path", path), ("local", local)):
+        if not isinstance(value, str | os.PathLike) and (name == "path" or value is not None):
+            raise ConfigError(f"{name} is {value!r}, expected a path")
+    root = local_directory(local, os.environ)
+    source, here = os.path.abspath(path), os.getcwd()  # noqa: PTH109
+    reason = "no local directory is set"
+    if root is not None:
+        try:
+            name = _name_in(root, source)
+            reason = "it is ready on this node"
+            cache = CacheHandle(source, str(root), name, here, reason).open_copy()
+            logger.info("reading %r", cache)
+            return cache
+        except DistcacheError as error:
+            reason = str(error)
+    cache = CacheHandle(source, "", "", here, reason).open_shared()
+    logger.info("reading %r", cache)
+    if root is not None:
+        _warn(path, reason)
+    return cache
+
+
+def _name_in(root: Path, source: str) -> str:
+    """Return the name that the copy of a shared cache has, or would have, in a store.
+
+    It follows from the header of the shared file; if that file is gone, it is the copy that was
+    made from this path.
+
+    Raises
+    ------
+    NotReady
+        If there is no store, or no copy of this path.
+    DistcacheError
+        If there is something else at `root`.
+    CacheCorrupt
+        If the shared file exists and is not a cache.
+    """
+    store = existing_store(root)
+    if store is None:
+        raise NotReady(f"there is no store at {root}")
+    try:
+        descriptor, header = open_cache_file(Path(source))
+    except NotReady:
+        for record in read_records(store):
+            if record.source == source:
+                return record.name
+        raise NotReady(f"{root} has no copy of it") from None
+    os.close(descriptor)
+    return cache_name(header)
+
+
+def _warn(path: str | Path, reason: object) -> None:
+    message = f"{path} is read from the shared filesystem: {reason}"
+    warnings.warn(message, SharedFileWarning, stacklevel=3)

@@ -1,0 +1,48 @@
+"""The documentation site: `make docs` builds it from these pages, and fails on any warning."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from command_reference import reference
+
+import distcache
+
+project = "distcache"
+copyright = "the distcache authors"  # noqa: A001  Sphinx's name
+release = version = distcache.__version__
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinxcontrib.mermaid",
+]
+source_suffix = {".md": "markdown"}
+html_theme = "furo"
+html_title = f"distcache {release}"
+myst_enable_extensions = ["deflist", "attrs_inline"]
+myst_heading_anchors = 3
+myst_fence_as_directive = ["mermaid"]
+napoleon_google_docstring = False
+napoleon_use_rtype = False
+autodoc_typehints = "none"  # the docstrings say types and shapes
+autodoc_member_order = "bysource"
+mermaid_version = "11"
+suppress_warnings = ["ref.python"]  # a name in a docstring may be several attributes
+
+MARK = "<!-- commands -->"
+
+
+def put_reference(app: Any, name: str, source: list[str]) -> None:
+    """Put the options of all commands in the place of their mark."""
+    del app, name
+    source[0] = source[0].replace(MARK, "\n".join(reference()) if MARK in source[0] else "")
+
+
+def setup(app: Any) -> None:
+    """Register what is above with Sphinx."""
+    app.connect("source-read", put_reference)

@@ -1,0 +1,39 @@
+"""Build, verify and localize a cache with the installed package, in a new directory: DIRECTORY."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+
+import distcache
+from distcache.corpus.idx_writer import write_idx
+
+directory = Path(sys.argv[1])
+directory.mkdir()
+lengths = np.arange(1, 200, dtype=np.int32)
+(directory / "a.bin").write_bytes(bytes(2 * int(lengths.sum())))
+write_idx(str(directory / "a"), lengths, "u2")
+config = directory / "c.json"
+config.write_text(
+    json.dumps(
+        {
+            "sequence_length": 64,
+            "split": "1",
+            "samples": {"train": 100},
+            "blend": [str(directory / "a")],
+        }
+    )
+)
+program = str(Path(sys.executable).parent / "distcache")
+cache = directory / "c.h5"
+for words in (
+    ["build", str(config), "-o", str(directory), "--name", "c"],
+    ["verify", str(cache), "--corpora"],
+    ["localize", str(cache), "--to", str(directory / "local")],
+):
+    subprocess.run([program, *words], check=True, capture_output=True)
+print(f"distcache {distcache.__version__} works in {sys.prefix}")

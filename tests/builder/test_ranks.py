@@ -1,0 +1,137 @@
+"""Whole builds by 2 to 16 ranks, which are threads of this process: the bytes of one rank's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distcache.builder import blends
+from distcache.builder.prepare import make_plan_together
+from distcache.builder.run import BuildOptions, BuildOutcome, build
+from distcache.configuration import config_from_mapping
+from distcache.plan import costs
+from distcache.plan.assignment import assign_all
+from distcache.plan.costs import BLEND_SLICE
+from distcache.plan.layout import make_layout
+from distcache.progress import NullProgress
+from distcache.ranks.communicator import SerialCommunicator
+from tests.builder.wrong_guesses import guess_badly
+from tests.caches import build_here
+from tests.large import write_blend
+from tests.threads import run_ranks
+
+pytestmark = pytest.mark.long
+
+
+def build_by(ranks: int, fields: dict[str, Any], directory: Path, **options: Any) -> bytes:
+    """Build with ranks that are threads, and return the bytes of the cache."""
+    config = config_from_mapping(fields)
+    outcomes, aborted = run_ranks(
+        ranks,
+        lambda communicator: build(communicator, config, directory, "c", BuildOptions(**options)),
+    )
+    assert aborted == []
+    for outcome in outcomes:
+        assert isinstance(outcome, BuildOutcome), outcome
+    assert sorted(path.name for path in directory.iterdir()) == ["c.h5", "c.h5.build.json"]
+    return (directory / "c.h5").read_bytes()
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8, 16])
+def test_split_sections(
+    ranks: int, large_config: dict[str, Any], serial_bytes: bytes, shared: Path
+) -> None:
+    """Two ranks shuffle each, and all ranks cut and write it."""
+    threads = 1 + ranks % 2
+    assert build_by(ranks, large_config, shared, threads=threads) == serial_bytes
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5, 16])
+def test_linked_sections(
+    ranks: int,
+    large_config: dict[str, Any],
+    serial_bytes: bytes,
+    shared: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No rank holds more than its slice."""
+    monkeypatch.setattr(costs, "LINK_COST", 0.0)
+    monkeypatch.setattr(costs, "DRAW_COST", 0.0)
+    plan = make_plan_together(
+        SerialCommunicator(), config_from_mapping(large_config), 1, NullProgress()
+    )
+    assert len(assign_all(plan.items, make_layout(plan.items), ranks).linked) == 2
+    assert build_by(ranks, large_config, shared) == serial_bytes
+
+
+@pytest.fixture(scope="module", params=["by weight", "exhaustive"])
+def blend_case(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """More than three slices of a blend over sections that are small beside it."""
+    return write_blend(tmp_path_factory.mktemp("corpora"), weighted=request.param == "by weight")
+
+
+@pytest.fixture(scope="module")
+def blend_bytes(blend_case: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """The cache that one process builds."""
+    return Path(build_here(blend_case, tmp_path_factory.mktemp("alone")).path).read_bytes()
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 16])
+def test_blends(ranks: int, blend_case: dict[str, Any], blend_bytes: bytes, shared: Path) -> None:
+    """Drawn by all ranks, from estimated states that are verified."""
+    plan = make_plan_together(
+        SerialCommunicator(), config_from_mapping(blend_case), 1, NullProgress()
+    )
+    assert plan.blends[0].size > 3 * BLEND_SLICE
+    assert len(assign_all(plan.items, make_layout(plan.items), ranks).blends) == 1
+    assert build_by(ranks, blend_case, shared) == blend_bytes
+
+
+def test_slices_from_wrong_guesses_are_drawn_again(
+    blend_case: dict[str, Any],
+    blend_bytes: bytes,
+    shared: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """From the state with which the slice before has ended, one after the other."""
+    again: list[int] = []
+    original = blends.SplitBlend._draw_again
+
+    def noting(self: blends.SplitBlend) -> None:
+        again.append(self._communicator.rank)
+        original(self)
+
+    monkeypatch.setattr(blends, "RUN_UP", 1)
+    monkeypatch.setattr(blends, "estimate_counts", guess_badly)
+    monkeypatch.setattr(blends.SplitBlend, "_draw_again", noting)
+    assert build_by(3, blend_case, shared) == blend_bytes
+    assert len(again) >= 2
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 5])
+def test_odd_collectives(size: int) -> None:
+    """Sums, greatest values, and parts of which some are empty."""
+    ranks = max(size, 1)
+
+    def talk(communicator: Any) -> tuple[int, int, list[int], list[int]]:
+        rank = communicator.rank
+        counts = np.array([(rank + other) % 3 for other in range(ranks)], np.int64)
+        values = np.repeat(np.arange(ranks) + 10 * rank, counts)
+        found, sent = communicator.all_to_all(values, counts, "a test")
+        total = communicator.allreduce(rank, "sum", "a test")
+        return total, communicator.allreduce(rank, "max", "a test"), found.tolist(), sent.tolist()
+
+    outcomes, _ = run_ranks(ranks, talk)
+    for rank, outcome in enumerate(outcomes):
+        assert not isinstance(outcome, BaseException), outcome
+        total, greatest, found, sent = outcome
+        assert (total, greatest) == (sum(range(ranks)), ranks - 1)
+        assert sent == [(other + rank) % 3 for other in range(ranks)]
+        assert found == [
+            rank + 10 * other for other in range(ranks) for _ in range((other + rank) % 3)
+        ]

@@ -1,0 +1,218 @@
+"""Corpora put together, and those of old made new."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from distcache.cli.corpora import fold
+from distcache.corpus import open_idx, write_idx
+from distcache.corpus.legacy import open_legacy
+from distcache.corpus.receipt import read_receipt
+from distcache.errors import ConfigError, CorpusError, KeyMismatch, NotReady
+from distcache.ingest.merge import convert, merge
+from distcache.ranks.communicator import SerialCommunicator
+from tests.corpora import LENGTHS, write_corpus, write_lengths
+from tests.texts import read_corpus
+
+ALONE = SerialCommunicator()
+
+
+def write_multimodal(prefix: Path, lengths: NDArray[np.int64], seed: int = 0) -> str:
+    """Write a corpus with documents of several sequences, and a mode for each."""
+    bounds = np.unique(np.append(np.arange(0, len(lengths), 3), len(lengths)))
+    modes = np.random.default_rng(seed).integers(0, 3, len(lengths)).astype(np.int8)
+    tokens = np.arange(int(lengths.sum())) % 30_000
+    tokens.astype("u2").tofile(f"{prefix}.bin")
+    write_idx(str(prefix), lengths.astype(np.int32), "u2", bounds, modes)
+    return str(prefix)
+
+
+def write_legacy(
+    prefix: Path, lengths: list[int], bounds: list[int], code: int = 4, dtype: str = "<i4"
+) -> bytes:
+    """Write a pair as fairseq's builder did, and return the tokens."""
+    tokens = np.arange(sum(lengths)).astype(dtype)
+    prefix.with_suffix(".bin").write_bytes(tokens.tobytes())
+    header = struct.pack("<8sQQQ", b"TNTIDX\0\0", 1, code, tokens.itemsize)
+    header += struct.pack("<QQQ", len(lengths), len(lengths), len(bounds))
+    arrays = [range(len(lengths) + 1), [0, *itertools.accumulate(lengths)], lengths, bounds]
+    body = b"".join(np.array(list(array), "<i8").tobytes() for array in arrays)
+    prefix.with_suffix(".idx").write_bytes(header + body)
+    return tokens.tobytes()
+
+
+def test_a_merge_has_the_documents_of_all(tmp_path: Path) -> None:
+    """In order, of corpora with empty sequences and with none."""
+    names = ("plain", "holes", "tiny", "hollow")
+    prefixes = [write_lengths(tmp_path / name, LENGTHS[name]) for name in names]
+    write_corpus(str(tmp_path / "none"), [], "u2")
+    prefixes.insert(2, str(tmp_path / "none"))
+    receipt = merge(ALONE, prefixes, str(tmp_path / "all"))
+    expected = [document for prefix in prefixes for document in read_corpus(prefix)]
+    found = read_corpus(tmp_path / "all")
+    assert len(found) == len(expected) == receipt.documents
+    for document, wanted in zip(found, expected, strict=True):
+        assert list(map(list, document)) == list(map(list, wanted))
+    assert read_receipt(tmp_path / "all.receipt.json") == receipt
+    assert sorted(entry.name for entry in tmp_path.iterdir() if "all" in entry.name) == [
+        "all.bin",
+        "all.idx",
+        "all.receipt.json",
+    ]
+
+
+def test_other_corpora_of_equal_lengths(tmp_path: Path) -> None:
+    """Are not treated as those that were merged before; the same ones are."""
+    for name, first in (("a", 0), ("b", 100)):
+        write_corpus(str(tmp_path / name), [np.arange(5) + first], "u2")
+    made = merge(ALONE, [str(tmp_path / "a")], str(tmp_path / "out"))
+    assert merge(ALONE, [str(tmp_path / "a")], str(tmp_path / "out")) == made
+    with pytest.raises(KeyMismatch, match="already exist"):
+        merge(ALONE, [str(tmp_path / "b")], str(tmp_path / "out"))
+
+
+def test_words_that_name_corpora() -> None:
+    """The files of a corpus name it once; the same word names it again."""
+    assert fold(["a.bin", "a.idx", "a.receipt.json", "b"]) == ["a", "b"]
+    assert fold(["a", "b", "a"]) == ["a", "b", "a"]
+    assert fold(["a.bin", "a.bin", "a.idx"]) == ["a", "a"]
+
+
+def test_modes_and_documents_are_kept(tmp_path: Path) -> None:
+    """Of multimodal corpora; conversion leaves the modes out if asked to."""
+    prefixes = [
+        write_multimodal(tmp_path / "a", LENGTHS["plain"], 1),
+        write_multimodal(tmp_path / "b", LENGTHS["holes"], 2),
+    ]
+    merge(ALONE, prefixes, str(tmp_path / "all"))
+    found, (first, second) = open_idx(str(tmp_path / "all")), map(open_idx, prefixes)
+    assert found.modes is not None
+    assert found.modes.tolist() == [*first.modes.tolist(), *second.modes.tolist()]
+    shifted = (second.bounds[1:] + len(first.lengths)).tolist()
+    assert found.bounds.tolist() == [*first.bounds.tolist(), *shifted]
+    convert(ALONE, prefixes[0], str(tmp_path / "same"))
+    assert (tmp_path / "same.idx").read_bytes() == (tmp_path / "a.idx").read_bytes()
+    convert(ALONE, prefixes[0], str(tmp_path / "bare"), drop_modes=True)
+    assert open_idx(str(tmp_path / "bare")).modes is None
+
+
+def test_what_does_not_belong_together(tmp_path: Path, corpora: dict[str, str]) -> None:
+    """Other token types, modes for some, and corpora that are unsound; nothing is left behind."""
+    with pytest.raises(ConfigError, match=r"plain has type code 8; .*long has type code 4"):
+        merge(ALONE, [corpora["plain"], corpora["long"]], str(tmp_path / "all"))
+    pictures = write_multimodal(tmp_path / "a", LENGTHS["plain"])
+    with pytest.raises(ConfigError, match="and all or none modes"):
+        merge(ALONE, [corpora["plain"], pictures], str(tmp_path / "all"))
+    (tmp_path / "a.bin").write_bytes(b"")
+    with pytest.raises(CorpusError, match=r"a\.bin: has 0 bytes"):
+        merge(ALONE, [corpora["plain"], pictures], str(tmp_path / "all"))
+    assert not list(tmp_path.glob("*all*"))
+
+
+def test_an_output_that_exists(tmp_path: Path, corpora: dict[str, str]) -> None:
+    """Is never replaced."""
+    (tmp_path / "all.bin").write_bytes(b"precious")
+    with pytest.raises(KeyMismatch, match=r"all\.bin: already exists"):
+        merge(ALONE, [corpora["plain"], corpora["second"]], str(tmp_path / "all"))
+    assert (tmp_path / "all.bin").read_bytes() == b"precious"
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "dtype", "expected"),
+    [(4, "<i4", "<i4"), (8, "<u2", "<u2"), (1, "u1", "u1"), (6, "<f4", "<f4"), (7, "<f8", "<f8")],
+)
+def test_a_legacy_corpus(code: int, dtype: str, expected: str, tmp_path: Path) -> None:
+    """Has the same tokens and documents; codes for floating point meant something else then."""
+    content = write_legacy(tmp_path / "old", [3, 0, 2, 4], [0, 2, 4], code, dtype)
+    receipt = convert(ALONE, str(tmp_path / "old"), str(tmp_path / "new"))
+    assert (tmp_path / "new.bin").read_bytes() == content
+    found = read_corpus(tmp_path / "new")
+    assert [[len(sequence) for sequence in document] for document in found] == [[3, 0], [2, 4]]
+    assert found[0][0].dtype == np.dtype(expected)
+    assert (receipt.kind, receipt.tokens) == ("convert", 9)
+
+
+def test_a_legacy_corpus_whose_last_document_was_never_ended(tmp_path: Path) -> None:
+    """Is ended where the corpus ends."""
+    write_legacy(tmp_path / "old", [3, 2], [0])
+    convert(ALONE, str(tmp_path / "old"), str(tmp_path / "new"))
+    assert open_idx(str(tmp_path / "new")).bounds.tolist() == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (8, 2, "version is 2, expected 1"),
+        (16, 9, "token type code 9 of 4 bytes is not known"),
+        (32, 99, "has 192 bytes, expected"),
+        (56, 1, "other than one dimension"),
+        (56 + 40 + 8, 7, "offsets that are not the running sum"),
+        (56 + 80, -3, "lengths below 0"),
+        (56 + 80 + 32 + 8, 9, "document boundaries that do not rise"),
+    ],
+)
+def test_a_damaged_legacy_corpus(place: int, value: int, message: str, tmp_path: Path) -> None:
+    """Is refused, whatever its numbers say."""
+    write_legacy(tmp_path / "old", [3, 0, 2, 4], [0, 2, 4])
+    path = tmp_path / "old.idx"
+    content = bytearray(path.read_bytes())
+    content[place : place + 8] = struct.pack("<q", value)
+    path.write_bytes(content)
+    with pytest.raises(CorpusError, match=message):
+        convert(ALONE, str(tmp_path / "old"), str(tmp_path / "new"))
+    with pytest.raises(NotReady):
+        open_idx(str(tmp_path / "new"))
+
+
+def test_a_legacy_corpus_without_its_tokens(tmp_path: Path) -> None:
+    """Is refused."""
+    write_legacy(tmp_path / "old", [3], [0, 1])
+    (tmp_path / "old.bin").write_bytes(b"12345678")
+    with pytest.raises(CorpusError, match=r"its \.bin has 8 bytes, expected 12"):
+        convert(ALONE, str(tmp_path / "old"), str(tmp_path / "new"))
+
+
+@given(
+    documents=st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=8),
+    dtype=st.sampled_from(["u1", "u2", "i4", "i8"]),
+)
+def test_an_idx_reads_back(
+    documents: list[list[int]], dtype: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """As it was written: lengths, offsets, boundaries."""
+    prefix = str(tmp_path_factory.mktemp("idx") / "a")
+    lengths = np.array([size for document in documents for size in document], np.int32)
+    bounds = np.array([0, *itertools.accumulate(map(len, documents))])
+    write_idx(prefix, lengths, dtype, bounds)
+    idx = open_idx(prefix)
+    assert idx.lengths.tolist() == lengths.tolist()
+    assert idx.bounds.tolist() == bounds.tolist()
+    item = np.dtype(dtype).itemsize
+    assert idx.offsets.tolist() == [0, *(np.cumsum(lengths) * item).tolist()][: len(lengths)]
+
+
+@pytest.mark.parametrize(
+    ("content", "error", "message"),
+    [
+        (None, NotReady, "no such file"),
+        (b"TNTIDX", CorpusError, "expected 56 of a header"),
+        (b"MMIDIDX" + bytes(100), CorpusError, "magic is"),
+    ],
+)
+def test_what_is_no_legacy_corpus(
+    content: bytes | None, error: type[Exception], message: str, tmp_path: Path
+) -> None:
+    """Is named, with what it should be."""
+    if content is not None:
+        (tmp_path / "old.idx").write_bytes(content)
+    with pytest.raises(error, match=message):
+        open_legacy(str(tmp_path / "old"))

@@ -1,0 +1,42 @@
+"""Short tasks over a few threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from distcache.io.threads import map_in_threads
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("count", [0, 1, 2, 300])
+def test_results_are_in_order(threads: int, count: int) -> None:
+    """As many as items, each at its place."""
+    assert map_in_threads(lambda item: item * item, range(count), threads) == [
+        item * item for item in range(count)
+    ]
+
+
+def test_several_threads_are_at_it() -> None:
+    """Each of two tasks waits for the other, which one thread would wait for in vain."""
+    meeting = threading.Barrier(2, timeout=20)
+    assert sorted(map_in_threads(lambda _: meeting.wait(), range(2), 2)) == [0, 1]
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_an_error_ends_all(threads: int) -> None:
+    """It is raised, and what has not begun by then is left."""
+    done: list[int] = []
+
+    def act(item: int) -> None:
+        if item == 10:
+            raise ValueError("ten")
+        if item > 10:
+            time.sleep(0.001)
+        done.append(item)
+
+    with pytest.raises(ValueError, match="ten"):
+        map_in_threads(act, range(10_000), threads)
+    assert len(done) < 1000

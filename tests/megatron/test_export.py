@@ -1,0 +1,153 @@
+"""An export has Megatron's names, and the options that make Megatron ask for them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distcache.cache import open_cache
+from distcache.errors import CacheCorrupt, ConfigError
+from distcache.megatron.export import export, prefix_renamer
+from distcache.megatron.options import config_from_options
+from tests.caches import build_here
+
+
+def test_names_hold_the_digest_of_the_description(
+    blend_config: dict[str, Any], shared: Path, tmp_path: Path
+) -> None:
+    """Of each file's description, with the class and the split."""
+    made = export(open_cache(build_here(blend_config, shared).path), tmp_path / "out")
+    for path in (tmp_path / "out").glob("*-description.txt"):
+        digest, kind, split, _ = path.name.split("-")
+        assert hashlib.md5(path.read_bytes()).hexdigest() == digest
+        described = json.loads(path.read_text())
+        assert described["class"] == kind
+        assert split in (described.get("index_split"), described["split"])
+    assert len(made.files) == 9 * 4 + 3 * 3
+
+
+def test_the_options_ask_for_what_is_there(
+    blend_config: dict[str, Any], shared: Path, tmp_path: Path
+) -> None:
+    """Given back to Megatron's own parser, they are the configuration."""
+    cache = open_cache(build_here(blend_config, shared).path)
+    made = export(cache, tmp_path / "out")
+    words = [word for line in made.arguments for word in shlex.split(line)]
+    assert words[:2] == ["--data-cache-path", str(tmp_path / "out")]
+    config = config_from_options([*words, "--global-batch-size", "8"])
+    assert [(s.path, s.weight) for s in config.blends()["train"]] == [
+        (source["path"], source["weight"]) for source in blend_config["blend"]
+    ]
+    assert (config.split, config.seed) == (blend_config["split"], blend_config["seed"])
+    assert config.samples_of("train") == blend_config["samples"]["train"]
+
+
+def test_blends_of_each_split_come_as_a_file(
+    corpora: dict[str, str], shared: Path, tmp_path: Path
+) -> None:
+    """The one that ``--per-split-data-args-path`` reads."""
+    fields = {
+        "sequence_length": 16,
+        "samples": {"train": 100, "valid": 10, "test": 0},
+        "blend_per_split": {
+            "train": [
+                {"path": corpora["plain"], "weight": 1},
+                {"path": corpora["second"], "weight": 3},
+            ],
+            "valid": [corpora["third"]],
+        },
+        "tokenizer": {},
+    }
+    made = export(open_cache(build_here(fields, shared).path), tmp_path / "out")
+    words = [word for line in made.arguments for word in shlex.split(line)]
+    place = words.index("--per-split-data-args-path")
+    options = [*words[place : place + 2], "--seq-length", "16", "--train-samples", "100"]
+    config = config_from_options([*options, "--global-batch-size", "1"])
+    assert list(config.blends()) == ["train", "valid"]
+    assert config.prefixes() == [corpora["plain"], corpora["second"], corpora["third"]]
+
+
+def test_what_no_option_says_is_a_warning(
+    corpora: dict[str, str], shared: Path, tmp_path: Path
+) -> None:
+    """And one epoch of validation is an option of its own."""
+    fields = {
+        "sequence_length": 16,
+        "split": "90,10,0",
+        "samples": {"train": 100, "valid": None, "test": 0},
+        "blend": [corpora["plain"]],
+        "add_extra_token": False,
+        "tokenizer": {},
+    }
+    made = export(open_cache(build_here(fields, shared).path), tmp_path / "out")
+    assert "--full-validation" in made.arguments
+    assert "add_extra_token_to_sequence=False" in made.warnings[0]
+
+
+def test_other_paths_have_other_names(
+    blend_config: dict[str, Any], shared: Path, tmp_path: Path
+) -> None:
+    """The path that training will be given is in Megatron's digest."""
+    cache = open_cache(build_here(blend_config, shared).path)
+    here = export(cache, tmp_path / "here")
+    start = str(Path(blend_config["blend"][0]["path"]).parent)
+    there = export(cache, tmp_path / "there", prefix_renamer([(start, "/local/ssd")]))
+    assert not set(here.files) & set(there.files)
+    described = (tmp_path / "there" / there.files[3]).read_text()
+    assert json.loads(described)["dataset_path"].startswith("/local/ssd/")
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/a/b/c", "/x/c"),
+        ("/a/b", "/x"),
+        ("/a/bc", "/y/bc"),
+        ("/q/a/b", "/q/a/b"),
+    ],
+)
+def test_the_longest_prefix_wins(path: str, expected: str) -> None:
+    """And only whole parts of a path are replaced."""
+    assert prefix_renamer([("/a", "/y"), ("/a/b/", "/x")])(path) == expected
+
+
+def test_an_unknown_tokenizer_is_asked_for(
+    blend_config: dict[str, Any], shared: Path, tmp_path: Path
+) -> None:
+    """Without one there is no name; a given one comes first."""
+    del blend_config["tokenizer"]
+    cache = open_cache(build_here(blend_config, shared).path)
+    with pytest.raises(ConfigError, match="--tokenizer FILE"):
+        export(cache, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert export(cache, tmp_path / "out", tokenizer={"class": "Y"}).files
+
+
+def test_a_spoilt_array_is_not_exported(
+    blend_config: dict[str, Any], shared: Path, tmp_path: Path
+) -> None:
+    """Nor is its description, which Megatron looks for first."""
+    path = Path(build_here(blend_config, shared).path)
+    view = open_cache(path).arrays("sections", 0)["sample_index"]
+    path.chmod(0o644)
+    with open(path, "r+b") as stream:
+        stream.seek(view.offset)
+        stream.write(b"\x07")
+    with pytest.raises(CacheCorrupt, match="sample_index"):
+        export(open_cache(path), tmp_path / "out", threads=1)
+    for description in (tmp_path / "out").glob("*-GPTDataset-*-description.txt"):
+        stem = description.name.removesuffix("-description.txt")
+        assert (tmp_path / "out" / f"{stem}-sample_index.npy").exists()
+    assert not list((tmp_path / "out").glob(".*"))
+
+
+def test_a_file_in_the_way(blend_config: dict[str, Any], shared: Path, tmp_path: Path) -> None:
+    """A target that is no directory is one clear error."""
+    (tmp_path / "out").write_text("")
+    with pytest.raises(ConfigError, match="is not a directory"):
+        export(open_cache(build_here(blend_config, shared).path), tmp_path / "out")
