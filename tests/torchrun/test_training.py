@@ -28,7 +28,9 @@ def torchrun(
     command += ["--nproc-per-node", str(RANKS), "-m", "tests.torchrun.training", str(timeout)]
     return subprocess.run(
         [*command, *map(str, words)],
-        env=clean_environment({"OMP_NUM_THREADS": "1", **(environment or {})}),
+        env=clean_environment(
+            {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1", **(environment or {})}
+        ),
         capture_output=True,
         text=True,
         timeout=150,

@@ -89,6 +89,7 @@ def main() -> None:
         cache = distcache.open(words[0])
         distcache.agree(cache)
         train(cache.dataset("train"), int(words[1]), local=cache.is_local)
+    dist.barrier()  # gloo may abort a rank whose peers have closed their connections
     dist.destroy_process_group()
 
 
