@@ -20,7 +20,7 @@ CLUSTER := tests/cluster
 LEFT_OUT := build/left-out
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help install demo test test-fast lint docs wheel cpp-tests python-tests mpi-tests cluster-tests \
+.PHONY: help install demo test test-fast lint docs wheel cpp-tests python-tests mpi-tests demo-test cluster-tests \
 	cluster-packages python-versions storm record-counts bench clean
 
 help:
@@ -62,8 +62,8 @@ demo: install
 # All of it; the last line says what could not be run here.
 test:
 	@mkdir -p build && rm -f $(LEFT_OUT)
-	$(MAKE) --no-print-directory lint docs cpp-tests python-tests mpi-tests python-versions storm \
-		cluster-tests
+	$(MAKE) --no-print-directory lint docs cpp-tests python-tests mpi-tests demo-test python-versions \
+		storm cluster-tests
 	scripts/wheels $$($(BIN)/python -c "import sys; print('%d.%d' % sys.version_info[:2])")
 	@scripts/left_out $(LEFT_OUT)
 
@@ -124,6 +124,10 @@ mpi-tests: $(VENV)/test-installed
 	scripts/need openmpi-bin:mpirun.openmpi
 	pytest -q -n 2 --dist worksteal $(MPI)
 	pytest -q $(TORCHRUN)
+
+# What make demo shows, since nothing else runs its scripts.
+demo-test: $(VENV)/test-installed
+	@scripts/demo build/demo >build/demo.log 2>&1 || { cat build/demo.log; exit 1; }
 
 # A Slurm cluster of three nodes on this machine; left out, with the reason, where it cannot be.
 cluster-tests: $(VENV)/test-installed

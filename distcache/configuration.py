@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from distcache.errors import ConfigError, NotReady
-from distcache.io.files import open_regular
+from distcache.io.files import open_regular, read_file
 from distcache.megatron.options import MEGATRON_KEYS, config_from_options, options_from_mapping
 from distcache.plan.config import BlendEntry, BlendPerSplit, Config, Samples, Slurm
 
@@ -44,6 +44,7 @@ OF_MEGATRON: Final = {
     "tokenizer_description": "tokenizer: {description: FILE}",
     "random_seed": "seed",
 }
+LARGEST_DESCRIPTION: Final = 1 << 28  # bytes
 # Errors of parsers, of PyYAML's constructors, and of nesting that is too deep.
 PARSER_ERRORS = (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError)
 
@@ -174,6 +175,7 @@ def _exclusive(fields: Mapping[str, Any]) -> list[str]:
 
 
 def _with_path(name: str, message: str) -> str:
+    message = message.replace(" - at `key` in `", " in a key - at `")
     text, _, path = message.partition(" - at `")
     place = f"$.{name}{path.removesuffix('`').removeprefix('$')}"
     if (found := re.fullmatch(r"Object contains unknown field `(.*)`", text)) is not None:
@@ -227,11 +229,11 @@ def tokenizer_from(path: Path) -> dict[str, Any]:
         If the file is not a description that Megatron wrote.
     """
     try:
-        described = json.loads(path.read_text(encoding="utf-8"))
+        described = json.loads(read_file(path, LARGEST_DESCRIPTION))
         # A blend's description holds its sections'; every one of them names the tokenizer.
         section = described["datasets"][0] if "datasets" in described else described
         return dict(section["tokenizer"])
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+    except (OSError, *PARSER_ERRORS) as error:
         raise ConfigError(
             f"tokenizer: {str(path)!r} is not a description.txt that Megatron wrote: {error}"
         ) from error

@@ -26,10 +26,6 @@ class Progress(Protocol):
         """Log a message."""
         ...
 
-    def close(self) -> None:
-        """Leave the terminal as it was."""
-        ...
-
 
 class NullProgress:
     """Ignores everything."""
@@ -41,9 +37,6 @@ class NullProgress:
         """Do nothing."""
 
     def note(self, message: str) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
         """Do nothing."""
 
 
@@ -103,7 +96,3 @@ class Stopwatch:
     def note(self, message: str) -> None:
         """Log a message."""
         self._progress.note(message)
-
-    def close(self) -> None:
-        """Leave the terminal as it was."""
-        self._progress.close()

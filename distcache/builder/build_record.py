@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import socket
 import statistics
@@ -15,7 +14,7 @@ import numpy as np
 
 from distcache import __version__
 from distcache.errors import CacheCorrupt, NotReady
-from distcache.io.files import atomic_write, open_sized, read_range
+from distcache.io.files import atomic_write, read_file
 from distcache.progress import Stopwatch
 
 __all__ = [
@@ -153,16 +152,11 @@ def read_build_record(final: Path) -> BuildRecord:
     """
     path = record_path(final)
     try:
-        descriptor, size = open_sized(path)
+        return msgspec.json.decode(read_file(path, LARGEST), type=BuildRecord)
     except OSError as error:
         raise NotReady(f"{path}: no build record can be read here: {error.strerror}") from error
-    try:
-        content = read_range(descriptor, 0, min(size, LARGEST))
-        return msgspec.json.decode(content, type=BuildRecord)
-    except (msgspec.DecodeError, UnicodeDecodeError, EOFError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CacheCorrupt(f"{path}: is not a build record: {error}") from error
-    finally:
-        os.close(descriptor)
 
 
 class PhaseTiming(msgspec.Struct, frozen=True):

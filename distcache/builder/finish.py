@@ -198,22 +198,10 @@ def table_bytes(
 def _sources(plan: Plan) -> NDArray[Any]:
     rows = []
     end = 0
+    facts = (SOURCES.names or ())[2:]
     for source in plan.sources:
         begin, end = end, end + len(source.prefix.encode())
-        rows.append(
-            (
-                begin,
-                end,
-                source.idx_digest,
-                source.idx_size,
-                source.bin_size,
-                source.sequences,
-                source.documents,
-                source.tokens,
-                source.empty_sequences,
-                source.type_code,
-            )
-        )
+        rows.append((begin, end, *(getattr(source, name) for name in facts)))
     return np.array(rows, SOURCES)
 
 

@@ -15,7 +15,7 @@ from distcache.corpus import Corpus
 from distcache.corpus.examine import require_sound
 from distcache.corpus.receipt import require_one_tokenizer, tokenizers_of
 from distcache.errors import ConfigError, DistcacheError, KeyMismatch, NoSpace
-from distcache.io.files import no_space_as_error
+from distcache.io.files import closing_fd, no_space_as_error
 from distcache.plan.config import Config
 from distcache.plan.layout import Layout
 from distcache.plan.make import make_plan
@@ -142,7 +142,7 @@ def data_path(workspace: Workspace) -> str:
 def journals(workspace: Workspace) -> Iterator[Path]:
     """Yield the journals of all attempts and ranks so far, the last written last."""
     found = workspace.path.glob("journal.*.jsonl")
-    yield from sorted(found, key=lambda path: (path.stat().st_mtime, path))
+    yield from sorted(found, key=lambda path: (path.lstat().st_mtime, path))
 
 
 def journal_path(workspace: Workspace, attempt: str, rank: int) -> Path:
@@ -163,12 +163,9 @@ def make_ready(workspace: Workspace, plan: Plan, layout: Layout) -> str:
     size = file_size(table_places(plan, layout))
     workspace.prepare(f"{plan.key} {size}")
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(data_path(workspace), flags, 0o644)
-    try:
-        with no_space_as_error(workspace.path.parent):
-            os.ftruncate(descriptor, size)  # takes no space
-    finally:
-        os.close(descriptor)
+    path = data_path(workspace)
+    with no_space_as_error(workspace.path.parent), closing_fd(os.open(path, flags, 0o644)) as file:
+        os.ftruncate(file, size)  # takes no space
     _require_space(size, workspace)
     return secrets.token_hex(4)
 

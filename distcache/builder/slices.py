@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -39,15 +40,13 @@ def draw_bounds(size: int, ranks: int) -> list[int]:
     list of int
         ranks + 1 bounds, from 0 to size.
     """
-    bounds = [0]
-    for rank in range(1, ranks):
-        low, high = bounds[-1], size
-        while low < high:
-            middle = (low + high) // 2
-            below = middle * (2 + math.log(size / middle)) if middle else 0.0
-            low, high = (middle + 1, high) if below < 2 * size * rank / ranks else (low, middle)
-        bounds.append(low)
-    return [*bounds, size]
+
+    def cost_below(position: int) -> float:
+        return position * (2 + math.log(size / position)) if position else 0.0
+
+    shares = (2 * size * rank / ranks for rank in range(1, ranks))
+    bounds = [bisect.bisect_left(range(size), share, key=cost_below) for share in shares]
+    return [0, *bounds, size]
 
 
 def row_bounds(firsts: Sequence[int], section: SectionPlan) -> list[int]:

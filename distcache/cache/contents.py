@@ -24,7 +24,7 @@ from distcache.cache.format import (
     array_fields,
 )
 from distcache.errors import CacheCorrupt, NotReady
-from distcache.io.files import open_regular, read_range
+from distcache.io.files import closing_fd, open_regular, read_range
 from distcache.kernels import Mapping
 
 __all__ = ["ArrayView", "Cache", "Contents", "open_cache", "open_cache_file", "read_contents"]
@@ -238,11 +238,10 @@ def open_cache_file(path: Path) -> tuple[int, Header]:
     try:
         size = os.fstat(descriptor).st_size
         return descriptor, Header.unpack(os.pread(descriptor, HEADER_SIZE, 0), str(path), size)
-    except OSError as error:
+    except BaseException as error:
         os.close(descriptor)
-        raise CacheCorrupt(f"{path}: cannot be read: {error.strerror}") from error
-    except BaseException:
-        os.close(descriptor)
+        if isinstance(error, OSError):
+            raise CacheCorrupt(f"{path}: cannot be read: {error.strerror}") from error
         raise
 
 
@@ -256,12 +255,11 @@ def read_contents(path: str | Path) -> Contents:
     """
     path = Path(path)
     descriptor, header = open_cache_file(path)
-    try:
-        tables = read_range(descriptor, header.tables_begin, header.file_size)
-    except (OSError, EOFError) as error:
-        raise CacheCorrupt(f"{path}: cannot be read: {error}") from error
-    finally:
-        os.close(descriptor)
+    with closing_fd(descriptor):
+        try:
+            tables = read_range(descriptor, header.tables_begin, header.file_size)
+        except (OSError, EOFError) as error:
+            raise CacheCorrupt(f"{path}: cannot be read: {error}") from error
     return Contents(path, header, tables)
 
 
@@ -327,12 +325,11 @@ def open_cache(path: str | Path) -> Cache:
     """
     path = Path(path)
     descriptor, header = open_cache_file(path)
-    try:
-        mapped = Mapping(descriptor, header.file_size)
-    except OSError as error:
-        raise CacheCorrupt(f"{path}: cannot be read: {error.strerror}") from error
-    finally:
-        os.close(descriptor)
+    with closing_fd(descriptor):
+        try:
+            mapped = Mapping(descriptor, header.file_size)
+        except OSError as error:
+            raise CacheCorrupt(f"{path}: cannot be read: {error.strerror}") from error
     cache = Cache(path, header, mapped)
     cache.require_intact()
     return cache

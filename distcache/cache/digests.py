@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from distcache.cache.contents import Cache
 from distcache.cache.format import BLOCK_SIZE, HEADER_SIZE, LEAF_SIZE
 from distcache.errors import CacheCorrupt
+from distcache.io.files import closing_fd
+from distcache.io.threads import map_in_threads
 from distcache.io.watchdog import tick
 
 __all__ = [
@@ -114,17 +116,14 @@ def verify_cache(cache: Cache, threads: int = 2) -> None:
     tables_begin = cache.header.tables_begin
     if len(expected) != blocks_in(tables_begin):
         raise CacheCorrupt(f"{cache.path}: has {len(expected)} block digests for its length")
-    descriptor = os.open(cache.path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        with ThreadPoolExecutor(threads) as pool:
-            found = list(
-                pool.map(
-                    lambda block: block_digest(descriptor, block, tables_begin),
-                    range(len(expected)),
-                )
-            )
-    finally:
-        os.close(descriptor)
+    with closing_fd(os.open(cache.path, os.O_RDONLY | os.O_CLOEXEC)) as descriptor:
+
+        def digest_or_none(block: int) -> int | None:
+            with contextlib.suppress(CacheCorrupt):  # cut short since it was opened
+                return block_digest(descriptor, block, tables_begin)
+            return None
+
+        found = map_in_threads(digest_or_none, range(len(expected)), threads)
     problems = []
     for block, (wanted, digest) in enumerate(zip(expected, found, strict=True)):
         if wanted != digest:

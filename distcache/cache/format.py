@@ -181,12 +181,6 @@ class Header(msgspec.Struct, frozen=True):
         page = page.ljust(HEADER_SIZE - _DIGEST_SIZE, b"\x00")
         return page + xxhash.xxh3_128_digest(page)
 
-    @staticmethod
-    def length_in(page: bytes) -> int:
-        """Return the length of the file that a packed header gives, which `unpack` checks."""
-        length: int = _FIXED.unpack_from(page)[4]
-        return length
-
     @classmethod
     def unpack(cls, page: bytes, path: str, file_size: int) -> Header:
         """Read the page; nothing in it is trusted before its digest is verified.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import random
@@ -121,26 +120,36 @@ class Watch:
 
         Raises
         ------
+        NotReady
+            If the cache exists, but cannot be opened.
         CacheCorrupt
             If there is a file that is not a whole cache.
         """
-        with contextlib.suppress(NotReady):
-            read_contents(self._path)
+        if self._exists():
             return Readiness(str(self._path), State.ready)
         # A network filesystem may list a directory for a while after it has gone.
         directories = [
             path for path, _ in directories_of(building_directory(self._path)) if path.is_dir()
         ]
         found = [self._look_at(directory) for directory in directories]
-        if not any(entry.state is State.building for entry in found):
-            with contextlib.suppress(NotReady):  # it may have been published in between
-                read_contents(self._path)
-                return Readiness(str(self._path), State.ready)
+        # It may have been published in between.
+        if not any(entry.state is State.building for entry in found) and self._exists():
+            return Readiness(str(self._path), State.ready)
         for state in (State.building, State.hung, State.dead):
             for entry in found:
                 if entry.state is state:
                     return entry
         return Readiness(str(self._path), State.absent)
+
+    def _exists(self) -> bool:
+        """Return whether the cache is there; raise `NotReady` if it cannot be opened."""
+        try:
+            read_contents(self._path)
+        except NotReady as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return False
+            raise
+        return True
 
     def _look_at(self, directory: Path) -> Readiness:
         monitor = self._seen.setdefault(directory, Monitor(directory, self._clock))

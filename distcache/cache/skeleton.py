@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import h5py
@@ -55,8 +56,7 @@ def front_bytes(scratch: str, data_begin: int, wanted: Sequence[DatasetPlace]) -
     stored = [place for place in places if place.nbytes]
     small = (k for k, place in enumerate(stored) if place.nbytes < ALIGNED_FROM)
     early = next(small, len(stored))
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(scratch)
+    Path(scratch).unlink(missing_ok=True)
     try:
         _create_all(scratch, data_begin, places, {place.offset for place in stored[:early]})
         if not early:
@@ -68,8 +68,7 @@ def front_bytes(scratch: str, data_begin: int, wanted: Sequence[DatasetPlace]) -
         with open(scratch, "rb") as stream:
             return stream.read(data_begin)
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(scratch)
+        Path(scratch).unlink(missing_ok=True)
 
 
 def _with_padding(begin: int, wanted: Sequence[DatasetPlace]) -> Iterator[DatasetPlace]:

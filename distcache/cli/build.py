@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import msgspec
 import typer
 
 from distcache.builder.finish import file_size, table_places
@@ -98,7 +96,7 @@ def plan_command(
     document = plan_document(plan, layout)
     document |= {"ranks": ranks, "threads": work.threads, "memory_per_rank": list(work.memory)}
     predicted = estimate(plan, layout, work, -(-ranks // nodes))
-    document["estimate"] = msgspec.to_builtins(predicted)
+    document["estimate"] = predicted
     document["split_sections"] = sorted(layout.units[unit].items[0] for unit in work.split_sections)
     document["split_blends"] = sorted(
         layout.units[unit].items[0] - len(plan.sections) for unit in work.blends
@@ -118,7 +116,7 @@ def plan_document(plan: Plan, layout: Layout) -> dict[str, Any]:
     return {
         "key": plan.key,
         "file_bytes": file_size(table_places(plan, layout)),
-        "corpora": [msgspec.to_builtins(source) for source in plan.sources],
+        "corpora": plan.sources,
         "sections": [
             {
                 "corpus": plan.sources[section.source].prefix,
@@ -208,10 +206,9 @@ def _show_estimate(document: dict[str, Any]) -> None:
     typer.echo(f"file     {size_text(document['file_bytes'])}")
     ranks, threads = document["ranks"], document["threads"]
     who = f"{ranks} rank(s), {threads} thread(s)"
-    typer.echo(f"memory   {size_text(predicted['memory'])} per rank at most: {who}")
-    typer.echo(f"time     about {predicted['seconds']:.1f} s, if the filesystem is not the limit")
-    minutes, gib = predicted["minutes"], predicted["memory_gib"]
-    typer.echo(f"slurm    --time={minutes} --mem={gib}G")
+    typer.echo(f"memory   {size_text(predicted.memory)} per rank at most: {who}")
+    typer.echo(f"time     about {predicted.seconds:.1f} s, if the filesystem is not the limit")
+    typer.echo(f"slurm    --time={predicted.minutes} --mem={predicted.memory_gib}G")
 
 
 def build_command(
@@ -253,14 +250,13 @@ def build_command(
         reuse=tuple(reuse or ()),
         required_key=key,
     )
-    progress = make_progress(log_format, communicator.rank)
 
     def read() -> Config:
         require_name(name)
         return read_config(config, context)
 
     settings = on_rank_0(communicator, read, Config, "reading the configuration")
-    with contextlib.closing(progress):
+    with make_progress(log_format, communicator.rank) as progress:
         outcome = build(communicator, settings, directory, name, options, progress)
         progress.note(f"{'found' if outcome.reused else 'built'} {outcome.path}")
     print_result(communicator.rank, outcome, [outcome.path], as_json=as_json)

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
 from distcache.builder.build_record import (
@@ -87,7 +86,7 @@ def inspect_command(
 def _show_timings(cache: Path, *, as_json: bool) -> None:
     found = make_timings(read_build_record(cache))
     if as_json:
-        print_json(msgspec.to_builtins(found))
+        print_json(found)
         return
     print_table(
         f"{cache}: seconds by phase, in all and of the ranks' own work without waiting",
@@ -240,7 +239,7 @@ def export_command(
     identifiers = None if tokenizer is None else tokenizer_from(tokenizer)
     done = export(open_cache(cache), to, rename, identifiers, threads)
     if as_json:
-        print_json(msgspec.to_builtins(done))
+        print_json(done)
         return
     typer.echo(f"# {len(done.files)} files in {done.directory}; give Megatron:")
     typer.echo(" \\\n    ".join(done.arguments))

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Annotated
 
-import msgspec
 import typer
 
 from distcache.cli.common import (
@@ -22,6 +20,7 @@ from distcache.corpus.examine import examine
 from distcache.corpus.receipt import Receipt
 from distcache.errors import CorpusError
 from distcache.ingest.merge import convert, merge
+from distcache.io.files import require_text
 from distcache.progress import Progress
 from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.communicator import Communicator
@@ -114,7 +113,7 @@ def _write(
     """Make a corpus with all ranks, and show its receipt."""
     communicator = connect()
     interrupt_on_signals()
-    with contextlib.closing(make_progress(log_format, communicator.rank)) as progress:
+    with make_progress(log_format, communicator.rank) as progress:
         receipt = make(communicator, share_of_cores(communicator), progress)
     print_result(communicator.rank, receipt, [out], as_json=as_json)
 
@@ -150,6 +149,7 @@ def check_command(
         mpiexec -n 8 distcache check data/* --against data/ --readback 100
     """
     unique = list(dict.fromkeys(map(bare_prefix, prefixes)))
+    require_text(*unique)
     communicator = connect()
     interrupt_on_signals()
     facts, faults = examine(communicator, unique, threads)
@@ -164,12 +164,7 @@ def check_command(
         wrong = {fault.prefix for fault in faults}
         sound = [found for prefix, found in facts.items() if prefix not in wrong]
         if as_json:
-            print_json(
-                {
-                    "corpora": [msgspec.to_builtins(found) for found in sound],
-                    "faults": [msgspec.to_builtins(fault) for fault in faults],
-                }
-            )
+            print_json({"corpora": sound, "faults": faults})
         else:
             _show_findings(sound, faults)
     if faults:

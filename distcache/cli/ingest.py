@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -205,8 +204,7 @@ def _run(
     communicator = connect()
     interrupt_on_signals()
     threads = threads or share_of_cores(communicator, MOST_THREADS)
-    progress = make_progress(log_format, communicator.rank)
-    with contextlib.closing(progress):
+    with make_progress(log_format, communicator.rank) as progress:
         outcome = ingest(communicator, inputs, out, options, tokenizer, threads, progress)
         progress.note(_summary(outcome))
     made = [corpus.prefix for corpus in outcome.corpora]

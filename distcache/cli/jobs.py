@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from pathlib import Path
 from typing import Annotated, Final
 
-import msgspec
 import typer
 
 from distcache.builder.prepare import is_finished
@@ -147,10 +145,10 @@ def submit_command(
     )
     limit = optional_size(memory_limit)
     options = SubmitOptions(job=job, memory_limit=limit, reuse=tuple(reuse or ()), logs=logs)
-    with contextlib.closing(make_progress(log_format)) as progress:
+    with make_progress(log_format) as progress:
         done = submit(config, directory, name, training or [], options, progress)
         if as_json:
-            print_json(msgspec.to_builtins(done))
+            print_json(done)
         else:
             _show(done)
         if wait and done.prejob is not None:

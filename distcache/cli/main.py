@@ -83,7 +83,9 @@ def _end_with(error: BaseException) -> NoReturn:
     if isinstance(error, RuntimeError) and "start new thread" in str(error):
         _fail(NoSpace(f"{error}: not enough memory, or too many processes of this user"))
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
-        _fail(DistcacheError(str(error)))
+        from distcache.io.files import NO_SPACE  # noqa: PLC0415
+
+        _fail((NoSpace if error.errno in NO_SPACE else DistcacheError)(str(error)))
     _end(1, error)
 
 

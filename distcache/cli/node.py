@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import time
@@ -11,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
-import msgspec
 import typer
 
 from distcache.cli.common import (
@@ -122,14 +120,13 @@ def localize_command(
         budget=optional_size(budget),
     )
     begin = time.monotonic()
-    progress = make_progress(log_format, communicator.rank)
-    with contextlib.closing(progress):
+    with make_progress(log_format, communicator.rank) as progress:
         if problem:
             progress.note(f"warning: every process copies for its own node: {problem}")
         done = localize(communicator, cache, options, progress)
     if communicator.rank == 0:
         if as_json:
-            print_json(msgspec.to_builtins(done))
+            print_json(done)
         else:
             _show(done, time.monotonic() - begin, verbose=verbose)
 
@@ -207,7 +204,7 @@ def list_command(directory: StoreArgument = None, as_json: JsonOption = False) -
     """
     held = list_store(_store_at(directory))
     if as_json:
-        print_json([msgspec.to_builtins(entry) for entry in held])
+        print_json(held)
         return
     print_table(
         "",
@@ -264,10 +261,10 @@ def collect_command(
         distcache local gc /scratch/distcache --budget 200G
     """
     store = _store_at(directory)
-    with contextlib.closing(make_progress("auto")) as progress:
+    with make_progress("auto") as progress:
         done = collect(store, parse_size(budget), progress, dry_run=dry_run)
     if as_json:
-        print_json(msgspec.to_builtins(done))
+        print_json(done)
         return
     verb = "would remove" if dry_run else "removed"
     for name in done.removed:

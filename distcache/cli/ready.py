@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from distcache.cache.readiness import State, look, wait
@@ -39,10 +37,10 @@ def ready_command(
     if patience is None:
         found = look(cache)
     else:
-        with contextlib.closing(make_progress(log_format)) as progress:
+        with make_progress(log_format) as progress:
             found = wait(cache, patience, lambda seen: progress.note(str(seen)))
     if as_json:
-        print_json(msgspec.to_builtins(found))
+        print_json(found)
     elif found.state not in (State.dead, State.hung):
         typer.echo(str(found))
     if found.state in (State.dead, State.hung):

@@ -7,7 +7,7 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -24,14 +24,14 @@ LogFormat = Literal["auto", "bar", "plain", "json", "none"]
 
 
 def print_json(document: Any) -> None:
-    """Write a document to standard output."""
-    print(json.dumps(document, indent=2))  # noqa: T201
+    """Write a document, which may have structs, to standard output."""
+    print(json.dumps(msgspec.to_builtins(document), indent=2))  # noqa: T201
 
 
 def print_result(rank: int, result: msgspec.Struct, lines: Sequence[str], *, as_json: bool) -> None:
     """Write the result of a command to standard output, on rank 0: as JSON, or some lines."""
     if rank == 0 and as_json:
-        print_json(msgspec.to_builtins(result))
+        print_json(result)
     elif rank == 0:
         print(*lines, sep="\n")  # noqa: T201
 
@@ -43,6 +43,8 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
     from rich.markup import escape  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
 
+    if sys.stdout is None:
+        return
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD)
     for place, column in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[place], int | float) for row in rows)
@@ -69,13 +71,21 @@ def size_text(nbytes: int) -> str:
     return f"{size:.4g} TiB"
 
 
-def make_progress(log_format: LogFormat, rank: int = 0) -> Progress:
-    """Return the progress of a rank; other ranks than 0 show none."""
-    if rank or log_format == "none" or sys.stderr is None:
-        return NullProgress()
-    if log_format == "auto":
+@contextlib.contextmanager
+def make_progress(log_format: LogFormat, rank: int = 0) -> Iterator[Progress]:
+    """Show the progress of a rank; other ranks than 0 show none."""
+    if log_format == "auto" and sys.stderr is not None:
         log_format = "bar" if sys.stderr.isatty() else "plain"
-    return BarProgress() if log_format == "bar" else LineProgress(as_json=log_format == "json")
+    if rank or log_format == "none" or sys.stderr is None:
+        yield NullProgress()
+    elif log_format == "bar":
+        bar = BarProgress()
+        try:
+            yield bar
+        finally:
+            bar.close()
+    else:
+        yield LineProgress(as_json=log_format == "json")
 
 
 class LineProgress:
@@ -110,9 +120,6 @@ class LineProgress:
         """Write a message."""
         with self._lock:
             self._write(message, None)
-
-    def close(self) -> None:
-        """Do nothing: every line is whole."""
 
     def _write(self, message: str, fraction: float | None) -> None:
         self._last = time.monotonic()

@@ -15,7 +15,7 @@ import msgspec
 
 from distcache.corpus.corpus import CorpusFacts
 from distcache.errors import ConfigError, CorpusError, NotReady
-from distcache.io.files import atomic_write, no_space_as_error, open_sized, read_range
+from distcache.io.files import atomic_write, no_space_as_error, read_file
 
 __all__ = [
     "FORMAT",
@@ -227,21 +227,12 @@ def receipt_of(
     corpora: int = 1,
 ) -> Receipt:
     """Return the receipt of a corpus that has been examined, one of so many that were made."""
+    shared = set(Receipt.__struct_fields__).intersection(CorpusFacts.__struct_fields__)
     return Receipt(
         format=FORMAT,
-        kind=origin.kind,
         corpus=name,
-        made_from=origin.made_from,
-        idx_digest=facts.idx_digest,
-        idx_size=facts.idx_size,
-        bin_size=facts.bin_size,
-        type_code=facts.type_code,
-        sequences=facts.sequences,
-        documents=facts.documents,
-        tokens=facts.tokens,
-        tokenizer=origin.tokenizer,
-        options=origin.options,
-        versions=origin.versions,
+        **msgspec.structs.asdict(origin),
+        **{field: getattr(facts, field) for field in shared},
         corpora=corpora,
         inputs=tuple(inputs),
         skipped=tuple(skipped),
@@ -264,19 +255,16 @@ def read_receipt(path: str | Path) -> Receipt:
         If it is no receipt, or one of another format.
     """
     try:
-        descriptor, size = open_sized(path)
+        content = read_file(path, LONGEST + 1)
+        if len(content) > LONGEST:
+            raise CorpusError(f"{path}: has more than {LONGEST} bytes, too many for a receipt")
+        receipt = msgspec.json.decode(content, type=Receipt)
     except FileNotFoundError as error:
         raise NotReady(f"{path}: no such receipt") from error
     except OSError as error:
-        raise CorpusError(f"{path}: cannot be opened: {error.strerror}") from error
-    try:
-        if size > LONGEST:
-            raise CorpusError(f"{path}: has {size} bytes, too many for a receipt")
-        receipt = msgspec.json.decode(read_range(descriptor, 0, size), type=Receipt)
-    except (msgspec.MsgspecError, EOFError, ValueError, RecursionError) as error:
+        raise CorpusError(f"{path}: cannot be read: {error.strerror}") from error
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CorpusError(f"{path}: is not a receipt: {error}") from error
-    finally:
-        os.close(descriptor)
     if receipt.format != FORMAT:
         raise CorpusError(f"{path}: has format {receipt.format}, expected {FORMAT}")
     return receipt

@@ -14,7 +14,7 @@ from distcache.corpus import CorpusFacts, Fault, bin_path, idx_path, open_idx
 from distcache.corpus.idx import ITEM_TYPES, limit_of
 from distcache.corpus.receipt import Receipt, find_receipt, read_receipt, receipt_path
 from distcache.ingest.source_readback import read_back
-from distcache.io.files import open_regular
+from distcache.io.files import closing_fd, open_regular
 from distcache.kernels import first_outside
 from distcache.partition import slice_bounds
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
@@ -202,8 +202,7 @@ def _first_outside(
 ) -> tuple[int, int] | None:
     """Return the position and the value of the first token outside [0, limit)."""
     room = np.empty(BLOCK // dtype.itemsize, dtype)
-    descriptor = open_regular(bin_path(prefix))
-    try:
+    with closing_fd(open_regular(bin_path(prefix))) as descriptor:
         while begin < end:
             some = room[: end - begin]
             count = os.preadv(descriptor, [some.view(np.uint8).data], begin * dtype.itemsize)
@@ -214,6 +213,4 @@ def _first_outside(
             if place >= 0:
                 return begin + place, int(some[place])
             begin += count
-    finally:
-        os.close(descriptor)
     return None

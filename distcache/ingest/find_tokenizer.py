@@ -14,27 +14,14 @@ from distcache.ingest.tokenizer import (
     Tokenizer,
     TokenizerOptions,
     TokenizerSource,
-    read_file,
+    read_tokenizer,
 )
 
-__all__ = ["find_tokenizer", "load_tokenizer", "make_tokenizer"]
+__all__ = ["find_tokenizer", "make_tokenizer"]
 
 SUFFIXES: Final = (".json", ".model", ".tiktoken")
 # Names of tokenizers: of tiktoken, or of the Hugging Face hub, with or without an owner.
 NAME: Final = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
-
-
-def load_tokenizer(options: TokenizerOptions) -> Tokenizer:
-    """Load a tokenizer from its file, or by its name.
-
-    Raises
-    ------
-    NotReady
-        If there is no such file, or its name is not known.
-    ConfigError
-        If it is not a tokenizer, an option does not fit, or the library is missing.
-    """
-    return make_tokenizer(find_tokenizer(options), options)
 
 
 def find_tokenizer(options: TokenizerOptions) -> TokenizerSource:
@@ -42,8 +29,10 @@ def find_tokenizer(options: TokenizerOptions) -> TokenizerSource:
 
     Raises
     ------
-    NotReady, ConfigError
-        As `load_tokenizer`.
+    NotReady
+        If there is no such file, or its name is not known.
+    ConfigError
+        If it is not a tokenizer, or the library is missing.
     """
     path = Path(options.name)
     if path.is_dir():
@@ -51,7 +40,7 @@ def find_tokenizer(options: TokenizerOptions) -> TokenizerSource:
     with _as_errors(options):
         if not path.is_file():
             return _find_by_name(options)
-        content = read_file(path)
+        content = read_tokenizer(path)
         if path.suffix == ".model":
             return TokenizerSource("sentencepiece", path.name, content)
         if path.suffix == ".tiktoken" or _is_vocabulary(path):
@@ -105,9 +94,9 @@ def _find_by_name(options: TokenizerOptions) -> TokenizerSource:
     name = options.name
     if os.path.lexists(name) or name.endswith(SUFFIXES) or not NAME.fullmatch(name):
         raise NotReady(f"--tokenizer {name}: no such file")
-    from distcache.ingest.tiktoken_ranks import knows, parts_by_name  # noqa: PLC0415
+    from distcache.ingest.tiktoken_ranks import ENCODINGS, parts_by_name  # noqa: PLC0415
 
-    if knows(name):
+    if name in ENCODINGS:
         return parts_by_name(options)
     from distcache.ingest.huggingface import download  # noqa: PLC0415
 

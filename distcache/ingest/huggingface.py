@@ -15,11 +15,10 @@ from distcache.errors import ConfigError, NotReady
 from distcache.ingest.tokenizer import (
     TokenizerOptions,
     TokenizerSource,
+    eod_of,
     facts_of,
-    is_token_id,
-    read_file,
+    read_tokenizer,
     refusing,
-    unknown_eod,
 )
 
 __all__ = ["HuggingFace", "download", "stated_end"]
@@ -69,7 +68,7 @@ class HuggingFace:
         self._special = options.special_tokens
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         size = max(vocabulary.values(), default=-1) + 1
-        eod = _end(vocabulary, options, stated_end)
+        eod = eod_of(options, vocabulary.get, _usual_end(vocabulary, stated_end))
         choices = {"special_tokens": self._special}
         self.facts = facts_of("huggingface", name, content, size, eod, choices)
 
@@ -78,11 +77,6 @@ class HuggingFace:
         with refusing():
             found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=self._special)
             return [encoding.ids for encoding in found]
-
-    def decode(self, ids: list[int]) -> str:
-        """Return the text of token ids."""
-        text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
-        return text
 
 
 def download(options: TokenizerOptions) -> TokenizerSource:
@@ -97,16 +91,12 @@ def download(options: TokenizerOptions) -> TokenizerSource:
         ) from error
     with contextlib.suppress(ValueError), refusing():
         huggingface_hub.hf_hub_download(options.name, "tokenizer_config.json")
-    return TokenizerSource("huggingface", options.name, read_file(path), stated_end(path.parent))
+    return TokenizerSource(
+        "huggingface", options.name, read_tokenizer(path), stated_end(path.parent)
+    )
 
 
-def _end(vocabulary: dict[str, int], options: TokenizerOptions, stated: str | None) -> int | None:
-    if options.eod is not None:
-        if options.eod in vocabulary:
-            return vocabulary[options.eod]
-        if is_token_id(options.eod):
-            return int(options.eod)
-        raise unknown_eod(options)
+def _usual_end(vocabulary: dict[str, int], stated: str | None) -> int | None:
     if stated in vocabulary:
         return vocabulary[stated]
     known = [token for token in KNOWN_ENDS if token in vocabulary]
@@ -119,7 +109,7 @@ def stated_end(directory: Path) -> str | None:
     if not path.is_file():
         return None
     try:
-        stated = json.loads(read_file(path)).get("eos_token")
+        stated = json.loads(read_tokenizer(path)).get("eos_token")
     except (ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path}: is not a tokenizer's configuration: {error}") from error
     found = stated.get("content") if isinstance(stated, dict) else stated

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import itertools
 import os
@@ -31,6 +32,7 @@ from distcache.corpus.receipt import (
 from distcache.errors import ConfigError, CorpusError
 from distcache.ingest.output import Output
 from distcache.io.files import (
+    closing_fd,
     no_space_as_error,
     open_regular,
     recreate,
@@ -108,35 +110,23 @@ def merge(
     """
     watch = Stopwatch(progress or NullProgress(), lambda: communicator.waited)
     with aborting_on_error(communicator):
-        return _merge(communicator, prefixes, out, threads, watch, mixed=mixed)
+        on_rank_0(communicator, lambda: require_text(*prefixes), None, "reading names")
+        watch.phase("examining corpora")
+        facts = require_sound(communicator, list(dict.fromkeys(prefixes)), threads)
 
+        def prepare() -> _Known:
+            _require_alike(list(facts.values()))
+            digests = [facts[prefix].idx_digest for prefix in prefixes]
+            return _Known(digests, _stamps(prefixes), _common_tokenizer(facts, mixed=mixed))
 
-def _merge(
-    communicator: Communicator,
-    prefixes: Sequence[str],
-    out: str,
-    threads: int,
-    progress: Stopwatch,
-    *,
-    mixed: bool,
-) -> Receipt:
-    on_rank_0(communicator, lambda: _require_text(prefixes), None, "reading names")
-    progress.phase("examining corpora")
-    facts = require_sound(communicator, list(dict.fromkeys(prefixes)), threads)
-
-    def prepare() -> _Known:
-        _require_alike(list(facts.values()))
-        digests = [facts[prefix].idx_digest for prefix in prefixes]
-        return _Known(digests, _stamps(prefixes), _common_tokenizer(facts, mixed=mixed))
-
-    known = on_rank_0(communicator, prepare, _Known, "comparing corpora")
-    sources = on_all_ranks(
-        communicator,
-        lambda: [open_copy_source(prefix, facts[prefix].bin_size) for prefix in prefixes],
-        "opening corpora",
-    )
-    examined = list(facts.values())
-    return _make(communicator, "merge", sources, examined, known, out, threads, progress)
+        known = on_rank_0(communicator, prepare, _Known, "comparing corpora")
+        sources = on_all_ranks(
+            communicator,
+            lambda: [open_copy_source(prefix, facts[prefix].bin_size) for prefix in prefixes],
+            "opening corpora",
+        )
+        examined = list(facts.values())
+        return _make(communicator, "merge", sources, examined, known, out, threads, watch)
 
 
 def convert(
@@ -165,51 +155,36 @@ def convert(
         If it is not sound.
     """
     watch = Stopwatch(progress or NullProgress(), lambda: communicator.waited)
-    with aborting_on_error(communicator):
-        return _convert(communicator, prefix, out, threads, watch, drop_modes=drop_modes)
 
-
-def _convert(
-    communicator: Communicator,
-    prefix: str,
-    out: str,
-    threads: int,
-    progress: Stopwatch,
-    *,
-    drop_modes: bool,
-) -> Receipt:
-    on_rank_0(communicator, lambda: require_text(prefix), None, "reading names")
-    progress.phase("examining corpora")
-    legacy = on_rank_0(communicator, lambda: is_legacy(prefix), bool, "looking at the corpus")
-    stamps = on_rank_0(communicator, lambda: _stamps([prefix]), list[str], "looking at files")
-    if legacy:
-        source = on_all_ranks(communicator, lambda: open_legacy(prefix), "opening the corpus")
-        digest = xxhash.xxh3_128(source.lengths.data).hexdigest()
-        known = _Known([digest], stamps, None)
-        examined: list[CorpusFacts] = []
-    else:
-        facts = require_sound(communicator, [prefix], threads)[prefix]
-        source = on_all_ranks(
-            communicator, lambda: open_copy_source(prefix, facts.bin_size), "opening"
-        )
-        tokenizers = on_rank_0(
-            communicator,
-            lambda: tokenizers_of({prefix: facts}),
-            dict[str, TokenizerFacts | None],
-            "reading receipts",
-        )
-        known = _Known([facts.idx_digest], stamps, tokenizers[prefix])
-        examined = [facts]
-    if drop_modes:
-        source = CopySource(
-            prefix, source.type_code, source.lengths, source.bounds, None, source.nbytes, source.idx
-        )
-    return _make(communicator, "convert", [source], examined, known, out, threads, progress)
-
-
-def _require_text(prefixes: Sequence[str]) -> None:
-    for prefix in prefixes:
+    def look() -> tuple[bool, list[str]]:
         require_text(prefix)
+        return is_legacy(prefix), _stamps([prefix])
+
+    with aborting_on_error(communicator):
+        watch.phase("examining corpora")
+        kind = tuple[bool, list[str]]
+        legacy, stamps = on_rank_0(communicator, look, kind, "looking at the corpus")
+        if legacy:
+            source = on_all_ranks(communicator, lambda: open_legacy(prefix), "opening the corpus")
+            digest = xxhash.xxh3_128(source.lengths.data).hexdigest()
+            known = _Known([digest], stamps, None)
+            examined: list[CorpusFacts] = []
+        else:
+            facts = require_sound(communicator, [prefix], threads)[prefix]
+            source = on_all_ranks(
+                communicator, lambda: open_copy_source(prefix, facts.bin_size), "opening"
+            )
+            tokenizer = on_rank_0(
+                communicator,
+                lambda: tokenizers_of({prefix: facts})[prefix],
+                TokenizerFacts | None,
+                "reading receipts",
+            )
+            known = _Known([facts.idx_digest], stamps, tokenizer)
+            examined = [facts]
+        if drop_modes:
+            source = dataclasses.replace(source, modes=None)
+        return _make(communicator, "convert", [source], examined, known, out, threads, watch)
 
 
 def _stamps(prefixes: Sequence[str]) -> list[str]:
@@ -378,25 +353,21 @@ def _copy_tokens(
     prefix: str, sources: Sequence[CopySource], begin: int, end: int, progress: Progress
 ) -> None:
     path = bin_path(prefix)
-    target = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     room = np.empty(COPY, np.uint8)
-    try:
-        with no_space_as_error(path):
-            shares = _shares([source.nbytes for source in sources], begin, end)
-            for index, low, high, at in shares:
-                source = open_regular(bin_path(sources[index].prefix))
+    with no_space_as_error(path), closing_fd(_open_to_write(path)) as target:
+        for index, low, high, at in _shares([source.nbytes for source in sources], begin, end):
+            source_path = bin_path(sources[index].prefix)
+            with closing_fd(open_regular(source_path)) as source:
                 try:
                     _copy(source, low, high, target, at, room, progress)
                 except EOFError as error:
-                    message = (
-                        f"{bin_path(sources[index].prefix)}: was truncated while it was copied"
-                    )
+                    message = f"{source_path}: was truncated while it was copied"
                     raise CorpusError(message) from error
-                finally:
-                    os.close(source)
-            os.fsync(target)
-    finally:
-        os.close(target)
+        os.fsync(target)
+
+
+def _open_to_write(path: str) -> int:
+    return os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def _copy(
@@ -422,28 +393,22 @@ def _write_index(
 ) -> None:
     """Write a rank's share of the sequences and documents, except for the last boundary."""
     path = idx_path(prefix)
-    descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     sequences = [len(source.lengths) for source in sources]
     documents = [len(source.bounds) - 1 for source in sources]
     sequences_before = [0, *itertools.accumulate(sequences)]
     tokens_before = [0, *itertools.accumulate(source.tokens for source in sources)]
     begin, end = slice_bounds(plan.sequences, ranks, 1)[rank : rank + 2]
     first, last = slice_bounds(plan.documents, ranks, 1)[rank : rank + 2]
-    try:
-        with no_space_as_error(path):
-            for index, low, high, at in _shares(sequences, begin, end):
-                before = tokens_before[index]
-                _write_sequences(descriptor, plan, sources[index], range(low, high), at, before)
-            for index, low, high, at in _shares(documents, first, last):
-                for some in range(low, high, SEQUENCES):
-                    bounds = sources[index].bounds[some : min(some + SEQUENCES, high)]
-                    write_bounds(
-                        descriptor, plan, at + some - low, bounds + sequences_before[index]
-                    )
-                _require_intact(sources[index])
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with no_space_as_error(path), closing_fd(_open_to_write(path)) as descriptor:
+        for index, low, high, at in _shares(sequences, begin, end):
+            before = tokens_before[index]
+            _write_sequences(descriptor, plan, sources[index], range(low, high), at, before)
+        for index, low, high, at in _shares(documents, first, last):
+            for some in range(low, high, SEQUENCES):
+                bounds = sources[index].bounds[some : min(some + SEQUENCES, high)]
+                write_bounds(descriptor, plan, at + some - low, bounds + sequences_before[index])
+            _require_intact(sources[index])
+        os.fsync(descriptor)
 
 
 def _write_sequences(

@@ -12,7 +12,7 @@ from typing import Final
 from distcache.corpus.idx import bin_path, idx_path
 from distcache.corpus.receipt import Origin, Receipt, find_receipt, receipt_path, write_receipt
 from distcache.errors import ConfigError, DistcacheError, KeyMismatch
-from distcache.io.files import atomic_write, is_plain_file
+from distcache.io.files import atomic_write, digest_range, is_plain_file, read_file
 from distcache.progress import NullProgress, Progress, Stopwatch
 from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.communicator import Communicator, SerialCommunicator
@@ -208,12 +208,24 @@ class Output(AbstractContextManager["Output"]):
 
     def _completed(self) -> int:
         """Return how many corpora are complete and only lack their names; 0 if any is not."""
-        text = self._complete.read_bytes()[:9].strip() if self._complete.is_file() else b""
+        if not is_plain_file(self._complete):
+            return 0
+        text = read_file(self._complete, 9, follow=False).strip()
         shards = int(text) if text.isdigit() else 0
-        whole = all(
-            is_plain_file(here) for shard in range(shards) for here, _ in self._names(shard)
-        )
-        return shards if whole else 0
+        return shards if all(map(self._is_whole, range(shards))) else 0
+
+    def _is_whole(self, shard: int) -> bool:
+        """Return whether an unfinished corpus has the files that its receipt describes."""
+        prefix = self.unfinished(shard)
+        if not all(is_plain_file(here) for here, _ in self._names(shard)):
+            return False
+        try:
+            receipt = find_receipt(prefix)
+        except DistcacheError:
+            return False
+        if receipt is None or not _has_sizes(prefix, receipt):
+            return False
+        return digest_range(idx_path(prefix), 0, receipt.idx_size) == receipt.idx_digest
 
     def _give_names(self, shards: int) -> None:
         self.workspace.require_mine()

@@ -233,9 +233,7 @@ def require_utf8(out: str, options: IngestOptions, tokenizer: TokenizerOptions |
     """
     given = [out, *msgspec.structs.asdict(options).values()]
     given += msgspec.structs.asdict(tokenizer).values() if tokenizer is not None else []
-    for value in given:
-        if isinstance(value, str):
-            require_text(value)
+    require_text(*(value for value in given if isinstance(value, str)))
 
 
 def find_together(

@@ -14,7 +14,7 @@ from distcache.errors import CorpusError
 from distcache.ingest.inputs import Input, batches_of, column_type, open_parquet
 from distcache.ingest.pieces import InputPiece
 from distcache.ingest.read_options import TextOptions
-from distcache.io.files import open_regular
+from distcache.io.files import closing_fd, open_regular
 
 __all__ = ["Line", "Row", "lines_of_range", "lines_of_stream", "require_text_column", "text_rows"]
 
@@ -292,8 +292,7 @@ def lines_of_range(path: str, begin: int, end: int, limit: int) -> Iterator[Line
     OSError
         If the file cannot be read.
     """
-    descriptor = open_regular(path)
-    try:
+    with closing_fd(open_regular(path)) as descriptor:
         start = _line_start(descriptor, begin, end)
         if start >= end:
             return
@@ -301,8 +300,6 @@ def lines_of_range(path: str, begin: int, end: int, limit: int) -> Iterator[Line
             if line.position >= end:
                 return
             yield line
-    finally:
-        os.close(descriptor)
 
 
 def lines_of_stream(path: str, compression: str, limit: int) -> Iterator[Line]:

@@ -5,13 +5,7 @@ from __future__ import annotations
 import sentencepiece
 
 from distcache.errors import ConfigError
-from distcache.ingest.tokenizer import (
-    TokenizerOptions,
-    facts_of,
-    is_token_id,
-    refusing,
-    unknown_eod,
-)
+from distcache.ingest.tokenizer import TokenizerOptions, eod_of, facts_of, refusing
 
 __all__ = ["SentencePiece"]
 
@@ -50,18 +44,13 @@ class SentencePiece:
             self._begin = [self._model.bos_id()]
         choices = {"special_tokens": options.special_tokens}
         size = self._model.get_piece_size()
-        self.facts = facts_of("sentencepiece", name, content, size, self._end(options), choices)
+        end = int(self._model.eos_id())
+        eod = eod_of(options, self._find, end if end >= 0 else None)
+        self.facts = facts_of("sentencepiece", name, content, size, eod, choices)
 
-    def _end(self, options: TokenizerOptions) -> int | None:
-        if options.eod is None:
-            end = int(self._model.eos_id())
-            return end if end >= 0 else None
-        found = int(self._model.piece_to_id(options.eod))
-        if self._model.id_to_piece(found) == options.eod:
-            return found
-        if is_token_id(options.eod):
-            return int(options.eod)
-        raise unknown_eod(options)
+    def _find(self, text: str) -> int | None:
+        found = int(self._model.piece_to_id(text))
+        return found if self._model.id_to_piece(found) == text else None
 
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Return the token ids of each text."""
@@ -69,8 +58,3 @@ class SentencePiece:
         with refusing():
             found = [encode(text) for text in texts]
         return [self._begin + ids for ids in found] if self._begin else found
-
-    def decode(self, ids: list[int]) -> str:
-        """Return the text of token ids."""
-        text: str = self._model.decode(ids)
-        return text

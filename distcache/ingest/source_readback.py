@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -26,7 +25,7 @@ from distcache.ingest.rounds import Reader
 from distcache.ingest.text import TextReader
 from distcache.ingest.token_shards import ShardReader
 from distcache.ingest.tokenizer import TokenizerOptions, TokenizerSource
-from distcache.io.files import open_regular, read_range
+from distcache.io.files import closing_fd, open_regular, read_range
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
 
@@ -190,16 +189,14 @@ def _from_pair(idx: Idx, path: str, dtype: np.dtype[Any], document: int) -> Docu
         return None
     first, last = int(idx.bounds[document]), int(idx.bounds[document + 1])
     lengths = np.array(idx.lengths[first:last])
-    descriptor = open_regular(path)
-    try:
-        parts = []
-        for offset, length in zip(idx.offsets[first:last], lengths, strict=True):
-            begin = int(offset)
-            parts.append(read_range(descriptor, begin, begin + int(length) * dtype.itemsize))
-    except (EOFError, OSError):
-        return None
-    finally:
-        os.close(descriptor)
+    parts = []
+    with closing_fd(open_regular(path)) as descriptor:
+        try:
+            for offset, length in zip(idx.offsets[first:last], lengths, strict=True):
+                begin = int(offset)
+                parts.append(read_range(descriptor, begin, begin + int(length) * dtype.itemsize))
+        except (EOFError, OSError):
+            return None
     return Document(np.frombuffer(b"".join(parts), dtype), lengths)
 
 
@@ -218,18 +215,15 @@ class _Corpora:
             source = open_copy_source(prefix, sample.entry.size)
         item = self._dtype.itemsize
         found = {}
-        descriptor = open_regular(bin_path(prefix))
-        try:
+        with closing_fd(open_regular(bin_path(prefix))) as descriptor:
             for place in sample.documents:
+                if place + 1 >= len(source.bounds):
+                    raise CorpusError(f"has {len(source.bounds) - 1} documents now")
                 first, last = source.bounds[place : place + 2].tolist()
                 lengths = np.array(source.lengths[first:last])
                 begin = int(source.lengths[:first].sum(dtype=np.int64)) * item
                 content = read_range(descriptor, begin, begin + int(lengths.sum()) * item)
                 found[place] = Document(np.frombuffer(content, self._dtype), lengths)
-        except ValueError as error:
-            raise CorpusError(f"has {len(source.bounds) - 1} documents now") from error
-        finally:
-            os.close(descriptor)
         return found
 
 

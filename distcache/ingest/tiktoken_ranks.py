@@ -5,22 +5,21 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import tiktoken
 
-from distcache.errors import ConfigError, NotReady
+from distcache.errors import ConfigError, DistcacheError, NotReady
 from distcache.ingest.tokenizer import (
     TokenizerOptions,
     TokenizerSource,
+    eod_of,
     facts_of,
-    is_token_id,
     refusing,
-    unknown_eod,
 )
 
-__all__ = ["Tiktoken", "knows", "parts_by_name", "parts_of_file"]
+__all__ = ["ENCODINGS", "MEGATRON_PATTERNS", "Tiktoken", "parts_by_name", "parts_of_file"]
 
 _UPPER: Final = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER: Final = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -91,12 +90,7 @@ ENCODINGS: Final[dict[str, tuple[str, dict[str, int]]]] = {
 }
 
 
-def knows(name: str) -> bool:
-    """Return whether tiktoken has an encoding of this name."""
-    return name in ENCODINGS
-
-
-class _Parts(msgspec.Struct, frozen=True):
+class _Parts(msgspec.Struct, frozen=True, array_like=True):
     """The arguments of `tiktoken.Encoding`."""
 
     name: str
@@ -109,15 +103,18 @@ def parts_of_file(path: Path, content: bytes, options: TokenizerOptions) -> Toke
     """Return the encoding of a file of ranks, or of Megatron's JSON vocabulary."""
     try:
         if path.suffix != ".tiktoken":
-            return _source(path.name, _megatron_parts(content, options), options, "</s>")
+            parts = _megatron_parts(content, options)
+            return TokenizerSource("tiktoken", path.name, parts, "</s>")
         ranks = _read_ranks(content)
         if not ranks:
             raise ValueError("it has no token")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return TokenizerSource("tiktoken", path.name, _parts(path.stem, ranks, options), _END)
+    except (DistcacheError, MemoryError):
+        raise
+    except Exception as error:  # whatever a file of another kind leads to
         raise ConfigError(
             f"--tokenizer {path}: is not a vocabulary of tiktoken: {error}"
         ) from error
-    return _source(path.name, _parts(path.stem, ranks, options), options, _END)
 
 
 def parts_by_name(options: TokenizerOptions) -> TokenizerSource:
@@ -132,20 +129,13 @@ def parts_by_name(options: TokenizerOptions) -> TokenizerSource:
         ) from error
     rank_of = encoding.encode_single_token
     ranks = {token: rank_of(token) for token in encoding.token_byte_values()}
-    return _source(options.name, _known_parts(options.name, ranks), options, _END)
+    content = _encoded(options.name, ENCODINGS[options.name], ranks)
+    return TokenizerSource("tiktoken", options.name, content, _END)
 
 
-def _source(
-    name: str, parts: dict[str, Any], options: TokenizerOptions, end: str
-) -> TokenizerSource:
-    known = {field: value for field, value in parts.items() if field in _Parts.__struct_fields__}
-    try:
-        content = msgspec.msgpack.encode(msgspec.convert(known, _Parts))
-    except (msgspec.ValidationError, OverflowError) as error:
-        raise ConfigError(
-            f"--tokenizer {options.name}: is not a vocabulary of tiktoken: {error}"
-        ) from error
-    return TokenizerSource("tiktoken", name, content, end)
+def _encoded(name: str, how: tuple[str, dict[str, int]], ranks: dict[bytes, int]) -> bytes:
+    """Return an encoding in MessagePack, after checking its types."""
+    return msgspec.msgpack.encode(msgspec.convert((name, how[0], ranks, how[1]), _Parts))
 
 
 class Tiktoken:
@@ -176,7 +166,7 @@ class Tiktoken:
                 sorted((rank, token.hex()) for token, rank in parts.mergeable_ranks.items()),
             ]
         )
-        eod = _end(special, options, source.end or "")
+        eod = eod_of(options, special.get, special.get(source.end or ""))
         size = self._encoding.max_token_value + 1
         self.facts = facts_of("tiktoken", source.name, content.encode(), size, eod, {})
 
@@ -185,20 +175,6 @@ class Tiktoken:
         with refusing():
             return [self._encoding.encode_ordinary(text) for text in texts]
 
-    def decode(self, ids: list[int]) -> str:
-        """Return the text of token ids."""
-        return self._encoding.decode(ids)
-
-
-def _end(special: dict[str, int], options: TokenizerOptions, end: str) -> int | None:
-    if options.eod is None:
-        return special.get(end)
-    if options.eod in special:
-        return special[options.eod]
-    if is_token_id(options.eod):
-        return int(options.eod)
-    raise unknown_eod(options)
-
 
 def _read_ranks(content: bytes) -> dict[bytes, int]:
     """Read lines of a token in base 64 and its rank."""
@@ -206,36 +182,20 @@ def _read_ranks(content: bytes) -> dict[bytes, int]:
     return {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
 
 
-def _parts(name: str, ranks: dict[bytes, int], options: TokenizerOptions) -> dict[str, Any]:
+def _parts(name: str, ranks: dict[bytes, int], options: TokenizerOptions) -> bytes:
     """Add the pattern and special tokens, from the options or of the encoding of this name."""
     if options.pattern is not None:
         pattern = MEGATRON_PATTERNS.get(options.pattern, options.pattern)
-        special = {_END: max(ranks.values()) + 1}
-        return {
-            "name": name,
-            "pat_str": pattern,
-            "mergeable_ranks": ranks,
-            "special_tokens": special,
-        }
-    if not knows(name):
+        return _encoded(name, (pattern, {_END: max(ranks.values()) + 1}), ranks)
+    if name not in ENCODINGS:
         raise ConfigError(
             f"--tokenizer {options.name}: the file holds ranks only, and no encoding {name} is "
             f"known ({', '.join(sorted(ENCODINGS))}); give --tiktoken-pattern"
         )
-    return _known_parts(name, ranks)
+    return _encoded(name, ENCODINGS[name], ranks)
 
 
-def _known_parts(name: str, ranks: dict[bytes, int]) -> dict[str, Any]:
-    pattern, special = ENCODINGS[name]
-    return {
-        "name": name,
-        "pat_str": pattern,
-        "mergeable_ranks": ranks,
-        "special_tokens": special,
-    }
-
-
-def _megatron_parts(content: bytes, options: TokenizerOptions) -> dict[str, Any]:
+def _megatron_parts(content: bytes, options: TokenizerOptions) -> bytes:
     """Read a list of objects with rank and token_bytes, which follow 1,000 special tokens."""
     entries = json.loads(content)[: MEGATRON_VOCABULARY - MEGATRON_RESERVED]
     ranks = {
@@ -245,9 +205,4 @@ def _megatron_parts(content: bytes, options: TokenizerOptions) -> dict[str, Any]
     special = {token: place for place, token in enumerate(MEGATRON_SPECIAL)}
     special |= {f"<SPECIAL_{i}>": i for i in range(len(special), MEGATRON_RESERVED)}
     pattern = options.pattern or "v2"
-    return {
-        "name": "megatron",
-        "pat_str": MEGATRON_PATTERNS.get(pattern, pattern),
-        "mergeable_ranks": ranks,
-        "special_tokens": special,
-    }
+    return _encoded("megatron", (MEGATRON_PATTERNS.get(pattern, pattern), special), ranks)

@@ -18,7 +18,7 @@ from distcache.errors import DistcacheError
 from distcache.ingest.output import Output
 from distcache.ingest.part import BLOCK, Part, digest_of
 from distcache.ingest.pieces import Counts, Segment, TaskRecord, reader_of
-from distcache.io.files import no_space_as_error, read_range, write_range
+from distcache.io.files import closing_fd, no_space_as_error, read_range, write_range
 from distcache.io.threads import Flusher
 from distcache.partition import slice_bounds
 from distcache.progress import Progress
@@ -294,15 +294,12 @@ def _fill(
     for shard in sorted({segment.shard for segment in own}):
         plan = _plan(store, ends[shard])
         path = idx_path(store.output.unfinished(shard))
-        descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            with no_space_as_error(path):
-                for segment in own:
-                    if segment.shard == shard:
-                        _fill_segment(descriptor, plan, store, segment)
-                os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        with no_space_as_error(path), closing_fd(os.open(path, flags)) as descriptor:
+            for segment in own:
+                if segment.shard == shard:
+                    _fill_segment(descriptor, plan, store, segment)
+            os.fsync(descriptor)
     store.settle()
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
@@ -14,17 +13,16 @@ import xxhash
 
 from distcache.corpus.receipt import TokenizerFacts
 from distcache.errors import ConfigError, DistcacheError
-from distcache.io.files import open_sized, read_range
+from distcache.io.files import read_file
 
 __all__ = [
     "Tokenizer",
     "TokenizerOptions",
     "TokenizerSource",
+    "eod_of",
     "facts_of",
-    "is_token_id",
-    "read_file",
+    "read_tokenizer",
     "refusing",
-    "unknown_eod",
 ]
 
 LARGEST: Final = 1 << 30  # bytes of a tokenizer's file
@@ -68,10 +66,6 @@ class Tokenizer(Protocol):
         """Return the token ids of each text; `ValueError` if one cannot be encoded."""
         ...
 
-    def decode(self, ids: list[int]) -> str:
-        """Return the text of token ids."""
-        ...
-
 
 class TokenizerSource(msgspec.Struct, frozen=True):
     """The contents of a tokenizer's files, which one rank reads for all.
@@ -94,7 +88,7 @@ class TokenizerSource(msgspec.Struct, frozen=True):
     end: str | None = None
 
 
-def read_file(path: Path) -> bytes:
+def read_tokenizer(path: Path) -> bytes:
     """Read a tokenizer's file.
 
     Raises
@@ -103,15 +97,12 @@ def read_file(path: Path) -> bytes:
         If it cannot be read, or is too large for a tokenizer.
     """
     try:
-        descriptor, size = open_sized(path)
+        content = read_file(path, LARGEST + 1)
     except OSError as error:
         raise ConfigError(f"--tokenizer {path}: cannot be read: {error.strerror}") from error
-    try:
-        if size > LARGEST:
-            raise ConfigError(f"--tokenizer {path}: has {size} bytes, too many for a tokenizer")
-        return read_range(descriptor, 0, size)
-    finally:
-        os.close(descriptor)
+    if len(content) > LARGEST:
+        raise ConfigError(f"--tokenizer {path}: has more than {LARGEST} bytes, too many for one")
+    return content
 
 
 def facts_of(
@@ -151,11 +142,31 @@ def refusing() -> Iterator[None]:
         raise ValueError(reason) from error
 
 
-def is_token_id(text: str) -> bool:
-    """Return whether a text is a number that may be a token."""
-    return text.isascii() and text.isdecimal() and len(text) < 19
+def eod_of(
+    options: TokenizerOptions, find: Callable[[str], int | None], default: int | None
+) -> int | None:
+    """Return the token that ends a document: the one asked for, by its text or its number.
 
+    Parameters
+    ----------
+    options : TokenizerOptions
+        May name it.
+    find : callable
+        Returns the id of a token with this text, or None.
+    default : int or None
+        The token if none is named.
 
-def unknown_eod(options: TokenizerOptions) -> ConfigError:
-    """Return the error for an unknown end-of-document token."""
-    return ConfigError(f"--eod {options.eod}: the tokenizer {options.name} has no such token")
+    Raises
+    ------
+    ConfigError
+        If there is no such token.
+    """
+    text = options.eod
+    if text is None:
+        return default
+    found = find(text)
+    if found is None and text.isascii() and text.isdecimal() and len(text) < 19:
+        found = int(text)
+    if found is None:
+        raise ConfigError(f"--eod {text}: the tokenizer {options.name} has no such token")
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 import stat
 from collections.abc import Callable, Iterator
@@ -22,8 +23,11 @@ from distcache.io.watchdog import tick
 __all__ = [
     "NOT_ALLOWED",
     "NO_SPACE",
+    "PROBE",
+    "TEMPORARY",
     "Stamp",
     "atomic_write",
+    "closing_fd",
     "digest_range",
     "is_plain_file",
     "make_directories",
@@ -31,6 +35,7 @@ __all__ = [
     "no_space_as_error",
     "open_regular",
     "open_sized",
+    "read_file",
     "read_range",
     "recreate",
     "require_links",
@@ -42,6 +47,8 @@ __all__ = [
 ]
 
 READ: Final = 4 << 20  # bytes that are digested at a time
+TEMPORARY: Final = re.compile(r"\.(.+)\.[0-9a-f]{8}\.part")
+PROBE: Final = re.compile(r"probe\.([0-9a-f]{8})")
 NO_LINKS: Final = (errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_ALLOWED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -89,6 +96,27 @@ def open_sized(path: str | Path, *, follow: bool = True) -> tuple[int, int]:
     return descriptor, found.st_size
 
 
+@contextlib.contextmanager
+def closing_fd(descriptor: int) -> Iterator[int]:
+    """Close a descriptor when the block ends."""
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def read_file(path: str | Path, most: int, *, follow: bool = True) -> bytes:
+    """Return the content of a file, or its first `most` bytes.
+
+    Raises
+    ------
+    OSError
+        As `open_regular`, or if it cannot be read.
+    """
+    with os.fdopen(open_regular(path, follow=follow), "rb", buffering=0) as file:
+        return b"".join(iter(lambda: file.read(most - file.tell()), b""))
+
+
 def read_range(descriptor: int, begin: int, end: int) -> bytes:
     """Read bytes [begin, end) of an open file.
 
@@ -114,8 +142,7 @@ def digest_range(
     The file is read, not mapped: a mapping could show later writes of others.
     """
     digest = xxhash.xxh3_128()
-    descriptor = open_regular(path)
-    try:
+    with closing_fd(open_regular(path)) as descriptor:
         while (
             begin < end
             and not stopped()
@@ -124,8 +151,6 @@ def digest_range(
             digest.update(block)
             begin += len(block)
             tick()
-    finally:
-        os.close(descriptor)
     return digest.hexdigest()
 
 
@@ -178,6 +203,10 @@ def require_links(directory: Path, parent: Path) -> None:
     """
     token = secrets.token_hex(4)
     probe, linked = directory / f"probe.{token}", parent / f".{directory.name}.{token}"
+    for earlier in map(PROBE.fullmatch, os.listdir(directory)):  # of a killed process
+        if earlier is not None:
+            (parent / f".{directory.name}.{earlier[1]}").unlink(missing_ok=True)
+            (directory / earlier[0]).unlink(missing_ok=True)
     reason = ""
     try:
         probe.touch()
@@ -205,8 +234,7 @@ def temporary_name(path: Path) -> Path:
 
 def recreate(path: str | Path) -> BinaryIO:
     """Create a file for writing; an existing one is removed first, and links are not followed."""
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
+    Path(path).unlink(missing_ok=True)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o644), "wb")
 
@@ -227,16 +255,14 @@ def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
     """
     path = Path(path)
     temporary = temporary_name(path)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        with no_space_as_error(path), os.fdopen(os.open(temporary, flags, 0o644), "wb") as stream:
+        with no_space_as_error(path), recreate(temporary) as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
         os.replace(temporary, path)
     except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
 
@@ -279,15 +305,16 @@ def may_write(directory: Path, otherwise: str) -> Iterator[None]:
         raise
 
 
-def require_text(name: str) -> None:
-    """Refuse a name that JSON cannot represent.
+def require_text(*names: str) -> None:
+    """Refuse names that JSON cannot represent.
 
     Raises
     ------
     ConfigError
         If it is not UTF-8.
     """
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ConfigError(f"{name!r}: is not UTF-8; give it another name") from error
+    for name in names:
+        try:
+            name.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"{name!r}: is not UTF-8; give it another name") from error

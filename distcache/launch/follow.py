@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from distcache.errors import BuildInterrupted, ConfigError, DistcacheError, error_from_exit_code
-from distcache.io.files import open_sized
+from distcache.io.files import closing_fd, open_sized
 from distcache.launch.prejob import START, JobFiles
 from distcache.launch.slurm import JobState, look_at_job
 from distcache.timeouts import limits
@@ -48,11 +48,9 @@ def _read(path: Path, begin: int) -> tuple[bytes, int]:
         descriptor, size = open_sized(path)
     except OSError:
         return b"", begin
-    try:
+    with closing_fd(descriptor):
         begin = max(begin, size - LONGEST)
         return os.pread(descriptor, LONGEST, begin), begin
-    finally:
-        os.close(descriptor)
 
 
 def _lines(content: bytes) -> list[str]:

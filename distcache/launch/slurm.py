@@ -25,7 +25,6 @@ __all__ = [
     "parse_plugins",
     "parse_sacct",
     "parse_scontrol",
-    "submit_script",
     "without_variables",
 ]
 
@@ -145,18 +144,6 @@ def without_variables(names: Iterable[str] = ()) -> Iterator[None]:
         yield
     finally:
         os.environ.update(kept)
-
-
-def submit_script(words: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Submit a batch script by sbatch with these words, and return the job's number.
-
-    Raises
-    ------
-    DistcacheError
-        In Slurm's words, if it refuses the script.
-    """
-    with without_variables():
-        return job_number(call(["sbatch", "--parsable", *words], environment))
 
 
 def job_number(said: str) -> str:

@@ -27,7 +27,7 @@ from distcache.launch.prejob import (
     sbatch_parameters,
     submit_prejob,
 )
-from distcache.launch.slurm import find_plugin, submit_script
+from distcache.launch.slurm import call, find_plugin, job_number, without_variables
 from distcache.plan.assignment import Estimate, assign_all, estimate
 from distcache.plan.config import Config, Slurm
 from distcache.plan.layout import make_layout
@@ -258,7 +258,9 @@ def _submit_training(words: Sequence[str], cache: Path, after: str | None) -> st
     waiting = [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"]
     dependency = [] if after is None else waiting
     command = [*dependency, *_export(words[0], cache), *words]
-    return submit_script(command, {CACHE_VARIABLE: str(cache)})
+    with without_variables():
+        said = call(["sbatch", "--parsable", *command], {CACHE_VARIABLE: str(cache)})
+    return job_number(said)
 
 
 def _export(script: str, cache: Path) -> list[str]:

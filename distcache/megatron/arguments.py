@@ -10,9 +10,9 @@ from pathlib import Path
 import msgspec
 
 from distcache.cache.contents import Contents
+from distcache.plan.config import SPLITS
 
 __all__ = [
-    "SPLITS",
     "Arguments",
     "blend_words",
     "megatron_arguments",
@@ -20,7 +20,6 @@ __all__ = [
     "sequences_document",
 ]
 
-SPLITS = ("train", "valid", "test")
 DEFAULT_SURPLUS = 0.005
 # Megatron takes the type of tokens from the vocabulary, where it does not read the header.
 TYPE_OF_SMALL_VOCABULARY = 8

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -17,15 +18,20 @@ from distcache.cache.contents import ArrayView, Cache
 from distcache.cache.digests import array_digest, joined_digest, leaves_of, read_pieces
 from distcache.errors import CacheCorrupt, ConfigError
 from distcache.io.files import (
+    TEMPORARY,
     atomic_write,
+    closing_fd,
     is_plain_file,
-    no_space_as_error,
-    open_sized,
+    may_write,
+    open_regular,
     read_range,
+    require_text,
 )
 from distcache.io.watchdog import tick
-from distcache.megatron.arguments import SPLITS, megatron_arguments, megatron_warnings
+from distcache.megatron.arguments import megatron_arguments, megatron_warnings
 from distcache.megatron.names import MegatronFile, megatron_files
+from distcache.plan.config import SPLITS
+from distcache.timeouts import limits
 
 __all__ = ["Exported", "export", "prefix_renamer", "wrong_files"]
 
@@ -100,17 +106,28 @@ def export(
     ConfigError
         If the tokenizer is not known, or the directory is not one.
     """
-    wanted = list(megatron_files(cache, rename, tokenizer))
     directory = directory.absolute()  # it stands in the options, wherever training starts
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise ConfigError(f"{directory}: is not a directory") from error
-
-    with no_space_as_error(directory), ThreadPoolExecutor(threads) as pool:
+    require_text(str(directory), *map(rename, cache.prefixes))
+    wanted = list(megatron_files(cache, rename, tokenizer))
+    with may_write(directory, "choose another --to"):
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:
+            raise ConfigError(f"{directory}: is not a directory") from error
+        _sweep(directory, {entry.stem for entry in wanted})
+    with may_write(directory, "choose another --to"), ThreadPoolExecutor(threads) as pool:
         written = pool.map(lambda entry: _write_entry(cache, entry, directory), wanted)
         files = [name for names in written for name in names]
         return _describe_export(cache, directory, files, rename)
+
+
+def _sweep(directory: Path, stems: Collection[str]) -> None:
+    """Remove what a killed export of the same files has left, unless it is recent."""
+    for path in directory.glob(".*.part"):
+        found = TEMPORARY.fullmatch(path.name)
+        if found and found[1].rpartition("-")[0] in stems and is_plain_file(path):
+            is_old = time.time() - path.lstat().st_mtime > limits().leftover
+            path.unlink() if is_old else None
 
 
 def _write_entry(cache: Cache, entry: MegatronFile, directory: Path) -> list[str]:
@@ -190,16 +207,14 @@ def _is_there(path: Path, array: NDArray[Any], digest: str) -> bool:
     stream = io.BytesIO()
     np.lib.format.write_array_header_1_0(stream, np.lib.format.header_data_from_array_1_0(array))
     header = stream.getvalue()
+    size = len(header) + array.nbytes
     try:
-        descriptor, size = open_sized(path, follow=False)
-    except OSError:
+        with closing_fd(open_regular(path, follow=False)) as descriptor:
+            if os.fstat(descriptor).st_size != size:
+                return False
+            if read_range(descriptor, 0, len(header)) != header:
+                return False
+            pieces = read_pieces(descriptor, len(header), size)
+            return joined_digest(leaves_of(piece).tobytes() for piece in pieces) == digest
+    except (OSError, EOFError, CacheCorrupt):  # missing, or truncated since
         return False
-    try:
-        if size != len(header) + array.nbytes or read_range(descriptor, 0, len(header)) != header:
-            return False
-        pieces = read_pieces(descriptor, len(header), size)
-        return joined_digest(leaves_of(piece).tobytes() for piece in pieces) == digest
-    except (OSError, EOFError, CacheCorrupt):  # truncated since
-        return False
-    finally:
-        os.close(descriptor)

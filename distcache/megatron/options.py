@@ -17,7 +17,7 @@ import msgspec
 from distcache.errors import ConfigError
 from distcache.plan.config import SPLITS, BlendEntry, BlendPerSplit, Config, Samples
 
-__all__ = ["MEGATRON_KEYS", "config_from_options", "options_from_mapping", "parse_options"]
+__all__ = ["MEGATRON_KEYS", "config_from_options", "options_from_mapping"]
 
 LEGACY_SPLIT: Final = "969, 30, 1"
 
@@ -81,20 +81,6 @@ def options_from_mapping(fields: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def parse_options(words: Sequence[str]) -> argparse.Namespace:
-    """Parse Megatron's data options.
-
-    Raises
-    ------
-    ConfigError
-        For an unknown option, a wrong value or a missing one.
-    """
-    options, rest = _parser().parse_known_args(list(words))
-    if rest:
-        raise ConfigError(f"unknown option or word: {' '.join(rest)}")
-    return options
-
-
 def config_from_options(words: Sequence[str]) -> Config:
     """Make a configuration from Megatron's data options.
 
@@ -113,7 +99,9 @@ def config_from_options(words: Sequence[str]) -> Config:
     ConfigError
         For whatever Megatron would refuse.
     """
-    options = parse_options(words)
+    options, rest = _parser().parse_known_args(list(words))
+    if rest:
+        raise ConfigError(f"unknown option or word: {' '.join(rest)}")
     common = _common_entries(options)
     per_split = _per_split_entries(options)
     if (common is None) == (per_split is None):

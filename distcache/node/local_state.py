@@ -11,7 +11,7 @@ import msgspec
 
 from distcache.cache.contents import read_contents
 from distcache.errors import DistcacheError
-from distcache.io.files import is_plain_file, open_regular, read_range
+from distcache.io.files import closing_fd, is_plain_file, open_regular, read_range
 from distcache.node.manifest import CACHE, Block, File, Manifest, manifest_blocks
 from distcache.node.records import Ready, read_records
 from distcache.node.staged_files import block_matches, differs, digest_of, read_shared
@@ -129,10 +129,8 @@ def _is_valid(file: File, block: Block) -> bool:
         descriptor = open_regular(path, follow=False)
     except OSError:
         return False
-    try:
+    with closing_fd(descriptor):
         return block_matches(descriptor, block)
-    finally:
-        os.close(descriptor)
 
 
 def require_same_content(manifest: Manifest, files: Iterable[int]) -> None:
@@ -157,20 +155,15 @@ def require_same_content(manifest: Manifest, files: Iterable[int]) -> None:
 def _frame_matches(manifest: Manifest) -> bool:
     """Compare the header and the tables of the local cache with the shared one's."""
     header = manifest.contents.header
+    page = header.pack()
     try:
-        descriptor = open_regular(manifest.files[CACHE].final, follow=False)
-    except OSError:
-        return False
-    try:
-        page = header.pack()
-        if read_range(descriptor, 0, len(page)) != page:
-            return False
-        tables = read_range(descriptor, header.tables_begin, header.file_size)
-        return tables == bytes(manifest.contents.tables)
+        with closing_fd(open_regular(manifest.files[CACHE].final, follow=False)) as descriptor:
+            if read_range(descriptor, 0, len(page)) != page:
+                return False
+            tables = read_range(descriptor, header.tables_begin, header.file_size)
+            return tables == bytes(manifest.contents.tables)
     except (OSError, EOFError):
         return False
-    finally:
-        os.close(descriptor)
 
 
 def find_duplicates(

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from distcache.cache.contents import Contents, read_contents
-from distcache.cache.format import HEADER_SIZE, Header
+from distcache.cache.format import Header
 from distcache.errors import ConfigError, DistcacheError, NoSpace
 from distcache.io.files import require_text, temporary_name
 from distcache.node.lock import exclusive
@@ -195,14 +195,12 @@ def _localize(
 def _share_contents(agents: Communicator, source: str) -> Contents:
     """Read header and tables once, for all agents. Collective."""
 
-    def read() -> tuple[bytes, bytes]:
+    def read() -> tuple[Header, bytes]:
         contents = read_contents(source)
-        return contents.header.pack(), bytes(contents.tables)
+        return contents.header, bytes(contents.tables)
 
-    page, tables = on_rank_0(agents, read, tuple[bytes, bytes], "reading the cache's tables")
-    size = Header.length_in(page)
-    assert len(page) == HEADER_SIZE
-    return Contents(Path(source), Header.unpack(page, source, size), tables)
+    header, tables = on_rank_0(agents, read, tuple[Header, bytes], "reading the cache's tables")
+    return Contents(Path(source), header, tables)
 
 
 def _prepare(options: LocalizeOptions, progress: Progress, environment: Mapping[str, str]) -> Store:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 
-from distcache.io.files import atomic_write, open_regular, read_range
+from distcache.io.files import atomic_write, read_file
 from distcache.megatron.export import Exported
 from distcache.node.place import local_directory, node_name
 from distcache.node.space import space_at
@@ -104,17 +103,10 @@ def write_record(store: Store, record: Ready) -> None:
 def read_record(store: Store, name: str) -> Ready | None:
     """Return the record of a copy; None if there is no valid one of this version."""
     try:
-        descriptor = open_regular(store.ready(name), follow=False)
-    except OSError:
-        return None
-    try:
-        size = os.fstat(descriptor).st_size
-        text = read_range(descriptor, 0, size) if size <= LARGEST else b""
+        text = read_file(store.ready(name), LARGEST, follow=False)
         record = msgspec.json.decode(text, type=Ready)
-    except (OSError, EOFError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         return None
-    finally:
-        os.close(descriptor)
     sound = record.version == VERSION and record.name == name
     sound &= not any("/" in corpus.stem or "\0" in corpus.stem for corpus in record.corpora)
     return record if sound else None
@@ -135,8 +127,7 @@ def read_records(store: Store) -> Iterator[Ready]:
 
 def invalidate(store: Store, name: str) -> None:
     """Mark a copy incomplete."""
-    with contextlib.suppress(FileNotFoundError):
-        store.ready(name).unlink()
+    store.ready(name).unlink(missing_ok=True)
 
 
 class LocalizeOptions(msgspec.Struct, frozen=True):

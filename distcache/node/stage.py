@@ -39,7 +39,7 @@ from distcache.node.staged_files import StagedFiles
 from distcache.node.store import Store, sweep
 from distcache.node.transport import copy_duplicates, fetch
 from distcache.node.upkeep import bytes_of, make_room
-from distcache.node.view import link_tokens, make_view, missing_view_bytes, plan_view
+from distcache.node.view import link_tokens, make_view, missing_view_bytes
 from distcache.progress import Progress
 from distcache.ranks.agreement import on_all_ranks, on_all_ranks_watched
 from distcache.ranks.communicator import Communicator
@@ -287,7 +287,7 @@ def _reserve(
     incomplete = [file for file in range(len(manifest.files)) if file not in found.complete]
     needed = sum(_growth(manifest, file, repair) for file in incomplete)
     if options.megatron:
-        needed += missing_view_bytes(plan_view(store, manifest, options.tokenizer), store, manifest)
+        needed += missing_view_bytes(store, manifest, options.tokenizer)
     if options.budget is not None:
         make_room(store, options.budget - needed, manifest)
     require_space(store.root, needed, options.reserve)

@@ -16,6 +16,7 @@ from distcache.cache.digests import read_pieces
 from distcache.cache.format import HEADER_SIZE
 from distcache.errors import CacheCorrupt, CorpusError, DistcacheError
 from distcache.io.files import (
+    closing_fd,
     is_plain_file,
     no_space_as_error,
     open_regular,
@@ -80,7 +81,7 @@ def read_shared(path: str, begin: int, end: int) -> Iterator[NDArray[np.uint8]]:
         descriptor = open_regular(path)
     except OSError as error:
         raise Unreadable(f"{path}: cannot be read: {error.strerror}") from error
-    try:
+    with closing_fd(descriptor):
         pieces = read_pieces(descriptor, begin, end)
         while True:
             try:
@@ -92,8 +93,6 @@ def read_shared(path: str, begin: int, end: int) -> Iterator[NDArray[np.uint8]]:
             if piece is None:
                 return
             yield piece
-    finally:
-        os.close(descriptor)
 
 
 class StagedFiles:
@@ -125,11 +124,8 @@ class StagedFiles:
         elif not is_plain_file(target.part):
             raise DistcacheError(f"{target.part}: is not a file that distcache has made; remove it")
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(target.part, flags, 0o600)
-        try:
+        with closing_fd(os.open(target.part, flags, 0o600)) as descriptor:
             reserve(descriptor, target.size, target.part)
-        finally:
-            os.close(descriptor)
 
     def undo(self) -> None:
         """Remove the files that `make` made."""
@@ -167,31 +163,27 @@ class StagedFiles:
         """
         digest = digest_of(block)
         offset = block.begin
-        target = self.open(block.file)
-        try:
+        with closing_fd(self.open(block.file)) as target:
             for piece in read_shared(path, begin, begin + block.size):
                 digest.update(piece.data)
                 self.write(target, offset, piece)
                 offset += piece.size
                 advance(piece.size)
             self.begin_writeback(target, block)
-        finally:
-            os.close(target)
         return bool(digest.hexdigest() == block.digest)
 
     def finish(self, file: int) -> None:
         """Complete a file whose blocks are all valid: sync it and give it its final name."""
         target = self._manifest.files[file]
-        descriptor = os.open(target.part, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
+        with closing_fd(
+            os.open(target.part, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        ) as descriptor:
             if file == CACHE:
                 self._write_frame(descriptor)
             os.fsync(descriptor)
             tick()
             if target.modified:
                 os.utime(descriptor, ns=(target.modified, target.modified))
-        finally:
-            os.close(descriptor)
         os.replace(target.part, target.final)
 
     def sync_names(self) -> None:

@@ -22,16 +22,13 @@ import xxhash
 
 from distcache.cache.format import Header
 from distcache.errors import DistcacheError
-from distcache.io.files import NOT_ALLOWED
+from distcache.io.files import NOT_ALLOWED, TEMPORARY, closing_fd
 
 __all__ = ["Store", "cache_name", "corpus_stem", "existing_store", "make_store", "part_of", "sweep"]
 
 MARKER: Final = ".distcache-store"
 MARK: Final = b"distcache store, version 1\n"
 PARTS: Final = ("caches", "corpora", "megatron")
-TEMPORARY: Final = re.compile(
-    r"\..+\.[0-9a-f]{8}\.part"
-)  # as `distcache.io.files.atomic_write` names them
 
 
 def cache_name(header: Header) -> str:
@@ -164,11 +161,10 @@ def existing_store(root: Path) -> Store | None:
 
 
 def _mark(marker: Path) -> None:
-    descriptor = os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
+    with closing_fd(
+        os.open(marker, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    ) as descriptor:
         os.write(descriptor, MARK)
-    finally:
-        os.close(descriptor)
 
 
 def _require_mark(marker: Path) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.errors import BuildInterrupted, CollectiveTimeout, CorpusError, DistcacheError
-from distcache.io.files import open_regular
+from distcache.io.files import closing_fd, open_regular
 from distcache.io.watchdog import abandon_thread, stalled, tick
 from distcache.node.manifest import Block, Manifest
 from distcache.node.staged_files import StagedFiles, differs, digest_of
@@ -113,8 +113,7 @@ class _Reader:
         buffer = np.zeros(chunk.end - chunk.begin + TRAILER, np.uint8)
         block = self._manifest.blocks[chunk.block]
         try:
-            descriptor = open_regular(self._manifest.files[block.file].shared)
-            try:
+            with closing_fd(open_regular(self._manifest.files[block.file].shared)) as descriptor:
                 done = 0
                 while done < buffer.size - TRAILER:
                     count = os.preadv(descriptor, [buffer[done:-TRAILER].data], chunk.begin + done)
@@ -122,8 +121,6 @@ class _Reader:
                         raise OSError(TOO_SHORT, "the file is too short")
                     done += count
                     tick()
-            finally:
-                os.close(descriptor)
             self._count(done)
         except OSError as error:
             number = error.errno or errno.EIO
@@ -182,13 +179,10 @@ class _Writer:
         self._digest.update(data.data)
         if not self.problems:
             try:
-                descriptor = self._staged.open(block.file)
-                try:
+                with closing_fd(self._staged.open(block.file)) as descriptor:
                     self._staged.write(descriptor, chunk.begin, data)
                     if chunk.end == block.end:
                         self._staged.begin_writeback(descriptor, block)
-                finally:
-                    os.close(descriptor)
             except (DistcacheError, OSError) as error:
                 self.problems.append(error)  # the broadcasts still need this agent
         if chunk.end == block.end and self._digest.hexdigest() != block.digest:

@@ -17,7 +17,7 @@ from distcache.cache import open_cache
 from distcache.cache.digests import verify_cache
 from distcache.corpus import bin_path, idx_path
 from distcache.errors import BuildInterrupted, CacheCorrupt, DistcacheError, NotReady
-from distcache.io.files import open_sized
+from distcache.io.files import closing_fd, open_sized
 from distcache.megatron.export import wrong_files
 from distcache.node.lock import exclusive, is_used, try_exclusive
 from distcache.node.manifest import Block, Manifest
@@ -177,11 +177,9 @@ def _compare(path: str, block: Block) -> str | None:
         descriptor, size = open_sized(path, follow=False)
     except OSError as error:
         return f"{path}: cannot be opened: {error.strerror}"
-    try:
+    with closing_fd(descriptor):
         right = size == block.end and block_matches(descriptor, block)
-        return None if right else f"{path}: differs from its digest"
-    finally:
-        os.close(descriptor)
+    return None if right else f"{path}: differs from its digest"
 
 
 class Collected(msgspec.Struct, frozen=True):
@@ -297,7 +295,7 @@ def _remove(
     descriptor = try_exclusive(store.use_lock(name))
     if descriptor is None:
         return None
-    try:
+    with closing_fd(descriptor):
         others = [needs for needs in kept.values() if needs.name != name]
         needless = [
             store.ready(name),
@@ -306,8 +304,6 @@ def _remove(
         freed = _discard(needless, gone, dry_run)
         del kept[name]
         return freed
-    finally:
-        os.close(descriptor)
 
 
 def _unneeded(
@@ -327,7 +323,7 @@ def _unneeded(
     places = [(store.caches, CACHES, names | used), (store.megatron, VIEWS, names | used)]
     places += [] if used else [(store.corpora, CORPORA, stems)]
     for directory, pattern, needed in places:
-        for path in directory.iterdir():
+        for path in directory.iterdir() if directory.is_dir() else ():
             found = pattern.fullmatch(path.name)
             if found and found.group(1) not in needed and found.group(2) not in unfinished:
                 yield from _with_content(path)

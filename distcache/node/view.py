@@ -12,13 +12,13 @@ from distcache.cache import open_cache
 from distcache.corpus import bin_path
 from distcache.io.files import sync_directory, temporary_name
 from distcache.megatron.export import Exported, export
-from distcache.megatron.names import MegatronFile, megatron_files
+from distcache.megatron.names import megatron_files
 from distcache.node.manifest import CACHE, Manifest
 from distcache.node.records import LocalCorpus
 from distcache.node.space import allocated
 from distcache.node.store import Store
 
-__all__ = ["link_tokens", "make_view", "missing_view_bytes", "plan_view", "renamer"]
+__all__ = ["link_tokens", "make_view", "missing_view_bytes", "renamer"]
 
 HEADER: int = 128  # bytes of a .npy file before its array
 
@@ -36,25 +36,18 @@ def link_tokens(store: Store, manifest: Manifest) -> None:
     sync_directory(store.corpora)
 
 
-def plan_view(
-    store: Store, manifest: Manifest, tokenizer: dict[str, Any] | None
-) -> Sequence[MegatronFile]:
-    """Return Megatron's files of a cache whose corpora are those of a store.
+def missing_view_bytes(store: Store, manifest: Manifest, tokenizer: dict[str, Any] | None) -> int:
+    """Return the bytes that Megatron's files take beyond those that exist.
 
     Raises
     ------
     ConfigError
         If the tokenizer is unknown.
     """
-    return list(megatron_files(manifest.contents, _renamer(store, manifest), tokenizer))
-
-
-def missing_view_bytes(files: Sequence[MegatronFile], store: Store, manifest: Manifest) -> int:
-    """Return the bytes that Megatron's files take beyond those that exist."""
     directory = store.view(manifest.name)
     return sum(
         max(view.nbytes + HEADER - allocated(directory / f"{file.stem}-{view.name}.npy"), 0)
-        for file in files
+        for file in megatron_files(manifest.contents, _renamer(store, manifest), tokenizer)
         for view in file.arrays.values()
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 import re
@@ -186,12 +187,9 @@ def requested_for(samples: int, tokens: int, cut: Cut) -> int:
     cut : Cut
         How samples are cut.
     """
-    low, high = 0, samples + 1
-    while low < high:
-        middle = (low + high) // 2
-        size = section_size(middle, tokens, cut)
-        if size is not None and size.samples >= samples:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+
+    def suffices(request: int) -> bool:
+        size = section_size(request, tokens, cut)
+        return size is not None and size.samples >= samples
+
+    return bisect.bisect_left(range(samples + 1), True, key=suffices)

@@ -205,14 +205,20 @@ def _write(text: str) -> None:
 def _failure_of(error: BaseException, rank: int) -> _Failure:
     host = socket.gethostname()
     if isinstance(error, DistcacheError):
-        return _Failure(rank, host, error.exit_code, tuple(error.problems), error.local)
+        problems = tuple(map(_as_utf8, error.problems))
+        return _Failure(rank, host, error.exit_code, problems, error.local)
     if isinstance(error, MemoryError):
-        problem = f"not enough memory ({error}); use more ranks or fewer threads"
+        problem = _as_utf8(f"not enough memory ({error}); use more ranks or fewer threads")
         return _Failure(rank, host, NoSpace.exit_code, (problem,), local=True)
     full = isinstance(error, OSError) and error.errno in NO_SPACE
     code = (NoSpace if full else DistcacheError).exit_code
     text = f"{type(error).__name__}: {error}" if not isinstance(error, EXPECTED) else str(error)
-    return _Failure(rank, host, code, (text,), local=True)
+    return _Failure(rank, host, code, (_as_utf8(text),), local=True)
+
+
+def _as_utf8(text: str) -> str:
+    """Escape what a message cannot carry: names of files may have any bytes."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _sentences(failures: list[_Failure]) -> list[str]:

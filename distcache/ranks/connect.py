@@ -61,9 +61,9 @@ def connected() -> Communicator | None:
 def _join(name: str, count: int) -> Communicator:
     try:
         from distcache.ranks.mpi import MpiCommunicator  # noqa: PLC0415
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:  # the latter if there is no MPI library
         raise ConfigError(
-            f"{name} says that {count} processes were started, but mpi4py cannot be imported "
+            f"{name} says that {count} processes were started, but mpi4py cannot be loaded "
             f"({error}); install distcache[mpi] and an MPI library"
         ) from error
     communicator = MpiCommunicator()

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.io.files import read_range
+from distcache.io.files import closing_fd, read_range
 from distcache.io.watchdog import ticks
 from distcache.progress import Stopwatch
 from distcache.ranks.communicator import Communicator
@@ -103,12 +103,9 @@ def read_beat(directory: Path) -> Beat | None:
     descriptor = _open(directory / NAME)
     if descriptor is None:
         return None
-    try:
+    with closing_fd(descriptor), contextlib.suppress(OSError, ValueError, RecursionError):
         return msgspec.json.decode(os.read(descriptor, LONGEST), type=Beat)
-    except (OSError, ValueError, RecursionError):
-        return None
-    finally:
-        os.close(descriptor)
+    return None
 
 
 def _open(path: Path) -> int | None:
@@ -132,13 +129,10 @@ def is_locked(directory: Path) -> bool:
     descriptor = _open(directory / LOCK)
     if descriptor is None:
         return False
-    try:
+    with closing_fd(descriptor), contextlib.suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+        return False
+    return True
 
 
 class Monitor:
@@ -259,8 +253,7 @@ class Heartbeat:
         rank, size = self._communicator.rank, self._communicator.size
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if rank == 0 else 0)
         # Opened each time: a filesystem with close-to-open consistency shows the counts of others.
-        descriptor = os.open(self._path, flags, 0o600)
-        try:
+        with closing_fd(os.open(self._path, flags, 0o600)) as descriptor:
             # Not by `write_range`, which counts as activity of this rank.
             os.pwrite(descriptor, np.array([own], COUNT).tobytes(), COUNT.itemsize * rank)
             if rank == 0:
@@ -268,8 +261,6 @@ class Heartbeat:
                 counts = np.frombuffer(read_range(descriptor, 0, COUNT.itemsize * size), COUNT)
                 self._changed[counts != self._counts] = time.monotonic()
                 self._counts = counts.copy()
-        finally:
-            os.close(descriptor)
 
     def _show(self) -> None:
         moved = int(self._counts.sum() >> np.uint64(1))

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
-from distcache.io.files import no_space_as_error, open_regular, recreate
+from distcache.io.files import is_plain_file, no_space_as_error, open_regular, recreate
 
 __all__ = ["Journal", "read_journal"]
 
@@ -71,10 +71,9 @@ def read_journal(path: str | Path, kind: type[Record]) -> Iterator[Record]:
     kind : type
         Of a record.
     """
-    try:
-        descriptor = open_regular(path, follow=False)
-    except FileNotFoundError:
+    if not is_plain_file(path):
         return
+    descriptor = open_regular(path, follow=False)
     with open(descriptor, "rb") as stream:
         for line in stream:
             try:

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from distcache.io.files import closing_fd
 from distcache.staging.heartbeat import Monitor
 from distcache.timeouts import limits
 
@@ -126,25 +127,20 @@ class Owner:
             return False
         except FileNotFoundError:
             return None
-        try:
+        with closing_fd(descriptor):
             os.write(descriptor, self._text)
-        finally:
-            os.close(descriptor)
         if contested:
             time.sleep(POLL)
         return not contested or self._read() == self._text
 
-    def _read(self) -> bytes | None:
+    def _read(self, path: Path | None = None) -> bytes | None:
         """Return the content of the file, empty during its creation; None if there is none."""
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            descriptor = os.open(self._path, flags)
+            with closing_fd(os.open(path or self._path, flags)) as descriptor:
+                return os.read(descriptor, LONGEST)
         except FileNotFoundError:
             return None
-        try:
-            return os.read(descriptor, LONGEST)
-        finally:
-            os.close(descriptor)
 
     def _is_alive(self, owner: bytes) -> bool:
         words = owner.decode("utf-8", "replace").split()
@@ -167,7 +163,7 @@ class Owner:
             os.rename(self._path, aside)
         except FileNotFoundError:
             return
-        if aside.read_bytes() != owner:  # another process has become the owner meanwhile
+        if self._read(aside) != owner:  # another process has become the owner meanwhile
             with contextlib.suppress(OSError):
                 os.link(aside, self._path)
         aside.unlink()

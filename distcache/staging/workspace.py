@@ -17,10 +17,13 @@ from typing import Final
 
 from distcache.errors import ConfigError, DistcacheError
 from distcache.io.files import (
+    PROBE,
     atomic_write,
+    closing_fd,
     is_plain_file,
     make_directories,
     may_write,
+    read_file,
     require_links,
     sync_directory,
 )
@@ -43,9 +46,10 @@ __all__ = [
 # Others can open the heartbeat and the lock, whose names they know, but not list the directory.
 MODE: Final = 0o711
 STAMP: Final = "stamp"
+LONGEST_STAMP: Final = 4096  # bytes
 GUARDS: Final = (LOCK, OWNER, *BEATS)
-# Left by a job that was killed while it wrote its stamp.
-UNSTAMPED: Final = re.compile(rf"\.{STAMP}\.[0-9a-f]{{8}}\.part")
+# Left by a job that was killed before it had a stamp.
+UNSTAMPED: Final = re.compile(rf"\.{STAMP}\.[0-9a-f]{{8}}\.part|{PROBE.pattern}")
 
 
 class Lock(Enum):
@@ -139,11 +143,8 @@ class Workspace:
     def _set_mode(self) -> None:
         """Set the mode of the directory, whatever the umask; links are not followed."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(self.path, flags)
-        try:
+        with closing_fd(os.open(self.path, flags)) as descriptor:
             os.fchmod(descriptor, MODE)
-        finally:
-            os.close(descriptor)
 
     def lock(self) -> Lock:
         """Try to lock the workspace; the lock lasts until `release` or the process ends."""
@@ -191,7 +192,9 @@ class Workspace:
     @property
     def stamp(self) -> str | None:
         """The digest of what the files here are made from; None if there is no stamp."""
-        return self._stamp.read_text(encoding="ascii") if self._stamp.is_file() else None
+        if not is_plain_file(self._stamp):
+            return None
+        return read_file(self._stamp, LONGEST_STAMP, follow=False).decode("ascii", "replace")
 
     def prepare(self, stamp: str) -> None:
         """Keep files that were made from the same, and remove others. The workspace is claimed.
@@ -208,19 +211,34 @@ class Workspace:
         DistcacheError
             If the directory has files but no stamp: then no job has made them.
         """
+        if others := self._files_of_others():
+            raise DistcacheError(
+                f"{self.path}: has files of somebody else ({', '.join(others[:3])}); move it "
+                f"away, or {self.otherwise}"
+            )
         require_links(self.path, self.path.parent)
         if self.stamp == stamp:
+            self._discard_published()
             return
-        if not os.path.lexists(self._stamp):
-            names = [name for name in os.listdir(self.path) if not UNSTAMPED.fullmatch(name)]
-            if others := [name for name in names if name not in GUARDS]:
-                raise DistcacheError(
-                    f"{self.path}: has files of somebody else ({', '.join(others[:3])}); move it "
-                    f"away, or {self.otherwise}"
-                )
         self._clear()
         with atomic_write(self._stamp) as stream:
             stream.write(stamp.encode("ascii"))
+
+    def _files_of_others(self) -> list[str]:
+        """Return the names in a directory without a stamp that no job has made."""
+        if self._made or os.path.lexists(self._stamp):
+            return []
+        names = [name for name in os.listdir(self.path) if not UNSTAMPED.fullmatch(name)]
+        return [name for name in names if name not in GUARDS]
+
+    def _discard_published(self) -> None:
+        """Unlink files that have another name too: a killed job has published them.
+
+        They are complete and read-only, whatever their other name is now.
+        """
+        for path in self.path.iterdir():
+            if is_plain_file(path) and path.lstat().st_nlink > 1:
+                path.unlink()
 
     def _clear(self) -> None:
         """Remove everything but the stamp, lock, owner and heartbeat."""
@@ -272,11 +290,15 @@ class Workspace:
         self._unlock()
 
     def remove(self) -> None:
-        """Remove and unlock the workspace, unless another process has taken it over."""
+        """Remove and unlock the workspace, unless another process has taken it over.
+
+        Files that no job has made stay.
+        """
         with contextlib.suppress(OSError):
             if self.is_mine():
-                self._clear()
-                empty_directory(self.path, (LOCK, OWNER), self._lock)
+                if not self._files_of_others():
+                    self._clear()
+                    empty_directory(self.path, (LOCK, OWNER), self._lock)
                 self._owner.release()
                 (self.path / LOCK).unlink(missing_ok=True)
         self._unlock()
@@ -343,8 +365,9 @@ def empty_directory(path: Path, keep: Collection[str] = (), lock: int | None = N
     OSError
         If it is another directory, or something cannot be removed.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with closing_fd(
+        os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    ) as descriptor:
         if not _is_own(descriptor, lock):
             raise PermissionError(
                 errno.EPERM,
@@ -354,8 +377,6 @@ def empty_directory(path: Path, keep: Collection[str] = (), lock: int | None = N
         for name in os.listdir(descriptor):
             if name not in keep:
                 _remove(name, descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _is_own(descriptor: int, lock: int | None) -> bool:

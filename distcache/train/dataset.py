@@ -6,7 +6,7 @@ import operator
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -23,6 +23,7 @@ from distcache.train.reading import SplitReader
 __all__ = ["CachedDataset", "SampleOptions", "dataset_count"]
 
 NO_TOKEN = np.iinfo(np.int64).min
+Token = Annotated[int, msgspec.Meta(ge=1 - 2**63, le=2**63 - 1)]
 
 
 def dataset_count(opened: OpenCache, split: str) -> int:
@@ -236,8 +237,8 @@ class SampleOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         restart with each; the attention mask is left out. In Megatron's development branch.
     """
 
-    eod: int | None = None
-    pad: int = -1
+    eod: Token | None = None
+    pad: Token = -1
     reset_position_ids: bool = False
     reset_attention_mask: bool = False
     eod_mask_loss: bool = False

@@ -228,7 +228,7 @@ class OpenCache:
             raise ConfigError(
                 f"dataset({split!r}, {number!r}): expected the name of a split, then a number"
             )
-        count = dataset_count(self, split)
+        count = dataset_count(self, split) if split in self.splits else 0
         if count == 0:
             raise ConfigError(f"{self.path}: has splits {', '.join(self.splits)}, not {split!r}")
         if count > 1 and number is None:

@@ -17,6 +17,8 @@ __all__ = ["ResumableSampler"]
 
 ORDERS: Final = ("sequential", "cyclic")
 VERSION: Final = 2
+MOST_SAMPLES: Final = 1 << 62
+MOST_EPOCHS: Final = 1 << 32  # an epoch's number is a seed of 32 bits
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -51,6 +53,13 @@ class _State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ranks: Positive
     micro_batch_size: Positive
     consumed_samples: Count
+
+
+def _beyond_limits(consumed: int, epoch: int) -> list[str]:
+    """Return a problem if numbers of samples, or of the epoch, exceed what is counted with."""
+    if max(consumed, epoch) < MOST_SAMPLES and consumed // epoch < MOST_EPOCHS // 2:
+        return []
+    return [f"{consumed} samples of epochs of {epoch} are more than can be counted"]
 
 
 def _lacks_identity(found: _State, own: _State) -> bool:
@@ -160,6 +169,7 @@ class ResumableSampler(Sampler[list[int | None]]):
             )
         elif order == "sequential" and self.consumed_samples > self.total_samples:
             problems.append(f"{self.consumed_samples} of {self.total_samples} samples are consumed")
+        problems = problems or _beyond_limits(self.consumed_samples, self.total_samples)
         if problems:
             raise ConfigError(*problems)
 
@@ -285,6 +295,7 @@ class ResumableSampler(Sampler[list[int | None]]):
             problems.append(
                 f"consumed_samples is {found.consumed_samples} of {found.total_samples}"
             )
+        problems = problems or _beyond_limits(found.consumed_samples, found.epoch_samples or 1)
         if problems:
             raise ConfigError(*(f"not the state of a sampler: {problem}" for problem in problems))
         return found

@@ -174,3 +174,13 @@ def test_hostile_signs(shared: Path) -> None:
         assert read_beat(workspace.path) is None
         assert Watch(shared / "c.h5").look().state is State.building
         (sign.rmdir if sign.is_dir() else sign.unlink)()
+
+
+def test_a_cache_that_cannot_be_opened(shared: Path) -> None:
+    """Is not waited for either."""
+    os.mkfifo(shared / "c.h5")
+    with pytest.raises(NotReady, match="cannot be opened"):
+        distcache.wait(shared / "c.h5")
+    done = start(["ready", shared / "c.h5"])
+    assert done.returncode == 5
+    assert "cannot be opened" in done.stderr

@@ -192,6 +192,7 @@ def test_check(corpora: dict[str, str], tmp_path: Path) -> None:
         (["merge", "/none/a", "/none/b", "-o", "/tmp/a\nb/c"], 3, "no such file"),
         (["merge", "/none/\udcff", "-o", "/tmp/c"], 2, "is not UTF-8"),
         (["convert", "/none/\udcff", "-o", "/tmp/c"], 2, "is not UTF-8"),
+        (["check", "/none/\udcff"], 2, "is not UTF-8"),
     ],
 )
 def test_wrong_use_is_one_clear_error(words: list[str], exit_code: int, message: str) -> None:
@@ -292,3 +293,24 @@ def test_one_process_within_an_allocation(
     }[command]
     done = start(words, environment=variables)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_output_that_is_full_or_closed(cache: Path) -> None:
+    """The first is an error of a full disk; the second does not harm."""
+    words = [DISTCACHE, "inspect", str(cache)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 6
+    assert "Traceback" not in done.stderr
+    closed = ("sh", "-c", 'exec "$@" >&-', "sh", DISTCACHE)
+    done = start(words[1:], program=closed)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_mpi_without_its_library() -> None:
+    """Is one clear error, as is mpi4py that is not there."""
+    gone = {"PMI_SIZE": "2", "MPI4PY_LIBMPI": "/none/libmpi.so"}
+    done = start(["check", "/none/x"], environment=gone)
+    assert done.returncode == 2
+    assert "mpi4py cannot be loaded" in done.stderr
+    assert "Traceback" not in done.stderr

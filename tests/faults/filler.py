@@ -5,6 +5,7 @@ python -m tests.faults.filler PHASE DIRECTORY -- WORDS...
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -33,9 +34,10 @@ class Filler(NullProgress):
                     pass
 
 
+@contextlib.contextmanager
 def make_filler(*_: Any) -> Any:
-    """Return it, whatever format is asked for."""
-    return Filler()
+    """Yield it, whatever format is asked for."""
+    yield Filler()
 
 
 node.make_progress = make_filler

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from distcache.corpus.receipt import Origin, Receipt
-from distcache.errors import ConfigError, KeyMismatch
+from distcache.errors import BuildInterrupted, ConfigError, KeyMismatch
+from distcache.ingest.merge import merge
 from distcache.ingest.output import Output
 from distcache.progress import NullProgress
 from distcache.ranks.communicator import SerialCommunicator
+from distcache.staging.workspace import Workspace
+from tests.corpora import LENGTHS, write_lengths
 
 
 def claim(output: Output, made_from: str = "0") -> list[Receipt]:
@@ -33,3 +38,47 @@ def test_a_receipt_that_is_none(tmp_path: Path) -> None:
     with Output(str(tmp_path / "c")) as output, pytest.raises(KeyMismatch, match="already exists"):
         claim(output)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.receipt.json"]
+
+
+def cut(path: Path) -> None:
+    """Take the last byte away."""
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def flip(path: Path) -> None:
+    """Change a byte in the middle."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("0.bin", cut),
+        ("0.idx", cut),
+        ("0.idx", flip),
+        ("0.receipt.json", cut),
+        ("0.receipt.json", Path.unlink),
+        ("complete", Path.unlink),
+    ],
+)
+def test_a_killed_publication_that_was_damaged(
+    name: str, damage: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is not completed; the corpus is made again."""
+    prefix = write_lengths(tmp_path / "plain", LENGTHS["plain"])
+
+    def die(*_: object) -> None:
+        raise BuildInterrupted("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Workspace, "publish", die)
+        with pytest.raises(BuildInterrupted):
+            merge(SerialCommunicator(), [prefix], str(tmp_path / "all"))
+    damage(tmp_path / ".all.ingest" / name)
+    merge(SerialCommunicator(), [prefix], str(tmp_path / "all"))
+    for suffix in (".bin", ".idx"):
+        made, source = tmp_path / f"all{suffix}", tmp_path / f"plain{suffix}"
+        assert made.read_bytes() == source.read_bytes()
+    assert not (tmp_path / ".all.ingest").exists()

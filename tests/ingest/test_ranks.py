@@ -54,13 +54,13 @@ def test_a_tokenizer_is_read_by_one_rank(
 ) -> None:
     """The others get its bytes: a hub is asked once, and all have the same."""
     readers: list[int | None] = []
-    original = tokenizers_of_files.read_file
+    original = tokenizers_of_files.read_tokenizer
 
     def noting(path: Path) -> bytes:
         readers.append(rank_of_thread())
         return original(path)
 
-    monkeypatch.setattr(tokenizers_of_files, "read_file", noting)
+    monkeypatch.setattr(tokenizers_of_files, "read_tokenizer", noting)
     run(inputs, tokenizers, tmp_path / "out")
     assert readers == [0]
 

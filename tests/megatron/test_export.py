@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -151,3 +152,29 @@ def test_a_file_in_the_way(blend_config: dict[str, Any], shared: Path, tmp_path:
     (tmp_path / "out").write_text("")
     with pytest.raises(ConfigError, match="is not a directory"):
         export(open_cache(build_here(blend_config, shared).path), tmp_path / "out")
+
+
+def test_names_that_are_no_text(blend_config: dict[str, Any], shared: Path, tmp_path: Path) -> None:
+    """Are refused before anything is written."""
+    cache = open_cache(build_here(blend_config, shared).path)
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        export(cache, tmp_path / "\udcff")
+    with pytest.raises(ConfigError, match="is not UTF-8"):
+        export(cache, tmp_path / "out", lambda prefix: prefix + "\udcff")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_a_killed_export_has_left(
+    blend_config: dict[str, Any], shared: Path, tmp_path: Path
+) -> None:
+    """Is removed by the next one, after an hour; other files stay."""
+    cache = open_cache(build_here(blend_config, shared).path)
+    array = next(name for name in export(cache, tmp_path).files if name.endswith(".npy"))
+    old, recent = tmp_path / f".{array}.0123abcd.part", tmp_path / f".{array}.4567abcd.part"
+    other = tmp_path / ".mine.0123abcd.part"
+    for path in (old, recent, other):
+        path.touch()
+    for path in (old, other):
+        os.utime(path, (1, 1))
+    export(cache, tmp_path)
+    assert sorted(tmp_path.glob(".*.part")) == sorted([recent, other])

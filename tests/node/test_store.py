@@ -156,6 +156,8 @@ def test_the_oldest_use_goes_first(caches: list[Path], tmp_path: Path) -> None:
     assert not list(store.caches.iterdir())
     assert not list(store.corpora.iterdir())
     assert all(cache.exists() for cache in caches)
+    store.megatron.rmdir()  # a store that lacks a directory has nothing in it
+    assert collect(store, 0, NullProgress()).removed == []
 
 
 def test_a_cache_in_use_stays(caches: list[Path], tmp_path: Path) -> None:

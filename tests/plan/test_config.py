@@ -67,6 +67,7 @@ def test_defaults_are_megatrons() -> None:
         ({"blend_per_split": {"train": ["a"]}}, "$.blend_per_split: cannot be combined"),
         ({"add_extra_token": 1}, "$.add_extra_token: Expected `bool`, got `int`"),
         ({"tokenizer": {"a": math.nan}}, "$.tokenizer: is not JSON"),
+        ({"tokenizer": {1: 2}}, "$.tokenizer: Expected `str`, got `int` in a key"),
         ({"blend": ["a\0b"]}, "'a\\x00b': contains a NUL byte, or cannot"),
         ({"blend": ["\ud800"]}, "'\\ud800': contains a NUL byte, or cannot"),
         ({"split": "1\ud800"}, "contains a NUL byte, or cannot"),
@@ -150,6 +151,9 @@ def test_the_tokenizer_of_a_description(tmp_path: Path) -> None:
     path.write_text("[]")
     with pytest.raises(ConfigError, match=r"is not a description\.txt"):
         config_from_mapping({**GOOD, "tokenizer": {"description": str(path)}})
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="Not a regular file"):
+        config_from_mapping({**GOOD, "tokenizer": {"description": str(tmp_path / "pipe")}})
 
 
 def test_samples_that_are_not_named() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from distcache.errors import DistcacheError
+from distcache.errors import DistcacheError, NotReady
 from distcache.ranks.agreement import on_all_ranks, on_all_ranks_watched, on_rank_0
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from tests.threads import run_ranks
@@ -40,3 +40,18 @@ def test_all_ranks_have_the_problems_of_all() -> None:
     assert ranks == (0, 2)
     assert "problem 0" in text
     assert "problem 2" in text
+
+
+def test_a_problem_with_a_name_that_is_no_text() -> None:
+    """Reaches all ranks: the name is escaped."""
+
+    def work(world: Communicator) -> str:
+        def fail() -> None:
+            if world.rank == 0:
+                raise NotReady("/data/\udcff.idx: no such file")
+
+        with pytest.raises(NotReady) as caught:
+            on_all_ranks(world, fail, "work")
+        return str(caught.value)
+
+    assert set(run_ranks(3, work)[0]) == {r"/data/\udcff.idx: no such file"}

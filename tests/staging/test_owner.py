@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -84,3 +85,10 @@ def test_a_directory_that_goes_meanwhile(tmp_path: Path) -> None:
     owner = Owner(work)
     work.rmdir()
     assert not owner.take()
+
+
+def test_a_pipe_in_its_place(tmp_path: Path, scale_time: Callable[[float], None]) -> None:
+    """Is not waited for: it names nobody."""
+    scale_time(0.05)
+    os.mkfifo(tmp_path / OWNER)
+    assert Owner(tmp_path).take()

@@ -13,7 +13,7 @@ from distcache.io.files import temporary_name
 from distcache.progress import NullProgress
 from distcache.staging.claim import claim
 from distcache.staging.owner import OWNER
-from distcache.staging.workspace import Lock, Workspace
+from distcache.staging.workspace import Lock, Workspace, sweep
 
 
 def claimed(shared: Path) -> Workspace:
@@ -141,3 +141,52 @@ def test_a_lock_has_one_holder(tmp_path: Path) -> None:
     assert second.lock() is Lock.HELD
     second.remove()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("end", ["sweep", "claim", "remove"])
+def test_what_no_job_has_made_stays(tmp_path: Path, end: str) -> None:
+    """Although the directory has a workspace's name, and the output is finished."""
+    precious = tmp_path / ".c.ingest" / "thesis.txt"
+    precious.parent.mkdir()
+    precious.write_text("years of work")
+    if end == "sweep":
+        sweep(tmp_path / ".c.ingest", finished=True)
+    elif end == "claim":
+        assert claim(Workspace(tmp_path / ".c.ingest"), lambda: True, "it", NullProgress()) is None
+    else:
+        claimed(tmp_path / ".c.ingest").remove()
+    assert precious.read_text() == "years of work"
+    assert [path.name for path in precious.parent.iterdir()] == ["thesis.txt"]
+
+
+def test_a_death_while_links_are_tried(tmp_path: Path) -> None:
+    """Leaves a probe and its link, which are no stranger's."""
+    workspace = claimed(tmp_path / ".c.ingest")
+    (workspace.path / "probe.0123abcd").touch()
+    os.link(workspace.path / "probe.0123abcd", tmp_path / "..c.ingest.0123abcd")
+    workspace.prepare("one")
+    assert workspace.stamp == "one"
+    assert [path.name for path in tmp_path.iterdir()] == [".c.ingest"]
+    assert not list(workspace.path.glob("probe.*"))
+
+
+def test_a_damaged_stamp(tmp_path: Path) -> None:
+    """Is another one's: the job begins anew."""
+    workspace = claimed(tmp_path / ".c.ingest")
+    workspace.prepare("one")
+    (workspace.path / "data").write_bytes(b"x")
+    (workspace.path / "stamp").write_bytes(b"\xff\xff\xff")
+    workspace.prepare("one")
+    assert workspace.stamp == "one"
+    assert not (workspace.path / "data").exists()
+
+
+def test_what_was_published_is_not_written_again(tmp_path: Path) -> None:
+    """After a death between link and unlink both names are of one file, whatever it is called."""
+    workspace = claimed(tmp_path / ".c.ingest")
+    workspace.prepare("one")
+    (workspace.path / "data").write_bytes(b"x")
+    os.link(workspace.path / "data", tmp_path / "renamed-since")
+    workspace.prepare("one")
+    assert not (workspace.path / "data").exists()
+    assert (tmp_path / "renamed-since").read_bytes() == b"x"

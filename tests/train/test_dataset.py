@@ -134,6 +134,10 @@ def test_indices_count_from_both_ends(cache: Path) -> None:
         ("train", {"number": 1}, "has 1 dataset"),
         ("train", {"pad_token": 3}, "pad_token"),
         ("train", {"eod": "x"}, "eod"),
+        ("train", {"eod": 2**63}, "eod"),
+        ("train", {"pad": -(2**63)}, "pad"),
+        ("träin", {}, "has splits train, valid"),
+        ("train\0", {}, "has splits train, valid"),
         ("train", {"eod_mask_loss": True}, "give the end-of-document token"),
     ],
 )

@@ -303,6 +303,8 @@ def test_rubbish_is_no_state(wrong: Any) -> None:
         ((10, 1), {"consumed_samples": -1}, "not be negative"),
         ((10, 6, 0, 2), {"order": "cyclic"}, "do not fill one step of 12"),
         ((10, 1), {"order": "random"}, "expected one of sequential, cyclic"),
+        ((2**70, 1), {}, "more than can be counted"),
+        ((10, 1), {"order": "cyclic", "consumed_samples": 10 * 2**32}, "more than can be counted"),
     ],
 )
 def test_impossible_numbers(

@@ -1,0 +1,40 @@
+"""The journal of what is finished: what is no journal is none."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from distcache.staging.journal import Journal, read_journal
+
+
+class Entry(msgspec.Struct):
+    """An entry of a test."""
+
+    number: int
+
+
+def test_what_was_appended_is_read(tmp_path: Path) -> None:
+    """In order, without a line that a crash has torn."""
+    path = tmp_path / "journal"
+    with Journal(path, [Entry(1)]) as journal:
+        journal.append(Entry(2))
+    with open(path, "ab") as stream:
+        stream.write(b'{"num')
+    assert list(read_journal(path, Entry)) == [Entry(1), Entry(2)]
+
+
+@pytest.mark.parametrize("kind", ["pipe", "directory", "link", "nothing"])
+def test_what_is_no_file_has_no_records(tmp_path: Path, kind: str) -> None:
+    """Nor is it waited for, nor followed."""
+    path = tmp_path / "journal"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "link":
+        path.symlink_to(tmp_path / "gone")
+    assert list(read_journal(path, Entry)) == []
