@@ -2,8 +2,8 @@
 
 Megatron-Core's ``GPTDataset`` draws from one generator per section: it shuffles the documents of
 all epochs (or of all but the last, and then the last), then the samples in the same way. A shuffle
-goes from the last position down. Its steps above a middle are one worker's; what is left is a
-shuffle of the positions below the middle, which another worker computes at the same time from a
+goes from the last position down. Its steps above a pivot are one worker's; what is left is a
+shuffle of the positions below the pivot, which another worker computes at the same time from a
 generator that has skipped the draws of the first.
 """
 
@@ -95,44 +95,44 @@ def fill_epochs(section: SectionPlan, idx: Idx, entries: NDArray[np.int64], begi
         done += last - first
 
 
-def shuffle_upper(middle: int, entries: NDArray[np.int64], generator: Mt19937) -> None:
-    """Shuffle the first part of a document index down to the middle.
+def shuffle_upper(pivot: int, entries: NDArray[np.int64], generator: Mt19937) -> None:
+    """Shuffle the first part of a document index down to the pivot.
 
     Parameters
     ----------
-    middle : int
-        From `distcache.plan.costs.middle_of`.
+    pivot : int
+        From `distcache.plan.costs.pivot_of`.
     entries : ndarray of int64, shape (section.first_documents,)
         From `fill_epochs`; shuffled in place.
     generator : Mt19937
         Fresh; left after the draws.
     """
-    generator.shuffle(entries, max(middle, 1))
+    generator.shuffle(entries, max(pivot, 1))
 
 
-def skip_upper(section: SectionPlan, middle: int) -> Mt19937:
+def skip_upper(section: SectionPlan, pivot: int) -> Mt19937:
     """Return a generator as `shuffle_upper` leaves its own."""
     generator = Mt19937(section.seed)
-    generator.skip_shuffle(section.first_documents, max(middle, 1))
+    generator.skip_shuffle(section.first_documents, max(pivot, 1))
     return generator
 
 
-def shuffle_lower(middle: int, generator: Mt19937) -> NDArray[Any]:
-    """Shuffle the positions below the middle.
+def shuffle_lower(pivot: int, generator: Mt19937) -> NDArray[Any]:
+    """Shuffle the positions below the pivot.
 
     Parameters
     ----------
-    middle : int
+    pivot : int
         As in `shuffle_upper`.
     generator : Mt19937
         From `skip_upper`; left after the draws.
 
     Returns
     -------
-    ndarray of int32 or int64, shape (middle,)
+    ndarray of int32 or int64, shape (pivot,)
         For each position the index at which `shuffle_upper` left its value.
     """
-    positions: NDArray[Any] = np.arange(middle, dtype=lower_type(middle))
+    positions: NDArray[Any] = np.arange(pivot, dtype=lower_type(pivot))
     generator.shuffle(positions)
     return positions
 
@@ -189,7 +189,7 @@ class Entries:
     begin : int
         The position of the first entry.
     memory : EntryMemory
-        From `shuffle_upper` or `shuffle_last`.
+        Shuffled by `shuffle_upper`, or from `shuffle_last`.
     lower : ndarray of int32 or int64
         From `shuffle_lower`; empty if the entries are in order.
     """

@@ -19,7 +19,7 @@ from distcache.ranks.communicator import Communicator
 
 __all__ = ["Digests", "Job", "Record"]
 
-MOST_OPEN: Final = 256  # corpora: far fewer than the files that a process may have open
+MOST_OPEN: Final = 256  # corpora: far fewer than the mappings that a process may have
 Digests = dict[int, dict[str, str]]
 """The digests of arrays, by index into `Plan.items` and by array name."""
 

@@ -1,6 +1,6 @@
 """A large section of which no rank holds more than its slice: all ranks shuffle it together.
 
-Each rank gets its slice of the document index from `shuffled_slice`, knows from the exclusive scan
+Each rank gets its slice of the document index from `shuffled_slice`, knows from the prefix sums
 of the lengths where its tokens start, and cuts and writes the samples that begin in them.
 """
 

@@ -200,29 +200,27 @@ def _run(
     require_written(job, built)
     blocks = digest_blocks(job)
     require_unchanged(communicator, job.plan.sources)
-    outcome = _publish(job, workspace, blocks, final, resumed, adopted, len(built) - adopted)
+    published = _publish(job, workspace, blocks, final)
+    counts = (resumed, adopted, len(built) - adopted)
+    outcome = BuildOutcome(str(final), job.plan.key, not published, *counts)
     watch.stop()
     mine = rank_record(communicator.rank, watch, work.memory[communicator.rank])
     ranks = communicator.allgather(mine, RankRecord, "the build record")
 
     def write() -> None:
-        if not outcome.reused:
-            _write_record(job, final, work.threads, outcome, ranks)
+        if not published:
+            return
+        try:
+            write_record(final, job.plan.key, work.threads, resumed, adopted, ranks)
+        except OSError as error:  # the cache exists without it
+            watch.note(f"the build record could not be written: {error}")
 
     conclude(communicator, workspace, heartbeat, write)
     return outcome
 
 
-def _publish(
-    job: Job,
-    workspace: Workspace,
-    blocks: Sequence[int],
-    final: Path,
-    resumed: int,
-    adopted: int,
-    built: int,
-) -> BuildOutcome:
-    """Publish the cache, unless another job has published it. Collective."""
+def _publish(job: Job, workspace: Workspace, blocks: Sequence[int], final: Path) -> bool:
+    """Publish the cache, and return whether this job has done it, not another. Collective."""
     job.watch.phase("publishing")
 
     def publish() -> bool:
@@ -238,18 +236,7 @@ def _publish(
             )
         return False
 
-    published = on_rank_0(job.communicator, publish, bool, "publishing")
-    return BuildOutcome(str(final), job.plan.key, not published, resumed, adopted, built)
-
-
-def _write_record(
-    job: Job, final: Path, threads: int, outcome: BuildOutcome, ranks: list[RankRecord]
-) -> None:
-    """Write the build record; the cache exists without it. Rank 0 only."""
-    try:
-        write_record(final, job.plan.key, threads, outcome.resumed, outcome.adopted, ranks)
-    except OSError as error:
-        job.watch.note(f"the build record could not be written: {error}")
+    return on_rank_0(job.communicator, publish, bool, "publishing")
 
 
 def _assign(

@@ -27,7 +27,7 @@ from distcache.builder.entries import (
 from distcache.builder.section_slice import RowCutter
 from distcache.corpus import Idx
 from distcache.kernels import Mt19937
-from distcache.plan.costs import CHUNK_BYTES, ENTRY_BYTES, middle_of
+from distcache.plan.costs import CHUNK_BYTES, ENTRY_BYTES, pivot_of
 from distcache.plan.layout import ArrayPlace
 from distcache.plan.model import SectionPlan
 
@@ -67,10 +67,10 @@ def build_section(
     dict of str to str
         The digest of each array.
     """
-    middle = middle_of(section, workers)
+    pivot = pivot_of(section, workers)
 
     def rest(generator: Mt19937) -> Rest:
-        lower = shuffle_lower(middle, generator)
+        lower = shuffle_lower(pivot, generator)
         last = shuffle_last(section, idx, generator)
         samples = shuffle_samples(section, generator)
         return lower, last, write_in_chunks(file, places["shuffle_index"], samples).finish()
@@ -82,7 +82,7 @@ def build_section(
         if workers < 2:
             generator = Mt19937(section.seed)
             fill_epochs(section, idx, upper, 0)
-            shuffle_upper(middle, upper, generator)
+            shuffle_upper(pivot, upper, generator)
             lower, last, shuffle_digest = rest(generator)
             del generator  # with the memory of its shuffles, which the page cache needs now
         else:
@@ -92,8 +92,8 @@ def build_section(
             filled = helper.submit(fill_epochs, section, idx, upper[half:], half)
             fill_epochs(section, idx, upper[:half], 0)
             filled.result()
-            done = helper.submit(lambda: rest(skip_upper(section, middle)))
-            shuffle_upper(middle, upper, Mt19937(section.seed))
+            done = helper.submit(lambda: rest(skip_upper(section, pivot)))
+            shuffle_upper(pivot, upper, Mt19937(section.seed))
             lower, last, shuffle_digest = done.result()
         parts = (Entries(0, memory, lower), Entries(upper.size, last))
         return _cut(section, parts, places, file, in_order) | {"shuffle_index": shuffle_digest}

@@ -2,7 +2,7 @@
 
 One rank shuffles the upper part of the documents, while another skips these draws in the
 generator's stream and shuffles the rest. Then both send the document index to all ranks: every rank
-gets a slice, knows from the exclusive scan of the lengths where its tokens start, and cuts and
+gets a slice, knows from the prefix sums of the lengths where its tokens start, and cuts and
 writes the samples that begin in them.
 """
 
@@ -32,7 +32,7 @@ from distcache.builder.slices import overlaps, windows
 from distcache.kernels import Mt19937
 from distcache.partition import slice_bounds
 from distcache.plan.assignment import SplitUnit
-from distcache.plan.costs import DOCUMENT_BYTES, lower_type, middle_of, stream_step
+from distcache.plan.costs import DOCUMENT_BYTES, lower_type, pivot_of, stream_step
 from distcache.plan.layout import STRIPE
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator, Message
@@ -61,10 +61,10 @@ class SplitSection:
         self._corpus = job.corpus(self._section)
         self._places = job.places(item)
         self._file = file
-        self._middle = middle_of(self._section, workers=2)
+        self._pivot = pivot_of(self._section, workers=2)
         self._held: dict[int, Entries] = {}
         self._upper = EntryMemory(0)
-        self._lower: NDArray[Any] = np.empty(0, lower_type(self._middle))
+        self._lower: NDArray[Any] = np.empty(0, lower_type(self._pivot))
         self._samples = b""
 
     def shuffle(self) -> None:
@@ -74,10 +74,10 @@ class SplitSection:
             self._upper = EntryMemory(section.first_documents)
             fill_epochs(section, self._corpus.idx, self._upper.values, 0)
             self._corpus.idx.require_intact()
-            shuffle_upper(self._middle, self._upper.values, Mt19937(section.seed))
+            shuffle_upper(self._pivot, self._upper.values, Mt19937(section.seed))
         elif rank == self._roles.rest_rank:
-            generator = skip_upper(section, self._middle)
-            self._lower = shuffle_lower(self._middle, generator)
+            generator = skip_upper(section, self._pivot)
+            self._lower = shuffle_lower(self._pivot, generator)
             last = shuffle_last(section, self._corpus.idx, generator)
             self._corpus.idx.require_intact()
             self._held[1] = Entries(section.first_documents, last)
@@ -112,7 +112,7 @@ class SplitSection:
         if self._communicator.rank == self._roles.rest_rank:
             sends.append(Message(self._roles.upper_rank, self._lower))
         elif self._communicator.rank == self._roles.upper_rank:
-            self._lower = np.empty(self._middle, lower_type(self._middle))
+            self._lower = np.empty(self._pivot, lower_type(self._pivot))
             receives.append(Message(self._roles.rest_rank, self._lower))
         self._communicator.exchange(sends, receives, "positions of a document index")
         if self._communicator.rank == self._roles.upper_rank:

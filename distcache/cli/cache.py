@@ -155,7 +155,7 @@ def explain_command(
     cache: CacheArgument,
     as_json: JsonOption = False,
 ) -> None:
-    """Say why a configuration is or is not a cache, field by field. Exit code 7 if it is not.
+    """Compare a configuration with a cache, field by field. Exit code 7 if they differ.
 
     Example:
 

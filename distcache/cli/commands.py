@@ -74,11 +74,13 @@ COMMANDS: Final = {
         interrupted=None,
     ),
     "inspect": Entry(
-        "cache", "inspect_command", "Show what a cache holds, or who was slow in building it."
+        "cache", "inspect_command", "Show the contents of a cache, or how long its build took."
     ),
     "verify": Entry("cache", "verify_command", "Compare every byte of a cache with its digests."),
     "explain": Entry(
-        "cache", "explain_command", "Say why a configuration is a cache or not; 7 if not."
+        "cache",
+        "explain_command",
+        "Compare a configuration with a cache; 7 if they differ.",
     ),
     "export": Entry(
         "cache",

@@ -187,11 +187,7 @@ def _show_nodes(nodes: Sequence[NodeReport]) -> None:
 
 
 def _store_at(directory: Path | None) -> Store:
-    try:
-        return open_store(required_directory(directory, os.environ))
-    except ConfigError as error:
-        problem = str(error).replace("give a directory of the node with --to", "name the directory")
-        raise ConfigError(problem) from error
+    return open_store(required_directory(directory, os.environ, ""))
 
 
 @local_app.command("ls")

@@ -101,7 +101,7 @@ class Corpus:
 def open_examined(facts: CorpusFacts) -> Idx:
     """Map the `.idx` of a corpus that has been examined.
 
-    A mapping keeps the file open, and a process may often have no more than 1,024 of these.
+    A process may have some 65,000 mappings only (`vm.max_map_count`), so few should stay open.
 
     Raises
     ------

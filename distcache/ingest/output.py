@@ -158,8 +158,8 @@ class Output(AbstractContextManager["Output"]):
 
     def prepare(self, communicator: Communicator, origin: Origin) -> None:
         """Keep files that were made from the same, and remove others. Collective."""
-        stamp = origin.made_from
-        on_rank_0(communicator, lambda: self.workspace.prepare(stamp), None, "making room")
+        prepare = self.workspace.prepare
+        on_rank_0(communicator, lambda: prepare(origin.made_from), None, "making room")
 
     def publish(
         self, communicator: Communicator, receipts: list[Receipt], heartbeat: Heartbeat

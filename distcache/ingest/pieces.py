@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
 import numpy as np
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from distcache.ingest.inputs import Input
@@ -167,18 +169,10 @@ class Counts(msgspec.Struct, frozen=True, array_like=True):
     tokens: int = 0
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(
-            self.documents + other.documents,
-            self.sequences + other.sequences,
-            self.tokens + other.tokens,
-        )
+        return Counts(*map(operator.add, astuple(self), astuple(other)))
 
     def __sub__(self, other: Counts) -> Counts:
-        return Counts(
-            self.documents - other.documents,
-            self.sequences - other.sequences,
-            self.tokens - other.tokens,
-        )
+        return Counts(*map(operator.sub, astuple(self), astuple(other)))
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):

@@ -11,7 +11,6 @@ from typing import Any, Final
 import msgspec
 import xxhash
 
-from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.idx import limit_of, named_type
 from distcache.corpus.receipt import Kind, Origin, Receipt, TokenizerFacts, receipt_path
 from distcache.errors import ConfigError, CorpusError, DistcacheError
@@ -176,19 +175,14 @@ def _make(
         own = work.inputs[communicator.rank :: communicator.size]
         on_all_ranks(communicator, lambda: require_unchanged(own), "comparing inputs")
         _require_documents(records)
-
-        def receipts(facts: list[CorpusFacts]) -> list[Receipt]:
-            names = [output.name(shard) for shard in range(len(facts))]
-            return make_receipts(
-                work.inputs, work.pieces, work.tasks, records, facts, names, origin
-            )
-
-        receipts_made = make_corpora(
-            communicator, work.store, records, owners, receipts, threads, progress
+        facts = make_corpora(communicator, work.store, records, owners, threads, progress)
+        names = [output.name(shard) for shard in range(len(facts))]
+        receipts = make_receipts(
+            work.inputs, work.pieces, work.tasks, records, facts, names, origin
         )
         progress.phase("publishing")
-        output.publish(communicator, receipts_made, heartbeat)
-    return _outcome(output, receipts_made, resumed=len(done) / len(work.tasks), reused=False)
+        output.publish(communicator, receipts, heartbeat)
+    return _outcome(output, receipts, resumed=len(done) / len(work.tasks), reused=False)
 
 
 def _require_documents(records: Sequence[TaskRecord]) -> None:

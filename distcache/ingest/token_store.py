@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -13,7 +13,6 @@ from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.examine import require_sound
 from distcache.corpus.idx import code_of, idx_path
 from distcache.corpus.idx_writer import IdxPlan, lay_out_idx, write_bounds, write_lengths
-from distcache.corpus.receipt import Receipt
 from distcache.errors import DistcacheError
 from distcache.ingest.output import Output
 from distcache.ingest.part import BLOCK, Part, digest_of
@@ -207,10 +206,9 @@ def make_corpora(
     store: TokenStore,
     records: Sequence[TaskRecord],
     owners: Sequence[int],
-    make_receipts: Callable[[list[CorpusFacts]], list[Receipt]],
     threads: int,
     progress: Progress,
-) -> list[Receipt]:
+) -> list[CorpusFacts]:
     """Complete the corpora that all tasks have written, still without final names. Collective.
 
     Parameters
@@ -223,8 +221,6 @@ def make_corpora(
         Of all tasks.
     owners : sequence of int
         The rank that wrote each.
-    make_receipts : callable
-        Returns the receipts of corpora.
     threads : int
         Files that each rank reads at a time.
     progress : Progress
@@ -232,7 +228,7 @@ def make_corpora(
 
     Returns
     -------
-    list of Receipt
+    list of CorpusFacts
         Of each corpus, on all ranks.
 
     Raises
@@ -259,7 +255,7 @@ def make_corpora(
     progress.phase("examining")
     prefixes = [output.unfinished(shard) for shard in range(len(ends))]
     sound = require_sound(communicator, prefixes, threads)
-    return make_receipts([sound[prefix] for prefix in prefixes])
+    return [sound[prefix] for prefix in prefixes]
 
 
 def _ends(segments: Sequence[Segment]) -> list[Counts]:

@@ -1,1 +1,1 @@
-"""Files that appear whole, threads, and whether anything moves."""
+"""Atomic writes and reading of files, thread pools, and the watchdog."""

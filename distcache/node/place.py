@@ -47,8 +47,10 @@ def local_directory(given: str | Path | None, environment: Mapping[str, str]) ->
     return None
 
 
-def required_directory(given: str | Path | None, environment: Mapping[str, str]) -> Path:
-    """Return the directory of this node's store.
+def required_directory(
+    given: str | Path | None, environment: Mapping[str, str], how: str = " with --to"
+) -> Path:
+    """Return the directory of this node's store; `how` it is given is for the message.
 
     Raises
     ------
@@ -60,7 +62,7 @@ def required_directory(given: str | Path | None, environment: Mapping[str, str])
         require_text(str(directory))
     else:
         raise ConfigError(
-            f"give a directory of the node with --to, or set {LOCAL_DIRECTORY}; neither "
+            f"give a directory of the node{how}, or set {LOCAL_DIRECTORY}; neither "
             f"{' nor '.join(SCRATCH)} is set either"
         )
     return directory

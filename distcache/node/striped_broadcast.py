@@ -277,7 +277,7 @@ def striped_broadcast(
     staged : StagedFiles
         Where this node's go.
     needed : sequence of int
-        Units that any node needs, the same on all.
+        Blocks that any node needs, the same on all.
     mine : frozenset of int
         Those that this node needs.
     advance : callable

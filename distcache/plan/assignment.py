@@ -252,7 +252,7 @@ def _wave_time(costs: Sequence[UnitCosts], waves: Waves, ranks: int) -> float:
 
 
 def _local_time(costs: Sequence[UnitCosts], units: Sequence[int], threads: int) -> float:
-    """Return the time and memory of the units that a rank builds alone, several at a time."""
+    """Return the time of the units that a rank builds alone, several at a time."""
     if not units:
         return 0.0
     longest = max(costs[unit].time_with(threads) for unit in units)

@@ -18,7 +18,7 @@ __all__ = [
     "ENTRY_BYTES",
     "UnitCosts",
     "lower_type",
-    "middle_of",
+    "pivot_of",
     "rest_memory",
     "shuffle_space",
     "step_memory",
@@ -73,7 +73,7 @@ def stream_step(ranks: int) -> int:
     return max(STREAM_STEP // ranks // LEAST_STEP, 1) * LEAST_STEP
 
 
-def middle_of(section: SectionPlan, workers: int) -> int:
+def pivot_of(section: SectionPlan, workers: int) -> int:
     """Return the position below which the second of two workers shuffles; 0 if there is one.
 
     The second also shuffles the last epoch and the samples, so that both have as many steps.
@@ -84,9 +84,9 @@ def middle_of(section: SectionPlan, workers: int) -> int:
     return max(section.first_documents - steps // 2, 0)
 
 
-def lower_type(middle: int) -> np.dtype[np.int32] | np.dtype[np.int64]:
-    """Return the dtype of positions below a middle."""
-    return np.dtype(np.int32) if middle <= NARROW else np.dtype(np.int64)
+def lower_type(pivot: int) -> np.dtype[np.int32] | np.dtype[np.int64]:
+    """Return the dtype of positions below a pivot."""
+    return np.dtype(np.int32) if pivot <= NARROW else np.dtype(np.int64)
 
 
 class UnitCosts:
@@ -163,16 +163,16 @@ class UnitCosts:
 
 def upper_memory(section: SectionPlan, ranks: int) -> int:
     """Return the bytes of the rank that shuffles the upper part of a split section."""
-    middle = middle_of(section, workers=2)
-    gathered = min(middle, ranks * stream_step(ranks))  # in transit to all ranks
+    pivot = pivot_of(section, workers=2)
+    gathered = min(pivot, ranks * stream_step(ranks))  # in transit to all ranks
     entries = ENTRY_BYTES * (section.first_documents + gathered)
-    return entries + shuffle_space(section.first_documents) + _lower_memory(middle)
+    return entries + shuffle_space(section.first_documents) + _lower_memory(pivot)
 
 
 def rest_memory(section: SectionPlan) -> int:
     """Return the bytes of the rank that shuffles the rest of a split section."""
     last = ENTRY_BYTES * (section.documents - section.first_documents)
-    lower = _lower_memory(middle_of(section, workers=2))
+    lower = _lower_memory(pivot_of(section, workers=2))
     largest = max(section.documents // 2, section.shuffled_samples)
     return lower + last + _shuffle_bytes(section) + shuffle_space(largest)
 
@@ -202,15 +202,15 @@ def _time(item: Item) -> float:
 def _memory(item: Item, workers: int) -> int:
     if isinstance(item, BlendPlan):
         return 2 * CHUNK_BYTES
-    lower = _lower_memory(middle_of(item, workers))
+    lower = _lower_memory(pivot_of(item, workers))
     # Each worker has a generator, with memory for the largest of its shuffles.
     space = workers * shuffle_space(max(item.documents, item.shuffled_samples))
     entries = ENTRY_BYTES * item.documents + space
     return entries + lower + _shuffle_bytes(item) + 4 * CHUNK_BYTES
 
 
-def _lower_memory(middle: int) -> int:
-    return lower_type(middle).itemsize * middle
+def _lower_memory(pivot: int) -> int:
+    return lower_type(pivot).itemsize * pivot
 
 
 def _shuffle_bytes(section: SectionPlan) -> int:

@@ -246,8 +246,9 @@ class OpenCache:
 def open_cache(path: str | Path, local: str | Path | None = None) -> OpenCache:
     """Open a cache for training, at once: nothing is built or waited for.
 
-    The cache's ``repr`` says which file is read. If this node has a store but no copy of this
-    cache, a `SharedFileWarning` says why.
+    The cache's ``repr`` says which file is read. If a store is named, by `local` or the environment
+    (DISTCACHE_LOCAL_DIR, SLURM_TMPDIR, TMPDIR), but has no usable copy of this cache, a
+    `SharedFileWarning` says why.
 
     Parameters
     ----------

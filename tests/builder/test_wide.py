@@ -17,7 +17,7 @@ from distcache.builder.section_slice import RowCutter
 from distcache.builder.slices import row_bounds
 from distcache.cache.skeleton import front_bytes
 from distcache.plan.assignment import assign
-from distcache.plan.costs import lower_type, middle_of
+from distcache.plan.costs import lower_type, pivot_of
 from distcache.plan.layout import make_layout
 from distcache.plan.model import Plan, SectionPlan
 from tests.corpora import LENGTHS
@@ -75,14 +75,14 @@ def test_parts_of_a_document_index_beyond_32_bits() -> None:
 
 
 def test_work_on_a_wide_section(wide_plan: Plan, wide: SectionPlan) -> None:
-    """It is split over ranks, by a middle whose positions fit their type."""
+    """It is split over ranks, by a pivot whose positions fit their type."""
     layout = make_layout(wide_plan.items)
     work = assign(wide_plan.items, layout, frozenset([0]), 8)
     assert [entry.unit for wave in work.waves for entry in wave] == [0]
     assert max(work.memory) > 8 * 2**31
     assert lower_type(2**31 - 1) == np.int32
     assert lower_type(2**31) == np.int64
-    assert 0 <= middle_of(wide, 2) <= wide.first_documents
+    assert 0 <= pivot_of(wide, 2) <= wide.first_documents
 
 
 def test_a_file_of_a_hundred_gibibytes_is_laid_out(wide_plan: Plan, tmp_path: Path) -> None:

@@ -37,15 +37,15 @@ def test_a_shuffle_larger_than_the_caches_is_numpys(dtype: type) -> None:
 
 
 @given(seeds, st.integers(0, 3000), st.integers(1, 3000))
-def test_a_shuffle_can_be_cut_in_two(seed: int, size: int, middle: int) -> None:
-    """The steps below a middle are a permutation of positions that another generator computes."""
+def test_a_shuffle_can_be_cut_in_two(seed: int, size: int, pivot: int) -> None:
+    """The steps below a pivot are a permutation of positions that another generator computes."""
     whole = np.arange(size) * 3
     np.random.RandomState(seed).shuffle(whole)
     values = np.arange(size) * 3
-    Mt19937(seed).shuffle(values, middle)
+    Mt19937(seed).shuffle(values, pivot)
     second = Mt19937(seed)
-    second.skip_shuffle(size, middle)
-    positions = np.arange(min(middle, size), dtype=np.int32)
+    second.skip_shuffle(size, pivot)
+    positions = np.arange(min(pivot, size), dtype=np.int32)
     second.shuffle(positions)
     lower = np.empty(len(positions), np.int64)
     gather(values, positions, lower)

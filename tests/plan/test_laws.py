@@ -14,7 +14,7 @@ from distcache.builder.slices import edges, overlaps, row_bounds, windows
 from distcache.errors import ConfigError, NoSpace
 from distcache.partition import balance, slice_bounds
 from distcache.plan.assignment import assign
-from distcache.plan.costs import middle_of
+from distcache.plan.costs import pivot_of
 from distcache.plan.layout import PAGE, STRIPE, make_layout
 from distcache.plan.model import BlendPlan, SectionPlan
 from distcache.plan.sizes import (
@@ -120,12 +120,12 @@ def test_rows_follow_tokens(tokens: list[int], extra: bool, samples: int) -> Non
 def test_two_workers_share_the_steps(documents: int, samples: int, workers: int) -> None:
     """Neither has more than half of all, unless the first part is less than half."""
     plan = section(documents, samples)
-    middle = middle_of(plan, workers)
-    assert 0 <= middle <= plan.first_documents
+    pivot = pivot_of(plan, workers)
+    assert 0 <= pivot <= plan.first_documents
     if workers == 1:
-        assert middle == 0
-    elif middle:
-        upper = plan.first_documents - middle
+        assert pivot == 0
+    elif pivot:
+        upper = plan.first_documents - pivot
         assert abs(2 * upper - plan.documents - plan.shuffled_samples) <= 1
 
 
