@@ -14,6 +14,7 @@ from distcache.cache.contents import Contents, read_contents
 from distcache.cache.format import Header
 from distcache.errors import ConfigError, DistcacheError, NoSpace
 from distcache.io.files import require_text, temporary_name
+from distcache.node.localization import Localization
 from distcache.node.lock import exclusive
 from distcache.node.manifest import CorpusStat, Manifest, describe, make_manifest, stat_corpus
 from distcache.node.place import NODE_NAME, required_directory
@@ -185,7 +186,9 @@ def _localize(
             report = on_all_ranks(agents, lambda: make_report(store, record), "reporting")
         else:
             manifest = _make_manifest(agents, store, source, contents)
-            record, report = stage(agents, store, manifest, options, transport, progress)
+            record, report = stage(
+                Localization(agents, store, manifest, options, transport, progress)
+            )
     directories = agents.allgather(report.directory, str, "the directories of the stores")
     if record.megatron is not None and len(set(directories)) > 1:
         progress.note("warning: the nodes use different directories, so Megatron's options differ")

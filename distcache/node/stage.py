@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Final
@@ -22,6 +23,7 @@ from distcache.node.local_state import (
     require_same_content,
     verify_local,
 )
+from distcache.node.localization import Localization
 from distcache.node.lock import try_exclusive
 from distcache.node.manifest import CACHE, Manifest, describe, stat_corpus
 from distcache.node.place import node_name
@@ -35,44 +37,19 @@ from distcache.node.records import (
     write_record,
 )
 from distcache.node.space import allocated, require_space
-from distcache.node.staged_files import StagedFiles
-from distcache.node.store import Store, sweep
+from distcache.node.store import sweep
 from distcache.node.transport import copy_duplicates, fetch
 from distcache.node.upkeep import bytes_of, make_room
 from distcache.node.view import link_tokens, make_view, missing_view_bytes
-from distcache.progress import Progress
-from distcache.ranks.agreement import on_all_ranks, on_all_ranks_watched
-from distcache.ranks.communicator import Communicator
+from distcache.ranks.agreement import on_all_ranks
 
 __all__ = ["stage"]
 
 SYNCS: Final = 8  # files that are synced at a time: the filesystem does them together
 
 
-def stage(
-    agents: Communicator,
-    store: Store,
-    manifest: Manifest,
-    options: LocalizeOptions,
-    transport: str,
-    progress: Progress,
-) -> tuple[Ready, NodeReport]:
+def stage(run: Localization) -> tuple[Ready, NodeReport]:
     """Fetch the blocks that are missing or invalid, and mark the copy ready. Collective.
-
-    Parameters
-    ----------
-    agents : Communicator
-        One of each node.
-    store : Store
-        This node's, locked.
-    manifest : Manifest
-        The same files and blocks on all nodes.
-    options : LocalizeOptions
-        How.
-    transport : str
-        "mpi" or "copy".
-    progress : Progress
-        Receives the progress of this agent.
 
     Returns
     -------
@@ -85,60 +62,66 @@ def stage(
         On all agents the same; then no store has a new ready record. A copy in use is unchanged
         until a valid one replaces it.
     """
-    options = _with_earlier_options(store, manifest, options)
-    record = read_record(store, manifest.name) if options.quick else None
-    sizes = [block.size for block in manifest.blocks]
-    progress.phase("verifying the local copy", sum(sizes))
-    found = on_all_ranks_watched(
-        agents,
-        lambda: verify_local(manifest, options.threads, progress.advance, record),
-        "verifying the local copy",
-    )
-    _confirm(agents, store, manifest, found)
-    staged = StagedFiles(manifest)
+    run = replace(run, options=_with_earlier_options(run))
+    store, manifest, options, progress = run.store, run.manifest, run.options, run.progress
+    everything = range(len(manifest.blocks))
+    progress.phase("verifying the local copy", run.size_of(everything))
+    found = run.on_all_agents(lambda: _verify(run), "verifying the local copy")
+    _confirm(run, found)
     with contextlib.ExitStack() as held:
-        repair = _make_room(agents, store, manifest, options, found, staged, held)
-        missing = [number for number in range(len(sizes)) if number not in found.right]
-        progress.phase("copying", sum(sizes[number] for number in missing))
-        reused, read = _copy(
-            agents, store, manifest, staged, found, repair, options, transport, progress
-        )
+        repair = _make_room(run, found, held)
+        progress.phase("copying", run.size_of(set(everything) - found.right))
+        reused, read = _copy(run, found, repair)
         progress.phase("syncing")
-        on_all_ranks_watched(
-            agents, lambda: _finish(manifest, staged, found.complete), "completing files"
-        )
-        _require_unchanged(agents, manifest)
+        run.on_all_agents(lambda: _finish(run, found.complete), "completing files")
+        _require_unchanged(run)
         if options.megatron:
             progress.phase("writing Megatron's files")
-        record = on_all_ranks_watched(
-            agents, lambda: _mark_ready(store, manifest, options), "writing the ready record"
-        )
+        record = run.on_all_agents(lambda: _mark_ready(run), "writing the ready record")
 
     def report() -> NodeReport:
         return make_report(
             store,
             record,
             read=read,
-            reused=sum(sizes[number] for number in reused),
-            written=staged.written,
-            kept=sum(sizes[number] for number in found.right),
+            reused=run.size_of(reused),
+            written=run.staged.written,
+            kept=run.size_of(found.right),
             beyond=0 if options.budget is None else max(bytes_of(store) - options.budget, 0),
         )
 
-    return record, on_all_ranks(agents, report, "reporting")
+    return record, on_all_ranks(run.agents, report, "reporting")
 
 
-def _confirm(agents: Communicator, store: Store, manifest: Manifest, found: LocalState) -> None:
+def _with_earlier_options(run: Localization) -> LocalizeOptions:
+    """Add what an earlier run was asked for, which this copy continues to have."""
+    options = run.options
+    before = read_record(run.store, run.manifest.name)
+    if before is None:
+        return options
+    return msgspec.structs.replace(
+        options,
+        link=options.link or before.linked,
+        megatron=options.megatron or before.megatron is not None,
+        tokenizer=options.tokenizer if options.tokenizer is not None else before.tokenizer,
+    )
+
+
+def _verify(run: Localization) -> LocalState:
+    record = read_record(run.store, run.manifest.name) if run.options.quick else None
+    return verify_local(run.manifest, run.options.threads, run.progress.advance, record)
+
+
+def _confirm(run: Localization, found: LocalState) -> None:
     """Check shared indices whose time has changed by their digests, each once. Collective."""
+    agents, manifest = run.agents, run.manifest
     shares = agents.allgather(sorted(found.dated), list[int], "indices whose time has changed")
     dated = sorted({file for share in shares for file in share})
     own = dated[agents.rank :: agents.size]
     try:
-        on_all_ranks_watched(
-            agents, lambda: require_same_content(manifest, own), "reading shared indices"
-        )
+        run.on_all_agents(lambda: require_same_content(manifest, own), "reading shared indices")
     except CorpusError:
-        invalidate(store, manifest.name)  # the tokens have changed with the index
+        invalidate(run.store, manifest.name)  # the tokens have changed with the index
         raise
 
     def set_times() -> None:
@@ -146,32 +129,22 @@ def _confirm(agents: Communicator, store: Store, manifest: Manifest, found: Loca
             target = manifest.files[file]
             os.utime(target.final, ns=(target.modified, target.modified), follow_symlinks=False)
 
-    on_all_ranks_watched(agents, set_times, "setting times")
+    run.on_all_agents(set_times, "setting times")
 
 
-def _require_unchanged(agents: Communicator, manifest: Manifest) -> None:
+def _require_unchanged(run: Localization) -> None:
     """Refuse corpora whose sizes have changed while they were copied. Collective."""
-    own = describe(manifest.contents)[agents.rank :: agents.size]
+    own = describe(run.manifest.contents)[run.agents.rank :: run.agents.size]
 
     def check() -> None:
         problems = [problem for corpus in own for problem in stat_corpus(*corpus[:3]).problems]
         if problems:
             raise CorpusError(*problems)
 
-    on_all_ranks_watched(agents, check, "examining corpora again")
+    run.on_all_agents(check, "examining corpora again")
 
 
-def _copy(
-    agents: Communicator,
-    store: Store,
-    manifest: Manifest,
-    staged: StagedFiles,
-    found: LocalState,
-    repair: Repair,
-    options: LocalizeOptions,
-    transport: str,
-    progress: Progress,
-) -> tuple[frozenset[int], int]:
+def _copy(run: Localization, found: LocalState, repair: Repair) -> tuple[frozenset[int], int]:
     """Copy blocks that are missing, from other caches of the store where they are. Collective.
 
     Returns
@@ -183,67 +156,35 @@ def _copy(
     """
 
     def reuse() -> tuple[frozenset[int], frozenset[int]]:
+        blocks = run.manifest.blocks
         own: dict[int, Duplicate] = {}
         if repair is Repair.BESIDE:
-            path = str(manifest.files[CACHE].final)
+            path = str(run.manifest.files[CACHE].final)
             own = {
                 number: Duplicate(path, block.begin)
-                for number, block in enumerate(manifest.blocks)
+                for number, block in enumerate(blocks)
                 if block.file == CACHE and number in found.right
             }
-        kept = copy_duplicates(manifest, staged, own, options.threads, progress.advance)
+        kept = copy_duplicates(run, own)
         lost = own.keys() - kept
-        missing = [n for n in range(len(manifest.blocks)) if n not in found.right or n in lost]
-        places = dict(find_duplicates(store, manifest, missing))
-        reused = copy_duplicates(manifest, staged, places, options.threads, progress.advance)
+        missing = [n for n in range(len(blocks)) if n not in found.right or n in lost]
+        places = dict(find_duplicates(run.store, run.manifest, missing))
+        reused = copy_duplicates(run, places)
         return reused, frozenset(missing) - reused
 
-    reused, mine = on_all_ranks_watched(agents, reuse, "copying from other caches")
-    return reused, fetch(
-        agents, manifest, staged, sorted(mine), options.threads, transport, progress
-    )
+    reused, mine = run.on_all_agents(reuse, "copying from other caches")
+    return reused, fetch(run, sorted(mine))
 
 
-def _with_earlier_options(
-    store: Store, manifest: Manifest, options: LocalizeOptions
-) -> LocalizeOptions:
-    """Add what an earlier run was asked for, which this copy continues to have."""
-    before = read_record(store, manifest.name)
-    if before is None:
-        return options
-    return msgspec.structs.replace(
-        options,
-        link=options.link or before.linked,
-        megatron=options.megatron or before.megatron is not None,
-        tokenizer=options.tokenizer if options.tokenizer is not None else before.tokenizer,
-    )
-
-
-def _make_room(
-    agents: Communicator,
-    store: Store,
-    manifest: Manifest,
-    options: LocalizeOptions,
-    found: LocalState,
-    staged: StagedFiles,
-    held: contextlib.ExitStack,
-) -> Repair:
+def _make_room(run: Localization, found: LocalState, held: contextlib.ExitStack) -> Repair:
     """Reserve all space on all nodes before anything is changed on any. Collective."""
-    repair = on_all_ranks_watched(
-        agents, lambda: _choose_repair(store, manifest, found, held), "checking for users"
-    )
+    repair = run.on_all_agents(lambda: _choose_repair(run, found, held), "checking for users")
     try:
-        on_all_ranks_watched(
-            agents,
-            lambda: _reserve(store, manifest, options, found, staged, repair),
-            "reserving space",
-        )
+        run.on_all_agents(lambda: _reserve(run, found, repair), "reserving space")
     except DistcacheError:
-        staged.undo()
+        run.staged.undo()
         raise
-    on_all_ranks_watched(
-        agents, lambda: _withdraw(store, manifest, staged, repair), "preparing the repair"
-    )
+    run.on_all_agents(lambda: _withdraw(run, repair), "preparing the repair")
     return repair
 
 
@@ -256,14 +197,12 @@ class Repair(Enum):
     BESIDE = "it is in use: a new file replaces it by a rename"
 
 
-def _choose_repair(
-    store: Store, manifest: Manifest, found: LocalState, held: contextlib.ExitStack
-) -> Repair:
+def _choose_repair(run: Localization, found: LocalState, held: contextlib.ExitStack) -> Repair:
     """Decide how to repair the cache; if nobody uses it, lock it against new users."""
-    cache = manifest.files[CACHE]
-    if len(found.complete) == len(manifest.files):
+    cache = run.manifest.files[CACHE]
+    if len(found.complete) == len(run.manifest.files):
         return Repair.NONE
-    lock = store.use_lock(manifest.name)
+    lock = run.store.use_lock(run.manifest.name)
     descriptor = try_exclusive(lock) if lock.exists() else None
     used = lock.exists() and descriptor is None
     if descriptor is not None:
@@ -274,15 +213,9 @@ def _choose_repair(
     return Repair.BESIDE if used else Repair.IN_PLACE
 
 
-def _reserve(
-    store: Store,
-    manifest: Manifest,
-    options: LocalizeOptions,
-    found: LocalState,
-    staged: StagedFiles,
-    repair: Repair,
-) -> None:
+def _reserve(run: Localization, found: LocalState, repair: Repair) -> None:
     """Reserve the space of this node's files."""
+    store, manifest, options = run.store, run.manifest, run.options
     sweep(store)
     incomplete = [file for file in range(len(manifest.files)) if file not in found.complete]
     needed = sum(_growth(manifest, file, repair) for file in incomplete)
@@ -293,16 +226,16 @@ def _reserve(
     require_space(store.root, needed, options.reserve)
     for file in incomplete:
         if file != CACHE or repair is not Repair.IN_PLACE:
-            staged.make(file)
+            run.staged.make(file)
 
 
-def _withdraw(store: Store, manifest: Manifest, staged: StagedFiles, repair: Repair) -> None:
+def _withdraw(run: Localization, repair: Repair) -> None:
     """Mark an unused copy incomplete; while it is repaired it has no final name."""
     if repair in (Repair.UNUSED, Repair.IN_PLACE):
-        invalidate(store, manifest.name)
+        invalidate(run.store, run.manifest.name)
     if repair is Repair.IN_PLACE:
-        os.replace(manifest.files[CACHE].final, manifest.files[CACHE].part)
-        staged.make(CACHE)
+        os.replace(run.manifest.files[CACHE].final, run.manifest.files[CACHE].part)
+        run.staged.make(CACHE)
 
 
 def _growth(manifest: Manifest, file: int, repair: Repair) -> int:
@@ -312,17 +245,18 @@ def _growth(manifest: Manifest, file: int, repair: Repair) -> int:
     return max(target.size - allocated(target.final if in_place else target.part), 0)
 
 
-def _finish(manifest: Manifest, staged: StagedFiles, complete: Collection[int]) -> None:
+def _finish(run: Localization, complete: Collection[int]) -> None:
     """Sync the files that have arrived, and give them their final names."""
-    arrived = [file for file in range(len(manifest.files)) if file not in complete]
+    arrived = [file for file in range(len(run.manifest.files)) if file not in complete]
     with ThreadPoolExecutor(SYNCS) as pool:
-        list(pool.map(staged.finish, arrived))
+        list(pool.map(run.staged.finish, arrived))
     if arrived:
-        staged.sync_names()
+        run.staged.sync_names()
 
 
-def _mark_ready(store: Store, manifest: Manifest, options: LocalizeOptions) -> Ready:
+def _mark_ready(run: Localization) -> Ready:
     """Add the links and Megatron's files, then write the ready record."""
+    store, manifest, options = run.store, run.manifest, run.options
     if options.link:
         link_tokens(store, manifest)
     view = make_view(store, manifest, options.tokenizer) if options.megatron else None

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from distcache.errors import BuildInterrupted, CollectiveTimeout, CorpusError, DistcacheError
 from distcache.io.files import closing_fd, open_regular
 from distcache.io.watchdog import abandon_thread, stalled, tick
+from distcache.node.localization import Localization
 from distcache.node.manifest import Block, Manifest
 from distcache.node.staged_files import StagedFiles, differs, digest_of
 from distcache.ranks.communicator import Communicator, Pending
@@ -258,30 +259,17 @@ class _Relay:
         return 1
 
 
-def striped_broadcast(
-    agents: Communicator,
-    manifest: Manifest,
-    staged: StagedFiles,
-    needed: Sequence[int],
-    mine: frozenset[int],
-    advance: Callable[[float], None],
-) -> int:
+def striped_broadcast(run: Localization, needed: Sequence[int], mine: frozenset[int]) -> int:
     """Broadcast blocks to all nodes that need them. Collective.
 
     Parameters
     ----------
-    agents : Communicator
-        One of each node.
-    manifest : Manifest
-        The same files and blocks on all nodes.
-    staged : StagedFiles
-        Where this node's go.
+    run : Localization
+        What is copied.
     needed : sequence of int
         Blocks that any node needs, the same on all.
     mine : frozenset of int
         Those that this node needs.
-    advance : callable
-        Receives the bytes of every chunk.
 
     Returns
     -------
@@ -295,13 +283,14 @@ def striped_broadcast(
     CollectiveTimeout
         If the others do not answer.
     """
+    manifest = run.manifest
     chunks = cut_chunks(manifest.blocks, needed)
     read: list[int] = []
-    reader = _Reader(manifest, chunks[agents.rank :: agents.size], read.append)
-    writer = _Writer(manifest, staged, mine)
-    relay = _Relay(agents, chunks, reader, writer)
+    reader = _Reader(manifest, chunks[run.agents.rank :: run.agents.size], read.append)
+    writer = _Writer(manifest, run.staged, mine)
+    relay = _Relay(run.agents, chunks, reader, writer)
     try:
-        relay.run(advance)
+        relay.run(run.progress.advance)
     except (CollectiveTimeout, BuildInterrupted):
         reader.abandon()
         raise

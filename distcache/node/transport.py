@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
 from distcache.node.local_state import Duplicate
-from distcache.node.manifest import Manifest
+from distcache.node.localization import Localization
 from distcache.node.place import node_count
-from distcache.node.staged_files import StagedFiles, Unreadable, differs
+from distcache.node.staged_files import Unreadable, differs
 from distcache.node.striped_broadcast import striped_broadcast
-from distcache.progress import Progress
-from distcache.ranks.agreement import on_all_ranks, on_all_ranks_watched
-from distcache.ranks.communicator import Communicator
+from distcache.ranks.agreement import on_all_ranks
 
 __all__ = ["AT_ONCE", "choose_transport", "copy_duplicates", "fetch", "turns"]
 
@@ -33,31 +32,15 @@ def choose_transport(asked: str, agents: int) -> tuple[str, str]:
     return "copy", "a single node"
 
 
-def fetch(
-    agents: Communicator,
-    manifest: Manifest,
-    staged: StagedFiles,
-    mine: Sequence[int],
-    threads: int,
-    transport: str,
-    progress: Progress,
-) -> int:
+def fetch(run: Localization, mine: Sequence[int]) -> int:
     """Fetch the blocks that nodes need from the shared filesystem. Collective.
 
     Parameters
     ----------
-    agents : Communicator
-        One of each node.
-    manifest, staged : Manifest, StagedFiles
-        What to fetch, and where to write it.
+    run : Localization
+        What to fetch, and how.
     mine : sequence of int
         Blocks that this node needs.
-    threads : int
-        Blocks that an agent copies at a time.
-    transport : str
-        "mpi" or "copy".
-    progress : Progress
-        Receives numbers of bytes.
 
     Returns
     -------
@@ -69,38 +52,24 @@ def fetch(
     DistcacheError
         On all agents the same.
     """
-    if transport == "copy":
-        return _copy_in_turns(agents, manifest, staged, mine, threads, progress)
-    shares = agents.allgather(list(mine), list[int], "what the nodes need")
+    if run.transport == "copy":
+        return _copy_in_turns(run, mine)
+    shares = run.agents.allgather(list(mine), list[int], "what the nodes need")
     needed = sorted({number for share in shares for number in share})
-
-    def relay() -> int:
-        return striped_broadcast(
-            agents, manifest, staged, needed, frozenset(mine), progress.advance
-        )
-
-    return on_all_ranks(agents, relay, "broadcasting stripes")
-
-
-def _copy_in_turns(
-    agents: Communicator,
-    manifest: Manifest,
-    staged: StagedFiles,
-    mine: Sequence[int],
-    threads: int,
-    progress: Progress,
-) -> int:
-    """Let every node read for itself, a group of nodes at a time. Collective."""
-
-    def copy() -> int:
-        return _copy_shared(manifest, staged, mine, threads, progress.advance)
-
-    if agents.size == 1 and mine:
-        jitter(node_count(os.environ))
-    return sum(
-        on_all_ranks_watched(agents, copy if agents.rank in turn else int, "copying")
-        for turn in turns(agents.size)
+    return on_all_ranks(
+        run.agents, lambda: striped_broadcast(run, needed, frozenset(mine)), "broadcasting stripes"
     )
+
+
+def _copy_in_turns(run: Localization, mine: Sequence[int]) -> int:
+    """Let every node read for itself, a group of nodes at a time. Collective."""
+    if run.agents.size == 1 and mine:
+        jitter(node_count(os.environ))
+    read = 0
+    for turn in turns(run.agents.size):
+        own = mine if run.agents.rank in turn else ()
+        read += run.on_all_agents(partial(_copy_shared, run, own), "copying")
+    return read
 
 
 def turns(nodes: int) -> list[range]:
@@ -114,30 +83,8 @@ def jitter(nodes: int) -> None:
         time.sleep(random.uniform(0, min(LONGEST_JITTER, 0.01 * nodes)))  # noqa: S311
 
 
-def _copy_shared(
-    manifest: Manifest,
-    staged: StagedFiles,
-    numbers: Sequence[int],
-    threads: int,
-    advance: Callable[[float], None],
-) -> int:
-    """Copy blocks from the shared filesystem, and compare each with its digest.
-
-    Parameters
-    ----------
-    manifest, staged : Manifest, StagedFiles
-        What to fetch, and where to write it.
-    numbers : sequence of int
-        Of the blocks.
-    threads : int
-        Blocks that are read at a time.
-    advance : callable
-        Receives numbers of bytes.
-
-    Returns
-    -------
-    int
-        Bytes that were read.
+def _copy_shared(run: Localization, numbers: Sequence[int]) -> int:
+    """Copy blocks from the shared filesystem, and return their bytes.
 
     Raises
     ------
@@ -148,12 +95,13 @@ def _copy_shared(
     """
 
     def copy(number: int) -> int:
-        block = manifest.blocks[number]
-        if not staged.copy(block, manifest.files[block.file].shared, block.begin, advance):
-            raise differs(manifest, block)
+        block = run.manifest.blocks[number]
+        shared = run.manifest.files[block.file].shared
+        if not run.staged.copy(block, shared, block.begin, run.progress.advance):
+            raise differs(run.manifest, block)
         return block.size
 
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(run.options.threads) as pool:
         futures = [pool.submit(copy, number) for number in numbers]
         try:
             return sum(future.result() for future in futures)
@@ -162,22 +110,16 @@ def _copy_shared(
             raise
 
 
-def copy_duplicates(
-    manifest: Manifest,
-    staged: StagedFiles,
-    places: Mapping[int, Duplicate],
-    threads: int,
-    advance: Callable[[float], None],
-) -> frozenset[int]:
+def copy_duplicates(run: Localization, places: Mapping[int, Duplicate]) -> frozenset[int]:
     """Copy blocks from other caches of the store, and return those whose digest matches."""
 
     def copy(number: int) -> bool:
-        block, place = manifest.blocks[number], places[number]
+        block, place = run.manifest.blocks[number], places[number]
         try:
-            return staged.copy(block, place.path, place.begin, advance)
+            return run.staged.copy(block, place.path, place.begin, run.progress.advance)
         except Unreadable:
             return False  # it is fetched like the others
 
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(run.options.threads) as pool:
         found = zip(places, pool.map(copy, places), strict=True)
         return frozenset(number for number, right in found if right)

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
@@ -222,22 +222,15 @@ def collect(store: Store, budget: int, progress: Progress, *, dry_run: bool = Fa
         What was, or would be, removed.
     """
     with exclusive(SerialCommunicator(), store.lock, progress):
-        return _collect(store, budget, dry_run=dry_run)
+        return _Collection(store, dry_run=dry_run).run(budget)
 
 
 def make_room(store: Store, budget: int, manifest: Manifest) -> Collected:
-    """Remove what `collect` would, but nothing of one cache. The store is locked.
+    """Remove what `collect` would, but nothing of a cache that is being localized.
 
-    Parameters
-    ----------
-    store : Store
-        The store.
-    budget : int
-        Bytes that it may take.
-    manifest : Manifest
-        What is being localized.
+    The store is locked.
     """
-    return _collect(store, budget, keep=manifest)
+    return _Collection(store, manifest).run(budget)
 
 
 def bytes_of(store: Store) -> int:
@@ -245,88 +238,86 @@ def bytes_of(store: Store) -> int:
     return sum(map(tree_bytes, (store.caches, store.corpora, store.megatron)))
 
 
-def _collect(
-    store: Store, budget: int, *, dry_run: bool = False, keep: Manifest | None = None
-) -> Collected:
-    before = now = bytes_of(store)
-    kept = {record.name: _needs(record.name, record.corpora) for record in read_records(store)}
-    incoming = None if keep is None else _needs(keep.name, keep.corpora)
-    if incoming is not None:
-        kept[incoming.name] = incoming
-    gone: set[Path] = set()
-    now -= _discard(_unneeded(store, kept.values(), incoming=incoming), gone, dry_run)
-    removed, in_use = [], []
-    for held in reversed(list_store(store)):
-        name = held.record.name
-        if incoming is not None and name == incoming.name:
-            continue
-        freed = None if held.used else 0
-        if now > budget and not held.used:
-            freed = _remove(store, held, kept, gone, dry_run, incoming)
-        if freed is None:
-            in_use.append(name)
-        elif freed:
-            removed.append(name)
-            now -= freed
-    return Collected(removed, in_use, before - now, now)
+class _Collection:
+    """One collection of a locked store; nothing that belongs to `incoming` is removed."""
 
+    def __init__(
+        self, store: Store, incoming: Manifest | None = None, *, dry_run: bool = False
+    ) -> None:
+        self._store = store
+        self._dry_run = dry_run
+        self._gone: set[Path] = set()
+        # The stems of the corpora that each cache needs, by its name.
+        self._kept = {record.name: _stems(record.corpora) for record in read_records(store)}
+        self._incoming = None if incoming is None else incoming.name
+        if incoming is not None:
+            self._kept[incoming.name] = _stems(incoming.corpora)
 
-class _Needs(NamedTuple):
-    """What a cache needs of a store: its own files, and corpora."""
+    def run(self, budget: int) -> Collected:
+        """Remove what is not needed, then caches, the least recently used first."""
+        before = now = bytes_of(self._store)
+        now -= self._discard(self._unneeded())
+        removed, in_use = [], []
+        for held in reversed(list_store(self._store)):
+            name = held.record.name
+            if name == self._incoming:
+                continue
+            freed = None if held.used else 0
+            if now > budget and not held.used:
+                freed = self._remove(name)
+            if freed is None:
+                in_use.append(name)
+            elif freed:
+                removed.append(name)
+                now -= freed
+        return Collected(removed, in_use, before - now, now)
 
-    name: str
-    stems: frozenset[str]
+    def _remove(self, name: str) -> int | None:
+        """Remove a cache and the corpora that only it needs; return the bytes, None if in use."""
+        descriptor = try_exclusive(self._store.use_lock(name))
+        if descriptor is None:
+            return None
+        with closing_fd(descriptor):
+            del self._kept[name]
+            return self._discard([self._store.ready(name), *self._unneeded(name)])  # record first
 
+    def _unneeded(self, removed: str = "") -> Iterator[Path]:
+        """Yield the store's files that no kept cache needs, also those of a removed one.
 
-def _needs(name: str, corpora: Iterable[LocalCorpus]) -> _Needs:
-    return _Needs(name, frozenset(corpus.stem for corpus in corpora))
+        Unfinished files stay only if they are of the incoming cache.
+        """
+        store, incoming = self._store, self._incoming
+        unfinished = set() if incoming is None else {incoming, *self._kept[incoming]}
+        # A copy without a record may be in use, and its corpora are unknown.
+        used = {lock.stem for lock in store.caches.glob("*.lock") if is_used(lock)}
+        used -= {*self._kept, removed}
+        names, stems = used.union(self._kept), set().union(*self._kept.values())
+        places = [(store.caches, CACHES, names), (store.megatron, VIEWS, names)]
+        places += [] if used else [(store.corpora, CORPORA, stems)]
+        for directory, pattern, needed in places:
+            for path in directory.iterdir() if directory.is_dir() else ():
+                found = pattern.fullmatch(path.name)
+                if found and found.group(1) not in needed and found.group(2) not in unfinished:
+                    yield from _with_content(path)
 
-
-def _remove(
-    store: Store,
-    held: Held,
-    kept: dict[str, _Needs],
-    gone: set[Path],
-    dry_run: bool,
-    incoming: _Needs | None,
-) -> int | None:
-    """Remove a cache and the corpora that only it needs; return the bytes, None if in use."""
-    name = held.record.name
-    descriptor = try_exclusive(store.use_lock(name))
-    if descriptor is None:
-        return None
-    with closing_fd(descriptor):
-        others = [needs for needs in kept.values() if needs.name != name]
-        needless = [
-            store.ready(name),
-            *_unneeded(store, others, name, incoming),
-        ]  # the record first
-        freed = _discard(needless, gone, dry_run)
-        del kept[name]
+    def _discard(self, paths: Iterable[Path]) -> int:
+        """Remove files, links and emptied directories; return the bytes. Each path counts once."""
+        freed = 0
+        for path in list(paths):
+            if path in self._gone:
+                continue
+            self._gone.add(path)
+            nbytes = allocated(path)
+            with contextlib.suppress(OSError):
+                if not self._dry_run:
+                    is_directory = stat.S_ISDIR(os.lstat(path).st_mode)
+                    (path.rmdir if is_directory else path.unlink)()
+                freed += nbytes
         return freed
 
 
-def _unneeded(
-    store: Store, kept: Iterable[_Needs], removed: str = "", incoming: _Needs | None = None
-) -> Iterator[Path]:
-    """Yield the store's files that no kept cache needs, also those of a cache to be removed.
-
-    Unfinished files stay only if they are of the incoming cache.
-    """
-    unfinished = {incoming.name, *incoming.stems} if incoming is not None else set()
-    kept = list(kept)
-    names = {needs.name for needs in kept}
-    stems = {stem for needs in kept for stem in needs.stems}
-    # A copy without a record may be in use, and its corpora are unknown.
-    used = {lock.stem for lock in store.caches.glob("*.lock") if is_used(lock)}
-    used -= names | {removed}
-    places = [(store.caches, CACHES, names | used), (store.megatron, VIEWS, names | used)]
-    places += [] if used else [(store.corpora, CORPORA, stems)]
-    for directory, pattern, needed in places:
-        for path in directory.iterdir() if directory.is_dir() else ():
-            found = pattern.fullmatch(path.name)
-            if found and found.group(1) not in needed and found.group(2) not in unfinished:
-                yield from _with_content(path)
+def _stems(corpora: Iterable[LocalCorpus]) -> frozenset[str]:
+    return frozenset(corpus.stem for corpus in corpora)
 
 
 def _with_content(path: Path) -> Iterator[Path]:
@@ -334,19 +325,3 @@ def _with_content(path: Path) -> Iterator[Path]:
     if path.is_dir() and not path.is_symlink():
         yield from (entry for entry in path.iterdir() if VIEW_FILES.fullmatch(entry.name))
     yield path
-
-
-def _discard(paths: Iterable[Path], gone: set[Path], dry_run: bool) -> int:
-    """Remove files, links and emptied directories; return the bytes. Each path counts once."""
-    freed = 0
-    for path in list(paths):
-        if path in gone:
-            continue
-        gone.add(path)
-        nbytes = allocated(path)
-        with contextlib.suppress(OSError):
-            if not dry_run:
-                is_directory = stat.S_ISDIR(os.lstat(path).st_mode)
-                (path.rmdir if is_directory else path.unlink)()
-            freed += nbytes
-    return freed

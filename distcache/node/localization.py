@@ -1,0 +1,61 @@
+"""What all steps of one localization share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from distcache.node.manifest import Manifest
+from distcache.node.records import LocalizeOptions
+from distcache.node.staged_files import StagedFiles
+from distcache.node.store import Store
+from distcache.progress import Progress
+from distcache.ranks.agreement import on_all_ranks_watched
+from distcache.ranks.communicator import Communicator
+
+__all__ = ["Localization"]
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Localization:
+    """The localization of one cache, on one of its agents.
+
+    Attributes
+    ----------
+    agents : Communicator
+        One of each node.
+    store : Store
+        This node's, locked.
+    manifest : Manifest
+        The same files and blocks on all nodes.
+    options : LocalizeOptions
+        How.
+    transport : str
+        "mpi" or "copy".
+    progress : Progress
+        Receives the progress of this agent.
+    staged : StagedFiles
+        The unfinished files on this node.
+    """
+
+    agents: Communicator
+    store: Store
+    manifest: Manifest
+    options: LocalizeOptions
+    transport: str
+    progress: Progress
+    staged: StagedFiles = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "staged", StagedFiles(self.manifest))
+
+    def on_all_agents(self, action: Callable[[], Result], what: str) -> Result:
+        """Run an action on local files as `on_all_ranks_watched` does. Collective."""
+        return on_all_ranks_watched(self.agents, action, what)
+
+    def size_of(self, blocks: Iterable[int]) -> int:
+        """Return the bytes of some blocks."""
+        return sum(self.manifest.blocks[number].size for number in blocks)
