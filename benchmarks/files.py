@@ -22,8 +22,9 @@ import numpy as np
 from corpora import generate
 from machine import machine
 
-from distcache.builder.data_file import DataFile, write_in_chunks
+from distcache.builder.arrays import write_in_chunks
 from distcache.corpus.examine import require_sound
+from distcache.io.shared_file import SharedFile
 from distcache.plan.layout import ArrayPlace
 from distcache.ranks.communicator import SerialCommunicator
 
@@ -52,7 +53,7 @@ def write(path: Path, values: np.ndarray) -> float:
     place = ArrayPlace("array", values.dtype.str, values.shape, 0, values.nbytes)
 
     def act() -> None:
-        with DataFile(str(path)) as file:
+        with SharedFile(str(path)) as file:
             write_in_chunks(file, place, values)
             file.sync()
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Self
+
 __all__ = [
     "BuildInterrupted",
     "CacheCorrupt",
@@ -39,6 +42,12 @@ class DistcacheError(Exception):
     def __init__(self, *problems: str) -> None:
         super().__init__(*problems)
         self.problems = problems
+
+    def of_all_ranks(self, failed: Iterable[int] = ()) -> Self:
+        """Mark this as an error that all ranks raise, and which of them had it; return it."""
+        self.is_collective = True
+        self.failed_ranks = tuple(failed)
+        return self
 
     def __str__(self) -> str:
         return "\n".join(self.problems)

@@ -9,9 +9,10 @@ from typing import Final
 import numpy as np
 import xxhash
 
-from distcache.builder.data_file import ArrayWriter, DataFile
+from distcache.builder.arrays import ArrayWriter
 from distcache.builder.job import Job
 from distcache.builder.section_slice import joined_digests
+from distcache.io.shared_file import SharedFile
 from distcache.kernels import Blender
 from distcache.partition import slice_bounds
 from distcache.plan.blend_counts import estimate_counts
@@ -38,7 +39,9 @@ def new_blender(blend: BlendPlan) -> Blender:
     return Blender.by_weight(np.array(blend.weights, np.float64))
 
 
-def build_blend(blend: BlendPlan, places: dict[str, ArrayPlace], file: DataFile) -> dict[str, str]:
+def build_blend(
+    blend: BlendPlan, places: dict[str, ArrayPlace], file: SharedFile
+) -> dict[str, str]:
     """Build and write a blend.
 
     Parameters
@@ -47,7 +50,7 @@ def build_blend(blend: BlendPlan, places: dict[str, ArrayPlace], file: DataFile)
         What to build.
     places : dict of str to ArrayPlace
         Where to write each array.
-    file : DataFile
+    file : SharedFile
         The unfinished cache.
 
     Returns
@@ -60,7 +63,7 @@ def build_blend(blend: BlendPlan, places: dict[str, ArrayPlace], file: DataFile)
 
 
 def write_steps(
-    blender: Blender, steps: range, places: dict[str, ArrayPlace], file: DataFile
+    blender: Blender, steps: range, places: dict[str, ArrayPlace], file: SharedFile
 ) -> BlendWriters:
     """Take steps of a blend and write them.
 
@@ -72,7 +75,7 @@ def write_steps(
         Whose first is at the start of a leaf in both arrays.
     places : dict of str to ArrayPlace
         Where each array lies.
-    file : DataFile
+    file : SharedFile
         The unfinished cache.
 
     Returns
@@ -103,11 +106,11 @@ class SplitBlend:
         The build.
     item : int
         Which blend.
-    file : DataFile
+    file : SharedFile
         The unfinished cache.
     """
 
-    def __init__(self, job: Job, item: int, file: DataFile) -> None:
+    def __init__(self, job: Job, item: int, file: SharedFile) -> None:
         self._communicator = job.communicator
         self._blend = job.plan.blends[item - len(job.plan.sections)]
         self._places = job.places(item)

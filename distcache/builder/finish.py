@@ -11,7 +11,6 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from distcache.builder.data_file import DataFile
 from distcache.builder.job import Job
 from distcache.cache import open_cache
 from distcache.cache.digests import blocks_in
@@ -27,6 +26,7 @@ from distcache.cache.format import (
     Header,
     TablePlace,
 )
+from distcache.io.shared_file import SharedFile
 from distcache.plan.config import canonical_json
 from distcache.plan.layout import PAGE, ArrayPlace, Layout, align
 from distcache.plan.model import Plan
@@ -49,7 +49,7 @@ def lay_out(job: Job, scratch: str) -> None:
     from distcache.cache.skeleton import front_bytes  # noqa: PLC0415  h5py is rank 0's alone
 
     front = front_bytes(scratch, job.layout.data_begin, dataset_places(job.plan, job.layout))
-    with DataFile(job.data) as file:
+    with SharedFile(job.data) as file:
         file.write(0, front)
         for begin, end in _gaps(job.layout):
             file.write(begin, bytes(end - begin))
@@ -77,7 +77,7 @@ def finish(job: Job, blocks: Sequence[int]) -> None:
         tables_digest=xxhash.xxh3_128_digest(content),
         tables=places,
     )
-    with DataFile(job.data) as file:
+    with SharedFile(job.data) as file:
         file.write(begin, content)
         file.write(0, header.pack())
         file.truncate(header.file_size)

@@ -6,10 +6,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
-from distcache.builder.data_file import DataFile, read_digest
+from distcache.builder.arrays import read_digest
 from distcache.builder.job import Digests, Job, Record
 from distcache.cache.digests import block_digest, block_range, blocks_in
 from distcache.errors import DistcacheError
+from distcache.io.shared_file import SharedFile
 from distcache.io.threads import map_in_threads
 from distcache.partition import balance
 from distcache.ranks.agreement import on_all_ranks
@@ -55,22 +56,20 @@ def require_written(job: Job, digests: Digests) -> None:
         again = {item: digests[item] for item in lost}
         lost = again.keys() - _compare(job, again, "reading back once more")
     if lost:
-        error = DistcacheError(
+        raise DistcacheError(
             *(
                 f"{job.data}: {job.describe(item)} differs after read-back; the filesystem "
                 "does not keep what is written to it. Run again to rebuild that part"
                 for item in sorted(lost)
             )
-        )
-        error.is_collective = True  # all ranks have compared all findings
-        raise error
+        ).of_all_ranks()  # all ranks have compared all findings
 
 
 def digest_blocks(job: Job) -> list[int]:
     """Return the digest of every block of the file, in order. Collective."""
     tables_begin = job.layout.tables_begin
 
-    def digest(block: int, file: DataFile) -> int:
+    def digest(block: int, file: SharedFile) -> int:
         return block_digest(file.descriptor, block, tables_begin)
 
     blocks = range(blocks_in(tables_begin))
@@ -88,7 +87,7 @@ def _compare(job: Job, digests: Digests, what: str) -> set[int]:
     """Return the items whose arrays in the file have the given digests. Collective."""
     arrays = [(item, place) for item in sorted(digests) for place in job.places(item).values()]
 
-    def is_equal(index: int, file: DataFile) -> bool:
+    def is_equal(index: int, file: SharedFile) -> bool:
         item, place = arrays[index]
         return read_digest(file, place) == digests[item][place.name]
 
@@ -100,7 +99,7 @@ def _compare(job: Job, digests: Digests, what: str) -> set[int]:
 def _share(
     job: Job,
     costs: Sequence[int],
-    action: Callable[[int, DataFile], Found],
+    action: Callable[[int, SharedFile], Found],
     kind: type[Found],
     what: str,
 ) -> dict[int, Found]:
@@ -110,7 +109,7 @@ def _share(
 
     def run() -> dict[int, Found]:
         # Opened anew: a filesystem with close-to-open consistency shows here what others wrote.
-        with DataFile(job.data) as file:
+        with SharedFile(job.data) as file:
             results = map_in_threads(lambda task: action(task, file), share, job.threads)
             return dict(zip(share, results, strict=True))
 

@@ -157,12 +157,10 @@ def _require_key(plan: Plan, options: BuildOptions) -> None:
     """Refuse a plan whose key is not the required one; all ranks have the same plan."""
     wanted = options.required_key
     if wanted not in (None, plan.key):
-        error = KeyMismatch(
+        raise KeyMismatch(
             f"the configuration or a corpus has changed: the key is {plan.key} now, but "
             f"--require-key asks for {wanted}. Submit again, or build without --require-key"
-        )
-        error.is_collective = True
-        raise error
+        ).of_all_ranks()
 
 
 def _run(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.builder.data_file import DataFile, write_in_chunks
+from distcache.builder.arrays import write_in_chunks
 from distcache.builder.entries import (
     Entries,
     EntryMemory,
@@ -29,6 +29,7 @@ from distcache.builder.entries import (
 from distcache.builder.job import Job
 from distcache.builder.section_slice import SectionSlice, joined_digests
 from distcache.builder.slices import overlaps, windows
+from distcache.io.shared_file import SharedFile
 from distcache.kernels import Mt19937
 from distcache.partition import slice_bounds
 from distcache.plan.assignment import SplitUnit
@@ -49,11 +50,11 @@ class SplitSection:
         The build.
     roles : SplitUnit
         Which section, and which ranks shuffle it.
-    file : DataFile
+    file : SharedFile
         The unfinished cache.
     """
 
-    def __init__(self, job: Job, roles: SplitUnit, file: DataFile) -> None:
+    def __init__(self, job: Job, roles: SplitUnit, file: SharedFile) -> None:
         (item,) = job.layout.units[roles.unit].items
         self._communicator = job.communicator
         self._roles = roles

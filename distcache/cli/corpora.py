@@ -169,9 +169,7 @@ def check_command(
             _show_findings(sound, faults)
     if faults:
         unsound = len({fault.prefix for fault in faults})
-        error = CorpusError(f"{unsound} of {len(unique)} corpora are unsound")
-        error.is_collective = True
-        raise error
+        raise CorpusError(f"{unsound} of {len(unique)} corpora are unsound").of_all_ranks()
 
 
 def _audit(

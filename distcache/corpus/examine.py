@@ -130,9 +130,7 @@ def require_sound(
     """
     facts, faults = examine(communicator, prefixes, threads)
     if faults:
-        error = CorpusError(*map(str, faults))
-        error.is_collective = True  # all ranks have all faults
-        raise error
+        raise CorpusError(*map(str, faults)).of_all_ranks()  # all ranks have all faults
     return facts
 
 

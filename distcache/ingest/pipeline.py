@@ -187,9 +187,9 @@ def _make(
 
 def _require_documents(records: Sequence[TaskRecord]) -> None:
     if not any(piece.documents for record in records for piece in record.pieces):
-        error = CorpusError("no input has a document with a token: there is nothing to write")
-        error.is_collective = True  # all ranks have all records
-        raise error
+        raise CorpusError(
+            "no input has a document with a token: there is nothing to write"
+        ).of_all_ranks()  # all ranks have all records
 
 
 def _outcome(
@@ -396,9 +396,9 @@ def _require_same(communicator: Communicator, origin: Origin) -> None:
     ]
     if different:
         first = f"rank 0: {everyone[0].tokenizer}, versions {everyone[0].versions}"
-        error = ConfigError("ranks have different tokenizers or libraries", first, *different)
-        error.is_collective = True  # all ranks have all of them
-        raise error
+        raise ConfigError(
+            "ranks have different tokenizers or libraries", first, *different
+        ).of_all_ranks()  # all ranks have all of them
 
 
 def resume_together(

@@ -149,9 +149,7 @@ def _require_valid(work: Work, task: int, report: _Report, locator: Locator) -> 
     for piece, facts in zip(work.tasks[task], report.pieces, strict=False):
         wrong = locator.skipped(piece, facts)
         if wrong and work.fail:
-            error = CorpusError(str(wrong[0]))
-            error.is_collective = True  # all ranks have all reports
-            raise error
+            raise CorpusError(str(wrong[0])).of_all_ranks()  # all ranks have all reports
 
 
 def _place(

@@ -17,8 +17,8 @@ from distcache.errors import DistcacheError
 from distcache.ingest.output import Output
 from distcache.ingest.part import BLOCK, Part, digest_of
 from distcache.ingest.pieces import Counts, Segment, TaskRecord, reader_of
-from distcache.io.files import closing_fd, no_space_as_error, read_range, write_range
-from distcache.io.threads import Flusher
+from distcache.io.files import closing_fd, no_space_as_error, read_range
+from distcache.io.shared_file import SharedFile
 from distcache.partition import slice_bounds
 from distcache.progress import Progress
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
@@ -48,21 +48,20 @@ class TokenStore:
     def __init__(self, output: Output, dtype: np.dtype[Any]) -> None:
         self.output = output
         self.dtype = dtype
-        self._open: dict[str, _File] = {}
+        self._open: dict[str, SharedFile] = {}
 
-    def _file(self, shard: int, name: str) -> _File:
+    def _file(self, shard: int, name: str) -> SharedFile:
         path = self.output.part(shard, name)
         file = self._open.pop(path, None)
         if file is None:
             if len(self._open) >= MOST_OPEN:
                 self._settle(next(iter(self._open)))
-            file = _File(path)
+            file = SharedFile(path, make=True, shown=self.output.prefix)
         self._open[path] = file  # most recently used last
         return file
 
     def _settle(self, path: str) -> None:
-        with no_space_as_error(path):
-            self._open[path].flusher.sync()
+        self._open[path].sync()
         self._open.pop(path).close()
 
     def close(self) -> None:
@@ -80,19 +79,17 @@ class TokenStore:
 
     def cut(self, shard: int, nbytes: int) -> None:
         """Truncate the tokens of a corpus."""
-        os.ftruncate(self._file(shard, TOKENS).descriptor, nbytes)
+        self._file(shard, TOKENS).truncate(nbytes)
 
     def write(self, part: Part, segments: list[Segment]) -> None:
         """Write the documents of a task at their places."""
-        with no_space_as_error(self.output.prefix):
-            self._write_tokens(part, segments)
-            for name, values in ((LENGTHS, part.lengths), (COUNTS, part.counts)):
-                begin = 0
-                for segment in segments:
-                    first, size = _extent(segment, name)
-                    some = values[begin : begin + size]
-                    self._file(segment.shard, name).write(4 * first, some)
-                    begin += size
+        self._write_tokens(part, segments)
+        for name, values in ((LENGTHS, part.lengths), (COUNTS, part.counts)):
+            begin = 0
+            for segment in segments:
+                first, size = _extent(segment, name)
+                self._file(segment.shard, name).write(4 * first, values[begin : begin + size])
+                begin += size
 
     def _write_tokens(self, part: Part, segments: list[Segment]) -> None:
         item = self.dtype.itemsize
@@ -162,23 +159,6 @@ def _extent(segment: Segment, name: str) -> tuple[int, int]:
     return segment.first.documents, segment.size.documents
 
 
-class _File:
-    """An open file of an unfinished corpus."""
-
-    def __init__(self, path: str) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        self.descriptor = os.open(path, flags, 0o644)
-        self.flusher = Flusher(self.descriptor)
-
-    def write(self, offset: int, data: NDArray[Any]) -> None:
-        write_range(self.descriptor, offset, data)
-        self.flusher.written(data.nbytes)
-
-    def close(self) -> None:
-        self.flusher.close()
-        os.close(self.descriptor)
-
-
 def count_intact(
     communicator: Communicator,
     store: TokenStore,
@@ -239,12 +219,10 @@ def make_corpora(
     output = store.output
     progress.phase("reading back")
     if count_intact(communicator, store, records, owners) < len(records):
-        error = DistcacheError(
+        raise DistcacheError(
             f"{output.directory}: reads back different from what was written; run again, which "
             "resumes with what is intact"
-        )
-        error.is_collective = True
-        raise error
+        ).of_all_ranks()
     progress.phase("writing the index")
     segments = [segment for record in records for segment in record.segments]
     ends = _ends(segments)

@@ -234,12 +234,10 @@ def _require_separate(agents: Communicator, store: Store) -> None:
         with contextlib.suppress(OSError):  # `sweep` removes it then
             probe.unlink()
     if any(seen):
-        error = ConfigError(
+        raise ConfigError(
             f"{store.root}: is one directory for several nodes; name one on the nodes' own disks "
             "with --to"
-        )
-        error.is_collective = True
-        raise error
+        ).of_all_ranks()
 
 
 def _fulfils(record: Ready | None, options: LocalizeOptions) -> bool:

@@ -115,14 +115,11 @@ def exclusive(
                 noted = clock()
             late = agents.allgather(clock() - begin > limits().store_lock, bool, "patience")
             if any(late):
-                error = DistcacheError(
+                raise DistcacheError(
                     f"{path}: another process has held this lock for "
                     f"{limits().store_lock:.0f} s; see who "
                     f"it is with `fuser {path}`"
-                )
-                error.is_collective = True
-                error.failed_ranks = tuple(rank for rank, has in enumerate(locks) if not has)
-                raise error
+                ).of_all_ranks(rank for rank, has in enumerate(locks) if not has)
             pause = random.uniform(POLL / 2, 2 * POLL)  # noqa: S311
             time.sleep(agents.broadcast(pause, float, "a pause"))
         yield waited

@@ -100,9 +100,7 @@ def on_all_ranks(communicator: Communicator, action: Callable[[], Result], what:
     failures = [entry for entry in found if entry is not None]
     if failures:
         raised = error_from_exit_code(failures[0].exit_code, *_sentences(failures))
-        raised.is_collective = True
-        raised.failed_ranks = tuple(entry.rank for entry in failures)
-        raise raised from cause
+        raise raised.of_all_ranks(entry.rank for entry in failures) from cause
     return result
 
 

@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from distcache.builder.data_file import DataFile
 from distcache.cli.main import main
+from distcache.io.shared_file import SharedFile
 from distcache.progress import Stopwatch
 from distcache.ranks.connect import connected
 
@@ -68,7 +68,7 @@ def phase(self: Stopwatch, name: str, total: float = 0, original: Any = Stopwatc
         strike()
 
 
-def write(self: DataFile, offset: int, data: Any, original: Any = DataFile.write) -> None:
+def write(self: SharedFile, offset: int, data: Any, original: Any = SharedFile.write) -> None:
     """Strike before the N-th write."""
     write.count += 1  # type: ignore[attr-defined]
     if f"write:{write.count}" == PLACE:  # type: ignore[attr-defined]
@@ -76,7 +76,7 @@ def write(self: DataFile, offset: int, data: Any, original: Any = DataFile.write
     original(self, offset, data)
 
 
-def sync(self: DataFile, original: Any = DataFile.sync) -> None:
+def sync(self: SharedFile, original: Any = SharedFile.sync) -> None:
     """Strike before the N-th sync."""
     sync.count += 1  # type: ignore[attr-defined]
     if f"sync:{sync.count}" == PLACE:  # type: ignore[attr-defined]
@@ -108,7 +108,7 @@ if "ingest" in WORDS:
 sync.count = 0  # type: ignore[attr-defined]
 write.count = 0  # type: ignore[attr-defined]
 Stopwatch.phase = phase  # type: ignore[method-assign]
-DataFile.sync = sync  # type: ignore[method-assign]
-DataFile.write = write  # type: ignore[method-assign]
+SharedFile.sync = sync  # type: ignore[method-assign]
+SharedFile.write = write  # type: ignore[method-assign]
 sys.argv = ["distcache", *WORDS]
 main()

@@ -46,9 +46,11 @@ def noting(monkeypatch: pytest.MonkeyPatch, name: str, found: dict[str, bool]) -
     monkeypatch.setattr(Workspace, name, called)
 
 
-def test_a_build(
+@pytest.mark.parametrize("command", ["build", "ingest", "merge"])
+def test_a_job(
+    command: str,
     blend_config: dict[str, Any],
-    shared: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     scale_time: Callable[[float], None],
 ) -> None:
@@ -57,23 +59,9 @@ def test_a_build(
     found: dict[str, bool] = {}
     noting(monkeypatch, "prepare", found)
     noting(monkeypatch, "publish", found)
-    build_here(blend_config, shared, "c")
-    assert found == {"prepare": True, "publish": True}
-
-
-@pytest.mark.parametrize("command", ["ingest", "merge"])
-def test_corpora(
-    command: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    scale_time: Callable[[float], None],
-) -> None:
-    """Beat while what an earlier run left is removed, and until they are published."""
-    scale_time(0.05)
-    found: dict[str, bool] = {}
-    noting(monkeypatch, "prepare", found)
-    noting(monkeypatch, "publish", found)
-    if command == "ingest":
+    if command == "build":
+        build_here(blend_config, tmp_path, "c")
+    elif command == "ingest":
         path = write_shard(tmp_path / "a.parquet", [[1, 2, 3], [4]])
         ingest(SerialCommunicator(), [str(path)], str(tmp_path / "out"), TokenOptions())
     else:

@@ -1,0 +1,71 @@
+"""Write arrays to the unfinished cache, at the places of the layout, and digest them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.cache.digests import array_digest, leaves_of, read_pieces
+from distcache.cache.format import LEAF_SIZE
+from distcache.io.shared_file import SharedFile
+from distcache.plan.costs import CHUNK_BYTES
+from distcache.plan.layout import ArrayPlace
+
+__all__ = ["ArrayWriter", "read_digest", "write_in_chunks"]
+
+
+class ArrayWriter:
+    """Writes an array, or a slice of one, piece by piece, and keeps its leaf digests.
+
+    Parameters
+    ----------
+    file : SharedFile
+        Where to write.
+    place : ArrayPlace
+        Of the array.
+    begin : int
+        Where in the array the slice starts, in bytes; a multiple of `LEAF_SIZE`.
+    """
+
+    def __init__(self, file: SharedFile, place: ArrayPlace, begin: int = 0) -> None:
+        self._file = file
+        self._place = place
+        self._next = begin
+        self._leaves: list[NDArray[np.uint64]] = []
+
+    def append(self, piece: NDArray[Any]) -> None:
+        """Write the next piece; all but the last are multiples of `LEAF_SIZE` bytes."""
+        if not piece.size:
+            return
+        assert self._next % LEAF_SIZE == 0, "only the last piece may end within a leaf"
+        flat = piece.reshape(-1).view(np.uint8)
+        self._file.write(self._place.offset + self._next, flat)
+        self._leaves.append(leaves_of(flat))
+        self._next += flat.size
+
+    def leaves(self) -> NDArray[np.uint64]:
+        """Return the leaf digests of what was written."""
+        return np.concatenate([np.empty(0, np.uint64), *self._leaves])
+
+    def finish(self) -> str:
+        """Return the digest of the whole array."""
+        assert self._next == self._place.nbytes, f"{self._place.name} is not written whole"
+        return array_digest(self.leaves())
+
+
+def write_in_chunks(file: SharedFile, place: ArrayPlace, array: NDArray[Any]) -> ArrayWriter:
+    """Write a whole one-dimensional array, and return the writer, which has its digests."""
+    writer = ArrayWriter(file, place)
+    step = CHUNK_BYTES // array.itemsize
+    for begin in range(0, len(array), step):
+        writer.append(array[begin : begin + step])
+    return writer
+
+
+def read_digest(file: SharedFile, place: ArrayPlace) -> str:
+    """Return the digest of an array as it stands in the file."""
+    pieces = read_pieces(file.descriptor, place.offset, place.offset + place.nbytes)
+    leaves = [leaves_of(piece) for piece in pieces]
+    return array_digest(np.concatenate([*leaves, np.empty(0, np.uint64)]))
