@@ -237,7 +237,7 @@ class Workspace:
         They are complete and read-only, whatever their other name is now.
         """
         for path in self.path.iterdir():
-            if is_plain_file(path) and path.lstat().st_nlink > 1:
+            if path.name not in GUARDS and is_plain_file(path) and path.lstat().st_nlink > 1:
                 path.unlink()
 
     def _clear(self) -> None:

@@ -12,6 +12,7 @@ from distcache.errors import DistcacheError
 from distcache.io.files import temporary_name
 from distcache.progress import NullProgress
 from distcache.staging.claim import claim
+from distcache.staging.heartbeat import BEATS
 from distcache.staging.owner import OWNER
 from distcache.staging.workspace import Lock, Workspace, sweep
 
@@ -190,3 +191,23 @@ def test_what_was_published_is_not_written_again(tmp_path: Path) -> None:
     workspace.prepare("one")
     assert not (workspace.path / "data").exists()
     assert (tmp_path / "renamed-since").read_bytes() == b"x"
+
+
+def test_a_heartbeat_while_an_earlier_run_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its file is renamed by another thread, at any time."""
+    workspace = claimed(tmp_path / ".c.ingest")
+    workspace.prepare("stamp")
+    beat = workspace.path / BEATS[1]
+    beat.touch()
+
+    def look(path: Path) -> bool:
+        found = path.is_file()
+        if path == beat:
+            beat.rename(workspace.path / BEATS[0])
+        return found
+
+    monkeypatch.setattr("distcache.staging.workspace.is_plain_file", look)
+    workspace.prepare("stamp")
+    assert beat.exists()
