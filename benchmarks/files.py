@@ -24,7 +24,7 @@ from machine import machine
 
 from distcache.builder.arrays import write_in_chunks
 from distcache.corpus.examine import require_sound
-from distcache.io.shared_file import SharedFile
+from distcache.io.unfinished_file import UnfinishedFile
 from distcache.plan.layout import ArrayPlace
 from distcache.ranks.communicator import SerialCommunicator
 
@@ -53,7 +53,7 @@ def write(path: Path, values: np.ndarray) -> float:
     place = ArrayPlace("array", values.dtype.str, values.shape, 0, values.nbytes)
 
     def act() -> None:
-        with SharedFile(str(path)) as file:
+        with UnfinishedFile(str(path)) as file:
             write_in_chunks(file, place, values)
             file.sync()
 

@@ -38,7 +38,8 @@ class TimeLimits(msgspec.Struct, frozen=True):
     abandoned : float
         Without a heartbeat, after which another job builds in a private workspace.
     leftover : float
-        Without a heartbeat, after which a private workspace is removed.
+        Without a heartbeat, after which a private workspace is removed; for what a killed export
+        has left, since it was written.
     store_lock : float
         For the lock of a node's store.
     slurm : float

@@ -11,7 +11,7 @@ from distcache.builder.arrays import write_in_chunks
 from distcache.cache import Cache, open_cache
 from distcache.cache.format import ARRAY_NAMES
 from distcache.errors import CacheCorrupt
-from distcache.io.shared_file import SharedFile
+from distcache.io.unfinished_file import UnfinishedFile
 from distcache.plan.layout import ArrayPlace
 from distcache.plan.model import Plan
 
@@ -59,7 +59,7 @@ def find_adoptable(plan: Plan, paths: Sequence[Path]) -> dict[int, Adoptable]:
 def adopt(
     found: Adoptable,
     places: Mapping[str, ArrayPlace],
-    file: SharedFile,
+    file: UnfinishedFile,
     opened: Callable[[str], Cache],
 ) -> dict[str, str]:
     """Copy the arrays of an item, and verify their digests.
@@ -70,7 +70,7 @@ def adopt(
         From `find_adoptable`.
     places : mapping of str to ArrayPlace
         Where to write each array.
-    file : SharedFile
+    file : UnfinishedFile
         The unfinished cache.
     opened : callable
         Opens a cache, or returns the open one.

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from distcache.cache.digests import array_digest, leaves_of, read_pieces
 from distcache.cache.format import LEAF_SIZE
-from distcache.io.shared_file import SharedFile
+from distcache.io.unfinished_file import UnfinishedFile
 from distcache.plan.costs import CHUNK_BYTES
 from distcache.plan.layout import ArrayPlace
 
@@ -21,7 +21,7 @@ class ArrayWriter:
 
     Parameters
     ----------
-    file : SharedFile
+    file : UnfinishedFile
         Where to write.
     place : ArrayPlace
         Of the array.
@@ -29,7 +29,7 @@ class ArrayWriter:
         Where in the array the slice starts, in bytes; a multiple of `LEAF_SIZE`.
     """
 
-    def __init__(self, file: SharedFile, place: ArrayPlace, begin: int = 0) -> None:
+    def __init__(self, file: UnfinishedFile, place: ArrayPlace, begin: int = 0) -> None:
         self._file = file
         self._place = place
         self._next = begin
@@ -55,7 +55,7 @@ class ArrayWriter:
         return array_digest(self.leaves())
 
 
-def write_in_chunks(file: SharedFile, place: ArrayPlace, array: NDArray[Any]) -> ArrayWriter:
+def write_in_chunks(file: UnfinishedFile, place: ArrayPlace, array: NDArray[Any]) -> ArrayWriter:
     """Write a whole one-dimensional array, and return the writer, which has its digests."""
     writer = ArrayWriter(file, place)
     step = CHUNK_BYTES // array.itemsize
@@ -64,7 +64,7 @@ def write_in_chunks(file: SharedFile, place: ArrayPlace, array: NDArray[Any]) ->
     return writer
 
 
-def read_digest(file: SharedFile, place: ArrayPlace) -> str:
+def read_digest(file: UnfinishedFile, place: ArrayPlace) -> str:
     """Return the digest of an array as it stands in the file."""
     pieces = read_pieces(file.descriptor, place.offset, place.offset + place.nbytes)
     leaves = [leaves_of(piece) for piece in pieces]

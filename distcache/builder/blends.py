@@ -12,7 +12,7 @@ import xxhash
 from distcache.builder.arrays import ArrayWriter
 from distcache.builder.job import Job
 from distcache.builder.section_slice import joined_digests
-from distcache.io.shared_file import SharedFile
+from distcache.io.unfinished_file import UnfinishedFile
 from distcache.kernels import Blender
 from distcache.partition import slice_bounds
 from distcache.plan.blend_counts import estimate_counts
@@ -40,7 +40,7 @@ def new_blender(blend: BlendPlan) -> Blender:
 
 
 def build_blend(
-    blend: BlendPlan, places: dict[str, ArrayPlace], file: SharedFile
+    blend: BlendPlan, places: dict[str, ArrayPlace], file: UnfinishedFile
 ) -> dict[str, str]:
     """Build and write a blend.
 
@@ -50,7 +50,7 @@ def build_blend(
         What to build.
     places : dict of str to ArrayPlace
         Where to write each array.
-    file : SharedFile
+    file : UnfinishedFile
         The unfinished cache.
 
     Returns
@@ -63,7 +63,7 @@ def build_blend(
 
 
 def write_steps(
-    blender: Blender, steps: range, places: dict[str, ArrayPlace], file: SharedFile
+    blender: Blender, steps: range, places: dict[str, ArrayPlace], file: UnfinishedFile
 ) -> BlendWriters:
     """Take steps of a blend and write them.
 
@@ -75,7 +75,7 @@ def write_steps(
         Whose first is at the start of a leaf in both arrays.
     places : dict of str to ArrayPlace
         Where each array lies.
-    file : SharedFile
+    file : UnfinishedFile
         The unfinished cache.
 
     Returns
@@ -106,11 +106,11 @@ class SplitBlend:
         The build.
     item : int
         Which blend.
-    file : SharedFile
+    file : UnfinishedFile
         The unfinished cache.
     """
 
-    def __init__(self, job: Job, item: int, file: SharedFile) -> None:
+    def __init__(self, job: Job, item: int, file: UnfinishedFile) -> None:
         self._communicator = job.communicator
         self._blend = job.plan.blends[item - len(job.plan.sections)]
         self._places = job.places(item)

@@ -26,7 +26,7 @@ from distcache.cache.format import (
     Header,
     TablePlace,
 )
-from distcache.io.shared_file import SharedFile
+from distcache.io.unfinished_file import UnfinishedFile
 from distcache.plan.config import canonical_json
 from distcache.plan.layout import PAGE, ArrayPlace, Layout, align
 from distcache.plan.model import Plan
@@ -49,7 +49,7 @@ def lay_out(job: Job, scratch: str) -> None:
     from distcache.cache.skeleton import front_bytes  # noqa: PLC0415  h5py is rank 0's alone
 
     front = front_bytes(scratch, job.layout.data_begin, dataset_places(job.plan, job.layout))
-    with SharedFile(job.data) as file:
+    with UnfinishedFile(job.data) as file:
         file.write(0, front)
         for begin, end in _gaps(job.layout):
             file.write(begin, bytes(end - begin))
@@ -77,7 +77,7 @@ def finish(job: Job, blocks: Sequence[int]) -> None:
         tables_digest=xxhash.xxh3_128_digest(content),
         tables=places,
     )
-    with SharedFile(job.data) as file:
+    with UnfinishedFile(job.data) as file:
         file.write(begin, content)
         file.write(0, header.pack())
         file.truncate(header.file_size)
@@ -198,7 +198,7 @@ def table_bytes(
 def _sources(plan: Plan) -> NDArray[Any]:
     rows = []
     end = 0
-    facts = (SOURCES.names or ())[2:]
+    facts = (SOURCES.names or ())[2:]  # after the bounds of the prefix: fields of CorpusFacts
     for source in plan.sources:
         begin, end = end, end + len(source.prefix.encode())
         rows.append((begin, end, *(getattr(source, name) for name in facts)))

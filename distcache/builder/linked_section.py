@@ -19,7 +19,7 @@ from distcache.builder.entries import tokens_of
 from distcache.builder.job import Job
 from distcache.builder.section_slice import SectionSlice, joined_digests
 from distcache.builder.shared_shuffle import shuffled_slice
-from distcache.io.shared_file import SharedFile
+from distcache.io.unfinished_file import UnfinishedFile
 from distcache.kernels import Mt19937, entries_at
 from distcache.partition import slice_bounds
 from distcache.plan.costs import CHUNK_BYTES, DOCUMENT_BYTES, ENTRY_BYTES
@@ -40,11 +40,11 @@ class LinkedSection:
         The build.
     item : int
         Which section; each part that is shuffled separately has less than 2^32 - 1 entries.
-    file : SharedFile
+    file : UnfinishedFile
         The unfinished cache.
     """
 
-    def __init__(self, job: Job, item: int, file: SharedFile) -> None:
+    def __init__(self, job: Job, item: int, file: UnfinishedFile) -> None:
         self._communicator = job.communicator
         self._section = job.plan.sections[item]
         self._corpus = job.corpus(self._section)

@@ -15,7 +15,7 @@ from distcache.corpus import Corpus
 from distcache.corpus.examine import require_sound
 from distcache.corpus.receipt import require_one_tokenizer, tokenizers_of
 from distcache.errors import ConfigError, DistcacheError, KeyMismatch, NoSpace
-from distcache.io.files import closing_fd, no_space_as_error
+from distcache.io.unfinished_file import UnfinishedFile
 from distcache.plan.config import Config
 from distcache.plan.layout import Layout
 from distcache.plan.make import make_plan
@@ -162,10 +162,8 @@ def make_ready(workspace: Workspace, plan: Plan, layout: Layout) -> str:
     """
     size = file_size(table_places(plan, layout))
     workspace.prepare(f"{plan.key} {size}")
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    path = data_path(workspace)
-    with no_space_as_error(workspace.path.parent), closing_fd(os.open(path, flags, 0o644)) as file:
-        os.ftruncate(file, size)  # takes no space
+    with UnfinishedFile(data_path(workspace), make=True) as file:
+        file.truncate(size)  # takes no space
     _require_space(size, workspace)
     return secrets.token_hex(4)
 

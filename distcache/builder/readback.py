@@ -10,8 +10,8 @@ from distcache.builder.arrays import read_digest
 from distcache.builder.job import Digests, Job, Record
 from distcache.cache.digests import block_digest, block_range, blocks_in
 from distcache.errors import DistcacheError
-from distcache.io.shared_file import SharedFile
 from distcache.io.threads import map_in_threads
+from distcache.io.unfinished_file import UnfinishedFile
 from distcache.partition import balance
 from distcache.ranks.agreement import on_all_ranks
 
@@ -69,7 +69,7 @@ def digest_blocks(job: Job) -> list[int]:
     """Return the digest of every block of the file, in order. Collective."""
     tables_begin = job.layout.tables_begin
 
-    def digest(block: int, file: SharedFile) -> int:
+    def digest(block: int, file: UnfinishedFile) -> int:
         return block_digest(file.descriptor, block, tables_begin)
 
     blocks = range(blocks_in(tables_begin))
@@ -87,7 +87,7 @@ def _compare(job: Job, digests: Digests, what: str) -> set[int]:
     """Return the items whose arrays in the file have the given digests. Collective."""
     arrays = [(item, place) for item in sorted(digests) for place in job.places(item).values()]
 
-    def is_equal(index: int, file: SharedFile) -> bool:
+    def is_equal(index: int, file: UnfinishedFile) -> bool:
         item, place = arrays[index]
         return read_digest(file, place) == digests[item][place.name]
 
@@ -99,7 +99,7 @@ def _compare(job: Job, digests: Digests, what: str) -> set[int]:
 def _share(
     job: Job,
     costs: Sequence[int],
-    action: Callable[[int, SharedFile], Found],
+    action: Callable[[int, UnfinishedFile], Found],
     kind: type[Found],
     what: str,
 ) -> dict[int, Found]:
@@ -109,7 +109,7 @@ def _share(
 
     def run() -> dict[int, Found]:
         # Opened anew: a filesystem with close-to-open consistency shows here what others wrote.
-        with SharedFile(job.data) as file:
+        with UnfinishedFile(job.data) as file:
             results = map_in_threads(lambda task: action(task, file), share, job.threads)
             return dict(zip(share, results, strict=True))
 

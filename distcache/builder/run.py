@@ -199,8 +199,14 @@ def _run(
     blocks = digest_blocks(job)
     require_unchanged(communicator, job.plan.sources)
     published = _publish(job, workspace, blocks, final)
-    counts = (resumed, adopted, len(built) - adopted)
-    outcome = BuildOutcome(str(final), job.plan.key, not published, *counts)
+    outcome = BuildOutcome(
+        str(final),
+        job.plan.key,
+        reused=not published,
+        resumed=resumed,
+        adopted=adopted,
+        built=len(built) - adopted,
+    )
     watch.stop()
     mine = rank_record(communicator.rank, watch, work.memory[communicator.rank])
     ranks = communicator.allgather(mine, RankRecord, "the build record")

@@ -12,7 +12,7 @@ from distcache.builder.arrays import ArrayWriter
 from distcache.builder.entries import documents_of, tokens_of
 from distcache.builder.slices import edges, row_bounds
 from distcache.cache.digests import joined_digest
-from distcache.io.shared_file import SharedFile
+from distcache.io.unfinished_file import UnfinishedFile
 from distcache.kernels import Cursor, emit_boundaries
 from distcache.plan.costs import CHUNK_BYTES, DOCUMENT_BYTES
 from distcache.plan.layout import STRIPE, ArrayPlace
@@ -109,7 +109,7 @@ class SectionSlice:
         The section.
     places : dict of str to ArrayPlace
         Where each array lies.
-    file : SharedFile
+    file : UnfinishedFile
         The unfinished cache.
     bounds, firsts : sequence of int, length ranks + 1 and ranks
         The positions in the document index that each rank takes, and the tokens before them.
@@ -120,7 +120,7 @@ class SectionSlice:
         communicator: Communicator,
         section: SectionPlan,
         places: dict[str, ArrayPlace],
-        file: SharedFile,
+        file: UnfinishedFile,
         bounds: Sequence[int],
         firsts: Sequence[int],
     ) -> None:

@@ -26,7 +26,7 @@ from distcache.builder.entries import (
 )
 from distcache.builder.section_slice import RowCutter
 from distcache.corpus import Idx
-from distcache.io.shared_file import SharedFile
+from distcache.io.unfinished_file import UnfinishedFile
 from distcache.kernels import Mt19937
 from distcache.plan.costs import CHUNK_BYTES, ENTRY_BYTES, pivot_of
 from distcache.plan.layout import ArrayPlace
@@ -45,7 +45,7 @@ def build_section(
     section: SectionPlan,
     idx: Idx,
     places: dict[str, ArrayPlace],
-    file: SharedFile,
+    file: UnfinishedFile,
     workers: int = 1,
 ) -> dict[str, str]:
     """Build and write a whole section.
@@ -58,7 +58,7 @@ def build_section(
         Of its corpus.
     places : dict of str to ArrayPlace
         Where to write each array.
-    file : SharedFile
+    file : UnfinishedFile
         The unfinished cache.
     workers : int
         With 2 or more, a second thread takes half of the work.
@@ -104,7 +104,7 @@ def _cut(
     section: SectionPlan,
     parts: tuple[Entries, ...],
     places: dict[str, ArrayPlace],
-    file: SharedFile,
+    file: UnfinishedFile,
     in_order: InOrder,
 ) -> dict[str, str]:
     """Write the document index, and cut and write the sample index, chunk by chunk."""

@@ -29,7 +29,7 @@ from distcache.builder.entries import (
 from distcache.builder.job import Job
 from distcache.builder.section_slice import SectionSlice, joined_digests
 from distcache.builder.slices import overlaps, windows
-from distcache.io.shared_file import SharedFile
+from distcache.io.unfinished_file import UnfinishedFile
 from distcache.kernels import Mt19937
 from distcache.partition import slice_bounds
 from distcache.plan.assignment import SplitUnit
@@ -50,11 +50,11 @@ class SplitSection:
         The build.
     roles : SplitUnit
         Which section, and which ranks shuffle it.
-    file : SharedFile
+    file : UnfinishedFile
         The unfinished cache.
     """
 
-    def __init__(self, job: Job, roles: SplitUnit, file: SharedFile) -> None:
+    def __init__(self, job: Job, roles: SplitUnit, file: UnfinishedFile) -> None:
         (item,) = job.layout.units[roles.unit].items
         self._communicator = job.communicator
         self._roles = roles

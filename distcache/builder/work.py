@@ -14,7 +14,7 @@ from distcache.builder.linked_section import LinkedSection
 from distcache.builder.sections import build_section
 from distcache.builder.split_section import SplitSection
 from distcache.errors import BuildInterrupted
-from distcache.io.shared_file import SharedFile
+from distcache.io.unfinished_file import UnfinishedFile
 from distcache.plan.assignment import Assignment, SplitUnit
 from distcache.plan.costs import workers_of
 from distcache.plan.layout import Unit
@@ -45,7 +45,7 @@ def build_items(job: Job, assignment: Assignment, journal: Journal) -> Digests:
     communicator = job.communicator
     built: Digests = {}
     with on_all_ranks(
-        communicator, lambda: SharedFile(job.data), "opening the unfinished file"
+        communicator, lambda: UnfinishedFile(job.data), "opening the unfinished file"
     ) as file:
         for wave in assignment.waves:
             built |= _build_wave(job, wave, file, journal)
@@ -63,7 +63,9 @@ def build_items(job: Job, assignment: Assignment, journal: Journal) -> Digests:
     return built
 
 
-def _build_wave(job: Job, wave: Sequence[SplitUnit], file: SharedFile, journal: Journal) -> Digests:
+def _build_wave(
+    job: Job, wave: Sequence[SplitUnit], file: UnfinishedFile, journal: Journal
+) -> Digests:
     """Shuffle the sections of a wave at the same time, then cut one after the other. Collective."""
     digests: Digests = {}
     sections = {
@@ -81,7 +83,7 @@ def _build_wave(job: Job, wave: Sequence[SplitUnit], file: SharedFile, journal: 
     return digests
 
 
-def _build_together(job: Job, entry: Unit, file: SharedFile, journal: Journal) -> Digests:
+def _build_together(job: Job, entry: Unit, file: UnfinishedFile, journal: Journal) -> Digests:
     """Build a section, or draw a blend, of which no rank holds more than its slice. Collective."""
     (item,) = entry.items
     kind = LinkedSection if isinstance(job.plan.items[item], SectionPlan) else SplitBlend
@@ -97,7 +99,9 @@ def _record(job: Job, item: int, digests: dict[str, str], journal: Journal) -> N
     job.watch.advance(job.bytes_of(item) / job.communicator.size)
 
 
-def _build_local(job: Job, assignment: Assignment, file: SharedFile, journal: Journal) -> Digests:
+def _build_local(
+    job: Job, assignment: Assignment, file: UnfinishedFile, journal: Journal
+) -> Digests:
     """Build this rank's own units, several at a time."""
     digests: Digests = {}
     stop = threading.Event()
@@ -131,7 +135,7 @@ def _build_local(job: Job, assignment: Assignment, file: SharedFile, journal: Jo
     return digests
 
 
-def _build_item(job: Job, item: int, file: SharedFile, workers: int) -> dict[str, str]:
+def _build_item(job: Job, item: int, file: UnfinishedFile, workers: int) -> dict[str, str]:
     entry, places = job.plan.items[item], job.places(item)
     if item in job.adopted:
         return adopt(job.adopted[item], places, file, job.other_caches.__getitem__)

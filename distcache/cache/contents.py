@@ -237,11 +237,13 @@ def open_cache_file(path: Path) -> tuple[int, Header]:
         raise NotReady(f"{path}: cannot be opened: {error.strerror}") from error
     try:
         size = os.fstat(descriptor).st_size
-        return descriptor, Header.unpack(os.pread(descriptor, HEADER_SIZE, 0), str(path), size)
-    except BaseException as error:
-        os.close(descriptor)
-        if isinstance(error, OSError):
+        try:
+            page = os.pread(descriptor, HEADER_SIZE, 0)
+        except OSError as error:
             raise CacheCorrupt(f"{path}: cannot be read: {error.strerror}") from error
+        return descriptor, Header.unpack(page, str(path), size)
+    except BaseException:
+        os.close(descriptor)
         raise
 
 

@@ -119,7 +119,7 @@ def verify_cache(cache: Cache, threads: int = 2) -> None:
     with closing_fd(os.open(cache.path, os.O_RDONLY | os.O_CLOEXEC)) as descriptor:
 
         def digest_or_none(block: int) -> int | None:
-            with contextlib.suppress(CacheCorrupt):  # cut short since it was opened
+            with contextlib.suppress(CacheCorrupt, OSError):  # cut short, or unreadable
                 return block_digest(descriptor, block, tables_begin)
             return None
 

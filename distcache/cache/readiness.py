@@ -184,6 +184,8 @@ def look(path: str | Path) -> Readiness:
 
     Raises
     ------
+    NotReady
+        If the cache exists, but cannot be opened.
     CacheCorrupt
         If there is a file that is not a whole cache.
     """
@@ -221,7 +223,7 @@ def wait(
     BuildInterrupted
         Within seconds, if its builder has died; building again resumes.
     NotReady
-        If it is not ready in time.
+        If it is not ready in time; at once, if it exists and cannot be opened.
     CacheCorrupt
         If there is a file that is not a whole cache.
     """

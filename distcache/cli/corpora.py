@@ -149,9 +149,9 @@ def check_command(
         mpiexec -n 8 distcache check data/* --against data/ --readback 100
     """
     unique = list(dict.fromkeys(map(bare_prefix, prefixes)))
-    require_text(*unique)
     communicator = connect()
     interrupt_on_signals()
+    on_rank_0(communicator, lambda: require_text(*unique), None, "reading names")
     facts, faults = examine(communicator, unique, threads)
     if against or readback or vocab_size is not None:
         faults = (

@@ -187,7 +187,7 @@ def _show_nodes(nodes: Sequence[NodeReport]) -> None:
 
 
 def _store_at(directory: Path | None) -> Store:
-    return open_store(required_directory(directory, os.environ, ""))
+    return open_store(required_directory(directory, os.environ))
 
 
 @local_app.command("ls")

@@ -79,11 +79,8 @@ def make_progress(log_format: LogFormat, rank: int = 0) -> Iterator[Progress]:
     if rank or log_format == "none" or sys.stderr is None:
         yield NullProgress()
     elif log_format == "bar":
-        bar = BarProgress()
-        try:
+        with contextlib.closing(BarProgress()) as bar:
             yield bar
-        finally:
-            bar.close()
     else:
         yield LineProgress(as_json=log_format == "json")
 

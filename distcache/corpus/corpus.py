@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from distcache.corpus.idx import ITEM_TYPES, Idx, open_idx
 from distcache.errors import CorpusError
-from distcache.io.files import Stamp
+from distcache.io.files import FileVersion
 
 __all__ = ["CopySource", "Corpus", "CorpusFacts", "open_copy_source"]
 
 
 class CorpusFacts(msgspec.Struct, frozen=True):
-    """The facts of a sound corpus. All but the prefix and the stamps identify its content.
+    """The facts of a sound corpus. All but the prefix and `file_versions` identify its content.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class CorpusFacts(msgspec.Struct, frozen=True):
         Over all sequences.
     empty_sequences : int
         Sequences without a token.
-    stamps : tuple of Stamp
+    file_versions : tuple of FileVersion
         Of the `.idx` and the `.bin`, from before they were read.
     """
 
@@ -48,7 +48,7 @@ class CorpusFacts(msgspec.Struct, frozen=True):
     documents: int
     tokens: int
     empty_sequences: int
-    stamps: tuple[Stamp, ...] = ()
+    file_versions: tuple[FileVersion, ...] = ()
 
     @property
     def identity(self) -> dict[str, str | int]:

@@ -20,7 +20,7 @@ from distcache.corpus.soundness import (
     summarize,
 )
 from distcache.errors import CorpusError
-from distcache.io.files import digest_range, stamp_of
+from distcache.io.files import digest_range, version_of
 from distcache.io.threads import map_in_threads
 from distcache.partition import balance
 from distcache.ranks.agreement import on_all_ranks
@@ -222,9 +222,9 @@ def changes_of(facts: CorpusFacts, *, tokens: bool = False) -> list[str]:
     """Return what has changed of one corpus since it was examined, each with its path first."""
     problems = []
     paths = (idx_path(facts.prefix), bin_path(facts.prefix))
-    for path, known in zip(paths, facts.stamps, strict=False):
+    for path, known in zip(paths, facts.file_versions, strict=False):
         try:
-            found = stamp_of(os.stat(path))
+            found = version_of(os.stat(path))
         except OSError as error:
             problems.append(f"{path}: cannot be read any more: {error.strerror}")
             continue

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from distcache.errors import ConfigError, CorpusError, NotReady
-from distcache.io.files import Stamp, open_regular, stamp_of
+from distcache.io.files import FileVersion, open_regular, version_of
 from distcache.kernels import Mapping
 
 __all__ = [
@@ -70,7 +70,7 @@ class Idx:
     ----------
     path : str
         Where it was opened.
-    stamp : Stamp
+    file_version : FileVersion
         Of the file, when it was opened.
     type_code : int
         The token type's code in the header, a key of `ITEM_TYPES`.
@@ -85,7 +85,7 @@ class Idx:
     """
 
     path: str
-    stamp: Stamp
+    file_version: FileVersion
     type_code: int
     map: Mapping
     lengths: NDArray[np.int32]
@@ -159,8 +159,8 @@ def open_idx(prefix: str) -> Idx:
             raise
         raise CorpusError(f"{path}: cannot be opened: {error.strerror}") from error
     try:
-        stamp = stamp_of(os.fstat(descriptor))
-        size = stamp.size
+        file_version = version_of(os.fstat(descriptor))
+        size = file_version.size
         header = os.pread(descriptor, HEADER_SIZE, 0)
         type_code, sequences, entries = _parse_header(path, header)
         has_modes = _has_modes(path, size, sequences, entries)
@@ -177,7 +177,7 @@ def open_idx(prefix: str) -> Idx:
     view = memoryview(mapped)
     return Idx(
         path=path,
-        stamp=stamp,
+        file_version=file_version,
         type_code=type_code,
         map=mapped,
         lengths=np.frombuffer(view, "<i4", sequences, HEADER_SIZE),

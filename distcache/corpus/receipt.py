@@ -38,6 +38,16 @@ __all__ = [
 FORMAT: Final = 1
 Kind = Literal["text", "tokens", "merge", "convert"]
 LONGEST: Final = 1 << 30  # bytes of a receipt; one of a hundred thousand pieces has 10 MB
+# The facts of a corpus that its receipt repeats, as messages call them.
+CONTENT: Final = {
+    "type_code": "token type code",
+    "sequences": "sequences",
+    "documents": "documents",
+    "tokens": "tokens",
+    "bin_size": ".bin bytes",
+    "idx_size": ".idx bytes",
+    "idx_digest": ".idx digest",
+}
 
 
 class TokenizerFacts(msgspec.Struct, frozen=True):
@@ -192,18 +202,9 @@ class Receipt(msgspec.Struct, frozen=True):
 
     def differences(self, facts: CorpusFacts) -> list[str]:
         """Return how a corpus differs from its receipt."""
-        names = (
-            ("type_code", "token type code"),
-            ("sequences", "sequences"),
-            ("documents", "documents"),
-            ("tokens", "tokens"),
-            ("bin_size", ".bin bytes"),
-            ("idx_size", ".idx bytes"),
-            ("idx_digest", ".idx digest"),
-        )
         return [
             f"{label}: has {getattr(facts, name)}, the receipt says {getattr(self, name)}"
-            for name, label in names
+            for name, label in CONTENT.items()
             if getattr(facts, name) != getattr(self, name)
         ]
 
@@ -227,12 +228,11 @@ def receipt_of(
     corpora: int = 1,
 ) -> Receipt:
     """Return the receipt of a corpus that has been examined, one of so many that were made."""
-    shared = set(Receipt.__struct_fields__).intersection(CorpusFacts.__struct_fields__)
     return Receipt(
         format=FORMAT,
         corpus=name,
         **msgspec.structs.asdict(origin),
-        **{field: getattr(facts, field) for field in shared},
+        **{field: getattr(facts, field) for field in CONTENT},
         corpora=corpora,
         inputs=tuple(inputs),
         skipped=tuple(skipped),
@@ -256,13 +256,14 @@ def read_receipt(path: str | Path) -> Receipt:
     """
     try:
         content = read_file(path, LONGEST + 1)
-        if len(content) > LONGEST:
-            raise CorpusError(f"{path}: has more than {LONGEST} bytes, too many for a receipt")
-        receipt = msgspec.json.decode(content, type=Receipt)
     except FileNotFoundError as error:
         raise NotReady(f"{path}: no such receipt") from error
     except OSError as error:
         raise CorpusError(f"{path}: cannot be read: {error.strerror}") from error
+    if len(content) > LONGEST:
+        raise CorpusError(f"{path}: has more than {LONGEST} bytes, too many for a receipt")
+    try:
+        receipt = msgspec.json.decode(content, type=Receipt)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CorpusError(f"{path}: is not a receipt: {error}") from error
     if receipt.format != FORMAT:

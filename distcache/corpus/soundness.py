@@ -17,7 +17,7 @@ import xxhash
 from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.idx import HEADER_SIZE, ITEM_TYPES, Idx, bin_path, idx_path, open_idx
 from distcache.errors import BuildInterrupted, DistcacheError
-from distcache.io.files import Stamp, stamp_of
+from distcache.io.files import FileVersion, version_of
 from distcache.io.watchdog import tick
 from distcache.kernels import check_sequences, first_descent
 
@@ -47,7 +47,7 @@ class Outline(msgspec.Struct, frozen=True):
     sequences: int = 0
     documents: int = 0
     faults: tuple[Fault, ...] = ()
-    stamps: tuple[Stamp, ...] = ()
+    file_versions: tuple[FileVersion, ...] = ()
 
 
 class RangeFacts(msgspec.Struct, frozen=True):
@@ -72,10 +72,10 @@ def outline(prefix: str) -> Outline:
         With a fault for each file that is missing or whose header is wrong; nothing is raised.
     """
     faults: list[Fault] = []
-    bin_size, token_stamp = 0, Stamp(0, 0, 0)
+    bin_size, bin_version = 0, FileVersion(0, 0, 0)
     try:
-        token_stamp = stamp_of(os.stat(bin_path(prefix)))
-        bin_size = token_stamp.size
+        bin_version = version_of(os.stat(bin_path(prefix)))
+        bin_size = bin_version.size
     except OSError as error:
         message = f"cannot be read: {error.strerror}{_hint(prefix)}"
         faults.append(Fault(prefix, bin_path(prefix), message))
@@ -97,7 +97,7 @@ def outline(prefix: str) -> Outline:
         sequences=len(idx.lengths),
         documents=max(len(idx.bounds) - 1, 0),
         faults=tuple(faults),
-        stamps=(idx.stamp, token_stamp),
+        file_versions=(idx.file_version, bin_version),
     )
 
 
@@ -224,7 +224,7 @@ def summarize(
         documents=head.documents,
         tokens=sum(part.tokens for part in ranges),
         empty_sequences=sum(part.empty for part in ranges),
-        stamps=head.stamps,
+        file_versions=head.file_versions,
     )
     faults = [*head.faults, *(fault for part in ranges for fault in part.faults)]
     if not any(part.faults for part in ranges):

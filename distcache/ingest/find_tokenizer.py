@@ -14,7 +14,7 @@ from distcache.ingest.tokenizer import (
     Tokenizer,
     TokenizerOptions,
     TokenizerSource,
-    read_tokenizer,
+    read_tokenizer_file,
 )
 
 __all__ = ["find_tokenizer", "make_tokenizer"]
@@ -40,13 +40,13 @@ def find_tokenizer(options: TokenizerOptions) -> TokenizerSource:
     with _as_errors(options):
         if not path.is_file():
             return _find_by_name(options)
-        content = read_tokenizer(path)
+        content = read_tokenizer_file(path)
         if path.suffix == ".model":
             return TokenizerSource("sentencepiece", path.name, content)
         if path.suffix == ".tiktoken" or _is_vocabulary(path):
-            from distcache.ingest.tiktoken_ranks import parts_of_file  # noqa: PLC0415
+            from distcache.ingest.tiktoken_ranks import source_of_file  # noqa: PLC0415
 
-            return parts_of_file(path, content, options)
+            return source_of_file(path, content, options)
         from distcache.ingest.huggingface import stated_end  # noqa: PLC0415
 
         return TokenizerSource("huggingface", path.name, content, stated_end(path.parent))
@@ -94,10 +94,10 @@ def _find_by_name(options: TokenizerOptions) -> TokenizerSource:
     name = options.name
     if os.path.lexists(name) or name.endswith(SUFFIXES) or not NAME.fullmatch(name):
         raise NotReady(f"--tokenizer {name}: no such file")
-    from distcache.ingest.tiktoken_ranks import ENCODINGS, parts_by_name  # noqa: PLC0415
+    from distcache.ingest.tiktoken_ranks import ENCODINGS, source_by_name  # noqa: PLC0415
 
     if name in ENCODINGS:
-        return parts_by_name(options)
+        return source_by_name(options)
     from distcache.ingest.huggingface import download  # noqa: PLC0415
 
     return download(options)

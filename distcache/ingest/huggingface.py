@@ -17,7 +17,7 @@ from distcache.ingest.tokenizer import (
     TokenizerSource,
     eod_of,
     facts_of,
-    read_tokenizer,
+    read_tokenizer_file,
     refusing,
 )
 
@@ -92,7 +92,7 @@ def download(options: TokenizerOptions) -> TokenizerSource:
     with contextlib.suppress(ValueError), refusing():
         huggingface_hub.hf_hub_download(options.name, "tokenizer_config.json")
     return TokenizerSource(
-        "huggingface", options.name, read_tokenizer(path), stated_end(path.parent)
+        "huggingface", options.name, read_tokenizer_file(path), stated_end(path.parent)
     )
 
 
@@ -109,7 +109,7 @@ def stated_end(directory: Path) -> str | None:
     if not path.is_file():
         return None
     try:
-        stated = json.loads(read_tokenizer(path)).get("eos_token")
+        stated = json.loads(read_tokenizer_file(path)).get("eos_token")
     except (ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(f"{path}: is not a tokenizer's configuration: {error}") from error
     found = stated.get("content") if isinstance(stated, dict) else stated

@@ -35,6 +35,7 @@ from distcache.io.files import (
     closing_fd,
     no_space_as_error,
     open_regular,
+    open_to_write,
     recreate,
     require_text,
     write_range,
@@ -59,14 +60,14 @@ class _Known(msgspec.Struct, frozen=True):
     ----------
     digests : list of str
         Of the `.idx` of each.
-    stamps : list of str
+    file_versions : list of str
         Path, size and time of each file, so that the same corpora are known again.
     tokenizer : TokenizerFacts or None
         That they all have.
     """
 
     digests: list[str]
-    stamps: list[str]
+    file_versions: list[str]
     tokenizer: TokenizerFacts | None
 
 
@@ -117,7 +118,7 @@ def merge(
         def prepare() -> _Known:
             _require_alike(list(facts.values()))
             digests = [facts[prefix].idx_digest for prefix in prefixes]
-            return _Known(digests, _stamps(prefixes), _common_tokenizer(facts, mixed=mixed))
+            return _Known(digests, _file_versions(prefixes), _common_tokenizer(facts, mixed=mixed))
 
         known = on_rank_0(communicator, prepare, _Known, "comparing corpora")
         sources = on_all_ranks(
@@ -158,16 +159,17 @@ def convert(
 
     def look() -> tuple[bool, list[str]]:
         require_text(prefix)
-        return is_legacy(prefix), _stamps([prefix])
+        return is_legacy(prefix), _file_versions([prefix])
 
     with aborting_on_error(communicator):
         watch.phase("examining corpora")
-        kind = tuple[bool, list[str]]
-        legacy, stamps = on_rank_0(communicator, look, kind, "looking at the corpus")
+        legacy, file_versions = on_rank_0(
+            communicator, look, tuple[bool, list[str]], "looking at the corpus"
+        )
         if legacy:
             source = on_all_ranks(communicator, lambda: open_legacy(prefix), "opening the corpus")
             digest = xxhash.xxh3_128(source.lengths.data).hexdigest()
-            known = _Known([digest], stamps, None)
+            known = _Known([digest], file_versions, None)
             examined: list[CorpusFacts] = []
         else:
             facts = require_sound(communicator, [prefix], threads)[prefix]
@@ -180,14 +182,14 @@ def convert(
                 TokenizerFacts | None,
                 "reading receipts",
             )
-            known = _Known([facts.idx_digest], stamps, tokenizer)
+            known = _Known([facts.idx_digest], file_versions, tokenizer)
             examined = [facts]
         if drop_modes:
             source = dataclasses.replace(source, modes=None)
         return _make(communicator, "convert", [source], examined, known, out, threads, watch)
 
 
-def _stamps(prefixes: Sequence[str]) -> list[str]:
+def _file_versions(prefixes: Sequence[str]) -> list[str]:
     paths = [name for prefix in prefixes for name in (bin_path(prefix), idx_path(prefix))]
     return [f"{path} {os.stat(path).st_size} {os.stat(path).st_mtime_ns}" for path in paths]
 
@@ -228,7 +230,9 @@ def _make(
     progress: Stopwatch,
 ) -> Receipt:
     """Claim the output, fill it, and publish it with its receipt. Collective."""
-    identity = " ".join([kind, *known.stamps, *(str(source.modes is None) for source in sources)])
+    identity = " ".join(
+        [kind, *known.file_versions, *(str(source.modes is None) for source in sources)]
+    )
     origin = Origin(
         kind=kind,
         made_from=xxhash.xxh3_128(identity.encode()).hexdigest(),
@@ -354,7 +358,7 @@ def _copy_tokens(
 ) -> None:
     path = bin_path(prefix)
     room = np.empty(COPY, np.uint8)
-    with no_space_as_error(path), closing_fd(_open_to_write(path)) as target:
+    with no_space_as_error(path), closing_fd(open_to_write(path)) as target:
         for index, low, high, at in _shares([source.nbytes for source in sources], begin, end):
             source_path = bin_path(sources[index].prefix)
             with closing_fd(open_regular(source_path)) as source:
@@ -364,10 +368,6 @@ def _copy_tokens(
                     message = f"{source_path}: was truncated while it was copied"
                     raise CorpusError(message) from error
         os.fsync(target)
-
-
-def _open_to_write(path: str) -> int:
-    return os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def _copy(
@@ -399,7 +399,7 @@ def _write_index(
     tokens_before = [0, *itertools.accumulate(source.tokens for source in sources)]
     begin, end = slice_bounds(plan.sequences, ranks, 1)[rank : rank + 2]
     first, last = slice_bounds(plan.documents, ranks, 1)[rank : rank + 2]
-    with no_space_as_error(path), closing_fd(_open_to_write(path)) as descriptor:
+    with no_space_as_error(path), closing_fd(open_to_write(path)) as descriptor:
         for index, low, high, at in _shares(sequences, begin, end):
             before = tokens_before[index]
             _write_sequences(descriptor, plan, sources[index], range(low, high), at, before)

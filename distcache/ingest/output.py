@@ -140,14 +140,16 @@ class Output(AbstractContextManager["Output"]):
                 return None
             self.workspace = mine
             same = mine.stamp == origin.made_from
-            complete = self._completed()
-            if not complete or not (same or self._is_partly_published()):
+            if not (same or self._is_partly_published()):
                 break
-            with Heartbeat(mine.path, Stopwatch(NullProgress(), float), SerialCommunicator()):
-                self._give_names(complete)
+            with Heartbeat(mine.path, Stopwatch(NullProgress()), SerialCommunicator()):
+                if complete := self._completed():
+                    self._give_names(complete)
+            if not complete:
+                break
             mine.remove()
         try:
-            self._require_free(self._differences(origin))
+            self._require_free(self._differences(origin), resuming=same)
         except KeyMismatch:
             if mine.stamp is None:
                 mine.remove()  # it has nothing to resume
@@ -158,8 +160,15 @@ class Output(AbstractContextManager["Output"]):
 
     def prepare(self, communicator: Communicator, origin: Origin) -> None:
         """Keep files that were made from the same, and remove others. Collective."""
-        prepare = self.workspace.prepare
-        on_rank_0(communicator, lambda: prepare(origin.made_from), None, "making room")
+
+        def act() -> None:
+            # Those of a killed publication that is not whole: they are made again.
+            for final, ours in self._final_files():
+                if ours:
+                    os.unlink(final)
+            self.workspace.prepare(origin.made_from)
+
+        on_rank_0(communicator, act, None, "making room")
 
     def publish(
         self, communicator: Communicator, receipts: list[Receipt], heartbeat: Heartbeat
@@ -243,15 +252,17 @@ class Output(AbstractContextManager["Output"]):
         # The `.idx` comes last: without it a `.bin` is no corpus.
         return [(path(here), path(there)) for path in (bin_path, receipt_path, idx_path)]
 
-    def _require_free(self, why: str = "") -> None:
-        """Refuse to publish if other files have final names.
+    def _require_free(self, why: str = "", *, resuming: bool = True) -> None:
+        """Refuse to publish if other files have final names; those of this workspace may.
+
+        They may not if what is in it is another command's, and is not resumed.
 
         Raises
         ------
         KeyMismatch
             Naming all of them, and the known differences.
         """
-        taken = [final for final, ours in self._final_files() if not ours]
+        taken = [final for final, ours in self._final_files() if not (ours and resuming)]
         if taken:
             verb = "exist" if len(taken) > 1 else "exists"
             raise KeyMismatch(

@@ -132,7 +132,7 @@ def ingest(
         output = Output(out, numbered=options.shard_size is not None)
         work, origin = make_work_together(communicator, inputs, options, tokenizer, output)
         with contextlib.ExitStack() as stack:
-            stack.callback(output.release)
+            stack.enter_context(output)
             stack.callback(work.store.close)
             found = output.claim(communicator, origin, watch)
             if found:

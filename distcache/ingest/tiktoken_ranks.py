@@ -19,7 +19,7 @@ from distcache.ingest.tokenizer import (
     refusing,
 )
 
-__all__ = ["ENCODINGS", "MEGATRON_PATTERNS", "Tiktoken", "parts_by_name", "parts_of_file"]
+__all__ = ["ENCODINGS", "MEGATRON_PATTERNS", "Tiktoken", "source_by_name", "source_of_file"]
 
 _UPPER: Final = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER: Final = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -99,16 +99,18 @@ class _Parts(msgspec.Struct, frozen=True, array_like=True):
     special_tokens: dict[str, int]
 
 
-def parts_of_file(path: Path, content: bytes, options: TokenizerOptions) -> TokenizerSource:
+def source_of_file(path: Path, content: bytes, options: TokenizerOptions) -> TokenizerSource:
     """Return the encoding of a file of ranks, or of Megatron's JSON vocabulary."""
     try:
         if path.suffix != ".tiktoken":
-            parts = _megatron_parts(content, options)
+            parts = _encoding_of_megatron(content, options)
             return TokenizerSource("tiktoken", path.name, parts, "</s>")
         ranks = _read_ranks(content)
         if not ranks:
             raise ValueError("it has no token")
-        return TokenizerSource("tiktoken", path.name, _parts(path.stem, ranks, options), _END)
+        return TokenizerSource(
+            "tiktoken", path.name, _encoding_of_ranks(path.stem, ranks, options), _END
+        )
     except (DistcacheError, MemoryError):
         raise
     except Exception as error:  # whatever a file of another kind leads to
@@ -117,7 +119,7 @@ def parts_of_file(path: Path, content: bytes, options: TokenizerOptions) -> Toke
         ) from error
 
 
-def parts_by_name(options: TokenizerOptions) -> TokenizerSource:
+def source_by_name(options: TokenizerOptions) -> TokenizerSource:
     """Return an encoding that tiktoken has in its cache, or can download."""
     try:
         with refusing():
@@ -129,13 +131,13 @@ def parts_by_name(options: TokenizerOptions) -> TokenizerSource:
         ) from error
     rank_of = encoding.encode_single_token
     ranks = {token: rank_of(token) for token in encoding.token_byte_values()}
-    content = _encoded(options.name, ENCODINGS[options.name], ranks)
+    content = _encoded(options.name, *ENCODINGS[options.name], ranks)
     return TokenizerSource("tiktoken", options.name, content, _END)
 
 
-def _encoded(name: str, how: tuple[str, dict[str, int]], ranks: dict[bytes, int]) -> bytes:
+def _encoded(name: str, pattern: str, special: dict[str, int], ranks: dict[bytes, int]) -> bytes:
     """Return an encoding in MessagePack, after checking its types."""
-    return msgspec.msgpack.encode(msgspec.convert((name, how[0], ranks, how[1]), _Parts))
+    return msgspec.msgpack.encode(msgspec.convert((name, pattern, ranks, special), _Parts))
 
 
 class Tiktoken:
@@ -144,7 +146,7 @@ class Tiktoken:
     Parameters
     ----------
     source : TokenizerSource
-        From `parts_of_file` or `parts_by_name`.
+        From `source_of_file` or `source_by_name`.
     options : TokenizerOptions
         How to use it.
     """
@@ -182,21 +184,21 @@ def _read_ranks(content: bytes) -> dict[bytes, int]:
     return {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
 
 
-def _parts(name: str, ranks: dict[bytes, int], options: TokenizerOptions) -> bytes:
-    """Add the pattern and special tokens, from the options or of the encoding of this name."""
+def _encoding_of_ranks(name: str, ranks: dict[bytes, int], options: TokenizerOptions) -> bytes:
+    """Return ranks with a pattern and special tokens, from the options or by their name."""
     if options.pattern is not None:
         pattern = MEGATRON_PATTERNS.get(options.pattern, options.pattern)
-        return _encoded(name, (pattern, {_END: max(ranks.values()) + 1}), ranks)
+        return _encoded(name, pattern, {_END: max(ranks.values()) + 1}, ranks)
     if name not in ENCODINGS:
         raise ConfigError(
             f"--tokenizer {options.name}: the file holds ranks only, and no encoding {name} is "
             f"known ({', '.join(sorted(ENCODINGS))}); give --tiktoken-pattern"
         )
-    return _encoded(name, ENCODINGS[name], ranks)
+    return _encoded(name, *ENCODINGS[name], ranks)
 
 
-def _megatron_parts(content: bytes, options: TokenizerOptions) -> bytes:
-    """Read a list of objects with rank and token_bytes, which follow 1,000 special tokens."""
+def _encoding_of_megatron(content: bytes, options: TokenizerOptions) -> bytes:
+    """Return the encoding of objects with rank and token_bytes, after 1,000 special tokens."""
     entries = json.loads(content)[: MEGATRON_VOCABULARY - MEGATRON_RESERVED]
     ranks = {
         base64.b64decode(entry["token_bytes"], validate=True): entry["rank"] + MEGATRON_RESERVED
@@ -205,4 +207,4 @@ def _megatron_parts(content: bytes, options: TokenizerOptions) -> bytes:
     special = {token: place for place, token in enumerate(MEGATRON_SPECIAL)}
     special |= {f"<SPECIAL_{i}>": i for i in range(len(special), MEGATRON_RESERVED)}
     pattern = options.pattern or "v2"
-    return _encoded("megatron", (MEGATRON_PATTERNS.get(pattern, pattern), special), ranks)
+    return _encoded("megatron", MEGATRON_PATTERNS.get(pattern, pattern), special, ranks)

@@ -17,8 +17,8 @@ from distcache.errors import DistcacheError
 from distcache.ingest.output import Output
 from distcache.ingest.part import BLOCK, Part, digest_of
 from distcache.ingest.pieces import Counts, Segment, TaskRecord, reader_of
-from distcache.io.files import closing_fd, no_space_as_error, read_range
-from distcache.io.shared_file import SharedFile
+from distcache.io.files import closing_fd, no_space_as_error, open_to_write, read_range
+from distcache.io.unfinished_file import UnfinishedFile
 from distcache.partition import slice_bounds
 from distcache.progress import Progress
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
@@ -48,15 +48,15 @@ class TokenStore:
     def __init__(self, output: Output, dtype: np.dtype[Any]) -> None:
         self.output = output
         self.dtype = dtype
-        self._open: dict[str, SharedFile] = {}
+        self._open: dict[str, UnfinishedFile] = {}
 
-    def _file(self, shard: int, name: str) -> SharedFile:
+    def _file(self, shard: int, name: str) -> UnfinishedFile:
         path = self.output.part(shard, name)
         file = self._open.pop(path, None)
         if file is None:
             if len(self._open) >= MOST_OPEN:
                 self._settle(next(iter(self._open)))
-            file = SharedFile(path, make=True, shown=self.output.prefix)
+            file = UnfinishedFile(path, make=True)
         self._open[path] = file  # most recently used last
         return file
 
@@ -268,8 +268,7 @@ def _fill(
     for shard in sorted({segment.shard for segment in own}):
         plan = _plan(store, ends[shard])
         path = idx_path(store.output.unfinished(shard))
-        flags = os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-        with no_space_as_error(path), closing_fd(os.open(path, flags)) as descriptor:
+        with no_space_as_error(path), closing_fd(open_to_write(path)) as descriptor:
             for segment in own:
                 if segment.shard == shard:
                     _fill_segment(descriptor, plan, store, segment)

@@ -21,7 +21,7 @@ __all__ = [
     "TokenizerSource",
     "eod_of",
     "facts_of",
-    "read_tokenizer",
+    "read_tokenizer_file",
     "refusing",
 ]
 
@@ -88,7 +88,7 @@ class TokenizerSource(msgspec.Struct, frozen=True):
     end: str | None = None
 
 
-def read_tokenizer(path: Path) -> bytes:
+def read_tokenizer_file(path: Path) -> bytes:
     """Read a tokenizer's file.
 
     Raises

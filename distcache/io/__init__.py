@@ -1,1 +1,1 @@
-"""Atomic writes and reading of files, thread pools, and the watchdog."""
+"""Atomic writes and reading of files, unfinished files of many ranks, threads, the watchdog."""

@@ -25,7 +25,7 @@ __all__ = [
     "NO_SPACE",
     "PROBE",
     "TEMPORARY",
-    "Stamp",
+    "FileVersion",
     "atomic_write",
     "closing_fd",
     "digest_range",
@@ -33,16 +33,18 @@ __all__ = [
     "make_directories",
     "may_write",
     "no_space_as_error",
+    "open_directory",
     "open_regular",
     "open_sized",
+    "open_to_write",
     "read_file",
     "read_range",
     "recreate",
     "require_links",
     "require_text",
-    "stamp_of",
     "sync_directory",
     "temporary_name",
+    "version_of",
     "write_range",
 ]
 
@@ -54,7 +56,7 @@ NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_ALLOWED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
-class Stamp(msgspec.Struct, frozen=True, array_like=True):
+class FileVersion(msgspec.Struct, frozen=True, array_like=True):
     """What identifies an unchanged file: size, modification time in nanoseconds, inode."""
 
     size: int
@@ -62,9 +64,9 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True):
     inode: int
 
 
-def stamp_of(found: os.stat_result) -> Stamp:
+def version_of(found: os.stat_result) -> FileVersion:
     """Return the stamp of a file."""
-    return Stamp(found.st_size, found.st_mtime_ns, found.st_ino)
+    return FileVersion(found.st_size, found.st_mtime_ns, found.st_ino)
 
 
 def open_regular(path: str | Path, *, follow: bool = True) -> int:
@@ -105,6 +107,16 @@ def closing_fd(descriptor: int) -> Iterator[int]:
         os.close(descriptor)
 
 
+def open_to_write(path: str | Path) -> int:
+    """Open an existing file for writing, and return its descriptor; links are not followed."""
+    return os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def open_directory(path: str | Path) -> int:
+    """Open a directory, and return its descriptor; links are not followed."""
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
 def read_file(path: str | Path, most: int, *, follow: bool = True) -> bytes:
     """Return the content of a file, or its first `most` bytes.
 
@@ -113,8 +125,11 @@ def read_file(path: str | Path, most: int, *, follow: bool = True) -> bytes:
     OSError
         As `open_regular`, or if it cannot be read.
     """
-    with os.fdopen(open_regular(path, follow=follow), "rb", buffering=0) as file:
-        return b"".join(iter(lambda: file.read(most - file.tell()), b""))
+    content = bytearray()
+    with closing_fd(open_regular(path, follow=follow)) as descriptor:
+        while piece := os.read(descriptor, min(READ, most - len(content))):
+            content += piece
+    return bytes(content)
 
 
 def read_range(descriptor: int, begin: int, end: int) -> bytes:
@@ -193,15 +208,15 @@ def make_directories(directory: Path) -> None:
         sync_directory(directory.parent)
 
 
-def require_links(directory: Path, parent: Path) -> None:
-    """Check that a file of a directory can get a hard link in its parent.
+def require_links(directory: Path) -> None:
+    """Check that a file of a directory can get a hard link in the directory above.
 
     Raises
     ------
     ConfigError
         If the filesystem has no hard links, or makes copies or other files instead.
     """
-    token = secrets.token_hex(4)
+    parent, token = directory.parent, secrets.token_hex(4)
     probe, linked = directory / f"probe.{token}", parent / f".{directory.name}.{token}"
     for earlier in map(PROBE.fullmatch, os.listdir(directory)):  # of a killed process
         if earlier is not None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -104,30 +105,34 @@ def export(
     CacheCorrupt
         If an array differs from its digest.
     ConfigError
-        If the tokenizer is not known, or the directory is not one.
+        If the tokenizer is not known, the directory is not one or may not be written to, or a name
+        is not UTF-8.
+    NoSpace
+        If the disk is full.
     """
     directory = directory.absolute()  # it stands in the options, wherever training starts
     require_text(str(directory), *map(rename, cache.prefixes))
     wanted = list(megatron_files(cache, rename, tokenizer))
-    with may_write(directory, "choose another --to"):
+    own = (f"distcache-{cache.key[:16]}", *{entry.stem for entry in wanted})
+    with may_write(directory, "choose another --to"), ThreadPoolExecutor(threads) as pool:
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except FileExistsError as error:
             raise ConfigError(f"{directory}: is not a directory") from error
-        _sweep(directory, {entry.stem for entry in wanted})
-    with may_write(directory, "choose another --to"), ThreadPoolExecutor(threads) as pool:
+        _sweep(directory, own)
         written = pool.map(lambda entry: _write_entry(cache, entry, directory), wanted)
         files = [name for names in written for name in names]
         return _describe_export(cache, directory, files, rename)
 
 
-def _sweep(directory: Path, stems: Collection[str]) -> None:
-    """Remove what a killed export of the same files has left, unless it is recent."""
+def _sweep(directory: Path, own: tuple[str, ...]) -> None:
+    """Remove what a killed export of files that begin so has left, unless it is recent."""
     for path in directory.glob(".*.part"):
         found = TEMPORARY.fullmatch(path.name)
-        if found and found[1].rpartition("-")[0] in stems and is_plain_file(path):
-            is_old = time.time() - path.lstat().st_mtime > limits().leftover
-            path.unlink() if is_old else None
+        if found and found[1].startswith(own):
+            with contextlib.suppress(FileNotFoundError):  # another export is at it
+                if time.time() - path.lstat().st_mtime > limits().leftover:
+                    path.unlink()
 
 
 def _write_entry(cache: Cache, entry: MegatronFile, directory: Path) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 from distcache.node.manifest import Manifest
@@ -32,9 +32,7 @@ class Localization:
     manifest : Manifest
         The same files and blocks on all nodes.
     options : LocalizeOptions
-        How.
-    transport : str
-        "mpi" or "copy".
+        How, with what earlier runs were asked for; the transport is "mpi" or "copy".
     progress : Progress
         Receives the progress of this agent.
     staged : StagedFiles
@@ -45,17 +43,13 @@ class Localization:
     store: Store
     manifest: Manifest
     options: LocalizeOptions
-    transport: str
     progress: Progress
-    staged: StagedFiles = field(init=False)
+    staged: StagedFiles
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "staged", StagedFiles(self.manifest))
-
-    def on_all_agents(self, action: Callable[[], Result], what: str) -> Result:
+    def on_all_agents_watched(self, action: Callable[[], Result], what: str) -> Result:
         """Run an action on local files as `on_all_ranks_watched` does. Collective."""
         return on_all_ranks_watched(self.agents, action, what)
 
-    def size_of(self, blocks: Iterable[int]) -> int:
+    def bytes_of(self, blocks: Iterable[int]) -> int:
         """Return the bytes of some blocks."""
         return sum(self.manifest.blocks[number].size for number in blocks)

@@ -29,6 +29,7 @@ from distcache.node.records import (
 )
 from distcache.node.space import space_at
 from distcache.node.stage import stage
+from distcache.node.staged_files import StagedFiles
 from distcache.node.store import Store, cache_name, make_store
 from distcache.node.transport import choose_transport
 from distcache.progress import NullProgress, Progress
@@ -186,9 +187,11 @@ def _localize(
             report = on_all_ranks(agents, lambda: make_report(store, record), "reporting")
         else:
             manifest = _make_manifest(agents, store, source, contents)
-            record, report = stage(
-                Localization(agents, store, manifest, options, transport, progress)
-            )
+            asked = _with_earlier_options(now, options)
+            asked = msgspec.structs.replace(asked, transport=transport)
+            staged = StagedFiles(manifest)
+            run = Localization(agents, store, manifest, asked, progress, staged)
+            record, report = stage(run)
     directories = agents.allgather(report.directory, str, "the directories of the stores")
     if record.megatron is not None and len(set(directories)) > 1:
         progress.note("warning: the nodes use different directories, so Megatron's options differ")
@@ -246,6 +249,18 @@ def _fulfils(record: Ready | None, options: LocalizeOptions) -> bool:
     named = options.tokenizer is None or options.tokenizer == record.tokenizer
     viewed = not options.megatron or (record.megatron is not None and named)
     return record.linked >= options.link and viewed and options.budget is None
+
+
+def _with_earlier_options(before: Ready | None, options: LocalizeOptions) -> LocalizeOptions:
+    """Add what an earlier run was asked for, which this copy continues to have."""
+    if before is None:
+        return options
+    return msgspec.structs.replace(
+        options,
+        link=options.link or before.linked,
+        megatron=options.megatron or before.megatron is not None,
+        tokenizer=options.tokenizer if options.tokenizer is not None else before.tokenizer,
+    )
 
 
 def _make_manifest(agents: Communicator, store: Store, source: str, contents: Contents) -> Manifest:

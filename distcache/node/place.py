@@ -47,10 +47,8 @@ def local_directory(given: str | Path | None, environment: Mapping[str, str]) ->
     return None
 
 
-def required_directory(
-    given: str | Path | None, environment: Mapping[str, str], how: str = " with --to"
-) -> Path:
-    """Return the directory of this node's store; `how` it is given is for the message.
+def required_directory(given: str | Path | None, environment: Mapping[str, str]) -> Path:
+    """Return the directory of this node's store.
 
     Raises
     ------
@@ -62,7 +60,7 @@ def required_directory(
         require_text(str(directory))
     else:
         raise ConfigError(
-            f"give a directory of the node{how}, or set {LOCAL_DIRECTORY}; neither "
+            f"name a directory of the node (`localize --to`), or set {LOCAL_DIRECTORY}; neither "
             f"{' nor '.join(SCRATCH)} is set either"
         )
     return directory

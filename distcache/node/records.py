@@ -51,7 +51,7 @@ class LocalCorpus(msgspec.Struct, frozen=True):
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The completion marker of a copy.
+    """The ready record: the completion marker of a copy.
 
     Attributes
     ----------

@@ -6,16 +6,13 @@ import contextlib
 import os
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Final
 
-import msgspec
-
 from distcache import __version__
 from distcache.errors import CorpusError, DistcacheError
-from distcache.io.files import is_plain_file
+from distcache.io.files import closing_fd, is_plain_file
 from distcache.node.local_state import (
     Duplicate,
     LocalState,
@@ -28,7 +25,6 @@ from distcache.node.lock import try_exclusive
 from distcache.node.manifest import CACHE, Manifest, describe, stat_corpus
 from distcache.node.place import node_name
 from distcache.node.records import (
-    LocalizeOptions,
     NodeReport,
     Ready,
     invalidate,
@@ -62,49 +58,34 @@ def stage(run: Localization) -> tuple[Ready, NodeReport]:
         On all agents the same; then no store has a new ready record. A copy in use is unchanged
         until a valid one replaces it.
     """
-    run = replace(run, options=_with_earlier_options(run))
     store, manifest, options, progress = run.store, run.manifest, run.options, run.progress
     everything = range(len(manifest.blocks))
-    progress.phase("verifying the local copy", run.size_of(everything))
-    found = run.on_all_agents(lambda: _verify(run), "verifying the local copy")
+    progress.phase("verifying the local copy", run.bytes_of(everything))
+    found = run.on_all_agents_watched(lambda: _verify(run), "verifying the local copy")
     _confirm(run, found)
     with contextlib.ExitStack() as held:
         repair = _make_room(run, found, held)
-        progress.phase("copying", run.size_of(set(everything) - found.right))
+        progress.phase("copying", run.bytes_of(set(everything) - found.right))
         reused, read = _copy(run, found, repair)
         progress.phase("syncing")
-        run.on_all_agents(lambda: _finish(run, found.complete), "completing files")
+        run.on_all_agents_watched(lambda: _finish(run, found.complete), "completing files")
         _require_unchanged(run)
         if options.megatron:
             progress.phase("writing Megatron's files")
-        record = run.on_all_agents(lambda: _mark_ready(run), "writing the ready record")
+        record = run.on_all_agents_watched(lambda: _mark_ready(run), "writing the ready record")
 
     def report() -> NodeReport:
         return make_report(
             store,
             record,
             read=read,
-            reused=run.size_of(reused),
+            reused=run.bytes_of(reused),
             written=run.staged.written,
-            kept=run.size_of(found.right),
+            kept=run.bytes_of(found.right),
             beyond=0 if options.budget is None else max(bytes_of(store) - options.budget, 0),
         )
 
     return record, on_all_ranks(run.agents, report, "reporting")
-
-
-def _with_earlier_options(run: Localization) -> LocalizeOptions:
-    """Add what an earlier run was asked for, which this copy continues to have."""
-    options = run.options
-    before = read_record(run.store, run.manifest.name)
-    if before is None:
-        return options
-    return msgspec.structs.replace(
-        options,
-        link=options.link or before.linked,
-        megatron=options.megatron or before.megatron is not None,
-        tokenizer=options.tokenizer if options.tokenizer is not None else before.tokenizer,
-    )
 
 
 def _verify(run: Localization) -> LocalState:
@@ -119,7 +100,9 @@ def _confirm(run: Localization, found: LocalState) -> None:
     dated = sorted({file for share in shares for file in share})
     own = dated[agents.rank :: agents.size]
     try:
-        run.on_all_agents(lambda: require_same_content(manifest, own), "reading shared indices")
+        run.on_all_agents_watched(
+            lambda: require_same_content(manifest, own), "reading shared indices"
+        )
     except CorpusError:
         invalidate(run.store, manifest.name)  # the tokens have changed with the index
         raise
@@ -129,7 +112,7 @@ def _confirm(run: Localization, found: LocalState) -> None:
             target = manifest.files[file]
             os.utime(target.final, ns=(target.modified, target.modified), follow_symlinks=False)
 
-    run.on_all_agents(set_times, "setting times")
+    run.on_all_agents_watched(set_times, "setting times")
 
 
 def _require_unchanged(run: Localization) -> None:
@@ -141,7 +124,7 @@ def _require_unchanged(run: Localization) -> None:
         if problems:
             raise CorpusError(*problems)
 
-    run.on_all_agents(check, "examining corpora again")
+    run.on_all_agents_watched(check, "examining corpora again")
 
 
 def _copy(run: Localization, found: LocalState, repair: Repair) -> tuple[frozenset[int], int]:
@@ -172,19 +155,21 @@ def _copy(run: Localization, found: LocalState, repair: Repair) -> tuple[frozens
         reused = copy_duplicates(run, places)
         return reused, frozenset(missing) - reused
 
-    reused, mine = run.on_all_agents(reuse, "copying from other caches")
+    reused, mine = run.on_all_agents_watched(reuse, "copying from other caches")
     return reused, fetch(run, sorted(mine))
 
 
 def _make_room(run: Localization, found: LocalState, held: contextlib.ExitStack) -> Repair:
     """Reserve all space on all nodes before anything is changed on any. Collective."""
-    repair = run.on_all_agents(lambda: _choose_repair(run, found, held), "checking for users")
+    repair = run.on_all_agents_watched(
+        lambda: _choose_repair(run, found, held), "checking for users"
+    )
     try:
-        run.on_all_agents(lambda: _reserve(run, found, repair), "reserving space")
+        run.on_all_agents_watched(lambda: _reserve(run, found, repair), "reserving space")
     except DistcacheError:
         run.staged.undo()
         raise
-    run.on_all_agents(lambda: _withdraw(run, repair), "preparing the repair")
+    run.on_all_agents_watched(lambda: _withdraw(run, repair), "preparing the repair")
     return repair
 
 
@@ -260,11 +245,9 @@ def _mark_ready(run: Localization) -> Ready:
     if options.link:
         link_tokens(store, manifest)
     view = make_view(store, manifest, options.tokenizer) if options.megatron else None
-    descriptor = os.open(
-        store.use_lock(manifest.name), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
-    )
-    os.utime(descriptor)
-    os.close(descriptor)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    with closing_fd(os.open(store.use_lock(manifest.name), flags, 0o600)) as descriptor:
+        os.utime(descriptor)
     record = Ready(
         name=manifest.name,
         key=manifest.contents.key,

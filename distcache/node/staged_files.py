@@ -20,6 +20,7 @@ from distcache.io.files import (
     is_plain_file,
     no_space_as_error,
     open_regular,
+    open_to_write,
     sync_directory,
     write_range,
 )
@@ -134,7 +135,7 @@ class StagedFiles:
 
     def open(self, file: int) -> int:
         """Return a descriptor to write an unfinished file; the caller closes it."""
-        return os.open(self._manifest.files[file].part, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return open_to_write(self._manifest.files[file].part)
 
     def write(self, descriptor: int, offset: int, data: NDArray[np.uint8]) -> None:
         """Write bytes of an unfinished file. From any thread.

@@ -1,4 +1,4 @@
-"""The `mpi` transport: agents read disjoint stripes and broadcast them; each byte is read once.
+"""The `mpi` transport: agents read disjoint chunks and broadcast them; each byte is read once.
 
 Blocks are cut into chunks. Chunk p is read by agent p mod agents and broadcast to all. Every agent
 starts the broadcasts in the order of the chunks, at most `WINDOW` at a time; one thread reads its

@@ -52,12 +52,12 @@ def fetch(run: Localization, mine: Sequence[int]) -> int:
     DistcacheError
         On all agents the same.
     """
-    if run.transport == "copy":
+    if run.options.transport == "copy":
         return _copy_in_turns(run, mine)
     shares = run.agents.allgather(list(mine), list[int], "what the nodes need")
     needed = sorted({number for share in shares for number in share})
     return on_all_ranks(
-        run.agents, lambda: striped_broadcast(run, needed, frozenset(mine)), "broadcasting stripes"
+        run.agents, lambda: striped_broadcast(run, needed, frozenset(mine)), "broadcasting chunks"
     )
 
 
@@ -68,7 +68,7 @@ def _copy_in_turns(run: Localization, mine: Sequence[int]) -> int:
     read = 0
     for turn in turns(run.agents.size):
         own = mine if run.agents.rank in turn else ()
-        read += run.on_all_agents(partial(_copy_shared, run, own), "copying")
+        read += run.on_all_agents_watched(partial(_copy_shared, run, own), "copying")
     return read
 
 

@@ -1,1 +1,1 @@
-"""The life cycle of unfinished files: hidden directory, lock, heartbeat, journal, publication."""
+"""The life cycle of unfinished files: claim, workspace, lock, owner, heartbeat, journal."""

@@ -166,4 +166,4 @@ class Owner:
         if self._read(aside) != owner:  # another process has become the owner meanwhile
             with contextlib.suppress(OSError):
                 os.link(aside, self._path)
-        aside.unlink()
+        aside.unlink(missing_ok=True)

@@ -23,6 +23,7 @@ from distcache.io.files import (
     is_plain_file,
     make_directories,
     may_write,
+    open_directory,
     read_file,
     require_links,
     sync_directory,
@@ -49,7 +50,9 @@ STAMP: Final = "stamp"
 LONGEST_STAMP: Final = 4096  # bytes
 GUARDS: Final = (LOCK, OWNER, *BEATS)
 # Left by a job that was killed before it had a stamp.
-UNSTAMPED: Final = re.compile(rf"\.{STAMP}\.[0-9a-f]{{8}}\.part|{PROBE.pattern}")
+UNSTAMPED: Final = re.compile(
+    rf"\.{STAMP}\.[0-9a-f]{{8}}\.part|{OWNER}\.[0-9a-f]{{8}}|{PROBE.pattern}"
+)
 
 
 class Lock(Enum):
@@ -137,14 +140,9 @@ class Workspace:
                     f"{self.path}: is not a directory; remove it, or {self.otherwise}"
                 ) from None
             return found.st_uid == os.geteuid()
-        self._set_mode()
+        with closing_fd(open_directory(self.path)) as descriptor:
+            os.fchmod(descriptor, MODE)  # whatever the umask
         return True
-
-    def _set_mode(self) -> None:
-        """Set the mode of the directory, whatever the umask; links are not followed."""
-        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        with closing_fd(os.open(self.path, flags)) as descriptor:
-            os.fchmod(descriptor, MODE)
 
     def lock(self) -> Lock:
         """Try to lock the workspace; the lock lasts until `release` or the process ends."""
@@ -216,7 +214,7 @@ class Workspace:
                 f"{self.path}: has files of somebody else ({', '.join(others[:3])}); move it "
                 f"away, or {self.otherwise}"
             )
-        require_links(self.path, self.path.parent)
+        require_links(self.path)
         if self.stamp == stamp:
             self._discard_published()
             return
@@ -234,11 +232,13 @@ class Workspace:
     def _discard_published(self) -> None:
         """Unlink files that have another name too: a killed job has published them.
 
-        They are complete and read-only, whatever their other name is now.
+        They are complete, and must not be written to again, whatever their other name is now.
         """
         for path in self.path.iterdir():
-            if path.name not in GUARDS and is_plain_file(path) and path.lstat().st_nlink > 1:
-                path.unlink()
+            with contextlib.suppress(FileNotFoundError):  # the heartbeat's, of another thread
+                found = path.lstat()
+                if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+                    path.unlink()
 
     def _clear(self) -> None:
         """Remove everything but the stamp, lock, owner and heartbeat."""
@@ -365,9 +365,7 @@ def empty_directory(path: Path, keep: Collection[str] = (), lock: int | None = N
     OSError
         If it is another directory, or something cannot be removed.
     """
-    with closing_fd(
-        os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    ) as descriptor:
+    with closing_fd(open_directory(path)) as descriptor:
         if not _is_own(descriptor, lock):
             raise PermissionError(
                 errno.EPERM,

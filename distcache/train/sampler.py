@@ -18,7 +18,7 @@ __all__ = ["ResumableSampler"]
 ORDERS: Final = ("sequential", "cyclic")
 VERSION: Final = 2
 MOST_SAMPLES: Final = 1 << 62
-MOST_EPOCHS: Final = 1 << 32  # an epoch's number is a seed of 32 bits
+MOST_EPOCHS: Final = 1 << 31  # a seed of 32 bits counts them, some twice
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
@@ -57,7 +57,7 @@ class _State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 def _beyond_limits(consumed: int, epoch: int) -> list[str]:
     """Return a problem if numbers of samples, or of the epoch, exceed what is counted with."""
-    if max(consumed, epoch) < MOST_SAMPLES and consumed // epoch < MOST_EPOCHS // 2:
+    if max(consumed, epoch) < MOST_SAMPLES and consumed // epoch < MOST_EPOCHS:
         return []
     return [f"{consumed} samples of epochs of {epoch} are more than can be counted"]
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from distcache.cli.main import main
-from distcache.io.shared_file import SharedFile
+from distcache.io.unfinished_file import UnfinishedFile
 from distcache.progress import Stopwatch
 from distcache.ranks.connect import connected
 
@@ -68,7 +68,9 @@ def phase(self: Stopwatch, name: str, total: float = 0, original: Any = Stopwatc
         strike()
 
 
-def write(self: SharedFile, offset: int, data: Any, original: Any = SharedFile.write) -> None:
+def write(
+    self: UnfinishedFile, offset: int, data: Any, original: Any = UnfinishedFile.write
+) -> None:
     """Strike before the N-th write."""
     write.count += 1  # type: ignore[attr-defined]
     if f"write:{write.count}" == PLACE:  # type: ignore[attr-defined]
@@ -76,7 +78,7 @@ def write(self: SharedFile, offset: int, data: Any, original: Any = SharedFile.w
     original(self, offset, data)
 
 
-def sync(self: SharedFile, original: Any = SharedFile.sync) -> None:
+def sync(self: UnfinishedFile, original: Any = UnfinishedFile.sync) -> None:
     """Strike before the N-th sync."""
     sync.count += 1  # type: ignore[attr-defined]
     if f"sync:{sync.count}" == PLACE:  # type: ignore[attr-defined]
@@ -103,12 +105,13 @@ def prepare_ingest() -> None:
     TokenStore.write = partialmethod(put, original=TokenStore.write)  # type: ignore[assignment]
 
 
-if "ingest" in WORDS:
-    prepare_ingest()
 sync.count = 0  # type: ignore[attr-defined]
 write.count = 0  # type: ignore[attr-defined]
+if "ingest" in WORDS:
+    prepare_ingest()
+else:
+    UnfinishedFile.sync = sync  # type: ignore[method-assign]
+    UnfinishedFile.write = write  # type: ignore[method-assign]
 Stopwatch.phase = phase  # type: ignore[method-assign]
-SharedFile.sync = sync  # type: ignore[method-assign]
-SharedFile.write = write  # type: ignore[method-assign]
 sys.argv = ["distcache", *WORDS]
 main()

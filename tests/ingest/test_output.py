@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -82,3 +82,41 @@ def test_a_killed_publication_that_was_damaged(
         made, source = tmp_path / f"all{suffix}", tmp_path / f"plain{suffix}"
         assert made.read_bytes() == source.read_bytes()
     assert not (tmp_path / ".all.ingest").exists()
+
+
+def publish_partly(prefix: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merge one corpus, and die when two of its three files have their names."""
+
+    def die(_: Workspace, names: Sequence[tuple[str, str]]) -> None:
+        for unfinished, final in names[:2]:
+            os.link(unfinished, final)
+        raise BuildInterrupted("killed")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Workspace, "publish", die)
+        with pytest.raises(BuildInterrupted):
+            merge(SerialCommunicator(), [prefix], str(out))
+
+
+def test_a_partial_publication_that_was_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is withdrawn, and the corpus is made again."""
+    prefix = write_lengths(tmp_path / "plain", LENGTHS["plain"])
+    publish_partly(prefix, tmp_path / "all", monkeypatch)
+    flip(tmp_path / ".all.ingest" / "0.idx")
+    merge(SerialCommunicator(), [prefix], str(tmp_path / "all"))
+    assert (tmp_path / "all.idx").read_bytes() == (tmp_path / "plain.idx").read_bytes()
+    assert not (tmp_path / ".all.ingest").exists()
+
+
+def test_another_command_over_a_partial_publication_that_was_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is refused before it works, and touches nothing."""
+    prefix = write_lengths(tmp_path / "plain", LENGTHS["plain"])
+    publish_partly(prefix, tmp_path / "all", monkeypatch)
+    flip(tmp_path / ".all.ingest" / "0.idx")
+    with pytest.raises(KeyMismatch, match=r"all\.bin, .*all\.receipt\.json: already exist"):
+        merge(SerialCommunicator(), [prefix, prefix], str(tmp_path / "all"))
+    assert (tmp_path / ".all.ingest" / "0.idx").exists()

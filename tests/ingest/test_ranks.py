@@ -54,13 +54,13 @@ def test_a_tokenizer_is_read_by_one_rank(
 ) -> None:
     """The others get its bytes: a hub is asked once, and all have the same."""
     readers: list[int | None] = []
-    original = tokenizers_of_files.read_tokenizer
+    original = tokenizers_of_files.read_tokenizer_file
 
     def noting(path: Path) -> bytes:
         readers.append(rank_of_thread())
         return original(path)
 
-    monkeypatch.setattr(tokenizers_of_files, "read_tokenizer", noting)
+    monkeypatch.setattr(tokenizers_of_files, "read_tokenizer_file", noting)
     run(inputs, tokenizers, tmp_path / "out")
     assert readers == [0]
 

@@ -14,12 +14,12 @@ from distcache.errors import BuildInterrupted
 from distcache.io.files import no_space_as_error, write_range
 from distcache.io.watchdog import tick
 
-__all__ = ["SharedFile"]
+__all__ = ["UnfinishedFile"]
 
-EVERY: Final = 64 << 20  # bytes
+SYNC_EVERY: Final = 64 << 20  # bytes
 
 
-class SharedFile(AbstractContextManager["SharedFile"]):
+class UnfinishedFile(AbstractContextManager["UnfinishedFile"]):
     """An open unfinished file, synced in a thread whenever enough has been written to it.
 
     Every rank opens it, and syncs what it has written.
@@ -30,8 +30,6 @@ class SharedFile(AbstractContextManager["SharedFile"]):
         Where it is.
     make : bool
         Whether to make it if it does not exist.
-    shown : str or None
-        What an error of a full disk names; by default the path.
 
     Attributes
     ----------
@@ -39,10 +37,11 @@ class SharedFile(AbstractContextManager["SharedFile"]):
         Of the open file, for reading back.
     """
 
-    def __init__(self, path: str, *, make: bool = False, shown: str | None = None) -> None:
+    def __init__(self, path: str, *, make: bool = False) -> None:
         flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if make else 0)
-        self.descriptor = os.open(path, flags, 0o644)
-        self._shown = shown or path
+        self._path = path
+        with no_space_as_error(path):
+            self.descriptor = os.open(path, flags, 0o644)
         self._abandoned = False
         self._lock = threading.Lock()
         self._unsynced = 0
@@ -70,12 +69,12 @@ class SharedFile(AbstractContextManager["SharedFile"]):
             If the file has been abandoned.
         """
         if self._abandoned:
-            raise BuildInterrupted(f"{self._shown}: abandoned")
-        with no_space_as_error(self._shown):
+            raise BuildInterrupted(f"{self._path}: abandoned")
+        with no_space_as_error(self._path):
             write_range(self.descriptor, offset, data)
         with self._lock:
             self._unsynced += len(data) if isinstance(data, bytes) else data.nbytes
-            if self._unsynced >= EVERY:
+            if self._unsynced >= SYNC_EVERY:
                 self._unsynced = 0
                 self._syncs.append(self._pool.submit(self._sync))
 
@@ -91,11 +90,12 @@ class SharedFile(AbstractContextManager["SharedFile"]):
         OSError
             Also if an earlier sync failed: the kernel reports an error only once.
         """
-        with no_space_as_error(self._shown):
+        with no_space_as_error(self._path):
             for pending in self._syncs:
                 pending.result()
             os.fsync(self.descriptor)
 
     def truncate(self, size: int) -> None:
         """Set the file's length in bytes."""
-        os.ftruncate(self.descriptor, size)
+        with no_space_as_error(self._path):
+            os.ftruncate(self.descriptor, size)
