@@ -20,6 +20,7 @@ __all__ = ["Ended", "ThreadCommunicator", "rank_of_thread", "run_ranks"]
 Result = TypeVar("Result")
 LIMIT = 60.0  # seconds, after which ranks have hung
 here = threading.local()
+decoding = threading.Lock()  # msgspec crashes if two threads are the first to decode a type
 
 
 class Ended(BuildInterrupted):
@@ -106,14 +107,16 @@ class ThreadCommunicator:
     def broadcast(self, value: Any, kind: Any, what: str) -> Any:
         """Return rank 0's value on all ranks."""
         del what
-        packed = msgspec.msgpack.encode(value) if self.rank == 0 else b""
-        return msgspec.msgpack.decode(self._share(packed)[0], type=kind)
+        packed = self._share(msgspec.msgpack.encode(value) if self.rank == 0 else b"")
+        with decoding:
+            return msgspec.msgpack.decode(packed[0], type=kind)
 
     def allgather(self, value: Any, kind: Any, what: str) -> list[Any]:
         """Return the values of all ranks."""
         del what
         packed = self._share(msgspec.msgpack.encode(value))
-        return [msgspec.msgpack.decode(entry, type=kind) for entry in packed]
+        with decoding:
+            return [msgspec.msgpack.decode(entry, type=kind) for entry in packed]
 
     def allreduce(self, value: int, how: str, what: str) -> int:
         """Return the sum, or the greatest, of the values of all ranks."""

@@ -15,6 +15,7 @@ import numpy as np
 from distcache import __version__
 from distcache.errors import CacheCorrupt, NotReady
 from distcache.io.files import atomic_write, read_file
+from distcache.io.threads import decodable
 from distcache.progress import Stopwatch
 
 __all__ = [
@@ -61,6 +62,7 @@ class RankRecord(msgspec.Struct, frozen=True):
     waited: Seconds = {}
 
 
+@decodable
 class BuildRecord(msgspec.Struct, frozen=True):
     """One build that published a cache.
 

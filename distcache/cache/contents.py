@@ -25,11 +25,13 @@ from distcache.cache.format import (
 )
 from distcache.errors import CacheCorrupt, NotReady
 from distcache.io.files import closing_fd, open_regular, read_range
+from distcache.io.threads import decodable
 from distcache.kernels import Mapping
 
 __all__ = ["ArrayView", "Cache", "Contents", "open_cache", "open_cache_file", "read_contents"]
 
 
+@decodable
 class _Identity(msgspec.Struct, frozen=True):
     """The fields of an identity; most are decoded lazily."""
 
@@ -44,6 +46,7 @@ class _Identity(msgspec.Struct, frozen=True):
     split: msgspec.Raw
 
 
+@decodable
 class _Naming(msgspec.Struct, frozen=True):
     """The fields of a naming."""
 

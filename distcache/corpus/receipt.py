@@ -16,6 +16,7 @@ import msgspec
 from distcache.corpus.corpus import CorpusFacts
 from distcache.errors import ConfigError, CorpusError, NotReady
 from distcache.io.files import atomic_write, no_space_as_error, read_file
+from distcache.io.threads import decodable
 
 __all__ = [
     "FORMAT",
@@ -153,6 +154,7 @@ class Skipped(msgspec.Struct, frozen=True, omit_defaults=True):
         return f"{self.path}: {place + ': ' if place else ''}{self.reason}"
 
 
+@decodable
 class Receipt(msgspec.Struct, frozen=True):
     """The receipt of one corpus.
 

@@ -1,4 +1,4 @@
-"""Threads that map over short tasks."""
+"""Threads that map over short tasks, and types that several threads may decode."""
 
 from __future__ import annotations
 
@@ -8,12 +8,25 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import msgspec
+
 from distcache.io.watchdog import tick
 
-__all__ = ["map_in_threads"]
+__all__ = ["decodable", "map_in_threads"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+Kind = TypeVar("Kind", bound=type)
+
+
+def decodable(kind: Kind) -> Kind:
+    """Let msgspec describe a type when it is defined; a class decorator.
+
+    msgspec does so when a type is first decoded, and crashes if two threads are the first at once
+    (seen with msgspec 0.22). So the types decoded in processes of users are described before.
+    """
+    msgspec.json.Decoder(kind)
+    return kind
 
 
 def map_in_threads(

@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from distcache.io.files import atomic_write, read_file
+from distcache.io.threads import decodable
 from distcache.megatron.export import Exported
 from distcache.node.place import local_directory, node_name
 from distcache.node.space import space_at
@@ -50,6 +51,7 @@ class LocalCorpus(msgspec.Struct, frozen=True):
     idx_size: int
 
 
+@decodable
 class Ready(msgspec.Struct, frozen=True):
     """The ready record: the completion marker of a copy.
 

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from distcache.corpus import CorpusFacts
+from distcache.io.threads import decodable
 
 __all__ = [
     "ORDER",
@@ -69,6 +70,7 @@ class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     srun: tuple[Annotated[str, Meta(min_length=1)], ...] = ()
 
 
+@decodable
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A whole configuration.
 

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.io.files import closing_fd, read_range
+from distcache.io.threads import decodable
 from distcache.io.watchdog import ticks
 from distcache.progress import Stopwatch
 from distcache.ranks.communicator import Communicator
@@ -41,6 +42,7 @@ RANKS_PER_SECOND: Final = 200  # which write their counts
 QUIET: Final = 10  # heartbeats without progress, after which a rank is named
 
 
+@decodable
 class Beat(msgspec.Struct, frozen=True):
     """One heartbeat, in ``progress.json``.
 

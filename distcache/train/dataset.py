@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from distcache.errors import ConfigError
+from distcache.io.threads import decodable
 from distcache.kernels import SampleRules
 from distcache.train.batch import BatchMemory, BatchRow, attention_masks, rows_of
 from distcache.train.open import CacheHandle, OpenCache
@@ -216,6 +217,7 @@ _KERNEL_NAMES = {
 }
 
 
+@decodable
 class SampleOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How samples are made, with Megatron-Core's names.
 

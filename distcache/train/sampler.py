@@ -10,6 +10,7 @@ import msgspec
 from torch.utils.data import Sampler
 
 from distcache.errors import ConfigError, StateWarning
+from distcache.io.threads import decodable
 from distcache.train.dataset import CachedDataset
 from distcache.train.order import Cyclic, Order, Sequential, Sharded
 
@@ -23,6 +24,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
+@decodable
 class _State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The state of a sampler: which samples, and how many are consumed.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -40,3 +42,42 @@ def test_an_error_ends_all(threads: int) -> None:
     with pytest.raises(ValueError, match="ten"):
         map_in_threads(act, range(10_000), threads)
     assert len(done) < 1000
+
+
+FIRST_DECODE = """
+from __future__ import annotations
+import sys, threading
+import msgspec
+from distcache.io.threads import decodable
+
+sys.setswitchinterval(1e-6)
+data = msgspec.msgpack.encode({"x": [{"a": 1}], "y": {"k": {"a": 2, "b": ["q"]}}})
+for number in range(300):
+    class Inner(msgspec.Struct):
+        a: int
+        b: list[str] | None = None
+
+    @decodable
+    class Outer(msgspec.Struct):
+        x: tuple[Inner, ...]
+        y: dict[str, Inner]
+
+    def decode():
+        together.wait()
+        msgspec.msgpack.decode(data, type=Outer)
+
+    together = threading.Barrier(4)
+    threads = [threading.Thread(target=decode) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""
+
+
+def test_threads_that_are_the_first_to_decode_a_type() -> None:
+    """Do not meet within msgspec, where they would crash."""
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_DECODE], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
