@@ -16,18 +16,20 @@ MPI := tests/mpi tests/faults
 TORCHRUN := tests/torchrun
 SERIAL := $(MPI) $(TORCHRUN)
 CLUSTER := tests/cluster
+JUDGES := 0.17.1 0.18.2 0.19.2
 # What a run could not test, a line each.
 LEFT_OUT := build/left-out
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: help install demo test test-fast lint docs wheel cpp-tests python-tests mpi-tests demo-test cluster-tests \
-	cluster-packages python-versions storm record-counts bench clean
+	cluster-packages python-versions storm record-counts judges bench clean
 
 help:
 	@echo "make demo       corpora from real text, a blend built by two ranks, training from its copy"
 	@echo "make test       every check: lint, C++ with sanitizers, Python, MPI, faults, Megatron-Core, Slurm"
 	@echo "make test-fast  the tests of a working minute"
 	@echo "make cluster-packages  what the test cluster needs: Slurm, munge, MariaDB, GlusterFS"
+	@echo "make judges     names of tokenizers, by later releases of Megatron-Core"
 	@echo "make storm      kills, full disks, flips and races at random, for STORM_MINUTES"
 	@echo "make python-versions  the fast suite under Python 3.12 and 3.13"
 	@echo "make lint       ruff, mypy, stubtest, clang-format, import-linter"
@@ -150,6 +152,13 @@ wheel:
 
 cluster-packages:
 	scripts/cluster_packages
+
+# Releases of Megatron-Core that name tokenizers; 0.16.1 is installed, and judges everything else.
+judges: $(VENV)/test-installed
+	scripts/judges build/judges $(JUDGES)
+	for release in $(JUDGES); do \
+		PYTHONPATH=build/judges/$$release pytest -q tests/peers/test_tokenizers.py || exit 1; \
+	done
 
 bench: $(VENV)/test-installed
 	python benchmarks/kernels.py

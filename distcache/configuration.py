@@ -15,6 +15,7 @@ import msgspec
 from distcache.errors import ConfigError, NotReady
 from distcache.io.files import open_regular, read_file
 from distcache.megatron.options import MEGATRON_KEYS, config_from_options, options_from_mapping
+from distcache.megatron.tokenizers import RELEASES, MegatronTokenizer, identifiers
 from distcache.plan.config import BlendEntry, BlendPerSplit, Config, Samples, Slurm
 
 __all__ = ["complete", "config_from_mapping", "load_config", "tokenizer_from"]
@@ -185,13 +186,13 @@ def _with_path(name: str, message: str) -> str:
 
 
 def complete(config: Config) -> Config:
-    """Check what types cannot express, and read the tokenizer's ``{"description": FILE}``.
+    """Check what types cannot express, and determine the tokenizer's identifiers.
 
     Raises
     ------
     ConfigError
-        If a text cannot be a path or stand in a file, if there is no such description, or if the
-        tokenizer's identifiers are not JSON.
+        If a text cannot be a path or stand in a file, if there is no such description, if Megatron
+        would refuse the tokenizer's options, or if its identifiers are not JSON.
     """
     texts = [*config.prefixes(), config.split or ""]
     problems = [
@@ -206,11 +207,33 @@ def complete(config: Config) -> Config:
         return config
     if set(tokenizer) == {"description"}:
         tokenizer = tokenizer_from(Path(str(tokenizer["description"])))
+    elif "tokenizer_type" in tokenizer:
+        tokenizer = _tokenizer_by_options(tokenizer)
     try:
         json.dumps(tokenizer, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"$.tokenizer: is not JSON: {error}") from error
     return msgspec.structs.replace(config, tokenizer=tokenizer)
+
+
+def _tokenizer_by_options(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the identifiers that the release ``megatron`` gives a tokenizer with these options."""
+    given = {name: value for name, value in fields.items() if name != "megatron"}
+    if "megatron" not in fields:
+        raise ConfigError(
+            f"$.tokenizer.megatron: missing; name the release, one of {', '.join(RELEASES)}, since "
+            "each calls its tokenizers in its own way"
+        )
+    if (release := str(fields["megatron"])) not in RELEASES:
+        raise ConfigError(
+            f"$.tokenizer.megatron: {release!r} is not a known release; known: "
+            f"{', '.join(RELEASES)}"
+        )
+    try:
+        options = msgspec.convert(given, MegatronTokenizer)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"$.tokenizer: {error}") from error
+    return identifiers(options, RELEASES[RELEASES.index(release)])
 
 
 def _is_text(text: str) -> bool:

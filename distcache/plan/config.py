@@ -97,8 +97,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     full_validation : bool
         Whether validation runs over one whole epoch.
     tokenizer : dict or None
-        Megatron's ``unique_identifiers`` of the tokenizer, or ``{"description": FILE}`` to take
-        them from a description that Megatron wrote. Enters Megatron's names only.
+        Megatron's ``unique_identifiers`` of the tokenizer; or ``{"description": FILE}`` to take
+        them from a description that Megatron wrote; or ``{"megatron": RELEASE, ...}`` with
+        Megatron's options of the tokenizer. Enters Megatron's names only.
     mixed_tokenizers : bool
         Whether receipts of corpora may name different tokenizers. Changes no array.
     slurm : Slurm or None

@@ -168,3 +168,38 @@ def test_samples_that_are_not_named() -> None:
     assert [named.samples_of(split) for split in ("train", "valid", "test")] == [5, 0, 0]
     full = config_from_mapping({**GOOD, "samples": {"train": 5}, "full_validation": True})
     assert full.samples_of("valid") is None
+
+
+LLAMA = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "meta-llama/Llama-3.1-8B"}
+
+
+def test_the_tokenizer_by_megatrons_options() -> None:
+    """Becomes the identifiers that the release gives it, in its order."""
+    config = config_from_mapping({**GOOD, "tokenizer": {"megatron": "0.19", **LLAMA}})
+    assert list(config.tokenizer or {}) == [
+        "class",
+        "tokenizer_path",
+        "chat_template",
+        "vocab_file",
+        "merges_file",
+        "additional_special_tokens",
+        "use_fast",
+        "trust_remote_code",
+        "include_special_tokens",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "problem"),
+    [
+        (LLAMA, r"\$\.tokenizer\.megatron: missing"),
+        ({**LLAMA, "megatron": "0.15"}, "'0.15' is not a known release; known: 0.16"),
+        ({**LLAMA, "megatron": 0.19, "model": "x"}, "unknown field `model`"),
+        ({"tokenizer_type": "X", "megatron": "0.19"}, "Invalid enum value 'X'"),
+        ({"tokenizer_type": "TikTokenizer", "megatron": "0.19"}, "needs a tokenizer_model"),
+    ],
+)
+def test_options_that_megatron_would_refuse(tokenizer: dict[str, Any], problem: str) -> None:
+    """Are named."""
+    with pytest.raises(ConfigError, match=problem):
+        config_from_mapping({**GOOD, "tokenizer": tokenizer})
