@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -131,7 +132,9 @@ def _sweep(directory: Path, own: tuple[str, ...]) -> None:
         found = TEMPORARY.fullmatch(path.name)
         if found and found[1].startswith(own):
             with contextlib.suppress(FileNotFoundError):  # another export is at it
-                if time.time() - path.lstat().st_mtime > limits().leftover:
+                left = path.lstat()
+                is_old = time.time() - left.st_mtime > limits().leftover
+                if is_old and stat.S_ISREG(left.st_mode):
                     path.unlink()
 
 

@@ -18,12 +18,12 @@ import msgspec
 from distcache.errors import ConfigError
 from distcache.io.files import read_file
 
-__all__ = ["RELEASES", "MegatronTokenizer", "Release", "identifiers"]
+__all__ = ["RELEASES", "MegatronTokenizer", "Release", "TokenizerType", "identifiers"]
 
 Release = Literal["0.16", "0.17", "0.18", "0.19"]
 RELEASES: Final[tuple[Release, ...]] = get_args(Release)
 
-Type = Literal[
+TokenizerType = Literal[
     "HuggingFaceTokenizer",
     "SentencePieceTokenizer",
     "GPTSentencePieceTokenizer",
@@ -86,7 +86,7 @@ class MegatronTokenizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         From 0.18 on.
     """
 
-    tokenizer_type: Type
+    tokenizer_type: TokenizerType
     tokenizer_model: str | None = None
     tokenizer_metadata: str | None = None
     tokenizer_special_tokens: tuple[str, ...] | None = None
@@ -129,15 +129,15 @@ def identifiers(options: MegatronTokenizer, release: Release) -> dict[str, Any]:
     """
     kind = options.tokenizer_type
     if kind == "NullTokenizer":
-        path, passed = None, _of_null(options, release)
+        path: str | None = None
+        passed = _of_null(options, release)
     elif kind == "TikTokenizer":
         path, passed = options.tokenizer_model, _of_tiktoken(options, release)
     elif kind in SENTENCEPIECE:
         path, passed = options.tokenizer_model, _of_sentencepiece(options, release)
-    elif kind in BY_NAME:
-        path, passed = kind, _of_hugging_face(options, release)
     else:
-        path, passed = options.tokenizer_model, _of_hugging_face(options, release)
+        path = kind if kind in BY_NAME else options.tokenizer_model
+        passed = _of_hugging_face(options, release)
     if path is None and kind != "NullTokenizer":
         raise ConfigError(f"tokenizer: {kind} needs a tokenizer_model")
     found: dict[str, Any] = {"class": _class_of(options, release), "tokenizer_path": path}

@@ -84,8 +84,12 @@ def test_a_killed_publication_that_was_damaged(
     assert not (tmp_path / ".all.ingest").exists()
 
 
-def publish_partly(prefix: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Merge one corpus, and die when two of its three files have their names."""
+def publish_partly(directory: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Merge one corpus, die when two of its files have their names, and damage the third.
+
+    Return the prefix of the corpus.
+    """
+    prefix = write_lengths(directory / "plain", LENGTHS["plain"])
 
     def die(_: Workspace, names: Sequence[tuple[str, str]]) -> None:
         for unfinished, final in names[:2]:
@@ -95,16 +99,16 @@ def publish_partly(prefix: str, out: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with monkeypatch.context() as patched:
         patched.setattr(Workspace, "publish", die)
         with pytest.raises(BuildInterrupted):
-            merge(SerialCommunicator(), [prefix], str(out))
+            merge(SerialCommunicator(), [prefix], str(directory / "all"))
+    flip(directory / ".all.ingest" / "0.idx")
+    return prefix
 
 
 def test_a_partial_publication_that_was_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Is withdrawn, and the corpus is made again."""
-    prefix = write_lengths(tmp_path / "plain", LENGTHS["plain"])
-    publish_partly(prefix, tmp_path / "all", monkeypatch)
-    flip(tmp_path / ".all.ingest" / "0.idx")
+    prefix = publish_partly(tmp_path, monkeypatch)
     merge(SerialCommunicator(), [prefix], str(tmp_path / "all"))
     assert (tmp_path / "all.idx").read_bytes() == (tmp_path / "plain.idx").read_bytes()
     assert not (tmp_path / ".all.ingest").exists()
@@ -114,9 +118,7 @@ def test_another_command_over_a_partial_publication_that_was_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Is refused before it works, and touches nothing."""
-    prefix = write_lengths(tmp_path / "plain", LENGTHS["plain"])
-    publish_partly(prefix, tmp_path / "all", monkeypatch)
-    flip(tmp_path / ".all.ingest" / "0.idx")
+    prefix = publish_partly(tmp_path, monkeypatch)
     with pytest.raises(KeyMismatch, match=r"all\.bin, .*all\.receipt\.json: already exist"):
         merge(SerialCommunicator(), [prefix, prefix], str(tmp_path / "all"))
     assert (tmp_path / ".all.ingest" / "0.idx").exists()

@@ -9,7 +9,7 @@ import warnings
 from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -18,20 +18,16 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from megatron.core import package_info
 
-from distcache.megatron.tokenizers import RELEASES, MegatronTokenizer, Release, identifiers
+from distcache.megatron.tokenizers import (
+    RELEASES,
+    MegatronTokenizer,
+    Release,
+    TokenizerType,
+    identifiers,
+)
 
 RELEASE: Release = msgspec.convert(".".join(package_info.__version__.split(".")[:2]), Release)
-KINDS = (
-    "HuggingFaceTokenizer",
-    "SentencePieceTokenizer",
-    "GPTSentencePieceTokenizer",
-    "Llama2Tokenizer",
-    "TikTokenizer",
-    "BertWordPieceLowerCase",
-    "BertWordPieceCase",
-    "GPT2BPETokenizer",
-    "NullTokenizer",
-)
+KINDS: tuple[TokenizerType, ...] = get_args(TokenizerType)
 SPECIAL = ("<unk>", "<s>", "</s>", "it's", 'a "b"', "é")
 
 
