@@ -89,7 +89,7 @@ class Communicator(Protocol):
         Returns
         -------
         values : ndarray
-            In the order of the ranks that sent them; fewer than 2^31.
+            In the order of the ranks that sent them.
         counts : ndarray of int64, shape (ranks,)
             How many each has sent.
         """
