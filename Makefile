@@ -64,8 +64,8 @@ demo: install
 # All of it; the last line says what could not be run here.
 test:
 	@mkdir -p build && rm -f $(LEFT_OUT)
-	$(MAKE) --no-print-directory lint docs cpp-tests python-tests mpi-tests demo-test python-versions \
-		storm cluster-tests
+	$(MAKE) --no-print-directory lint docs cpp-tests python-tests judges mpi-tests demo-test \
+		python-versions storm cluster-tests
 	scripts/wheels $$($(BIN)/python -c "import sys; print('%d.%d' % sys.version_info[:2])")
 	@scripts/left_out $(LEFT_OUT)
 
@@ -153,12 +153,11 @@ wheel:
 cluster-packages:
 	scripts/cluster_packages
 
-# Releases of Megatron-Core that name tokenizers; 0.16.1 is installed, and judges everything else.
+# Later releases of Megatron-Core; the oldest that is judged by is installed, for all other tests too.
 judges: $(VENV)/test-installed
 	scripts/judges build/judges $(JUDGES)
-	for release in $(JUDGES); do \
-		PYTHONPATH=build/judges/$$release pytest -q tests/peers/test_tokenizers.py || exit 1; \
-	done
+	for release in $(JUDGES); do PYTHONPATH=build/judges/$$release \
+		pytest -q -n auto --ignore tests/peers/test_permutation.py tests/peers || exit 1; done
 
 bench: $(VENV)/test-installed
 	python benchmarks/kernels.py

@@ -236,7 +236,7 @@ class SampleOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Megatron's, the default is False: attention kernels make their own.
     inter_document_masking : bool
         Whether samples have the bounds of their documents as ``cu_seqlens``, and positions that
-        restart with each; the attention mask is left out. In Megatron's development branch.
+        restart with each; the attention mask is left out. In Megatron-Core since 0.19.
     """
 
     eod: Token | None = None

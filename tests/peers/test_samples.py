@@ -1,4 +1,4 @@
-"""Samples equal those of Megatron-Core 0.16.1 itself, for every option."""
+"""Samples equal those of Megatron-Core itself, for every option that the release has."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from distcache.train.dataset import CachedDataset
 from distcache.train.open import open_cache
 from tests.caches import build_here
 from tests.corpora import write_corpus
-from tests.peers.megatron import alone, build_with_megatron
+from tests.peers.megatron import OPTIONS, alone, build_with_megatron, selected
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 EOD = 0
 VOCABULARY = 9
 LENGTH = 24
-MASKS = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss", "create_attention_mask")
+MASKS = ["reset_position_ids", "reset_attention_mask", "eod_mask_loss", "create_attention_mask"]
+MASKS += [name for name in ("inter_document_masking",) if name in OPTIONS]  # since 0.19
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -135,8 +136,12 @@ def pairs(
     assert found == len(cache.splits)
 
 
-@pytest.mark.parametrize("masks", list(itertools.product([False, True], repeat=4)))
-@pytest.mark.parametrize("name", CONFIGURATIONS)
+@pytest.mark.parametrize(
+    ("name", "masks"),
+    selected(
+        itertools.product(CONFIGURATIONS, itertools.product([False, True], repeat=len(MASKS)))
+    ),
+)
 def test_every_sample_is_megatrons(
     name: str, masks: tuple[bool, ...], texts: dict[str, str], tmp_path: Path
 ) -> None:
@@ -174,59 +179,6 @@ def test_none_is_a_sample_without_loss(texts: dict[str, str], tmp_path: Path) ->
         rows = ours.__getitems__([None, 1])
         require_equal(dict(rows[0]), theirs[None])
         require_equal(dict(rows[1]), theirs[1])
-
-
-def document_bounds(dataset: Any, index: int, lengths: list[int], extra: bool) -> list[int]:
-    """Return the cumulative lengths of a sample's documents, as Megatron's branch has them."""
-    lengths.clear()
-    dataset[index]
-    found = list(lengths)
-    if extra:
-        found[-1] -= 1
-        if found[-1] == 0:
-            found.pop()
-    shortfall = LENGTH - sum(found)
-    if shortfall > 0:
-        found = found or [0]
-        found[-1] += shortfall
-    return [0, *itertools.accumulate(found)]
-
-
-@pytest.mark.parametrize(
-    "name", ["one corpus", "partial validation", "partial without extra token"]
-)
-def test_bounds_of_documents(name: str, texts: dict[str, str], tmp_path: Path) -> None:
-    """From the very parts that Megatron-Core reads."""
-    fields = fields_of(name, texts)
-    fields["blend"] = fields["blend"][:1]
-    config = config_from_mapping(fields)
-    cache = open_cache(build_here(fields, tmp_path / "shared").path)
-    built = build_with_megatron(config, tmp_path / "theirs", EOD, -1)
-    for split, theirs in zip(("train", "valid"), built, strict=False):
-        ours = cache.dataset(split, inter_document_masking=True, create_attention_mask=True)
-        lengths: list[int] = []
-        get = theirs.dataset.get
-
-        def recorded(*words: Any, get: Any = get, lengths: Any = lengths, **more: Any) -> Any:
-            part = get(*words, **more)
-            lengths.append(len(part))
-            return part
-
-        theirs.dataset.get = recorded
-        for i in range(len(ours)):
-            bounds = document_bounds(theirs, i, lengths, config.add_extra_token)
-            found = ours[i]
-            padded = bounds + [LENGTH] * (LENGTH + 1 - len(bounds))
-            assert found["cu_seqlens"].tolist() == padded
-            assert found["cu_seqlens"].dtype == found["max_seqlen"].dtype == torch.int32
-            assert int(found["max_seqlen"]) == max(np.diff(bounds))
-            positions = [k for begin, end in itertools.pairwise(bounds) for k in range(end - begin)]
-            assert found["position_ids"].tolist() == positions
-            assert "attention_mask" not in found
-            require_equal(
-                {key: found[key] for key in ("tokens", "labels", "loss_mask")},
-                {key: theirs[i][key] for key in ("tokens", "labels", "loss_mask")},
-            )
 
 
 def test_validation_sets_of_their_own(texts: dict[str, str], tmp_path: Path) -> None:

@@ -14,19 +14,14 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from megatron.core import package_info
-
 from distcache.megatron.tokenizers import (
     RELEASES,
     MegatronTokenizer,
-    Release,
     TokenizerType,
     identifiers,
 )
+from tests.peers.megatron import RELEASE
 
-RELEASE: Release = msgspec.convert(".".join(package_info.__version__.split(".")[:2]), Release)
 KINDS: tuple[TokenizerType, ...] = get_args(TokenizerType)
 SPECIAL = ("<unk>", "<s>", "</s>", "it's", 'a "b"', "é")
 
