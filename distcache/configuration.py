@@ -14,11 +14,12 @@ import msgspec
 
 from distcache.errors import ConfigError, NotReady
 from distcache.io.files import open_regular, read_file
+from distcache.megatron.names import Naming
 from distcache.megatron.options import MEGATRON_KEYS, config_from_options, options_from_mapping
-from distcache.megatron.tokenizers import RELEASES, MegatronTokenizer, identifiers
+from distcache.megatron.tokenizers import checked_tokenizer, identifiers_of, releases_in
 from distcache.plan.config import BlendEntry, BlendPerSplit, Config, Samples, Slurm
 
-__all__ = ["complete", "config_from_mapping", "load_config", "tokenizer_from"]
+__all__ = ["complete", "config_from_mapping", "load_config", "naming_from", "tokenizer_from"]
 
 # A file with any of these fields is distcache's own.
 OWN_KEYS: Final = {"blend", "blend_per_split", "sequence_length", "samples"}
@@ -208,32 +209,16 @@ def complete(config: Config) -> Config:
     if set(tokenizer) == {"description"}:
         tokenizer = tokenizer_from(Path(str(tokenizer["description"])))
     elif "tokenizer_type" in tokenizer:
-        tokenizer = _tokenizer_by_options(tokenizer)
+        try:
+            tokenizer = checked_tokenizer(tokenizer)
+            identifiers_of(tokenizer)
+        except ConfigError as error:
+            raise ConfigError(f"$.tokenizer: {error}") from error
     try:
         json.dumps(tokenizer, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"$.tokenizer: is not JSON: {error}") from error
     return msgspec.structs.replace(config, tokenizer=tokenizer)
-
-
-def _tokenizer_by_options(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the identifiers that the release ``megatron`` gives a tokenizer with these options."""
-    given = {name: value for name, value in fields.items() if name != "megatron"}
-    if "megatron" not in fields:
-        raise ConfigError(
-            f"$.tokenizer.megatron: missing; name the release, one of {', '.join(RELEASES)}, since "
-            "each calls its tokenizers in its own way"
-        )
-    if (release := str(fields["megatron"])) not in RELEASES:
-        raise ConfigError(
-            f"$.tokenizer.megatron: {release!r} is not a known release; known: "
-            f"{', '.join(RELEASES)}"
-        )
-    try:
-        options = msgspec.convert(given, MegatronTokenizer)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"$.tokenizer: {error}") from error
-    return identifiers(options, RELEASES[RELEASES.index(release)])
 
 
 def _is_text(text: str) -> bool:
@@ -244,19 +229,57 @@ def _is_text(text: str) -> bool:
 
 
 def tokenizer_from(path: Path) -> dict[str, Any]:
-    """Read the tokenizer's identifiers from a description of a section or a blend.
+    """Read a tokenizer's description, or Megatron's options of it.
+
+    Parameters
+    ----------
+    path : path
+        A description of a section or a blend that Megatron wrote; or a YAML or JSON file with
+        ``tokenizer_type`` and further options.
+
+    Returns
+    -------
+    dict
+        For `distcache.megatron.tokenizers.identifiers_of`.
 
     Raises
     ------
     ConfigError
-        If the file is not a description that Megatron wrote.
+        If the file is neither.
     """
     try:
-        described = json.loads(read_file(path, LARGEST_DESCRIPTION))
+        text = read_file(path, LARGEST_DESCRIPTION).decode("utf-8")
+        described = _parse(".yaml" if path.suffix in (".yaml", ".yml") else ".json", text)
+        if "tokenizer_type" in described:
+            return checked_tokenizer(described)
         # A blend's description holds its sections'; every one of them names the tokenizer.
         section = described["datasets"][0] if "datasets" in described else described
         return dict(section["tokenizer"])
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
     except (OSError, *PARSER_ERRORS) as error:
         raise ConfigError(
-            f"tokenizer: {str(path)!r} is not a description.txt that Megatron wrote: {error}"
+            f"tokenizer: {str(path)!r} is neither a description.txt that Megatron wrote, nor a "
+            f"file of its tokenizer's options: {error}"
         ) from error
+
+
+def naming_from(tokenizer: Path | None, releases: str | None, *, fim_data: bool) -> Naming:
+    """Return what decides Megatron's names, as a command's options say it.
+
+    Parameters
+    ----------
+    tokenizer : path or None
+        For `tokenizer_from`.
+    releases : str or None
+        As in ``0.18,0.19``.
+    fim_data : bool
+        Whether training is given ``--fim-data``.
+
+    Raises
+    ------
+    ConfigError
+        If a release is not known, or the file has no tokenizer.
+    """
+    described = None if tokenizer is None else tokenizer_from(tokenizer)
+    return Naming(described, releases_in(releases or ""), fim_data)

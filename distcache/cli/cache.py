@@ -18,9 +18,9 @@ from distcache.builder.build_record import (
 from distcache.cache.contents import Cache, open_cache
 from distcache.cache.digests import verify_cache
 from distcache.cache.inspect import inspect_document
-from distcache.cli.common import JsonOption
+from distcache.cli.common import FimOption, JsonOption, MegatronOption, TokenizerOption
 from distcache.cli.show import print_json, print_table, size_text
-from distcache.configuration import load_config, tokenizer_from
+from distcache.configuration import load_config, naming_from
 from distcache.corpus.examine import examine, require_sound
 from distcache.errors import ConfigError, CorpusError, KeyMismatch
 from distcache.megatron.export import export, prefix_renamer
@@ -209,6 +209,8 @@ def _naming_differences(config: Config, cache: Cache) -> list[str]:
         lines.append("paths differ; export with --prefix FROM=TO")
     if config.tokenizer != cache.naming["tokenizer"]:
         lines.append("tokenizers differ; export with --tokenizer FILE")
+    if config.fim_data and not cache.naming.get("fim_data"):
+        lines.append("the cache's names are not for --fim-data; export with it")
     return lines
 
 
@@ -219,25 +221,26 @@ def export_command(
         list[str] | None,
         typer.Option(help="FROM=TO: training will be given the corpora under another path."),
     ] = None,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(help="A description.txt that Megatron wrote, to take it from."),
-    ] = None,
+    tokenizer: TokenizerOption = None,
+    megatron: MegatronOption = None,
+    fim_data: FimOption = False,
     threads: Annotated[int, typer.Option(min=1, help="Arrays written at a time.")] = 2,
     as_json: JsonOption = False,
 ) -> None:
     """Write the files that an unmodified Megatron looks for, and print the options to use them.
 
-    Example:
-
+    Examples
+    --------
         distcache export /shared/caches/pretrain.h5 --to /shared/megatron-cache
+
+        distcache export /shared/caches/pretrain.h5 --to DIR --megatron 0.18,0.19
     """
     pairs = [tuple(pair.split("=", 1)) for pair in prefix or []]
     if any(len(pair) != 2 or not all(pair) for pair in pairs):
         raise ConfigError(f"--prefix {' '.join(prefix or [])}: expected FROM=TO")
     rename = prefix_renamer([(pair[0], pair[1]) for pair in pairs])
-    identifiers = None if tokenizer is None else tokenizer_from(tokenizer)
-    done = export(open_cache(cache), to, rename, identifiers, threads)
+    naming = naming_from(tokenizer, megatron, fim_data=fim_data)
+    done = export(open_cache(cache), to, rename, naming, threads)
     if as_json:
         print_json(done)
         return

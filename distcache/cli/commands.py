@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import itertools
 import os
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import typer
@@ -28,6 +30,8 @@ class Entry(NamedTuple):
         At most 64 characters, which is what fits beside the names.
     passes_options : bool
         Whether it takes Megatron's options, which nobody has declared.
+    optional_values : dict of str to str
+        Options that may stand without a value, and the pattern of a value.
     interrupted : str or None
         What is said when it is interrupted; None if it joins other ranks first, and then says it.
     """
@@ -37,6 +41,7 @@ class Entry(NamedTuple):
     summary: str
     passes_options: bool = False
     interrupted: str | None = "nothing has been changed"
+    optional_values: Mapping[str, str] = {}
 
 
 KEPT: Final = "run again to continue"
@@ -99,6 +104,7 @@ COMMANDS: Final = {
         "localize_command",
         "Bring a cache and its .idx files to every node's disk.",
         interrupted=None,
+        optional_values={"--megatron": r"[0-9.,]+$"},
     ),
     "local": Entry("node", "local_app", "Look after the copies on this node.", interrupted=KEPT),
     "ingest": Entry(
@@ -116,7 +122,16 @@ class LazyGroup(TyperGroup):
         """Put the command in the place of its stand-in, and continue as usual."""
         if args and args[0] in COMMANDS:
             self.commands[args[0]] = load(args[0])
+            args = [args[0], *_with_values(args[1:], COMMANDS[args[0]].optional_values)]
         return super().resolve_command(ctx, args)
+
+
+def _with_values(words: Sequence[str], optional: Mapping[str, str]) -> list[str]:
+    """Return words with an empty value for each option that stands without one."""
+    return [
+        f"{word}=" if word in optional and not re.match(optional[word], following) else word
+        for word, following in itertools.zip_longest(words, words[1:], fillvalue="")
+    ]
 
 
 def add_commands(app: typer.Typer) -> None:

@@ -17,12 +17,15 @@ from distcache.errors import BuildInterrupted, ConfigError
 
 __all__ = [
     "ENDING",
+    "FimOption",
     "JsonOption",
     "LimitOption",
     "LogOption",
+    "MegatronOption",
     "OutOption",
     "ReuseOption",
     "ThreadsOption",
+    "TokenizerOption",
     "ignore_signals",
     "interrupt_on_signals",
     "needing_libraries",
@@ -43,6 +46,22 @@ ThreadsOption = Annotated[
         help="Threads of each rank; 0 is its share of the cores of its node.",
     ),
 ]
+MegatronOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="[RELEASE,...]",
+        help="Names that these releases look for, for example 0.18,0.19.",
+    ),
+]
+TokenizerOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="A description.txt that Megatron wrote, or YAML or JSON with its options of the "
+        "tokenizer (tokenizer_type, tokenizer_model, ...); by default as the cache says.",
+    ),
+]
+FimOption = Annotated[bool, typer.Option("--fim-data", help="Names for training with --fim-data.")]
 LimitOption = Annotated[
     str | None, typer.Option("--memory-limit", help="Memory per rank, for example 8G.")
 ]

@@ -13,14 +13,16 @@ from typing import Annotated, Final, Literal
 import typer
 
 from distcache.cli.common import (
+    FimOption,
     JsonOption,
     LogOption,
+    TokenizerOption,
     interrupt_on_signals,
     optional_size,
     parse_size,
 )
 from distcache.cli.show import make_progress, print_json, print_table, size_text
-from distcache.configuration import tokenizer_from
+from distcache.configuration import naming_from
 from distcache.errors import CacheCorrupt, ConfigError
 from distcache.node.localize import localize
 from distcache.node.place import required_directory
@@ -59,12 +61,15 @@ def localize_command(
         Literal["link", "none"], typer.Option("--bin", help="Links to the .bin files, or none.")
     ] = "link",
     megatron: Annotated[
-        bool, typer.Option("--megatron", help="Also write Megatron's files, and print its options.")
-    ] = False,
-    tokenizer: Annotated[
-        Path | None,
-        typer.Option(help="A description.txt that Megatron wrote, for the names of its files."),
+        str | None,
+        typer.Option(
+            metavar="[RELEASE,...]",
+            help="Also write Megatron's files, and print its options; with the names that these "
+            "releases look for, for example 0.18,0.19.",
+        ),
     ] = None,
+    tokenizer: TokenizerOption = None,
+    fim_data: FimOption = False,
     transport: Annotated[
         Literal["auto", "mpi", "copy"],
         typer.Option(help="mpi: each byte is read once for all nodes; copy: by each node."),
@@ -110,8 +115,8 @@ def localize_command(
     options = LocalizeOptions(
         directory=to,
         link=tokens == "link",
-        megatron=megatron,
-        tokenizer=None if tokenizer is None else tokenizer_from(tokenizer),
+        megatron=megatron is not None,
+        naming=naming_from(tokenizer, megatron, fim_data=fim_data),
         transport=transport,
         reserve=parse_size(reserve),
         threads=threads,

@@ -7,7 +7,7 @@ import io
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -28,10 +28,12 @@ from distcache.io.files import (
     open_regular,
     read_range,
     require_text,
+    sync_directory,
+    temporary_name,
 )
 from distcache.io.watchdog import tick
 from distcache.megatron.arguments import megatron_arguments, megatron_warnings
-from distcache.megatron.names import MegatronFile, megatron_files
+from distcache.megatron.names import MegatronFile, Naming, megatron_files
 from distcache.plan.config import SPLITS
 from distcache.timeouts import limits
 
@@ -74,7 +76,7 @@ def export(
     cache: Cache,
     directory: Path,
     rename: Callable[[str], str] = str,
-    tokenizer: dict[str, Any] | None = None,
+    naming: Naming = Naming(),  # noqa: B008  frozen
     threads: int = 2,
 ) -> Exported:
     """Write Megatron's ``.npy`` layout of a cache.
@@ -91,8 +93,9 @@ def export(
         Made if it does not exist.
     rename : callable
         From a path prefix in the cache to the one that training will be given.
-    tokenizer : dict or None
-        Megatron's ``unique_identifiers`` of the tokenizer; by default the cache's.
+    naming : Naming
+        The tokenizer, and the releases whose names the files get: hard links to the same arrays,
+        or copies where the filesystem has none.
     threads : int
         Sections or blends that are written at a time.
 
@@ -113,7 +116,7 @@ def export(
     """
     directory = directory.absolute()  # it stands in the options, wherever training starts
     require_text(str(directory), *map(rename, cache.prefixes))
-    wanted = list(megatron_files(cache, rename, tokenizer))
+    wanted = list(megatron_files(cache, rename, naming))
     own = (f"distcache-{cache.key[:16]}", *{entry.stem for entry in wanted})
     with may_write(directory, "choose another --to"), ThreadPoolExecutor(threads) as pool:
         try:
@@ -121,7 +124,8 @@ def export(
         except FileExistsError as error:
             raise ConfigError(f"{directory}: is not a directory") from error
         _sweep(directory, own)
-        written = pool.map(lambda entry: _write_entry(cache, entry, directory), wanted)
+        alike = _by_arrays(wanted)
+        written = pool.map(lambda entries: _write_entries(cache, entries, directory), alike)
         files = [name for names in written for name in names]
         return _describe_export(cache, directory, files, rename)
 
@@ -138,16 +142,44 @@ def _sweep(directory: Path, own: tuple[str, ...]) -> None:
                     path.unlink()
 
 
-def _write_entry(cache: Cache, entry: MegatronFile, directory: Path) -> list[str]:
-    """Write the arrays of a section or blend, then its description; return the names."""
+def _by_arrays(files: Iterable[MegatronFile]) -> list[list[MegatronFile]]:
+    """Return those together that have the same arrays under several names."""
+    found: dict[tuple[int, ...], list[MegatronFile]] = {}
+    for file in files:
+        views = (number for view in file.arrays.values() for number in (view.offset, *view.shape))
+        found.setdefault(tuple(views), []).append(file)
+    return list(found.values())
+
+
+def _write_entries(cache: Cache, entries: list[MegatronFile], directory: Path) -> list[str]:
+    """Write arrays under all their names, each name's description last; return the names."""
     names = []
-    for view in entry.arrays.values():
-        names.append(f"{entry.stem}-{view.name}.npy")
-        _write_array(cache, view, directory / names[-1])
-    names.append(f"{entry.stem}-description.txt")
-    with atomic_write(directory / names[-1]) as stream:
-        stream.write(entry.description.encode("utf-8"))
+    first = entries[0]
+    for entry in entries:
+        for view in entry.arrays.values():
+            names.append(f"{entry.stem}-{view.name}.npy")
+            source = directory / f"{first.stem}-{view.name}.npy"
+            if entry is first or not _link(source, directory / names[-1]):
+                _write_array(cache, view, directory / names[-1])
+        names.append(f"{entry.stem}-description.txt")
+        with atomic_write(directory / names[-1]) as stream:
+            stream.write(entry.description.encode("utf-8"))
     return names
+
+
+def _link(source: Path, path: Path) -> bool:
+    """Return whether a name is a hard link to another now; if not, neither is changed."""
+    with contextlib.suppress(OSError):
+        if os.path.samestat(source.lstat(), path.lstat()):
+            return True
+    temporary = temporary_name(path)
+    try:
+        os.link(source, temporary, follow_symlinks=False)
+    except OSError:  # none on this filesystem, or too many
+        return False
+    os.replace(temporary, path)
+    sync_directory(path.parent)
+    return True
 
 
 def _describe_export(
@@ -175,10 +207,10 @@ def wrong_files(
     cache: Cache,
     directory: Path,
     rename: Callable[[str], str] = str,
-    tokenizer: dict[str, Any] | None = None,
+    naming: Naming = Naming(),  # noqa: B008  frozen
 ) -> Iterator[str]:
     """Yield a message for each file of an export that differs from what `export` writes."""
-    for entry in megatron_files(cache, rename, tokenizer):
+    for entry in megatron_files(cache, rename, naming):
         for view in entry.arrays.values():
             path = directory / f"{entry.stem}-{view.name}.npy"
             if not _is_there(path, cache.read(view), view.digest):

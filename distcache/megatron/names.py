@@ -17,8 +17,27 @@ import numpy as np
 
 from distcache.cache.contents import ArrayView, Contents
 from distcache.errors import ConfigError
+from distcache.megatron.tokenizers import Release, identifiers_of
 
-__all__ = ["MegatronFile", "megatron_files"]
+__all__ = ["MegatronFile", "Naming", "megatron_files"]
+
+
+class Naming(msgspec.Struct, frozen=True):
+    """What decides Megatron's names beside the cache.
+
+    Attributes
+    ----------
+    tokenizer : dict or None
+        For `distcache.megatron.tokenizers.identifiers_of`; by default the cache's.
+    releases : tuple of str
+        Every file gets the name that each of them looks for; by default the one of the tokenizer.
+    fim : bool
+        Whether the names are those of ``--fim-data``, that is of `GPTFIMDataset`.
+    """
+
+    tokenizer: dict[str, Any] | None = None
+    releases: tuple[Release, ...] = ()
+    fim: bool = False
 
 
 class MegatronFile(msgspec.Struct, frozen=True):
@@ -42,9 +61,9 @@ class MegatronFile(msgspec.Struct, frozen=True):
 def megatron_files(
     cache: Contents,
     rename: Callable[[str], str] = str,
-    tokenizer: dict[str, Any] | None = None,
+    naming: Naming = Naming(),  # noqa: B008  frozen
 ) -> Iterator[MegatronFile]:
-    """Yield everything that Megatron would look for, each file once.
+    """Yield everything that Megatron would look for, each name once.
 
     Parameters
     ----------
@@ -52,30 +71,39 @@ def megatron_files(
         The cache.
     rename : callable
         From a path prefix in the cache to the one that training will be given.
-    tokenizer : dict or None
-        Megatron's ``unique_identifiers`` of the tokenizer, in its order; by default the cache's.
+    naming : Naming
+        What else decides the names.
 
     Yields
     ------
     MegatronFile
-        Sections, then blends.
+        For each name of the tokenizer: sections, then blends.
 
     Raises
     ------
     ConfigError
-        If neither the cache nor the caller knows the tokenizer.
+        If neither the cache nor the caller knows the tokenizer, or its name in a release.
     """
-    tokenizer = tokenizer if tokenizer is not None else cache.naming["tokenizer"]
+    tokenizer = naming.tokenizer if naming.tokenizer is not None else cache.naming["tokenizer"]
     if tokenizer is None:
         raise ConfigError(
             f"{cache.path}: does not know the tokenizer, which enters Megatron's file names; give "
-            "--tokenizer FILE, a description.txt that Megatron wrote with it"
+            "--tokenizer FILE, a description.txt that Megatron wrote with it, or a file of its "
+            "options"
         )
     prefixes = [rename(prefix) for prefix in cache.prefixes]
+    kind = "GPTFIMDataset" if naming.fim or cache.naming.get("fim_data") else "GPTDataset"
+    for name in identifiers_of(tokenizer, naming.releases):
+        yield from _files_of(cache, prefixes, kind, name)
+
+
+def _files_of(
+    cache: Contents, prefixes: list[str], kind: str, tokenizer: dict[str, Any]
+) -> Iterator[MegatronFile]:
     blends: dict[int, list[dict[str, Any]]] = {}
     seen: set[str] = set()
     for member in cache.table("members"):
-        identifiers = _section_identifiers(cache, member, prefixes, tokenizer)
+        identifiers = {"class": kind} | _section_identifiers(cache, member, prefixes, tokenizer)
         blends.setdefault(int(member["blend"]), []).append(identifiers)
         described = _describe(identifiers, cache.arrays("sections", int(member["section"])))
         if described.stem not in seen:
@@ -98,7 +126,6 @@ def _section_identifiers(
 ) -> dict[str, Any]:
     requested = int(member["requested"])
     return {
-        "class": "GPTDataset",
         "dataset_path": prefixes[int(member["source"])],
         "num_samples": None if requested < 0 else requested,
         "index_split": member["split"].decode("ascii"),

@@ -11,6 +11,7 @@ Read from the wheels of megatron-core 0.16.1, 0.17.1, 0.18.2 and 0.19.2:
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, get_args
 
 import msgspec
@@ -18,7 +19,16 @@ import msgspec
 from distcache.errors import ConfigError
 from distcache.io.files import read_file
 
-__all__ = ["RELEASES", "MegatronTokenizer", "Release", "TokenizerType", "identifiers"]
+__all__ = [
+    "RELEASES",
+    "MegatronTokenizer",
+    "Release",
+    "TokenizerType",
+    "checked_tokenizer",
+    "identifiers",
+    "identifiers_of",
+    "releases_in",
+]
 
 Release = Literal["0.16", "0.17", "0.18", "0.19"]
 RELEASES: Final[tuple[Release, ...]] = get_args(Release)
@@ -61,7 +71,9 @@ class MegatronTokenizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     tokenizer_model : str or None
         Path or name of the model, exactly as training is given it.
     tokenizer_metadata : str or None
-        A JSON file that names the class.
+        A JSON file, which may name the class by its model type.
+    model_type : str or None
+        That model type, if the file has been read.
     tokenizer_special_tokens : tuple of str or None
         Also ``--tiktoken-special-tokens``.
     vocab_size : int or None
@@ -89,6 +101,7 @@ class MegatronTokenizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     tokenizer_type: TokenizerType
     tokenizer_model: str | None = None
     tokenizer_metadata: str | None = None
+    model_type: str | None = None
     tokenizer_special_tokens: tuple[str, ...] | None = None
     vocab_size: int | None = None
     vocab_file: str | None = None
@@ -105,6 +118,115 @@ class MegatronTokenizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     trust_remote_code: bool = False
     null_tokenizer_eod_id: int | None = None
     null_tokenizer_pad_id: int | None = -1
+
+
+def releases_in(text: str) -> tuple[Release, ...]:
+    """Read releases, separated by commas, as in ``0.18,0.19.2``.
+
+    Raises
+    ------
+    ConfigError
+        If one is not known.
+    """
+    found: list[Release] = []
+    for word in filter(None, text.replace(" ", "").split(",")):
+        named = [release for release in RELEASES if f"{word}.".startswith(f"{release}.")]
+        if not named:
+            raise ConfigError(
+                f"{word!r} is not a known release of Megatron-Core; known: {', '.join(RELEASES)}"
+            )
+        found += named
+    return tuple(dict.fromkeys(found))
+
+
+def checked_tokenizer(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Check Megatron's options of a tokenizer, and read the metadata that they name.
+
+    Parameters
+    ----------
+    fields : mapping
+        Those of `MegatronTokenizer`, and maybe ``megatron``, a release.
+
+    Returns
+    -------
+    dict
+        The same without those that have their default, and with the model type.
+
+    Raises
+    ------
+    ConfigError
+        If an option is unknown or wrong, or the metadata cannot be read, or if Megatron would
+        refuse them.
+    """
+    release = str(fields.get("megatron", ""))
+    given = {name: value for name, value in fields.items() if name != "megatron"}
+    try:
+        options = msgspec.convert(given, MegatronTokenizer)
+    except msgspec.ValidationError as error:
+        raise ConfigError(str(error)) from error
+    if options.tokenizer_metadata is not None and options.model_type is None:
+        model = _model_type(options.tokenizer_metadata)
+        options = msgspec.structs.replace(options, model_type=model)
+    releases = releases_in(release)
+    for each in releases or RELEASES[-1:]:
+        identifiers(options, each)
+    kept = {
+        field.name: msgspec.to_builtins(getattr(options, field.name))
+        for field in msgspec.structs.fields(options)
+        if getattr(options, field.name) != field.default
+    }
+    return kept | ({"megatron": releases[0]} if releases else {})
+
+
+def _model_type(path: str) -> str | None:
+    try:
+        document = msgspec.json.decode(read_file(path, LARGEST_METADATA), type=dict[str, Any])
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"tokenizer_metadata: {path!r} cannot be read: {error}") from error
+    found = document.get("model_type")
+    return None if found is None else str(found)
+
+
+def identifiers_of(
+    tokenizer: Mapping[str, Any], releases: Sequence[Release] = ()
+) -> list[dict[str, Any]]:
+    """Return what a tokenizer is called, each name once.
+
+    Parameters
+    ----------
+    tokenizer : mapping
+        Megatron's ``unique_identifiers``, or its options as `checked_tokenizer` returns them.
+    releases : sequence of str
+        Of Megatron-Core; by default the one that the options name.
+
+    Returns
+    -------
+    list of dict
+        Not more than releases: some call a tokenizer alike.
+
+    Raises
+    ------
+    ConfigError
+        If there are no options for so many releases, or no release for the options.
+    """
+    if "tokenizer_type" not in tokenizer:
+        if releases:
+            raise ConfigError(
+                "the names of a release need Megatron's options of the tokenizer, and the cache "
+                "only has its description: give them with --tokenizer FILE, a YAML or JSON file "
+                "of tokenizer_type, tokenizer_model and so on"
+            )
+        return [dict(tokenizer)]
+    given = dict(tokenizer)
+    named = releases_in(str(given.pop("megatron", "")))
+    if not releases and not named:
+        raise ConfigError(
+            f"megatron: missing; name the release, one of {', '.join(RELEASES)}, since "
+            "each calls its tokenizers in its own way"
+        )
+    options = msgspec.convert(given, MegatronTokenizer)
+    found = [identifiers(options, release) for release in releases or named]
+    return list({repr(entry): entry for entry in found}.values())
 
 
 def identifiers(options: MegatronTokenizer, release: Release) -> dict[str, Any]:
@@ -125,7 +247,7 @@ def identifiers(options: MegatronTokenizer, release: Release) -> dict[str, Any]:
     Raises
     ------
     ConfigError
-        If Megatron would refuse the options, or the metadata cannot be read.
+        If Megatron would refuse the options.
     """
     kind = options.tokenizer_type
     if kind == "NullTokenizer":
@@ -139,21 +261,16 @@ def identifiers(options: MegatronTokenizer, release: Release) -> dict[str, Any]:
         path = kind if kind in BY_NAME else options.tokenizer_model
         passed = _of_hugging_face(options, release)
     if path is None and kind != "NullTokenizer":
-        raise ConfigError(f"tokenizer: {kind} needs a tokenizer_model")
+        raise ConfigError(f"{kind} needs a tokenizer_model")
     found: dict[str, Any] = {"class": _class_of(options, release), "tokenizer_path": path}
     return found | {name: str(value) for name, value in passed.items()}
 
 
 def _class_of(options: MegatronTokenizer, release: Release) -> str:
     """Return the class that the metadata names, or the default."""
-    model = default = "default" if release == "0.16" else "default-text"
-    path = options.tokenizer_metadata
-    if path is not None and options.tokenizer_type != "NullTokenizer":
-        try:
-            document = msgspec.json.decode(read_file(path, LARGEST_METADATA), type=dict[str, Any])
-        except (OSError, ValueError, RecursionError) as error:
-            raise ConfigError(f"tokenizer_metadata: {path!r} cannot be read: {error}") from error
-        model = document.get("model_type") or model
+    default = "default" if release == "0.16" else "default-text"
+    named = None if options.tokenizer_type == "NullTokenizer" else options.model_type
+    model = named or default
     if model not in MODELS or (MODELS[model] == TEXT and model != default):
         raise ConfigError(
             f"tokenizer_metadata: Megatron-Core {release} has no model_type {model!r}"

@@ -14,6 +14,7 @@ from distcache.cache.contents import Contents, read_contents
 from distcache.cache.format import Header
 from distcache.errors import ConfigError, DistcacheError, NoSpace
 from distcache.io.files import require_text, temporary_name
+from distcache.megatron.names import Naming
 from distcache.node.localization import Localization
 from distcache.node.lock import exclusive
 from distcache.node.manifest import CorpusStat, Manifest, describe, make_manifest, stat_corpus
@@ -246,7 +247,7 @@ def _require_separate(agents: Communicator, store: Store) -> None:
 def _fulfils(record: Ready | None, options: LocalizeOptions) -> bool:
     if record is None:
         return False
-    named = options.tokenizer is None or options.tokenizer == record.tokenizer
+    named = _with_earlier_options(record, options).naming == record.naming
     viewed = not options.megatron or (record.megatron is not None and named)
     return record.linked >= options.link and viewed and options.budget is None
 
@@ -259,7 +260,16 @@ def _with_earlier_options(before: Ready | None, options: LocalizeOptions) -> Loc
         options,
         link=options.link or before.linked,
         megatron=options.megatron or before.megatron is not None,
-        tokenizer=options.tokenizer if options.tokenizer is not None else before.tokenizer,
+        naming=_both(before.naming, options.naming),
+    )
+
+
+def _both(before: Naming, now: Naming) -> Naming:
+    """Return the names of both, by the latest tokenizer."""
+    return Naming(
+        tokenizer=before.tokenizer if now.tokenizer is None else now.tokenizer,
+        releases=tuple(dict.fromkeys([*before.releases, *now.releases])),
+        fim=before.fim or now.fim,
     )
 
 

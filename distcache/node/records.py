@@ -11,6 +11,8 @@ import msgspec
 from distcache.io.files import atomic_write, read_file
 from distcache.io.threads import decodable
 from distcache.megatron.export import Exported
+from distcache.megatron.names import Naming
+from distcache.megatron.tokenizers import Release
 from distcache.node.place import local_directory, node_name
 from distcache.node.space import space_at
 from distcache.node.store import Store
@@ -71,8 +73,8 @@ class Ready(msgspec.Struct, frozen=True):
         Whether the store has links to the `.bin` files.
     megatron : Exported or None
         Megatron's files and options.
-    tokenizer : dict or None
-        The tokenizer in their names, if it is not the cache's own.
+    tokenizer, releases, fim
+        What decides their names: see `naming`.
     when, host, distcache : str
         Time (ISO 8601, UTC), node and version of the agent.
     version : int
@@ -94,6 +96,13 @@ class Ready(msgspec.Struct, frozen=True):
     distcache: str
     version: int = VERSION
     modified: int = 0
+    releases: tuple[Release, ...] = ()
+    fim: bool = False
+
+    @property
+    def naming(self) -> Naming:
+        """What decides the names of Megatron's files, beside the cache."""
+        return Naming(self.tokenizer, self.releases, self.fim)
 
 
 def write_record(store: Store, record: Ready) -> None:
@@ -143,8 +152,8 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
         Whether the store gets links to the `.bin` files.
     megatron : bool
         Whether it gets Megatron's files too.
-    tokenizer : dict or None
-        For Megatron's names, instead of the cache's.
+    naming : Naming
+        What decides their names.
     transport : str
         "auto", "mpi" or "copy".
     reserve : int
@@ -162,7 +171,7 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
     directory: str | None = None
     link: bool = True
     megatron: bool = False
-    tokenizer: dict[str, Any] | None = None
+    naming: Naming = Naming()
     transport: str = "auto"
     reserve: int = 0
     threads: int = 4

@@ -205,7 +205,7 @@ def _reserve(run: Localization, found: LocalState, repair: Repair) -> None:
     incomplete = [file for file in range(len(manifest.files)) if file not in found.complete]
     needed = sum(_growth(manifest, file, repair) for file in incomplete)
     if options.megatron:
-        needed += missing_view_bytes(store, manifest, options.tokenizer)
+        needed += missing_view_bytes(store, manifest, options.naming)
     if options.budget is not None:
         make_room(store, options.budget - needed, manifest)
     require_space(store.root, needed, options.reserve)
@@ -244,7 +244,7 @@ def _mark_ready(run: Localization) -> Ready:
     store, manifest, options = run.store, run.manifest, run.options
     if options.link:
         link_tokens(store, manifest)
-    view = make_view(store, manifest, options.tokenizer) if options.megatron else None
+    view = make_view(store, manifest, options.naming) if options.megatron else None
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with closing_fd(os.open(store.use_lock(manifest.name), flags, 0o600)) as descriptor:
         os.utime(descriptor)
@@ -256,7 +256,9 @@ def _mark_ready(run: Localization) -> Ready:
         corpora=manifest.corpora,
         linked=options.link,
         megatron=view,
-        tokenizer=options.tokenizer,
+        tokenizer=options.naming.tokenizer,
+        releases=options.naming.releases,
+        fim=options.naming.fim,
         when=datetime.now(UTC).isoformat(timespec="seconds"),
         host=node_name(os.environ),
         distcache=__version__,

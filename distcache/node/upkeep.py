@@ -164,7 +164,7 @@ def _verify_copy(store: Store, record: Ready, threads: int) -> Iterator[str]:
         yield from filter(None, pool.map(compare, range(len(record.corpora))))
     if record.megatron is not None:
         rename = renamer(store, cache.prefixes, record.corpora)
-        yield from wrong_files(cache, store.view(record.name), rename, record.tokenizer)
+        yield from wrong_files(cache, store.view(record.name), rename, record.naming)
     if record.linked:
         for corpus in record.corpora:
             link = bin_path(store.prefix(corpus.stem))

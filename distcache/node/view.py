@@ -6,13 +6,12 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from distcache.cache import open_cache
 from distcache.corpus import bin_path
 from distcache.io.files import sync_directory, temporary_name
 from distcache.megatron.export import Exported, export
-from distcache.megatron.names import megatron_files
+from distcache.megatron.names import Naming, megatron_files
 from distcache.node.manifest import CACHE, Manifest
 from distcache.node.records import LocalCorpus
 from distcache.node.space import allocated
@@ -36,8 +35,8 @@ def link_tokens(store: Store, manifest: Manifest) -> None:
     sync_directory(store.corpora)
 
 
-def missing_view_bytes(store: Store, manifest: Manifest, tokenizer: dict[str, Any] | None) -> int:
-    """Return the bytes that Megatron's files take beyond those that exist.
+def missing_view_bytes(store: Store, manifest: Manifest, naming: Naming) -> int:
+    """Return the bytes that Megatron's files take beyond those that exist, each array once.
 
     Raises
     ------
@@ -45,21 +44,23 @@ def missing_view_bytes(store: Store, manifest: Manifest, tokenizer: dict[str, An
         If the tokenizer is unknown.
     """
     directory = store.view(manifest.name)
-    return sum(
-        max(view.nbytes + HEADER - allocated(directory / f"{file.stem}-{view.name}.npy"), 0)
-        for file in megatron_files(manifest.contents, _renamer(store, manifest), tokenizer)
-        for view in file.arrays.values()
-    )
+    missing: dict[int, int] = {}
+    for file in megatron_files(manifest.contents, _renamer(store, manifest), naming):
+        for view in file.arrays.values():
+            there = allocated(directory / f"{file.stem}-{view.name}.npy")
+            wanted = max(view.nbytes + HEADER - there, 0)
+            missing[view.offset] = min(wanted, missing.get(view.offset, wanted))
+    return sum(missing.values())
 
 
-def make_view(store: Store, manifest: Manifest, tokenizer: dict[str, Any] | None) -> Exported:
+def make_view(store: Store, manifest: Manifest, naming: Naming) -> Exported:
     """Write Megatron's files of the local cache; valid ones are left as they are."""
     directory = store.view(manifest.name)
     if directory.is_symlink():
         directory.unlink()  # a link could lead out of the store
     directory.mkdir(mode=0o700, exist_ok=True)
     cache = open_cache(manifest.files[CACHE].final)
-    return export(cache, store.view(manifest.name), _renamer(store, manifest), tokenizer)
+    return export(cache, store.view(manifest.name), _renamer(store, manifest), naming)
 
 
 def renamer(

@@ -100,6 +100,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Megatron's ``unique_identifiers`` of the tokenizer; or ``{"description": FILE}`` to take
         them from a description that Megatron wrote; or ``{"megatron": RELEASE, ...}`` with
         Megatron's options of the tokenizer. Enters Megatron's names only.
+    fim_data : bool
+        Whether training is given ``--fim-data``. Enters Megatron's names only.
     mixed_tokenizers : bool
         Whether receipts of corpora may name different tokenizers. Changes no array.
     slurm : Slurm or None
@@ -118,6 +120,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     multiple_validation_sets: bool = False
     full_validation: bool = False
     tokenizer: dict[str, Any] | None = None
+    fim_data: bool = False
     mixed_tokenizers: bool = False
     slurm: Slurm | None = None
 

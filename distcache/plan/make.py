@@ -87,6 +87,7 @@ def make_plan(
             "split": config.split,
             "split_matrix": matrix,
             "tokenizer": config.tokenizer,
+            **({"fim_data": True} if config.fim_data else {}),
             "blends": {
                 split: [(planner.sources[source.path], source.weight) for source in blend]
                 for split, blend in blends.items()

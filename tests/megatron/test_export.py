@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -13,8 +14,10 @@ import pytest
 
 from distcache.cache import open_cache
 from distcache.errors import CacheCorrupt, ConfigError
-from distcache.megatron.export import export, prefix_renamer
+from distcache.megatron.export import export, prefix_renamer, wrong_files
+from distcache.megatron.names import Naming
 from distcache.megatron.options import config_from_options
+from distcache.megatron.tokenizers import RELEASES, MegatronTokenizer, identifiers
 from tests.caches import build_here
 
 
@@ -126,7 +129,7 @@ def test_an_unknown_tokenizer_is_asked_for(
     with pytest.raises(ConfigError, match="--tokenizer FILE"):
         export(cache, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    assert export(cache, tmp_path / "out", tokenizer={"class": "Y"}).files
+    assert export(cache, tmp_path / "out", naming=Naming({"class": "Y"})).files
 
 
 def test_a_spoilt_array_is_not_exported(
@@ -178,3 +181,87 @@ def test_what_a_killed_export_has_left(
         os.utime(path, (1, 1))
     export(cache, tmp_path)
     assert sorted(tmp_path.glob(".*.part")) == sorted([recent, other])
+
+
+OF_RELEASES = Naming(releases=RELEASES)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_names_of_releases(
+    links: bool,
+    blend_config: dict[str, Any],
+    shared: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Are hard links to the same arrays, or copies where the filesystem has none."""
+    options = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "m"}
+    blend_config["tokenizer"] = {"megatron": "0.16", **options}
+    cache = open_cache(build_here(blend_config, shared).path)
+    if not links:
+        monkeypatch.setattr(os, "link", refuse)
+    out = tmp_path / "out"
+    one = export(cache, out)
+    made = export(cache, out, naming=OF_RELEASES)
+    assert len(made.files) == len(set(made.files)) == 3 * len(one.files)  # 0.18 is 0.19
+    assert set(one.files) < set(made.files)
+    described = {json.dumps(tokenizer_in(path)) for path in out.glob("*-description.txt")}
+    assert described == {json.dumps(identifiers(LLAMA, release)) for release in RELEASES}
+    counts = {path.stat().st_nlink for path in out.glob("*.npy")}
+    assert counts == ({3} if links else {1})
+    assert not list(wrong_files(cache, out, naming=OF_RELEASES))
+    before = {path: path.stat().st_ctime_ns for path in out.glob("*.npy")}
+    export(cache, out, naming=OF_RELEASES)
+    assert {path: path.stat().st_ctime_ns for path in out.glob("*.npy")} == before
+
+
+LLAMA = MegatronTokenizer(tokenizer_type="HuggingFaceTokenizer", tokenizer_model="m")
+
+
+def refuse(*_: Any, **__: Any) -> None:
+    """Stand for a filesystem without hard links."""
+    raise OSError(errno.EOPNOTSUPP, "no links")
+
+
+def tokenizer_in(path: Path) -> Any:
+    """Return the tokenizer of a description."""
+    described = json.loads(path.read_text())
+    return described.get("datasets", [described])[0]["tokenizer"]
+
+
+def test_a_spoilt_array_is_replaced_under_all_names(
+    blend_config: dict[str, Any], shared: Path, tmp_path: Path
+) -> None:
+    """Although they are one file."""
+    blend_config["tokenizer"] = {"megatron": "0.16", "tokenizer_type": "NullTokenizer"}
+    cache = open_cache(build_here(blend_config, shared).path)
+    naming = Naming({"tokenizer_type": "NullTokenizer"}, RELEASES)
+    made = export(cache, tmp_path, naming=naming)
+    spoilt = next(path for path in tmp_path.glob("*-document_index.npy"))
+    content = bytearray(spoilt.read_bytes())
+    content[-1] ^= 1
+    spoilt.write_bytes(content)
+    assert len(list(wrong_files(cache, tmp_path, naming=naming))) == spoilt.stat().st_nlink
+    assert export(cache, tmp_path, naming=naming).files == made.files
+    assert not list(wrong_files(cache, tmp_path, naming=naming))
+
+
+def test_names_for_fim(blend_config: dict[str, Any], shared: Path, tmp_path: Path) -> None:
+    """Have its class; by an option, or by the configuration that the cache was built with."""
+    plain = open_cache(build_here(blend_config, shared).path)
+    blend_config["fim_data"] = True
+    fim = open_cache(build_here(blend_config, shared / "fim").path)
+    assert fim.key == plain.key
+    expected = export(plain, tmp_path / "a", naming=Naming(fim=True)).files
+    assert export(fim, tmp_path / "b").files == expected
+    assert {name.split("-")[1] for name in expected} == {"GPTFIMDataset", "BlendedDataset"}
+    assert not set(expected) & set(export(plain, tmp_path / "c").files)
+
+
+def test_releases_without_the_tokenizers_options(
+    blend_config: dict[str, Any], shared: Path, tmp_path: Path
+) -> None:
+    """Are refused: a description is that of one release."""
+    cache = open_cache(build_here(blend_config, shared).path)
+    with pytest.raises(ConfigError, match="need Megatron's options of the tokenizer"):
+        export(cache, tmp_path / "out", naming=OF_RELEASES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from distcache.node.store import Store, make_store, part_of
 from distcache.node.upkeep import verify_store
 from tests.caches import build_here
 from tests.node.agents import flip, only, run
+from tests.processes import start
 
 TRANSPORTS = ("copy", "mpi")
 # As long as the one of the configuration, so that only the tables differ.
@@ -233,3 +235,27 @@ def test_links_in_a_store_are_not_followed(cache: Path, tmp_path: Path) -> None:
     part.unlink()
     run(cache, store.root)
     assert victim.read_text() == "mine"
+
+
+def test_names_of_another_release_are_added(
+    own_corpora: dict[str, Any], shared: Path, tmp_path: Path
+) -> None:
+    """Those of earlier runs stay; a cache's own name is that of the release it was built for."""
+    own_corpora["tokenizer"] = {"megatron": "0.16", "tokenizer_type": "TikTokenizer"}
+    own_corpora["tokenizer"]["tokenizer_model"] = "m"
+    cache = Path(build_here(own_corpora, shared, "named").path)
+    words = ["localize", cache, "--to", tmp_path / "local", "--json", "--megatron"]
+    counts = []
+    for value in ([], ["0.17"], ["0.19.2"]):
+        done = start([*words, *value])
+        assert done.returncode == 0, done.stderr
+        counts.append(len(json.loads(done.stdout)["megatron"]["files"]))
+        assert verify_store(Store(tmp_path / "local")) == []
+    assert counts == [counts[0], counts[0], 2 * counts[0]]
+    record = next(read_records(Store(tmp_path / "local")))
+    assert record.releases == ("0.17", "0.19")
+    done = start(["localize", "--megatron", cache, "--to", tmp_path / "local", "--quick"])
+    assert done.returncode == 0, done.stderr
+    done = start([*words, "0.3"])
+    assert done.returncode == 2
+    assert "'0.3' is not a known release" in done.stderr

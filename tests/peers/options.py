@@ -57,7 +57,7 @@ def blend_of(words: Sequence[str] | None) -> Any:
 
 
 def datasets_of(
-    words: Sequence[str], sizes: Sequence[int | None], tokenizer: dict[str, Any]
+    words: Sequence[str], sizes: Sequence[int | None], tokenizer: dict[str, Any], vocabulary: int
 ) -> list[Any]:
     """Return the datasets of each split for a command line.
 
@@ -69,6 +69,8 @@ def datasets_of(
         Samples of each split, as batch size, iterations and evaluations would make them.
     tokenizer : dict
         Its identifiers.
+    vocabulary : int
+        Its size.
     """
     options = parse(words)
     if options.data_args_path:
@@ -81,7 +83,7 @@ def datasets_of(
     if options.per_dataset_sequences_path:
         sequences = json.loads(Path(options.per_dataset_sequences_path).read_text())
     judge = Tokenizer(tokenizer)
-    judge.vocab_size = tokenizer["vocab_size"]  # type: ignore[misc]
+    judge.vocab_size = vocabulary  # type: ignore[misc]
     config = GPTDatasetConfig(
         random_seed=options.seed,
         sequence_length=options.seq_length,

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import random
-import warnings
-from argparse import Namespace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 import pytest
@@ -18,9 +14,12 @@ from distcache.megatron.tokenizers import (
     RELEASES,
     MegatronTokenizer,
     TokenizerType,
+    checked_tokenizer,
     identifiers,
+    identifiers_of,
 )
 from tests.peers.megatron import RELEASE
+from tests.peers.tokenizers import ask_megatron
 
 KINDS: tuple[TokenizerType, ...] = get_args(TokenizerType)
 SPECIAL = ("<unk>", "<s>", "</s>", "it's", 'a "b"', "é")
@@ -52,31 +51,6 @@ def options_of(number: int) -> MegatronTokenizer:
     )
 
 
-def arguments_of(options: MegatronTokenizer) -> Namespace:
-    """Return them as the release's parser of the command line does."""
-    fields = msgspec.structs.asdict(options)
-    special = fields.pop("tokenizer_special_tokens")
-    fields["tokenizer_special_tokens"] = None if special is None else list(special)
-    fields["special_tokens"] = fields["tokenizer_special_tokens"]  # its name since 0.18
-    fields["metadata_path"] = fields["tokenizer_metadata"]
-    return Namespace(**fields, rank=1, pad_vocab_size=False, padded_vocab_size=1)
-
-
-def ask_megatron(options: MegatronTokenizer, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Return the identifiers that the release's own classes give; no model is loaded."""
-    place = "text.utils" if RELEASE == "0.16" else "utils"
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        module = importlib.import_module(f"megatron.core.tokenizers.{place}.build_tokenizer")
-        texts = importlib.import_module("megatron.core.tokenizers.text.text_tokenizer")
-    monkeypatch.setattr(
-        texts.MegatronTokenizerText, "_restore_model", lambda *_, **__: SimpleNamespace()
-    )
-    if hasattr(module, "_set_padded_vocab_size"):
-        monkeypatch.setattr(module, "_set_padded_vocab_size", lambda *_: None)
-    return dict(module.build_tokenizer(arguments_of(options)).unique_identifiers)
-
-
 @pytest.mark.parametrize("first", range(0, 400, 50))
 def test_identifiers(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Are those of the release, in its order."""
@@ -94,10 +68,13 @@ def test_a_class_that_metadata_names(
     """Stands in the identifiers."""
     path = tmp_path / "metadata.json"
     path.write_text(json.dumps({"library": "huggingface", "model_type": model}))
-    options = MegatronTokenizer(
-        tokenizer_type="HuggingFaceTokenizer", tokenizer_model="m", tokenizer_metadata=str(path)
-    )
-    assert identifiers(options, RELEASE) == ask_megatron(options, monkeypatch)
+    fields = {
+        "tokenizer_type": "HuggingFaceTokenizer",
+        "tokenizer_model": "m",
+        "tokenizer_metadata": str(path),
+    }
+    theirs = ask_megatron(msgspec.convert(fields, MegatronTokenizer), monkeypatch)
+    assert identifiers_of(checked_tokenizer(fields), [RELEASE]) == [theirs]
 
 
 def test_releases_differ() -> None:

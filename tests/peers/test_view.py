@@ -7,16 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from torch.utils.data import DataLoader
 
 import distcache
 from distcache.errors import NotReady
+from distcache.megatron.tokenizers import RELEASES, MegatronTokenizer
 from tests.caches import build_here
 from tests.corpora import LENGTHS, write_lengths
-from tests.peers.megatron import alone
+from tests.peers.megatron import RELEASE, alone
 from tests.peers.options import datasets_of, flags_in
 from tests.peers.test_samples import require_equal
+from tests.peers.tokenizers import ask_megatron
 from tests.processes import start
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -91,7 +94,7 @@ def test_megatron_trains_from_the_store(
     shared.rename(tmp_path / "hidden")
     before = listing(tmp_path)
     sizes = [fields["samples"][split] for split in ("train", "valid", "test")]
-    theirs = datasets_of(flags, sizes, TOKENIZER)
+    theirs = datasets_of(flags, sizes, TOKENIZER, 30000)
     for mine, judge in zip(ours, theirs, strict=False):
         assert len(mine) == len(judge)
         loaders = (DataLoader(data, batch_size=8) for data in (mine, judge))
@@ -101,6 +104,38 @@ def test_megatron_trains_from_the_store(
     assert distcache.open(cache, local=root).is_local
     with pytest.raises(NotReady):
         distcache.open(cache)
+
+
+BY_OPTIONS: list[dict[str, Any]] = [
+    {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "meta-llama/Llama-3.1-8B"},
+    {"tokenizer_type": "SentencePieceTokenizer", "tokenizer_model": "/m/pieces.model"},
+    {"tokenizer_type": "TikTokenizer", "tokenizer_model": "/m/t.json", "tiktoken_pattern": "v2"},
+    {"tokenizer_type": "NullTokenizer", "vocab_size": 30000},
+]
+
+
+@pytest.mark.parametrize("tokenizer", BY_OPTIONS, ids=lambda options: options["tokenizer_type"])
+@pytest.mark.parametrize("kind", ["blend", "per split"])
+def test_names_of_a_release(
+    kind: str,
+    tokenizer: dict[str, Any],
+    small: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of a cache that another release's names were meant for: all found, none written."""
+    other = RELEASES[0 if RELEASES[-1] == RELEASE else -1]
+    fields = configuration(kind, small) | {"tokenizer": {"megatron": other, **tokenizer}}
+    cache = Path(build_here(fields, tmp_path / "shared", "c").path)
+    releases = f"{other},{RELEASE}"
+    done = start(["localize", cache, "--to", tmp_path / "local", "--megatron", releases])
+    assert done.returncode == 0, done.stderr
+    before = listing(tmp_path)
+    named = ask_megatron(msgspec.convert(tokenizer, MegatronTokenizer), monkeypatch)
+    sizes = [fields["samples"][split] for split in ("train", "valid", "test")]
+    found = datasets_of(flags_in(done.stdout), sizes, named, 30000)
+    assert all(len(dataset) for dataset in found)
+    assert listing(tmp_path) == before
 
 
 def test_wide_tokens_are_left_to_the_tokenizer(tmp_path: Path) -> None:
