@@ -16,7 +16,7 @@ from distcache.errors import ConfigError, NotReady
 from distcache.io.files import open_regular, read_file
 from distcache.megatron.names import Naming
 from distcache.megatron.options import MEGATRON_KEYS, config_from_options, options_from_mapping
-from distcache.megatron.tokenizers import checked_tokenizer, identifiers_of, releases_in
+from distcache.megatron.tokenizers import checked_tokenizer, releases_in
 from distcache.plan.config import BlendEntry, BlendPerSplit, Config, Samples, Slurm
 
 __all__ = ["complete", "config_from_mapping", "load_config", "naming_from", "tokenizer_from"]
@@ -58,7 +58,7 @@ def load_config(path: str | Path) -> Config:
     ----------
     path : path
         Ends in .yaml, .yml, .json or .toml. Keys are distcache's, or Megatron's options with dashes
-        or underscores.
+        or underscores. Or ``@FILE``, with a training command of Megatron.
 
     Returns
     -------
@@ -72,6 +72,8 @@ def load_config(path: str | Path) -> Config:
     ConfigError
         With one problem per field that is unknown, missing or wrong.
     """
+    if str(path).startswith("@"):
+        return complete(config_from_options([str(path)]))
     path = Path(path)
     try:
         with os.fdopen(open_regular(path), encoding="utf-8") as stream:
@@ -211,7 +213,6 @@ def complete(config: Config) -> Config:
     elif "tokenizer_type" in tokenizer:
         try:
             tokenizer = checked_tokenizer(tokenizer)
-            identifiers_of(tokenizer)
         except ConfigError as error:
             raise ConfigError(f"$.tokenizer: {error}") from error
     try:

@@ -24,6 +24,7 @@ from distcache.cli.common import (
 from distcache.cli.show import make_progress, print_json, print_result, print_table, size_text
 from distcache.configuration import complete, load_config
 from distcache.errors import ConfigError
+from distcache.megatron.command_line import is_command
 from distcache.megatron.options import config_from_options
 from distcache.plan.assignment import assign_all, estimate
 from distcache.plan.config import Config
@@ -39,7 +40,10 @@ __all__ = ["build_command", "plan_command", "read_config"]
 
 ConfigArgument = Annotated[
     Path | None,
-    typer.Argument(help="YAML or TOML file; or leave it out and give Megatron's data options."),
+    typer.Argument(
+        metavar="CONFIG | @FILE | -- COMMAND",
+        help="YAML or TOML file; or the training command, as it is or in a file.",
+    ),
 ]
 VerboseOption = Annotated[
     bool, typer.Option("--verbose", "-v", help="List every section, however many there are.")
@@ -48,25 +52,24 @@ MOST_ROWS: Final = 40  # of a table without --verbose
 
 
 def read_config(path: Path | None, context: typer.Context) -> Config:
-    """Read the configuration from its file, or from Megatron's options on the command line.
+    """Read the configuration from its file, or from a training command of Megatron.
 
     Raises
     ------
     ConfigError
         If both are given, or neither.
     """
-    if path is not None and str(path).startswith("-"):
-        return complete(config_from_options([str(path), *context.args]))
-    if path is not None and context.args:
+    words = [*([] if path is None else [str(path)]), *context.args]
+    if not words:
+        raise ConfigError("give a configuration file, or a training command of Megatron")
+    if is_command(words):
+        return complete(config_from_options(words))
+    if len(words) > 1:
         raise ConfigError(
-            f"unknown option or word: {' '.join(context.args)} (Megatron's data options cannot be "
-            "combined with a configuration file)"
+            f"unknown option or word: {' '.join(words[1:])} (Megatron's options cannot be combined "
+            "with a configuration file)"
         )
-    if path is not None:
-        return load_config(path)
-    if not context.args:
-        raise ConfigError("give a configuration file, or Megatron's data options")
-    return complete(config_from_options(context.args))
+    return load_config(words[0])
 
 
 def plan_command(
@@ -87,6 +90,8 @@ def plan_command(
 
         distcache plan --data-path 0.3 data/web 0.7 data/code --split 99,1,0 --seq-length 4096
         --train-samples 1000000 --global-batch-size 512
+
+        distcache plan --megatron 0.19 -- torchrun --nproc-per-node 8 pretrain_gpt.py ...
     """
     settings = read_config(config, context)
     threads = threads or threads_of(len(os.sched_getaffinity(0)), ranks)
@@ -239,6 +244,8 @@ def build_command(
         distcache build blend.yaml -o /shared/caches
 
         srun --mpi=pmi2 -n 64 distcache build blend.yaml -o /shared/caches --name pretrain
+
+        srun --mpi=pmi2 -n 64 distcache build @train-command.txt -o /shared/caches
     """
     gc.disable()  # a plan of many corpora has hundreds of thousands of objects, and no cycles
     communicator = connect()

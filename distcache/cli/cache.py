@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,10 +21,12 @@ from distcache.cache.digests import verify_cache
 from distcache.cache.inspect import inspect_document
 from distcache.cli.common import FimOption, JsonOption, MegatronOption, TokenizerOption
 from distcache.cli.show import print_json, print_table, size_text
-from distcache.configuration import load_config, naming_from
+from distcache.configuration import complete, load_config, naming_from
 from distcache.corpus.examine import examine, require_sound
 from distcache.errors import ConfigError, CorpusError, KeyMismatch
 from distcache.megatron.export import export, prefix_renamer
+from distcache.megatron.names import Naming
+from distcache.megatron.options import config_from_options
 from distcache.plan.config import Config, canonical_json, identity_of, key_of
 from distcache.ranks.communicator import SerialCommunicator
 
@@ -215,6 +218,7 @@ def _naming_differences(config: Config, cache: Cache) -> list[str]:
 
 
 def export_command(
+    context: typer.Context,
     cache: CacheArgument,
     to: Annotated[Path, typer.Option("--to", help="Directory for the .npy files.")],
     prefix: Annotated[
@@ -234,13 +238,18 @@ def export_command(
         distcache export /shared/caches/pretrain.h5 --to /shared/megatron-cache
 
         distcache export /shared/caches/pretrain.h5 --to DIR --megatron 0.18,0.19
+
+        distcache export CACHE --to DIR --megatron 0.19 -- torchrun pretrain_gpt.py ...
     """
     pairs = [tuple(pair.split("=", 1)) for pair in prefix or []]
     if any(len(pair) != 2 or not all(pair) for pair in pairs):
         raise ConfigError(f"--prefix {' '.join(prefix or [])}: expected FROM=TO")
     rename = prefix_renamer([(pair[0], pair[1]) for pair in pairs])
     naming = naming_from(tokenizer, megatron, fim_data=fim_data)
-    done = export(open_cache(cache), to, rename, naming, threads)
+    opened = open_cache(cache)
+    if context.args:
+        naming = _as_trained(opened, context.args, rename, naming)
+    done = export(opened, to, rename, naming, threads)
     if as_json:
         print_json(done)
         return
@@ -250,6 +259,32 @@ def export_command(
     for warning in done.warnings:
         typer.echo(f"# warning: {warning}")
     typer.echo(f"# and batch size, iterations and evaluations that ask for these samples: {sizes}")
+
+
+def _as_trained(
+    cache: Cache, words: list[str], rename: Callable[[str], str], naming: Naming
+) -> Naming:
+    """Add a training command's tokenizer to the names; refuse one that asks for other arrays."""
+    config = complete(config_from_options(words))
+    asked = {
+        "sequence_length": (config.sequence_length, cache.identity["sequence_length"]),
+        "seed": (config.seed, cache.identity["seed"]),
+        "split": (config.split, cache.naming["split"]),
+        "samples": (
+            {split: config.samples_of(split) for split in config.blends()},
+            {split: cache.identity["samples"][split] for split in cache.naming["blends"]},
+        ),
+        "corpora": (config.prefixes(), [rename(prefix) for prefix in cache.prefixes]),
+    }
+    differing = [
+        f"{name}: training asks for {_short(ours)}, the cache has {_short(theirs)}"
+        for name, (ours, theirs) in asked.items()
+        if ours != theirs
+    ]
+    if differing:
+        raise KeyMismatch(*differing)
+    tokenizer = config.tokenizer if naming.tokenizer is None else naming.tokenizer
+    return Naming(tokenizer, naming.releases, naming.fim or config.fim_data)
 
 
 def _epochs_or(count: int | None) -> str:

@@ -91,7 +91,8 @@ COMMANDS: Final = {
         "cache",
         "export_command",
         "Write the files that an unmodified Megatron looks for.",
-        interrupted=KEPT,
+        True,
+        KEPT,
     ),
     "ready": Entry(
         "ready",

@@ -94,7 +94,13 @@ WaitOption = Annotated[
 
 
 def submit_command(
-    config: Annotated[Path, typer.Argument(help="YAML or TOML file, seen by all nodes.")],
+    config: Annotated[
+        Path,
+        typer.Argument(
+            metavar="CONFIG | @FILE",
+            help="YAML or TOML file, or a file with the training command, seen by all nodes.",
+        ),
+    ],
     directory: OutputOption,
     training: TrainingArgument = None,
     name: Annotated[

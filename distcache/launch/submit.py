@@ -122,7 +122,7 @@ def submit(
     Parameters
     ----------
     config : Path
-        The configuration's file, seen by all nodes.
+        The configuration's file, seen by all nodes; or ``@FILE`` with a training command.
     directory : Path
         For the cache, shared by all nodes.
     name : str or None
@@ -203,9 +203,15 @@ def _submit_prejob(config: Path, final: Path, plan: Plan, options: SubmitOptions
     return Prejob(files.job, asked, predicted, str(logs))
 
 
+def _absolute(config: Path) -> str:
+    """Return the path that means the same on every node, or ``@`` and the path of a command."""
+    text = str(config)
+    return f"@{Path(text[1:]).absolute()}" if text.startswith("@") else str(config.absolute())
+
+
 def build_words(config: Path, final: Path, key: str, options: SubmitOptions) -> list[str]:
     """Return the command that every rank of the pre-job runs."""
-    words = ["build", str(config.absolute()), "-o", str(final.parent), "--name", final.stem]
+    words = ["build", _absolute(config), "-o", str(final.parent), "--name", final.stem]
     words += ["--require-key", key, "--threads", str(options.job.cpus_per_task)]
     words += ["--log-format", "plain"]
     if options.memory_limit is not None:

@@ -1,7 +1,7 @@
-"""Megatron's own spelling: its data options, on the command line and in files.
+"""Configurations from Megatron's own options: blends, splits and tokenizers as it spells them.
 
-The option names, the defaults and the arithmetic of samples are those of Megatron-LM's
-``megatron/training`` (``arguments.py``, ``training.py``, ``utils.py``).
+The option names and the defaults are those of Megatron-LM's ``megatron/training``
+(``arguments.py``, ``training.py``, ``utils.py``).
 """
 
 from __future__ import annotations
@@ -10,51 +10,25 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from distcache.errors import ConfigError
-from distcache.plan.config import SPLITS, BlendEntry, BlendPerSplit, Config, Samples
+from distcache.megatron.command_line import DATA_KEYS, parse
+from distcache.megatron.samples import Training, samples_of
+from distcache.megatron.tokenizers import MegatronTokenizer
+from distcache.plan.config import SPLITS, BlendEntry, BlendPerSplit, Config
 
-__all__ = ["MEGATRON_KEYS", "config_from_options", "options_from_mapping"]
+__all__ = ["MEGATRON_KEYS", "config_from_options", "options_from_mapping", "tokenizer_in"]
+
+Fields = TypeVar("Fields", bound=msgspec.Struct)
 
 LEGACY_SPLIT: Final = "969, 30, 1"
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"Megatron options: {message}")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(add_help=False, allow_abbrev=False)
-    for name in ("--data-path", "--train-data-path", "--valid-data-path", "--test-data-path"):
-        parser.add_argument(name, nargs="+")
-    for name in ("--data-args-path", "--per-split-data-args-path", "--split"):
-        parser.add_argument(name)
-    parser.add_argument("--seed", type=int, default=1234)
-    parser.add_argument("--seq-length", type=int, required=True)
-    for name in ("--train-samples", "--train-iters", "--global-batch-size"):
-        parser.add_argument(name, type=int)
-    parser.add_argument("--eval-interval", type=int, default=1000)
-    parser.add_argument("--eval-iters", type=int, default=100)
-    parser.add_argument("--mid-level-dataset-surplus", type=float, default=0.005)
-    parser.add_argument("--skip-train", action="store_true")
-    parser.add_argument("--full-validation", action="store_true")
-    parser.add_argument("--multiple-validation-sets", action="store_true")
-    parser.add_argument("--mixed-tokenizers", action="store_true")
-    parser.add_argument("--tokenizer-description", help="a description.txt that Megatron wrote")
-    # Where Megatron reads its files: what `export` prints can be given back as it is.
-    for name in ("--data-cache-path", "--per-dataset-sequences-path"):
-        parser.add_argument(name)
-    return parser
-
-
 # Options whose names distcache's own configuration does not have.
-MEGATRON_KEYS: Final = {action.dest for action in _parser()._actions} - set(
-    Config.__struct_fields__
-)
+MEGATRON_KEYS: Final = DATA_KEYS - set(Config.__struct_fields__)
 
 
 def options_from_mapping(fields: Mapping[str, Any]) -> list[str]:
@@ -82,12 +56,13 @@ def options_from_mapping(fields: Mapping[str, Any]) -> list[str]:
 
 
 def config_from_options(words: Sequence[str]) -> Config:
-    """Make a configuration from Megatron's data options.
+    """Make a configuration from a training command.
 
     Parameters
     ----------
     words : sequence of str
-        As on Megatron's command line: ``["--data-path", "0.3", "a", "0.7", "b", ...]``.
+        Megatron's options: ``["--data-path", "0.3", "a", "0.7", "b", ...]``; or as
+        `distcache.megatron.command_line.parse` takes them.
 
     Returns
     -------
@@ -98,10 +73,10 @@ def config_from_options(words: Sequence[str]) -> Config:
     ------
     ConfigError
         For whatever Megatron would refuse.
+    NotReady
+        If a file of options does not exist.
     """
-    options, rest = _parser().parse_known_args(list(words))
-    if rest:
-        raise ConfigError(f"unknown option or word: {' '.join(rest)}")
+    options = parse(words)
     common = _common_entries(options)
     per_split = _per_split_entries(options)
     if (common is None) == (per_split is None):
@@ -112,14 +87,14 @@ def config_from_options(words: Sequence[str]) -> Config:
     fields: dict[str, Any] = {
         "sequence_length": options.seq_length,
         "seed": options.seed,
-        "samples": msgspec.to_builtins(_samples(options)),
+        "samples": msgspec.to_builtins(samples_of(_fields_of(options, Training))),
         "mid_level_dataset_surplus": options.mid_level_dataset_surplus,
         "multiple_validation_sets": options.multiple_validation_sets,
         "full_validation": options.full_validation,
         "mixed_tokenizers": options.mixed_tokenizers,
+        "fim_data": options.fim_data,
+        "tokenizer": tokenizer_in(options),
     }
-    if options.tokenizer_description:
-        fields["tokenizer"] = {"description": options.tokenizer_description}
     if common is not None:
         fields["blend"] = msgspec.to_builtins(blend_from_words(common))
         fields["split"] = options.split or LEGACY_SPLIT
@@ -129,6 +104,32 @@ def config_from_options(words: Sequence[str]) -> Config:
         fields["blend_per_split"] = msgspec.to_builtins(per_split)
     try:
         return msgspec.convert(fields, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"Megatron options: {error}") from error
+
+
+def tokenizer_in(options: argparse.Namespace) -> dict[str, Any] | None:
+    """Return the tokenizer of a training command, as a configuration has it; None without one.
+
+    Raises
+    ------
+    ConfigError
+        If Megatron does not know its type.
+    """
+    if options.tokenizer_description:
+        return {"description": options.tokenizer_description}
+    if options.tokenizer_type is None:
+        return None
+    release = {} if options.megatron is None else {"megatron": options.megatron}
+    found: dict[str, Any] = msgspec.to_builtins(_fields_of(options, MegatronTokenizer))
+    return found | release
+
+
+def _fields_of(options: argparse.Namespace, kind: type[Fields]) -> Fields:
+    """Return the options that are fields of a type as one of it."""
+    given = {name: getattr(options, name, None) for name in kind.__struct_fields__}
+    try:
+        return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(f"Megatron options: {error}") from error
 
@@ -203,19 +204,3 @@ def _read(path: str) -> str:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path!r}: cannot be read: {error}") from error
-
-
-def _samples(options: argparse.Namespace) -> Samples:
-    batch = options.global_batch_size
-    if options.train_samples is None and (options.train_iters is None or batch is None):
-        raise ConfigError("give --train-samples, or --train-iters and --global-batch-size")
-    if batch is None or batch < 1:
-        raise ConfigError("--global-batch-size: missing or below 1; validation and test need it")
-    if options.eval_interval < 1:
-        raise ConfigError(f"--eval-interval: {options.eval_interval}, expected at least 1")
-    by_iterations = options.train_samples is None
-    train = options.train_iters * batch if by_iterations else options.train_samples
-    iterations = options.train_iters or train // batch
-    evaluations = 1 if options.skip_train else iterations // options.eval_interval + 1
-    valid = None if options.full_validation else evaluations * options.eval_iters * batch
-    return Samples(train=train, valid=valid, test=options.eval_iters * batch)

@@ -61,6 +61,38 @@ def test_megatrons_options_on_the_command_line(corpora: dict[str, str], shared: 
     assert open_cache(done.stdout.strip()).identity["samples"]["train"] == 100
 
 
+def test_a_whole_training_command(corpora: dict[str, str], shared: Path, tmp_path: Path) -> None:
+    """Builds the cache of its options; an export of it is checked against the command."""
+    command = (
+        f"torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 2 --bf16 --data-path 0.5 "
+        f"{corpora['plain']} 0.5 {corpora['second']} --split 1 --seq-length 32 --eval-iters 0 "
+        "--eval-interval 10 --train-samples 100 --global-batch-size 1 "
+        "--tokenizer-type NullTokenizer --vocab-size 9"
+    )
+    words = command.split()
+    done = start(["build", "-o", shared, "--name", "x", "--", *words])
+    assert done.returncode == 0, done.stderr
+    file = tmp_path / "command.txt"
+    file.write_text(command)
+    again = start(["build", f"@{file}", "-o", shared, "--name", "x"])
+    assert (again.returncode, again.stdout) == (0, done.stdout)
+    planned = start(["plan", "--json", "--megatron", "0.19", "--", *words])
+    assert planned.returncode == 0, planned.stderr
+    cache = open_cache(done.stdout.strip())
+    assert json.loads(planned.stdout)["key"] == cache.key
+    to = ["export", cache.path, "--to", tmp_path / "out", "--megatron", "0.19", "--json"]
+    exported = start([*to, "--", *words, "--fim-data"])
+    assert exported.returncode == 0, exported.stderr
+    names = json.loads(exported.stdout)["files"]
+    assert {name.split("-")[1] for name in names} == {"GPTFIMDataset", "BlendedDataset"}
+    other = start([*to, "--", *words, "--seed", "5"])
+    assert other.returncode == 7
+    assert "seed: training asks for 5, the cache has 1234" in other.stderr
+    unknown = start(["plan", "--", *words, "--no-such"])
+    assert unknown.returncode == 2
+    assert "unknown option or word: --no-such" in unknown.stderr
+
+
 def test_plan(config: Path, cache: Path) -> None:
     """Key and sizes are those of the cache that is built."""
     done = start(["plan", config, "--ranks", "4", "--json"])
@@ -177,7 +209,7 @@ def test_check(corpora: dict[str, str], tmp_path: Path) -> None:
     ("words", "exit_code", "message"),
     [
         (["build", "/none/c.yaml", "-o", "/tmp"], 5, "no such configuration file"),
-        (["build", "-o", "/tmp"], 2, "give a configuration file, or Megatron's data options"),
+        (["build", "-o", "/tmp"], 2, "give a configuration file, or a training command"),
         (["build", "x.yaml"], 2, "--output"),
         (["plan", "x.yaml", "--unknown", "1"], 2, "--unknown"),
         (["inspect", "/none/x.h5"], 5, "no such cache"),

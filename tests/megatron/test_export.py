@@ -265,3 +265,14 @@ def test_releases_without_the_tokenizers_options(
     cache = open_cache(build_here(blend_config, shared).path)
     with pytest.raises(ConfigError, match="need Megatron's options of the tokenizer"):
         export(cache, tmp_path / "out", naming=OF_RELEASES)
+
+
+def test_options_without_a_release(
+    blend_config: dict[str, Any], shared: Path, tmp_path: Path
+) -> None:
+    """Need one when names are made."""
+    blend_config["tokenizer"] = {"tokenizer_type": "NullTokenizer"}
+    cache = open_cache(build_here(blend_config, shared).path)
+    with pytest.raises(ConfigError, match="megatron: missing; name the release"):
+        export(cache, tmp_path / "out")
+    assert export(cache, tmp_path / "out", naming=Naming(releases=("0.19",))).files

@@ -14,7 +14,7 @@ import pytest
 from distcache.megatron.tokenizers import MegatronTokenizer
 from tests.peers.megatron import RELEASE
 
-__all__ = ["ask_megatron"]
+__all__ = ["ask_megatron", "ask_megatron_for"]
 
 
 def arguments_of(options: MegatronTokenizer) -> Namespace:
@@ -28,7 +28,12 @@ def arguments_of(options: MegatronTokenizer) -> Namespace:
 
 
 def ask_megatron(options: MegatronTokenizer, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Return the identifiers that the release's own classes give; no model is loaded."""
+    """Return the identifiers that the release's own classes give."""
+    return ask_megatron_for(arguments_of(options), monkeypatch)
+
+
+def ask_megatron_for(options: Namespace, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Return those of what its parser has read; no model is loaded."""
     place = "text.utils" if RELEASE == "0.16" else "utils"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -39,4 +44,4 @@ def ask_megatron(options: MegatronTokenizer, monkeypatch: pytest.MonkeyPatch) ->
     )
     if hasattr(module, "_set_padded_vocab_size"):
         monkeypatch.setattr(module, "_set_padded_vocab_size", lambda *_: None)
-    return dict(module.build_tokenizer(arguments_of(options)).unique_identifiers)
+    return dict(module.build_tokenizer(options).unique_identifiers)

@@ -183,7 +183,6 @@ def test_the_tokenizer_by_megatrons_options() -> None:
 @pytest.mark.parametrize(
     ("tokenizer", "problem"),
     [
-        (LLAMA, r"\$\.tokenizer: megatron: missing"),
         (
             {**LLAMA, "megatron": "0.15"},
             "'0.15' is not a known release of Megatron-Core",

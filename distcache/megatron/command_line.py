@@ -1,0 +1,175 @@
+"""Read Megatron's training command: which words are options of data, and which are passed over."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, NoReturn, get_args
+
+import msgspec
+
+from distcache.errors import ConfigError, NotReady
+from distcache.io.files import read_file
+from distcache.megatron.samples import Arithmetic, Training
+from distcache.megatron.tokenizers import MegatronTokenizer, Release, releases_in
+
+__all__ = ["DATA_KEYS", "is_command", "parse"]
+
+# Every option of Megatron-Core 0.17.1, 0.18.2 and 0.19.2, by how many values argparse gives it:
+# `scripts/megatron_options` has asked them.
+KNOWN: Final = Path(__file__).with_name("known_options.json")
+LARGEST: Final = 1 << 24  # bytes of a file with a command
+LISTS: Final[dict[str, dict[str, Any]]] = {
+    "--rampup-batch-size": {"nargs": 3, "type": int},
+    "--tokenizer-special-tokens": {"nargs": "+"},
+}
+# Data that has no index.
+WITHOUT_INDEX: Final = ("mock_data", "sft")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"Megatron options: {message}")
+
+
+def _data_parser() -> _Parser:
+    """Return a parser of the options that are read, Megatron's and this project's."""
+    parser = _own_parser()
+    for name in ("--data-path", "--train-data-path", "--valid-data-path", "--test-data-path"):
+        parser.add_argument(name, nargs="*")
+    for name in ("--data-args-path", "--per-split-data-args-path", "--split"):
+        parser.add_argument(name)
+    parser.add_argument("--seed", type=int, default=1234)
+    parser.add_argument("--mid-level-dataset-surplus", type=float, default=0.005)
+    parser.add_argument("--multiple-validation-sets", action="store_true")
+    parser.add_argument("--fim-data", action="store_true")
+    _add_fields(parser, Training)
+    _add_fields(parser, MegatronTokenizer)
+    parser.add_argument("--tiktoken-special-tokens", nargs="+", dest="tokenizer_special_tokens")
+    return parser
+
+
+def _own_parser() -> _Parser:
+    """Return a parser of the options that Megatron does not have."""
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--mixed-tokenizers", action="store_true")
+    parser.add_argument("--tokenizer-description", help="a description.txt that Megatron wrote")
+    parser.add_argument("--megatron", type=_release)
+    parser.add_argument("--arithmetic", choices=get_args(Arithmetic), default="megatron")
+    parser.add_argument("--data-parallel-size", type=int)
+    parser.add_argument("--iteration", type=int, default=0)
+    parser.add_argument("--eval-at-step-zero", action="store_true")
+    return parser
+
+
+def _release(text: str) -> Release:
+    try:
+        (found,) = releases_in(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected one release") from error
+    return found
+
+
+def _add_fields(parser: argparse.ArgumentParser, kind: type[msgspec.Struct]) -> None:
+    """Add an option for each field that the parser does not have yet."""
+    for field in msgspec.structs.fields(kind):
+        name = field.name.replace("_", "-")
+        if f"--{name}" in parser._option_string_actions or field.name == "model_type":
+            continue
+        if field.type is bool:
+            negated = [f"--no-{name}", f"--disable-{name}"]
+            action = "store_false" if field.default else "store_true"
+            names = negated if field.default else [f"--{name}"]
+            parser.add_argument(*names, dest=field.name, action=action)
+            continue
+        default = None if field.default is msgspec.NODEFAULT else field.default
+        number = field.type is int or int in get_args(field.type)
+        how = LISTS.get(f"--{name}", {"type": int if number else str})
+        parser.add_argument(f"--{name}", default=default, required=name == "seq-length", **how)
+
+
+# Options that say which data is used.
+DATA_KEYS: Final = {action.dest for action in _data_parser()._actions}
+
+
+def _whole_parser() -> _Parser:
+    """Return a parser of these options that knows and drops all others of Megatron."""
+    parser = _data_parser()
+    known = msgspec.json.decode(read_file(KNOWN, LARGEST), type=dict[str, list[str]])
+    for count, names in known.items():
+        how: dict[str, Any] = {"nargs": int(count) if count.isdigit() else count}
+        if count in "01":
+            how = {"action": "store_true" if count == "0" else "store"}
+        for name in names:
+            if f"--{name}" not in parser._option_string_actions:
+                parser.add_argument(f"--{name}", default=argparse.SUPPRESS, **how)
+    return parser
+
+
+def is_command(words: Sequence[str]) -> bool:
+    """Return whether these are options or a whole command, and no configuration's file."""
+    return words[0].startswith(("-", "@")) or any(word.endswith(".py") for word in words)
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Parse a training command.
+
+    Parameters
+    ----------
+    words : sequence of str
+        Options; or a whole command, of which all before the script is dropped, but for options
+        that Megatron does not have; or ``@FILE`` with such a command.
+
+    Returns
+    -------
+    argparse.Namespace
+        With every option that is read, by Megatron's names.
+
+    Raises
+    ------
+    ConfigError
+        If a word is known to no release, or an option asks for data without an index.
+    NotReady
+        If there is no such file.
+    """
+    words = [part for word in words for part in (_words_of(word) if word[:1] == "@" else [word])]
+    script = next((i for i, word in enumerate(words) if word.endswith(".py")), -1)
+    parser = _whole_parser()
+    options, unknown = parser.parse_known_args(words[script + 1 :])
+    if unknown:
+        raise ConfigError(_unknown(unknown, list(parser._option_string_actions)))
+    if script > 0:
+        _own_parser().parse_known_args(words[:script], options)
+    if "yaml_cfg" in options:
+        raise ConfigError("--yaml-cfg: is not read; give its options of data on the command line")
+    for name in WITHOUT_INDEX:
+        if name in options:
+            raise ConfigError(f"--{name.replace('_', '-')}: such data has no index to build")
+    return options
+
+
+def _words_of(word: str) -> list[str]:
+    """Return the words of a file, as a shell separates them; it expands nothing."""
+    path = word[1:]
+    try:
+        text = read_file(path, LARGEST).decode("utf-8")
+        words = shlex.split(text.replace("\\\n", " "), comments=True)
+    except FileNotFoundError as error:
+        raise NotReady(f"{path}: no such file of a training command") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    if variables := [found for found in words if re.search(r"\$[\w{(]", found)]:
+        raise ConfigError(f"{path}: write the value of {', '.join(variables)}: no shell expands it")
+    return words
+
+
+def _unknown(words: Sequence[str], known: Sequence[str]) -> str:
+    message = f"unknown option or word: {' '.join(words)}"
+    near = difflib.get_close_matches(words[0].split("=")[0], known, n=1)
+    return f"{message}; did you mean {near[0]}?" if near else message

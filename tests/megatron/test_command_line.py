@@ -1,0 +1,192 @@
+"""A training command is read as it is; `tests/peers/test_training.py` compares with Megatron."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from distcache.configuration import load_config
+from distcache.errors import ConfigError, DistcacheError, NotReady
+from distcache.megatron.command_line import is_command
+from distcache.megatron.options import config_from_options
+from distcache.plan.config import Config
+
+COMMAND = (
+    "--num-layers 32 --bf16 --use-mcore-models --data-path 0.3 a 0.7 b --seq-length 64 --lr 3e-4 "
+    "--train-samples 1000 --global-batch-size 8 --split 99,1,0 --eval-interval 100"
+)
+
+
+def read(text: str) -> Config:
+    """Return the configuration of a command."""
+    return config_from_options(shlex.split(text))
+
+
+def samples_of(text: str) -> tuple[int | None, ...]:
+    """Return the samples that a command asks for, of train, valid and test."""
+    base = "--data-path a --seq-length 64"
+    return tuple(read(f"{base} {text}").samples_of(split) for split in ("train", "valid", "test"))
+
+
+@pytest.mark.parametrize(
+    "launcher",
+    [
+        "pretrain_gpt.py",
+        "python -u pretrain_gpt.py",
+        "torchrun --nproc-per-node 8 --nnodes=2 /opt/megatron/pretrain_gpt.py",
+        "srun --seed 3 bash -c x pretrain_mamba.py",
+    ],
+)
+def test_whole_commands(launcher: str) -> None:
+    """Of which what has nothing to do with data is passed over, and the launcher dropped."""
+    assert read(f"{launcher} {COMMAND}") == read(COMMAND)
+    assert read(COMMAND).prefixes() == ["a", "b"]
+
+
+def test_a_file_with_a_command(tmp_path: Path) -> None:
+    """With comments and continued lines; also where a configuration's file is expected."""
+    path = tmp_path / "train.txt"
+    lines = COMMAND.replace(" --", " \\\n    --")
+    path.write_text(f"# nightly\ntorchrun --nnodes 2 pretrain_gpt.py {lines}\n")
+    assert load_config(f"@{path}") == read(COMMAND)
+    release = read(f"--megatron 0.19 @{path} --tokenizer-type NullTokenizer --vocab-size 99")
+    assert release.tokenizer is not None
+    assert release.tokenizer["megatron"] == "0.19"
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("x.py --data-path $DATA", "write the value of \\$DATA"),
+        ("x.py --data-path ${DATA}/web", "write the value of"),
+        ("x.py --data-path 'a", "No closing quotation"),
+        (f"x.py {COMMAND} && echo", "unknown option or word: && echo"),
+        (f"x.py {COMMAND} --num-layer 3", "did you mean --num-layers"),
+        (f"x.py {COMMAND} --mock-data", "--mock-data: such data has no index"),
+        (f"x.py {COMMAND} --sft", "--sft: such data has no index"),
+        (f"x.py {COMMAND} --yaml-cfg x.yaml", "--yaml-cfg: is not read"),
+        (f"x.py {COMMAND} --megatron 0.17,0.18", "expected one release"),
+        (f"x.py {COMMAND} --arithmetic nemo", "invalid choice"),
+    ],
+)
+def test_commands_that_cannot_be_read(text: str, problem: str, tmp_path: Path) -> None:
+    """Say which word, and what to do."""
+    (tmp_path / "f").write_text(text)
+    with pytest.raises(DistcacheError, match=problem):
+        load_config(f"@{tmp_path}/f")
+
+
+def test_a_file_that_is_not_there() -> None:
+    """Is named."""
+    with pytest.raises(NotReady, match="/none/such: no such file"):
+        load_config("@/none/such")
+
+
+def test_what_a_command_is() -> None:
+    """Options, a script, or a file of them; everything else is a configuration's file."""
+    assert all(map(is_command, (["--x"], ["@f"], ["torchrun", "x.py"], ["x.py"])))
+    assert not any(map(is_command, (["x.yaml"], ["x"], ["a/b.json", "c"])))
+
+
+def test_fim_and_tokenizers() -> None:
+    """Enter the names; without a release, an export has to name it."""
+    config = read(f"{COMMAND} --fim-data --tokenizer-type HuggingFaceTokenizer --tokenizer-model m")
+    assert config.fim_data
+    assert config.tokenizer is not None
+    assert "megatron" not in config.tokenizer
+    assert read(COMMAND).tokenizer is None
+
+
+BY_BATCHES = "--train-samples 1000 --eval-iters 2"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        # Bridge: an interval of 0 validates never, and one pass more comes before training.
+        (f"{BY_BATCHES} --global-batch-size 8 --eval-interval 0", (1000, 0, 16)),
+        (f"{BY_BATCHES} --global-batch-size 8 --eval-interval 50", (1000, 3 * 16, 16)),
+        (f"{BY_BATCHES} --global-batch-size 8 --eval-interval 50 --skip-train", (1000, 48, 16)),
+        (
+            f"{BY_BATCHES} --global-batch-size 8 --eval-interval 50 --eval-at-step-zero",
+            (1000, 4 * 16, 16),
+        ),
+        ("--train-iters 10 --global-batch-size 8 --eval-interval 3 --eval-iters 1", (80, 32, 8)),
+    ],
+)
+def test_bridge(text: str, expected: tuple[int, ...]) -> None:
+    """Counts by the formula of its `get_train_valid_test_num_samples`."""
+    assert samples_of(f"--arithmetic bridge {text}") == expected
+
+
+def test_later_phases() -> None:
+    """Are those of the iteration that training resumes with."""
+    text = "--train-samples 1000 --global-batch-size 10 --phase-transition-iterations 70,20"
+    assert [samples_of(f"{text} --iteration {n}")[0] for n in (0, 19, 20, 69, 70)] == [
+        200,
+        200,
+        500,
+        500,
+        300,
+    ]
+    with pytest.raises(ConfigError, match="training has ended"):
+        samples_of(f"{text} --iteration 100")
+
+
+def test_a_ramp_counts_by_release() -> None:
+    """It has been ignored since 0.18."""
+    text = "--train-samples 1000 --global-batch-size 10 --eval-interval 10 --eval-iters 1 "
+    text += "--rampup-batch-size 2 2 500"
+    assert samples_of(f"--megatron 0.19 {text}")[1] == (100 // 10 + 1) * 10
+    assert samples_of(f"--megatron 0.17 {text}")[1] != (100 // 10 + 1) * 10
+    with pytest.raises(ConfigError, match="say which release"):
+        samples_of(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("--train-samples 9 --global-batch-size 1 --megatron 0.17", "--eval-interval: missing"),
+        ("--train-samples 9", "--global-batch-size: missing"),
+        ("--train-samples 9 --micro-batch-size 2", "give both, the second as --data-parallel-size"),
+        (f"{BY_BATCHES} --arithmetic bridge --global-batch-size 1", "--eval-interval: missing"),
+        (f"{BY_BATCHES} --step-batch-size-schedule 0:1 --global-batch-size 1", "be combined"),
+        (
+            f"{BY_BATCHES} --phase-transition-iterations x --global-batch-size 1",
+            "invalid literal for int",
+        ),
+        (
+            "--train-iters 9 --phase-transition-iterations 3 --global-batch-size 1",
+            "needs --train-samples",
+        ),
+        *(
+            (
+                f"{BY_BATCHES} --micro-batch-size 1 --data-parallel-size 1 "
+                f"--step-batch-size-schedule '{schedule}'",
+                problem,
+            )
+            for schedule, problem in (
+                ("100:2", "from 0 on"),
+                ("0:2 1:3", "no two"),
+                ("0:0", "below 1"),
+                ("0", "--step-batch-size-schedule: '0'"),
+                ("0:x", "could not convert"),
+                ("0:inf", "infinity"),
+            )
+        ),
+        *(
+            (
+                f"{BY_BATCHES} --eval-interval 9 --megatron 0.17 --global-batch-size 8 "
+                f"--rampup-batch-size {ramp}",
+                "--rampup-batch-size",
+            )
+            for ramp in ("0 1 5", "8 1 5", "2 4 5", "2 2 0", "9 -1 5", "2 x 5", "2 2")
+        ),
+    ],
+)
+def test_what_megatron_would_refuse(text: str, problem: str) -> None:
+    """Is an error here too."""
+    with pytest.raises(ConfigError, match=problem):
+        samples_of(text)
