@@ -93,6 +93,7 @@ def megatron_arguments(
     sequences = Path(f"{stem}-sequences.json")
     files[sequences] = sequences_document(cache, rename)
     options = [["--data-cache-path", str(directory)], *blend, *_size_options(cache)]
+    options += _loading_options(cache)
     by_tokenizer = ["--per-dataset-sequences-path", str(sequences)]
     codes = set(cache.table("sources")["type_code"].tolist())
     warnings = []
@@ -137,6 +138,12 @@ def _size_options(cache: Contents) -> list[list[str]]:
     if identity["multiple_validation_sets"]:
         options.append(["--multiple-validation-sets"])
     return options
+
+
+def _loading_options(cache: Contents) -> list[list[str]]:
+    """Return the options with which a file that is missing is an error, and not built."""
+    fast = [["--dataloader-fast-cache-load"]] if cache.identity["blend"] is None else []
+    return [["--dataloader-defer-npy-index-mmap"], *fast]
 
 
 def sequences_document(cache: Contents, rename: Callable[[str], str] = str) -> str:

@@ -44,6 +44,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--mid-level-dataset-surplus", type=float, default=0.005)
     parser.add_argument("--full-validation", action="store_true")
     parser.add_argument("--multiple-validation-sets", action="store_true")
+    parser.add_argument("--dataloader-defer-npy-index-mmap", action="store_true")
+    parser.add_argument("--dataloader-fast-cache-load", action="store_true")
     return parser.parse_args(list(words))
 
 
@@ -95,6 +97,8 @@ def datasets_of(
         multiple_validation_sets=options.multiple_validation_sets,
         full_validation=options.full_validation,
         sequences_per_dataset=sequences,
+        defer_npy_index_mmap=options.dataloader_defer_npy_index_mmap,
+        fast_cache_load=options.dataloader_fast_cache_load,
         tokenizer=judge,
         reset_position_ids=False,
         reset_attention_mask=False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,22 @@ def test_megatron_trains_from_the_store(
     assert distcache.open(cache, local=root).is_local
     with pytest.raises(NotReady):
         distcache.open(cache)
+
+
+@pytest.mark.parametrize("kind", ["blend", "per split", "one corpus"])
+def test_a_missing_file_is_an_error(kind: str, small: dict[str, str], tmp_path: Path) -> None:
+    """With the options as printed; without them Megatron would build it again, on one rank."""
+    fields = configuration(kind, small)
+    cache = Path(build_here(fields, tmp_path / "shared", "c").path)
+    done = start(["export", cache, "--to", tmp_path / "out"])
+    flags = shlex.split(done.stdout.replace("\\\n", " "), comments=True)
+    assert ("--dataloader-fast-cache-load" in flags) == (kind == "per split")
+    sizes = [fields["samples"][split] for split in ("train", "valid", "test")]
+    for path in (tmp_path / "out").glob("*-train-shuffle_index.npy"):
+        path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"shuffle_index\.npy"):
+        datasets_of(flags, sizes, TOKENIZER, 30000)[0][0]
+    assert not list((tmp_path / "out").glob("*-train-shuffle_index.npy"))
 
 
 BY_OPTIONS: list[dict[str, Any]] = [
