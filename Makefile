@@ -156,7 +156,7 @@ cluster-packages:
 # Later releases of Megatron-Core; the oldest that is judged by is installed, for all other tests too.
 judges: $(VENV)/test-installed
 	scripts/judges build/judges $(JUDGES)
-	for release in $(JUDGES); do PYTHONPATH=build/judges/$$release \
+	for release in $(JUDGES); do PYTHONPATH=$(CURDIR)/build/judges/$$release \
 		pytest -q -n auto --ignore tests/peers/test_permutation.py tests/peers || exit 1; done
 
 bench: $(VENV)/test-installed

@@ -94,6 +94,9 @@ COMMANDS: Final = {
         True,
         KEPT,
     ),
+    "doctor": Entry(
+        "doctor", "doctor_command", "Find what would break a first job, where it will run.", True
+    ),
     "ready": Entry(
         "ready",
         "ready_command",

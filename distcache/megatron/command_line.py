@@ -17,7 +17,7 @@ from distcache.io.files import read_file
 from distcache.megatron.samples import Arithmetic, Training
 from distcache.megatron.tokenizers import MegatronTokenizer, Release, releases_in
 
-__all__ = ["DATA_KEYS", "is_command", "parse"]
+__all__ = ["DATA_KEYS", "is_command", "megatron_words", "parse"]
 
 # Every option of Megatron-Core 0.17.1, 0.18.2 and 0.19.2, by how many values argparse gives it:
 # `scripts/megatron_options` has asked them.
@@ -138,20 +138,31 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     NotReady
         If there is no such file.
     """
-    words = [part for word in words for part in (_words_of(word) if word[:1] == "@" else [word])]
-    script = next((i for i, word in enumerate(words) if word.endswith(".py")), -1)
+    before, after = _around_script(words)
     parser = _whole_parser()
-    options, unknown = parser.parse_known_args(words[script + 1 :])
+    options, unknown = parser.parse_known_args(after)
     if unknown:
         raise ConfigError(_unknown(unknown, list(parser._option_string_actions)))
-    if script > 0:
-        _own_parser().parse_known_args(words[:script], options)
+    _own_parser().parse_known_args(before, options)
     if "yaml_cfg" in options:
         raise ConfigError("--yaml-cfg: is not read; give its options of data on the command line")
     for name in WITHOUT_INDEX:
         if name in options:
             raise ConfigError(f"--{name.replace('_', '-')}: such data has no index to build")
     return options
+
+
+def megatron_words(words: Sequence[str]) -> list[str]:
+    """Return the words of a training command that Megatron's own parser gets."""
+    _, after = _around_script(words)
+    return _own_parser().parse_known_args(after)[1]
+
+
+def _around_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the words before a script and those after it; all are after it if there is none."""
+    words = [part for word in words for part in (_words_of(word) if word[:1] == "@" else [word])]
+    script = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
+    return ([], words) if script is None else (words[:script], words[script + 1 :])
 
 
 def _words_of(word: str) -> list[str]:

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import argparse
 import functools
-import typing
 import warnings
 from collections.abc import Sequence
 from typing import Any
-
-# They are written for Python 3.12.
-if not hasattr(typing, "override"):
-    typing.override = lambda function: function  # type: ignore[attr-defined]
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -1,0 +1,68 @@
+"""`distcache doctor`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from distcache.cli.common import JsonOption
+from distcache.cli.show import print_json
+from distcache.doctor.finding import Finding
+from distcache.doctor.machine import examine_machine
+from distcache.doctor.training import examine_training
+from distcache.errors import ConfigError, NotReady
+
+__all__ = ["doctor_command"]
+
+
+def doctor_command(
+    context: typer.Context,
+    directory: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[DIR -- COMMAND]",
+            help="A directory that `export` or `localize --megatron` wrote, and the training "
+            "command that is to find its files, as it is or as @FILE.",
+        ),
+    ] = None,
+    shared: Annotated[
+        Path | None,
+        typer.Option(help="A directory for caches on the shared filesystem, to try locks in."),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find what would break a first job. Run it where training runs, in its container.
+
+    With a directory and a training command, the Megatron of this environment says which files it
+    would look for, and for those that are missing which field of their names differs. Nothing is
+    built. Exit code 5 if anything is missing or cannot work.
+
+    Examples
+    --------
+        distcache doctor --shared /shared/caches
+
+        distcache doctor /shared/megatron-cache -- torchrun pretrain_gpt.py --data-path ...
+    """
+    findings = list(examine_machine(shared, os.environ))
+    document: dict[str, Any] = {}
+    if context.args:
+        if directory is None or not directory.is_dir():
+            raise ConfigError(f"{directory}: is not a directory; give one before the command")
+        found, files = examine_training(context.args, directory)
+        findings += found
+        document["files"] = files
+    problems = [finding for finding in findings if finding.level == "problem"]
+    if as_json:
+        print_json({"ready": not problems, "findings": findings} | document)
+    else:
+        for finding in findings:
+            _show(finding)
+    if problems:
+        raise NotReady(f"{len(problems)} problem(s): a job would fail, or build by itself")
+
+
+def _show(finding: Finding) -> None:
+    typer.echo(f"{finding.level:8} {finding.topic}: {finding.text}")

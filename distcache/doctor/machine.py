@@ -1,0 +1,140 @@
+"""Examine what jobs need of a machine: libraries, Slurm, filesystems, limits."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Final
+
+from distcache.doctor.finding import Finding
+from distcache.errors import ConfigError, DistcacheError
+from distcache.io.files import require_links
+from distcache.launch.slurm import find_plugin
+from distcache.node.place import local_directory
+from distcache.node.space import space_at
+from distcache.staging.locks import NO_LOCKS, try_lock
+
+__all__ = ["examine_machine"]
+
+LIBRARIES: Final = ("numpy", "h5py", "msgspec", "mpi4py", "torch", "megatron-core")
+SEVERAL_TASKS: Final = 2
+FEW_DESCRIPTORS: Final = 1024
+LITTLE_SPACE: Final = 10 << 30  # bytes
+
+
+def examine_machine(shared: Path | None, environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Examine this machine.
+
+    Parameters
+    ----------
+    shared : path or None
+        A directory for caches on the shared filesystem, to be written to.
+    environment : mapping
+        Of this process.
+
+    Yields
+    ------
+    Finding
+        One for each topic.
+    """
+    yield _versions()
+    yield _found("MPI and Slurm", _mpi)
+    if shared is not None:
+        yield _found("locks", lambda: _locks(shared))
+        yield _found("hard links", lambda: _links(shared))
+    yield _found("local disk", lambda: _local(environment))
+    yield _descriptors()
+
+
+def _found(topic: str, examine: Callable[[], Finding]) -> Finding:
+    """Return a finding, or the error as one."""
+    try:
+        return examine()
+    except (DistcacheError, OSError) as error:
+        return Finding("problem", topic, str(error))
+
+
+def _versions() -> Finding:
+    named = []
+    for name in ("distcache", *LIBRARIES):
+        try:
+            named.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            named.append(f"no {name}")
+    return Finding("ok", "versions", f"Python {platform.python_version()}, {', '.join(named)}")
+
+
+def _mpi() -> Finding:
+    topic = "MPI and Slurm"
+    if shutil.which("srun") is None:
+        return Finding("warning", topic, "there is no srun here: jobs cannot be submitted")
+    try:
+        plugin = find_plugin(SEVERAL_TASKS)
+    except ConfigError:
+        raise  # a library without a plugin
+    except DistcacheError as error:
+        return Finding("warning", topic, f"Slurm cannot be asked here: {error}")
+    return Finding("ok", topic, f"srun --mpi={plugin} fits mpi4py's library")
+
+
+def _locks(shared: Path) -> Finding:
+    """Lock a file twice: the second time must fail."""
+    if not shared.is_dir():
+        return Finding("problem", "locks", f"{shared}: no such directory")
+    path = shared / f".distcache-doctor.{os.getpid()}"
+    first = second = None
+    try:
+        first = try_lock(path)
+        second = try_lock(path)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        text = f"{shared}: has no locks; builds know each other by heartbeats, which takes longer"
+        return Finding("warning", "locks", text)
+    finally:
+        for descriptor in (first, second):
+            if descriptor is not None:
+                os.close(descriptor)
+        path.unlink(missing_ok=True)
+    if first is None or second is not None:
+        return Finding("warning", "locks", f"{shared}: locks do not exclude")
+    return Finding("ok", "locks", f"{shared}: a file that is locked cannot be locked again here")
+
+
+def _links(shared: Path) -> Finding:
+    directory = shared / f".distcache-doctor.{os.getpid()}.d"
+    directory.mkdir(mode=0o700)
+    try:
+        require_links(directory)
+    finally:
+        directory.rmdir()
+    return Finding("ok", "hard links", f"{shared}: has them")
+
+
+def _local(environment: Mapping[str, str]) -> Finding:
+    topic = "local disk"
+    directory = local_directory(None, environment)
+    if directory is None:
+        text = "not set: give localize --to, or set DISTCACHE_LOCAL_DIR; loaders read shared files"
+        return Finding("warning", topic, text)
+    there = next(path for path in (directory, *directory.parents) if path.exists())
+    space = space_at(there)
+    free = f"{space.free / 2**30:.0f} GiB free"
+    if space.in_memory:
+        return Finding("warning", topic, f"{directory}: is memory ({free}), which jobs lack then")
+    if space.free < LITTLE_SPACE:
+        return Finding("warning", topic, f"{directory}: only {free}")
+    return Finding("ok", topic, f"{directory}: {free}")
+
+
+def _descriptors() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    text = f"{soft} open files, at most {hard}"
+    if hard != resource.RLIM_INFINITY and hard < FEW_DESCRIPTORS:
+        return Finding("warning", "descriptors", f"{text}: loaders reopen .bin files all the time")
+    return Finding("ok", "descriptors", text)

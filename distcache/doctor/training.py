@@ -1,0 +1,318 @@
+"""Ask the Megatron of this environment which files its training would look for.
+
+It makes its own options, tokenizer, configuration and datasets of a training command, and tells by
+itself the names of the files: with `defer_npy_index_mmap` its datasets open none of them and build
+nothing until a sample is asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import io
+import json
+import tempfile
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from distcache.configuration import complete
+from distcache.doctor.finding import Finding
+from distcache.megatron.command_line import megatron_words
+from distcache.megatron.options import config_from_options
+from distcache.megatron.tokenizers import RELEASES, MegatronTokenizer, Release
+from distcache.plan.config import SPLITS, Config
+
+__all__ = ["ExpectedFile", "examine_training"]
+
+MOST_FIELDS: Final = 3  # that differ, in a message
+UNSAID: Final = "(nothing)"
+
+
+class ExpectedFile(msgspec.Struct, frozen=True):
+    """A file that training looks for.
+
+    Attributes
+    ----------
+    name : str
+        In the directory.
+    there : bool
+        Whether it exists.
+    """
+
+    name: str
+    there: bool
+
+
+class _Expected(msgspec.Struct, frozen=True):
+    """The files of one section or blend, and what their names are the digest of."""
+
+    stem: str
+    description: str
+    files: tuple[ExpectedFile, ...]
+
+
+def examine_training(
+    words: Sequence[str], directory: Path
+) -> tuple[list[Finding], list[ExpectedFile]]:
+    """Compare what training would look for with what a directory has.
+
+    Parameters
+    ----------
+    words : sequence of str
+        The training command, as for `distcache.megatron.command_line.parse`.
+    directory : path
+        For ``--data-cache-path``: an exported one, or that of a localized cache.
+
+    Returns
+    -------
+    findings : list of Finding
+        A problem for every section and blend that Megatron would build.
+    files : list of ExpectedFile
+        All that it looks for; empty if it cannot be asked.
+
+    Raises
+    ------
+    ConfigError
+        If the command cannot be read.
+    """
+    findings: list[Finding] = []
+    try:
+        with _quiet():
+            version = importlib.import_module("megatron.core.package_info").__version__
+    except ImportError as error:
+        text = f"cannot be imported here ({error}); run this where training runs, in its container"
+        return [Finding("problem", "Megatron", text)], []
+    release = _nearest_release(version)
+    findings.append(_about_release(version, release))
+    config = complete(config_from_options([*words, "--megatron", release]))
+    try:
+        with _quiet():
+            expected = _ask(words, config, directory, release)
+    except Exception as error:  # noqa: BLE001  Megatron's are of any kind
+        text = f"{type(error).__name__}: {error}"
+        return [*findings, Finding("problem", "Megatron", f"would not start: {text}")], []
+    findings += _judge(expected, directory)
+    return findings, [file for entry in expected for file in entry.files]
+
+
+def _nearest_release(version: str) -> Release:
+    """Return the known release that a version is, or comes after."""
+    known = [release for release in RELEASES if _numbers(release) <= _numbers(version)[:2]]
+    return known[-1] if known else RELEASES[0]
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")[:2] if part.isdecimal()]
+
+
+def _about_release(version: str, release: Release) -> Finding:
+    if f"{version}.".startswith(f"{release}."):
+        return Finding("ok", "Megatron", f"Megatron-Core {version}")
+    text = f"Megatron-Core {version} is not known: samples are counted as in {release}"
+    return Finding("warning", "Megatron", text)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what Megatron prints and warns of from the output."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _ask(
+    words: Sequence[str], config: Config, directory: Path, release: Release
+) -> list[_Expected]:
+    """Return what Megatron's own datasets look for."""
+    torch = importlib.import_module("torch")
+    options = _options(words, config)
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        if not torch.distributed.is_initialized():  # Megatron's blends ask for it
+            store = f"file://{name}/store"
+            torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+            stack.callback(torch.distributed.destroy_process_group)
+        datasets = _datasets(config, options, directory, _tokenizer(options, release))
+        found: dict[str, _Expected] = {}
+        for dataset in datasets:
+            for entry in _walk(dataset, directory):
+                found.setdefault(entry.stem, entry)
+    return list(found.values())
+
+
+def _options(words: Sequence[str], config: Config) -> argparse.Namespace:
+    """Return what Megatron's own parser makes of a command, if its training is here."""
+    try:
+        arguments = importlib.import_module("megatron.training.arguments")
+    except ModuleNotFoundError as error:
+        if error.name not in ("megatron.training", "megatron.training.arguments"):
+            raise
+        return _tokenizer_options(config)
+    parser = arguments.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            options: argparse.Namespace = parser.parse_args(megatron_words(words))
+    except SystemExit as ended:
+        lines = errors.getvalue().strip().splitlines() or ["no reason given"]
+        raise ValueError(lines[-1]) from ended
+    options.rank = 1  # it is silent then
+    options.padded_vocab_size = options.padded_vocab_size or 1
+    return options
+
+
+def _tokenizer_options(config: Config) -> argparse.Namespace:
+    """Return the options of the tokenizer as Megatron's parser would, which is not here."""
+    given = dict(config.tokenizer or {})
+    given.pop("megatron", None)
+    fields = msgspec.structs.asdict(msgspec.convert(given, MegatronTokenizer))
+    special = fields["tokenizer_special_tokens"]
+    fields["tokenizer_special_tokens"] = None if special is None else list(special)
+    fields["special_tokens"] = fields["tokenizer_special_tokens"]
+    fields["metadata_path"] = fields["tokenizer_metadata"]
+    return argparse.Namespace(
+        **fields,
+        rank=1,
+        pad_vocab_size=False,
+        padded_vocab_size=1,
+        make_vocab_size_divisible_by=128,
+        tensor_model_parallel_size=1,
+    )
+
+
+def _tokenizer(options: argparse.Namespace, release: Release) -> Any:
+    place = "text.utils" if release == "0.16" else "utils"
+    module = importlib.import_module(f"megatron.core.tokenizers.{place}.build_tokenizer")
+    return module.build_tokenizer(options)
+
+
+def _datasets(
+    config: Config, options: argparse.Namespace, directory: Path, tokenizer: Any
+) -> list[Any]:
+    """Return Megatron's datasets, which have read the indices of corpora and nothing else."""
+    gpt = importlib.import_module("megatron.core.datasets.gpt_dataset")
+    builder = importlib.import_module("megatron.core.datasets.blended_megatron_dataset_builder")
+    kind, settings = gpt.GPTDataset, gpt.GPTDatasetConfig
+    more: dict[str, Any] = {}
+    if config.fim_data:
+        fim = importlib.import_module("megatron.training.datasets.fim_dataset")
+        kind, settings = fim.GPTFIMDataset, fim.GPTFIMDatasetConfig
+        more = _fim_fields(options)
+    arguments = settings(
+        random_seed=config.seed,
+        sequence_length=config.sequence_length,
+        split=config.split,
+        multiple_validation_sets=config.multiple_validation_sets,
+        full_validation=config.full_validation,
+        path_to_cache=str(directory),
+        mid_level_dataset_surplus=config.mid_level_dataset_surplus,
+        tokenizer=tokenizer,
+        defer_npy_index_mmap=True,
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        **_blends(config),
+        **more,
+    )
+    sizes = [config.samples_of(split) for split in SPLITS]
+    built = builder.BlendedMegatronDatasetBuilder(kind, sizes, lambda: True, arguments).build()
+    flat = (part if isinstance(part, list) else [part] for part in built)
+    return [dataset for part in flat for dataset in part if dataset is not None]
+
+
+def _blends(config: Config) -> dict[str, Any]:
+    blends: dict[str, Any] = {}
+    for split, sources in config.blends().items():
+        weights = [source.weight for source in sources]
+        bare = all(weight is None for weight in weights)
+        blends[split] = ([source.path for source in sources], None if bare else weights)
+    if config.blend is not None:
+        return {"blend": blends["train"]}
+    return {"blend_per_split": [blends.get(split) for split in SPLITS]}
+
+
+def _fim_fields(options: argparse.Namespace) -> dict[str, Any]:
+    tokens = {
+        name: getattr(options, f"fim_{name}_token")
+        for name in ("prefix", "middle", "suffix", "pad", "eod")
+    }
+    return {
+        "fim_rate": options.fim_rate,
+        "fim_spm_rate": options.fim_spm_rate,
+        "fim_extra_tokens": tokens,
+    }
+
+
+def _walk(dataset: Any, directory: Path) -> Iterator[_Expected]:
+    """Yield what a dataset looks for, after those that it is blended from."""
+    for part in getattr(dataset, "datasets", []):
+        yield from _walk(part, directory)
+    names = [
+        Path(value).name
+        for name, value in sorted(vars(dataset).items())
+        if name.startswith("path_to_") and str(value).endswith("_index.npy")
+    ]
+    stem = names[0].rpartition("-")[0]
+    files = (f"{stem}-description.txt", *names)
+    yield _Expected(
+        stem,
+        dataset.unique_description,
+        tuple(ExpectedFile(name, (directory / name).is_file()) for name in files),
+    )
+
+
+def _judge(expected: Sequence[_Expected], directory: Path) -> Iterator[Finding]:
+    """Yield one finding for all that is there, and a problem for each section that is not."""
+    missing = [entry for entry in expected if not all(file.there for file in entry.files)]
+    files = sum(len(entry.files) for entry in expected)
+    if not missing:
+        text = f"{directory}: training finds all {files} files, and builds nothing"
+        yield Finding("ok", "files", text)
+    for entry in missing:
+        there = sum(file.there for file in entry.files)
+        reason = (
+            f"{len(entry.files) - there} of its files are missing; export again"
+            if there
+            else _difference(entry, directory)
+        )
+        yield Finding("problem", "files", f"{entry.stem}: training would build it: {reason}")
+
+
+def _difference(entry: _Expected, directory: Path) -> str:
+    """Return in which fields the most similar description of a directory differs."""
+    wanted = _flat(json.loads(entry.description))
+    kind = entry.stem.split("-", 1)[1]
+    best: dict[str, tuple[Any, Any]] | None = None
+    for path in sorted(directory.glob("*-description.txt")):
+        with contextlib.suppress(OSError, ValueError):
+            found = _flat(json.loads(path.read_text("utf-8")))
+            differing = {
+                name: (wanted.get(name, UNSAID), found.get(name, UNSAID))
+                for name in sorted(wanted.keys() | found.keys())
+                if wanted.get(name, UNSAID) != found.get(name, UNSAID)
+            }
+            if best is None or len(differing) < len(best):
+                best = differing
+    if best is None:
+        return f"{directory} has no description of a {kind}"
+    shown = [
+        f"{name} is {theirs!r} in training, {ours!r} here"
+        for name, (theirs, ours) in list(best.items())[:MOST_FIELDS]
+    ]
+    more = len(best) - len(shown)
+    return "; ".join([*shown, *([f"and {more} more fields"] if more else [])])
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    """Return the leaves of a document by their paths."""
+    if isinstance(value, dict):
+        parts = [(f"{name}.{key}" if name else str(key), part) for key, part in value.items()]
+    elif isinstance(value, list):
+        parts = [(f"{name}[{number}]", part) for number, part in enumerate(value)]
+    else:
+        return {name: value}
+    return {path: leaf for key, part in parts for path, leaf in _flat(part, key).items()}

@@ -1,0 +1,102 @@
+"""What a machine lacks is found; `tests/peers/test_doctor.py` asks Megatron itself."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import resource
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distcache.doctor import machine
+from distcache.doctor.finding import Finding
+from distcache.doctor.machine import examine_machine
+from distcache.errors import ConfigError, DistcacheError
+from tests.processes import start
+
+
+def finding(topic: str, shared: Path, environment: dict[str, str] | None = None) -> Finding:
+    """Return what is found on one topic."""
+    return {found.topic: found for found in examine_machine(shared, environment or {})}[topic]
+
+
+def test_a_good_directory(tmp_path: Path) -> None:
+    """Has locks that exclude and hard links; nothing is left in it."""
+    for topic in ("locks", "hard links"):
+        assert finding(topic, tmp_path).level == "ok"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_directories_that_lack_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Locks are dispensable, hard links are not, and neither is the directory."""
+    assert finding("locks", tmp_path / "none").level == "problem"
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", lambda *_: None)
+        assert "do not exclude" in finding("locks", tmp_path).text
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EOPNOTSUPP, "not supported")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    monkeypatch.setattr(os, "link", refuse)
+    assert finding("locks", tmp_path).level == "warning"
+    links = finding("hard links", tmp_path)
+    assert (links.level, "no hard links" in links.text) == ("problem", True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_local_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is named, large enough, and not memory."""
+    assert "not set" in finding("local disk", tmp_path).text
+    named = {"DISTCACHE_LOCAL_DIR": str(tmp_path / "a" / "b")}
+    monkeypatch.setattr(machine, "LITTLE_SPACE", 0)
+    assert finding("local disk", tmp_path, named).level == "ok"
+    monkeypatch.setattr(machine, "LITTLE_SPACE", 1 << 60)
+    assert finding("local disk", tmp_path, named).level == "warning"
+    memory = finding("local disk", tmp_path, {"DISTCACHE_LOCAL_DIR": "/dev/shm/x"})
+    assert "is memory" in memory.text
+
+
+def test_few_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Are enough, but slow."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 512))
+    assert finding("descriptors", tmp_path).level == "warning"
+
+
+@pytest.mark.parametrize(
+    ("error", "level"),
+    [(ConfigError("no plugin"), "problem"), (DistcacheError("no controller"), "warning")],
+)
+def test_slurm(
+    error: Exception, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library without a plugin is a problem; a Slurm that does not answer may be elsewhere."""
+
+    def find(_: int) -> str:
+        raise error
+
+    monkeypatch.setattr(machine.shutil, "which", lambda _: "/usr/bin/srun")
+    monkeypatch.setattr(machine, "find_plugin", find)
+    assert finding("MPI and Slurm", tmp_path).level == level
+    monkeypatch.setattr(machine, "find_plugin", lambda _: "pmi2")
+    assert finding("MPI and Slurm", tmp_path).text.startswith("srun --mpi=pmi2")
+    monkeypatch.setattr(machine.shutil, "which", lambda _: None)
+    assert finding("MPI and Slurm", tmp_path).level == "warning"
+
+
+def test_the_command(tmp_path: Path) -> None:
+    """A line for each finding, or JSON; a directory comes before the training command."""
+    done = start(["doctor", "--shared", tmp_path])
+    assert done.returncode == 0, done.stderr
+    assert "hard links" in done.stdout
+    document = json.loads(start(["doctor", "--json"]).stdout)
+    assert document["ready"]
+    assert {"level", "topic", "text"} == document["findings"][0].keys()
+    wrong = start(["doctor", "--", "torchrun", "pretrain_gpt.py"])
+    assert wrong.returncode == 2
+    assert "torchrun: is not a directory" in wrong.stderr
+    assert start(["doctor", "--shared", tmp_path / "none"]).returncode == 5
