@@ -94,6 +94,12 @@ COMMANDS: Final = {
         True,
         KEPT,
     ),
+    "mock": Entry(
+        "mock",
+        "mock_command",
+        "Make up corpora, for tests of infrastructure.",
+        interrupted=KEPT,
+    ),
     "doctor": Entry(
         "doctor", "doctor_command", "Find what would break a first job, where it will run.", True
     ),

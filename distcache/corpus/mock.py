@@ -1,0 +1,206 @@
+"""Made-up corpora, for tests of infrastructure: real files of any size, in seconds."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.corpus.idx import bin_path, idx_path, named_type
+from distcache.corpus.idx_writer import write_idx
+from distcache.errors import ConfigError
+from distcache.io.files import atomic_write, read_file
+from distcache.io.threads import map_in_threads
+from distcache.io.watchdog import tick
+from distcache.progress import Progress
+
+__all__ = ["Made", "Mock", "parse_lengths", "write_mock"]
+
+LONGEST: Final = 2**31 - 1  # tokens of a document
+SPREAD: Final = 1.0  # of the sizes of corpora: the standard deviation of their logarithms
+PIECE: Final = 1 << 22  # tokens or documents at a time
+STAMP: Final = "mock.json"
+LARGEST_STAMP: Final = 1 << 20  # bytes
+KINDS: Final = {"constant": 1, "uniform": 2, "lognormal": 2}
+
+
+class Mock(msgspec.Struct, frozen=True, kw_only=True):
+    """What to make up.
+
+    Attributes
+    ----------
+    documents : int
+        Of all corpora together, of one sequence each.
+    lengths : str
+        ``constant:TOKENS``, ``uniform:LEAST:MOST`` or ``lognormal:MEAN:SIGMA``.
+    vocabulary : int
+        Tokens are below it; it decides their type, as in Megatron's preprocessing.
+    corpora : int
+        Their sizes are log-normal, too.
+    seed : int
+        The same arguments and seed give the same bytes.
+    fill : bool
+        Whether there are random tokens, or only holes in their place, which read as zeros.
+    """
+
+    documents: int
+    lengths: str
+    vocabulary: int
+    corpora: int = 1
+    seed: int = 0
+    fill: bool = False
+
+
+class Made(msgspec.Struct, frozen=True):
+    """What has been made.
+
+    Attributes
+    ----------
+    prefixes : tuple of str
+        Paths of the corpora, without suffix.
+    tokens : tuple of int
+        Of each.
+    dtype : str
+        Of the tokens.
+    """
+
+    prefixes: tuple[str, ...]
+    tokens: tuple[int, ...]
+    dtype: str
+
+
+def parse_lengths(text: str) -> tuple[str, list[float]]:
+    """Return the kind of a distribution and its numbers.
+
+    Raises
+    ------
+    ConfigError
+        If it has another form, or lengths that no document has.
+    """
+    kind, *words = text.split(":")
+    try:
+        numbers = [float(word) for word in words]
+    except ValueError:
+        numbers = []
+    sound = kind in KINDS and len(numbers) == KINDS[kind] and 1 <= numbers[0] <= LONGEST
+    if sound and kind == "uniform":
+        sound = numbers[0] <= numbers[1] <= LONGEST
+    if sound and kind == "lognormal":
+        sound = 0 <= numbers[1] <= 10
+    if not sound:
+        raise ConfigError(
+            f"--lengths {text}: expected constant:TOKENS, uniform:LEAST:MOST or "
+            "lognormal:MEAN:SIGMA"
+        )
+    return kind, numbers
+
+
+def write_mock(mock: Mock, directory: Path, threads: int, progress: Progress) -> Made:
+    """Write corpora, and resume where an earlier run was killed.
+
+    Parameters
+    ----------
+    mock : Mock
+        What to make up.
+    directory : Path
+        Made if it does not exist.
+    threads : int
+        Corpora that are written at a time.
+    progress : Progress
+        Counts documents.
+
+    Raises
+    ------
+    ConfigError
+        If the numbers make no sense, or the directory has something else.
+    NoSpace
+        If the disk is full.
+    """
+    kind, numbers = parse_lengths(mock.lengths)
+    if not 1 <= mock.corpora <= mock.documents or mock.vocabulary < 1 or mock.seed < 0:
+        raise ConfigError(
+            "expected at least one document in each corpus, a vocabulary of at least one token, "
+            "and a seed that is not negative"
+        )
+    _claim(mock, directory)
+    sizes, dtype = _sizes(mock), named_type("megatron", mock.vocabulary)
+    prefixes = [str(directory / f"corpus-{number:05d}") for number in range(mock.corpora)]
+    progress.phase("writing", mock.documents)
+    lock = threading.Lock()
+
+    def write(number: int) -> int:
+        random = np.random.default_rng([mock.seed, number])
+        lengths = _lengths(random, kind, numbers, sizes[number])
+        if not Path(idx_path(prefixes[number])).exists():  # it is the last of a corpus
+            _write_tokens(mock, prefixes[number], random, lengths, dtype)
+            write_idx(prefixes[number], lengths, dtype)
+        with lock:
+            progress.advance(sizes[number])
+        return int(lengths.sum(dtype=np.int64))
+
+    tokens = map_in_threads(write, range(mock.corpora), threads)
+    return Made(tuple(prefixes), tuple(tokens), dtype.name)
+
+
+def _claim(mock: Mock, directory: Path) -> None:
+    """Say in the directory what it has, or refuse it if it has something else."""
+    directory.mkdir(parents=True, exist_ok=True)
+    stamp = directory / STAMP
+    content = msgspec.json.encode(mock)
+    try:
+        same = read_file(stamp, LARGEST_STAMP) == content
+    except FileNotFoundError:
+        same = not any(directory.iterdir())
+    if not same:
+        raise ConfigError(f"{directory}: has something else in it; choose another --out")
+    with atomic_write(stamp) as stream:
+        stream.write(content)
+
+
+def _sizes(mock: Mock) -> list[int]:
+    """Return the documents of each corpus, at least one, of log-normal sizes."""
+    weights = np.random.default_rng(mock.seed).lognormal(0, SPREAD, mock.corpora)
+    ends = np.cumsum(weights) / weights.sum() * (mock.documents - mock.corpora)
+    bounds = np.concatenate([[0], np.rint(ends)]).astype(np.int64)
+    return [int(size) + 1 for size in np.diff(bounds)]
+
+
+def _lengths(
+    random: np.random.Generator, kind: str, numbers: list[float], count: int
+) -> NDArray[np.int32]:
+    """Return the tokens of each document."""
+    lengths = np.empty(count, np.int32)
+    for begin in range(0, count, PIECE):
+        part = lengths[begin : begin + PIECE]
+        drawn: NDArray[Any]
+        if kind == "constant":
+            drawn = np.full(len(part), numbers[0])
+        elif kind == "uniform":
+            drawn = random.integers(int(numbers[0]), int(numbers[1]), len(part), endpoint=True)
+        else:
+            mean, sigma = numbers
+            drawn = random.lognormal(np.log(mean) - sigma**2 / 2, sigma, len(part))
+        part[:] = np.clip(drawn, 1, LONGEST)
+        tick()
+    return lengths
+
+
+def _write_tokens(
+    mock: Mock,
+    prefix: str,
+    random: np.random.Generator,
+    lengths: NDArray[np.int32],
+    dtype: np.dtype[Any],
+) -> None:
+    left = int(lengths.sum(dtype=np.int64))
+    with atomic_write(bin_path(prefix)) as stream:
+        stream.truncate(left * dtype.itemsize)
+        while mock.fill and left:
+            count = min(left, PIECE)
+            stream.write(random.integers(0, mock.vocabulary, count, dtype).data)
+            left -= count
+            tick()

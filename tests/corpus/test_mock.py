@@ -1,0 +1,110 @@
+"""Made-up corpora are sound, of the sizes that were asked for, and the same each time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distcache.corpus import bin_path, idx_path, open_idx
+from distcache.corpus.examine import require_sound
+from distcache.corpus.mock import Made, Mock, parse_lengths, write_mock
+from distcache.errors import ConfigError
+from distcache.progress import NullProgress
+from distcache.ranks.communicator import SerialCommunicator
+from tests.processes import start
+
+
+def make(directory: Path, **fields: Any) -> Made:
+    """Make corpora."""
+    asked = {"documents": 5000, "lengths": "lognormal:60:1.2", "vocabulary": 1000} | fields
+    return write_mock(Mock(**asked), directory, 2, NullProgress())
+
+
+def lengths_of(made: Made) -> np.ndarray[Any, Any]:
+    """Return the lengths of all documents."""
+    return np.concatenate([np.array(open_idx(prefix).lengths) for prefix in made.prefixes])
+
+
+@pytest.mark.parametrize("fill", [False, True])
+def test_corpora_are_sound(fill: bool, tmp_path: Path) -> None:
+    """And have as many documents and tokens as is said."""
+    made = make(tmp_path, corpora=7, fill=fill)
+    facts = require_sound(SerialCommunicator(), list(made.prefixes), 1)
+    assert sum(found.documents for found in facts.values()) == 5000
+    assert tuple(found.tokens for found in facts.values()) == made.tokens
+    tokens = np.fromfile(bin_path(made.prefixes[0]), "<u2")
+    assert tokens.max() == (999 if fill and len(tokens) > 50_000 else tokens.max())
+    assert (tokens.max() > 900) == fill
+    assert tokens.size == made.tokens[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "mean", "least", "most"),
+    [
+        ("constant:7", 7, 7, 7),
+        ("uniform:3:9", 6, 3, 9),
+        ("lognormal:60:1.2", 60, 1, 2**31),
+        ("lognormal:1:0", 1, 1, 1),
+    ],
+)
+def test_lengths(text: str, mean: float, least: int, most: int, tmp_path: Path) -> None:
+    """Have the distribution."""
+    lengths = lengths_of(make(tmp_path, documents=40_000, lengths=text))
+    assert lengths.mean() == pytest.approx(mean, rel=0.06)
+    assert lengths.min() >= least
+    assert lengths.max() <= most
+
+
+@pytest.mark.parametrize(
+    "text", ["", "normal:3:4", "constant", "constant:0", "uniform:9:3", "lognormal:1:x", "a:1:2:3"]
+)
+def test_lengths_that_are_none(text: str) -> None:
+    """Are refused."""
+    with pytest.raises(ConfigError, match="expected constant:TOKENS"):
+        parse_lengths(text)
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Return the bytes of each file."""
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
+    """Also after a run that was killed; something else is not overwritten."""
+    made = make(tmp_path / "a", corpora=3, fill=True)
+    make(tmp_path / "b", corpora=3, fill=True)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    Path(idx_path(made.prefixes[1])).unlink()
+    make(tmp_path / "a", corpora=3, fill=True)
+    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+    with pytest.raises(ConfigError, match="something else"):
+        make(tmp_path / "a", corpora=3, fill=True, seed=1)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"documents": 2, "corpora": 3}, {"vocabulary": 0}, {"seed": -1}]
+)
+def test_numbers_that_make_no_sense(fields: dict[str, Any], tmp_path: Path) -> None:
+    """Are refused before anything is written."""
+    with pytest.raises(ConfigError):
+        make(tmp_path / "out", **fields)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command(tmp_path: Path) -> None:
+    """Writes a blend, of which a cache can be built."""
+    out = tmp_path / "mock"
+    words = ["mock", "--documents", "2e4", "--corpora", "5", "--out", out]
+    done = start(words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(out / "blend.json")
+    built = start(["build", out / "blend.json", "-o", tmp_path / "caches"])
+    assert built.returncode == 0, built.stderr
+    again = json.loads(start([*words, "--json"]).stdout)
+    assert len(again["corpora"]) == 5
+    assert start([*words, "--seed", "4"]).returncode == 2
+    assert start(["mock", "--documents", "x", "--out", out]).returncode == 2
