@@ -265,7 +265,7 @@ def tokenizer_from(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def naming_from(tokenizer: Path | None, releases: str | None, *, fim_data: bool) -> Naming:
+def naming_from(tokenizer: Path | None, releases: str | None, *, fim_data: bool | None) -> Naming:
     """Return what decides Megatron's names, as a command's options say it.
 
     Parameters
@@ -274,8 +274,8 @@ def naming_from(tokenizer: Path | None, releases: str | None, *, fim_data: bool)
         For `tokenizer_from`.
     releases : str or None
         As in ``0.18,0.19``.
-    fim_data : bool
-        Whether training is given ``--fim-data``.
+    fim_data : bool or None
+        Whether training is given ``--fim-data``; None if nothing is said.
 
     Raises
     ------

@@ -24,6 +24,7 @@ from distcache.cli.show import print_json, print_table, size_text
 from distcache.configuration import complete, load_config, naming_from
 from distcache.corpus.examine import examine, require_sound
 from distcache.errors import ConfigError, CorpusError, KeyMismatch
+from distcache.megatron.command_line import require_command
 from distcache.megatron.export import export, prefix_renamer
 from distcache.megatron.names import Naming
 from distcache.megatron.options import config_from_options
@@ -212,8 +213,8 @@ def _naming_differences(config: Config, cache: Cache) -> list[str]:
         lines.append("paths differ; export with --prefix FROM=TO")
     if config.tokenizer != cache.naming["tokenizer"]:
         lines.append("tokenizers differ; export with --tokenizer FILE")
-    if config.fim_data and not cache.naming.get("fim_data"):
-        lines.append("the cache's names are not for --fim-data; export with it")
+    if config.fim_data != cache.naming.get("fim_data", False):
+        lines.append("fim_data differs; export with --fim-data or --no-fim-data")
     return lines
 
 
@@ -227,7 +228,7 @@ def export_command(
     ] = None,
     tokenizer: TokenizerOption = None,
     megatron: MegatronOption = None,
-    fim_data: FimOption = False,
+    fim_data: FimOption = None,
     threads: Annotated[int, typer.Option(min=1, help="Arrays written at a time.")] = 2,
     as_json: JsonOption = False,
 ) -> None:
@@ -248,6 +249,7 @@ def export_command(
     naming = naming_from(tokenizer, megatron, fim_data=fim_data)
     opened = open_cache(cache)
     if context.args:
+        require_command(context.args)
         naming = _as_trained(opened, context.args, rename, naming)
     done = export(opened, to, rename, naming, threads)
     if as_json:
@@ -265,7 +267,16 @@ def _as_trained(
     cache: Cache, words: list[str], rename: Callable[[str], str], naming: Naming
 ) -> Naming:
     """Add a training command's tokenizer to the names; refuse one that asks for other arrays."""
-    config = complete(config_from_options(words))
+    release = naming.releases[-1] if naming.releases else None
+    config = complete(config_from_options(words, release))
+    blends = {
+        split: [(source.path, source.weight) for source in blend]
+        for split, blend in config.blends().items()
+    }
+    held = {
+        split: [(rename(cache.prefixes[source]), weight) for source, weight in blend]
+        for split, blend in cache.naming["blends"].items()
+    }
     asked = {
         "sequence_length": (config.sequence_length, cache.identity["sequence_length"]),
         "seed": (config.seed, cache.identity["seed"]),
@@ -274,7 +285,11 @@ def _as_trained(
             {split: config.samples_of(split) for split in config.blends()},
             {split: cache.identity["samples"][split] for split in cache.naming["blends"]},
         ),
-        "corpora": (config.prefixes(), [rename(prefix) for prefix in cache.prefixes]),
+        "blends": (blends, held),
+        **{
+            name: (getattr(config, name), cache.identity[name])
+            for name in ("mid_level_dataset_surplus", "multiple_validation_sets")
+        },
     }
     differing = [
         f"{name}: training asks for {_short(ours)}, the cache has {_short(theirs)}"
@@ -284,7 +299,8 @@ def _as_trained(
     if differing:
         raise KeyMismatch(*differing)
     tokenizer = config.tokenizer if naming.tokenizer is None else naming.tokenizer
-    return Naming(tokenizer, naming.releases, naming.fim or config.fim_data)
+    fim = config.fim_data if naming.fim is None else naming.fim
+    return Naming(tokenizer, naming.releases, fim)
 
 
 def _epochs_or(count: int | None) -> str:

@@ -61,7 +61,13 @@ TokenizerOption = Annotated[
         "tokenizer (tokenizer_type, tokenizer_model, ...); by default as the cache says.",
     ),
 ]
-FimOption = Annotated[bool, typer.Option("--fim-data", help="Names for training with --fim-data.")]
+FimOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--fim-data/--no-fim-data",
+        help="Names for training with --fim-data, or without; by default as the cache says.",
+    ),
+]
 LimitOption = Annotated[
     str | None, typer.Option("--memory-limit", help="Memory per rank, for example 8G.")
 ]

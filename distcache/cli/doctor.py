@@ -14,6 +14,7 @@ from distcache.doctor.finding import Finding
 from distcache.doctor.machine import examine_machine
 from distcache.doctor.training import examine_training
 from distcache.errors import ConfigError, NotReady
+from distcache.megatron.command_line import require_command
 
 __all__ = ["doctor_command"]
 
@@ -48,9 +49,12 @@ def doctor_command(
     """
     findings = list(examine_machine(shared, os.environ))
     document: dict[str, Any] = {}
-    if context.args:
-        if directory is None or not directory.is_dir():
+    if directory is not None:
+        if not directory.is_dir():
             raise ConfigError(f"{directory}: is not a directory; give one before the command")
+        if not context.args:
+            raise ConfigError("give the training command after the directory and --, or as @FILE")
+        require_command(context.args)
         found, files = examine_training(context.args, directory)
         findings += found
         document["files"] = files

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -20,6 +20,7 @@ __all__ = ["mock_command"]
 
 BLEND: Final = "blend.json"
 SEQUENCE_LENGTH: Final = 4096
+FEW_DOCUMENTS: Final = 200
 
 
 def mock_command(
@@ -87,6 +88,9 @@ def _count(text: str) -> int:
 
 def _blend(made: Made) -> str:
     """Return a configuration that draws each corpus about once."""
+    if min(made.documents) < FEW_DOCUMENTS:  # some splits and shares would be empty
+        document: dict[str, Any] = {"sequence_length": 64, "split": "1,0,0"}
+        return json.dumps(document | {"blend": made.prefixes}, indent=1) + "\n"
     total = sum(made.tokens)
     samples = max(1, total // SEQUENCE_LENGTH)
     blend = [

@@ -69,7 +69,7 @@ def localize_command(
         ),
     ] = None,
     tokenizer: TokenizerOption = None,
-    fim_data: FimOption = False,
+    fim_data: FimOption = None,
     transport: Annotated[
         Literal["auto", "mpi", "copy"],
         typer.Option(help="mpi: each byte is read once for all nodes; copy: by each node."),

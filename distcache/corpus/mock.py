@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from distcache.corpus.idx import bin_path, idx_path, named_type
 from distcache.corpus.idx_writer import write_idx
 from distcache.errors import ConfigError
-from distcache.io.files import atomic_write, read_file
+from distcache.io.files import TEMPORARY, atomic_write, read_file
 from distcache.io.threads import map_in_threads
 from distcache.io.watchdog import tick
 from distcache.progress import Progress
@@ -62,13 +62,14 @@ class Made(msgspec.Struct, frozen=True):
     ----------
     prefixes : tuple of str
         Paths of the corpora, without suffix.
-    tokens : tuple of int
+    documents, tokens : tuple of int
         Of each.
     dtype : str
         Of the tokens.
     """
 
     prefixes: tuple[str, ...]
+    documents: tuple[int, ...]
     tokens: tuple[int, ...]
     dtype: str
 
@@ -89,6 +90,8 @@ def parse_lengths(text: str) -> tuple[str, list[float]]:
     sound = kind in KINDS and len(numbers) == KINDS[kind] and 1 <= numbers[0] <= LONGEST
     if sound and kind == "uniform":
         sound = numbers[0] <= numbers[1] <= LONGEST
+    if sound and kind != "lognormal":
+        sound = all(number.is_integer() for number in numbers)
     if sound and kind == "lognormal":
         sound = 0 <= numbers[1] <= 10
     if not sound:
@@ -143,7 +146,7 @@ def write_mock(mock: Mock, directory: Path, threads: int, progress: Progress) ->
         return int(lengths.sum(dtype=np.int64))
 
     tokens = map_in_threads(write, range(mock.corpora), threads)
-    return Made(tuple(prefixes), tuple(tokens), dtype.name)
+    return Made(tuple(prefixes), tuple(sizes), tuple(tokens), dtype.name)
 
 
 def _claim(mock: Mock, directory: Path) -> None:
@@ -151,10 +154,13 @@ def _claim(mock: Mock, directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     stamp = directory / STAMP
     content = msgspec.json.encode(mock)
+    left = [path for path in directory.iterdir() if TEMPORARY.fullmatch(path.name)]
     try:
         same = read_file(stamp, LARGEST_STAMP) == content
     except FileNotFoundError:
-        same = not any(directory.iterdir())
+        same = set(left) == set(directory.iterdir())
+    for path in left if same else []:  # of a run that was killed
+        path.unlink(missing_ok=True)
     if not same:
         raise ConfigError(f"{directory}: has something else in it; choose another --out")
     with atomic_write(stamp) as stream:

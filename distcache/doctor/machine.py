@@ -13,7 +13,7 @@ from typing import Final
 
 from distcache.doctor.finding import Finding
 from distcache.errors import ConfigError, DistcacheError
-from distcache.io.files import require_links
+from distcache.io.files import require_links, temporary_name
 from distcache.launch.slurm import find_plugin
 from distcache.node.place import local_directory
 from distcache.node.space import space_at
@@ -56,7 +56,11 @@ def _found(topic: str, examine: Callable[[], Finding]) -> Finding:
     try:
         return examine()
     except (DistcacheError, OSError) as error:
-        return Finding("problem", topic, str(error))
+        return Finding("problem", topic, _one_line(error))
+
+
+def _one_line(error: BaseException) -> str:
+    return "; ".join(line.strip() for line in str(error).splitlines())
 
 
 def _versions() -> Finding:
@@ -78,7 +82,7 @@ def _mpi() -> Finding:
     except ConfigError:
         raise  # a library without a plugin
     except DistcacheError as error:
-        return Finding("warning", topic, f"Slurm cannot be asked here: {error}")
+        return Finding("warning", topic, f"Slurm cannot be asked here: {_one_line(error)}")
     return Finding("ok", topic, f"srun --mpi={plugin} fits mpi4py's library")
 
 
@@ -86,7 +90,7 @@ def _locks(shared: Path) -> Finding:
     """Lock a file twice: the second time must fail."""
     if not shared.is_dir():
         return Finding("problem", "locks", f"{shared}: no such directory")
-    path = shared / f".distcache-doctor.{os.getpid()}"
+    path = temporary_name(shared / "distcache-doctor")
     first = second = None
     try:
         first = try_lock(path)
@@ -107,7 +111,7 @@ def _locks(shared: Path) -> Finding:
 
 
 def _links(shared: Path) -> Finding:
-    directory = shared / f".distcache-doctor.{os.getpid()}.d"
+    directory = temporary_name(shared / "distcache-doctor")
     directory.mkdir(mode=0o700)
     try:
         require_links(directory)

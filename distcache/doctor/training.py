@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import io
 import json
+import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ import msgspec
 
 from distcache.configuration import complete
 from distcache.doctor.finding import Finding
+from distcache.io.files import read_file
 from distcache.megatron.command_line import megatron_words
 from distcache.megatron.options import config_from_options
 from distcache.megatron.tokenizers import RELEASES, MegatronTokenizer, Release
@@ -30,6 +32,7 @@ from distcache.plan.config import SPLITS, Config
 __all__ = ["ExpectedFile", "examine_training"]
 
 MOST_FIELDS: Final = 3  # that differ, in a message
+LARGEST: Final = 1 << 28  # bytes of a description
 UNSAID: Final = "(nothing)"
 
 
@@ -81,15 +84,16 @@ def examine_training(
         If the command cannot be read.
     """
     findings: list[Finding] = []
+    _look_beside_script(words)
     try:
         with _quiet():
             version = importlib.import_module("megatron.core.package_info").__version__
-    except ImportError as error:
+    except Exception as error:  # noqa: BLE001  a broken installation may raise anything
         text = f"cannot be imported here ({error}); run this where training runs, in its container"
         return [Finding("problem", "Megatron", text)], []
     release = _nearest_release(version)
     findings.append(_about_release(version, release))
-    config = complete(config_from_options([*words, "--megatron", release]))
+    config = complete(config_from_options(words, release))
     try:
         with _quiet():
             expected = _ask(words, config, directory, release)
@@ -98,6 +102,13 @@ def examine_training(
         return [*findings, Finding("problem", "Megatron", f"would not start: {text}")], []
     findings += _judge(expected, directory)
     return findings, [file for entry in expected for file in entry.files]
+
+
+def _look_beside_script(words: Sequence[str]) -> None:
+    """Import from the directory of the script first, as the interpreter that runs it does."""
+    script = next((Path(word) for word in words if word.endswith(".py")), None)
+    if script is not None and script.is_file():
+        sys.path.insert(0, str(script.absolute().parent))
 
 
 def _nearest_release(version: str) -> Release:
@@ -168,6 +179,8 @@ def _options(words: Sequence[str], config: Config) -> argparse.Namespace:
 def _tokenizer_options(config: Config) -> argparse.Namespace:
     """Return the options of the tokenizer as Megatron's parser would, which is not here."""
     given = dict(config.tokenizer or {})
+    if "tokenizer_type" not in given:
+        raise ValueError("give the options of the tokenizer: --tokenizer-type and so on")
     given.pop("megatron", None)
     fields = msgspec.structs.asdict(msgspec.convert(given, MegatronTokenizer))
     special = fields["tokenizer_special_tokens"]
@@ -266,39 +279,50 @@ def _walk(dataset: Any, directory: Path) -> Iterator[_Expected]:
 
 
 def _judge(expected: Sequence[_Expected], directory: Path) -> Iterator[Finding]:
-    """Yield one finding for all that is there, and a problem for each section that is not."""
-    missing = [entry for entry in expected if not all(file.there for file in entry.files)]
+    """Yield one finding if all is there, else one for each reason why something is not."""
     files = sum(len(entry.files) for entry in expected)
-    if not missing:
+    reasons: dict[str, list[_Expected]] = {}
+    known: dict[str, list[dict[str, Any]]] = {}
+    for entry in expected:
+        there = sum(file.there for file in entry.files)
+        if there == len(entry.files):
+            continue
+        reason = f"{len(entry.files) - there} of its files are missing; export again"
+        if not there:
+            kind = entry.stem.split("-", 1)[1]
+            known.setdefault(kind, list(_descriptions(directory, kind)))
+            reason = _difference(entry, known[kind])
+        reasons.setdefault(reason, []).append(entry)
+    if not reasons:
         text = f"{directory}: training finds all {files} files, and builds nothing"
         yield Finding("ok", "files", text)
-    for entry in missing:
-        there = sum(file.there for file in entry.files)
-        reason = (
-            f"{len(entry.files) - there} of its files are missing; export again"
-            if there
-            else _difference(entry, directory)
-        )
-        yield Finding("problem", "files", f"{entry.stem}: training would build it: {reason}")
+    for reason, entries in reasons.items():
+        more = f" (and {len(entries) - 1} more like it)" if len(entries) > 1 else ""
+        text = f"{entries[0].stem}{more}: training would build it: {reason}"
+        yield Finding("problem", "files", text)
 
 
-def _difference(entry: _Expected, directory: Path) -> str:
-    """Return in which fields the most similar description of a directory differs."""
+def _descriptions(directory: Path, kind: str) -> Iterator[dict[str, Any]]:
+    """Yield the descriptions that a directory has of a class and a split, as flat documents."""
+    for path in sorted(directory.glob(f"*-{kind}-description.txt")):
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            yield _flat(json.loads(read_file(path, LARGEST, follow=False)))
+
+
+def _difference(entry: _Expected, known: Sequence[dict[str, Any]]) -> str:
+    """Return in which fields the most similar description differs."""
     wanted = _flat(json.loads(entry.description))
-    kind = entry.stem.split("-", 1)[1]
     best: dict[str, tuple[Any, Any]] | None = None
-    for path in sorted(directory.glob("*-description.txt")):
-        with contextlib.suppress(OSError, ValueError):
-            found = _flat(json.loads(path.read_text("utf-8")))
-            differing = {
-                name: (wanted.get(name, UNSAID), found.get(name, UNSAID))
-                for name in sorted(wanted.keys() | found.keys())
-                if wanted.get(name, UNSAID) != found.get(name, UNSAID)
-            }
-            if best is None or len(differing) < len(best):
-                best = differing
+    for found in known:
+        differing = {
+            name: (wanted.get(name, UNSAID), found.get(name, UNSAID))
+            for name in sorted(wanted.keys() | found.keys())
+            if wanted.get(name, UNSAID) != found.get(name, UNSAID)
+        }
+        if best is None or len(differing) < len(best):
+            best = differing
     if best is None:
-        return f"{directory} has no description of a {kind}"
+        return f"there is no description of a {entry.stem.split('-', 1)[1]}"
     shown = [
         f"{name} is {theirs!r} in training, {ours!r} here"
         for name, (theirs, ours) in list(best.items())[:MOST_FIELDS]

@@ -17,7 +17,14 @@ from distcache.io.files import read_file
 from distcache.megatron.samples import Arithmetic, Training
 from distcache.megatron.tokenizers import MegatronTokenizer, Release, releases_in
 
-__all__ = ["DATA_KEYS", "is_command", "megatron_words", "parse"]
+__all__ = [
+    "DATA_KEYS",
+    "ON_BY_DEFAULT",
+    "is_command",
+    "megatron_words",
+    "parse",
+    "require_command",
+]
 
 # Every option of Megatron-Core 0.17.1, 0.18.2 and 0.19.2, by how many values argparse gives it:
 # `scripts/megatron_options` has asked them.
@@ -91,11 +98,12 @@ def _add_fields(parser: argparse.ArgumentParser, kind: type[msgspec.Struct]) -> 
         default = None if field.default is msgspec.NODEFAULT else field.default
         number = field.type is int or int in get_args(field.type)
         how = LISTS.get(f"--{name}", {"type": int if number else str})
-        parser.add_argument(f"--{name}", default=default, required=name == "seq-length", **how)
+        parser.add_argument(f"--{name}", default=default, **how)
 
 
-# Options that say which data is used.
+# Options that say which data is used, and flags among them that are on by default.
 DATA_KEYS: Final = {action.dest for action in _data_parser()._actions}
+ON_BY_DEFAULT: Final = {action.dest for action in _data_parser()._actions if action.const is False}
 
 
 def _whole_parser() -> _Parser:
@@ -115,6 +123,21 @@ def _whole_parser() -> _Parser:
 def is_command(words: Sequence[str]) -> bool:
     """Return whether these are options or a whole command, and no configuration's file."""
     return words[0].startswith(("-", "@")) or any(word.endswith(".py") for word in words)
+
+
+def require_command(words: Sequence[str]) -> None:
+    """Refuse words that are no command: a command of this project does not know them.
+
+    Raises
+    ------
+    ConfigError
+        Naming them.
+    """
+    if words[0].startswith("-") or not is_command(words):
+        raise ConfigError(
+            f"unknown option or word: {' '.join(words)}; a training command comes after --, and "
+            "has a script that ends in .py, or is @FILE"
+        )
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
@@ -143,6 +166,8 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     options, unknown = parser.parse_known_args(after)
     if unknown:
         raise ConfigError(_unknown(unknown, list(parser._option_string_actions)))
+    if options.seq_length is None:
+        raise ConfigError("Megatron options: --seq-length: missing")
     _own_parser().parse_known_args(before, options)
     if "yaml_cfg" in options:
         raise ConfigError("--yaml-cfg: is not read; give its options of data on the command line")
@@ -161,6 +186,9 @@ def megatron_words(words: Sequence[str]) -> list[str]:
 def _around_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the words before a script and those after it; all are after it if there is none."""
     words = [part for word in words for part in (_words_of(word) if word[:1] == "@" else [word])]
+    theirs = _own_parser().parse_known_args(words)[1]
+    if not theirs or theirs[0].startswith("-"):  # options alone
+        return [], words
     script = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
     return ([], words) if script is None else (words[:script], words[script + 1 :])
 

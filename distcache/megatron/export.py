@@ -81,9 +81,9 @@ def export(
 ) -> Exported:
     """Write Megatron's ``.npy`` layout of a cache.
 
-    Every array is compared with its digest before it counts, and every file appears whole; an
-    array that exists already is left alone. The description, which Megatron looks for first, is
-    written after its arrays.
+    Every array is compared with its digest before it counts, and every file appears whole. An
+    array that exists already is left alone, or becomes a link to its equal under another name. The
+    description, which Megatron looks for first, is written after its arrays.
 
     Parameters
     ----------
@@ -177,7 +177,10 @@ def _link(source: Path, path: Path) -> bool:
         os.link(source, temporary, follow_symlinks=False)
     except OSError:  # none on this filesystem, or too many
         return False
-    os.replace(temporary, path)
+    try:
+        os.replace(temporary, path)
+    finally:  # it stays where both are one file, by another export
+        temporary.unlink(missing_ok=True)
     sync_directory(path.parent)
     return True
 

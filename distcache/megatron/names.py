@@ -31,13 +31,14 @@ class Naming(msgspec.Struct, frozen=True):
         For `distcache.megatron.tokenizers.identifiers_of`; by default the cache's.
     releases : tuple of str
         Every file gets the name that each of them looks for; by default the one of the tokenizer.
-    fim : bool
-        Whether the names are those of ``--fim-data``, that is of `GPTFIMDataset`.
+    fim : bool or None
+        Whether the names are those of ``--fim-data``, that is of `GPTFIMDataset`; by default as
+        the cache says.
     """
 
     tokenizer: dict[str, Any] | None = None
     releases: tuple[Release, ...] = ()
-    fim: bool = False
+    fim: bool | None = None
 
 
 class MegatronFile(msgspec.Struct, frozen=True):
@@ -92,7 +93,8 @@ def megatron_files(
             "options"
         )
     prefixes = [rename(prefix) for prefix in cache.prefixes]
-    kind = "GPTFIMDataset" if naming.fim or cache.naming.get("fim_data") else "GPTDataset"
+    fim = cache.naming.get("fim_data", False) if naming.fim is None else naming.fim
+    kind = "GPTFIMDataset" if fim else "GPTDataset"
     for name in identifiers_of(tokenizer, naming.releases):
         yield from _files_of(cache, prefixes, kind, name)
 

@@ -15,12 +15,12 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from distcache.errors import ConfigError
-from distcache.megatron.command_line import DATA_KEYS, parse
+from distcache.megatron.command_line import DATA_KEYS, ON_BY_DEFAULT, parse
 from distcache.megatron.samples import Training, samples_of
-from distcache.megatron.tokenizers import MegatronTokenizer
+from distcache.megatron.tokenizers import MegatronTokenizer, Release
 from distcache.plan.config import SPLITS, BlendEntry, BlendPerSplit, Config
 
-__all__ = ["MEGATRON_KEYS", "config_from_options", "options_from_mapping", "tokenizer_in"]
+__all__ = ["MEGATRON_KEYS", "config_from_options", "options_from_mapping"]
 
 Fields = TypeVar("Fields", bound=msgspec.Struct)
 
@@ -37,7 +37,8 @@ def options_from_mapping(fields: Mapping[str, Any]) -> list[str]:
     Parameters
     ----------
     fields : mapping
-        Option names with dashes or underscores; true stands for a flag that is set.
+        Option names with dashes or underscores; true stands for a flag that is set, and false for
+        one that is on by default and is not.
 
     Returns
     -------
@@ -46,8 +47,11 @@ def options_from_mapping(fields: Mapping[str, Any]) -> list[str]:
     """
     words: list[str] = []
     for key, value in fields.items():
-        name = "--" + str(key).replace("_", "-")
-        if value is True:
+        bare = str(key).replace("-", "_")
+        name = "--" + bare.replace("_", "-")
+        if bare in ON_BY_DEFAULT:
+            words += [f"--no-{name[2:]}"] if value is False else []
+        elif value is True:
             words.append(name)
         elif value is not False and value is not None:
             values = value if isinstance(value, list) else [value]
@@ -55,7 +59,7 @@ def options_from_mapping(fields: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def config_from_options(words: Sequence[str]) -> Config:
+def config_from_options(words: Sequence[str], release: Release | None = None) -> Config:
     """Make a configuration from a training command.
 
     Parameters
@@ -63,6 +67,8 @@ def config_from_options(words: Sequence[str]) -> Config:
     words : sequence of str
         Megatron's options: ``["--data-path", "0.3", "a", "0.7", "b", ...]``; or as
         `distcache.megatron.command_line.parse` takes them.
+    release : str or None
+        Of Megatron-Core; by default the one that the options name.
 
     Returns
     -------
@@ -77,6 +83,7 @@ def config_from_options(words: Sequence[str]) -> Config:
         If a file of options does not exist.
     """
     options = parse(words)
+    options.megatron = release or options.megatron
     common = _common_entries(options)
     per_split = _per_split_entries(options)
     if (common is None) == (per_split is None):
@@ -93,7 +100,7 @@ def config_from_options(words: Sequence[str]) -> Config:
         "full_validation": options.full_validation,
         "mixed_tokenizers": options.mixed_tokenizers,
         "fim_data": options.fim_data,
-        "tokenizer": tokenizer_in(options),
+        "tokenizer": _tokenizer_in(options),
     }
     if common is not None:
         fields["blend"] = msgspec.to_builtins(blend_from_words(common))
@@ -108,7 +115,7 @@ def config_from_options(words: Sequence[str]) -> Config:
         raise ConfigError(f"Megatron options: {error}") from error
 
 
-def tokenizer_in(options: argparse.Namespace) -> dict[str, Any] | None:
+def _tokenizer_in(options: argparse.Namespace) -> dict[str, Any] | None:
     """Return the tokenizer of a training command, as a configuration has it; None without one.
 
     Raises

@@ -97,22 +97,21 @@ def samples_of(training: Training) -> Samples:
     """
     if not training.train_samples and not training.train_iters:
         raise ConfigError("give --train-samples, or --train-iters and --global-batch-size")
+    if training.train_samples and training.train_iters and not training.skip_train:
+        raise ConfigError("--train-samples and --train-iters cannot be combined")
     batch = _global_batch_size(training)
     evaluated = training.eval_global_batch_size or batch
     train = training.train_samples or (training.train_iters or 0) * batch
-    passes = _bridge_passes(training, batch) if _is_bridge(training) else _passes(training, batch)
     iterations = training.eval_iters or 0
     if training.phase_transition_iterations:
         train = _samples_of_phase(training, batch)
     return Samples(
         train=train,
-        valid=None if training.full_validation else passes * iterations * evaluated,
+        valid=None
+        if training.full_validation
+        else _passes(training, batch) * iterations * evaluated,
         test=iterations * evaluated,
     )
-
-
-def _is_bridge(training: Training) -> bool:
-    return training.arithmetic == "bridge"
 
 
 def _global_batch_size(training: Training) -> int:
@@ -131,11 +130,11 @@ def _global_batch_size(training: Training) -> int:
 
 
 def _passes(training: Training, batch: int) -> int:
-    """Return how often all of Megatron's training validates, the last time at its end."""
+    """Return how often training validates, the last time at its end."""
+    if training.arithmetic == "bridge":
+        return _bridge_passes(training, batch)
     if training.skip_train:
         return 1
-    if training.full_validation:
-        return 0
     interval = training.eval_interval
     if interval is None and training.megatron in (None, "0.16"):
         interval = DEFAULT_INTERVAL

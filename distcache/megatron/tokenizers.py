@@ -168,6 +168,8 @@ def checked_tokenizer(fields: Mapping[str, Any]) -> dict[str, Any]:
         model = _model_type(options.tokenizer_metadata)
         options = msgspec.structs.replace(options, model_type=model)
     releases = releases_in(release)
+    if len(releases) > 1:
+        raise ConfigError(f"megatron: {release}: expected one release; exports name several")
     for each in releases or RELEASES[-1:]:
         identifiers(options, each)
     kept = {

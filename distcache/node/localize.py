@@ -260,17 +260,16 @@ def _with_earlier_options(before: Ready | None, options: LocalizeOptions) -> Loc
         options,
         link=options.link or before.linked,
         megatron=options.megatron or before.megatron is not None,
-        naming=_both(before.naming, options.naming),
+        naming=_latest(before.naming, options.naming),
     )
 
 
-def _both(before: Naming, now: Naming) -> Naming:
-    """Return the names of both, by the latest tokenizer."""
-    return Naming(
-        tokenizer=before.tokenizer if now.tokenizer is None else now.tokenizer,
-        releases=tuple(dict.fromkeys([*before.releases, *now.releases])),
-        fim=before.fim or now.fim,
-    )
+def _latest(before: Naming, now: Naming) -> Naming:
+    """Return what this run says of names; where it says nothing, what the run before it has."""
+    if now == Naming():
+        return before
+    tokenizer = before.tokenizer if now.tokenizer is None else now.tokenizer
+    return msgspec.structs.replace(now, tokenizer=tokenizer)
 
 
 def _make_manifest(agents: Communicator, store: Store, source: str, contents: Contents) -> Manifest:

@@ -97,7 +97,7 @@ class Ready(msgspec.Struct, frozen=True):
     version: int = VERSION
     modified: int = 0
     releases: tuple[Release, ...] = ()
-    fim: bool = False
+    fim: bool | None = None
 
     @property
     def naming(self) -> Naming:

@@ -126,10 +126,18 @@ def _mapped_paths(store: Store) -> set[str]:
 
 
 def tree_bytes(directory: Path) -> int:
-    """Return the bytes on disk of all files under a directory; 0 if it is a link or missing."""
+    """Return the bytes on disk of all files under a directory; 0 if it is a link or missing.
+
+    A file with several names counts once.
+    """
     if directory.is_symlink() or not directory.is_dir():
         return 0
-    return sum(allocated(path) for path in directory.rglob("*"))
+    sizes: dict[tuple[int, int], int] = {}
+    for path in directory.rglob("*"):
+        with contextlib.suppress(OSError):  # removed since
+            found = path.lstat()
+            sizes[found.st_dev, found.st_ino] = 512 * found.st_blocks
+    return sum(sizes.values())
 
 
 def verify_store(store: Store, threads: int = 2) -> list[str]:

@@ -38,18 +38,21 @@ def link_tokens(store: Store, manifest: Manifest) -> None:
 def missing_view_bytes(store: Store, manifest: Manifest, naming: Naming) -> int:
     """Return the bytes that Megatron's files take beyond those that exist, each array once.
 
+    A node's disk has hard links for its other names; where it has none they take more.
+
     Raises
     ------
     ConfigError
         If the tokenizer is unknown.
     """
     directory = store.view(manifest.name)
-    missing: dict[int, int] = {}
+    missing: dict[tuple[int, int], int] = {}
     for file in megatron_files(manifest.contents, _renamer(store, manifest), naming):
         for view in file.arrays.values():
             there = allocated(directory / f"{file.stem}-{view.name}.npy")
             wanted = max(view.nbytes + HEADER - there, 0)
-            missing[view.offset] = min(wanted, missing.get(view.offset, wanted))
+            array = (view.offset, view.nbytes)
+            missing[array] = min(wanted, missing.get(array, wanted))
     return sum(missing.values())
 
 

@@ -88,6 +88,16 @@ def test_a_whole_training_command(corpora: dict[str, str], shared: Path, tmp_pat
     other = start([*to, "--", *words, "--seed", "5"])
     assert other.returncode == 7
     assert "seed: training asks for 5, the cache has 1234" in other.stderr
+    shares = list(words)
+    shares[shares.index("0.5")] = "0.7"
+    weighted = start([*to, "--", *shares, "--mid-level-dataset-surplus", "0.3"])
+    assert weighted.returncode == 7
+    assert "blends: training asks for" in weighted.stderr
+    assert "mid_level_dataset_surplus: training asks for 0.3" in weighted.stderr
+    ramped = start([*to, "--", *words, "--rampup-batch-size", "4", "4", "10"])
+    assert ramped.returncode == 0, ramped.stderr  # --megatron says that it changes nothing
+    typo = start([*to, "--tokeniser", "f"])
+    assert (typo.returncode, "--tokeniser f" in typo.stderr) == (2, True)
     unknown = start(["plan", "--", *words, "--no-such"])
     assert unknown.returncode == 2
     assert "unknown option or word: --no-such" in unknown.stderr

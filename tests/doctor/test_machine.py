@@ -96,6 +96,10 @@ def test_the_command(tmp_path: Path) -> None:
     document = json.loads(start(["doctor", "--json"]).stdout)
     assert document["ready"]
     assert {"level", "topic", "text"} == document["findings"][0].keys()
+    alone = start(["doctor", tmp_path])
+    assert (alone.returncode, "give the training command" in alone.stderr) == (2, True)
+    typo = start(["doctor", tmp_path, "--shard", "x"])
+    assert (typo.returncode, "--shard x" in typo.stderr) == (2, True)
     wrong = start(["doctor", "--", "torchrun", "pretrain_gpt.py"])
     assert wrong.returncode == 2
     assert "torchrun: is not a directory" in wrong.stderr

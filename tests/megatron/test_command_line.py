@@ -10,7 +10,7 @@ import pytest
 from distcache.configuration import load_config
 from distcache.errors import ConfigError, DistcacheError, NotReady
 from distcache.megatron.command_line import is_command
-from distcache.megatron.options import config_from_options
+from distcache.megatron.options import config_from_options, options_from_mapping
 from distcache.plan.config import Config
 
 COMMAND = (
@@ -43,6 +43,18 @@ def test_whole_commands(launcher: str) -> None:
     """Of which what has nothing to do with data is passed over, and the launcher dropped."""
     assert read(f"{launcher} {COMMAND}") == read(COMMAND)
     assert read(COMMAND).prefixes() == ["a", "b"]
+
+
+def test_values_that_end_like_a_script() -> None:
+    """Are none where the first word is an option."""
+    assert read(f"--seed 5 --chat-template t.py {COMMAND} --spec my.py fn").seed == 5
+
+
+def test_a_flag_that_is_on_by_default() -> None:
+    """Is switched off by false in a file."""
+    name = "tokenizer_sentencepiece_ignore_extra_whitespaces"
+    assert options_from_mapping({name: True, "bf16": True, "x": False}) == ["--bf16"]
+    assert options_from_mapping({name: False}) == ["--no-" + name.replace("_", "-")]
 
 
 def test_a_file_with_a_command(tmp_path: Path) -> None:
@@ -149,6 +161,7 @@ def test_a_ramp_counts_by_release() -> None:
     ("text", "problem"),
     [
         ("--train-samples 9 --global-batch-size 1 --megatron 0.17", "--eval-interval: missing"),
+        (f"{BY_BATCHES} --train-iters 3 --global-batch-size 1", "cannot be combined"),
         ("--train-samples 9", "--global-batch-size: missing"),
         ("--train-samples 9 --micro-batch-size 2", "give both, the second as --data-parallel-size"),
         (f"{BY_BATCHES} --arithmetic bridge --global-batch-size 1", "--eval-interval: missing"),

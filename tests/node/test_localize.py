@@ -13,6 +13,7 @@ from distcache.cache import open_cache
 from distcache.cache.contents import read_contents
 from distcache.corpus import bin_path, idx_path
 from distcache.errors import ConfigError, DistcacheError
+from distcache.megatron.names import Naming
 from distcache.node.localize import choose_transport
 from distcache.node.records import read_records
 from distcache.node.stage import stage
@@ -237,23 +238,27 @@ def test_links_in_a_store_are_not_followed(cache: Path, tmp_path: Path) -> None:
     assert victim.read_text() == "mine"
 
 
-def test_names_of_another_release_are_added(
+def test_names_of_another_release(
     own_corpora: dict[str, Any], shared: Path, tmp_path: Path
 ) -> None:
-    """Those of earlier runs stay; a cache's own name is that of the release it was built for."""
+    """The names of the last run count; where it says nothing, those of the run before it."""
     own_corpora["tokenizer"] = {"megatron": "0.16", "tokenizer_type": "TikTokenizer"}
     own_corpora["tokenizer"]["tokenizer_model"] = "m"
     cache = Path(build_here(own_corpora, shared, "named").path)
     words = ["localize", cache, "--to", tmp_path / "local", "--json", "--megatron"]
     counts = []
-    for value in ([], ["0.17"], ["0.19.2"]):
+    for value in ([], ["0.17"], ["0.17,0.19.2"], [], ["0.19", "--fim-data"]):
         done = start([*words, *value])
         assert done.returncode == 0, done.stderr
         counts.append(len(json.loads(done.stdout)["megatron"]["files"]))
         assert verify_store(Store(tmp_path / "local")) == []
-    assert counts == [counts[0], counts[0], 2 * counts[0]]
+    assert counts == [counts[0] * factor for factor in (1, 1, 2, 2, 1)]
     record = next(read_records(Store(tmp_path / "local")))
-    assert record.releases == ("0.17", "0.19")
+    assert record.naming == Naming(None, ("0.19",), True)
+    one = sum(1 for path in (tmp_path / "local").glob("megatron/*/*.npy") if path.stat().st_nlink)
+    assert one > 2 * counts[0] / 4
+    du = len({path.stat().st_ino for path in (tmp_path / "local").glob("megatron/*/*.npy")})
+    assert du < one
     done = start(["localize", "--megatron", cache, "--to", tmp_path / "local", "--quick"])
     assert done.returncode == 0, done.stderr
     done = start([*words, "0.3"])

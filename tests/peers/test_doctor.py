@@ -84,7 +84,7 @@ def test_a_tokenizer_of_pieces(small: dict[str, str], tmp_path: Path) -> None:
     [
         (["--seed", "7"], "random_seed is 7 in training, 1234 here"),
         (["--vocab-size", "31000"], "tokenizer.vocab_size is '31000' in training, '30000' here"),
-        (["--train-samples", "2001"], "num_samples is "),
+        (["--train-samples", "2001"], "num_samples is 504 in training, 503 here"),
         (["--split", "80,18,2"], "split is '80,18,2' in training, '90,8,2' here"),
     ],
 )

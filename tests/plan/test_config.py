@@ -187,6 +187,7 @@ def test_the_tokenizer_by_megatrons_options() -> None:
             {**LLAMA, "megatron": "0.15"},
             "'0.15' is not a known release of Megatron-Core",
         ),
+        ({**LLAMA, "megatron": "0.18,0.19"}, "expected one release"),
         ({**LLAMA, "megatron": 0.19, "model": "x"}, "unknown field `model`"),
         ({"tokenizer_type": "X", "megatron": "0.19"}, "Invalid enum value 'X'"),
         ({"tokenizer_type": "TikTokenizer", "megatron": "0.19"}, "needs a tokenizer_model"),
