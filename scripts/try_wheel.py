@@ -30,7 +30,10 @@ config.write_text(
 )
 program = str(Path(sys.executable).parent / "distcache")
 cache = directory / "c.h5"
+command = ["--data-path", str(directory / "a"), "--split", "1", "--seq-length", "64", "--bf16"]
+command += ["--train-samples", "100", "--global-batch-size", "1", "--eval-iters", "0"]
 for words in (
+    ["plan", *command],
     ["build", str(config), "-o", str(directory), "--name", "c"],
     ["verify", str(cache), "--corpora"],
     ["localize", str(cache), "--to", str(directory / "local")],
