@@ -8,6 +8,7 @@ import resource
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -75,6 +76,8 @@ def _versions() -> Finding:
 
 def _mpi() -> Finding:
     topic = "MPI and Slurm"
+    if find_spec("mpi4py") is None:  # training does not need it
+        return Finding("warning", topic, "there is no mpi4py here: builds and agents have one rank")
     if shutil.which("srun") is None:
         return Finding("warning", topic, "there is no srun here: jobs cannot be submitted")
     try:

@@ -79,13 +79,16 @@ def test_slurm(
     def find(_: int) -> str:
         raise error
 
+    monkeypatch.setattr(machine, "find_spec", lambda name: name)
     monkeypatch.setattr(machine.shutil, "which", lambda _: "/usr/bin/srun")
     monkeypatch.setattr(machine, "find_plugin", find)
     assert finding("MPI and Slurm", tmp_path).level == level
     monkeypatch.setattr(machine, "find_plugin", lambda _: "pmi2")
     assert finding("MPI and Slurm", tmp_path).text.startswith("srun --mpi=pmi2")
     monkeypatch.setattr(machine.shutil, "which", lambda _: None)
-    assert finding("MPI and Slurm", tmp_path).level == "warning"
+    assert "no srun" in finding("MPI and Slurm", tmp_path).text
+    monkeypatch.setattr(machine, "find_spec", lambda _: None)
+    assert "no mpi4py" in finding("MPI and Slurm", tmp_path).text
 
 
 def test_the_command(tmp_path: Path) -> None:
