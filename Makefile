@@ -158,6 +158,7 @@ judges: $(VENV)/test-installed
 	scripts/judges build/judges $(JUDGES)
 	for release in $(JUDGES); do PYTHONPATH=$(CURDIR)/build/judges/$$release \
 		pytest -q -n auto --ignore tests/peers/test_permutation.py tests/peers || exit 1; done
+	PYTHONPATH=$(CURDIR)/build/judges/bridge pytest -q tests/peers/test_bridge.py
 
 bench: $(VENV)/test-installed
 	python benchmarks/kernels.py
@@ -169,6 +170,8 @@ bench: $(VENV)/test-installed
 	python benchmarks/estimates.py
 	python benchmarks/localizing.py
 	python benchmarks/loading.py
+	scripts/judges build/judges 0.19.2
+	PYTHONPATH=$(CURDIR)/build/judges/0.19.2 python benchmarks/first_batch.py
 	python benchmarks/ingesting.py
 
 clean:

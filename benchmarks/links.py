@@ -1,4 +1,4 @@
-"""One shuffle by one rank, by two, and what 8, 32 and 128 take by links: from measured parts.
+"""One shuffle by one rank, by two, and what 8 to 1,024 take by links: from measured parts.
 
 Measured: the shuffle of one rank; two ranks that split it by links, under mpiexec; what a rank of
 many takes to go through all draws and to link its own; and what two ranks with as many steps
@@ -86,7 +86,7 @@ def main() -> None:
     size, times = options.size, range(options.rounds)
     serial = statistics.median(alone(size) for _ in times)
     seconds = {1: serial, 2: statistics.median(by_two(size) for _ in times)}
-    for ranks in (8, 32, 128, 512):
+    for ranks in (8, 32, 128, 512, 1024):
         own = size // ranks
         following = statistics.median(by_two(2 * own) - linking(2 * own, 2) for _ in times)
         sending = own * BYTES_OF_STEP / NETWORK + EXCHANGES * LATENCY * math.ceil(math.log2(ranks))

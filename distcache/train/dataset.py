@@ -237,6 +237,8 @@ class SampleOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     inter_document_masking : bool
         Whether samples have the bounds of their documents as ``cu_seqlens``, and positions that
         restart with each; the attention mask is left out. In Megatron-Core since 0.19.
+    allow_ambiguous_pad_tokens : bool
+        Whether `pad` is padding even if it is also `eod`.
     """
 
     eod: Token | None = None
@@ -246,6 +248,7 @@ class SampleOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     eod_mask_loss: bool = False
     create_attention_mask: bool = False
     inter_document_masking: bool = False
+    allow_ambiguous_pad_tokens: bool = False
 
     def __post_init__(self) -> None:
         needing = [
@@ -259,7 +262,8 @@ class SampleOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def padding(self) -> int:
         """The token that is treated as padding."""
-        return -1 if self.pad == self.eod else self.pad
+        ambiguous = self.pad == self.eod and not self.allow_ambiguous_pad_tokens
+        return -1 if ambiguous else self.pad
 
     @property
     def has_attention_mask(self) -> bool:

@@ -255,10 +255,8 @@ def test_names_of_another_release(
     assert counts == [counts[0] * factor for factor in (1, 1, 2, 2, 1)]
     record = next(read_records(Store(tmp_path / "local")))
     assert record.naming == Naming(None, ("0.19",), True)
-    one = sum(1 for path in (tmp_path / "local").glob("megatron/*/*.npy") if path.stat().st_nlink)
-    assert one > 2 * counts[0] / 4
-    du = len({path.stat().st_ino for path in (tmp_path / "local").glob("megatron/*/*.npy")})
-    assert du < one
+    names = list((tmp_path / "local").glob("megatron/*/*.npy"))
+    assert len({path.stat().st_ino for path in names}) < len(names)  # hard links
     done = start(["localize", "--megatron", cache, "--to", tmp_path / "local", "--quick"])
     assert done.returncode == 0, done.stderr
     done = start([*words, "0.3"])

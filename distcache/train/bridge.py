@@ -1,0 +1,88 @@
+"""A cache as Megatron-Bridge's configuration of data; imports the Megatron-Bridge that is there.
+
+By ``megatron/bridge/training/config.py`` of Megatron-Bridge 0.3.1, whose `DatasetProvider` it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from megatron.bridge.training.config import DatasetProvider
+
+from distcache.errors import ConfigError
+from distcache.train.open import open_cache
+from distcache.train.provider import Asked, Datasets, datasets_for, padding_of
+
+__all__ = ["CachedDatasetProvider"]
+
+
+@dataclass(kw_only=True)
+class CachedDatasetProvider(DatasetProvider):  # type: ignore[misc]
+    """The datasets of a cache, for ``ConfigContainer(dataset=...)``.
+
+    Its other fields are Megatron-Bridge's: the type of the loader, workers, and so on.
+
+    Attributes
+    ----------
+    cache : str
+        Path of the shared cache.
+    seq_length, random_seed : int
+        Those of training, which must be the cache's.
+    local : str or None
+        This node's store; by default where `distcache localize` puts it.
+    exact : bool
+        Whether the cache must be one for as many samples as training asks for, so that their order
+        is Megatron's; if not, it may have more.
+    reset_position_ids, reset_attention_mask, eod_mask_loss : bool
+        As in Megatron's `GPTDatasetConfig`.
+    create_attention_mask, inter_document_masking, multiple_validation_sets : bool
+        Likewise; masks are made by the attention kernels unless the first is given.
+    skip_getting_attention_mask_from_dataset : bool
+        As in Megatron-Bridge's `GPTDatasetConfig`.
+    tokenizer : object
+        Set by Megatron-Bridge.
+    """
+
+    cache: str
+    seq_length: int
+    random_seed: int = 1234
+    local: str | None = None
+    exact: bool = True
+    dataloader_type: str | None = "single"
+    reset_position_ids: bool = False
+    reset_attention_mask: bool = False
+    eod_mask_loss: bool = False
+    create_attention_mask: bool = False
+    inter_document_masking: bool = False
+    multiple_validation_sets: bool = False
+    skip_getting_attention_mask_from_dataset: bool = True
+    tokenizer: Any = None
+
+    def build_datasets(self, context: Any) -> Datasets:
+        """Return the datasets; called by Megatron-Bridge. Collective.
+
+        Parameters
+        ----------
+        context : DatasetBuildContext
+            The samples that are asked for, and the tokenizer.
+        """
+        tokenizer = context.tokenizer or self.tokenizer
+        if tokenizer is None:
+            raise ConfigError("CachedDatasetProvider: training has no tokenizer")
+        asked = Asked(
+            samples=(context.train_samples, context.valid_samples, context.test_samples),
+            sequence_length=self.seq_length,
+            seed=self.random_seed,
+            several_valid=self.multiple_validation_sets,
+            options={
+                "eod": tokenizer.eod,
+                "pad": padding_of(tokenizer, allow_ambiguous=False),
+                "reset_position_ids": self.reset_position_ids,
+                "reset_attention_mask": self.reset_attention_mask,
+                "eod_mask_loss": self.eod_mask_loss,
+                "create_attention_mask": self.create_attention_mask,
+                "inter_document_masking": self.inter_document_masking,
+            },
+        )
+        return datasets_for(open_cache(self.cache, self.local), asked, exact=self.exact)

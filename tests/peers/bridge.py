@@ -1,0 +1,43 @@
+"""Megatron-Bridge: its configuration and its loaders.
+
+What it also imports and is not installed, most of it for GPUs, are empty modules here.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+from unittest.mock import MagicMock
+
+__all__ = ["config", "loaders", "utils"]
+
+ABSENT = ("datasets", "mamba_ssm", "modelopt", "nvidia_resiliency_ext", "timm", "wandb")
+ABSENT += ("megatron.bridge.models", "torch.utils.tensorboard")
+
+
+class _Absent(MetaPathFinder, Loader):
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if any(f"{name}.".startswith(f"{absent}.") for absent in ABSENT):
+            return ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        return MagicMock(__name__=spec.name, __path__=[], __spec__=spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+_absent = _Absent()
+sys.meta_path.insert(0, _absent)
+try:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.bridge.data import loaders, utils
+        from megatron.bridge.training import config
+finally:
+    sys.meta_path.remove(_absent)

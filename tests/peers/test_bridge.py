@@ -1,0 +1,108 @@
+"""Megatron-Bridge itself asks for samples, and takes its datasets from a cache."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import distcache.megatron
+from distcache.configuration import config_from_mapping
+from distcache.errors import ConfigError
+from distcache.megatron.samples import Training, samples_of
+from tests.caches import build_here
+from tests.corpora import LENGTHS, write_lengths
+from tests.peers import bridge
+from tests.peers.megatron import alone, build_with_megatron
+from tests.peers.test_samples import require_equal
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+TOKENIZER = SimpleNamespace(eod=7, pad=7)
+SAMPLES = {"train": 120, "valid": 40, "test": 10}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _process_group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with alone(tmp_path_factory.mktemp("store") / "store"):
+        yield
+
+
+@pytest.fixture
+def fields(tmp_path: Path) -> dict[str, Any]:
+    """A configuration of a blend."""
+    paths = [write_lengths(tmp_path / name, LENGTHS[name]) for name in ("plain", "second")]
+    return {
+        "sequence_length": 32,
+        "seed": 9,
+        "split": "80,15,5",
+        "samples": SAMPLES,
+        "blend": [{"path": path, "weight": 1 + i} for i, path in enumerate(paths)],
+        "tokenizer": {"class": "X"},
+    }
+
+
+def provided(cache: Path, **more: Any) -> Any:
+    """Return Megatron-Bridge's provider of a cache."""
+    words = {"seq_length": 32, "random_seed": 9, "num_workers": 0, "eod_mask_loss": True} | more
+    return distcache.megatron.CachedDatasetProvider(cache=str(cache), **words)
+
+
+def datasets_of(found: Any) -> Any:
+    """Return the datasets, as Megatron-Bridge's `pretrain` gets them."""
+    assert isinstance(found, bridge.config.DatasetProvider)
+    provide = bridge.utils.get_dataset_provider(found)
+    return provide(list(SAMPLES.values()), found, tokenizer=TOKENIZER)
+
+
+def test_samples_are_megatrons(fields: dict[str, Any], tmp_path: Path) -> None:
+    """Of every split, through Megatron-Bridge's own loaders."""
+    cache = Path(build_here(fields, tmp_path / "shared", "c").path)
+    options = {"eod_mask_loss": True, "create_attention_mask": False}
+    theirs = build_with_megatron(config_from_mapping(fields), tmp_path / "theirs", 7, 7, **options)
+    configuration = provided(cache)
+    for ours, judge in zip(datasets_of(configuration), theirs, strict=True):
+        loaders = (
+            bridge.loaders.build_pretraining_data_loader(
+                dataset, 0, configuration.dataloader_type, 2, 0, True, pin_memory=False
+            )
+            for dataset in (ours, judge)
+        )
+        batches = 0
+        for found, expected in zip(*loaders, strict=True):
+            require_equal(found, expected)
+            batches += 1
+        assert batches == len(judge) // 2
+
+
+def test_a_cache_for_something_else(fields: dict[str, Any], tmp_path: Path) -> None:
+    """Is an error, but for more samples where the order need not be Megatron's."""
+    fields["samples"] = SAMPLES | {"train": 121}
+    cache = Path(build_here(fields, tmp_path / "shared", "c").path)
+    with pytest.raises(ConfigError, match=r"samples is .*'train': 121"):
+        datasets_of(provided(cache))
+    assert len(datasets_of(provided(cache, exact=False))[0]) >= 120
+    with pytest.raises(ConfigError, match="seed is 9 in the cache, 8 in training"):
+        datasets_of(provided(cache, random_seed=8, exact=False))
+
+
+def test_counts_are_bridges() -> None:
+    """Of 300 random configurations."""
+    choose = random.Random(4)
+    for _ in range(300):
+        batch = choose.choice([1, 7, 64])
+        total = choose.choice([0, 1, 999, 4096])
+        fixed = {"train_samples": total} if total else {"train_iters": choose.randint(1, 500)}
+        training = {
+            "global_batch_size": batch,
+            "eval_interval": choose.choice([1, 10, 1000]),
+            "eval_iters": choose.choice([0, 3, 32]),
+        } | fixed
+        asked = SimpleNamespace(**{"train_samples": None, "train_iters": total // batch} | training)
+        counts = bridge.loaders.get_train_valid_test_num_samples(SimpleNamespace(train=asked))
+        ours = samples_of(Training(seq_length=8, arithmetic="bridge", **training))
+        assert (ours.train, ours.valid, ours.test) == counts
