@@ -20,9 +20,11 @@ with warnings.catch_warnings():
 
 import distcache.megatron
 from distcache.configuration import complete
+from distcache.doctor.training import examine_training
 from distcache.errors import ConfigError
 from distcache.megatron.command_line import megatron_words
 from distcache.megatron.options import config_from_options
+from tests import texts
 from tests.corpora import write_corpus
 from tests.peers.megatron import OPTIONS, RELEASE, alone, build_with_megatron
 from tests.peers.test_samples import require_equal
@@ -180,3 +182,22 @@ def test_samples_that_no_cache_has(corpora: list[str], tmp_path: Path) -> None:
     start_training([*words, "--fim-data"])
     with pytest.raises(ConfigError, match="--fim-data: draws with a generator"):
         training.build_train_valid_test_datasets(provide)
+
+
+def test_megatron_finds_those_in_an_export(corpora: list[str], tmp_path: Path) -> None:
+    """By the names of its class of fill-in-the-middle samples, beside the others."""
+    model = tmp_path / "pieces.model"
+    texts.train_sentencepiece(model, texts.documents(300))
+    words = [*COMMAND.split(), *data_words("blend", corpora), "--tokenizer-model", str(model)]
+    words += ["--tokenizer-type", "SentencePieceTokenizer"]
+    cache, out = cached(words, tmp_path), tmp_path / "out"
+    tokens = [f"--fim-{name}-token" for name in ("prefix", "middle", "suffix", "pad", "eod")]
+    filling = ["--fim-data", "--fim-rate", "0.5", "--fim-spm-rate", "0.5"]
+    filling += [word for name in tokens for word in (name, "<s>")]
+    for more, found in ((["--no-fim-data"], False), (["--fim-data"], True)):
+        assert start(["export", cache, "--to", out, *more]).returncode == 0
+        findings, files = examine_training([*words, *filling], out)
+        levels = {finding.level for finding in findings if finding.topic == "files"}
+        assert levels == {"ok" if found else "problem"}
+        assert {file.there for file in files} == {found}
+        assert all("GPTFIMDataset" in file.name for file in files)
