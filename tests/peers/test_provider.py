@@ -200,4 +200,4 @@ def test_megatron_finds_those_in_an_export(corpora: list[str], tmp_path: Path) -
         levels = {finding.level for finding in findings if finding.topic == "files"}
         assert levels == {"ok" if found else "problem"}
         assert {file.there for file in files} == {found}
-        assert all("GPTFIMDataset" in file.name for file in files)
+        assert not any("GPTDataset" in file.name for file in files)
