@@ -16,13 +16,14 @@ MPI := tests/mpi tests/faults
 TORCHRUN := tests/torchrun
 SERIAL := $(MPI) $(TORCHRUN)
 CLUSTER := tests/cluster
+ELSEWHERE := $(SERIAL) $(CLUSTER) tests/aarch64
 JUDGES := 0.17.1 0.18.2 0.19.2
 # What a run could not test, a line each.
 LEFT_OUT := build/left-out
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: help install demo test test-fast lint docs wheel cpp-tests python-tests mpi-tests demo-test cluster-tests \
-	cluster-packages python-versions storm record-counts judges bench clean
+	cluster-packages python-versions storm record-counts judges aarch64 bench clean
 
 help:
 	@echo "make demo       corpora from real text, a blend built by two ranks, training from its copy"
@@ -30,6 +31,7 @@ help:
 	@echo "make test-fast  the tests of a working minute"
 	@echo "make cluster-packages  what the test cluster needs: Slurm, munge, MariaDB, GlusterFS"
 	@echo "make judges     names of tokenizers, by later releases of Megatron-Core"
+	@echo "make aarch64    a wheel for AArch64, and its tests under qemu"
 	@echo "make storm      kills, full disks, flips and races at random, for STORM_MINUTES"
 	@echo "make python-versions  the fast suite under Python 3.12 and 3.13"
 	@echo "make lint       ruff, mypy, stubtest, clang-format, import-linter"
@@ -64,13 +66,13 @@ demo: install
 # All of it; the last line says what could not be run here.
 test:
 	@mkdir -p build && rm -f $(LEFT_OUT)
-	$(MAKE) --no-print-directory lint docs cpp-tests python-tests judges mpi-tests demo-test \
+	$(MAKE) --no-print-directory lint docs cpp-tests python-tests judges aarch64 mpi-tests demo-test \
 		python-versions storm cluster-tests
 	scripts/wheels $$($(BIN)/python -c "import sys; print('%d.%d' % sys.version_info[:2])")
 	@scripts/left_out $(LEFT_OUT)
 
 test-fast: $(VENV)/test-installed
-	pytest -q -n auto -m "not long" --ignore tests/peers $(SERIAL:%=--ignore %) $(CLUSTER:%=--ignore %)
+	pytest -q -n auto -m "not long" --ignore tests/peers $(ELSEWHERE:%=--ignore %)
 
 lint: $(VENV)/test-installed
 	ruff check .
@@ -118,7 +120,7 @@ record-counts: $(VENV)/installed
 
 python-tests: $(VENV)/test-installed
 	pytest -q -n auto --cov --cov-report=json:build/python-coverage.json --cov-report=term:skip-covered \
-		$(SERIAL:%=--ignore %) $(CLUSTER:%=--ignore %)
+		$(ELSEWHERE:%=--ignore %)
 	scripts/coverage python build/python-coverage.json
 
 # Two at a time: most wait for ranks that are killed or hang. Those of torchrun have gloo's time limits.
@@ -159,6 +161,10 @@ judges: $(VENV)/test-installed
 	for release in $(JUDGES); do PYTHONPATH=$(CURDIR)/build/judges/$$release \
 		pytest -q -n auto --ignore tests/peers/test_permutation.py tests/peers || exit 1; done
 	PYTHONPATH=$(CURDIR)/build/judges/bridge pytest -q tests/peers/test_bridge.py
+
+# A wheel for AArch64, tried under qemu; the helper of Megatron-Core's own judges its blends.
+aarch64: $(VENV)/test-installed
+	scripts/aarch64 build/aarch64-python $(lastword $(JUDGES))
 
 bench: $(VENV)/test-installed
 	python benchmarks/kernels.py

@@ -14,6 +14,7 @@ namespace distcache::bench {
 namespace {
 
 constexpr auto plain = Instructions::baseline;
+constexpr auto separate = Arithmetic::separate;
 
 // Uniform numbers in (0, 1] that are the same with every standard library.
 struct Uniform {
@@ -98,13 +99,13 @@ std::vector<Case> cases() {
     static constexpr Partitioning small_regions{10, 8, 4096};
     static constexpr Partitioning one_region{10, 8, std::uint64_t{1} << 40};
     const auto of_weights = [](std::size_t corpora) {
-        return [=] { return blend(Blender(weights(corpora), plain), 1000); };
+        return [=] { return blend(Blender(weights(corpora), separate, plain), 1000); };
     };
     return {
         {"blend of 8", of_weights(8)},
         {"blend of 800", of_weights(800)},
         {"blend of 800 equals",
-         [] { return blend(Blender(std::vector<double>(800, 1.0 / 800), plain), 1000); }},
+         [] { return blend(Blender(std::vector<double>(800, 1.0 / 800), separate, plain), 1000); }},
         {"shuffle in caches", [] { return shuffled(20000, one_region); }},
         {"shuffle in regions", [] { return shuffled(20000, small_regions); }},
         {"skipped shuffle", [] { return skipped(30000); }},

@@ -41,17 +41,21 @@ void fill(const py::array& lengths, std::int64_t begin, py::array out) {
     fill_entries(view, begin, span);
 }
 
-Blender by_weight(const py::array& weights) {
+Arithmetic arithmetic_of(bool fused) {
+    return fused ? Arithmetic::fused : Arithmetic::separate;
+}
+
+Blender by_weight(const py::array& weights, bool fused) {
     const auto span = input<double>(weights, "weights");
     for (const double weight : span) {
         if (!(weight >= 0) || !std::isfinite(weight)) {
             throw py::value_error("weights must be finite and not negative");
         }
     }
-    return Blender(span);
+    return Blender(span, arithmetic_of(fused));
 }
 
-Blender exhaustive(const py::array& sizes) {
+Blender exhaustive(const py::array& sizes, bool fused) {
     const auto span = input<std::int64_t>(sizes, "sizes");
     std::int64_t left = std::int64_t{1} << 62;
     for (const std::int64_t size : span) {
@@ -60,7 +64,7 @@ Blender exhaustive(const py::array& sizes) {
         }
         left -= size;
     }
-    return Blender::exhaustive(span);
+    return Blender::exhaustive(span, arithmetic_of(fused));
 }
 
 void next(Blender& blender, py::array corpora, py::array samples) {
@@ -143,9 +147,10 @@ out : ndarray of int64
     py::class_<Blender>(module, "Blender", R"doc(
 A greedy blend: at each step the corpus whose share lags most behind its weight.
 
-Megatron-Core's ``build_blending_indices`` and ``build_exhaustive_blending_indices``.
+Megatron-Core's ``build_blending_indices`` and ``build_exhaustive_blending_indices``. Its lag is
+``weight * step - taken``, rounded twice as on x86-64; if `fused`, once as on AArch64.
 )doc")
-        .def_static("by_weight", &by_weight, py::arg("weights"), R"doc(
+        .def_static("by_weight", &by_weight, py::arg("weights"), py::arg("fused") = false, R"doc(
 Return a blend by weights, float64 of shape (corpora,).
 
 Raises
@@ -153,7 +158,7 @@ Raises
 ValueError
     If a weight is negative or not finite.
 )doc")
-        .def_static("exhaustive", &exhaustive, py::arg("sizes"), R"doc(
+        .def_static("exhaustive", &exhaustive, py::arg("sizes"), py::arg("fused") = false, R"doc(
 Return a blend that takes every sample of every corpus, int64 sizes of shape (corpora,).
 
 Raises

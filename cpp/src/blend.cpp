@@ -90,12 +90,13 @@ void BlendCorpora::copy(const BlendCorpora& others, std::span<const std::int32_t
     }
 }
 
-Blender::Blender(std::span<const double> weights, Instructions instructions)
-    : Blender(weights, std::vector<std::int64_t>(weights.size(), endless), instructions) {}
+Blender::Blender(std::span<const double> weights, Arithmetic arithmetic, Instructions instructions)
+    : Blender(weights, std::vector<std::int64_t>(weights.size(), endless), arithmetic,
+              instructions) {}
 
 Blender::Blender(std::span<const double> weights, std::span<const std::int64_t> sizes,
-                 Instructions instructions)
-    : instructions_(instructions), places_(weights.size() + lanes) {
+                 Arithmetic arithmetic, Instructions instructions)
+    : arithmetic_(arithmetic), instructions_(instructions), places_(weights.size() + lanes) {
     for (auto* corpora : {&all_, &active_, &few_}) {
         corpora->resize(weights.size());
     }
@@ -106,13 +107,14 @@ Blender::Blender(std::span<const double> weights, std::span<const std::int64_t> 
     resume(std::vector<std::int64_t>(weights.size(), 0));
 }
 
-Blender Blender::exhaustive(std::span<const std::int64_t> sizes, Instructions instructions) {
+Blender Blender::exhaustive(std::span<const std::int64_t> sizes, Arithmetic arithmetic,
+                            Instructions instructions) {
     const std::int64_t total = std::accumulate(sizes.begin(), sizes.end(), std::int64_t{0});
     std::vector<double> weights;
     for (const std::int64_t size : sizes) {
         weights.push_back(static_cast<double>(size) / static_cast<double>(total));
     }
-    return Blender(weights, sizes, instructions);
+    return Blender(weights, sizes, arithmetic, instructions);
 }
 
 void Blender::next(std::span<std::int16_t> corpora, std::span<std::int64_t> samples) {
@@ -199,7 +201,8 @@ std::int64_t Blender::run_among_all(std::int64_t steps, std::int16_t* corpora,
         pair ? std::min(active_.sizes[0] - active_.taken[0], active_.sizes[1] - active_.taken[1])
              : steps;
     auto window = window_of(active_, no_bound, step_, std::min(sure, steps), corpora, samples);
-    const auto run = pair ? blending::run_pair : blending::kernels(instructions_).run;
+    const auto run = pair ? blending::pair_kernel(arithmetic_)
+                          : blending::kernels(instructions_, arithmetic_).run;
     run(window);
     const std::int64_t done = window.step - step_;
     step_ = window.step;
@@ -220,7 +223,7 @@ std::int64_t Blender::run_alone(std::int64_t steps, std::int16_t* corpora, std::
 
 std::int64_t Blender::run_among_few(std::int64_t steps, std::int16_t* corpora,
                                     std::int64_t* samples) {
-    const auto kernels = blending::kernels(instructions_);
+    const auto kernels = blending::kernels(instructions_, arithmetic_);
     const std::int64_t wanted = std::min(window_size(active_.size), steps);
     std::size_t found =
         kernels.reaching(active_.weights.data(), active_.counts.data(), padded_size(active_.size),
@@ -253,7 +256,7 @@ std::int64_t Blender::run_among_few(std::int64_t steps, std::int16_t* corpora,
 
 void Blender::move_bound(double lowest, std::int64_t done, std::int64_t wanted) {
     if (done == 0) {
-        lowest = blending::kernels(instructions_)
+        lowest = blending::kernels(instructions_, arithmetic_)
                      .largest(active_.weights.data(), active_.counts.data(),
                               padded_size(active_.size), factor(step_));
     }

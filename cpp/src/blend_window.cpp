@@ -24,7 +24,40 @@ struct Wide {
 template <Instructions kind>
 using Vectors = std::conditional_t<kind == Instructions::baseline, Narrow, Wide>;
 
+// Defines name##_separate and name##_fused, both dispatched, of name##_of.
+#define DISTCACHE_BOTH(result, name, parameters, arguments)              \
+    DISTCACHE_BODY result name##_separate_body parameters {              \
+        return name##_of<kind, Arithmetic::separate> arguments;          \
+    }                                                                    \
+    DISTCACHE_BODY result name##_fused_body parameters {                 \
+        return name##_of<kind, Arithmetic::fused> arguments;             \
+    }                                                                    \
+    DISTCACHE_DISPATCHED(result, name##_separate, parameters, arguments) \
+    DISTCACHE_DISPATCHED(result, name##_fused, parameters, arguments)
+
 constexpr double never = -std::numeric_limits<double>::infinity();
+
+// weight * step - count, rounded twice or once.
+template <Arithmetic arithmetic>
+[[gnu::always_inline]] inline double error_of(double weight, double step, double count) {
+    if constexpr (arithmetic == Arithmetic::fused) {
+        return __builtin_fma(weight, step, -count);
+    }
+    return weight * step - count;
+}
+
+// The same of every lane. The compilers have no fused operation of their vectors in common.
+template <Arithmetic arithmetic, typename Doubles>
+[[gnu::always_inline]] inline void errors_of(const Doubles& weights, double step,
+                                             const Doubles& counts, Doubles& errors) {
+    if constexpr (arithmetic == Arithmetic::separate) {
+        errors = weights * step - counts;
+    } else {
+        for (std::size_t lane = 0; lane < sizeof(Doubles) / sizeof(double); ++lane) {
+            errors[lane] = error_of<arithmetic>(weights[lane], step, counts[lane]);
+        }
+    }
+}
 
 // By reference: returning a wide vector would depend on the caller's instruction set.
 template <typename Doubles>
@@ -38,8 +71,9 @@ struct Winner {
 };
 
 // The first place with the largest error.
-DISTCACHE_BODY
-Winner winner_body(const double* weights, const double* counts, std::size_t padded, double step) {
+template <Instructions kind, Arithmetic arithmetic>
+[[gnu::always_inline]] inline Winner winner_of(const double* weights, const double* counts,
+                                               std::size_t padded, double step) {
     using Doubles = typename Vectors<kind>::Doubles;
     using Places = typename Vectors<kind>::Places;
     constexpr std::size_t width = Vectors<kind>::width;
@@ -54,7 +88,8 @@ Winner winner_body(const double* weights, const double* counts, std::size_t padd
         Doubles count;
         load(weights + d, weight);
         load(counts + d, count);
-        const Doubles error = weight * step - count;
+        Doubles error;
+        errors_of<arithmetic>(weight, step, count, error);
         const Places better = error > best;
         best = better ? error : best;
         place = better ? here : place;
@@ -69,10 +104,11 @@ Winner winner_body(const double* weights, const double* counts, std::size_t padd
     return {static_cast<std::size_t>(place[0]), best[0]};
 }
 
-DISTCACHE_DISPATCHED(Winner, winner,
-                     (const double* weights, const double* counts, std::size_t padded, double step),
-                     (weights, counts, padded, step))
+DISTCACHE_BOTH(Winner, winner,
+               (const double* weights, const double* counts, std::size_t padded, double step),
+               (weights, counts, padded, step))
 
+template <auto winner>
 void run(Window& window) {
     const std::int64_t first = window.step;
     const std::int64_t size = window.end - first;
@@ -90,15 +126,16 @@ void run(Window& window) {
     window.step = first + done;
 }
 
-}  // namespace
-
+// Two corpora alone, of which neither is spent before the end.
+template <Arithmetic arithmetic>
 void run_pair(Window& window) {
     using Pair = Narrow::Doubles;
     const Pair weights = {window.weights[0], window.weights[1]};
     Pair counts = {window.counts[0], window.counts[1]};
     const std::int64_t first = window.step;
     for (; window.step < window.end; ++window.step) {
-        const Pair errors = weights * factor(window.step) - counts;
+        Pair errors;
+        errors_of<arithmetic>(weights, factor(window.step), counts, errors);
         const auto second = Pair{errors[1], errors[1]} > Pair{errors[0], errors[0]};
         counts += second ? Pair{0, 1} : Pair{1, 0};
         write_down(window, window.step - first, static_cast<std::size_t>(second[0] & 1));
@@ -107,26 +144,27 @@ void run_pair(Window& window) {
     window.counts[1] = counts[1];
 }
 
-namespace {
-
-DISTCACHE_BODY
-std::size_t reaching_body(const double* weights, const double* counts, std::size_t padded,
-                          double step, double bound, std::int32_t* places) {
+template <Instructions, Arithmetic arithmetic>
+[[gnu::always_inline]] inline std::size_t reaching_of(const double* weights, const double* counts,
+                                                      std::size_t padded, double step, double bound,
+                                                      std::int32_t* places) {
     std::size_t found = 0;
     for (std::size_t d = 0; d < padded; ++d) {
         places[found] = static_cast<std::int32_t>(d);
-        found += static_cast<std::size_t>(weights[d] * step - counts[d] >= bound);
+        found +=
+            static_cast<std::size_t>(error_of<arithmetic>(weights[d], step, counts[d]) >= bound);
     }
     return found;
 }
 
-DISTCACHE_DISPATCHED(std::size_t, reaching,
-                     (const double* weights, const double* counts, std::size_t padded, double step,
-                      double bound, std::int32_t* places),
-                     (weights, counts, padded, step, bound, places))
+DISTCACHE_BOTH(std::size_t, reaching,
+               (const double* weights, const double* counts, std::size_t padded, double step,
+                double bound, std::int32_t* places),
+               (weights, counts, padded, step, bound, places))
 
-DISTCACHE_BODY
-double largest_body(const double* weights, const double* counts, std::size_t padded, double step) {
+template <Instructions kind, Arithmetic arithmetic>
+[[gnu::always_inline]] inline double largest_of(const double* weights, const double* counts,
+                                                std::size_t padded, double step) {
     using Doubles = typename Vectors<kind>::Doubles;
     constexpr std::size_t width = Vectors<kind>::width;
     Doubles best = Doubles{} + never;
@@ -135,7 +173,8 @@ double largest_body(const double* weights, const double* counts, std::size_t pad
         Doubles count;
         load(weights + d, weight);
         load(counts + d, count);
-        const Doubles error = weight * step - count;
+        Doubles error;
+        errors_of<arithmetic>(weight, step, count, error);
         best = error > best ? error : best;
     }
     double found = best[0];
@@ -145,19 +184,27 @@ double largest_body(const double* weights, const double* counts, std::size_t pad
     return found;
 }
 
-DISTCACHE_DISPATCHED(double, largest,
-                     (const double* weights, const double* counts, std::size_t padded, double step),
-                     (weights, counts, padded, step))
+DISTCACHE_BOTH(double, largest,
+               (const double* weights, const double* counts, std::size_t padded, double step),
+               (weights, counts, padded, step))
 
 }  // namespace
 
-Kernels kernels([[maybe_unused]] Instructions instructions) {
+Kernels kernels([[maybe_unused]] Instructions instructions, Arithmetic arithmetic) {
 #if DISTCACHE_HAS_AVX512
     if (instructions == Instructions::avx512) {
-        return avx512_kernels();
+        return avx512_kernels(arithmetic);
     }
 #endif
-    return {run, reaching, largest};
+    if (arithmetic == Arithmetic::fused) {
+        return {run<winner_fused>, reaching_fused, largest_fused};
+    }
+    return {run<winner_separate>, reaching_separate, largest_separate};
+}
+
+Run pair_kernel(Arithmetic arithmetic) {
+    return arithmetic == Arithmetic::fused ? run_pair<Arithmetic::fused>
+                                           : run_pair<Arithmetic::separate>;
 }
 
 }  // namespace distcache::blending

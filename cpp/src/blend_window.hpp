@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "distcache/blend.hpp"
 #include "distcache/instructions.hpp"
 
 namespace distcache::blending {
@@ -35,9 +36,6 @@ struct Window {
 /// Takes steps until the end, until no error reaches the bound, or until a corpus is spent.
 using Run = void (*)(Window&);
 
-/// The same for two corpora alone, of which neither is spent before the end.
-void run_pair(Window& window);
-
 /// The places of `padded` weights and counts whose error reaches `bound` at a step, ascending.
 /// `places` has room for `lanes` entries more than are found.
 using Reaching = std::size_t (*)(const double* weights, const double* counts, std::size_t padded,
@@ -53,10 +51,13 @@ struct Kernels {
     Largest largest;
 };
 
-Kernels kernels(Instructions instructions);
+Kernels kernels(Instructions instructions, Arithmetic arithmetic);
+
+/// Runs two corpora alone, of which neither is spent before the end.
+Run pair_kernel(Arithmetic arithmetic);
 
 #if DISTCACHE_HAS_AVX512
-Kernels avx512_kernels();
+Kernels avx512_kernels(Arithmetic arithmetic);
 #endif
 
 /// Writes a pick down, and returns whether its corpus is spent.

@@ -8,7 +8,11 @@ namespace {
 
 constexpr std::size_t most_vectors = 8;  // whose weights and counts fit into registers
 
+template <Arithmetic arithmetic>
 DISTCACHE_AVX512 inline __m512d error_of(__m512d weight, __m512d count, __m512d step) {
+    if constexpr (arithmetic == Arithmetic::fused) {
+        return _mm512_fmsub_pd(weight, step, count);
+    }
     return _mm512_sub_pd(_mm512_mul_pd(weight, step), count);
 }
 
@@ -22,7 +26,7 @@ DISTCACHE_AVX512 inline __m512d largest_lane(__m512d values) {
 // Everything stays in registers: the chain from one step to the next is a subtraction, the largest
 // of all lanes, a comparison, and an addition under its mask. The winner's place, which needs
 // general registers, is not part of it unless several corpora have the same error.
-template <std::size_t vectors>
+template <Arithmetic arithmetic, std::size_t vectors>
 DISTCACHE_AVX512 void run_in_registers(Window& window) {
     const __m512d one = _mm512_set1_pd(1.0);
     __m512d weights[vectors];
@@ -39,7 +43,7 @@ DISTCACHE_AVX512 void run_in_registers(Window& window) {
         const __m512d step = _mm512_set1_pd(factor(first + done));
         __m512d errors[vectors];
         for (std::size_t v = 0; v < vectors; ++v) {
-            errors[v] = error_of(weights[v], counts[v], step);
+            errors[v] = error_of<arithmetic>(weights[v], counts[v], step);
         }
         __m512d best = errors[0];
         for (std::size_t v = 1; v < vectors; ++v) {
@@ -80,6 +84,7 @@ DISTCACHE_AVX512 void run_in_registers(Window& window) {
 }
 
 // The same for any number of corpora, in memory.
+template <Arithmetic arithmetic>
 DISTCACHE_AVX512 void run_in_memory(Window& window) {
     const std::int64_t first = window.step;
     const std::int64_t size = window.end - first;
@@ -90,8 +95,8 @@ DISTCACHE_AVX512 void run_in_memory(Window& window) {
         __m512i found[2] = {_mm512_setzero_si512(), _mm512_setzero_si512()};
         std::size_t d = 0;
         for (std::size_t turn = 0; d < window.padded; d += lanes, turn ^= 1) {
-            const __m512d error = error_of(_mm512_load_pd(window.weights + d),
-                                           _mm512_load_pd(window.counts + d), step);
+            const __m512d error = error_of<arithmetic>(_mm512_load_pd(window.weights + d),
+                                                       _mm512_load_pd(window.counts + d), step);
             const __mmask8 better = _mm512_cmp_pd_mask(error, best[turn], _CMP_GT_OQ);
             best[turn] = _mm512_max_pd(best[turn], error);
             found[turn] = _mm512_mask_set1_epi64(found[turn], better, static_cast<long long>(d));
@@ -122,14 +127,18 @@ DISTCACHE_AVX512 void run_in_memory(Window& window) {
     window.step = first + done;
 }
 
+template <Arithmetic arithmetic>
 DISTCACHE_AVX512 void run(Window& window) {
     static constexpr Run by_vectors[most_vectors] = {
-        run_in_registers<1>, run_in_registers<2>, run_in_registers<3>, run_in_registers<4>,
-        run_in_registers<5>, run_in_registers<6>, run_in_registers<7>, run_in_registers<8>};
+        run_in_registers<arithmetic, 1>, run_in_registers<arithmetic, 2>,
+        run_in_registers<arithmetic, 3>, run_in_registers<arithmetic, 4>,
+        run_in_registers<arithmetic, 5>, run_in_registers<arithmetic, 6>,
+        run_in_registers<arithmetic, 7>, run_in_registers<arithmetic, 8>};
     const std::size_t vectors = window.padded / lanes;
-    vectors <= most_vectors ? by_vectors[vectors - 1](window) : run_in_memory(window);
+    vectors <= most_vectors ? by_vectors[vectors - 1](window) : run_in_memory<arithmetic>(window);
 }
 
+template <Arithmetic arithmetic>
 DISTCACHE_AVX512 std::size_t reaching(const double* weights, const double* counts,
                                       std::size_t padded, double step, double bound,
                                       std::int32_t* places) {
@@ -139,7 +148,7 @@ DISTCACHE_AVX512 std::size_t reaching(const double* weights, const double* count
     std::size_t found = 0;
     for (std::size_t d = 0; d < padded; d += lanes) {
         const __m512d error =
-            error_of(_mm512_load_pd(weights + d), _mm512_load_pd(counts + d), steps);
+            error_of<arithmetic>(_mm512_load_pd(weights + d), _mm512_load_pd(counts + d), steps);
         const __mmask8 reached = _mm512_cmp_pd_mask(error, bounds, _CMP_GE_OQ);
         // Compressed in a register: compressing to memory is slow on some processors.
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(places + found),
@@ -150,21 +159,26 @@ DISTCACHE_AVX512 std::size_t reaching(const double* weights, const double* count
     return found;
 }
 
+template <Arithmetic arithmetic>
 DISTCACHE_AVX512 double largest(const double* weights, const double* counts, std::size_t padded,
                                 double step) {
     const __m512d steps = _mm512_set1_pd(step);
     __m512d best = _mm512_set1_pd(-__builtin_inf());
     for (std::size_t d = 0; d < padded; d += lanes) {
-        best = _mm512_max_pd(
-            best, error_of(_mm512_load_pd(weights + d), _mm512_load_pd(counts + d), steps));
+        best = _mm512_max_pd(best, error_of<arithmetic>(_mm512_load_pd(weights + d),
+                                                        _mm512_load_pd(counts + d), steps));
     }
     return _mm512_cvtsd_f64(largest_lane(best));
 }
 
 }  // namespace
 
-Kernels avx512_kernels() {
-    return {run, reaching, largest};
+Kernels avx512_kernels(Arithmetic arithmetic) {
+    if (arithmetic == Arithmetic::fused) {
+        return {run<Arithmetic::fused>, reaching<Arithmetic::fused>, largest<Arithmetic::fused>};
+    }
+    return {run<Arithmetic::separate>, reaching<Arithmetic::separate>,
+            largest<Arithmetic::separate>};
 }
 
 }  // namespace distcache::blending

@@ -23,8 +23,8 @@ bool has_avx512() {
 
 bool has_avx2() {
 #if DISTCACHE_HAS_AVX512
-    return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("bmi") != 0 &&
-           __builtin_cpu_supports("bmi2") != 0;
+    return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 &&
+           __builtin_cpu_supports("bmi") != 0 && __builtin_cpu_supports("bmi2") != 0;
 #else
     return false;
 #endif

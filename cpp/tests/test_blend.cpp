@@ -1,5 +1,7 @@
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <numeric>
 #include <random>
 #include <stdexcept>
 #include <vector>
@@ -7,10 +9,13 @@
 #include "catch.hpp"
 #include "distcache/blend.hpp"
 
+using distcache::Arithmetic;
 using distcache::available_instructions;
 using distcache::Blender;
 
 namespace {
+
+constexpr std::array arithmetics{Arithmetic::separate, Arithmetic::fused};
 
 struct Blend {
     std::vector<std::int16_t> corpora;
@@ -21,7 +26,7 @@ struct Blend {
 };
 
 // Look at every corpus in every step.
-Blend slow_blend(const std::vector<double>& weights, std::size_t size,
+Blend slow_blend(const std::vector<double>& weights, std::size_t size, Arithmetic arithmetic,
                  const std::vector<std::int64_t>& sizes = {}) {
     Blend blend(size);
     std::vector<std::int64_t> taken(weights.size());
@@ -33,7 +38,10 @@ Blend slow_blend(const std::vector<double>& weights, std::size_t size,
             if (!sizes.empty() && taken[d] == sizes[d]) {
                 continue;
             }
-            const double error = weights[d] * step - static_cast<double>(taken[d]);
+            const auto count = static_cast<double>(taken[d]);
+            const double error = arithmetic == Arithmetic::fused
+                                     ? std::fma(weights[d], step, -count)
+                                     : weights[d] * step - count;
             if (error > best_error) {
                 best = d;
                 best_error = error;
@@ -75,21 +83,41 @@ TEST_CASE("a blend by weight is the greedy one, in pieces of any size") {
     std::mt19937 random(2);
     for (const std::size_t count : {1u, 2u, 3u, 7u, 16u, 17u, 64u, 65u, 200u, 900u}) {
         const auto weights = random_weights(random, count);
-        const auto expected = slow_blend(weights, 3000);
-        for (const auto instructions : available_instructions()) {
-            const Blender blender(weights, instructions);
-            REQUIRE(in_pieces(blender, 3000, 3000) == expected);
-            REQUIRE(in_pieces(blender, 3000, 1 + random() % 300) == expected);
+        for (const auto arithmetic : arithmetics) {
+            const auto expected = slow_blend(weights, 3000, arithmetic);
+            for (const auto instructions : available_instructions()) {
+                const Blender blender(weights, arithmetic, instructions);
+                REQUIRE(in_pieces(blender, 3000, 3000) == expected);
+                REQUIRE(in_pieces(blender, 3000, 1 + random() % 300) == expected);
+            }
         }
     }
+}
+
+TEST_CASE("rounding once makes another blend of many weights, where errors would be equal") {
+    std::mt19937 random(7);
+    int differing = 0;
+    for (int i = 0; i < 40; ++i) {
+        std::vector<double> weights(2 + random() % 30);
+        std::generate(weights.begin(), weights.end(),
+                      [&] { return 1.0 + static_cast<double>(random() % 9); });
+        const double sum = std::accumulate(weights.begin(), weights.end(), 0.0);
+        std::for_each(weights.begin(), weights.end(), [&](double& weight) { weight /= sum; });
+        const auto once = slow_blend(weights, 20000, Arithmetic::fused);
+        differing += static_cast<int>(slow_blend(weights, 20000, Arithmetic::separate) != once);
+    }
+    REQUIRE(differing > 5);
 }
 
 TEST_CASE("equal weights tie, and the lowest corpus goes first") {
     for (const std::size_t count : {2u, 5u, 64u, 300u}) {
         const std::vector<double> weights(count, 1.0 / static_cast<double>(count));
-        const auto expected = slow_blend(weights, 2000);
-        for (const auto instructions : available_instructions()) {
-            REQUIRE(in_pieces(Blender(weights, instructions), 2000, 700) == expected);
+        for (const auto arithmetic : arithmetics) {
+            const auto expected = slow_blend(weights, 2000, arithmetic);
+            for (const auto instructions : available_instructions()) {
+                const Blender blender(weights, arithmetic, instructions);
+                REQUIRE(in_pieces(blender, 2000, 700) == expected);
+            }
         }
     }
 }
@@ -101,9 +129,12 @@ TEST_CASE("groups of equal weights among others, more than fit into registers") 
         for (auto& weight : weights) {
             weight = 1.0 / static_cast<double>(1000 + random() % kinds);
         }
-        const auto expected = slow_blend(weights, 4000);
-        for (const auto instructions : available_instructions()) {
-            REQUIRE(in_pieces(Blender(weights, instructions), 4000, 900) == expected);
+        for (const auto arithmetic : arithmetics) {
+            const auto expected = slow_blend(weights, 4000, arithmetic);
+            for (const auto instructions : available_instructions()) {
+                const Blender blender(weights, arithmetic, instructions);
+                REQUIRE(in_pieces(blender, 4000, 900) == expected);
+            }
         }
     }
 }
@@ -141,11 +172,14 @@ TEST_CASE("an exhaustive blend takes every corpus as often as it has samples") {
         std::transform(sizes.begin(), sizes.end(), weights.begin(), [&](std::int64_t size) {
             return static_cast<double>(size) / static_cast<double>(total);
         });
-        const auto expected = slow_blend(weights, static_cast<std::size_t>(total), sizes);
-        for (const auto instructions : available_instructions()) {
-            const auto blender = Blender::exhaustive(sizes, instructions);
-            for (const std::size_t piece : {1u, 2u, 113u}) {
-                REQUIRE(in_pieces(blender, static_cast<std::size_t>(total), piece) == expected);
+        const auto steps = static_cast<std::size_t>(total);
+        for (const auto arithmetic : arithmetics) {
+            const auto expected = slow_blend(weights, steps, arithmetic, sizes);
+            for (const auto instructions : available_instructions()) {
+                const auto blender = Blender::exhaustive(sizes, arithmetic, instructions);
+                for (const std::size_t piece : {1u, 2u, 113u}) {
+                    REQUIRE(in_pieces(blender, steps, piece) == expected);
+                }
             }
         }
     }

@@ -35,8 +35,8 @@ ENDLESS: Final = 2**62
 def new_blender(blend: BlendPlan) -> Blender:
     """Return a blender before the first step of a blend."""
     if blend.exhaustive:
-        return Blender.exhaustive(np.array(blend.sizes, np.int64))
-    return Blender.by_weight(np.array(blend.weights, np.float64))
+        return Blender.exhaustive(np.array(blend.sizes, np.int64), blend.fused)
+    return Blender.by_weight(np.array(blend.weights, np.float64), blend.fused)
 
 
 def build_blend(

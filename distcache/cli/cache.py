@@ -290,6 +290,10 @@ def _as_trained(
             name: (getattr(config, name), cache.identity[name])
             for name in ("mid_level_dataset_surplus", "multiple_validation_sets")
         },
+        "blend_arithmetic": (
+            config.blend_arithmetic,
+            cache.identity.get("blend_arithmetic", "separate"),
+        ),
     }
     differing = [
         f"{name}: training asks for {_short(ours)}, the cache has {_short(theirs)}"

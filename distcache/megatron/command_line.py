@@ -67,6 +67,7 @@ def _own_parser() -> _Parser:
     parser.add_argument("--tokenizer-description", help="a description.txt that Megatron wrote")
     parser.add_argument("--megatron", type=_release)
     parser.add_argument("--arithmetic", choices=get_args(Arithmetic), default="megatron")
+    parser.add_argument("--blend-arithmetic", choices=("separate", "fused"), default="separate")
     parser.add_argument("--data-parallel-size", type=int)
     parser.add_argument("--iteration", type=int, default=0)
     parser.add_argument("--eval-at-step-zero", action="store_true")

@@ -96,6 +96,7 @@ def config_from_options(words: Sequence[str], release: Release | None = None) ->
         "seed": options.seed,
         "samples": msgspec.to_builtins(samples_of(_fields_of(options, Training))),
         "mid_level_dataset_surplus": options.mid_level_dataset_surplus,
+        "blend_arithmetic": options.blend_arithmetic,
         "multiple_validation_sets": options.multiple_validation_sets,
         "full_validation": options.full_validation,
         "mixed_tokenizers": options.mixed_tokenizers,

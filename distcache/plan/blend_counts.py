@@ -29,7 +29,7 @@ def buffered(size: int, weight: float, surplus: float) -> int:
 
 
 def oversampled(
-    weights: Sequence[float], size: int, available: Sequence[int]
+    weights: Sequence[float], size: int, available: Sequence[int], *, fused: bool
 ) -> list[tuple[int, int]]:
     """Find the corpora from which a sized blend draws more than they have.
 
@@ -45,6 +45,8 @@ def oversampled(
         Samples of the blend.
     available : sequence of int
         Samples of each section.
+    fused : bool
+        Whether errors are rounded once.
 
     Returns
     -------
@@ -58,7 +60,7 @@ def oversampled(
     have: NDArray[np.int64] = np.array(available, dtype=np.int64)
     if bool(np.all(most <= have)):
         return []
-    blender = Blender.by_weight(array)
+    blender = Blender.by_weight(array, fused)
     blender.skip(size)
     return [
         (corpus, taken) for corpus, taken in enumerate(blender.taken) if taken > available[corpus]

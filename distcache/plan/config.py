@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -92,6 +92,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Whether samples overlap by one token, so that labels need no padding.
     drop_last_partial_validation_sequence : bool
         Whether the validation split ends at its last whole sample.
+    blend_arithmetic : str
+        "separate" or "fused": how Megatron's helper was compiled where it runs, by which errors of
+        a blend are rounded twice, as on x86-64, or once, as on AArch64.
     multiple_validation_sets : bool
         Whether each corpus of ``blend_per_split.valid`` is a validation set of its own.
     full_validation : bool
@@ -117,6 +120,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mid_level_dataset_surplus: Annotated[float, Meta(ge=0, le=1e6)] = 0.005
     add_extra_token: bool = True
     drop_last_partial_validation_sequence: bool = True
+    blend_arithmetic: Literal["separate", "fused"] = "separate"
     multiple_validation_sets: bool = False
     full_validation: bool = False
     tokenizer: dict[str, Any] | None = None
@@ -187,7 +191,8 @@ def identity_of(config: Config, corpora: Mapping[str, CorpusFacts]) -> dict[str,
         return [[corpora[source.path].identity, source.weight] for source in sources]
 
     blends = config.blends()
-    return {
+    fused = config.blend_arithmetic == "fused"  # what is older than the field has the other
+    return ({"blend_arithmetic": "fused"} if fused else {}) | {
         "order": ORDER,
         "sequence_length": config.sequence_length,
         "seed": config.seed,

@@ -109,6 +109,7 @@ class _Planner:
 
     def __init__(self, config: Config, corpora: Mapping[str, Corpus]) -> None:
         self.config = config
+        self.fused = config.blend_arithmetic == "fused"
         self.corpora = corpora
         self.sources = {prefix: index for index, prefix in enumerate(corpora)}
         self.sections: dict[str, SectionPlan] = {}
@@ -191,7 +192,7 @@ class _Planner:
             return
         size = min(size, sum(available))
         weights = normalize(available)
-        for corpus, taken in oversampled(weights, size, available):
+        for corpus, taken in oversampled(weights, size, available, fused=self.fused):
             self.problems.append(
                 f"{blend[corpus].path}: the blend of split {split} by size asks it for {taken} "
                 f"samples and it has {available[corpus]}; no mid_level_dataset_surplus changes "
@@ -208,7 +209,7 @@ class _Planner:
         targets: list[int],
     ) -> None:
         available = [section.size.samples for section in sections]
-        for corpus, taken in oversampled(weights, sum(targets), available):
+        for corpus, taken in oversampled(weights, sum(targets), available, fused=self.fused):
             self.surpluses.append(smallest_surplus(sections[corpus], taken, targets[corpus]))
             self.problems.append(
                 f"{blend[corpus].path}: the blend of split {split} asks it for {taken} samples and "
@@ -227,13 +228,14 @@ class _Planner:
         exhaustive = all(isinstance(weight, int) for weight in weights)
         shares = () if exhaustive else tuple(float(weight) for weight in weights)
         sizes = tuple(int(weight) for weight in weights) if exhaustive else ()
-        key = key_of({"order": ORDER, "weights": shares, "sizes": sizes, "size": size})
+        identity = {"order": ORDER, "weights": shares, "sizes": sizes, "size": size}
+        key = key_of(identity | ({"arithmetic": "fused"} if self.fused else {}))
         for place, source in enumerate(blend):
             weight = None if exhaustive else shares[place]
             self._add_member(
                 split, source.path, sections[place], requests[place], len(self.blends), weight
             )
-        self.blends.append(BlendPlan(key, split, shares, sizes, size))
+        self.blends.append(BlendPlan(key, split, shares, sizes, size, self.fused))
 
     def _add_member(
         self,

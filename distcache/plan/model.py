@@ -131,6 +131,8 @@ class BlendPlan(msgspec.Struct, frozen=True):
         Samples of each section, taken whole by an exhaustive blend; empty otherwise.
     size : int
         Samples of the blend.
+    fused : bool
+        Whether errors are rounded once.
     """
 
     key: str
@@ -138,6 +140,7 @@ class BlendPlan(msgspec.Struct, frozen=True):
     weights: tuple[float, ...]
     sizes: tuple[int, ...]
     size: int
+    fused: bool = False
 
     @property
     def exhaustive(self) -> bool:

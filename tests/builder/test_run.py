@@ -25,6 +25,7 @@ from distcache.errors import (
 )
 from tests.caches import Dying, build_here, workspace_of
 from tests.corpora import LENGTHS, write_lengths
+from tests.kernels.truth import weighted_blend
 
 PHASES = ["laying out", "looking for an earlier run", "building", "reading back", "publishing"]
 
@@ -44,6 +45,22 @@ def test_a_cache_and_its_record(blend_config: dict[str, Any], shared: Path) -> N
     assert record["key"] == outcome.key == open_cache(outcome.path).key
     assert record["ranks"][0]["peak_memory"] > 0
     assert outcome.built == 12
+
+
+def test_errors_that_are_rounded_once(blend_config: dict[str, Any], shared: Path) -> None:
+    """Make another blend, under another key."""
+    named = dict(zip("abc", (3.0, 8.0, 1.0), strict=True))
+    for entry, weight in zip(blend_config["blend"], named.values(), strict=True):
+        entry["weight"] = weight
+    twice = build_here(blend_config, shared, "twice")
+    once = build_here(blend_config | {"blend_arithmetic": "fused"}, shared, "once")
+    assert once.key != twice.key
+    weights = np.array(list(named.values())) / sum(named.values())
+    for outcome, fused in ((twice, False), (once, True)):
+        cache = open_cache(outcome.path)
+        view = cache.arrays("blends", 0)["dataset_index"]
+        drawn = weighted_blend(weights, len(cache.read(view)), fused=fused)[0]
+        assert cache.read(view).tolist() == drawn
 
 
 def test_every_byte_is_verified(blend_config: dict[str, Any], shared: Path) -> None:

@@ -33,6 +33,22 @@ def test_by_weight(weights: list[float], size: int, piece: int) -> None:
     assert drain(Blender.by_weight(normalized), size, piece) == weighted_blend(normalized, size)
 
 
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=12), st.integers(0, 120))
+def test_rounded_once(weights: list[int], size: int) -> None:
+    """With weights of one digit, where many errors are equal but for their rounding."""
+    normalized: NDArray[np.float64] = np.array(weights) / np.sum(weights)
+    blended = drain(Blender.by_weight(normalized, fused=True), size, 50)
+    assert blended == weighted_blend(normalized, size, fused=True)
+
+
+def test_one_rounding_is_not_two() -> None:
+    """Of the first weights that differ, so that the one cannot stand for the other."""
+    weights = np.array([5.0, 3.0, 8.0, 8.0, 1.0]) / 25
+    once = drain(Blender.by_weight(weights, fused=True), 100, 100)
+    assert once == weighted_blend(weights, 100, fused=True)
+    assert once != drain(Blender.by_weight(weights), 100, 100)
+
+
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=120).filter(any), st.integers(1, 300))
 def test_exhaustive(sizes: list[int], piece: int) -> None:
     """Every corpus is taken whole, and drops out when it is spent."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,12 +45,19 @@ def sample_rows(lengths: Sequence[int], sequence_length: int, extra: int) -> lis
     return rows
 
 
-def weighted_blend(weights: NDArray[np.float64], size: int) -> tuple[list[int], list[int]]:
-    """Take the corpus with the largest error in every step."""
+def weighted_blend(
+    weights: NDArray[np.float64], size: int, *, fused: bool = False
+) -> tuple[list[int], list[int]]:
+    """Take the corpus with the largest error, which may be rounded but once, in every step."""
     taken = np.zeros(len(weights))
     corpora, samples = [], []
     for step in range(size):
-        best = int(np.argmax(weights * max(float(step), 1.0) - taken))
+        factor = max(step, 1)
+        errors = weights * float(factor) - taken
+        if fused:
+            exact = zip(map(Fraction, weights), map(Fraction, taken), strict=True)
+            errors = np.array([float(weight * factor - count) for weight, count in exact])
+        best = int(np.argmax(errors))
         corpora.append(best)
         samples.append(int(taken[best]))
         taken[best] += 1

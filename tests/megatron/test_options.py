@@ -66,6 +66,14 @@ def test_samples_from_iterations() -> None:
     assert samples_of(config) == [16_000, (1000 // 300 + 1) * 5 * 16, 5 * 16]
 
 
+def test_how_blends_are_rounded() -> None:
+    """Which is no option of Megatron's, but a matter of where its helper was compiled."""
+    words = [*BASE, "--data-path", "a", "b"]
+    assert config_from_options(words).blend_arithmetic == "separate"
+    fused = config_from_options([*words, "--blend-arithmetic", "fused"])
+    assert fused.blend_arithmetic == "fused"
+
+
 def test_samples_given_directly() -> None:
     """Iterations then are samples by batch size, for the evaluations."""
     config = config_from_options([*BASE, "--data-path", "a", "--eval-interval", "100"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +23,7 @@ from distcache.plan import costs
 from distcache.plan import layout as layouts
 from distcache.ranks import agreement
 from tests.faults.every_call import ALLOCATIONS, Site, Striker, striking
+from tests.large import write_large
 from tests.threads import Ended, ThreadCommunicator, run_ranks
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
@@ -85,9 +85,12 @@ def split_config(
     large_config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     """Sections that all ranks build together, and small ones."""
-    del tmp_path_factory
-    samples = {"train": 100_000, "valid": 60_000, "test": 1000}
-    return {**json.loads(json.dumps(large_config)), "samples": samples}
+    directory = tmp_path_factory.mktemp("split")
+    blends = dict(large_config["blend_per_split"])
+    for split, documents in (("train", 150_000), ("valid", 200_000)):
+        blends[split] = [write_large(directory / split, documents)]
+    samples = {"train": 25_000, "valid": 15_000, "test": 500}
+    return large_config | {"samples": samples, "blend_per_split": blends}
 
 
 @pytest.fixture
@@ -103,7 +106,7 @@ def make_job(
     """Return what makes a job that writes into a directory."""
     kind = request.param
     if kind in ("split", "linked"):
-        monkeypatch.setattr(layouts, "SPLITTABLE_FROM", 2 << 20)
+        monkeypatch.setattr(layouts, "SPLITTABLE_FROM", 1 << 19)
         monkeypatch.setattr(costs, "NEAR_SHUFFLE_COST", 1000.0)
         monkeypatch.setattr(costs, "LINK_COST", 0.0 if kind == "linked" else 1e9)
     if kind == "localize":

@@ -41,9 +41,14 @@ struct BlendCorpora {
     void copy(const BlendCorpora& others, std::span<const std::int32_t> places);
 };
 
+/// How `weight * step - taken` is computed: rounded after the product and after the difference, as
+/// Megatron-Core's helper does on x86-64; or once, as the instructions do to which compilers fuse
+/// the two on processors that always have them, AArch64 for one.
+enum class Arithmetic { separate, fused };
+
 /// The greedy blend of Megatron-Core's `build_blending_indices` and
 /// `build_exhaustive_blending_indices`: at step n take the corpus with the largest
-/// `weight * max(n, 1) - taken` in IEEE double, the lowest corpus on a tie.
+/// `weight * max(n, 1) - taken` in IEEE double and an `Arithmetic`, the lowest corpus on a tie.
 ///
 /// Steps run in windows over few candidates. Why that is exact:
 ///
@@ -58,11 +63,12 @@ struct BlendCorpora {
 class Blender {
 public:
     /// Blend by weight without end.
-    explicit Blender(std::span<const double> weights,
+    explicit Blender(std::span<const double> weights, Arithmetic arithmetic = Arithmetic::separate,
                      Instructions instructions = best_instructions());
 
     /// Blend until corpus d has been taken sizes[d] times; a spent corpus drops out.
     static Blender exhaustive(std::span<const std::int64_t> sizes,
+                              Arithmetic arithmetic = Arithmetic::separate,
                               Instructions instructions = best_instructions());
 
     /// The corpus and the sample within it of the next `corpora.size()` steps.
@@ -86,7 +92,7 @@ private:
     static constexpr std::int64_t endless = std::numeric_limits<std::int64_t>::max();
 
     Blender(std::span<const double> weights, std::span<const std::int64_t> sizes,
-            Instructions instructions);
+            Arithmetic arithmetic, Instructions instructions);
     void run(std::int64_t steps, std::int16_t* corpora, std::int64_t* samples);
     std::int64_t run_among_all(std::int64_t steps, std::int16_t* corpora, std::int64_t* samples);
     std::int64_t run_alone(std::int64_t steps, std::int16_t* corpora, std::int64_t* samples);
@@ -94,6 +100,7 @@ private:
     void move_bound(double lowest, std::int64_t done, std::int64_t wanted);
     void drop_spent();
 
+    Arithmetic arithmetic_;
     Instructions instructions_;
     BlendCorpora all_;     // those that are spent have been taken so often; others, see `active_`
     BlendCorpora active_;  // that are not spent

@@ -20,8 +20,8 @@ std::span<const Instructions> available_instructions();
 /// for: it must be called only where `best_instructions` says so.
 #if defined(__x86_64__)
 #define DISTCACHE_HAS_AVX512 1
-#define DISTCACHE_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,bmi,bmi2")))
-#define DISTCACHE_AVX2 __attribute__((target("avx2,bmi,bmi2")))
+#define DISTCACHE_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,fma,bmi,bmi2")))
+#define DISTCACHE_AVX2 __attribute__((target("avx2,fma,bmi,bmi2")))
 #else
 #define DISTCACHE_HAS_AVX512 0
 #endif
