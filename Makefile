@@ -164,7 +164,8 @@ judges: $(VENV)/test-installed
 
 # A wheel for AArch64, tried under qemu; the helper of Megatron-Core's own judges its blends.
 aarch64: $(VENV)/test-installed
-	scripts/aarch64 build/aarch64-python $(lastword $(JUDGES))
+	@mkdir -p build
+	scripts/aarch64 build/aarch64-python $(lastword $(JUDGES)) $(LEFT_OUT)
 
 bench: $(VENV)/test-installed
 	python benchmarks/kernels.py
@@ -176,8 +177,8 @@ bench: $(VENV)/test-installed
 	python benchmarks/estimates.py
 	python benchmarks/localizing.py
 	python benchmarks/loading.py
-	scripts/judges build/judges 0.19.2
-	PYTHONPATH=$(CURDIR)/build/judges/0.19.2 python benchmarks/first_batch.py
+	scripts/judges build/judges $(lastword $(JUDGES))
+	PYTHONPATH=$(CURDIR)/build/judges/$(lastword $(JUDGES)) python benchmarks/first_batch.py
 	python benchmarks/ingesting.py
 
 clean:

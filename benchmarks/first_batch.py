@@ -42,7 +42,8 @@ def start_megatron(config: Path) -> None:
     )
     mpu.initialize_model_parallel()
     words = f"--seq-length {fields['sequence_length']} --seed {fields['seed']} --num-workers 2 "
-    words += f"--micro-batch-size {BATCH} --no-create-attention-mask-in-dataloader"
+    words += f"--micro-batch-size {BATCH} --no-create-attention-mask-in-dataloader "
+    words += f"--mid-level-dataset-surplus {fields['mid_level_dataset_surplus']}"
     options = arguments.add_megatron_arguments(argparse.ArgumentParser()).parse_args(words.split())
     options.dataloader_type = "single"
     options.exit_signal_handler = options.hybrid_context_parallel = False
@@ -105,8 +106,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         config, cache = make_cache(work, Case(options.corpora, 4096, BATCH), options.bytes)
-        for _ in range(options.rounds):
-            for kind in KINDS:
+        for turn in range(options.rounds):
+            for kind in KINDS[:: 1 if turn % 2 else -1]:
                 seconds[kind].append(in_a_process(kind, config, cache, work))
         facts = machine(work)
     medians = {kind: statistics.median(found) for kind, found in seconds.items()}

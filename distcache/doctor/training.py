@@ -1,8 +1,8 @@
 """Ask the Megatron of this environment which files its training would look for.
 
-It makes its own options, tokenizer, configuration and datasets of a training command, and tells by
-itself the names of the files: with `defer_npy_index_mmap` its datasets open none of them and build
-nothing until a sample is asked for.
+It makes its own tokenizer, configuration and datasets, of the samples and blends that distcache
+reads from a training command, and tells by itself the names of the files: with
+`defer_npy_index_mmap` its datasets open none of them and build nothing until a sample is asked for.
 """
 
 from __future__ import annotations

@@ -11,17 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from distcache.train.bridge import CachedDatasetProvider
-    from distcache.train.provider import provider
+    from distcache.train.provider import MegatronProvider
+
+    provider = MegatronProvider
 
 __all__ = ["CachedDatasetProvider", "provider"]
 
 _PLACES = {
-    "CachedDatasetProvider": "distcache.train.bridge",
-    "provider": "distcache.train.provider",
+    "CachedDatasetProvider": ("distcache.train.bridge", "CachedDatasetProvider"),
+    "provider": ("distcache.train.provider", "MegatronProvider"),
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(_PLACES[name]), name)
+    module, attribute = _PLACES[name]
+    return getattr(importlib.import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

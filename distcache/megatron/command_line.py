@@ -16,6 +16,7 @@ from distcache.errors import ConfigError, NotReady
 from distcache.io.files import read_file
 from distcache.megatron.samples import Arithmetic, Training
 from distcache.megatron.tokenizers import MegatronTokenizer, Release, releases_in
+from distcache.plan.config import BlendArithmetic
 
 __all__ = [
     "DATA_KEYS",
@@ -67,7 +68,7 @@ def _own_parser() -> _Parser:
     parser.add_argument("--tokenizer-description", help="a description.txt that Megatron wrote")
     parser.add_argument("--megatron", type=_release)
     parser.add_argument("--arithmetic", choices=get_args(Arithmetic), default="megatron")
-    parser.add_argument("--blend-arithmetic", choices=("separate", "fused"), default="separate")
+    parser.add_argument("--blend-arithmetic", choices=get_args(BlendArithmetic), default="separate")
     parser.add_argument("--data-parallel-size", type=int)
     parser.add_argument("--iteration", type=int, default=0)
     parser.add_argument("--eval-at-step-zero", action="store_true")

@@ -22,6 +22,12 @@ Arithmetic = Literal["megatron", "bridge"]
 
 FACTORS: Final = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 DEFAULT_INTERVAL: Final = 1000
+NOT_OF_BRIDGE: Final = (
+    "full_validation",
+    "phase_transition_iterations",
+    "start_eval_at_iter",
+    "step_batch_size_schedule",
+)
 LONGEST_RAMP: Final = 100_000_000  # batches
 
 
@@ -99,6 +105,9 @@ def samples_of(training: Training) -> Samples:
         raise ConfigError("give --train-samples, or --train-iters and --global-batch-size")
     if training.train_samples and training.train_iters and not training.skip_train:
         raise ConfigError("--train-samples and --train-iters cannot be combined")
+    foreign = [f"--{name.replace('_', '-')}" for name in NOT_OF_BRIDGE if getattr(training, name)]
+    if foreign and training.arithmetic == "bridge":
+        raise ConfigError(f"{', '.join(foreign)}: Megatron-Bridge has no such option")
     batch = _global_batch_size(training)
     evaluated = training.eval_global_batch_size or batch
     train = training.train_samples or (training.train_iters or 0) * batch

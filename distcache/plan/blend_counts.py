@@ -46,7 +46,7 @@ def oversampled(
     available : sequence of int
         Samples of each section.
     fused : bool
-        Whether errors are rounded once.
+        Whether ``weight * step - taken`` is rounded once.
 
     Returns
     -------

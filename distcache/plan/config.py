@@ -20,6 +20,7 @@ __all__ = [
     "ORDER",
     "SPLITS",
     "Blend",
+    "BlendArithmetic",
     "BlendEntry",
     "BlendPerSplit",
     "Config",
@@ -35,6 +36,7 @@ Count = Annotated[int, Meta(ge=0, le=2**62)]
 Weight = Annotated[float, Meta(ge=0, le=1e300)]
 Path = Annotated[str, Meta(min_length=1)]
 ORDER: Final = "megatron"
+BlendArithmetic = Literal["separate", "fused"]
 
 
 class BlendEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -120,7 +122,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mid_level_dataset_surplus: Annotated[float, Meta(ge=0, le=1e6)] = 0.005
     add_extra_token: bool = True
     drop_last_partial_validation_sequence: bool = True
-    blend_arithmetic: Literal["separate", "fused"] = "separate"
+    blend_arithmetic: BlendArithmetic = "separate"
     multiple_validation_sets: bool = False
     full_validation: bool = False
     tokenizer: dict[str, Any] | None = None

@@ -132,7 +132,7 @@ class BlendPlan(msgspec.Struct, frozen=True):
     size : int
         Samples of the blend.
     fused : bool
-        Whether errors are rounded once.
+        Whether ``weight * step - taken`` is rounded once.
     """
 
     key: str

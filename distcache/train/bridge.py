@@ -11,8 +11,7 @@ from typing import Any
 from megatron.bridge.training.config import DatasetProvider
 
 from distcache.errors import ConfigError
-from distcache.train.open import open_cache
-from distcache.train.provider import Asked, Datasets, datasets_for, padding_of
+from distcache.train.provider import Asked, Datasets, datasets_for, tokens_of
 
 __all__ = ["CachedDatasetProvider"]
 
@@ -27,17 +26,18 @@ class CachedDatasetProvider(DatasetProvider):  # type: ignore[misc]
     ----------
     cache : str
         Path of the shared cache.
-    seq_length, random_seed : int
-        Those of training, which must be the cache's.
+    seq_length : int
+        The cache's, and the model's, which Megatron-Bridge compares for its own types only.
+    random_seed : int
+        The cache's.
     local : str or None
         This node's store; by default where `distcache localize` puts it.
     exact : bool
         Whether the cache must be one for as many samples as training asks for, so that their order
         is Megatron's; if not, it may have more.
-    reset_position_ids, reset_attention_mask, eod_mask_loss : bool
-        As in Megatron's `GPTDatasetConfig`.
-    create_attention_mask, inter_document_masking, multiple_validation_sets : bool
-        Likewise; masks are made by the attention kernels unless the first is given.
+    reset_position_ids, reset_attention_mask, eod_mask_loss, create_attention_mask : bool
+        As in Megatron's `GPTDatasetConfig`; masks are made by the attention kernels unless the last
+        is given.
     skip_getting_attention_mask_from_dataset : bool
         As in Megatron-Bridge's `GPTDatasetConfig`.
     tokenizer : object
@@ -54,8 +54,6 @@ class CachedDatasetProvider(DatasetProvider):  # type: ignore[misc]
     reset_attention_mask: bool = False
     eod_mask_loss: bool = False
     create_attention_mask: bool = False
-    inter_document_masking: bool = False
-    multiple_validation_sets: bool = False
     skip_getting_attention_mask_from_dataset: bool = True
     tokenizer: Any = None
 
@@ -70,19 +68,19 @@ class CachedDatasetProvider(DatasetProvider):  # type: ignore[misc]
         tokenizer = context.tokenizer or self.tokenizer
         if tokenizer is None:
             raise ConfigError("CachedDatasetProvider: training has no tokenizer")
+        masks = {
+            "reset_position_ids": self.reset_position_ids,
+            "reset_attention_mask": self.reset_attention_mask,
+            "eod_mask_loss": self.eod_mask_loss,
+            "create_attention_mask": self.create_attention_mask,
+        }
         asked = Asked(
             samples=(context.train_samples, context.valid_samples, context.test_samples),
-            sequence_length=self.seq_length,
-            seed=self.random_seed,
-            several_valid=self.multiple_validation_sets,
-            options={
-                "eod": tokenizer.eod,
-                "pad": padding_of(tokenizer, allow_ambiguous=False),
-                "reset_position_ids": self.reset_position_ids,
-                "reset_attention_mask": self.reset_attention_mask,
-                "eod_mask_loss": self.eod_mask_loss,
-                "create_attention_mask": self.create_attention_mask,
-                "inter_document_masking": self.inter_document_masking,
+            recipe={
+                "sequence_length": self.seq_length,
+                "seed": self.random_seed,
+                "multiple_validation_sets": False,
             },
+            options=masks | tokens_of(tokenizer, allow_ambiguous=False),
         )
-        return datasets_for(open_cache(self.cache, self.local), asked, exact=self.exact)
+        return datasets_for(self.cache, self.local, asked, exact=self.exact)

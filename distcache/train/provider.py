@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import torch.distributed as dist
 from torch.utils.data import Dataset
 
 from distcache.errors import ConfigError
 from distcache.plan.config import SPLITS
 from distcache.train.batch import BatchRow
 from distcache.train.dataset import CachedDataset, dataset_count
-from distcache.train.open import OpenCache, open_cache
-from distcache.train.same_cache import agree
+from distcache.train.open import OpenCache
+from distcache.train.same_cache import open_on_all_ranks
 
-__all__ = ["Asked", "MegatronDataset", "MegatronProvider", "datasets_for", "padding_of", "provider"]
+__all__ = [
+    "Asked",
+    "Datasets",
+    "MegatronProvider",
+    "ProvidedSplit",
+    "datasets_for",
+    "padding_of",
+    "tokens_of",
+]
+
+Datasets = tuple[Any, Any, Any]
+"""Of each split a `ProvidedSplit`, several of them in a list, or None."""
 
 # Megatron's options of samples, by those of `SampleOptions`. Older releases lack the last.
 MASKS: Final = {
@@ -26,16 +35,15 @@ MASKS: Final = {
     "reset_attention_mask": "reset_attention_mask",
     "eod_mask_loss": "eod_mask_loss",
     "create_attention_mask": "create_attention_mask_in_dataloader",
-    "allow_ambiguous_pad_tokens": "allow_ambiguous_pad_tokens",
     "inter_document_masking": "dataloader_inter_document_masking",
 }
 OTHER_SAMPLES: Final = {
     "fim_data": "draws with a generator that each worker has to itself, which no resumed run "
     "repeats; let Megatron make these samples: distcache export --fim-data",
+    "input_mask_ratio": "is not known here; let Megatron make these samples: distcache export",
     "sft": "is for data that has no index",
     "mock_data": "is for no data at all",
 }
-Datasets = tuple[Any, Any, Any]
 
 
 class Asked(NamedTuple):
@@ -45,22 +53,18 @@ class Asked(NamedTuple):
     ----------
     samples : sequence of int or None
         Of each split; None is one epoch.
-    sequence_length, seed : int
-        Must be the cache's.
-    several_valid : bool
-        Whether each validation set is a dataset of its own.
+    recipe : mapping
+        Fields of the cache's identity that must be equal.
     options : mapping
         The fields of `SampleOptions`.
     """
 
     samples: Sequence[int | None]
-    sequence_length: int
-    seed: int
-    several_valid: bool
+    recipe: Mapping[str, Any]
     options: Mapping[str, Any]
 
 
-class MegatronDataset(Dataset[Any]):
+class ProvidedSplit(Dataset[Any]):
     """A split as Megatron's loaders take it.
 
     Attributes
@@ -86,68 +90,76 @@ class MegatronDataset(Dataset[Any]):
         return self.dataset.__getitems__(indices)
 
 
-def datasets_for(opened: OpenCache, asked: Asked, *, exact: bool) -> Datasets:
-    """Return the training, validation and test datasets of a cache. Collective if torch is.
+def datasets_for(
+    cache: str | Path, local: str | Path | None, asked: Asked, *, exact: bool
+) -> Datasets:
+    """Return the datasets of a cache. Collective if torch.distributed is initialized.
 
     Parameters
     ----------
-    opened : OpenCache
-        The cache.
+    cache, local
+        As for `distcache.open`.
     asked : Asked
         What training wants.
     exact : bool
         Whether the cache must be one for as many samples, so that their order is Megatron's; if
         not, it may have more.
 
-    Returns
-    -------
-    tuple
-        A `MegatronDataset` of each split, a list of them for several validation sets, or None for
-        a split without samples.
-
     Raises
     ------
     ConfigError
-        If the cache was built for something else.
-    KeyMismatch
-        If ranks of torch.distributed read different caches.
+        On all ranks the same, if the cache was built for something else.
+    DistcacheError
+        If it cannot be opened, as `open_on_all_ranks` says.
     """
-    _require_asked(opened, asked, exact=exact)
-    if dist.is_available() and dist.is_initialized():
-        agree(opened)
-    splits = importlib.import_module("megatron.core.datasets.utils").Split
+    from megatron.core.datasets.utils import Split  # noqa: PLC0415  the user's, when it runs
 
-    def dataset(split: str, number: int | None = None) -> MegatronDataset:
-        found = MegatronDataset(opened.dataset(split, number, **asked.options), splits[split])
+    opened = open_on_all_ranks(cache, local)
+    _require_asked(opened, asked, exact=exact)
+    several = bool(opened.cache.identity["multiple_validation_sets"])
+
+    def dataset(split: str, number: int | None = None) -> ProvidedSplit:
+        found = ProvidedSplit(opened.dataset(split, number, **asked.options), Split[split])
         if not exact:
             _require_enough(opened, split, len(found), asked.samples[SPLITS.index(split)])
         return found
 
     def datasets(split: str) -> Any:
-        if split == "valid" and asked.several_valid:
+        if split not in opened.splits:
+            return None
+        if split == "valid" and several:
             return [dataset(split, number) for number in range(dataset_count(opened, split))]
-        return dataset(split) if split in opened.splits else None
+        return dataset(split)
 
     train, valid, test = map(datasets, SPLITS)
     return train, valid, test
 
 
 def _require_asked(opened: OpenCache, asked: Asked, *, exact: bool) -> None:
-    """Require that a cache was built for what training asks for."""
-    identity = opened.cache.identity
-    wanted: dict[str, Any] = {"sequence_length": asked.sequence_length, "seed": asked.seed}
+    """Require that a cache was built for what training asks for.
+
+    Splits for which it has no data do not count: Megatron's own would have none either.
+    """
+    cache = opened.cache
+    pairs = {name: (cache.identity[name], value) for name, value in asked.recipe.items()}
     if exact:
-        wanted["samples"] = dict(zip(SPLITS, asked.samples, strict=True))
+        for split in cache.naming["blends"]:
+            wanted = asked.samples[SPLITS.index(split)]
+            pairs[f"samples.{split}"] = (cache.identity["samples"][split], wanted)
     differing = [
-        f"{name} is {identity[name]} in the cache, {value} in training"
-        for name, value in wanted.items()
-        if identity[name] != value
+        f"{name} is {_shown(theirs)} in the cache, {_shown(ours)} in training"
+        for name, (theirs, ours) in pairs.items()
+        if theirs != ours
     ]
     if differing:
         remedy = "build one with this training command"
-        if "samples" in differing[-1]:
+        if all(text.startswith("samples.") for text in differing):
             remedy += ", or pass exact=False for another order than Megatron's"
         raise ConfigError(f"{opened.path}: {'; '.join(differing)}; {remedy}")
+
+
+def _shown(value: Any) -> str:
+    return "one epoch" if value is None else str(value)
 
 
 def _require_enough(opened: OpenCache, split: str, size: int, wanted: int | None) -> None:
@@ -159,7 +171,7 @@ def _require_enough(opened: OpenCache, split: str, size: int, wanted: int | None
 
 
 def padding_of(tokenizer: Any, *, allow_ambiguous: bool) -> int:
-    """Return the padding that Megatron treats as such, by `MegatronDataset` of megatron-core.
+    """Return the padding that Megatron treats as such, as ``megatron_dataset.py`` finds it.
 
     It is -1, which no token is, if the tokenizer has none, or one that is another special token.
     """
@@ -176,79 +188,20 @@ def padding_of(tokenizer: Any, *, allow_ambiguous: bool) -> int:
     return -1 if pad is None or (pad in special and not allow_ambiguous) else pad
 
 
+def tokens_of(tokenizer: Any, *, allow_ambiguous: bool) -> dict[str, Any]:
+    """Return the fields of `SampleOptions` that follow from a tokenizer of Megatron's."""
+    pad = padding_of(tokenizer, allow_ambiguous=allow_ambiguous)
+    return {"eod": tokenizer.eod, "pad": pad, "allow_ambiguous_pad_tokens": True}  # as decided
+
+
+def _first_of_tensor_group(**_: Any) -> bool:
+    from megatron.core import parallel_state  # noqa: PLC0415
+
+    return bool(parallel_state.get_tensor_model_parallel_rank() == 0)
+
+
 class MegatronProvider:
-    """Gives Megatron-LM's training the datasets of a cache; made by `provider`.
-
-    Attributes
-    ----------
-    is_distributed : bool
-        Tells Megatron to call this on all ranks.
-    """
-
-    is_distributed = True
-
-    def __init__(
-        self,
-        cache: str | Path,
-        local: str | Path | None,
-        is_built: Callable[..., bool],
-        *,
-        exact: bool,
-    ) -> None:
-        self.cache = cache
-        self.local = local
-        self.is_built = is_built
-        self.exact = exact
-
-    def __call__(self, samples: Sequence[int | None], vp_stage: int | None = None) -> Datasets:
-        """Return the datasets of this rank. Collective.
-
-        Parameters
-        ----------
-        samples : sequence of int or None
-            Asked for by Megatron, of each split.
-        vp_stage : int or None
-            The stage of a virtual pipeline.
-        """
-        training = importlib.import_module("megatron.training")
-        options = training.get_args()
-        for name, reason in OTHER_SAMPLES.items():
-            if getattr(options, name, False):
-                raise ConfigError(f"--{name.replace('_', '-')}: {reason}")
-        tokenizer = training.get_tokenizer()
-        masks = {ours: getattr(options, name, False) for ours, name in MASKS.items()}
-        pad = padding_of(tokenizer, allow_ambiguous=masks["allow_ambiguous_pad_tokens"])
-        asked = Asked(
-            samples=samples,
-            sequence_length=options.seq_length,
-            seed=options.seed,
-            several_valid=getattr(options, "multiple_validation_sets", False),
-            options={"eod": tokenizer.eod, "pad": pad, **masks},
-        )
-        train, valid, test = datasets_for(
-            open_cache(self.cache, self.local), asked, exact=self.exact
-        )
-        if self.is_built(vp_stage=vp_stage):
-            return train, valid, test
-        return None, [None] * len(valid) if isinstance(valid, list) else None, None
-
-
-def _is_built(vp_stage: int | None = None) -> bool:
-    """Return whether this rank reads data: the first of a tensor group, at a pipeline's ends."""
-    state = importlib.import_module("megatron.core.parallel_state")
-    stage = {"ignore_virtual": vp_stage is None, "vp_stage": vp_stage}
-    is_end = state.is_pipeline_first_stage(**stage) or state.is_pipeline_last_stage(**stage)
-    return bool(is_end and state.get_tensor_model_parallel_rank() == 0)
-
-
-def provider(
-    cache: str | Path,
-    local: str | Path | None = None,
-    *,
-    exact: bool = True,
-    is_built: Callable[..., bool] = _is_built,
-) -> MegatronProvider:
-    """Return what ``pretrain_gpt.py`` gives to `pretrain` as its provider of datasets.
+    """What ``pretrain_gpt.py`` gives to Megatron-LM's `pretrain` as its provider of datasets.
 
     Samples are those of Megatron's own datasets, in the same order; the cache says of which
     corpora, and options of data on the command line are not read.
@@ -263,15 +216,67 @@ def provider(
         Whether the cache must be one for as many samples as training asks for, so that their order
         is Megatron's; if not, it may have more.
     is_built : callable
-        Whether a rank reads data, given ``vp_stage=``: `is_dataset_built_on_rank` of the script.
+        Whether a rank reads data, given ``vp_stage=``: the script's `is_dataset_built_on_rank`. By
+        default the first rank of every tensor group, also where a pipeline's middle stages do not
+        ask for batches.
 
-    Returns
-    -------
-    MegatronProvider
-        Called by Megatron, on all ranks.
+    Attributes
+    ----------
+    is_distributed : bool
+        Tells Megatron to call this on all ranks.
 
     Examples
     --------
-    >>> train_valid_test_datasets_provider = distcache.megatron.provider("/caches/mix.dcache")
+    >>> train_valid_test_datasets_provider = distcache.megatron.provider("/caches/pretrain.h5")
     """
-    return MegatronProvider(cache, local, is_built, exact=exact)
+
+    is_distributed = True
+
+    def __init__(
+        self,
+        cache: str | Path,
+        local: str | Path | None = None,
+        *,
+        exact: bool = True,
+        is_built: Callable[..., bool] = _first_of_tensor_group,
+    ) -> None:
+        self.cache = cache
+        self.local = local
+        self.exact = exact
+        self.is_built = is_built
+
+    def __call__(self, samples: Sequence[int | None], vp_stage: int | None = None) -> Datasets:
+        """Return the datasets of this rank. Collective.
+
+        Parameters
+        ----------
+        samples : sequence of int or None
+            Asked for by Megatron, of each split.
+        vp_stage : int or None
+            The stage of a virtual pipeline.
+        """
+        from megatron.training import get_args, get_tokenizer  # noqa: PLC0415
+
+        asked = _asked_by(get_args(), get_tokenizer(), samples)
+        train, valid, test = datasets_for(self.cache, self.local, asked, exact=self.exact)
+        if self.is_built(vp_stage=vp_stage):
+            return train, valid, test
+        return None, [None] * len(valid) if isinstance(valid, list) else None, None
+
+
+def _asked_by(options: Any, tokenizer: Any, samples: Sequence[int | None]) -> Asked:
+    """Return what Megatron's options ask for."""
+    for name, reason in OTHER_SAMPLES.items():
+        if getattr(options, name, None):
+            raise ConfigError(f"--{name.replace('_', '-')}: {reason}")
+    recipe = {
+        "sequence_length": options.seq_length,
+        "seed": options.seed,
+        "mid_level_dataset_surplus": options.mid_level_dataset_surplus,
+        "multiple_validation_sets": bool(getattr(options, "multiple_validation_sets", False)),
+        "add_extra_token": True,  # which pretrain_gpt.py does not change
+        "drop_last_partial_validation_sequence": True,
+    }
+    masks = {ours: getattr(options, name, False) for ours, name in MASKS.items()}
+    tokens = tokens_of(tokenizer, allow_ambiguous=options.allow_ambiguous_pad_tokens)
+    return Asked(samples, recipe, masks | tokens)

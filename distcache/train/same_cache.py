@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
-from distcache.errors import ConfigError, KeyMismatch
-from distcache.train.open import OpenCache
+from distcache.errors import ConfigError, DistcacheError, KeyMismatch, NotReady
+from distcache.train.open import OpenCache, open_cache
 
-__all__ = ["agree"]
+__all__ = ["agree", "open_on_all_ranks"]
+
+NO_KEY: Final = bytes(32)  # of a rank that could not open its cache
 
 
 def agree(cache: OpenCache, group: Any = None) -> None:
@@ -34,14 +37,54 @@ def agree(cache: OpenCache, group: Any = None) -> None:
         raise ConfigError(f"agree({cache!r}): expected a cache, as distcache.open returns it")
     if not dist.is_available() or not dist.is_initialized():
         raise ConfigError("agree: call torch.distributed.init_process_group first")
+    _require_one_key(_gather(bytes.fromhex(cache.key), group))
+
+
+def open_on_all_ranks(path: str | Path, local: str | Path | None) -> OpenCache:
+    """Open a cache on every rank of torch.distributed, if it is initialized. Collective then.
+
+    Parameters
+    ----------
+    path, local
+        As for `open_cache`.
+
+    Raises
+    ------
+    DistcacheError
+        This rank's own, as `open_cache` raises it.
+    NotReady
+        If only other ranks could not open it; names them.
+    KeyMismatch
+        On all ranks the same, if they have opened different caches.
+    """
+    if not dist.is_available() or not dist.is_initialized():
+        return open_cache(path, local)
+    try:
+        cache = open_cache(path, local)
+    except DistcacheError:
+        _gather(NO_KEY, None)  # nobody waits for this rank
+        raise
+    keys = _gather(bytes.fromhex(cache.key), None)
+    failed = [str(rank) for rank, key in enumerate(keys) if key == NO_KEY]
+    if failed:
+        raise NotReady(f"{path}: rank(s) {', '.join(failed)} could not open it, and say why")
+    _require_one_key(keys)
+    return cache
+
+
+def _gather(key: bytes, group: Any) -> list[bytes]:
+    """Return the keys of all ranks. Collective."""
     nccl = "nccl" in str(dist.get_backend(group))
     device = torch.device("cuda", torch.cuda.current_device()) if nccl else torch.device("cpu")
-    mine = torch.tensor(list(bytes.fromhex(cache.key)), dtype=torch.uint8, device=device)
+    mine = torch.tensor(list(key), dtype=torch.uint8, device=device)
     found = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
     dist.all_gather(found, mine, group=group)
-    keys = [bytes(key.tolist()).hex() for key in found]
+    return [bytes(other.tolist()) for other in found]
+
+
+def _require_one_key(keys: list[bytes]) -> None:
     if len(set(keys)) > 1:
-        raise KeyMismatch(*disagreement(keys))
+        raise KeyMismatch(*disagreement([key.hex() for key in keys]))
 
 
 def disagreement(keys: list[str]) -> list[str]:

@@ -33,7 +33,7 @@ def function(name: str, *types: Any) -> Callable[..., None]:
     library = ctypes.CDLL(str(JUDGE / "helpers.so"))
     start = ctypes.cast(getattr(library, INIT), ctypes.c_void_p).value
     assert start is not None
-    call = ctypes.CFUNCTYPE(None, *[ctypes.c_void_p] * 3, *types)(
+    call = ctypes.PYFUNCTYPE(None, *[ctypes.c_void_p] * 3, *types)(
         start - symbols[INIT] + symbols[symbol]
     )
 
@@ -79,7 +79,7 @@ def test_by_weight() -> None:
         draw(*theirs, weights, len(weights), STEPS, False)
         assert equal(drawn(Blender.by_weight(weights, fused=True), STEPS), theirs)
         others += not equal(drawn(Blender.by_weight(weights), STEPS), theirs)
-    assert others > 10
+    assert (others, len(weight_sets())) == (54, 65)
 
 
 @pytest.mark.parametrize("corpora", [2, 9, 100])

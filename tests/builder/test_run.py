@@ -49,18 +49,22 @@ def test_a_cache_and_its_record(blend_config: dict[str, Any], shared: Path) -> N
 
 def test_errors_that_are_rounded_once(blend_config: dict[str, Any], shared: Path) -> None:
     """Make another blend, under another key."""
-    named = dict(zip("abc", (3.0, 8.0, 1.0), strict=True))
-    for entry, weight in zip(blend_config["blend"], named.values(), strict=True):
-        entry["weight"] = weight
+    shares = [5.0, 3.0, 8.0, 8.0, 1.0]
+    entries = [blend_config["blend"][place % 3] for place in range(5)]
+    blend_config["blend"] = [
+        entry | {"weight": share} for entry, share in zip(entries, shares, strict=True)
+    ]
     twice = build_here(blend_config, shared, "twice")
     once = build_here(blend_config | {"blend_arithmetic": "fused"}, shared, "once")
     assert once.key != twice.key
-    weights = np.array(list(named.values())) / sum(named.values())
+    weights = np.array(shares) / sum(shares)
+    found = []
     for outcome, fused in ((twice, False), (once, True)):
         cache = open_cache(outcome.path)
         view = cache.arrays("blends", 0)["dataset_index"]
-        drawn = weighted_blend(weights, len(cache.read(view)), fused=fused)[0]
-        assert cache.read(view).tolist() == drawn
+        found.append(cache.read(view).tolist())
+        assert found[-1] == weighted_blend(weights, len(found[-1]), fused=fused)[0]
+    assert found[0] != found[1]
 
 
 def test_every_byte_is_verified(blend_config: dict[str, Any], shared: Path) -> None:

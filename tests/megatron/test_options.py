@@ -144,6 +144,11 @@ def test_megatrons_names_in_a_file() -> None:
         ([*BASE, "--data-path", "a", "--seed", "x"], "invalid int value"),
         ([*BASE, "--data-path", "a", "--train-samples", "-4"], "Expected `int` >= 0"),
         ([*BASE, "--data-path", "a", "--seed", "-1"], "Expected `int` >= 0"),
+        (
+            [*BASE, *["--data-path", "a", "--arithmetic", "bridge", "--full-validation"]],
+            "has no such option",
+        ),
+        ([*BASE, "--data-path", "a", "--blend-arithmetic", "x"], "invalid choice: 'x'"),
     ],
 )
 def test_what_megatron_would_refuse(words: list[str], problem: str) -> None:

@@ -99,8 +99,7 @@ def megatrons(words: list[str], tmp_path: Path) -> list[Any]:
     """Return the datasets of Megatron, with the options that the commands here have."""
     config = complete(config_from_options(words, RELEASE))
     eod = global_vars.get_tokenizer().eod
-    masks = {"reset_position_ids": True, "eod_mask_loss": True}
-    masks["create_attention_mask"] = "--no-create-attention-mask-in-dataloader" not in words
+    masks = {"reset_position_ids": True, "eod_mask_loss": True, "create_attention_mask": True}
     if "--dataloader-inter-document-masking" in words:
         masks["inter_document_masking"] = True
     return build_with_megatron(config, tmp_path / "theirs", eod, **masks)
@@ -163,7 +162,10 @@ def test_a_cache_for_something_else(corpora: list[str], tmp_path: Path) -> None:
     for change, message in (
         (["--seed", "5"], "seed is 77 in the cache, 5 in training"),
         (["--seq-length", "32"], "sequence_length is 24 in the cache, 32 in training"),
-        (["--train-samples", "200"], "'train': 200, .* in training; .* or pass exact=False"),
+        (
+            ["--train-samples", "200"],
+            "samples.train is 300 in the cache, 200 in training; .*exact=False",
+        ),
     ):
         start_training([*words, *change])
         with pytest.raises(ConfigError, match=message):

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from distcache.configuration import config_from_mapping, load_config
+from distcache.corpus import CorpusFacts
 from distcache.errors import ConfigError, NotReady
-from distcache.plan.config import BlendEntry, Config
+from distcache.plan.config import BlendEntry, Config, identity_of, key_of
 
 GOOD: dict[str, Any] = {
     "sequence_length": 16,
@@ -20,6 +21,16 @@ GOOD: dict[str, Any] = {
     "blend": [{"path": "a", "weight": 0.7}, {"path": "b", "weight": 0.3}],
     "samples": {"train": 100, "valid": 10, "test": 0},
 }
+
+
+def test_keys_of_old_caches() -> None:
+    """A field that is new changes no key while it has its default."""
+    facts = CorpusFacts("a", "0" * 32, 100, 200, 8, 1, 1, 100, 0, ())
+    corpora = {"a": facts, "b": facts}
+    key = "b195be05b991370df2d8b37c85c0e66cd3891af2e6450f254a8b9c327c26600b"  # of 0.2.0
+    assert key_of(identity_of(config_from_mapping(GOOD), corpora)) == key
+    fused = config_from_mapping(GOOD | {"blend_arithmetic": "fused"})
+    assert key_of(identity_of(fused, corpora)) != key
 
 
 def problems_of(**changes: Any) -> tuple[str, ...]:

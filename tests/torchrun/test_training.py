@@ -80,6 +80,16 @@ def test_ranks_that_read_another_cache_are_named(
     assert all(line["agreed"] for line in lines(torchrun("agree", cache, cache, 2, timeout=20)))
 
 
+def test_a_rank_that_cannot_open_the_cache(blend_config: dict[str, Any], shared: Path) -> None:
+    """Says why; the others name it, and none waits for it."""
+    cache = build_here(blend_config, shared, "c").path
+    ranks = lines(torchrun("open", cache, shared / "none.h5", 1, timeout=20))
+    assert [line["key"] for line in ranks] == [None] * RANKS
+    problems = [line["problem"] for line in ranks]
+    assert "none.h5" in problems.pop(1)
+    assert all("rank(s) 1 could not open it" in problem for problem in problems)
+
+
 def write_long_corpus(prefix: Path) -> None:
     """Write a corpus whose indices take long to build; its tokens are zeros."""
     documents = 12_000_000

@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 4 -m tests.torchrun.training TIMEOUT KIND WORDS...
 
 Every rank writes a line of JSON when it is done. KIND is ``distcache CACHE STEPS``, ``agree CACHE
-OTHER RANK`` (one rank opens another cache) or ``megatron CONFIG DIRECTORY STEPS``.
+OTHER RANK`` (one rank opens another cache), ``open CACHE OTHER RANK`` (likewise, together) or
+``megatron CONFIG DIRECTORY STEPS``.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import distcache
-from distcache.errors import KeyMismatch
+from distcache.errors import DistcacheError, KeyMismatch
 from distcache.train.dataset import CachedDataset
+from distcache.train.same_cache import open_on_all_ranks
 
 VOCABULARY = 30_000
 BATCH = 4
@@ -83,6 +85,12 @@ def main() -> None:
             tell(agreed=True)
         except KeyMismatch as error:
             tell(agreed=False, problem=str(error))
+    elif kind == "open":
+        chosen = words[1] if dist.get_rank() == int(words[2]) else words[0]
+        try:
+            tell(key=open_on_all_ranks(chosen, None).key)
+        except DistcacheError as error:
+            tell(key=None, problem=str(error))
     elif kind == "megatron":
         train(build_with_megatron(Path(words[0]), Path(words[1])), int(words[2]))
     else:
