@@ -18,6 +18,7 @@ from distcache.cli.common import (
     parse_size,
 )
 from distcache.cli.show import LogFormat, make_progress, print_result
+from distcache.megatron.tokenizers import one_release
 from distcache.ranks.connect import connect, share_of_cores
 
 if TYPE_CHECKING:
@@ -47,6 +48,14 @@ ShardOption = Annotated[
 ErrorOption = Annotated[
     Literal["fail", "skip"],
     typer.Option("--on-error", help="End at the first invalid row, or skip invalid rows."),
+]
+EmptyOption = Annotated[
+    Literal["drop", "keep"],
+    typer.Option(
+        "--empty",
+        help="Drop rows without tokens, or keep each as a document without sequences, as "
+        "Megatron's preprocessing does.",
+    ),
 ]
 TypeOption = Annotated[
     Literal["auto", "megatron", "u8", "u16", "i32", "i64"],
@@ -92,11 +101,21 @@ def text_command(
         typer.Option(help="Whether a .txt file, or each of its lines, is a document."),
     ] = "file",
     add_special_tokens: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--add-special-tokens", help="Add the tokens that the model expects around a text."
+            "--add-special-tokens/--no-add-special-tokens",
+            help="Add the tokens that the model expects around a text.",
+            show_default="as Megatron does; see --megatron",
         ),
-    ] = False,
+    ] = None,
+    megatron: Annotated[
+        str | None,
+        typer.Option(
+            help="Release whose preprocessing is followed: since 0.17, Hugging Face's tokenizers "
+            "add special tokens by default.",
+            show_default="0.16",
+        ),
+    ] = None,
     tiktoken_pattern: Annotated[
         str | None,
         typer.Option(help="Regular expression of a .tiktoken file; v1 and v2 are Megatron's."),
@@ -107,6 +126,7 @@ def text_command(
     token_type: TypeOption = "auto",
     shard_size: ShardOption = None,
     on_error: ErrorOption = "fail",
+    empty: EmptyOption = "drop",
     threads: ThreadsOption = 0,
     log_format: LogOption = "auto",
     as_json: JsonOption = False,
@@ -134,8 +154,10 @@ def text_command(
         token_type=token_type,
         on_error=on_error,
         shard_size=optional_size(shard_size),
+        empty=empty,
     )
-    chosen = TokenizerOptions(tokenizer, eod, add_special_tokens, tiktoken_pattern)
+    release = None if megatron is None else one_release(megatron)
+    chosen = TokenizerOptions(tokenizer, eod, add_special_tokens, tiktoken_pattern, release)
     _run(inputs, out, options, chosen, threads, log_format, as_json)
 
 
@@ -161,6 +183,7 @@ def tokens_command(
     token_type: TypeOption = "auto",
     shard_size: ShardOption = None,
     on_error: ErrorOption = "fail",
+    empty: EmptyOption = "drop",
     threads: ThreadsOption = 0,
     log_format: LogOption = "auto",
     as_json: JsonOption = False,
@@ -185,6 +208,7 @@ def tokens_command(
         token_type=token_type,
         on_error=on_error,
         shard_size=optional_size(shard_size),
+        empty=empty,
     )
     _run(inputs, out, options, None, threads, log_format, as_json)
 

@@ -38,9 +38,9 @@ KNOWN_ENDS: Final = (
 class HuggingFace:
     """A tokenizer of Hugging Face.
 
-    Text is encoded as Megatron's ``HuggingFaceTokenizer`` does it: without the tokens that a model
-    expects around a text, unless they are asked for, and neither cut nor padded, whatever the file
-    says.
+    Text is encoded as Megatron's ``HuggingFaceTokenizer`` does it: since 0.17 with the tokens that
+    a model expects around a text, if nothing else is asked for; and neither cut nor padded,
+    whatever the file says.
 
     Parameters
     ----------
@@ -65,7 +65,8 @@ class HuggingFace:
             raise ConfigError(f"--tokenizer {options.name}: is not a tokenizer: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self._special = options.special_tokens
+        since = options.megatron is not None and options.megatron >= "0.17"
+        self._special = since if options.special_tokens is None else options.special_tokens
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         size = max(vocabulary.values(), default=-1) + 1
         eod = eod_of(options, vocabulary.get, _usual_end(vocabulary, stated_end))

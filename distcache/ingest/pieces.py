@@ -246,12 +246,12 @@ def segments_of(
     lengths : ndarray of int32, shape (sequences,)
         Tokens of each sequence.
     counts : ndarray of int32, shape (documents,)
-        Sequences of each document, at least one.
+        Sequences of each document.
     item_size, limit : int
         Bytes per token, and bytes that a `.bin` may have.
     """
-    firsts = np.cumsum(counts, dtype=np.int64) - counts
-    tokens = np.add.reduceat(lengths, firsts, dtype=np.int64) if len(counts) else firsts
+    sums = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])  # up to each sequence
+    tokens = np.diff(sums[np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])])
     end = at.first + at.size
     room = limit - end.tokens * item_size
     cuts = np.cumsum([0, *cut_at_documents(tokens * item_size, room, limit)])

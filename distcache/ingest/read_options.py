@@ -22,11 +22,15 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
         Whether a row that is wrong ends the ingest, or is left out and reported.
     shard_size : int or None
         Bytes that no `.bin` exceeds, unless a single document does; None for one corpus.
+    empty : str
+        Whether a row without tokens is dropped, or kept as a document without sequences: a
+        repeated boundary, as Megatron's builder writes it.
     """
 
     token_type: str = "auto"
     on_error: OnError = "fail"
     shard_size: int | None = None
+    empty: Literal["drop", "keep"] = "drop"
 
 
 class TextOptions(Common, frozen=True, kw_only=True):

@@ -42,7 +42,7 @@ class SentencePiece:
             if self._model.bos_id() < 0:
                 raise ConfigError(f"--add-special-tokens: {options.name} has no first token")
             self._begin = [self._model.bos_id()]
-        choices = {"special_tokens": options.special_tokens}
+        choices = {"special_tokens": bool(options.special_tokens)}
         size = self._model.get_piece_size()
         end = int(self._model.eos_id())
         eod = eod_of(options, self._find, end if end >= 0 else None)

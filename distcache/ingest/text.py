@@ -28,7 +28,8 @@ class TextReader:
     """Adds the rows of text inputs to parts, as Megatron's preprocessing does it.
 
     Each text of a row becomes a sequence, unless it has no token. The end-of-document token is
-    appended to the last one. Rows without tokens are counted and dropped.
+    appended to the last one. Rows without tokens are counted, and dropped unless they are to be
+    kept.
 
     Parameters
     ----------
@@ -107,11 +108,14 @@ class TextReader:
         encoded = iter(self._tokenizer.encode(list(itertools.chain.from_iterable(texts))))
         sequences: list[list[int]] = []
         counts: list[int] = []
+        filled = 0
         for sentences in texts:
             found = [ids for ids in itertools.islice(encoded, len(sentences)) if ids]
             if found:
                 found[-1].extend(self._end)
                 sequences += found
+                filled += 1
+            if found or self._options.empty == "keep":
                 counts.append(len(found))
         lengths = np.fromiter(map(len, sequences), np.int32, len(sequences))
         flat = itertools.chain.from_iterable(sequences)
@@ -125,7 +129,7 @@ class TextReader:
             raise ValueError(f"it makes token {tokens[wrong]}, beyond its vocabulary of {limit}")
         part.append(tokens, lengths, np.array(counts, np.int32))
         part.pieces[-1].rows += len(batch)
-        part.pieces[-1].empty += len(batch) - len(counts)
+        part.pieces[-1].empty += len(batch) - filled
 
     def _sentences(self, row: Row) -> list[str]:
         texts = row.texts or []

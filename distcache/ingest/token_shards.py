@@ -184,11 +184,13 @@ class _Reading:
         return tokens, lengths.astype(np.int64)
 
     def _append(self, tokens: NDArray[Any], lengths: NDArray[np.int64]) -> None:
-        self._part.pieces[-1].empty += int((lengths == 0).sum())
+        counts = (lengths > 0).astype(np.int32)
+        self._part.pieces[-1].empty += len(counts) - int(counts.sum())
         lengths = lengths[lengths > 0]
         if self._options.eod is not None:
             tokens, lengths = _with_ends(tokens, lengths, self._options.eod)
-        self._part.append(tokens, lengths.astype(np.int32))
+        kept = counts if self._options.empty == "keep" else None
+        self._part.append(tokens, lengths.astype(np.int32), kept)
 
     def _row_problems(self, batch: pa.RecordBatch) -> dict[int, str]:
         """Return the problems of rows, except those of tokens, by the number in the batch."""

@@ -14,6 +14,7 @@ import xxhash
 from distcache.corpus.receipt import TokenizerFacts
 from distcache.errors import ConfigError, DistcacheError
 from distcache.io.files import read_file
+from distcache.megatron.tokenizers import Release
 
 __all__ = [
     "Tokenizer",
@@ -39,16 +40,20 @@ class TokenizerOptions(msgspec.Struct, frozen=True):
         tokenizer of Hugging Face.
     eod : str or None
         The token that ends a document, as text or number; by default what the tokenizer says.
-    special_tokens : bool
-        Whether the tokenizer adds the tokens to each text that its model expects around one.
+    special_tokens : bool or None
+        Whether the tokenizer adds the tokens to each text that its model expects around one; by
+        default as Megatron does it.
     pattern : str or None
         Of tiktoken: the regular expression that cuts text, or ``v1`` or ``v2`` of Megatron.
+    megatron : str or None
+        The release that is followed where it has another default; None is 0.16.
     """
 
     name: str
     eod: str | None = None
-    special_tokens: bool = False
+    special_tokens: bool | None = None
     pattern: str | None = None
+    megatron: Release | None = None
 
 
 class Tokenizer(Protocol):

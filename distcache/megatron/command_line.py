@@ -15,7 +15,7 @@ import msgspec
 from distcache.errors import ConfigError, NotReady
 from distcache.io.files import read_file
 from distcache.megatron.samples import Arithmetic, Training
-from distcache.megatron.tokenizers import MegatronTokenizer, Release, releases_in
+from distcache.megatron.tokenizers import MegatronTokenizer, Release, one_release
 from distcache.plan.config import BlendArithmetic
 
 __all__ = [
@@ -77,12 +77,9 @@ def _own_parser() -> _Parser:
 
 def _release(text: str) -> Release:
     try:
-        (found,) = releases_in(text)
+        return one_release(text)
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}, expected one release") from error
-    return found
 
 
 def _add_fields(parser: argparse.ArgumentParser, kind: type[msgspec.Struct]) -> None:

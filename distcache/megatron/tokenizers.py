@@ -27,6 +27,7 @@ __all__ = [
     "checked_tokenizer",
     "identifiers",
     "identifiers_of",
+    "one_release",
     "releases_in",
 ]
 
@@ -137,6 +138,20 @@ def releases_in(text: str) -> tuple[Release, ...]:
             )
         found += named
     return tuple(dict.fromkeys(found))
+
+
+def one_release(text: str) -> Release:
+    """Read one release, as in ``0.19`` or ``0.19.2``.
+
+    Raises
+    ------
+    ConfigError
+        If it is not known, or there are several.
+    """
+    releases = releases_in(text)
+    if len(releases) != 1:
+        raise ConfigError(f"{text!r}: expected one release of Megatron-Core")
+    return releases[0]
 
 
 def checked_tokenizer(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import threading
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -101,11 +102,12 @@ def test_a_large_file_keeps_nobody_waiting(
     assert (tmp_path / "one.bin").read_bytes() == (tmp_path / "out.bin").read_bytes()
 
 
-@pytest.mark.parametrize("shard_size", [None, 20_000])
+@pytest.mark.parametrize(("shard_size", "empty"), [(None, "drop"), (20_000, "keep")])
 @pytest.mark.parametrize("ranks", [2, 5, 16])
 def test_any_number_of_ranks_makes_the_same_bytes(
     ranks: int,
     shard_size: int | None,
+    empty: Literal["drop", "keep"],
     documents: list[str],
     tokenizers: Path,
     tmp_path: Path,
@@ -119,9 +121,9 @@ def test_any_number_of_ranks_makes_the_same_bytes(
 
     def work(world: Communicator) -> None:
         out = str(tmp_path / str(world.size))
-        options = TextOptions(append_eod=True, shard_size=shard_size)
+        options = TextOptions(append_eod=True, shard_size=shard_size, empty=empty)
         found = ingest(world, [text], f"{out}/text", options, chosen)
-        ingest(world, [shard], f"{out}/tokens", TokenOptions(shard_size=shard_size))
+        ingest(world, [shard], f"{out}/tokens", TokenOptions(shard_size=shard_size, empty=empty))
         merge(world, [corpus.prefix for corpus in found.corpora], f"{out}/all")
 
     work(SerialCommunicator())

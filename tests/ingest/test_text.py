@@ -32,7 +32,8 @@ def run(
     words: list[Path | str], tokenizer: Path | str, out: Path, eod: str | None = None, **fields: Any
 ) -> IngestOutcome:
     """Ingest text with this process alone."""
-    chosen = TokenizerOptions(str(tokenizer), eod, fields.pop("special_tokens", False))
+    special, release = fields.pop("special_tokens", None), fields.pop("megatron", None)
+    chosen = TokenizerOptions(str(tokenizer), eod, special, megatron=release)
     options = TextOptions(**fields)
     return ingest(SerialCommunicator(), list(map(str, words)), str(out), options, chosen, 2)
 
@@ -63,6 +64,16 @@ def test_json_lines(tokenizers: Path, documents: list[str], tmp_path: Path) -> N
     assert single(tmp_path / "out") == expected
     assert (outcome.rows, outcome.empty) == (300, 300 - len(expected))
     assert (outcome.documents, outcome.tokens) == (len(expected), sum(map(len, expected)))
+
+
+def test_empty_documents_may_be_kept(tmp_path: Path, tokenizers: Path) -> None:
+    """As documents without sequences, at both ends and between others."""
+    path = write_jsonl(tmp_path / "a.jsonl", ["", "abc", "", "", "de", ""])
+    outcome = run([path], tokenizers, tmp_path / "out", empty="keep", append_eod=True)
+    assert (outcome.rows, outcome.empty, outcome.documents) == (6, 4, 6)
+    assert [len(document) for document in read_corpus(tmp_path / "out")] == [0, 1, 0, 0, 1, 0]
+    done = start(["check", tmp_path / "out"])
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_end_of_documents(tokenizers: Path, documents: list[str], tmp_path: Path) -> None:

@@ -69,6 +69,21 @@ def test_several_shards_in_order(tmp_path: Path) -> None:
     assert [entry.rows for entry in inputs] == [50, 0, 150]
 
 
+@pytest.mark.parametrize("shard_size", [None, 6])
+def test_empty_rows_may_be_kept(shard_size: int | None, tmp_path: Path) -> None:
+    """As documents without sequences, wherever one corpus ends and the next begins."""
+    rows = [[], [1, 2], [], [], [3, 9], [9], [4], []]
+    path = write_shard(tmp_path / "a.parquet", rows)
+    outcome = run([path], tmp_path / "out", eod=9, empty="keep", shard_size=shard_size)
+    assert (outcome.rows, outcome.empty, outcome.documents) == (8, 4, 8)
+    found = [
+        [token for sequence in document for token in sequence.tolist()]
+        for corpus in outcome.corpora
+        for document in read_corpus(Path(corpus.prefix))
+    ]
+    assert found == [[], [1, 2, 9], [], [], [3, 9], [9], [4, 9], []]
+
+
 def test_the_end_of_documents(tmp_path: Path) -> None:
     """Is appended where it is missing; empty rows stay empty, and are dropped."""
     path = write_shard(tmp_path / "a.parquet", [[1, 2], [], [3, 9], [9], [4]])

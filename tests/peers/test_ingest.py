@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import sentencepiece
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 from distcache.ingest.merge import convert, merge
+from distcache.megatron.tokenizers import MegatronTokenizer
 from distcache.ranks.communicator import SerialCommunicator
 from tests import texts
 from tests.corpora import LENGTHS
@@ -18,7 +21,8 @@ from tests.ingest.test_merge import write_legacy, write_multimodal
 from tests.ingest.test_text import run
 from tests.ingest.test_tokens import ROWS
 from tests.ingest.test_tokens import run as run_tokens
-from tests.peers.megatron import DType, IndexedDataset, IndexedDatasetBuilder
+from tests.peers.megatron import RELEASE, DType, IndexedDataset, IndexedDatasetBuilder
+from tests.peers.tokenizers import build_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -37,9 +41,15 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def preprocess(
-    texts_of: list[Any], tokenize: Any, end: int | None, vocabulary: int, prefix: Path
+    texts_of: list[Any],
+    tokenize: Any,
+    end: int | None,
+    vocabulary: int,
+    prefix: Path,
+    *,
+    keep: bool = False,
 ) -> None:
-    """Write what Megatron's preprocessing makes of texts, without empty documents."""
+    """Write what Megatron's preprocessing makes of texts, or only of those that have tokens."""
     builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=DType.optimal_dtype(vocabulary))
     for text in texts_of:
         ids: list[int] = []
@@ -49,9 +59,9 @@ def preprocess(
             if found:
                 ids += found
                 lengths.append(len(found))
-        if not ids:
+        if not ids and not keep:
             continue
-        if end is not None:
+        if ids and end is not None:
             ids.append(end)
             lengths[-1] += 1
         builder.add_document(ids, lengths)
@@ -87,8 +97,43 @@ def test_text_is_what_megatrons_preprocessing_writes(
         file = tokenizers / "pieces.model"
         model = sentencepiece.SentencePieceProcessor(model_file=str(file))
         tokenize, end, size = model.encode_as_ids, model.eos_id(), model.get_piece_size()
-    run([path], file, tmp_path / "ours", append_eod=append_eod)
-    preprocess(documents, tokenize, end if append_eod else None, size, tmp_path / "theirs")
+    end = end if append_eod else None
+    for empty in ("drop", "keep"):
+        ours, theirs = tmp_path / f"ours-{empty}", tmp_path / f"theirs-{empty}"
+        run([path], file, ours, append_eod=append_eod, empty=empty)
+        preprocess(documents, tokenize, end, size, theirs, keep=empty == "keep")
+        require_same_files(ours, theirs)
+
+
+TEMPLATES = {"first": "<s> $A", "both": "<s> $A <|end|>", "neither": "$A"}
+
+
+@pytest.mark.parametrize("include", [None, False, True])
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_special_tokens_are_added_as_the_release_does(
+    template: str, include: bool | None, tokenizers: Path, tmp_path: Path
+) -> None:
+    """By its own tokenizer of Hugging Face, to the last byte, with empty texts."""
+    directory = tmp_path / "tokenizer"
+    directory.mkdir()
+    bpe = Tokenizer.from_file(str(tokenizers / "tokenizer.json"))
+    bpe.post_processor = processors.TemplateProcessing(
+        single=TEMPLATES[template].replace("<|end|>", texts.END),
+        special_tokens=[("<s>", 1), (texts.END, 0)],
+    )
+    bpe.save(str(directory / "tokenizer.json"))
+    stated = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>"}
+    (directory / "tokenizer_config.json").write_text(json.dumps(stated | {"eos_token": texts.END}))
+    flags: dict[str, Any] = {"tokenizer_hf_include_special_tokens": include is True}  # until 0.16
+    flags["tokenizer_hf_no_include_special_tokens"] = include is False  # since 0.17
+    flags |= {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": str(directory)}
+    given = msgspec.convert(flags, MegatronTokenizer)
+    theirs = build_tokenizer(given)
+    documents = ["", *texts.documents(200), "", "<s> in a text", f"{texts.END}"]
+    path = texts.write_jsonl(tmp_path / "a.jsonl", documents)
+    options = {"special_tokens": include, "megatron": RELEASE, "append_eod": True}
+    run([path], directory, tmp_path / "ours", empty="keep", **options)
+    preprocess(documents, theirs.tokenize, theirs.eod, 600, tmp_path / "theirs", keep=True)
     require_same_files(tmp_path / "ours", tmp_path / "theirs")
 
 

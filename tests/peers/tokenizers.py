@@ -14,7 +14,7 @@ import pytest
 from distcache.megatron.tokenizers import MegatronTokenizer
 from tests.peers.megatron import RELEASE
 
-__all__ = ["ask_megatron", "ask_megatron_for"]
+__all__ = ["ask_megatron", "ask_megatron_for", "build_tokenizer"]
 
 
 def arguments_of(options: MegatronTokenizer) -> Namespace:
@@ -25,6 +25,15 @@ def arguments_of(options: MegatronTokenizer) -> Namespace:
     fields["special_tokens"] = fields["tokenizer_special_tokens"]  # its name since 0.18
     fields["metadata_path"] = fields["tokenizer_metadata"]
     return Namespace(**fields, rank=1, pad_vocab_size=False, padded_vocab_size=1)
+
+
+def build_tokenizer(options: MegatronTokenizer) -> Any:
+    """Return the release's own tokenizer, with its model."""
+    place = "text.utils" if RELEASE == "0.16" else "utils"
+    module = importlib.import_module(f"megatron.core.tokenizers.{place}.build_tokenizer")
+    arguments = arguments_of(options)
+    arguments.make_vocab_size_divisible_by, arguments.tensor_model_parallel_size = 128, 1
+    return module.build_tokenizer(arguments)
 
 
 def ask_megatron(options: MegatronTokenizer, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
