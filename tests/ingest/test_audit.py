@@ -57,6 +57,19 @@ def test_shards_are_read_back(tokenizers: Path, documents: list[str], tmp_path: 
         assert faults_of(Path(made.prefix), readback=4) == []
 
 
+@pytest.mark.parametrize("shard_size", [None, 9_000])
+def test_empty_documents_are_read_back(
+    shard_size: int | None, tokenizers: Path, documents: list[str], tmp_path: Path
+) -> None:
+    """Where they are kept, also at both ends of a corpus."""
+    texts = [text for document in documents for text in ("", document, "")]
+    path = write_jsonl(tmp_path / "a.jsonl", texts)
+    outcome = run([path], tokenizers, tmp_path / "out", empty="keep", shard_size=shard_size)
+    assert outcome.documents == len(texts)
+    for made in outcome.corpora[:6]:
+        assert faults_of(Path(made.prefix), readback=200) == []
+
+
 def test_token_shards_and_merges_are_read_back(tmp_path: Path) -> None:
     """A merge from the corpora that it was made of."""
     path = write_shard(tmp_path / "a.parquet", ROWS)
