@@ -18,12 +18,13 @@ SERIAL := $(MPI) $(TORCHRUN)
 CLUSTER := tests/cluster
 ELSEWHERE := $(SERIAL) $(CLUSTER) tests/aarch64
 JUDGES := 0.17.1 0.18.2 0.19.2
+MORE_COVERAGE := --cov --cov-append --cov-report=
 # What a run could not test, a line each.
 LEFT_OUT := build/left-out
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: help install demo test test-fast lint docs wheel cpp-tests python-tests mpi-tests demo-test cluster-tests \
-	cluster-packages python-versions storm record-counts judges aarch64 bench clean
+	cluster-packages python-versions storm record-counts judges coverage aarch64 bench clean
 
 help:
 	@echo "make demo       corpora from real text, a blend built by two ranks, training from its copy"
@@ -66,7 +67,7 @@ demo: install
 # All of it; the last line says what could not be run here.
 test:
 	@mkdir -p build && rm -f $(LEFT_OUT)
-	$(MAKE) --no-print-directory lint docs cpp-tests python-tests judges aarch64 mpi-tests demo-test \
+	$(MAKE) --no-print-directory lint docs cpp-tests python-tests judges coverage aarch64 mpi-tests demo-test \
 		python-versions storm cluster-tests
 	scripts/wheels $$($(BIN)/python -c "import sys; print('%d.%d' % sys.version_info[:2])")
 	@scripts/left_out $(LEFT_OUT)
@@ -119,8 +120,12 @@ record-counts: $(VENV)/installed
 	scripts/count_instructions build/baseline/run_case --record
 
 python-tests: $(VENV)/test-installed
-	pytest -q -n auto --cov --cov-report=json:build/python-coverage.json --cov-report=term:skip-covered \
-		$(ELSEWHERE:%=--ignore %)
+	pytest -q -n auto --cov --cov-report=term:skip-covered $(ELSEWHERE:%=--ignore %)
+
+# Of the tests above, and of those that need a later Megatron.
+coverage: $(VENV)/test-installed
+	@mkdir -p build
+	coverage json -q -o build/python-coverage.json
 	scripts/coverage python build/python-coverage.json
 
 # Two at a time: most wait for ranks that are killed or hang. Those of torchrun have gloo's time limits.
@@ -158,9 +163,11 @@ cluster-packages:
 # Later releases of Megatron-Core; the oldest that is judged by is installed, for all other tests too.
 judges: $(VENV)/test-installed
 	scripts/judges build/judges $(JUDGES)
-	for release in $(JUDGES); do PYTHONPATH=$(CURDIR)/build/judges/$$release \
-		pytest -q -n auto --ignore tests/peers/test_permutation.py tests/peers || exit 1; done
-	PYTHONPATH=$(CURDIR)/build/judges/bridge pytest -q tests/peers/test_bridge.py
+	for release in $(JUDGES); do \
+		[ $$release = $(lastword $(JUDGES)) ] && more="$(MORE_COVERAGE)" || more=; \
+		PYTHONPATH=$(CURDIR)/build/judges/$$release pytest -q -n auto $$more --ignore tests/peers/test_permutation.py \
+			tests/peers || exit 1; done
+	PYTHONPATH=$(CURDIR)/build/judges/bridge pytest -q $(MORE_COVERAGE) tests/peers/test_bridge.py
 
 # A wheel for AArch64, tried under qemu; the helper of Megatron-Core's own judges its blends.
 aarch64: $(VENV)/test-installed
