@@ -13,8 +13,10 @@ import tokenizers
 
 from distcache.errors import ConfigError, NotReady
 from distcache.ingest.tokenizer import (
+    Encoded,
     TokenizerOptions,
     TokenizerSource,
+    encoded_lists,
     eod_of,
     facts_of,
     read_tokenizer_file,
@@ -73,11 +75,11 @@ class HuggingFace:
         choices = {"special_tokens": self._special}
         self.facts = facts_of("huggingface", name, content, size, eod, choices)
 
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        """Return the token ids of each text."""
+    def encode(self, texts: list[str]) -> Encoded:
+        """Return the tokens of texts."""
         with refusing():
             found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=self._special)
-            return [encoding.ids for encoding in found]
+        return encoded_lists([encoding.ids for encoding in found])
 
 
 def download(options: TokenizerOptions) -> TokenizerSource:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import sentencepiece
 
 from distcache.errors import ConfigError
-from distcache.ingest.tokenizer import TokenizerOptions, eod_of, facts_of, refusing
+from distcache.ingest.tokenizer import (
+    Encoded,
+    TokenizerOptions,
+    encoded_lists,
+    eod_of,
+    facts_of,
+    refusing,
+)
 
 __all__ = ["SentencePiece"]
 
@@ -52,9 +59,9 @@ class SentencePiece:
         found = int(self._model.piece_to_id(text))
         return found if self._model.id_to_piece(found) == text else None
 
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        """Return the token ids of each text."""
+    def encode(self, texts: list[str]) -> Encoded:
+        """Return the tokens of texts."""
         encode = self._model.encode_as_ids
         with refusing():
             found = [encode(text) for text in texts]
-        return [self._begin + ids for ids in found] if self._begin else found
+        return encoded_lists([self._begin + ids for ids in found] if self._begin else found)

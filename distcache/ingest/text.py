@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distcache.corpus.idx import limit_of
 from distcache.errors import ConfigError
@@ -16,7 +17,7 @@ from distcache.ingest.pieces import InputPiece
 from distcache.ingest.read_options import TextOptions
 from distcache.ingest.rows import Row, text_rows
 from distcache.ingest.tokenizer import Tokenizer
-from distcache.kernels import first_outside
+from distcache.kernels import narrow_tokens
 
 __all__ = ["TextReader"]
 
@@ -47,10 +48,8 @@ class TextReader:
     def __init__(self, tokenizer: Tokenizer, options: TextOptions) -> None:
         self._tokenizer = tokenizer
         self._options = options
-        self._end: list[int] = []
-        if tokenizer.facts.eod is not None and options.append_eod:
-            self._end = [tokenizer.facts.eod]
-        elif options.append_eod:
+        self._end = tokenizer.facts.eod if options.append_eod else None
+        if self._end is None and options.append_eod:
             raise ConfigError(
                 f"--append-eod: {tokenizer.facts.name} does not say which token ends a document; "
                 "name it with --eod"
@@ -105,34 +104,39 @@ class TextReader:
 
     def _append(self, batch: list[Row], part: Sink) -> None:
         texts = [self._sentences(row) for row in batch]
-        encoded = iter(self._tokenizer.encode(list(itertools.chain.from_iterable(texts))))
-        sequences: list[list[int]] = []
-        counts: list[int] = []
-        filled = 0
-        for sentences in texts:
-            found = [ids for ids in itertools.islice(encoded, len(sentences)) if ids]
-            if found:
-                found[-1].extend(self._end)
-                sequences += found
-                filled += 1
-            if found or self._options.empty == "keep":
-                counts.append(len(found))
-        lengths = np.fromiter(map(len, sequences), np.int32, len(sequences))
-        flat = itertools.chain.from_iterable(sequences)
-        count = int(lengths.sum(dtype=np.int64))
-        try:
-            tokens = np.fromiter(flat, part.dtype, count)
-        except OverflowError as error:
-            raise ValueError(f"{error}, though the vocabulary is smaller") from error
-        limit = limit_of(part.dtype, self._tokenizer.facts.vocabulary)
-        if (wrong := first_outside(tokens, limit)) >= 0:
-            raise ValueError(f"it makes token {tokens[wrong]}, beyond its vocabulary of {limit}")
-        part.append(tokens, lengths, np.array(counts, np.int32))
+        encoded = self._tokenizer.encode(list(itertools.chain.from_iterable(texts)))
+        tokens = self._narrowed(encoded.ids, part.dtype)
+        kept = encoded.lengths > 0
+        lengths = encoded.lengths[kept].astype(np.int32)
+        counts = _sums(kept, np.fromiter(map(len, texts), np.int64, len(texts)))
+        filled = counts > 0
+        if self._end is not None:
+            last = np.cumsum(counts[filled]) - 1  # sequence of each document
+            tokens = np.insert(tokens, np.cumsum(lengths, dtype=np.int64)[last], self._end)
+            lengths[last] += 1
+        if self._options.empty == "drop":
+            counts = counts[filled]
+        part.append(tokens, lengths, counts.astype(np.int32))
         part.pieces[-1].rows += len(batch)
-        part.pieces[-1].empty += len(batch) - filled
+        part.pieces[-1].empty += int(np.count_nonzero(~filled))
+
+    def _narrowed(self, ids: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return tokens in the type of the corpus."""
+        limit = limit_of(dtype, self._tokenizer.facts.vocabulary)
+        tokens = np.empty(len(ids), dtype)
+        if (wrong := narrow_tokens(ids, limit, tokens)) >= 0:
+            raise ValueError(f"it makes token {ids[wrong]}, beyond its vocabulary of {limit}")
+        return tokens
 
     def _sentences(self, row: Row) -> list[str]:
         texts = row.texts or []
         if self._options.sentences == "no":
             return texts
         return [line for text in texts for line in text.splitlines()]
+
+
+def _sums(values: NDArray[Any], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the sums of consecutive runs of values, of these lengths, which may be 0."""
+    sums = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
+    ends = np.cumsum(counts)
+    return np.asarray(sums[ends] - sums[ends - counts], np.int64)

@@ -12,8 +12,10 @@ import tiktoken
 
 from distcache.errors import ConfigError, DistcacheError, NotReady
 from distcache.ingest.tokenizer import (
+    Encoded,
     TokenizerOptions,
     TokenizerSource,
+    encoded_lists,
     eod_of,
     facts_of,
     refusing,
@@ -172,10 +174,11 @@ class Tiktoken:
         size = self._encoding.max_token_value + 1
         self.facts = facts_of("tiktoken", source.name, content.encode(), size, eod, {})
 
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        """Return the token ids of each text."""
+    def encode(self, texts: list[str]) -> Encoded:
+        """Return the tokens of texts."""
         with refusing():
-            return [self._encoding.encode_ordinary(text) for text in texts]
+            found = [self._encoding.encode_ordinary(text) for text in texts]
+        return encoded_lists(found)
 
 
 def _read_ranks(content: bytes) -> dict[bytes, int]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 import msgspec
+import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from distcache.corpus.receipt import TokenizerFacts
 from distcache.errors import ConfigError, DistcacheError
@@ -17,9 +20,11 @@ from distcache.io.files import read_file
 from distcache.megatron.tokenizers import Release
 
 __all__ = [
+    "Encoded",
     "Tokenizer",
     "TokenizerOptions",
     "TokenizerSource",
+    "encoded_lists",
     "eod_of",
     "facts_of",
     "read_tokenizer_file",
@@ -56,6 +61,21 @@ class TokenizerOptions(msgspec.Struct, frozen=True):
     megatron: Release | None = None
 
 
+class Encoded(NamedTuple):
+    """The tokens of texts, one text after the other.
+
+    Attributes
+    ----------
+    ids : ndarray of an integer type, shape (tokens,)
+        Not yet compared with the vocabulary.
+    lengths : ndarray of int64, shape (texts,)
+        Tokens of each text.
+    """
+
+    ids: NDArray[Any]
+    lengths: NDArray[np.int64]
+
+
 class Tokenizer(Protocol):
     """Makes tokens from text. Called from several threads.
 
@@ -67,8 +87,8 @@ class Tokenizer(Protocol):
 
     facts: TokenizerFacts
 
-    def encode(self, texts: list[str]) -> list[list[int]]:
-        """Return the token ids of each text; `ValueError` if one cannot be encoded."""
+    def encode(self, texts: list[str]) -> Encoded:
+        """Return the tokens of texts; `ValueError` if one cannot be encoded."""
         ...
 
 
@@ -130,6 +150,22 @@ def facts_of(
     digest = xxhash.xxh3_128(content)
     digest.update(json.dumps([kind, dict(choices)], sort_keys=True).encode())
     return TokenizerFacts(kind, name, digest.hexdigest(), vocabulary, eod)
+
+
+def encoded_lists(found: Sequence[Sequence[int]]) -> Encoded:
+    """Return the tokens of texts, given as a list for each.
+
+    Raises
+    ------
+    ValueError
+        If a token is beyond 31 bits.
+    """
+    lengths = np.fromiter(map(len, found), np.int64, len(found))
+    try:
+        ids = np.fromiter(itertools.chain.from_iterable(found), np.int32, int(lengths.sum()))
+    except OverflowError as error:
+        raise ValueError(f"it makes a token beyond every vocabulary: {error}") from error
+    return Encoded(ids, lengths)
 
 
 @contextlib.contextmanager
