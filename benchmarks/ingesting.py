@@ -1,15 +1,18 @@
 """`distcache ingest` and what a user of Megatron-Core would do instead, in turn, in one run.
 
 - text: Megatron's `preprocess_data`, a pool of workers with a tokenizer each that feed one
-  `IndexedDatasetBuilder`, against as many ranks; the files must be equal.
+  `IndexedDatasetBuilder`, and its `preprocess_data_fast`, one process in which gigatoken reads and
+  encodes with all cores, against distcache with as many threads, with one and two ranks, and with
+  the library tokenizers. The files must be equal; whether those of gigatoken alone are, is said.
+  The seconds are those of whole processes.
 - tokens: a loop over the rows of a Parquet file into an `IndexedDatasetBuilder`, by each of its
   methods, and only reading the file with pyarrow, by row groups and by batches, against one rank
   with one thread, and two ranks.
 - idx: Megatron's `_IndexWriter` against `distcache.corpus.write_idx`, which also syncs.
 
-All times are without imports; those of several ranks are the slowest rank's. Every contender begins
-with the input in the page cache, after a pause in which the host of a virtual machine takes back
-what was freed.
+All other times are without imports; those of several ranks are the slowest rank's. Every contender
+begins with the input in the page cache, after a pause in which the host of a virtual machine takes
+back what was freed.
 
     python benchmarks/ingesting.py
     python benchmarks/ingesting.py --megabytes 32 --rounds 1
@@ -18,7 +21,12 @@ what was freed.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import filecmp
+import gzip
+import itertools
 import json
+import random
 import shutil
 import statistics
 import subprocess
@@ -26,7 +34,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,20 +48,36 @@ HERE = Path(__file__).parent
 PAUSE = 4.0  # seconds
 WORKERS = 2
 VOCABULARY = 32_000
+LARGEST = 8 << 20  # bytes of a text
 ROWS = 40_000  # of a row group, of 1,050 tokens each on average
 
 
+def texts_of_machine() -> Iterator[str]:
+    """Yield what is installed here and is text: sources, documentation, HTML in many languages."""
+    roots = [sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")]
+    roots += ["/usr/share/doc", "/usr/share/i18n", "/usr/share/perl", "/usr/include"]
+    for root in roots:
+        for path in sorted(Path(root).rglob("*")):
+            if path.is_file() and not path.is_symlink() and path.stat().st_size < LARGEST:
+                content = path.read_bytes()
+                if path.suffix == ".gz":
+                    content = gzip.decompress(content)
+                with contextlib.suppress(UnicodeDecodeError):
+                    yield content.decode("utf-8")
+
+
 def make_text(work: Path, megabytes: int) -> None:
-    """Write the sources of Python's library as JSON lines, over and over, and train a tokenizer."""
-    paths = sorted(Path(sysconfig.get_path("stdlib")).rglob("*.py"))
-    texts = [path.read_text(encoding="utf-8", errors="replace") for path in paths]
+    """Write texts of this machine as JSON lines, and train a tokenizer on some of them."""
+    texts = list(dict.fromkeys(text for text in texts_of_machine() if "\0" not in text))
+    random.Random(0).shuffle(texts)
     size = 0
     with open(work / "text.jsonl", "w", encoding="utf-8") as stream:
-        while size < megabytes << 20:
-            for text in texts:
-                size += stream.write(json.dumps({"text": text}) + "\n")
-                if size >= megabytes << 20:
-                    break
+        for text in itertools.cycle(texts):
+            line = json.dumps({"text": text}, ensure_ascii=False) + "\n"
+            size += len(line.encode())
+            stream.write(line)
+            if size >= megabytes * 1_000_000:
+                break
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -63,7 +87,7 @@ def make_text(work: Path, megabytes: int) -> None:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts[::10], trainer)
+    tokenizer.train_from_iterator(texts[::20], trainer)
     tokenizer.save(str(work / "tokenizer.json"))
 
 
@@ -83,25 +107,28 @@ def make_tokens(work: Path, groups: int) -> None:
     writer.close()
 
 
-def peer(work: Path, *words: object) -> dict[str, float]:
-    """Run a peer, and return its seconds and its peak memory."""
+def peer(work: Path, *words: object, whole: bool = False) -> dict[str, float]:
+    """Run a peer, and return its seconds, or the whole process's, and its peak memory."""
     command = [sys.executable, str(HERE / "ingesting_peer.py"), *map(str, words)]
+    begin = time.perf_counter()
     done = subprocess.run(
         command, check=True, capture_output=True, text=True, cwd=work, stdin=subprocess.DEVNULL
     )
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return found | {"seconds": time.perf_counter() - begin} if whole else found
 
 
-def own(work: Path, ranks: int, *words: object) -> dict[str, float]:
+def own(work: Path, ranks: int, *words: object, whole: bool = False) -> dict[str, float]:
     """Run distcache, and return its seconds and the peak memory of all its processes."""
     notes = work / "notes"
     shutil.rmtree(notes, ignore_errors=True)
     notes.mkdir()
     program = [sys.executable, str(HERE / "ingesting_own.py"), str(notes), *map(str, words)]
     launcher = ["mpiexec", "-n", str(ranks)] if ranks > 1 else []
+    begin = time.perf_counter()
     subprocess.run([*launcher, *program], check=True, stdout=subprocess.DEVNULL, cwd=work)
-    seconds = max(float(path.read_text()) for path in notes.glob("seconds.*"))
+    elapsed = time.perf_counter() - begin
+    seconds = elapsed if whole else max(float(path.read_text()) for path in notes.glob("seconds.*"))
     memory = sum(int(path.read_text()) for path in notes.glob("memory.*"))
     return {"seconds": seconds, "memory": memory}
 
@@ -110,12 +137,24 @@ def contenders(work: Path, documents: int) -> dict[str, Callable[[], dict[str, f
     """Return what to run, by name."""
     quiet = ["--threads", 1, "--log-format", "none"]
     text = ["ingest", "text", "text.jsonl", "--tokenizer", "tokenizer.json", "--append-eod"]
+    text += ["--log-format", "none"]
+    slow = ["--engine", "tokenizers", "--threads", WORKERS, "-o", "slow"]
+    both = ["--threads", WORKERS, "-o", "own"]
     tokens = ["ingest", "tokens", "s.parquet", "--vocab-size", VOCABULARY]
     shard = ("s.parquet", "input_ids")
+    peer_fast = ("fast", "text.jsonl", "tokenizer.json", "fast")
     peer_text = ("text", "text.jsonl", "tokenizer.json", "peer", WORKERS)
     return {
-        "text: pool of workers": lambda: peer(work, *peer_text),
-        "text: distcache": lambda: own(work, WORKERS, *text, "-o", "own", *quiet),
+        "text: pool of workers": lambda: peer(work, *peer_text, whole=True),
+        "text: gigatoken alone": lambda: peer(work, *peer_fast, whole=True),
+        "text: distcache, 2 threads": lambda: own(work, 1, *text, *both, whole=True),
+        "text: distcache, 1 rank": lambda: own(
+            work, 1, *text, "--threads", 1, "-o", "single", whole=True
+        ),
+        "text: distcache, 2 ranks": lambda: own(
+            work, 2, *text, "--threads", 1, "-o", "ranks", whole=True
+        ),
+        "text: distcache, tokenizers": lambda: own(work, 1, *text, *slow, whole=True),
         "tokens: loop, add_item": lambda: peer(work, "items", *shard, "loop"),
         "tokens: loop, add_document": lambda: peer(work, "tokens", *shard, "loop"),
         "tokens: pyarrow, row groups": lambda: peer(work, "read", *shard),
@@ -131,6 +170,9 @@ def require_equal(work: Path) -> None:
     """Compare what the contenders have written."""
     for first, second, suffixes in (
         ("peer", "own", (".bin", ".idx")),
+        ("own", "single", (".bin", ".idx")),
+        ("own", "ranks", (".bin", ".idx")),
+        ("own", "slow", (".bin", ".idx")),
         ("loop", "one", (".bin", ".idx")),
         ("one", "two", (".bin", ".idx")),
         ("idx-peer", "idx-own", (".idx",)),
@@ -139,6 +181,9 @@ def require_equal(work: Path) -> None:
             files = [str(work / (name + suffix)) for name in (first, second)]
             if Path(files[0]).exists():
                 subprocess.run(["cmp", *files], check=True)
+    if (work / "fast.bin").exists():
+        alike = filecmp.cmp(work / "fast.bin", work / "own.bin", shallow=False)
+        print(f"gigatoken alone: {'equal' if alike else 'other tokens'}", file=sys.stderr)
 
 
 def measure(work: Path, options: argparse.Namespace) -> dict[str, Any]:
@@ -173,7 +218,10 @@ def report(found: dict[str, Any]) -> None:
     seconds = {name: entry["seconds"] for name, entry in found.items()}
     print()
     for name, base in (
-        ("text: distcache", "text: pool of workers"),
+        ("text: distcache, 2 threads", "text: pool of workers"),
+        ("text: distcache, 2 threads", "text: gigatoken alone"),
+        ("text: distcache, 2 threads", "text: distcache, tokenizers"),
+        ("text: distcache, 2 ranks", "text: distcache, 1 rank"),
         ("tokens: distcache, 1 rank", "tokens: loop, add_item"),
         ("tokens: distcache, 2 ranks", "tokens: loop, add_item"),
         ("tokens: distcache, 2 ranks", "tokens: loop, add_document"),
@@ -188,7 +236,7 @@ def report(found: dict[str, Any]) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--megabytes", type=int, default=128, help="of text")
+    parser.add_argument("--megabytes", type=int, default=300, help="of text")
     parser.add_argument("--groups", type=int, default=12, help="row groups of 42 million tokens")
     parser.add_argument("--documents", type=int, default=20_000_000, help="of the .idx")
     parser.add_argument("--only", default="", help="text, tokens or idx")
@@ -198,8 +246,10 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
         work = Path(directory)
-        make_text(work, options.megabytes)
-        make_tokens(work, options.groups)
+        if "text".startswith(options.only):
+            make_text(work, options.megabytes)
+        if "tokens".startswith(options.only):
+            make_tokens(work, options.groups)
         found = measure(work, options)
         if options.json:
             print(json.dumps({"machine": machine(work), "results": found}, indent=2))

@@ -18,6 +18,7 @@ void register_links(py::module_& module);
 void register_indices(py::module_& module);
 void register_corpus(py::module_& module);
 void register_samples(py::module_& module);
+void register_text(py::module_& module);
 void register_tokens(py::module_& module);
 
 /// Throws TypeError unless `array` is contiguous, one- or two-dimensional as asked, and of type T.

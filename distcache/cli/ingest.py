@@ -120,6 +120,13 @@ def text_command(
         str | None,
         typer.Option(help="Regular expression of a .tiktoken file; v1 and v2 are Megatron's."),
     ] = None,
+    engine: Annotated[
+        Literal["auto", "gigatoken", "tokenizers"],
+        typer.Option(
+            help="What encodes with Hugging Face's tokenizers. All make equal tokens; gigatoken is "
+            "faster, and auto takes it if it has what the tokenizer needs."
+        ),
+    ] = "auto",
     max_document_size: Annotated[
         str, typer.Option(help="A longer document is an error: tokenizers need much more memory.")
     ] = "64M",
@@ -157,7 +164,7 @@ def text_command(
         empty=empty,
     )
     release = None if megatron is None else one_release(megatron)
-    chosen = TokenizerOptions(tokenizer, eod, add_special_tokens, tiktoken_pattern, release)
+    chosen = TokenizerOptions(tokenizer, eod, add_special_tokens, tiktoken_pattern, release, engine)
     _run(inputs, out, options, chosen, threads, log_format, as_json)
 
 

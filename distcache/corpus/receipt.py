@@ -20,6 +20,7 @@ from distcache.io.threads import decodable
 
 __all__ = [
     "FORMAT",
+    "EngineReceipt",
     "InputReceipt",
     "Kind",
     "Origin",
@@ -133,6 +134,27 @@ class InputReceipt(msgspec.Struct, frozen=True):
     pieces: tuple[PieceReceipt, ...]
 
 
+class EngineReceipt(msgspec.Struct, frozen=True):
+    """The part of an engine that is faster than the tokenizer's own library, with equal tokens.
+
+    Attributes
+    ----------
+    name : str
+        Of the engine.
+    version : str
+        Of it.
+    by_library : int
+        Texts of which it is not known that both are equal, so that the library encoded them.
+    compared : int
+        Texts that both encoded; the tokens were equal.
+    """
+
+    name: str
+    version: str
+    by_library: int
+    compared: int
+
+
 class Skipped(msgspec.Struct, frozen=True, omit_defaults=True):
     """A skipped row: its place, and why it was skipped."""
 
@@ -182,6 +204,8 @@ class Receipt(msgspec.Struct, frozen=True):
         In the order of the corpus.
     skipped : tuple of Skipped
         Rows that were left out because of an error: of each piece the first 1,000, 100,000 in all.
+    engine : EngineReceipt or None
+        None if the tokenizer's own library encoded all texts.
     """
 
     format: int
@@ -201,6 +225,7 @@ class Receipt(msgspec.Struct, frozen=True):
     corpora: int
     inputs: tuple[InputReceipt, ...]
     skipped: tuple[Skipped, ...] = ()
+    engine: EngineReceipt | None = None
 
     def differences(self, facts: CorpusFacts) -> list[str]:
         """Return how a corpus differs from its receipt."""
@@ -228,6 +253,7 @@ def receipt_of(
     inputs: Iterable[InputReceipt],
     skipped: Iterable[Skipped] = (),
     corpora: int = 1,
+    engine: EngineReceipt | None = None,
 ) -> Receipt:
     """Return the receipt of a corpus that has been examined, one of so many that were made."""
     return Receipt(
@@ -238,6 +264,7 @@ def receipt_of(
         corpora=corpora,
         inputs=tuple(inputs),
         skipped=tuple(skipped),
+        engine=engine,
     )
 
 

@@ -61,6 +61,8 @@ def make_tokenizer(source: TokenizerSource, options: TokenizerOptions) -> Tokeni
         If it is not a tokenizer, an option does not fit, or the library is missing.
     """
     with _as_errors(options):
+        if source.kind != "huggingface" and options.engine != "auto":
+            raise ConfigError(f"--engine {options.engine}: is not for a {source.kind} tokenizer")
         if source.kind == "sentencepiece":
             from distcache.ingest.sentencepiece_model import SentencePiece  # noqa: PLC0415
 
@@ -71,7 +73,17 @@ def make_tokenizer(source: TokenizerSource, options: TokenizerOptions) -> Tokeni
             return Tiktoken(source, options)
         from distcache.ingest.huggingface import HuggingFace  # noqa: PLC0415
 
-        return HuggingFace(source.name, source.content, options, source.end)
+        library = HuggingFace(source.name, source.content, options, source.end)
+        if options.engine == "tokenizers":
+            return library
+        try:
+            from distcache.ingest.gigatoken_engine import with_gigatoken  # noqa: PLC0415
+        except ModuleNotFoundError:
+            if options.engine == "gigatoken":
+                raise
+            library.engine += ", since gigatoken is not installed"
+            return library
+        return with_gigatoken(library, source.content, options)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from distcache.ingest.tokenizer import (
     encoded_lists,
     eod_of,
     facts_of,
+    named,
     read_tokenizer_file,
     refusing,
 )
@@ -56,9 +57,12 @@ class HuggingFace:
         What the files beside it call the end of a document.
     """
 
+    libraries = ("tokenizers",)
+
     def __init__(
         self, name: str, content: bytes, options: TokenizerOptions, stated_end: str | None = None
     ) -> None:
+        self.engine = named("tokenizers")
         # Each worker is a thread; the library would start as many again for each.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         try:
@@ -80,6 +84,21 @@ class HuggingFace:
         with refusing():
             found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=self._special)
         return encoded_lists([encoding.ids for encoding in found])
+
+    def tokens_around(self) -> tuple[list[int], list[int]]:
+        """Return the tokens that are put before and after each text."""
+        text = "a"
+        inner = self._tokenizer.encode(text, add_special_tokens=False).ids
+        whole = self._tokenizer.encode(text, add_special_tokens=self._special).ids
+        for begin in range(len(whole) - len(inner) + 1):
+            end = begin + len(inner)
+            if whole[begin:end] == inner:
+                return whole[:begin], whole[end:]
+        return [], []
+
+    def text_of(self, token: int) -> str:
+        """Return the text of a token, which may not be whole."""
+        return self._tokenizer.decode([token], skip_special_tokens=False)
 
 
 def download(options: TokenizerOptions) -> TokenizerSource:

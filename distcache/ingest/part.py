@@ -32,12 +32,15 @@ class Problem(msgspec.Struct, frozen=True):
         Why it is invalid.
     byte, group : int or None
         Where it begins in the file; its row group.
+    fatal : bool
+        Whether it ends the ingest, even if invalid rows are to be skipped.
     """
 
     place: int
     reason: str
     byte: int | None = None
     group: int | None = None
+    fatal: bool = False
 
 
 class PieceFacts(msgspec.Struct):
@@ -51,6 +54,8 @@ class PieceFacts(msgspec.Struct):
         How many. Rows that are empty, or skipped because of an error, are no documents.
     lines : int
         Lines, with blank ones, to count those of later pieces.
+    by_library, compared : int
+        Texts of them that a faster engine left to the tokenizer's library, and that both encoded.
     problems : list of Problem
         Invalid rows; only the first if that ends the ingest. One may stand for the rest of a row
         group.
@@ -64,6 +69,8 @@ class PieceFacts(msgspec.Struct):
     sequences: int = 0
     tokens: int = 0
     lines: int = 0
+    by_library: int = 0
+    compared: int = 0
     problems: list[Problem] = []
 
 

@@ -6,7 +6,7 @@ import contextlib
 import importlib.metadata
 import itertools
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import xxhash
@@ -45,7 +45,6 @@ __all__ = [
 ]
 
 IngestOptions = TextOptions | TokenOptions
-LIBRARIES: Final = {"huggingface": "tokenizers", "sentencepiece": "sentencepiece"}
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -131,6 +130,8 @@ def ingest(
         inputs = find_together(communicator, words, options)
         output = Output(out, numbered=options.shard_size is not None)
         work, origin = make_work_together(communicator, inputs, options, tokenizer, output)
+        if isinstance(work.reader, TextReader):
+            watch.note(f"tokenizing with {work.reader.engine}")
         with contextlib.ExitStack() as stack:
             stack.enter_context(output)
             stack.callback(work.store.close)
@@ -329,11 +330,12 @@ def make_work(
     """
     reader: Reader
     facts: TokenizerFacts | None = None
+    libraries: Sequence[str] = ("pyarrow",)
     if isinstance(options, TextOptions):
         assert tokenizer is not None, "text needs a tokenizer"
         assert source is not None, "text needs a tokenizer"
         loaded = make_tokenizer(source, tokenizer)
-        facts = loaded.facts
+        facts, libraries = loaded.facts, loaded.libraries
         reader = TextReader(loaded, options)
     else:
         reader = ShardReader(options)
@@ -355,7 +357,7 @@ def make_work(
         limit=options.shard_size,
         fail=options.on_error == "fail",
     )
-    return work, _origin(inputs, options, tokenizer, facts, step)
+    return work, _origin(inputs, options, tokenizer, facts, libraries, step)
 
 
 def _origin(
@@ -363,13 +365,13 @@ def _origin(
     options: IngestOptions,
     tokenizer: TokenizerOptions | None,
     facts: TokenizerFacts | None,
+    libraries: Sequence[str],
     step: int,
 ) -> Origin:
     kind: Kind = "text" if isinstance(options, TextOptions) else "tokens"
     chosen: dict[str, Any] = msgspec.to_builtins(options) | {"piece_bytes": step}
     named = {} if tokenizer is None else {"tokenizer": msgspec.to_builtins(tokenizer)}
-    library = "pyarrow" if facts is None else LIBRARIES.get(facts.kind, facts.kind)
-    versions = {name: importlib.metadata.version(name) for name in ("distcache", library)}
+    versions = {name: importlib.metadata.version(name) for name in ("distcache", *libraries)}
     identity = [kind, inputs, chosen, facts, versions]
     return Origin(
         kind=kind,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -11,6 +11,7 @@ import xxhash
 from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.idx import ITEM_TYPES
 from distcache.corpus.receipt import (
+    EngineReceipt,
     InputReceipt,
     Origin,
     PieceReceipt,
@@ -23,6 +24,7 @@ from distcache.ingest.part import PieceFacts
 from distcache.ingest.pieces import Counts, InputPiece, TaskRecord, overlap
 from distcache.ingest.rounds import Locator
 
+ENGINE: Final = "gigatoken"
 MOST_LISTED: Final = 100_000  # invalid rows whose places a receipt lists; all are counted
 
 __all__ = ["make_receipts"]
@@ -38,6 +40,8 @@ class _Share:
     rows: int = 0
     empty: int = 0
     skipped: int = 0
+    by_library: int = 0
+    compared: int = 0
     pieces: list[PieceReceipt] = field(default_factory=list)
 
     def add(self, piece: InputPiece, facts: PieceFacts, before: Counts, size: Counts) -> None:
@@ -48,6 +52,8 @@ class _Share:
             self.rows += rows
             self.empty += facts.empty
             self.skipped += facts.skipped
+            self.by_library += facts.by_library
+            self.compared += facts.compared
         self.pieces.append(
             PieceReceipt(
                 piece.begin,
@@ -130,9 +136,18 @@ def make_receipts(
             [part.receipt(ITEM_TYPES[entry.type_code].itemsize) for part in share.values()],
             left_out,
             len(facts),
+            _engine(origin, share.values()),
         )
         for name, entry, share, left_out in zip(names, facts, shares, skipped, strict=True)
     ]
+
+
+def _engine(origin: Origin, shares: Collection[_Share]) -> EngineReceipt | None:
+    version = origin.versions.get(ENGINE)
+    if version is None:
+        return None
+    by_library = sum(share.by_library for share in shares)
+    return EngineReceipt(ENGINE, version, by_library, sum(share.compared for share in shares))
 
 
 def _input_digests(

@@ -8,6 +8,7 @@ such as a large compressed file, does not block the others.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -148,8 +149,9 @@ def _report_of(part: Part) -> _Report:
 def _require_valid(work: Work, task: int, report: _Report, locator: Locator) -> None:
     for piece, facts in zip(work.tasks[task], report.pieces, strict=False):
         wrong = locator.skipped(piece, facts)
-        if wrong and work.fail:
-            raise CorpusError(str(wrong[0])).of_all_ranks()  # all ranks have all reports
+        ending = (work.fail or problem.fatal for problem in facts.problems)
+        if first := next(itertools.compress(wrong, ending), None):
+            raise CorpusError(str(first)).of_all_ranks()  # all ranks have all reports
 
 
 def _place(

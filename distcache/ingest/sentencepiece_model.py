@@ -11,6 +11,7 @@ from distcache.ingest.tokenizer import (
     encoded_lists,
     eod_of,
     facts_of,
+    named,
     refusing,
 )
 
@@ -33,7 +34,10 @@ class SentencePiece:
         How to use it.
     """
 
+    libraries = ("sentencepiece",)
+
     def __init__(self, name: str, content: bytes, options: TokenizerOptions) -> None:
+        self.engine = named("sentencepiece")
         self._model = sentencepiece.SentencePieceProcessor()
         try:
             with refusing():

@@ -158,10 +158,15 @@ def _compare(
 
 
 def _tokenizer_of(receipt: Receipt, tokenizer: str | None) -> TokenizerOptions:
-    """Return how a corpus was tokenized, except for the path of the tokenizer."""
+    """Return how a corpus was tokenized, but by the tokenizer's own library, and where it is."""
     with _as_options(receipt):
         wanted = msgspec.convert(receipt.options.get("tokenizer"), TokenizerOptions)
-    return wanted if tokenizer is None else msgspec.structs.replace(wanted, name=tokenizer)
+    facts = receipt.tokenizer
+    return msgspec.structs.replace(
+        wanted,
+        name=wanted.name if tokenizer is None else tokenizer,
+        engine="tokenizers" if facts is not None and facts.kind == "huggingface" else "auto",
+    )
 
 
 @contextlib.contextmanager

@@ -16,12 +16,12 @@ from distcache.ingest.part import MOST_LISTED, Problem, Sink
 from distcache.ingest.pieces import InputPiece
 from distcache.ingest.read_options import TextOptions
 from distcache.ingest.rows import Row, text_rows
-from distcache.ingest.tokenizer import Tokenizer
+from distcache.ingest.tokenizer import EnginesDiffer, Tokenizer
 from distcache.kernels import narrow_tokens
 
 __all__ = ["TextReader"]
 
-BATCH: Final = 1 << 19  # characters of a call of the tokenizer
+BATCH: Final = 1 << 20  # characters of a call of the tokenizer
 ROWS: Final = 1 << 12  # rows of a call, if they are short
 
 
@@ -39,6 +39,11 @@ class TextReader:
     options : TextOptions
         How to read a row.
 
+    Attributes
+    ----------
+    engine : str
+        What encodes.
+
     Raises
     ------
     ConfigError
@@ -46,6 +51,7 @@ class TextReader:
     """
 
     def __init__(self, tokenizer: Tokenizer, options: TextOptions) -> None:
+        self.engine = tokenizer.engine
         self._tokenizer = tokenizer
         self._options = options
         self._end = tokenizer.facts.eod if options.append_eod else None
@@ -81,14 +87,14 @@ class TextReader:
                 batch, size = [], 0
         return self._flush(batch, part)
 
-    def _note(self, row: Row, reason: str, part: Sink) -> bool:
+    def _note(self, row: Row, reason: str, part: Sink, *, fatal: bool = False) -> bool:
         """Record an invalid row; false if that ends the ingest."""
         piece = part.pieces[-1]
         piece.rows += 1
         piece.skipped += 1
-        if len(piece.problems) < MOST_LISTED:
-            piece.problems.append(Problem(row.place, reason, row.byte, row.group))
-        return self._options.on_error == "skip"
+        if fatal or len(piece.problems) < MOST_LISTED:
+            piece.problems.append(Problem(row.place, reason, row.byte, row.group, fatal))
+        return self._options.on_error == "skip" and not fatal
 
     def _flush(self, batch: list[Row], part: Sink) -> bool:
         """Encode rows together, or one by one if that fails."""
@@ -96,6 +102,10 @@ class TextReader:
             return True
         try:
             self._append(batch, part)
+        except EnginesDiffer as error:
+            texts = [len(self._sentences(row)) for row in batch]
+            row = batch[int(np.searchsorted(np.cumsum(texts), error.place, side="right"))]
+            return self._note(row, str(error), part, fatal=True)
         except ValueError as error:
             if len(batch) == 1:
                 return self._note(batch[0], f"the tokenizer refuses it: {error}", part)
@@ -117,8 +127,11 @@ class TextReader:
         if self._options.empty == "drop":
             counts = counts[filled]
         part.append(tokens, lengths, counts.astype(np.int32))
-        part.pieces[-1].rows += len(batch)
-        part.pieces[-1].empty += int(np.count_nonzero(~filled))
+        piece = part.pieces[-1]
+        piece.rows += len(batch)
+        piece.empty += int(np.count_nonzero(~filled))
+        piece.by_library += encoded.by_library
+        piece.compared += encoded.compared
 
     def _narrowed(self, ids: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return tokens in the type of the corpus."""

@@ -18,6 +18,7 @@ from distcache.ingest.tokenizer import (
     encoded_lists,
     eod_of,
     facts_of,
+    named,
     refusing,
 )
 
@@ -153,7 +154,10 @@ class Tiktoken:
         How to use it.
     """
 
+    libraries = ("tiktoken",)
+
     def __init__(self, source: TokenizerSource, options: TokenizerOptions) -> None:
+        self.engine = named("tiktoken")
         if options.special_tokens:
             raise ConfigError("--add-special-tokens: encodings of tiktoken add none")
         parts = msgspec.msgpack.decode(source.content, type=_Parts)

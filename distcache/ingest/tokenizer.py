@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,12 +22,14 @@ from distcache.megatron.tokenizers import Release
 
 __all__ = [
     "Encoded",
+    "EnginesDiffer",
     "Tokenizer",
     "TokenizerOptions",
     "TokenizerSource",
     "encoded_lists",
     "eod_of",
     "facts_of",
+    "named",
     "read_tokenizer_file",
     "refusing",
 ]
@@ -52,6 +55,9 @@ class TokenizerOptions(msgspec.Struct, frozen=True):
         Of tiktoken: the regular expression that cuts text, or ``v1`` or ``v2`` of Megatron.
     megatron : str or None
         The release that is followed where it has another default; None is 0.16.
+    engine : str
+        Of tokenizers of Hugging Face: ``tokenizers``, their library; ``gigatoken``, where it is
+        equal; or ``auto``, gigatoken if it is there and has what the tokenizer needs.
     """
 
     name: str
@@ -59,6 +65,7 @@ class TokenizerOptions(msgspec.Struct, frozen=True):
     special_tokens: bool | None = None
     pattern: str | None = None
     megatron: Release | None = None
+    engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
 
 
 class Encoded(NamedTuple):
@@ -70,10 +77,34 @@ class Encoded(NamedTuple):
         Not yet compared with the vocabulary.
     lengths : ndarray of int64, shape (texts,)
         Tokens of each text.
+    by_library : int
+        Texts that went to the tokenizer's own library, where a faster engine has the others.
+    compared : int
+        Texts that both encoded, with equal tokens.
     """
 
     ids: NDArray[Any]
     lengths: NDArray[np.int64]
+    by_library: int = 0
+    compared: int = 0
+
+    def split(self) -> list[NDArray[Any]]:
+        """Return the tokens of each text."""
+        return np.split(self.ids, np.cumsum(self.lengths)[:-1]) if len(self.lengths) else []
+
+
+class EnginesDiffer(Exception):  # no ValueError, which is a refusal
+    """Two engines make different tokens of a text.
+
+    Attributes
+    ----------
+    place : int
+        Of the text.
+    """
+
+    def __init__(self, place: int, reason: str) -> None:
+        super().__init__(reason)
+        self.place = place
 
 
 class Tokenizer(Protocol):
@@ -83,9 +114,17 @@ class Tokenizer(Protocol):
     ----------
     facts : TokenizerFacts
         Which tokenizer this is.
+    libraries : sequence of str
+        What makes its tokens, as Python packages.
+    engine : str
+        The library that encodes and its version, and why not a faster one.
     """
 
     facts: TokenizerFacts
+    engine: str
+
+    @property
+    def libraries(self) -> Sequence[str]: ...  # noqa: D102
 
     def encode(self, texts: list[str]) -> Encoded:
         """Return the tokens of texts; `ValueError` if one cannot be encoded."""
@@ -166,6 +205,11 @@ def encoded_lists(found: Sequence[Sequence[int]]) -> Encoded:
     except OverflowError as error:
         raise ValueError(f"it makes a token beyond every vocabulary: {error}") from error
     return Encoded(ids, lengths)
+
+
+def named(library: str) -> str:
+    """Return the name and the version of a Python package."""
+    return f"{library} {importlib.metadata.version(library)}"
 
 
 @contextlib.contextmanager
