@@ -6,8 +6,9 @@ nor MPI.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from distcache.lazy import importing
 
 if TYPE_CHECKING:
     from distcache.cache.readiness import wait
@@ -28,21 +29,17 @@ __all__ = [
 
 __version__ = "0.2.0"
 
-_PLACES = {
-    "ResumableSampler": ("distcache.train.sampler", "ResumableSampler"),
-    "SharedFileWarning": ("distcache.errors", "SharedFileWarning"),
-    "StateWarning": ("distcache.errors", "StateWarning"),
-    "agree": ("distcache.train.same_cache", "agree"),
-    "open": ("distcache.train.open", "open_cache"),
-    "wait": ("distcache.cache.readiness", "wait"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, attribute = _PLACES[name]
-    return getattr(importlib.import_module(module), attribute)
+__getattr__ = importing(
+    __name__,
+    {
+        "ResumableSampler": ("distcache.train.sampler", "ResumableSampler"),
+        "SharedFileWarning": ("distcache.errors", "SharedFileWarning"),
+        "StateWarning": ("distcache.errors", "StateWarning"),
+        "agree": ("distcache.train.same_cache", "agree"),
+        "open": ("distcache.train.open", "open_cache"),
+        "wait": ("distcache.cache.readiness", "wait"),
+    },
+)
 
 
 def __dir__() -> list[str]:

@@ -6,8 +6,9 @@ used, from `distcache.train`, and then needs torch and Megatron.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from distcache.lazy import importing
 
 if TYPE_CHECKING:
     from distcache.train.bridge import CachedDatasetProvider
@@ -17,17 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["CachedDatasetProvider", "provider"]
 
-_PLACES = {
-    "CachedDatasetProvider": ("distcache.train.bridge", "CachedDatasetProvider"),
-    "provider": ("distcache.train.provider", "MegatronProvider"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, attribute = _PLACES[name]
-    return getattr(importlib.import_module(module), attribute)
+__getattr__ = importing(
+    __name__,
+    {
+        "CachedDatasetProvider": ("distcache.train.bridge", "CachedDatasetProvider"),
+        "provider": ("distcache.train.provider", "MegatronProvider"),
+    },
+)
 
 
 def __dir__() -> list[str]:

@@ -1,0 +1,29 @@
+"""Names that a package offers, imported when they are first used."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["importing"]
+
+
+def importing(package: str, places: Mapping[str, tuple[str, str]]) -> Callable[[str], Any]:
+    """Return a package's ``__getattr__`` (PEP 562), which imports a name when it is asked for.
+
+    Parameters
+    ----------
+    package : str
+        Its name.
+    places : mapping of str to (str, str)
+        The module and the attribute of each name.
+    """
+
+    def find(name: str) -> Any:
+        if name not in places:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module, attribute = places[name]
+        return getattr(importlib.import_module(module), attribute)
+
+    return find
