@@ -91,14 +91,12 @@ bool TextScanner::begins_word(std::string_view rest) const {
         }
         const auto byte = byte_of(rest, depth);
         const std::string* const begin = words_.data();
-        const auto* const first =
-            std::partition_point(begin + low, begin + high, [&](const std::string& word) {
-                return byte_of(word, depth) < byte;
-            });
-        const auto* const last =
-            std::partition_point(first, begin + high, [&](const std::string& word) {
-                return byte_of(word, depth) == byte;
-            });
+        const auto* const first = std::partition_point(
+            begin + low, begin + high,
+            [&](const std::string& word) { return byte_of(word, depth) < byte; });
+        const auto* const last = std::partition_point(
+            first, begin + high,
+            [&](const std::string& word) { return byte_of(word, depth) == byte; });
         low = static_cast<std::size_t>(first - begin);
         high = static_cast<std::size_t>(last - begin);
     }

@@ -8,7 +8,9 @@ using namespace distcache;
 
 namespace {
 
-std::vector<std::uint8_t> nothing_known() { return std::vector<std::uint8_t>(kCodePoints, 0); }
+std::vector<std::uint8_t> nothing_known() {
+    return std::vector<std::uint8_t>(kCodePoints, 0);
+}
 
 bool holds(const TextScanner& scanner, const std::string& text) {
     std::vector<std::uint32_t> unknown;
@@ -37,7 +39,8 @@ TEST_CASE("code points are looked up") {
     const TextScanner scanner({});
     auto known = nothing_known();
     std::vector<std::uint32_t> unknown;
-    const std::string text = "a\xc2\x80\xdf\xbf\xe0\xa0\x80\xef\xbf\xbf\xf0\x90\x80\x80\xf4\x8f\xbf\xbfz";
+    const std::string text =
+        "a\xc2\x80\xdf\xbf\xe0\xa0\x80\xef\xbf\xbf\xf0\x90\x80\x80\xf4\x8f\xbf\xbfz";
     REQUIRE_FALSE(scanner.is_special(text, known, unknown));
     REQUIRE(unknown == std::vector<std::uint32_t>{0x80, 0x7ff, 0x800, 0xffff, 0x10000, 0x10ffff});
     unknown.clear();

@@ -37,7 +37,7 @@ private:
     std::vector<std::string> words_;  // sorted
     // The words that begin with a byte: from `first` up to, not including, `second`.
     std::array<std::pair<std::size_t, std::size_t>, 256> range_{};
-    std::array<bool, 256> stops_{};     // bytes that begin a word, or are not ASCII
+    std::array<bool, 256> stops_{};    // bytes that begin a word, or are not ASCII
     std::bitset<1U << 16U> begins_{};  // pairs of bytes that begin a word, or something longer
 };
 
