@@ -60,9 +60,9 @@ def texts_of_machine() -> Iterator[str]:
         for path in sorted(Path(root).rglob("*")):
             if path.is_file() and not path.is_symlink() and path.stat().st_size < LARGEST:
                 content = path.read_bytes()
-                if path.suffix == ".gz":
-                    content = gzip.decompress(content)
-                with contextlib.suppress(UnicodeDecodeError):
+                with contextlib.suppress(UnicodeDecodeError, OSError, EOFError):
+                    if path.suffix == ".gz":
+                        content = gzip.decompress(content)
                     yield content.decode("utf-8")
 
 
@@ -137,9 +137,11 @@ def contenders(work: Path, documents: int) -> dict[str, Callable[[], dict[str, f
     """Return what to run, by name."""
     quiet = ["--threads", 1, "--log-format", "none"]
     text = ["ingest", "text", "text.jsonl", "--tokenizer", "tokenizer.json", "--append-eod"]
-    text += ["--log-format", "none"]
-    slow = ["--engine", "tokenizers", "--threads", WORKERS, "-o", "slow"]
-    both = ["--threads", WORKERS, "-o", "own"]
+
+    def text_run(ranks: int, threads: int, out: str, *words: object) -> dict[str, float]:
+        options = ["--log-format", "none", "--threads", threads, "-o", out, *words]
+        return own(work, ranks, *text, *options, whole=True)
+
     tokens = ["ingest", "tokens", "s.parquet", "--vocab-size", VOCABULARY]
     shard = ("s.parquet", "input_ids")
     peer_fast = ("fast", "text.jsonl", "tokenizer.json", "fast")
@@ -147,14 +149,12 @@ def contenders(work: Path, documents: int) -> dict[str, Callable[[], dict[str, f
     return {
         "text: pool of workers": lambda: peer(work, *peer_text, whole=True),
         "text: gigatoken alone": lambda: peer(work, *peer_fast, whole=True),
-        "text: distcache, 2 threads": lambda: own(work, 1, *text, *both, whole=True),
-        "text: distcache, 1 rank": lambda: own(
-            work, 1, *text, "--threads", 1, "-o", "single", whole=True
+        "text: distcache, 2 threads": lambda: text_run(1, 2, "own"),
+        "text: distcache, 1 thread": lambda: text_run(1, 1, "single"),
+        "text: distcache, 2 ranks": lambda: text_run(2, 1, "ranks"),
+        "text: distcache, tokenizers, 2 threads": lambda: text_run(
+            1, 2, "slow", "--engine", "tokenizers"
         ),
-        "text: distcache, 2 ranks": lambda: own(
-            work, 2, *text, "--threads", 1, "-o", "ranks", whole=True
-        ),
-        "text: distcache, tokenizers": lambda: own(work, 1, *text, *slow, whole=True),
         "tokens: loop, add_item": lambda: peer(work, "items", *shard, "loop"),
         "tokens: loop, add_document": lambda: peer(work, "tokens", *shard, "loop"),
         "tokens: pyarrow, row groups": lambda: peer(work, "read", *shard),
@@ -220,8 +220,8 @@ def report(found: dict[str, Any]) -> None:
     for name, base in (
         ("text: distcache, 2 threads", "text: pool of workers"),
         ("text: distcache, 2 threads", "text: gigatoken alone"),
-        ("text: distcache, 2 threads", "text: distcache, tokenizers"),
-        ("text: distcache, 2 ranks", "text: distcache, 1 rank"),
+        ("text: distcache, 2 threads", "text: distcache, tokenizers, 2 threads"),
+        ("text: distcache, 2 ranks", "text: distcache, 1 thread"),
         ("tokens: distcache, 1 rank", "tokens: loop, add_item"),
         ("tokens: distcache, 2 ranks", "tokens: loop, add_item"),
         ("tokens: distcache, 2 ranks", "tokens: loop, add_document"),
@@ -246,9 +246,9 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
         work = Path(directory)
-        if "text".startswith(options.only):
+        if not options.only or options.only.startswith("text"):
             make_text(work, options.megabytes)
-        if "tokens".startswith(options.only):
+        if not options.only or options.only.startswith("tokens"):
             make_tokens(work, options.groups)
         found = measure(work, options)
         if options.json:

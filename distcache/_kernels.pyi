@@ -119,6 +119,9 @@ def first_outside(values: NDArray[Any], limit: int) -> int: ...
 def first_descent(bounds: NDArray[np.int64], begin: int, end: int) -> int: ...
 
 class TextScanner:
+    UNKNOWN: int
+    PLAIN: int
+    OTHER: int
     def __init__(self, words: list[str]) -> None: ...
     def scan(
         self, texts: list[str], known: NDArray[np.uint8]

@@ -22,7 +22,7 @@ from tokenizers import (
     trainers,
 )
 
-__all__ = ["ALL", "KINDS", "hard_texts", "train"]
+__all__ = ["ALL", "KINDS", "PATTERNS", "hard_texts", "train"]
 
 # The patterns of Llama 3, Qwen 2 and GPT-4o, as their tokenizer.json have them.
 _WORDS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -127,7 +127,8 @@ def hard_texts(seed: int = 0, roots: tuple[str, ...] = SOME) -> Iterator[str]:
 @functools.cache
 def _files(roots: tuple[str, ...]) -> list[Path]:
     found = itertools.chain.from_iterable(Path(root).rglob("*") for root in roots)
-    regular = (path for path in found if path.is_file() and not path.is_symlink())
+    lasting = (path for path in found if "__pycache__" not in path.parts)
+    regular = (path for path in lasting if path.is_file() and not path.is_symlink())
     return sorted(path for path in regular if path.stat().st_size < LARGEST)
 
 

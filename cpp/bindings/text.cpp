@@ -39,9 +39,9 @@ py::tuple scan(const TextScanner& scanner, const py::list& texts, const py::arra
         throw py::value_error("known must have an element for each code point");
     }
     const py::tuple held(texts);  // whatever happens to the list meanwhile
-    py::array_t<bool> special(static_cast<py::ssize_t>(held.size()));
+    py::array_t<bool> left(static_cast<py::ssize_t>(held.size()));
     std::vector<std::string_view> encoded(held.size());
-    bool* out = special.mutable_data();
+    bool* out = left.mutable_data();
     for (std::size_t i = 0; i < held.size(); ++i) {
         out[i] = !utf8_of(held[i], encoded[i]);
     }
@@ -49,27 +49,30 @@ py::tuple scan(const TextScanner& scanner, const py::list& texts, const py::arra
     {
         const py::gil_scoped_release release;
         for (std::size_t i = 0; i < encoded.size(); ++i) {
-            out[i] = out[i] || scanner.is_special(encoded[i], states, unknown);
+            out[i] = out[i] || !scanner.is_plain(encoded[i], states, unknown);
         }
         std::sort(unknown.begin(), unknown.end());
         unknown.erase(std::unique(unknown.begin(), unknown.end()), unknown.end());
     }
-    return py::make_tuple(special, py::array_t<std::uint32_t>(
-                                       static_cast<py::ssize_t>(unknown.size()), unknown.data()));
+    return py::make_tuple(
+        left, py::array_t<std::uint32_t>(static_cast<py::ssize_t>(unknown.size()), unknown.data()));
 }
 
 }  // namespace
 
 void register_text(py::module_& module) {
-    py::class_<TextScanner>(module, "TextScanner", R"doc(
+    py::class_<TextScanner> scanner(module, "TextScanner", R"doc(
 Tells texts with certain words or code points in them from plain ones.
 
 Parameters
 ----------
 words : list of str
     None is empty.
-)doc")
-        .def(py::init(&make_scanner), py::arg("words"))
+)doc");
+    scanner.attr("UNKNOWN") = static_cast<int>(Known::kUnknown);
+    scanner.attr("PLAIN") = static_cast<int>(Known::kPlain);
+    scanner.attr("OTHER") = static_cast<int>(Known::kOther);
+    scanner.def(py::init(&make_scanner), py::arg("words"))
         .def("scan", &scan, py::arg("texts"), py::arg("known"), R"doc(
 Look at texts.
 
@@ -78,11 +81,11 @@ Parameters
 texts : list of str
     Of any length.
 known : ndarray of uint8, shape (0x110000,)
-    What is known of each code point beyond ASCII: 0 nothing, 1 that it is plain, 2 that it is not.
+    `UNKNOWN`, `PLAIN` or `OTHER` for each code point; ASCII is plain. Other threads may write it.
 
 Returns
 -------
-special : ndarray of bool, shape (texts,)
+left : ndarray of bool, shape (texts,)
     Whether a text has a word, a code point that is not plain, or a lone surrogate.
 unknown : ndarray of uint32
     The code points of the others of which nothing is known, ascending.

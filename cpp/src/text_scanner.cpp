@@ -49,8 +49,8 @@ TextScanner::TextScanner(std::vector<std::string> words) : words_(std::move(word
     }
 }
 
-bool TextScanner::is_special(std::string_view text, std::span<const std::uint8_t> known,
-                             std::vector<std::uint32_t>& unknown) const {
+bool TextScanner::is_plain(std::string_view text, std::span<const std::uint8_t> known,
+                           std::vector<std::uint32_t>& unknown) const {
     assert(known.size() == kCodePoints);
     for (std::size_t at = 0; at < text.size();) {
         const std::uint32_t byte = byte_of(text, at);
@@ -61,22 +61,23 @@ bool TextScanner::is_special(std::string_view text, std::span<const std::uint8_t
         const auto rest = text.substr(at);
         const std::uint32_t next = rest.size() > 1 ? byte_of(rest, 1) : 0;
         if (begins_[byte << 8U | next] && begins_word(rest)) {
-            return true;
+            return false;
         }
         if (byte < 0x80) {
             ++at;
             continue;
         }
         const auto [value, size] = decode(rest);
-        if (known[value] == static_cast<std::uint8_t>(Known::kSpecial)) {
-            return true;
+        const auto state = static_cast<Known>(__atomic_load_n(&known[value], __ATOMIC_RELAXED));
+        if (state == Known::kOther) {
+            return false;
         }
-        if (known[value] == static_cast<std::uint8_t>(Known::kUnknown)) {
+        if (state == Known::kUnknown) {
             unknown.push_back(value);
         }
         at += size;
     }
-    return false;
+    return true;
 }
 
 bool TextScanner::begins_word(std::string_view rest) const {

@@ -14,7 +14,7 @@ std::vector<std::uint8_t> nothing_known() {
 
 bool holds(const TextScanner& scanner, const std::string& text) {
     std::vector<std::uint32_t> unknown;
-    return scanner.is_special(text, nothing_known(), unknown);
+    return !scanner.is_plain(text, nothing_known(), unknown);
 }
 
 }  // namespace
@@ -41,14 +41,14 @@ TEST_CASE("code points are looked up") {
     std::vector<std::uint32_t> unknown;
     const std::string text =
         "a\xc2\x80\xdf\xbf\xe0\xa0\x80\xef\xbf\xbf\xf0\x90\x80\x80\xf4\x8f\xbf\xbfz";
-    REQUIRE_FALSE(scanner.is_special(text, known, unknown));
+    REQUIRE(scanner.is_plain(text, known, unknown));
     REQUIRE(unknown == std::vector<std::uint32_t>{0x80, 0x7ff, 0x800, 0xffff, 0x10000, 0x10ffff});
     unknown.clear();
     for (const auto value : {0x80, 0x7ff, 0x800, 0xffff, 0x10000}) {
         known[static_cast<std::size_t>(value)] = static_cast<std::uint8_t>(Known::kPlain);
     }
-    REQUIRE_FALSE(scanner.is_special(text, known, unknown));
+    REQUIRE(scanner.is_plain(text, known, unknown));
     REQUIRE(unknown == std::vector<std::uint32_t>{0x10ffff});
-    known[0x10ffff] = static_cast<std::uint8_t>(Known::kSpecial);
-    REQUIRE(scanner.is_special(text, known, unknown));
+    known[0x10ffff] = static_cast<std::uint8_t>(Known::kOther);
+    REQUIRE_FALSE(scanner.is_plain(text, known, unknown));
 }

@@ -135,7 +135,7 @@ class InputReceipt(msgspec.Struct, frozen=True):
 
 
 class EngineReceipt(msgspec.Struct, frozen=True):
-    """The part of an engine that is faster than the tokenizer's own library, with equal tokens.
+    """What an engine encoded that is faster than the tokenizer's own library, with equal tokens.
 
     Attributes
     ----------

@@ -14,42 +14,64 @@ import itertools
 import random
 import unicodedata
 from collections.abc import Iterator
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 
+from distcache.ingest.tokenizer_json import TokenizerJson
+
 __all__ = [
-    "Description",
-    "Unsupported",
     "is_assigned",
     "neighbours",
     "probe_of",
-    "read_description",
-    "require_supported",
     "trials",
 ]
 
 # One of each class that a pattern may tell apart, and what patterns name.
 CLASSES: Final = (
-    "aZéÉǅʰ漢アあ가가ा\u0301\u0323" + "1²Ⅷ٣ªß" + "\u017f\u212a\u0130\u0131" + " \t\n\r\v\x1c\x85"
+    "aZéÉǅʰ漢アあ가ा\u0301\u0323" + "1²Ⅷ٣ªß" + "\u017f\u212a\u0130\u0131" + " \t\n\r\v\x1c\x85"
     "\xa0\u2028\u3000" + ".'/_-+^\u2019«—€😀\u200d\ufe0f\xad\ufeff\x00\x7f\ue000\uffff"
 )
-WORDS: Final = (
-    "'s",
-    "'LL",
-    "'Re",
-    "don't",
-    "I'VE",
-    "  ",
-    "\n\n",
-    "\r\n",
-    "123",
-    "1234",
-    "ﬁ",
-    "👍🏽",
+WORDS: Final = ("'s", "'LL", "'Re", "don't", "I'VE", "123", "ﬁ", "👍🏽", "  ", "\n\n", "\r\n")
+# What stands beside a code point to show its class: one of each class, and what patterns tell
+# apart. All have at least two bytes, so that what is cut before and behind them is seen apart.
+NEIGHBOURS: Final = (
+    *(
+        "aa",
+        "aZ",
+        "ZZ",
+        "Za",
+        "漢",
+        "\u0301",
+        "11",
+        "1a",
+        "12",
+        "😀",
+        "//",
+        "/\n",
+        "..",
+        ".\n",
+        "a.",
+    ),
+    *(
+        "''",
+        "'s",
+        "a'",
+        "  ",
+        " a",
+        "a ",
+        ". ",
+        " .",
+        "\t\t",
+        "\t ",
+        "\n\n",
+        "\n ",
+        " \n",
+        "\r\n",
+        "\ra",
+    ),
 )
-# Which of them show of which class a code point is, when it stands beside them.
-NEIGHBOURS: Final = (*"aZ漢\u03011 \t\n\r.'/😀", "  ", "\n\n", "12")
+SOME: Final = "aZ漢\u03011 \t\n\r.'/😀€"  # of which all triples are tried
 SEED: Final = 20
 RANDOM_TEXTS: Final = 500
 LONGEST_RANDOM: Final = 40  # classes of a random text
@@ -57,155 +79,46 @@ TOKEN_TEXTS: Final = 250  # of several tokens
 LONG: Final = 300  # of one class
 
 
-class Unsupported(ValueError):
-    """What a tokenizer has and the faster engine does not."""
-
-
-NULL: Final = msgspec.Raw(b"null")
-
-
-class _Model(msgspec.Struct):
-    type: str = "BPE"
-    dropout: float | None = None
-    continuing_subword_prefix: str | None = None
-    end_of_word_suffix: str | None = None
-    byte_fallback: bool = False
-
-
-class _AddedToken(msgspec.Struct):
-    content: Annotated[str, msgspec.Meta(min_length=1)]
-    single_word: bool = False
-    normalized: bool = False
-
-
-class _PreTokenizer(msgspec.Struct):
-    type: str
-    pattern: dict[str, str] | None = None
-    behavior: str | None = None
-    invert: bool = False
-    use_regex: bool = True
-    add_prefix_space: bool = False
-    pretokenizers: list[_PreTokenizer] = []
-
-
-class Description(msgspec.Struct):
-    """What a `tokenizer.json` says, without its vocabulary.
-
-    Attributes
-    ----------
-    model, added_tokens
-        What matters here.
-    normalizer, pre_tokenizer : Raw
-        In JSON.
-    """
-
-    model: _Model
-    normalizer: msgspec.Raw = NULL
-    pre_tokenizer: msgspec.Raw = NULL
-    added_tokens: list[_AddedToken] = []
-
-    @property
-    def normalizes(self) -> bool:
-        """Whether text is normalized."""
-        return self.normalizer != NULL
-
-
-def read_description(content: bytes) -> Description:
-    """Read a `tokenizer.json`.
-
-    Raises
-    ------
-    Unsupported
-        If it has another form than that of tokenizers of today.
-    """
-    try:
-        return msgspec.json.decode(content, type=Description)
-    except msgspec.MsgspecError as error:
-        raise Unsupported(f"the tokenizer has a form of its own: {error}") from error
-
-
-def require_supported(description: Description) -> None:
-    """Refuse a tokenizer with something that gigatoken may pass over silently.
-
-    It refuses by itself models other than BPE, and normalizers and patterns that it does not know
-    (gigatoken 0.10, src/load_tokenizer/hf.rs).
-
-    Raises
-    ------
-    Unsupported
-        Naming it.
-    """
-    model = description.model
-    if model.type != "BPE":
-        raise Unsupported(f"gigatoken has no model {model.type}")
-    for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
-        if getattr(model, name):
-            raise Unsupported(f"gigatoken has no {name}")
-    for token in description.added_tokens:
-        if token.single_word or (token.normalized and description.normalizes):
-            raise Unsupported(
-                f"gigatoken does not look for whole or normalized words, as {token.content!r} is"
-            )
-    if not model.byte_fallback:
-        _require_byte_level(
-            msgspec.json.decode(description.pre_tokenizer, type=_PreTokenizer | None)
-        )
-
-
-def _require_byte_level(pre_tokenizer: _PreTokenizer | None) -> None:
-    """Accept what cuts text by patterns only, and then makes bytes of it."""
-    if pre_tokenizer is None:
-        raise Unsupported("gigatoken always has a pre-tokenizer, and this tokenizer none")
-    if pre_tokenizer.type == "ByteLevel":
-        if not pre_tokenizer.use_regex:
-            raise Unsupported("gigatoken has no ByteLevel without a pattern")
-        return
-    *splits, last = pre_tokenizer.pretokenizers or [pre_tokenizer]
-    for split in splits:
-        if split.type != "Split" or "Regex" not in (split.pattern or {}):
-            raise Unsupported(f"gigatoken has no pre-tokenizer {split.type} like this one")
-        if split.behavior != "Isolated" or split.invert:
-            raise Unsupported("gigatoken isolates what a pattern matches, and nothing else")
-    if last.type != "ByteLevel" or last.use_regex or last.add_prefix_space:
-        raise Unsupported(f"gigatoken has no pre-tokenizer {last.type} like the last one")
-
-
-def probe_of(description: Description) -> bytes | None:
+def probe_of(description: TokenizerJson) -> bytes | None:
     """Return a `tokenizer.json` that cuts text alike and shows every cut.
 
     Its vocabulary is all bytes, and all pairs of bytes between two code points of which at least
-    one is beyond ASCII. No pairs overlap in a text, so each stands wherever nothing is cut.
+    one is beyond ASCII. Unless a single letter of ASCII stands between two others, no pairs overlap
+    in a text, and each is a token wherever nothing is cut.
+
+    Parameters
+    ----------
+    description : TokenizerJson
+        Of the tokenizer.
 
     Returns
     -------
     bytes or None
-        None for a tokenizer that cuts at spaces only.
+        None for a tokenizer with bytes to fall back on, which cuts at spaces only.
     """
     if description.model.byte_fallback:
         return None
     letters = _letters_of_bytes()
-    ascii_bytes, continuing, leading = range(0x80), range(0x80, 0xC0), range(0xC2, 0xF5)
-    pairs = itertools.chain(
-        itertools.product(ascii_bytes, leading),
-        itertools.product(continuing, ascii_bytes),
-        itertools.product(continuing, leading),
-    )
-    merges = [(letters[first], letters[second]) for first, second in pairs]
+    merges = [(letters[first], letters[second]) for first, second in _pairs()]
     tokens = [*letters, *map("".join, merges)]
-    model = {
-        "type": "BPE",
-        "vocab": {token: place for place, token in enumerate(tokens)},
-        "merges": merges,
-    }
+    vocabulary = {token: place for place, token in enumerate(tokens)}
     return msgspec.json.encode(
         {
             "version": "1.0",
             "normalizer": description.normalizer,
             "pre_tokenizer": description.pre_tokenizer,
             "added_tokens": [],
-            "model": model,
+            "model": {"type": "BPE", "vocab": vocabulary, "merges": merges},
         }
     )
+
+
+def _pairs() -> Iterator[tuple[int, int]]:
+    """Yield the pairs of bytes between two code points, but for two of ASCII."""
+    single, continuing, leading = range(0x80), range(0x80, 0xC0), range(0xC2, 0xF5)
+    yield from itertools.product(single, leading)
+    yield from itertools.product(continuing, single)
+    yield from itertools.product(continuing, leading)
 
 
 def _letters_of_bytes() -> list[str]:
@@ -227,7 +140,7 @@ def neighbours(code_point: int, *, normalized: bool) -> str:
         it is newer than the first Unicode that promises stable normalization.
     """
     it = chr(code_point)
-    parts = ["", *NEIGHBOURS, "", ""]
+    parts = ["", *NEIGHBOURS, "", ""]  # it also stands beside itself
     if normalized and unicodedata.ucd_3_2_0.category(it) == "Cn":
         parts += _composing()
     return it.join(parts)
@@ -244,7 +157,12 @@ def _composing() -> tuple[str, ...]:
 def is_assigned(code_point: int) -> bool:
     """Return whether a code point exists in this Python's version of Unicode.
 
-    How those normalize never changes (Unicode's stability policy); of others that is not known.
+    How strings of those normalize never changes (Unicode's stability policy).
+
+    Parameters
+    ----------
+    code_point : int
+        Any.
     """
     return unicodedata.category(chr(code_point)) != "Cn"
 
@@ -259,8 +177,8 @@ def trials(tokens: list[str]) -> Iterator[list[str]]:
     """
     every = [chr(code_point) for code_point in range(0x80)]
     yield ["", *("".join(first + second for second in every) for first in every)]
-    pairs = ["".join(pair) for pair in itertools.product(NEIGHBOURS, NEIGHBOURS)]
-    yield ["".join(first + pair for pair in pairs) for first in NEIGHBOURS]
+    pairs = ["".join(pair) for pair in itertools.product(SOME, SOME)]
+    yield ["".join(first + pair for pair in pairs) for first in SOME]
     parts = [*CLASSES, *WORDS, *every]
     yield [part * count for part in parts for count in (1, 2, 3, 17)]
     yield [part * LONG for part in CLASSES]

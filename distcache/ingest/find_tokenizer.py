@@ -71,19 +71,28 @@ def make_tokenizer(source: TokenizerSource, options: TokenizerOptions) -> Tokeni
             from distcache.ingest.tiktoken_ranks import Tiktoken  # noqa: PLC0415
 
             return Tiktoken(source, options)
-        from distcache.ingest.huggingface import HuggingFace  # noqa: PLC0415
+        return _huggingface(source, options)
 
-        library = HuggingFace(source.name, source.content, options, source.end)
-        if options.engine == "tokenizers":
-            return library
-        try:
-            from distcache.ingest.gigatoken_engine import with_gigatoken  # noqa: PLC0415
-        except ModuleNotFoundError:
-            if options.engine == "gigatoken":
-                raise
-            library.engine += ", since gigatoken is not installed"
-            return library
-        return with_gigatoken(library, source.content, options)
+
+def _huggingface(source: TokenizerSource, options: TokenizerOptions) -> Tokenizer:
+    """Make a tokenizer of Hugging Face, with the engine that is asked for."""
+    from distcache.ingest.huggingface import HuggingFace  # noqa: PLC0415
+
+    library = HuggingFace(source.name, source.content, options, source.end)
+    if options.engine == "tokenizers":
+        return library
+    try:
+        from distcache.ingest.gigatoken_engine import Gigatoken  # noqa: PLC0415
+
+        return Gigatoken(library, source.content)
+    except ImportError as error:  # missing, or built for another system
+        reason = f'gigatoken cannot be imported ({error}); pip install "distcache[ingest]"'
+    except ValueError as error:  # it needs what gigatoken does not have
+        reason = str(error)
+    if options.engine == "gigatoken":
+        raise ConfigError(f"--engine gigatoken: {options.name}: {reason}")
+    library.note = reason
+    return library
 
 
 @contextlib.contextmanager

@@ -11,72 +11,36 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import gigatoken
 import numpy as np
 import tokenizers
-import xxhash
 from numpy.typing import NDArray
 
-from distcache.errors import ConfigError
-from distcache.ingest.engine_trials import (
-    Unsupported,
-    is_assigned,
-    neighbours,
-    probe_of,
-    read_description,
-    require_supported,
-    trials,
-)
+from distcache.ingest.engine_trials import is_assigned, neighbours, probe_of, trials
 from distcache.ingest.huggingface import HuggingFace
 from distcache.ingest.tokenizer import (
     Encoded,
     EnginesDiffer,
-    Tokenizer,
-    TokenizerOptions,
     encoded_lists,
-    named,
+    name_and_version,
     refusing,
 )
+from distcache.ingest.tokenizer_json import Unsupported, read_tokenizer_json, require_supported
 from distcache.kernels import TextScanner
 
-__all__ = ["Gigatoken", "with_gigatoken"]
+__all__ = ["Gigatoken"]
 
 CODE_POINTS: Final = 0x110000
-PLAIN: Final = 1  # of `TextScanner.scan`
-SPECIAL: Final = 2
 COMPARED: Final = 512  # of so many texts, one on average is encoded by both
+MIXING: Final = np.uint64(0x9E3779B97F4A7C15)  # 2**64 divided by the golden ratio (Knuth)
 TOKENS: Final = 1_000  # of the vocabulary that are tried
-CHARACTERS: Final = 16 << 20  # that each gigatoken encodes before one is made anew
-GROWTH: Final = 128 << 20  # bytes of the process for each gigatoken before one is made anew
+# Gigatoken keeps all that it has encoded. All are made anew when they have encoded so many
+# characters each, and the process has grown by so many bytes for each of them.
+CHARACTERS: Final = 16 << 20
+GROWTH: Final = 128 << 20
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
-
-
-def with_gigatoken(library: HuggingFace, content: bytes, options: TokenizerOptions) -> Tokenizer:
-    """Return a tokenizer that gigatoken speeds up, or the library's if it cannot.
-
-    Parameters
-    ----------
-    library : HuggingFace
-        The tokenizer.
-    content : bytes
-        Of its `tokenizer.json`.
-    options : TokenizerOptions
-        Whether gigatoken is asked for.
-
-    Raises
-    ------
-    ConfigError
-        If gigatoken is asked for, but cannot be used.
-    """
-    try:
-        return Gigatoken(library, content)
-    except Unsupported as error:
-        if options.engine == "gigatoken":
-            raise ConfigError(f"--engine gigatoken: {options.name}: {error}") from error
-        library.engine += f", since {error}"
-        return library
 
 
 class Gigatoken:
@@ -89,22 +53,28 @@ class Gigatoken:
     content : bytes
         Of its `tokenizer.json`.
 
+    Attributes
+    ----------
+    facts, libraries, engine, note
+        As of `Tokenizer`.
+
     Raises
     ------
     Unsupported
         If gigatoken has not what the tokenizer needs, or differs in trials.
     """
 
-    libraries = (*HuggingFace.libraries, "gigatoken")
+    libraries: ClassVar[tuple[str, ...]] = (*HuggingFace.libraries, "gigatoken")
+    note: str | None = None
 
     def __init__(self, library: HuggingFace, content: bytes) -> None:
-        description = read_description(content)
+        description = read_tokenizer_json(content)
         require_supported(description)
         self.facts = library.facts
-        self.engine = named("gigatoken")
+        self.engine = name_and_version("gigatoken")
         self._library = library
-        self._engines = _Engines(content, *library.tokens_around())
-        self._normalized = description.normalizes
+        self._pool = _Pool(content, *_tokens_around(library))
+        self._normalizes = description.normalizes
         probe = probe_of(description)
         self._probe = None if probe is None else _Probe(probe)
         self._scanner = TextScanner([token.content for token in description.added_tokens])
@@ -119,12 +89,12 @@ class Gigatoken:
         tokens = [self._library.text_of(token) for token in chosen]
         for texts in trials([text for text in tokens if text and "\ufffd" not in text]):
             try:
-                differing = _differing(self._library.encode(texts), self._engines.encode(texts))
+                differing = _differing(self._library.encode(texts), self._pool.encode(texts))
             except ValueError as error:
                 raise Unsupported(f"one of both refuses a trial: {error}") from error
             if differing.any():
                 text = texts[int(np.argmax(differing))]
-                raise Unsupported(f"{self.engine} encodes {text[:60]!r} differently")
+                raise Unsupported(f"{self.engine} makes other tokens of a trial: {text[:60]!r}")
 
     def encode(self, texts: list[str]) -> Encoded:
         """Return the tokens of texts.
@@ -136,130 +106,148 @@ class Gigatoken:
         EnginesDiffer
             If one of those that are compared differs.
         """
-        special = self._find_special(texts)
-        plain = np.flatnonzero(~special)
+        left = self._left_to_library(texts)
+        places = np.flatnonzero(~left)
         try:
-            fast = self._engines.encode([texts[place] for place in plain])
-        except ValueError:  # the library may not refuse it
+            fast = self._pool.encode([texts[place] for place in places])
+        except ValueError:  # of gigatoken; the library may not refuse it
             return self._library.encode(texts)._replace(by_library=len(texts))
-        compared = self._compare(texts, plain, fast)
-        if len(plain) == len(texts):
+        compared = self._compare(texts, places, fast)
+        if len(places) == len(texts):
             return fast._replace(compared=compared)
-        slow = self._library.encode([texts[place] for place in np.flatnonzero(special)])
-        return _interleaved(special, slow, fast)._replace(
+        slow = self._library.encode([texts[place] for place in np.flatnonzero(left)])
+        return _interleaved(left, slow, fast)._replace(
             by_library=len(slow.lengths), compared=compared
         )
 
-    def _find_special(self, texts: list[str]) -> NDArray[np.bool_]:
-        """Return which texts are for the library; new code points are compared first."""
-        special, unknown = self._scanner.scan(texts, self._known)
+    def _left_to_library(self, texts: list[str]) -> NDArray[np.bool_]:
+        """Return which texts are left to the library; new code points are compared first."""
+        left, unknown = self._scanner.scan(texts, self._known)
         if not len(unknown):
-            return special
+            return left
         with self._lock:
-            new = unknown[self._known[unknown] == 0]  # another thread may have compared some
-            self._known[new] = np.where(self._are_equal(new.tolist()), PLAIN, SPECIAL)
-        if (self._known[unknown] == PLAIN).all():
-            return special
+            new = unknown[self._known[unknown] == TextScanner.UNKNOWN]  # not by another thread
+            equal = self._are_equal(new.tolist())
+            self._known[new] = np.where(equal, TextScanner.PLAIN, TextScanner.OTHER)
+        if (self._known[unknown] == TextScanner.PLAIN).all():
+            return left
         return self._scanner.scan(texts, self._known)[0]
 
     def _are_equal(self, code_points: list[int]) -> NDArray[np.bool_]:
-        """Return which code points both encode alike, beside all others."""
-        texts = [neighbours(code_point, normalized=self._normalized) for code_point in code_points]
-        if self._probe is not None:
-            equal = self._probe.are_equal(texts)
-        else:
-            equal = ~_differing(self._library.encode(texts), self._engines.encode(texts))
-        if self._normalized:
+        """Return which code points both encode alike, beside those of all classes."""
+        texts = [neighbours(code_point, normalized=self._normalizes) for code_point in code_points]
+        try:
+            if self._probe is not None:
+                equal = ~_differing(self._probe.encode_slow(texts), self._probe.encode_fast(texts))
+            else:
+                equal = ~_differing(self._library.encode(texts), self._pool.encode(texts))
+        except ValueError:  # of which text is not known
+            return np.zeros(len(texts), np.bool_)
+        if self._normalizes:
             equal &= np.fromiter(map(is_assigned, code_points), np.bool_, len(code_points))
         return equal
 
     def _compare(self, texts: list[str], places: NDArray[np.int64], fast: Encoded) -> int:
         """Encode some texts by the library too, and return how many.
 
-        Which ones follows from the lengths, so that it is the same for any number of ranks.
+        Which ones follows from the tokens up to their ends, and so from the batch alone: it is the
+        same for any number of ranks.
         """
-        seed = xxhash.xxh3_64_intdigest(fast.lengths.tobytes())
-        drawn = np.random.default_rng(seed).integers(COMPARED, size=len(places))
-        chosen = np.flatnonzero(drawn == 0)
+        ends = np.cumsum(fast.lengths)
+        sums = np.concatenate([[0], np.cumsum(fast.ids, dtype=np.int64)])[ends].astype(np.uint64)
+        chosen = np.flatnonzero((sums * MIXING >> np.uint64(32)) % np.uint64(COMPARED) == 0)
         if not len(chosen):
             return 0
         slow = self._library.encode([texts[places[index]] for index in chosen])
-        some = fast.split()
-        differing = _differing(slow, encoded_lists([some[index].tolist() for index in chosen]))
-        if differing.any():
-            raise EnginesDiffer(
-                int(places[chosen[np.argmax(differing)]]),
-                f"{self.engine} and the library tokenizers make different tokens of it; "
-                "run with --engine tokenizers",
-            )
+        for index, theirs in zip(chosen, slow.split(), strict=True):
+            ours = fast.ids[ends[index] - fast.lengths[index] : ends[index]]
+            if not np.array_equal(ours, theirs):
+                raise EnginesDiffer(int(places[index]), self.engine)
         return len(chosen)
 
 
-class _Engines:
-    """As many gigatokens as threads need at a time.
+def _tokens_around(library: HuggingFace) -> tuple[list[int], list[int]]:
+    """Return the tokens that a tokenizer puts before and after each text."""
+    bare, whole = library.encode_bare("a"), library.encode(["a"]).ids.tolist()
+    for begin in range(len(whole) - len(bare) + 1):
+        end = begin + len(bare)
+        if bare and whole[begin:end] == bare:
+            return whole[:begin], whole[end:]
+    raise Unsupported("it does not only put tokens around a text")
 
-    Gigatoken keeps what it has encoded, without a bound. So one that has encoded much, in a
-    process that has grown much, is made anew.
+
+class _Pool:
+    """As many gigatokens as threads encode at a time.
 
     Parameters
     ----------
     content : bytes
         A `tokenizer.json`.
-    before, after : sequence of int
+    before, after : list of int
         Tokens that are put around each text.
+
+    Raises
+    ------
+    Unsupported
+        If gigatoken refuses the tokenizer.
     """
 
     def __init__(self, content: bytes, before: list[int], after: list[int]) -> None:
         self._content = content
         self._around = (before, after)
-        self._resident = _resident_bytes()
-        self._free = [_load(content)]
-        self._made = 1
-        self._characters = 0  # encoded since one was made anew
         self._lock = threading.Lock()
+        self._begin_anew()
+        self._free.append(self._load())
+
+    def _begin_anew(self) -> None:
+        """Leave the gigatokens that there are to those who use them."""
+        self._free: list[gigatoken.Tokenizer] = []
+        self._made = 0
+        self._characters = 0
+
+    def _load(self) -> gigatoken.Tokenizer:
+        engine = _load(self._content)
+        self._made += 1
+        self._resident = _resident_bytes()
+        return engine
 
     def encode(self, texts: list[str]) -> Encoded:
-        """Return the tokens of texts."""
-        engine = self._take()
-        try:
-            with refusing():
-                found = _encode(engine, texts)
-        finally:
-            self._give(engine, sum(map(len, texts)))
+        """Return the tokens of texts; `ValueError` if gigatoken refuses one."""
+        with self._lock:
+            free = self._free
+            engine = free.pop() if free else self._load()
+        found = _encode(engine, texts)  # of one that fails, the state is not known
+        free.append(engine)
+        with self._lock:
+            self._characters += sum(map(len, texts))
+            if self._characters > CHARACTERS * self._made and self._have_grown():
+                self._begin_anew()
         return _wrapped(found, *self._around)
 
-    def _take(self) -> gigatoken.Tokenizer:
-        with self._lock:
-            if self._free:
-                return self._free.pop()
-            self._made += 1
-        return _load(self._content)
-
-    def _give(self, engine: gigatoken.Tokenizer, characters: int) -> None:
-        with self._lock:
-            self._characters += characters
-            if self._characters > CHARACTERS * self._made and self._has_grown():
-                self._made -= 1  # this one goes
-                self._characters = 0
-            else:
-                self._free.append(engine)
-
-    def _has_grown(self) -> bool:
+    def _have_grown(self) -> bool:
         return _resident_bytes() > self._resident + GROWTH * self._made
 
 
 class _Probe:
-    """A tokenizer that shows where text is cut, in both libraries."""
+    """A tokenizer that shows where text is cut, in both libraries; raises as `_Pool` does."""
 
     def __init__(self, content: bytes) -> None:
-        self._slow = tokenizers.Tokenizer.from_buffer(content)
+        try:
+            with refusing():
+                self._slow = tokenizers.Tokenizer.from_buffer(content)
+        except ValueError as error:
+            raise Unsupported(f"tokenizers refuses its pattern alone: {error}") from error
         self._fast = _load(content)
 
-    def are_equal(self, texts: list[str]) -> NDArray[np.bool_]:
-        """Return which texts both cut alike."""
-        found = self._slow.encode_batch_fast(texts, add_special_tokens=False)
-        slow = encoded_lists([encoding.ids for encoding in found])
-        return ~_differing(slow, _encode(self._fast, texts))
+    def encode_slow(self, texts: list[str]) -> Encoded:
+        """Return the tokens of texts by the library tokenizers."""
+        with refusing():
+            found = self._slow.encode_batch_fast(texts, add_special_tokens=False)
+        return encoded_lists([encoding.ids for encoding in found])
+
+    def encode_fast(self, texts: list[str]) -> Encoded:
+        """Return the tokens of texts by gigatoken."""
+        return _encode(self._fast, texts)
 
 
 def _load(content: bytes) -> gigatoken.Tokenizer:
@@ -267,14 +255,15 @@ def _load(content: bytes) -> gigatoken.Tokenizer:
         with refusing():
             return gigatoken.Tokenizer.from_json(content)
     except ValueError as error:
-        raise Unsupported(f"gigatoken refuses the tokenizer: {error}") from error
+        raise Unsupported(f"gigatoken refuses it: {error}") from error
 
 
 def _encode(engine: gigatoken.Tokenizer, texts: list[str]) -> Encoded:
-    """Encode in this thread alone."""
+    """Encode in this thread alone; `ValueError` if that fails."""
     if not texts:
         return Encoded(np.empty(0, np.int32), np.empty(0, np.int64))
-    layout: Any = engine.encode_batch(texts, parallel=False).layout
+    with refusing():
+        layout: Any = engine.encode_batch(texts, parallel=False).layout
     lengths = np.diff(np.asarray(layout.offsets.data)).astype(np.int64, copy=False)
     return Encoded(np.asarray(layout.content.data).view(np.int32), lengths)
 
@@ -292,11 +281,11 @@ def _wrapped(found: Encoded, before: list[int], after: list[int]) -> Encoded:
     return Encoded(ids, found.lengths + len(before) + len(after))
 
 
-def _interleaved(special: NDArray[np.bool_], slow: Encoded, fast: Encoded) -> Encoded:
+def _interleaved(left: NDArray[np.bool_], slow: Encoded, fast: Encoded) -> Encoded:
     """Put the tokens of both into the order of the texts."""
-    lengths = np.empty(len(special), np.int64)
-    lengths[special], lengths[~special] = slow.lengths, fast.lengths
-    by_library = np.repeat(special, lengths)
+    lengths = np.empty(len(left), np.int64)
+    lengths[left], lengths[~left] = slow.lengths, fast.lengths
+    by_library = np.repeat(left, lengths)
     ids = np.empty(len(by_library), np.int32)
     ids[by_library], ids[~by_library] = slow.ids, fast.ids
     return Encoded(ids, lengths)

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import huggingface_hub
 import tokenizers
@@ -19,7 +19,7 @@ from distcache.ingest.tokenizer import (
     encoded_lists,
     eod_of,
     facts_of,
-    named,
+    name_and_version,
     read_tokenizer_file,
     refusing,
 )
@@ -57,12 +57,13 @@ class HuggingFace:
         What the files beside it call the end of a document.
     """
 
-    libraries = ("tokenizers",)
+    libraries: ClassVar[tuple[str, ...]] = ("tokenizers",)
+    note: str | None = None
 
     def __init__(
         self, name: str, content: bytes, options: TokenizerOptions, stated_end: str | None = None
     ) -> None:
-        self.engine = named("tokenizers")
+        self.engine = name_and_version("tokenizers")
         # Each worker is a thread; the library would start as many again for each.
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         try:
@@ -85,16 +86,10 @@ class HuggingFace:
             found = self._tokenizer.encode_batch_fast(texts, add_special_tokens=self._special)
         return encoded_lists([encoding.ids for encoding in found])
 
-    def tokens_around(self) -> tuple[list[int], list[int]]:
-        """Return the tokens that are put before and after each text."""
-        text = "a"
-        inner = self._tokenizer.encode(text, add_special_tokens=False).ids
-        whole = self._tokenizer.encode(text, add_special_tokens=self._special).ids
-        for begin in range(len(whole) - len(inner) + 1):
-            end = begin + len(inner)
-            if whole[begin:end] == inner:
-                return whole[:begin], whole[end:]
-        return [], []
+    def encode_bare(self, text: str) -> list[int]:
+        """Return the tokens of a text, without any around it."""
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
 
     def text_of(self, token: int) -> str:
         """Return the text of a token, which may not be whole."""

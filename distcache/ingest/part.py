@@ -22,18 +22,18 @@ BLOCK: Final = 4 << 20  # bytes
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """An invalid row.
+    """An invalid row, or one that ends the ingest.
 
     Attributes
     ----------
     place : int
         Its number in the piece or in the row group, from 0.
     reason : str
-        Why it is invalid.
+        What is wrong.
     byte, group : int or None
         Where it begins in the file; its row group.
     fatal : bool
-        Whether it ends the ingest, even if invalid rows are to be skipped.
+        Whether it ends the ingest, though the row is valid.
     """
 
     place: int
@@ -57,7 +57,7 @@ class PieceFacts(msgspec.Struct):
     by_library, compared : int
         Texts of them that a faster engine left to the tokenizer's library, and that both encoded.
     problems : list of Problem
-        Invalid rows; only the first if that ends the ingest. One may stand for the rest of a row
+        Invalid rows, and as the last one what ends the ingest. One may stand for the rest of a row
         group.
     """
 

@@ -32,7 +32,7 @@ __all__ = [
     "segments_of",
 ]
 
-SMALLEST: Final = 1 << 20  # bytes; half a second of work for a tokenizer
+SMALLEST: Final = 1 << 20  # bytes; ten to five hundred milliseconds of work for a tokenizer
 MOST: Final = 1 << 16  # pieces of an ingest, roughly; facts about each are kept
 
 

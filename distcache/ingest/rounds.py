@@ -8,7 +8,6 @@ such as a large compressed file, does not block the others.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Final, Protocol
 import msgspec
 
 from distcache.corpus.receipt import Skipped
-from distcache.errors import CorpusError
+from distcache.errors import CorpusError, DistcacheError
 from distcache.ingest.inputs import Input
 from distcache.ingest.part import Blocks, Part, PieceFacts, Problem, Sink
 from distcache.ingest.pieces import Counts, InputPiece, Segment, TaskRecord, place, segments_of
@@ -148,10 +147,10 @@ def _report_of(part: Part) -> _Report:
 
 def _require_valid(work: Work, task: int, report: _Report, locator: Locator) -> None:
     for piece, facts in zip(work.tasks[task], report.pieces, strict=False):
-        wrong = locator.skipped(piece, facts)
-        ending = (work.fail or problem.fatal for problem in facts.problems)
-        if first := next(itertools.compress(wrong, ending), None):
-            raise CorpusError(str(first)).of_all_ranks()  # all ranks have all reports
+        for problem, row in zip(facts.problems, locator.skipped(piece, facts), strict=True):
+            if problem.fatal or work.fail:
+                error = DistcacheError if problem.fatal else CorpusError
+                raise error(str(row)).of_all_ranks()  # all ranks have all reports
 
 
 def _place(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import sentencepiece
 
 from distcache.errors import ConfigError
@@ -11,7 +13,7 @@ from distcache.ingest.tokenizer import (
     encoded_lists,
     eod_of,
     facts_of,
-    named,
+    name_and_version,
     refusing,
 )
 
@@ -34,10 +36,11 @@ class SentencePiece:
         How to use it.
     """
 
-    libraries = ("sentencepiece",)
+    libraries: ClassVar[tuple[str, ...]] = ("sentencepiece",)
+    note: str | None = None
 
     def __init__(self, name: str, content: bytes, options: TokenizerOptions) -> None:
-        self.engine = named("sentencepiece")
+        self.engine = name_and_version("sentencepiece")
         self._model = sentencepiece.SentencePieceProcessor()
         try:
             with refusing():

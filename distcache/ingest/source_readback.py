@@ -158,7 +158,7 @@ def _compare(
 
 
 def _tokenizer_of(receipt: Receipt, tokenizer: str | None) -> TokenizerOptions:
-    """Return how a corpus was tokenized, but by the tokenizer's own library, and where it is."""
+    """Return the options of a corpus's tokenizer: encoding by its own library, and maybe moved."""
     with _as_options(receipt):
         wanted = msgspec.convert(receipt.options.get("tokenizer"), TokenizerOptions)
     facts = receipt.tokenizer

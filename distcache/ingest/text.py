@@ -42,7 +42,7 @@ class TextReader:
     Attributes
     ----------
     engine : str
-        What encodes.
+        What encodes, and why not a faster one.
 
     Raises
     ------
@@ -51,7 +51,7 @@ class TextReader:
     """
 
     def __init__(self, tokenizer: Tokenizer, options: TextOptions) -> None:
-        self.engine = tokenizer.engine
+        self.engine = tokenizer.engine + (f" ({tokenizer.note})" if tokenizer.note else "")
         self._tokenizer = tokenizer
         self._options = options
         self._end = tokenizer.facts.eod if options.append_eod else None
@@ -87,14 +87,22 @@ class TextReader:
                 batch, size = [], 0
         return self._flush(batch, part)
 
-    def _note(self, row: Row, reason: str, part: Sink, *, fatal: bool = False) -> bool:
+    def _note(self, row: Row, reason: str, part: Sink) -> bool:
         """Record an invalid row; false if that ends the ingest."""
         piece = part.pieces[-1]
         piece.rows += 1
         piece.skipped += 1
-        if fatal or len(piece.problems) < MOST_LISTED:
-            piece.problems.append(Problem(row.place, reason, row.byte, row.group, fatal))
-        return self._options.on_error == "skip" and not fatal
+        if len(piece.problems) < MOST_LISTED:
+            piece.problems.append(Problem(row.place, reason, row.byte, row.group))
+        return self._options.on_error == "skip"
+
+    def _end_at(self, batch: list[Row], error: EnginesDiffer, part: Sink) -> bool:
+        """Record the row with the text in which engines differ, which ends the ingest."""
+        texts = np.cumsum([len(self._sentences(row)) for row in batch])
+        row = batch[int(np.searchsorted(texts, error.place, side="right"))]
+        problem = Problem(row.place, str(error), row.byte, row.group, fatal=True)
+        part.pieces[-1].problems.append(problem)
+        return False
 
     def _flush(self, batch: list[Row], part: Sink) -> bool:
         """Encode rows together, or one by one if that fails."""
@@ -103,9 +111,7 @@ class TextReader:
         try:
             self._append(batch, part)
         except EnginesDiffer as error:
-            texts = [len(self._sentences(row)) for row in batch]
-            row = batch[int(np.searchsorted(np.cumsum(texts), error.place, side="right"))]
-            return self._note(row, str(error), part, fatal=True)
+            return self._end_at(batch, error, part)
         except ValueError as error:
             if len(batch) == 1:
                 return self._note(batch[0], f"the tokenizer refuses it: {error}", part)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 import tiktoken
@@ -18,7 +18,7 @@ from distcache.ingest.tokenizer import (
     encoded_lists,
     eod_of,
     facts_of,
-    named,
+    name_and_version,
     refusing,
 )
 
@@ -154,10 +154,11 @@ class Tiktoken:
         How to use it.
     """
 
-    libraries = ("tiktoken",)
+    libraries: ClassVar[tuple[str, ...]] = ("tiktoken",)
+    note: str | None = None
 
     def __init__(self, source: TokenizerSource, options: TokenizerOptions) -> None:
-        self.engine = named("tiktoken")
+        self.engine = name_and_version("tiktoken")
         if options.special_tokens:
             raise ConfigError("--add-special-tokens: encodings of tiktoken add none")
         parts = msgspec.msgpack.decode(source.content, type=_Parts)

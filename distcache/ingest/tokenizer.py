@@ -8,7 +8,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -29,7 +29,7 @@ __all__ = [
     "encoded_lists",
     "eod_of",
     "facts_of",
-    "named",
+    "name_and_version",
     "read_tokenizer_file",
     "refusing",
 ]
@@ -94,16 +94,21 @@ class Encoded(NamedTuple):
 
 
 class EnginesDiffer(Exception):  # no ValueError, which is a refusal
-    """Two engines make different tokens of a text.
+    """A faster engine and the tokenizer's own library make different tokens of a text.
 
-    Attributes
+    Parameters
     ----------
     place : int
         Of the text.
+    engine : str
+        The faster one.
     """
 
-    def __init__(self, place: int, reason: str) -> None:
-        super().__init__(reason)
+    def __init__(self, place: int, engine: str) -> None:
+        super().__init__(
+            f"{engine} and the library tokenizers make different tokens of it; run with "
+            "--engine tokenizers, which begins anew, and please report it"
+        )
         self.place = place
 
 
@@ -114,17 +119,18 @@ class Tokenizer(Protocol):
     ----------
     facts : TokenizerFacts
         Which tokenizer this is.
-    libraries : sequence of str
+    libraries : tuple of str
         What makes its tokens, as Python packages.
     engine : str
-        The library that encodes and its version, and why not a faster one.
+        The library that encodes, and its version.
+    note : str or None
+        Why that is not a faster one.
     """
 
+    libraries: ClassVar[tuple[str, ...]]
     facts: TokenizerFacts
     engine: str
-
-    @property
-    def libraries(self) -> Sequence[str]: ...  # noqa: D102
+    note: str | None
 
     def encode(self, texts: list[str]) -> Encoded:
         """Return the tokens of texts; `ValueError` if one cannot be encoded."""
@@ -207,7 +213,7 @@ def encoded_lists(found: Sequence[Sequence[int]]) -> Encoded:
     return Encoded(ids, lengths)
 
 
-def named(library: str) -> str:
+def name_and_version(library: str) -> str:
     """Return the name and the version of a Python package."""
     return f"{library} {importlib.metadata.version(library)}"
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -15,10 +16,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
 
 from distcache.corpus.receipt import read_receipt
-from distcache.errors import ConfigError, CorpusError
+from distcache.errors import ConfigError, DistcacheError
 from distcache.ingest import gigatoken_engine
 from distcache.ingest.engine_trials import CLASSES, WORDS
 from distcache.ingest.find_tokenizer import find_tokenizer, make_tokenizer
@@ -29,10 +29,11 @@ from distcache.ingest.read_options import TextOptions
 from distcache.ingest.tokenizer import Encoded, EnginesDiffer, TokenizerOptions
 from distcache.ingest.tokenizer import Tokenizer as AnyTokenizer
 from distcache.ranks.communicator import SerialCommunicator
-from tests.hard_texts import KINDS, hard_texts, train
+from tests.hard_texts import KINDS, PATTERNS, hard_texts, train
 from tests.texts import END, write_jsonl
 
 FAST = ("gpt2", "llama3", "qwen", "o200k", "llama2", "metaspace")
+VERSION = importlib.metadata.version("gigatoken")
 NEW = "\U00016ebb"  # a letter since Unicode 17
 
 
@@ -73,10 +74,10 @@ def lists(found: Encoded) -> list[list[int]]:
 @pytest.mark.parametrize("kind", FAST)
 def test_tokens_are_equal(kind: str, engines: Callable[..., AnyTokenizer]) -> None:
     """Of hard texts, most of which gigatoken encodes."""
-    texts = list(itertools.islice(hard_texts(), 300))
+    texts = list(itertools.islice(hard_texts(), 150))
     found = engines(kind).encode(texts)
     assert lists(found) == lists(engines(kind, "tokenizers").encode(texts))
-    assert engines(kind).engine == "gigatoken 0.10.0"
+    assert engines(kind).engine == f"gigatoken {VERSION}"
     assert 0 < found.by_library < len(texts) / 2
 
 
@@ -101,82 +102,95 @@ def test_models_that_gigatoken_lacks(
     """Are found out before a text is read: auto takes the library, and says why."""
     texts = list(itertools.islice(hard_texts(), 20))
     found = engines(kind)
-    assert "gigatoken has no model" in found.engine
+    assert "gigatoken has no model" in str(found.note)
     assert lists(found.encode(texts)) == lists(engines(kind, "tokenizers").encode(texts))
     with pytest.raises(ConfigError, match=r"--engine gigatoken.*no model"):
         load_file(files(kind), "gigatoken")
 
 
-def changes() -> Iterator[tuple[str, str, Any]]:
-    """Yield what changes a tokenizer so that gigatoken might pass over it."""
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    split = {"type": "Split", "pattern": {"Regex": r"\p{N}"}, "behavior": "Isolated"}
-    last = byte_level | {"use_regex": False}
-    yield "dropout", "/model/dropout", 0.5
-    yield "suffix", "/model/end_of_word_suffix", "</w>"
-    yield "nothing", "/pre_tokenizer", None
-    yield "no pattern", "/pre_tokenizer", last
-    yield (
-        "digits",
-        "/pre_tokenizer",
-        {
-            "type": "Sequence",
-            "pretokenizers": [{"type": "Digits", "individual_digits": True}, last],
-        },
-    )
-    yield (
-        "two patterns",
-        "/pre_tokenizer",
-        {"type": "Sequence", "pretokenizers": [split, byte_level]},
-    )
-    yield (
-        "inverted",
-        "/pre_tokenizer",
-        {
-            "type": "Sequence",
-            "pretokenizers": [split | {"invert": True}, last],
-        },
-    )
-    yield (
-        "removed",
-        "/pre_tokenizer",
-        {
-            "type": "Sequence",
-            "pretokenizers": [split | {"behavior": "Removed"}, last],
-        },
-    )
-    yield "unknown pattern", "/pre_tokenizer", {"type": "Sequence", "pretokenizers": [split, last]}
-    yield "normalizer", "/normalizer", {"type": "Lowercase"}
-    yield "form", "/added_tokens", [{"id": 1, "content": ""}]
-    yield "whole words", "/added_tokens/0/single_word", True
-    yield "order of merges", "/model/merges", "reversed"
+LAST = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+SPLIT = {
+    "type": "Split",
+    "pattern": {"Regex": PATTERNS["qwen"]},
+    "behavior": "Isolated",
+    "invert": False,
+}
+DIGITS = {"type": "Digits", "individual_digits": True}
 
 
-@pytest.mark.parametrize(("path", "value"), [pytest.param(*c[1:], id=c[0]) for c in changes()])
+def sequence(*parts: dict[str, Any]) -> dict[str, Any]:
+    """Return a sequence of pre-tokenizers."""
+    return {"type": "Sequence", "pretokenizers": [*parts]}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "reason"),
+    [
+        ("model/dropout", 0.5, "has no dropout"),
+        ("model/end_of_word_suffix", "</w>", "has no end_of_word_suffix"),
+        ("pre_tokenizer", None, "always has a pre-tokenizer"),
+        ("pre_tokenizer", LAST, "ByteLevel without a pattern"),
+        ("pre_tokenizer", sequence(DIGITS, LAST), "no pre-tokenizer Digits"),
+        ("pre_tokenizer", sequence(SPLIT, LAST | {"use_regex": True}), "ByteLevel like this"),
+        ("pre_tokenizer", sequence(SPLIT, LAST | {"add_prefix_space": True}), "ByteLevel like"),
+        ("pre_tokenizer", sequence(SPLIT, DIGITS), "no pre-tokenizer Digits like this"),
+        ("pre_tokenizer", sequence(SPLIT | {"invert": True}, LAST), "only isolates"),
+        ("pre_tokenizer", sequence(SPLIT | {"behavior": "Removed"}, LAST), "only isolates"),
+        ("pre_tokenizer", sequence(SPLIT | {"pattern": {"String": "a"}}, LAST), "tokenizer Split"),
+        ("pre_tokenizer", sequence(SPLIT | {"pattern": {"Regex": "a"}}, LAST), "refuses it"),
+        ("normalizer", {"type": "Lowercase"}, "refuses it"),
+        ("added_tokens/0/single_word", True, "no whole or normalized words as '<unk>'"),
+    ],
+)
 def test_what_gigatoken_might_pass_over(
-    path: str, value: Any, files: Callable[[str], Path], tmp_path: Path
+    path: str, value: Any, reason: str, files: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Leads to the library, or to the same tokens."""
+    """Is found out before a text is read: auto takes the library, and says why."""
     content = json.loads(files("gpt2").read_text(encoding="utf-8"))
-    *parents, name = path.split("/")[1:]
+    *parents, name = path.split("/")
     place = content
     for parent in parents:
         place = place[int(parent) if parent.isdigit() else parent]
-    place[name] = place[name][::-1] if value == "reversed" else value
+    place[name] = value
     changed = tmp_path / "tokenizer.json"
     changed.write_text(json.dumps(content), encoding="utf-8")
-    try:
-        Tokenizer.from_file(str(changed))
-    except Exception:  # noqa: BLE001  # whatever the library says
-        with pytest.raises(ConfigError, match="is not a tokenizer"):
-            load_file(changed)
-        return
     found = load_file(changed)
-    if value != "reversed":
-        assert isinstance(found, HuggingFace), found.engine
-        return
-    texts = list(itertools.islice(hard_texts(), 100))
-    assert lists(found.encode(texts)) == lists(load_file(changed, "tokenizers").encode(texts))
+    assert isinstance(found, HuggingFace)
+    assert found.note is not None
+    assert reason in found.note
+
+
+def test_merges_in_another_order(files: Callable[[str], Path], tmp_path: Path) -> None:
+    """Have other ranks than their tokens have ids."""
+    content = json.loads(files("gpt2").read_text(encoding="utf-8"))
+    content["model"]["merges"].reverse()
+    changed = tmp_path / "tokenizer.json"
+    changed.write_text(json.dumps(content), encoding="utf-8")
+    texts = list(itertools.islice(hard_texts(), 60))
+    found = load_file(changed).encode(texts)
+    assert lists(found) == lists(load_file(changed, "tokenizers").encode(texts))
+
+
+@pytest.mark.parametrize("text", ["~}", "\u00e9", "1" * 300, "\t\t"])
+def test_a_difference_in_trials(
+    text: str, files: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leaves all texts to the library."""
+    encode = gigatoken_engine._encode
+
+    def wrong(engine: Any, texts: list[str]) -> Encoded:
+        found = encode(engine, texts)
+        bad = [place for place, trial in enumerate(texts) if text in trial]
+        for place in bad:
+            found.ids[found.lengths[: place + 1].sum() - 1] ^= 1
+        return found
+
+    monkeypatch.setattr(gigatoken_engine, "_encode", wrong)
+    found = load_file(files("gpt2"))
+    assert found.note is not None
+    assert "makes other tokens of a trial" in found.note
+    with pytest.raises(ConfigError, match=r"--engine gigatoken.*other tokens of a trial"):
+        load_file(files("gpt2"), "gigatoken")
 
 
 def test_what_goes_to_the_library(engines: Callable[..., AnyTokenizer]) -> None:
@@ -194,26 +208,31 @@ def test_what_the_library_refuses(engines: Callable[..., AnyTokenizer]) -> None:
             engines("gpt2", engine).encode(["fine", "\ud800"])
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "metaspace"])
 def test_what_only_gigatoken_refuses(
-    files: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    kind: str, files: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Goes to the library."""
-    path = files("gpt2")
+    path = files(kind)
     found, theirs = load_file(path), load_file(path, "tokenizers")
 
     def refuse(*_: object) -> Encoded:
         raise ValueError("panic")
 
     monkeypatch.setattr(gigatoken_engine, "_encode", refuse)
-    encoded = found.encode(["a", "b c"])
-    assert lists(encoded) == lists(theirs.encode(["a", "b c"]))
-    assert encoded.by_library == 2
+    texts = ["a", "b c", "ĳ"]  # the last one has a code point that was not compared before
+    for _ in range(3):
+        encoded = found.encode(texts)
+        assert lists(encoded) == lists(theirs.encode(texts))
+        assert encoded.by_library == 3
+    monkeypatch.undo()
+    assert found.encode(texts).by_library == 1  # that code point stays with the library
 
 
-def test_an_engine_that_grows_is_made_anew(
+def test_engines_that_have_grown_are_made_anew(
     files: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And makes the same tokens."""
+    """Once, and then when they have grown again; the tokens are the same."""
     loaded = []
     load = gigatoken_engine._load
 
@@ -223,18 +242,19 @@ def test_an_engine_that_grows_is_made_anew(
 
     found = load_file(files("gpt2"))
     monkeypatch.setattr(gigatoken_engine, "_load", counted)
-    texts = list(itertools.islice(hard_texts(), 40))
+    monkeypatch.setattr(gigatoken_engine, "CHARACTERS", 1000)
+    texts = ["some text", "and more " * 200]
     theirs = lists(found.encode(texts))
-    assert not loaded
-    monkeypatch.setattr(gigatoken_engine, "CHARACTERS", 1)
-    monkeypatch.setattr(gigatoken_engine, "GROWTH", -(1 << 40))
-    for _ in range(3):
-        assert lists(found.encode(texts)) == theirs
-    assert len(loaded) >= 2
+    found._pool._resident = 0  # type: ignore[union-attr]
+    for resident, count in ((0, 0), (1 << 20, 0), (1 << 30, 1), (1 << 30, 1), (1 << 31, 2)):
+        monkeypatch.setattr(gigatoken_engine, "_resident_bytes", lambda found=resident: found)
+        for _ in range(2):
+            assert lists(found.encode(texts)) == theirs
+        assert len(loaded) == count
 
 
 def test_threads(engines: Callable[..., AnyTokenizer]) -> None:
-    """Encode side by side, each with a gigatoken of its own."""
+    """Encode side by side."""
     texts = list(itertools.islice(hard_texts(3), 200))
     theirs = lists(engines("qwen", "tokenizers").encode(texts))
     with ThreadPoolExecutor(4) as pool:
@@ -259,8 +279,11 @@ def test_a_difference_names_the_document(
     monkeypatch.setattr(gigatoken_engine, "COMPARED", 1)
     texts = [["one", "two"], [], ["three", "a bad document"], "four"]
     path = write_jsonl(tmp_path / "d.jsonl", texts)
-    with pytest.raises(CorpusError, match=r"d\.jsonl: line 3.*gigatoken 0\.10\.0 and.*--engine"):
+    with pytest.raises(
+        DistcacheError, match=r"d\.jsonl: line 3.*gigatoken .* and.*--engine"
+    ) as found:
         run(path, files("gpt2"), tmp_path / "out", on_error="skip")
+    assert found.value.exit_code == 1, "the input is sound"
 
 
 def run(path: Path, tokenizer: Path, out: Path, threads: int = 2, **fields: Any) -> IngestOutcome:
@@ -270,17 +293,21 @@ def run(path: Path, tokenizer: Path, out: Path, threads: int = 2, **fields: Any)
     return ingest(SerialCommunicator(), [str(path)], str(out), chosen, options, threads)
 
 
-def test_receipts_say_it(files: Callable[[str], Path], tmp_path: Path) -> None:
+def test_receipts_say_it(
+    files: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Which engine, its version and what went where, the same for any number of threads."""
-    texts = [*itertools.islice(hard_texts(), 200), f"a{NEW}", f"b{END}"]
+    monkeypatch.setattr(gigatoken_engine, "COMPARED", 10)
+    texts = [*itertools.islice(hard_texts(), 100), f"a{NEW}", f"b{END}"]
     path = write_jsonl(tmp_path / "d.jsonl", texts)
     for name, threads, engine in (("a", 1, "auto"), ("b", 3, "auto"), ("c", 2, "tokenizers")):
         run(path, files("llama3"), tmp_path / name, threads, engine=engine)
     first, second, third = (read_receipt(tmp_path / f"{name}.receipt.json") for name in "abc")
     assert first.engine is not None
     assert first.engine.name == "gigatoken"
-    assert first.engine.version == first.versions["gigatoken"] == "0.10.0"
-    assert 2 <= first.engine.by_library < 200
+    assert first.engine.version == first.versions["gigatoken"] == VERSION
+    assert 2 <= first.engine.by_library < 100
+    assert 0 < first.engine.compared < 50
     assert first.engine == second.engine
     assert third.engine is None
     assert "gigatoken" not in third.versions
@@ -300,6 +327,7 @@ def test_some_are_compared(
     counts = {found.encode(texts).compared for _ in range(3)}
     assert len(counts) == 1
     assert 50 < counts.pop() < 200
+    assert found.encode([""] * 100).compared in range(101)
 
 
 def test_differences_are_no_refusals(
@@ -309,12 +337,13 @@ def test_differences_are_no_refusals(
     monkeypatch.setattr(gigatoken_engine, "COMPARED", 1)
     found = engines("gpt2")
     assert isinstance(found, Gigatoken)
-    encode = found._engines.encode
+    encode = found._pool.encode
 
     def wrong(texts: list[str]) -> Encoded:
-        return encode(texts)._replace(ids=np.zeros(encode(texts).lengths.sum(), np.int32))
+        encoded = encode(texts)
+        return encoded._replace(ids=np.zeros_like(encoded.ids))
 
-    monkeypatch.setattr(found._engines, "encode", wrong)
+    monkeypatch.setattr(found._pool, "encode", wrong)
     with pytest.raises(EnginesDiffer):
         found.encode(["some text"])
 
@@ -323,8 +352,8 @@ def test_without_gigatoken(files: Callable[[str], Path], monkeypatch: pytest.Mon
     """Auto takes the library; asked for, it is an error that says what to install."""
     monkeypatch.delitem(sys.modules, "distcache.ingest.gigatoken_engine")
     monkeypatch.setitem(sys.modules, "gigatoken", None)
-    assert load_file(files("gpt2")).engine.endswith("since gigatoken is not installed")
-    with pytest.raises(ConfigError, match="gigatoken is not installed; pip install"):
+    assert "gigatoken cannot be imported" in str(load_file(files("gpt2")).note)
+    with pytest.raises(ConfigError, match=r"gigatoken cannot be imported.*pip install"):
         load_file(files("gpt2"), "gigatoken")
 
 
