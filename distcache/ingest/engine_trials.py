@@ -18,10 +18,10 @@ from typing import Final
 
 import msgspec
 
-from distcache.ingest.tokenizer_json import TokenizerJson
+from distcache.ingest.tokenizer_json import TokenizerJson, letters_of_bytes
 
 __all__ = [
-    "is_assigned",
+    "is_stable",
     "neighbours",
     "probe_of",
     "trials",
@@ -98,7 +98,7 @@ def probe_of(description: TokenizerJson) -> bytes | None:
     """
     if description.model.byte_fallback:
         return None
-    letters = _letters_of_bytes()
+    letters = letters_of_bytes()
     merges = [(letters[first], letters[second]) for first, second in _pairs()]
     tokens = [*letters, *map("".join, merges)]
     vocabulary = {token: place for place, token in enumerate(tokens)}
@@ -119,13 +119,6 @@ def _pairs() -> Iterator[tuple[int, int]]:
     yield from itertools.product(single, leading)
     yield from itertools.product(continuing, single)
     yield from itertools.product(continuing, leading)
-
-
-def _letters_of_bytes() -> list[str]:
-    """Return the letter of each byte in byte-level vocabularies (GPT-2, bytes_to_unicode)."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    places = {byte: place for place, byte in enumerate(sorted(set(range(256)) - set(shown)))}
-    return [chr(256 + places[byte]) if byte in places else chr(byte) for byte in range(256)]
 
 
 def neighbours(code_point: int, *, normalized: bool) -> str:
@@ -154,17 +147,19 @@ def _composing() -> tuple[str, ...]:
     return tuple(chr(int(code_point, 16)) for code_point in sorted(found))
 
 
-def is_assigned(code_point: int) -> bool:
-    """Return whether a code point exists in this Python's version of Unicode.
+def is_stable(code_point: int) -> bool:
+    """Return whether a code point normalizes to itself, and will in every version of Unicode.
 
-    How strings of those normalize never changes (Unicode's stability policy).
+    How strings normalize never changes (Unicode's stability policy) if all of their code points
+    are assigned.
 
     Parameters
     ----------
     code_point : int
         Any.
     """
-    return unicodedata.category(chr(code_point)) != "Cn"
+    it = chr(code_point)
+    return unicodedata.category(it) != "Cn" and unicodedata.normalize("NFC", it) == it
 
 
 def trials(tokens: list[str]) -> Iterator[list[str]]:

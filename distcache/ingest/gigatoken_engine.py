@@ -18,7 +18,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from distcache.ingest.engine_trials import is_assigned, neighbours, probe_of, trials
+from distcache.ingest.engine_trials import is_stable, neighbours, probe_of, trials
 from distcache.ingest.huggingface import HuggingFace
 from distcache.ingest.tokenizer import (
     Encoded,
@@ -33,6 +33,7 @@ from distcache.kernels import TextScanner
 __all__ = ["Gigatoken"]
 
 CODE_POINTS: Final = 0x110000
+LONGEST: Final = 4 << 20  # characters; the library may give up on blanks from 10 million on
 COMPARED: Final = 512  # of so many texts, one on average is encoded by both
 MIXING: Final = np.uint64(0x9E3779B97F4A7C15)  # 2**64 divided by the golden ratio (Knuth)
 TOKENS: Final = 1_000  # of the vocabulary that are tried
@@ -123,6 +124,7 @@ class Gigatoken:
     def _left_to_library(self, texts: list[str]) -> NDArray[np.bool_]:
         """Return which texts are left to the library; new code points are compared first."""
         left, unknown = self._scanner.scan(texts, self._known)
+        left |= np.fromiter(map(len, texts), np.int64, len(texts)) > LONGEST
         if not len(unknown):
             return left
         with self._lock:
@@ -131,7 +133,7 @@ class Gigatoken:
             self._known[new] = np.where(equal, TextScanner.PLAIN, TextScanner.OTHER)
         if (self._known[unknown] == TextScanner.PLAIN).all():
             return left
-        return self._scanner.scan(texts, self._known)[0]
+        return left | self._scanner.scan(texts, self._known)[0]
 
     def _are_equal(self, code_points: list[int]) -> NDArray[np.bool_]:
         """Return which code points both encode alike, beside those of all classes."""
@@ -144,7 +146,7 @@ class Gigatoken:
         except ValueError:  # of which text is not known
             return np.zeros(len(texts), np.bool_)
         if self._normalizes:
-            equal &= np.fromiter(map(is_assigned, code_points), np.bool_, len(code_points))
+            equal &= np.fromiter(map(is_stable, code_points), np.bool_, len(code_points))
         return equal
 
     def _compare(self, texts: list[str], places: NDArray[np.int64], fast: Encoded) -> int:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
-__all__ = ["TokenizerJson", "Unsupported", "read_tokenizer_json", "require_supported"]
+__all__ = [
+    "TokenizerJson",
+    "Unsupported",
+    "letters_of_bytes",
+    "read_tokenizer_json",
+    "require_supported",
+]
 
 NULL: Final = msgspec.Raw(b"null")
+MOST_HOLES: Final = 1 << 16  # ids without a token, besides as many as there are tokens
 
 
 class Unsupported(ValueError):
@@ -16,6 +23,8 @@ class Unsupported(ValueError):
 
 
 class _Model(msgspec.Struct):
+    vocab: msgspec.Raw = NULL
+    merges: msgspec.Raw = NULL
     type: str = "BPE"
     dropout: float | None = None
     continuing_subword_prefix: str | None = None
@@ -24,6 +33,7 @@ class _Model(msgspec.Struct):
 
 
 class _AddedToken(msgspec.Struct):
+    id: int
     content: Annotated[str, msgspec.Meta(min_length=1)]
     single_word: bool = False
     normalized: bool = False
@@ -40,12 +50,12 @@ class _PreTokenizer(msgspec.Struct):
 
 
 class TokenizerJson(msgspec.Struct):
-    """A `tokenizer.json` without its vocabulary.
+    """A `tokenizer.json`.
 
     Attributes
     ----------
     model, added_tokens
-        What decides whether gigatoken has it.
+        What decides whether gigatoken has it; vocabulary and merges in JSON.
     normalizer, pre_tokenizer : Raw
         In JSON.
     """
@@ -74,10 +84,8 @@ def read_tokenizer_json(content: bytes) -> TokenizerJson:
     Unsupported
         If it has not the form that the library writes today.
     """
-    try:
-        return msgspec.json.decode(content, type=TokenizerJson)
-    except msgspec.MsgspecError as error:
-        raise Unsupported(f"its tokenizer.json has another form: {error}") from error
+    description: TokenizerJson = _decode(msgspec.Raw(content), TokenizerJson)
+    return description
 
 
 def require_supported(description: TokenizerJson) -> None:
@@ -102,13 +110,58 @@ def require_supported(description: TokenizerJson) -> None:
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if getattr(model, name):
             raise Unsupported(f"gigatoken has no {name}")
+    _require_plain_added_tokens(description)
+    pre_tokenizer = _decode(description.pre_tokenizer, _PreTokenizer | None)
+    if not model.byte_fallback:
+        _require_byte_level(pre_tokenizer)
+    _require_plain_vocabulary(description)
+
+
+def _require_plain_added_tokens(description: TokenizerJson) -> None:
+    """Refuse added tokens that may arise from a text that does not hold them.
+
+    Gigatoken takes whatever it cuts off and is an added token's text for that token, also if
+    normalizing or the space before a text made it so.
+    """
+    pre_tokenizer = _decode(description.pre_tokenizer, _PreTokenizer | None)
+    prefixed = pre_tokenizer is not None and pre_tokenizer.add_prefix_space
     for token in description.added_tokens:
         if token.single_word or (token.normalized and description.normalizes):
             raise Unsupported(f"gigatoken has no whole or normalized words as {token.content!r}")
-    if not model.byte_fallback:
-        _require_byte_level(
-            msgspec.json.decode(description.pre_tokenizer, type=_PreTokenizer | None)
-        )
+        made = description.normalizes and not token.content.isascii()
+        if made or (prefixed and token.content[0].isspace()):
+            raise Unsupported(f"gigatoken may find the added token {token.content!r} by mistake")
+
+
+def _require_plain_vocabulary(description: TokenizerJson) -> None:
+    """Refuse what the library and gigatoken read in different ways."""
+    vocabulary = _decode(description.model.vocab, dict[str, int])
+    merges = _decode(description.model.merges, list[str | tuple[str, str]])
+    pairs = {tuple(merge.split(" ", 1)) if isinstance(merge, str) else merge for merge in merges}
+    if len(pairs) < len(merges) or len(set(vocabulary.values())) < len(vocabulary):
+        raise Unsupported("a merge or an id stands twice in its vocabulary")
+    ids = [*vocabulary.values(), *(token.id for token in description.added_tokens)]
+    if max(ids, default=0) > 2 * len(ids) + MOST_HOLES:
+        raise Unsupported(f"gigatoken needs memory for all ids up to {max(ids)}")
+    added = {token.content for token in description.added_tokens}
+    letters = set(letters_of_bytes())
+    for text in () if description.model.byte_fallback else vocabulary.keys() - added:
+        if not letters.issuperset(text):
+            raise Unsupported(f"{text!r} in its vocabulary stands for no bytes")
+
+
+def _decode(content: msgspec.Raw, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.MsgspecError as error:
+        raise Unsupported(f"its tokenizer.json has another form: {error}") from error
+
+
+def letters_of_bytes() -> list[str]:
+    """Return the letter of each byte in byte-level vocabularies (GPT-2, bytes_to_unicode)."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    places = {byte: place for place, byte in enumerate(sorted(set(range(256)) - set(shown)))}
+    return [chr(256 + places[byte]) if byte in places else chr(byte) for byte in range(256)]
 
 
 def _require_byte_level(pre_tokenizer: _PreTokenizer | None) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
-from distcache.ingest.engine_trials import is_assigned, neighbours, probe_of, trials
+from distcache.ingest.engine_trials import is_stable, neighbours, probe_of, trials
 from distcache.ingest.tokenizer_json import TokenizerJson, read_tokenizer_json
 from tests.hard_texts import PATTERNS
 
@@ -89,11 +89,13 @@ def test_neighbours_compose() -> None:
     assert len(neighbours(ord("é"), normalized=True)) < len(text)
 
 
-def test_what_is_assigned() -> None:
+def test_what_is_stable() -> None:
     """Private use is; what Unicode may yet assign is not."""
-    assert is_assigned(ord("a"))
-    assert is_assigned(0xE000)
-    assert not is_assigned(0x0378)
+    assert is_stable(ord("a"))
+    assert is_stable(ord("é"))
+    assert not is_stable(0x212A), "the sign of Kelvin becomes a K"
+    assert is_stable(0xE000)
+    assert not is_stable(0x0378)
 
 
 def test_trials_have_all_pairs_of_ascii() -> None:

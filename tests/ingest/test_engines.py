@@ -140,6 +140,11 @@ def sequence(*parts: dict[str, Any]) -> dict[str, Any]:
         ("pre_tokenizer", sequence(SPLIT | {"pattern": {"Regex": "a"}}, LAST), "refuses it"),
         ("normalizer", {"type": "Lowercase"}, "refuses it"),
         ("added_tokens/0/single_word", True, "no whole or normalized words as '<unk>'"),
+        ("added_tokens/0/content", " a", "added token ' a' by mistake"),
+        ("added_tokens/0/id", 3_000_000_000, "all ids up to 3000000000"),
+        ("model/vocab/漢字", 5000, "'漢字' in its vocabulary stands for no bytes"),
+        ("model/vocab/zk", 300, "stands twice"),
+        ("model/merges/0", ["a", "b"], "stands twice"),
     ],
 )
 def test_what_gigatoken_might_pass_over(
@@ -148,9 +153,13 @@ def test_what_gigatoken_might_pass_over(
     """Is found out before a text is read: auto takes the library, and says why."""
     content = json.loads(files("gpt2").read_text(encoding="utf-8"))
     *parents, name = path.split("/")
-    place = content
+    place, parent = content, ""
     for parent in parents:
         place = place[int(parent) if parent.isdigit() else parent]
+    if name == "content":
+        content["pre_tokenizer"]["add_prefix_space"] = True
+    if parent == "merges":
+        name, value = 0, place[1]
     place[name] = value
     changed = tmp_path / "tokenizer.json"
     changed.write_text(json.dumps(content), encoding="utf-8")
@@ -158,6 +167,26 @@ def test_what_gigatoken_might_pass_over(
     assert isinstance(found, HuggingFace)
     assert found.note is not None
     assert reason in found.note
+
+
+def test_what_normalizing_may_make(files: Callable[[str], Path], tmp_path: Path) -> None:
+    """An added token beyond ASCII leaves a tokenizer that normalizes to the library."""
+    content = json.loads(files("qwen").read_text(encoding="utf-8"))
+    content["added_tokens"].append(content["added_tokens"][-1] | {"id": 5000, "content": "schön"})
+    changed = tmp_path / "tokenizer.json"
+    changed.write_text(json.dumps(content), encoding="utf-8")
+    found = load_file(changed)
+    assert "'schön' by mistake" in str(found.note)
+    theirs = load_file(changed, "tokenizers").encode(["scho\u0308n"])
+    assert lists(found.encode(["scho\u0308n"])) == lists(theirs)
+
+
+def test_very_long_texts(
+    engines: Callable[..., AnyTokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Go to the library, which refuses some of them."""
+    monkeypatch.setattr(gigatoken_engine, "LONGEST", 100)
+    assert engines("llama3").encode([" " * 101, "a" * 100]).by_library == 1
 
 
 def test_merges_in_another_order(files: Callable[[str], Path], tmp_path: Path) -> None:
