@@ -62,7 +62,8 @@ def read_config(path: Path | None, context: typer.Context) -> Config:
     words = [*([] if path is None else [str(path)]), *context.args]
     if not words:
         raise ConfigError("give a configuration file, or a training command of Megatron")
-    if is_command(words):
+    named = words[0].endswith((".json", ".yaml", ".yml"))
+    if is_command(words) and not named:
         return complete(config_from_options(words))
     if len(words) > 1:
         raise ConfigError(

@@ -89,7 +89,8 @@ def _count(text: str) -> int:
 def _blend(made: Made) -> str:
     """Return a configuration that draws each corpus about once."""
     if min(made.documents) < FEW_DOCUMENTS:  # some splits and shares would be empty
-        document: dict[str, Any] = {"sequence_length": 64, "split": "1,0,0"}
+        length = max(1, min(64, min(made.tokens) - 1))  # a sample of each corpus at least
+        document: dict[str, Any] = {"sequence_length": length, "split": "1,0,0"}
         return json.dumps(document | {"blend": made.prefixes}, indent=1) + "\n"
     total = sum(made.tokens)
     samples = max(1, total // SEQUENCE_LENGTH)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,8 +15,8 @@ from numpy.typing import NDArray
 
 from distcache.corpus.idx import bin_path, idx_path, named_type
 from distcache.corpus.idx_writer import write_idx
-from distcache.errors import ConfigError
-from distcache.io.files import TEMPORARY, atomic_write, read_file
+from distcache.errors import ConfigError, NotReady
+from distcache.io.files import TEMPORARY, atomic_write, closing_fd, open_directory, read_file
 from distcache.io.threads import map_in_threads
 from distcache.io.watchdog import tick
 from distcache.progress import Progress
@@ -23,6 +26,7 @@ __all__ = ["Made", "Mock", "parse_lengths", "write_mock"]
 LONGEST: Final = 2**31 - 1  # tokens of a document
 SPREAD: Final = 1.0  # of the sizes of corpora: the standard deviation of their logarithms
 PIECE: Final = 1 << 22  # tokens or documents at a time
+MOST_DOCUMENTS: Final = 10**13
 STAMP: Final = "mock.json"
 LARGEST_STAMP: Final = 1 << 20  # bytes
 KINDS: Final = {"constant": 1, "uniform": 2, "lognormal": 2}
@@ -120,16 +124,27 @@ def write_mock(mock: Mock, directory: Path, threads: int, progress: Progress) ->
     ------
     ConfigError
         If the numbers make no sense, or the directory has something else.
+    NotReady
+        If another process writes to it.
     NoSpace
         If the disk is full.
     """
-    kind, numbers = parse_lengths(mock.lengths)
+    parse_lengths(mock.lengths)
     if not 1 <= mock.corpora <= mock.documents or mock.vocabulary < 1 or mock.seed < 0:
         raise ConfigError(
             "expected at least one document in each corpus, a vocabulary of at least one token, "
             "and a seed that is not negative"
         )
-    _claim(mock, directory)
+    if mock.documents > MOST_DOCUMENTS:
+        raise ConfigError(f"--documents: more than {MOST_DOCUMENTS:,}")
+    directory.mkdir(parents=True, exist_ok=True)
+    with _locked(directory):
+        _claim(mock, directory)
+        return _write(mock, directory, threads, progress)
+
+
+def _write(mock: Mock, directory: Path, threads: int, progress: Progress) -> Made:
+    kind, numbers = parse_lengths(mock.lengths)
     sizes, dtype = _sizes(mock), named_type("megatron", mock.vocabulary)
     prefixes = [str(directory / f"corpus-{number:05d}") for number in range(mock.corpora)]
     progress.phase("writing", mock.documents)
@@ -138,7 +153,8 @@ def write_mock(mock: Mock, directory: Path, threads: int, progress: Progress) ->
     def write(number: int) -> int:
         random = np.random.default_rng([mock.seed, number])
         lengths = _lengths(random, kind, numbers, sizes[number])
-        if not Path(idx_path(prefixes[number])).exists():  # it is the last of a corpus
+        pair = (idx_path(prefixes[number]), bin_path(prefixes[number]))
+        if not all(Path(path).exists() for path in pair):
             _write_tokens(mock, prefixes[number], random, lengths, dtype)
             write_idx(prefixes[number], lengths, dtype)
         with lock:
@@ -149,16 +165,25 @@ def write_mock(mock: Mock, directory: Path, threads: int, progress: Progress) ->
     return Made(tuple(prefixes), tuple(sizes), tuple(tokens), dtype.name)
 
 
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Refuse a directory to which another process writes."""
+    with closing_fd(open_directory(directory)) as descriptor:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise NotReady(f"{directory}: another mock writes to it; wait for its end") from error
+        yield
+
+
 def _claim(mock: Mock, directory: Path) -> None:
     """Say in the directory what it has, or refuse it if it has something else."""
-    directory.mkdir(parents=True, exist_ok=True)
     stamp = directory / STAMP
     content = msgspec.json.encode(mock)
     left = [path for path in directory.iterdir() if TEMPORARY.fullmatch(path.name)]
-    try:
-        same = read_file(stamp, LARGEST_STAMP) == content
-    except FileNotFoundError:
-        same = set(left) == set(directory.iterdir())
+    same = set(directory.iterdir()) <= {stamp, *left}  # nothing has been made
+    with contextlib.suppress(FileNotFoundError):
+        same = same or read_file(stamp, LARGEST_STAMP) == content
     for path in left if same else []:  # of a run that was killed
         path.unlink(missing_ok=True)
     if not same:

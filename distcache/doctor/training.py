@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from distcache.configuration import complete
 from distcache.doctor.finding import Finding
@@ -274,8 +275,19 @@ def _walk(dataset: Any, directory: Path) -> Iterator[_Expected]:
     yield _Expected(
         stem,
         dataset.unique_description,
-        tuple(ExpectedFile(name, (directory / name).is_file()) for name in files),
+        tuple(ExpectedFile(name, _is_whole(directory / name)) for name in files),
     )
+
+
+def _is_whole(path: Path) -> bool:
+    """Return whether a file is there, and as long as its header says."""
+    if path.suffix != ".npy" or not path.is_file():
+        return path.is_file()
+    try:
+        np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError):
+        return False
+    return True
 
 
 def _judge(expected: Sequence[_Expected], directory: Path) -> Iterator[Finding]:
@@ -287,7 +299,7 @@ def _judge(expected: Sequence[_Expected], directory: Path) -> Iterator[Finding]:
         there = sum(file.there for file in entry.files)
         if there == len(entry.files):
             continue
-        reason = f"{len(entry.files) - there} of its files are missing; export again"
+        reason = f"{len(entry.files) - there} of its files are missing or cut short; export again"
         if not there:
             kind = entry.stem.split("-", 1)[1]
             known.setdefault(kind, list(_descriptions(directory, kind)))

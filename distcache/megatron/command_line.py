@@ -167,6 +167,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         raise ConfigError(_unknown(unknown, list(parser._option_string_actions)))
     if options.seq_length is None:
         raise ConfigError("Megatron options: --seq-length: missing")
+    own, _ = _own_parser().parse_known_args(before)
+    if own.megatron and options.megatron and own.megatron != options.megatron:
+        raise ConfigError(f"--megatron: both {own.megatron} and {options.megatron} are given")
     _own_parser().parse_known_args(before, options)
     if "yaml_cfg" in options:
         raise ConfigError("--yaml-cfg: is not read; give its options of data on the command line")
@@ -184,8 +187,12 @@ def megatron_words(words: Sequence[str]) -> list[str]:
 
 def _around_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the words before a script and those after it; all are after it if there is none."""
-    words = [part for word in words for part in (_words_of(word) if word[:1] == "@" else [word])]
+    words = list(words)
     theirs = _own_parser().parse_known_args(words)[1]
+    if theirs and theirs[0][:1] == "@":  # elsewhere it is a value
+        place = words.index(theirs[0])
+        words = [*words[:place], *_words_of(words[place]), *words[place + 1 :]]
+        theirs = _own_parser().parse_known_args(words)[1]
     if not theirs or theirs[0].startswith("-"):  # options alone
         return [], words
     script = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
@@ -197,7 +204,7 @@ def _words_of(word: str) -> list[str]:
     path = word[1:]
     try:
         text = read_file(path, LARGEST).decode("utf-8")
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
+        words = shlex.split(text.replace("\r\n", "\n").replace("\\\n", " "), comments=True)
     except FileNotFoundError as error:
         raise NotReady(f"{path}: no such file of a training command") from error
     except (OSError, ValueError) as error:

@@ -28,6 +28,14 @@ NOT_OF_BRIDGE: Final = (
     "start_eval_at_iter",
     "step_batch_size_schedule",
 )
+POSITIVE: Final = ("seq_length", "micro_batch_size", "data_parallel_size", "eval_global_batch_size")
+NOT_NEGATIVE: Final = (
+    "train_samples",
+    "train_iters",
+    "eval_iters",
+    "start_eval_at_iter",
+    "iteration",
+)
 LONGEST_RAMP: Final = 100_000_000  # batches
 
 
@@ -101,6 +109,7 @@ def samples_of(training: Training) -> Samples:
     ConfigError
         If something is missing, or Megatron would refuse it.
     """
+    _require_counts(training)
     if not training.train_samples and not training.train_iters:
         raise ConfigError("give --train-samples, or --train-iters and --global-batch-size")
     if training.train_samples and training.train_iters and not training.skip_train:
@@ -121,6 +130,16 @@ def samples_of(training: Training) -> Samples:
         else _passes(training, batch) * iterations * evaluated,
         test=iterations * evaluated,
     )
+
+
+def _require_counts(training: Training) -> None:
+    """Refuse numbers that count nothing."""
+    for name in POSITIVE:
+        if (value := getattr(training, name)) is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')}: {value}: must be positive")
+    for name in NOT_NEGATIVE:
+        if (value := getattr(training, name)) is not None and value < 0:
+            raise ConfigError(f"--{name.replace('_', '-')}: {value}: must not be negative")
 
 
 def _global_batch_size(training: Training) -> int:
@@ -249,6 +268,8 @@ def _samples_of_phase(training: Training, batch: int) -> int:
         transitions = [int(word) * batch for word in text.split(",")]
     except ValueError as error:
         raise ConfigError(f"--phase-transition-iterations: {text!r}: {error}") from error
+    if min(transitions) < 0:
+        raise ConfigError(f"--phase-transition-iterations: {text!r}: must not be negative")
     bounds = [0, *transitions, training.train_samples]
     now = training.iteration * batch
     following = [bound for bound in bounds if bound > now]

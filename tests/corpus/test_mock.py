@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 from distcache.corpus import bin_path, idx_path, open_idx
 from distcache.corpus.examine import require_sound
 from distcache.corpus.mock import Made, Mock, parse_lengths, write_mock
-from distcache.errors import ConfigError
+from distcache.errors import ConfigError, NotReady
+from distcache.io.files import closing_fd, open_directory
 from distcache.progress import NullProgress
 from distcache.ranks.communicator import SerialCommunicator
 from tests.processes import start
@@ -88,6 +90,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     make(tmp_path / "b", corpora=3, fill=True)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
     Path(idx_path(made.prefixes[1])).unlink()
+    Path(bin_path(made.prefixes[2])).unlink()
     (tmp_path / "a" / ".mock.json.01234567.part").touch()
     make(tmp_path / "a", corpora=3, fill=True)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
@@ -96,13 +99,38 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"documents": 2, "corpora": 3}, {"vocabulary": 0}, {"seed": -1}]
+    "fields",
+    [{"documents": 2, "corpora": 3}, {"vocabulary": 0}, {"seed": -1}, {"documents": 10**30}],
 )
 def test_numbers_that_make_no_sense(fields: dict[str, Any], tmp_path: Path) -> None:
     """Are refused before anything is written."""
     with pytest.raises(ConfigError):
         make(tmp_path / "out", **fields)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_directory_in_which_nothing_was_made(tmp_path: Path) -> None:
+    """May have other corpora, as after a full disk."""
+    (tmp_path / "mock.json").write_text("{}")
+    assert len(make(tmp_path, corpora=2).prefixes) == 2
+
+
+def test_two_at_a_time(tmp_path: Path) -> None:
+    """Are refused, and the first goes on."""
+    with closing_fd(open_directory(tmp_path)) as descriptor:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with pytest.raises(NotReady, match="another mock writes to it"):
+            make(tmp_path)
+    make(tmp_path)
+
+
+def test_tiny_corpora(tmp_path: Path) -> None:
+    """Have a blend of which a cache can be built, too."""
+    words = ["mock", "--documents", "6", "--corpora", "3", "--lengths", "constant:2"]
+    done = start([*words, "--out", tmp_path / "mock"])
+    assert done.returncode == 0, done.stderr
+    built = start(["build", done.stdout.strip(), "-o", tmp_path / "caches"])
+    assert built.returncode == 0, built.stderr
 
 
 def test_the_command(tmp_path: Path) -> None:

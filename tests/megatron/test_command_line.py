@@ -90,6 +90,27 @@ def test_commands_that_cannot_be_read(text: str, problem: str, tmp_path: Path) -
         load_config(f"@{tmp_path}/f")
 
 
+def test_files_of_windows(tmp_path: Path) -> None:
+    """Have other line ends."""
+    lines = COMMAND.replace(" --", " \\\r\n    --")
+    (tmp_path / "f").write_text(f"pretrain_gpt.py {lines}\r\n", newline="")
+    assert load_config(f"@{tmp_path}/f") == read(COMMAND)
+
+
+def test_values_that_begin_like_a_file() -> None:
+    """Are values."""
+    found = read(
+        f"{COMMAND} --megatron 0.19 --tokenizer-type NullTokenizer --vocab-size 9 --load @x"
+    )
+    assert found == read(f"{COMMAND} --megatron 0.19 --tokenizer-type NullTokenizer --vocab-size 9")
+
+
+def test_two_releases() -> None:
+    """Are one too many."""
+    with pytest.raises(ConfigError, match=r"both 0\.18 and 0\.19 are given"):
+        read(f"--megatron 0.18 x.py {COMMAND} --megatron 0.19")
+
+
 def test_a_file_that_is_not_there() -> None:
     """Is named."""
     with pytest.raises(NotReady, match="/none/such: no such file"):
@@ -170,6 +191,12 @@ def test_a_ramp_counts_by_release() -> None:
             f"{BY_BATCHES} --phase-transition-iterations x --global-batch-size 1",
             "invalid literal for int",
         ),
+        (
+            f"{BY_BATCHES} --phase-transition-iterations -5 --global-batch-size 1",
+            "must not be negative",
+        ),
+        (f"{BY_BATCHES} --iteration -1 --global-batch-size 1", "--iteration: -1: must not"),
+        (f"{BY_BATCHES} --micro-batch-size -2 --data-parallel-size -4", "must be positive"),
         (
             "--train-iters 9 --phase-transition-iterations 3 --global-batch-size 1",
             "needs --train-samples",

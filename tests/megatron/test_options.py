@@ -142,13 +142,18 @@ def test_megatrons_names_in_a_file() -> None:
         ([*BASE, "--train-data-path", "a", "--split", "1"], "--split cannot be combined"),
         ([*BASE, "--data-args-path", "/none/such"], "'/none/such': cannot be read"),
         ([*BASE, "--data-path", "a", "--seed", "x"], "invalid int value"),
-        ([*BASE, "--data-path", "a", "--train-samples", "-4"], "Expected `int` >= 0"),
+        (
+            [*BASE, "--data-path", "a", "--train-samples", "-4"],
+            "--train-samples: -4: must not be negative",
+        ),
         ([*BASE, "--data-path", "a", "--seed", "-1"], "Expected `int` >= 0"),
         (
             [*BASE, *["--data-path", "a", "--arithmetic", "bridge", "--full-validation"]],
             "has no such option",
         ),
         ([*BASE, "--data-path", "a", "--blend-arithmetic", "x"], "invalid choice: 'x'"),
+        ([*BASE, "--data-path", "a", "--micro-batch-size", "-2"], "must be positive"),
+        ([*BASE, "--data-path", "a", "--start-eval-at-iter", "-1"], "must not be negative"),
     ],
 )
 def test_what_megatron_would_refuse(words: list[str], problem: str) -> None:

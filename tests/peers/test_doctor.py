@@ -103,8 +103,18 @@ def test_a_missing_array(small: dict[str, str], tmp_path: Path) -> None:
     out = exported(words, tmp_path)
     next(out.glob("*train-shuffle_index.npy")).unlink()
     (problem,), files = ask(out, words)
-    assert "1 of its files are missing; export again" in problem
+    assert "1 of its files are missing or cut short; export again" in problem
     assert [file.there for file in files].count(False) == 1
+
+
+def test_an_array_that_was_cut_short(small: dict[str, str], tmp_path: Path) -> None:
+    """Is as bad as a missing one: training would crash."""
+    words = [*COMMAND.split(), *NULL.split(), *blended(small)]
+    out = exported(words, tmp_path)
+    for size in (100, 0):
+        os.truncate(next(out.glob("*-shuffle_index.npy")), size)
+        problems, _ = ask(out, words)
+        assert "1 of its files are missing or cut short" in problems[0]
 
 
 def test_what_megatron_refuses(small: dict[str, str], tmp_path: Path) -> None:
