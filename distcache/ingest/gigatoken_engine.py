@@ -10,6 +10,7 @@ some are encoded by both.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from typing import Any, ClassVar, Final
 
@@ -33,7 +34,11 @@ from distcache.kernels import TextScanner
 __all__ = ["Gigatoken"]
 
 CODE_POINTS: Final = 0x110000
-LONGEST: Final = 4 << 20  # characters; the library may give up on blanks from 10 million on
+# Characters without a blank, or blanks: patterns step back through them, and the library gives up
+# after ten million steps (Oniguruma, retry-limit-in-match), which gigatoken does not.
+LONGEST_RUN: Final = 2 << 20
+BLANK: Final = re.compile(r"\s")
+OTHER: Final = re.compile(r"\S")
 COMPARED: Final = 512  # of so many texts, one on average is encoded by both
 MIXING: Final = np.uint64(0x9E3779B97F4A7C15)  # 2**64 divided by the golden ratio (Knuth)
 TOKENS: Final = 1_000  # of the vocabulary that are tried
@@ -124,7 +129,7 @@ class Gigatoken:
     def _left_to_library(self, texts: list[str]) -> NDArray[np.bool_]:
         """Return which texts are left to the library; new code points are compared first."""
         left, unknown = self._scanner.scan(texts, self._known)
-        left |= np.fromiter(map(len, texts), np.int64, len(texts)) > LONGEST
+        left |= np.fromiter(map(_has_long_run, texts), np.bool_, len(texts))
         if not len(unknown):
             return left
         with self._lock:
@@ -166,6 +171,14 @@ class Gigatoken:
             if not np.array_equal(ours, theirs):
                 raise EnginesDiffer(int(places[index]), self.engine)
         return len(chosen)
+
+
+def _has_long_run(text: str) -> bool:
+    """Return whether a text may have a longer run: one of twice the length has such a part."""
+    parts = range(0, len(text) - LONGEST_RUN, LONGEST_RUN)
+    return not all(
+        kind.search(text, begin, begin + LONGEST_RUN) for begin in parts for kind in (BLANK, OTHER)
+    )
 
 
 def _tokens_around(library: HuggingFace) -> tuple[list[int], list[int]]:

@@ -181,12 +181,13 @@ def test_what_normalizing_may_make(files: Callable[[str], Path], tmp_path: Path)
     assert lists(found.encode(["scho\u0308n"])) == lists(theirs)
 
 
-def test_very_long_texts(
+def test_very_long_runs(
     engines: Callable[..., AnyTokenizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Go to the library, which refuses some of them."""
-    monkeypatch.setattr(gigatoken_engine, "LONGEST", 100)
-    assert engines("llama3").encode([" " * 101, "a" * 100]).by_library == 1
+    """Go to the library, which refuses some of them; long texts do not."""
+    monkeypatch.setattr(gigatoken_engine, "LONGEST_RUN", 100)
+    texts = [" " * 201, "a" * 99 + " b", "x " + "b" * 200, "some words " * 100]
+    assert engines("llama3").encode(texts).by_library == 2
 
 
 def test_merges_in_another_order(files: Callable[[str], Path], tmp_path: Path) -> None:
