@@ -110,20 +110,21 @@ def require_supported(description: TokenizerJson) -> None:
     for name in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if getattr(model, name):
             raise Unsupported(f"gigatoken has no {name}")
-    _require_plain_added_tokens(description)
     pre_tokenizer = _decode(description.pre_tokenizer, _PreTokenizer | None)
+    _require_plain_added_tokens(description, pre_tokenizer)
     if not model.byte_fallback:
         _require_byte_level(pre_tokenizer)
     _require_plain_vocabulary(description)
 
 
-def _require_plain_added_tokens(description: TokenizerJson) -> None:
+def _require_plain_added_tokens(
+    description: TokenizerJson, pre_tokenizer: _PreTokenizer | None
+) -> None:
     """Refuse added tokens that may arise from a text that does not hold them.
 
     Gigatoken takes whatever it cuts off and is an added token's text for that token, also if
     normalizing or the space before a text made it so.
     """
-    pre_tokenizer = _decode(description.pre_tokenizer, _PreTokenizer | None)
     prefixed = pre_tokenizer is not None and pre_tokenizer.add_prefix_space
     for token in description.added_tokens:
         if token.single_word or (token.normalized and description.normalizes):

@@ -357,7 +357,6 @@ def test_some_are_compared(
     counts = {found.encode(texts).compared for _ in range(3)}
     assert len(counts) == 1
     assert 50 < counts.pop() < 200
-    assert found.encode([""] * 100).compared in range(101)
 
 
 def test_differences_are_no_refusals(
