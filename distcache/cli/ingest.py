@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
@@ -13,7 +15,6 @@ from distcache.cli.common import (
     OutOption,
     ThreadsOption,
     interrupt_on_signals,
-    needing_libraries,
     optional_size,
     parse_size,
 )
@@ -34,8 +35,9 @@ ingest_app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
-MOST_THREADS = 64
-
+MOST_THREADS: Final = 64
+M_MMAP_THRESHOLD: Final = -3  # of malloc.h
+LARGE: Final = 8 << 20  # bytes
 
 ShardOption = Annotated[
     str | None,
@@ -148,9 +150,8 @@ def text_command(
 
         srun --mpi=pmi2 -n 64 distcache ingest text data/ --tokenizer llama.model -o web
     """
-    with needing_libraries():
-        from distcache.ingest.read_options import TextOptions  # noqa: PLC0415
-        from distcache.ingest.tokenizer import TokenizerOptions  # noqa: PLC0415
+    from distcache.ingest.read_options import TextOptions  # noqa: PLC0415
+    from distcache.ingest.tokenizer import TokenizerOptions  # noqa: PLC0415
 
     options = TextOptions(
         text_key=text_key,
@@ -203,8 +204,7 @@ def tokens_command(
 
         mpiexec -n 8 distcache ingest tokens shards/ --column tokens --eod 2 -o web
     """
-    with needing_libraries():
-        from distcache.ingest.read_options import TokenOptions  # noqa: PLC0415
+    from distcache.ingest.read_options import TokenOptions  # noqa: PLC0415
 
     options = TokenOptions(
         column=column,
@@ -229,9 +229,9 @@ def _run(
     log_format: LogFormat,
     as_json: bool,
 ) -> None:
-    with needing_libraries():
-        from distcache.ingest.pipeline import ingest  # noqa: PLC0415
+    from distcache.ingest.pipeline import ingest  # noqa: PLC0415
 
+    _return_large_buffers()
     communicator = connect()
     interrupt_on_signals()
     threads = threads or share_of_cores(communicator, MOST_THREADS)
@@ -240,6 +240,15 @@ def _run(
         progress.note(_summary(outcome))
     made = [corpus.prefix for corpus in outcome.corpora]
     print_result(communicator.rank, outcome, made, as_json=as_json)
+
+
+def _return_large_buffers() -> None:
+    """Fix the size from which freed memory returns to the system at once (mallopt(3)).
+
+    Otherwise it grows with the largest text, and each thread's heap keeps what that has taken.
+    """
+    with contextlib.suppress(AttributeError):  # glibc has it
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE)
 
 
 def _summary(outcome: IngestOutcome) -> str:

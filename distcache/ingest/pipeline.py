@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -15,15 +16,13 @@ from distcache.corpus.idx import limit_of, named_type
 from distcache.corpus.receipt import Kind, Origin, Receipt, TokenizerFacts, receipt_path
 from distcache.errors import ConfigError, CorpusError, DistcacheError
 from distcache.ingest.find_tokenizer import find_tokenizer, make_tokenizer
-from distcache.ingest.inputs import Format, Input, find_inputs, require_unchanged, with_groups
+from distcache.ingest.inputs import Format, Input, find_inputs, require_unchanged
 from distcache.ingest.output import Output
 from distcache.ingest.pieces import TaskRecord, make_pieces, make_tasks, owners_of, piece_bytes
 from distcache.ingest.read_options import TextOptions, TokenOptions
 from distcache.ingest.receipts import make_receipts
 from distcache.ingest.rounds import Reader, Work, run_rounds
-from distcache.ingest.rows import require_text_column
 from distcache.ingest.text import TextReader
-from distcache.ingest.token_shards import ShardReader, require_token_column
 from distcache.ingest.token_store import TokenStore, count_intact, make_corpora
 from distcache.ingest.tokenizer import TokenizerOptions, TokenizerSource
 from distcache.io.files import require_text
@@ -251,9 +250,21 @@ def find_together(
     )
     size = communicator.size
     own = inputs[communicator.rank :: size]
-    inspected = on_all_ranks(communicator, lambda: _inspect_all(own, options), "opening inputs")
+
+    def inspect() -> list[Input]:
+        _require_arrow(inputs)  # for those that this rank will read
+        return _inspect_all(own, options)
+
+    inspected = on_all_ranks(communicator, inspect, "opening inputs")
     shares = communicator.allgather(inspected, list[Input], "row groups of inputs")
     return [shares[index % size][index // size] for index in range(len(inputs))]
+
+
+def _require_arrow(inputs: Sequence[Input]) -> None:
+    """Refuse inputs that need pyarrow, which is imported only for them, if it is missing."""
+    needed = any(entry.format == "parquet" or entry.compression for entry in inputs)
+    if needed and importlib.util.find_spec("pyarrow") is None:
+        raise ConfigError('pyarrow is not installed; pip install "distcache[ingest]"')
 
 
 def _inspect_all(inputs: Sequence[Input], options: IngestOptions) -> list[Input]:
@@ -274,6 +285,9 @@ def _inspect_all(inputs: Sequence[Input], options: IngestOptions) -> list[Input]
 def _inspect(entry: Input, options: IngestOptions) -> Input:
     if entry.format != "parquet":
         return entry
+    from distcache.ingest.parquet import require_text_column, with_groups  # noqa: PLC0415
+    from distcache.ingest.token_shards import require_token_column  # noqa: PLC0415
+
     if isinstance(options, TextOptions):
         require_text_column(entry, options)
         return with_groups(entry, options.text_key)
@@ -338,6 +352,8 @@ def make_work(
         facts, libraries = loaded.facts, loaded.libraries
         reader = TextReader(loaded, options)
     else:
+        from distcache.ingest.token_shards import ShardReader  # noqa: PLC0415
+
         reader = ShardReader(options)
     vocabulary = facts.vocabulary if facts is not None else getattr(options, "vocabulary", None)
     dtype = named_type(options.token_type, vocabulary)

@@ -8,15 +8,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple, TypedDict
 
 import msgspec
-import pyarrow as pa
 
-from distcache.errors import CorpusError
-from distcache.ingest.inputs import Input, batches_of, column_type, open_parquet
+from distcache.ingest.inputs import Input
 from distcache.ingest.pieces import InputPiece
 from distcache.ingest.read_options import TextOptions
 from distcache.io.files import closing_fd, open_regular
 
-__all__ = ["Line", "Row", "lines_of_range", "lines_of_stream", "require_text_column", "text_rows"]
+__all__ = ["Line", "Row", "lines_of_range", "lines_of_stream", "text_rows"]
 
 SLICE: Final = 256  # rows of a Parquet file that are Python objects at a time
 MOST_FIELDS: Final = 10  # names in an error message
@@ -206,55 +204,19 @@ def _file_row(entry: Input, options: TextOptions) -> Row:
         return Row(0, [], f"cannot be read: {error.strerror or error}")
 
 
-def require_text_column(entry: Input, options: TextOptions) -> None:
-    """Refuse a Parquet file whose column does not have texts.
-
-    Raises
-    ------
-    CorpusError
-        Naming the file, the column and its type.
-    """
-    with open_parquet(entry.path) as file:
-        kind = column_type(file, entry.path, options.text_key)
-    inner = kind.value_type if _is_list(kind) or pa.types.is_dictionary(kind) else kind
-    if not (pa.types.is_string(inner) or pa.types.is_large_string(inner)):
-        raise CorpusError(
-            f"{entry.path}: column {options.text_key!r} is of type {kind}, expected texts or lists "
-            "of texts"
-        )
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
-
-
 def _parquet_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator[Row]:
+    from distcache.ingest.parquet import batches_of, open_parquet, values_of  # noqa: PLC0415
+
     with open_parquet(entry.path) as file:
         for group in range(piece.begin, piece.end):
             place = 0
             try:
                 for batch in batches_of(file, group, [options.text_key], SLICE):
-                    for value in _values(batch.column(0)):
+                    for value in values_of(batch.column(0)):
                         yield _checked(_value_row(place, value, group), options)
                         place += 1
             except ValueError as error:
                 yield Row(place, [], str(error), None, group)
-
-
-def _values(column: pa.Array) -> list[Any]:
-    """Return Python values, with errors in the place of texts that are not UTF-8."""
-    try:
-        values: list[Any] = column.to_pylist()
-        return values
-    except UnicodeDecodeError:
-        return [_value(column[place]) for place in range(len(column))]
-
-
-def _value(scalar: pa.Scalar) -> Any:
-    try:
-        return scalar.as_py()
-    except UnicodeDecodeError as error:
-        return error
 
 
 def _value_row(place: int, value: Any, group: int) -> Row:
@@ -352,8 +314,11 @@ def _blocks_from(path: str, compression: str | None, begin: int, size: int) -> I
     with os.fdopen(open_regular(path), "rb") as file:
         if compression is not None and os.fstat(file.fileno()).st_size == 0:
             raise OSError("Truncated compressed stream: the file is empty")
-        source = pa.PythonFile(file, "r")
-        stream = source if compression is None else pa.CompressedInputStream(source, compression)
+        stream: Any = file
+        if compression is not None:
+            import pyarrow as pa  # noqa: PLC0415
+
+            stream = pa.CompressedInputStream(pa.PythonFile(file, "r"), compression)
         while begin and (skipped := stream.read(min(begin, BLOCK))):
             begin -= len(skipped)
         while block := stream.read(size):

@@ -17,7 +17,8 @@ from distcache.corpus.legacy import is_legacy, open_legacy
 from distcache.corpus.receipt import InputReceipt, PieceReceipt, Receipt
 from distcache.errors import BuildInterrupted, CorpusError, DistcacheError
 from distcache.ingest.find_tokenizer import find_tokenizer, make_tokenizer
-from distcache.ingest.inputs import find_inputs, with_groups
+from distcache.ingest.inputs import find_inputs
+from distcache.ingest.parquet import with_groups
 from distcache.ingest.part import PieceFacts, Sink
 from distcache.ingest.pieces import InputPiece
 from distcache.ingest.read_options import TextOptions, TokenOptions

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from distcache.corpus.idx import limit_of
 from distcache.errors import CorpusError
-from distcache.ingest.inputs import Group, Input, batches_of, column_type, columns_of, open_parquet
+from distcache.ingest.inputs import Group, Input
+from distcache.ingest.parquet import batches_of, column_type, columns_of, open_parquet
 from distcache.ingest.part import MOST_LISTED, Problem, Sink
 from distcache.ingest.pieces import InputPiece
 from distcache.ingest.read_options import TokenOptions

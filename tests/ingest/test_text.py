@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -110,6 +111,20 @@ def test_every_layout_is_the_same_corpus(
         pq.write_table(pa.table({"text": column}), source / "a.parquet", row_group_size=70)
     run([source], tokenizers, tmp_path / "out", documents="line" if "lines" in layout else "file")
     assert single(tmp_path / "out") == [ids for ids in plain(tokenizers, texts) if ids]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.parquet"])
+def test_only_some_inputs_need_arrow(
+    name: str, tokenizers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines of JSON are read without it; what needs it says so before anything is read."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.delitem(sys.modules, "distcache.ingest.parquet", raising=False)
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"pyarrow is not installed; pip install"):
+        run([tmp_path / name], tokenizers, tmp_path / "out")
+    plain_lines = write_jsonl(tmp_path / "b.jsonl", ["abc"])
+    assert run([plain_lines], tokenizers, tmp_path / "out").documents == 1
 
 
 def test_sentences(tokenizers: Path, tmp_path: Path) -> None:
