@@ -222,6 +222,7 @@ def test_check(corpora: dict[str, str], tmp_path: Path) -> None:
         (["build", "-o", "/tmp"], 2, "give a configuration file, or a training command"),
         (["build", "x.yaml"], 2, "--output"),
         (["plan", "x.yaml", "--unknown", "1"], 2, "--unknown"),
+        (["plan", "x.yaml", "--", "pretrain_gpt.py"], 2, "with a configuration file"),
         (["inspect", "/none/x.h5"], 5, "no such cache"),
         (["export", "/none/x.h5", "--to", "/tmp", "--prefix", "ab"], 2, "expected FROM=TO"),
         (["build", "x.yaml", "-o", "/tmp", "--memory-limit", "lots"], 2, "is not a size"),
