@@ -39,6 +39,7 @@ MOST_THREADS: Final = 64
 M_MMAP_THRESHOLD: Final = -3  # of malloc.h
 LARGE: Final = 8 << 20  # bytes
 
+
 ShardOption = Annotated[
     str | None,
     typer.Option(
@@ -165,6 +166,7 @@ def text_command(
         empty=empty,
     )
     release = None if megatron is None else one_release(megatron)
+    _return_large_buffers()
     chosen = TokenizerOptions(tokenizer, eod, add_special_tokens, tiktoken_pattern, release, engine)
     _run(inputs, out, options, chosen, threads, log_format, as_json)
 
@@ -231,7 +233,6 @@ def _run(
 ) -> None:
     from distcache.ingest.pipeline import ingest  # noqa: PLC0415
 
-    _return_large_buffers()
     communicator = connect()
     interrupt_on_signals()
     threads = threads or share_of_cores(communicator, MOST_THREADS)

@@ -286,11 +286,12 @@ def _inspect(entry: Input, options: IngestOptions) -> Input:
     if entry.format != "parquet":
         return entry
     from distcache.ingest.parquet import require_text_column, with_groups  # noqa: PLC0415
-    from distcache.ingest.token_shards import require_token_column  # noqa: PLC0415
 
     if isinstance(options, TextOptions):
         require_text_column(entry, options)
         return with_groups(entry, options.text_key)
+    from distcache.ingest.token_shards import require_token_column  # noqa: PLC0415
+
     require_token_column(entry, options)
     return with_groups(entry, options.column)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -117,14 +118,26 @@ def test_every_layout_is_the_same_corpus(
 def test_only_some_inputs_need_arrow(
     name: str, tokenizers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Lines of JSON are read without it; what needs it says so before anything is read."""
+    """What needs it says so before anything is read."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.delitem(sys.modules, "distcache.ingest.parquet", raising=False)
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(ConfigError, match=r"pyarrow is not installed; pip install"):
         run([tmp_path / name], tokenizers, tmp_path / "out")
-    plain_lines = write_jsonl(tmp_path / "b.jsonl", ["abc"])
-    assert run([plain_lines], tokenizers, tmp_path / "out").documents == 1
+
+
+def test_lines_of_json_need_no_arrow(tokenizers: Path, tmp_path: Path) -> None:
+    """A process in which it cannot be imported reads them; gigatoken imports it by itself."""
+    lines = write_jsonl(tmp_path / "b.jsonl", ["abc"])
+    words = ["ingest", "text", lines, "--tokenizer", tokenizers, "-o", tmp_path / "out"]
+    program = (
+        "import sys; sys.modules['pyarrow'] = None; from distcache.cli.main import main; "
+        f"sys.argv = {['distcache', *map(str, words), '--engine', 'tokenizers']!r}; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert single(tmp_path / "out") == plain(tokenizers, ["abc"])
 
 
 def test_sentences(tokenizers: Path, tmp_path: Path) -> None:
