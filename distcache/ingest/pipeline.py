@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.metadata
-import importlib.util
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -261,10 +261,18 @@ def find_together(
 
 
 def _require_arrow(inputs: Sequence[Input]) -> None:
-    """Refuse inputs that need pyarrow, which is imported only for them, if it is missing."""
-    needed = any(entry.format == "parquet" or entry.compression for entry in inputs)
-    if needed and importlib.util.find_spec("pyarrow") is None:
-        raise ConfigError('pyarrow is not installed; pip install "distcache[ingest]"')
+    """Import pyarrow for inputs that need it, and refuse them if it is missing.
+
+    Here, since the threads of an ingest end before the process does: Arrow's allocator crashes
+    if such a thread is the first to use it (apache/arrow issues 50471 and 50908).
+    """
+    if any(entry.format == "parquet" or entry.compression for entry in inputs):
+        try:
+            importlib.import_module("pyarrow")
+        except ImportError as error:
+            raise ConfigError(
+                'pyarrow is not installed; pip install "distcache[ingest]"'
+            ) from error
 
 
 def _inspect_all(inputs: Sequence[Input], options: IngestOptions) -> list[Input]:

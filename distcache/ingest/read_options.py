@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from distcache.io.threads import decodable
+
 __all__ = ["Common", "TextOptions", "TokenOptions"]
 
 OnError = Literal["fail", "skip"]
@@ -33,6 +35,7 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
     empty: Literal["drop", "keep"] = "drop"
 
 
+@decodable
 class TextOptions(Common, frozen=True, kw_only=True):
     """The options of an ingest of text.
 
@@ -57,6 +60,7 @@ class TextOptions(Common, frozen=True, kw_only=True):
     longest: int = 64 << 20
 
 
+@decodable
 class TokenOptions(Common, frozen=True, kw_only=True):
     """The options of an ingest of token shards.
 

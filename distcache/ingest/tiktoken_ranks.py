@@ -21,6 +21,7 @@ from distcache.ingest.tokenizer import (
     name_and_version,
     refusing,
 )
+from distcache.io.threads import decodable
 
 __all__ = ["ENCODINGS", "MEGATRON_PATTERNS", "Tiktoken", "source_by_name", "source_of_file"]
 
@@ -93,6 +94,7 @@ ENCODINGS: Final[dict[str, tuple[str, dict[str, int]]]] = {
 }
 
 
+@decodable
 class _Parts(msgspec.Struct, frozen=True, array_like=True):
     """The arguments of `tiktoken.Encoding`."""
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from distcache.corpus.receipt import TokenizerFacts
 from distcache.errors import ConfigError, DistcacheError
 from distcache.io.files import read_file
+from distcache.io.threads import decodable
 from distcache.megatron.tokenizers import Release
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
 LARGEST: Final = 1 << 30  # bytes of a tokenizer's file
 
 
+@decodable
 class TokenizerOptions(msgspec.Struct, frozen=True):
     """How to load a tokenizer, and which of its features to use.
 

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from distcache.io.threads import decodable
+
 __all__ = [
     "TokenizerJson",
     "Unsupported",
@@ -49,6 +51,10 @@ class _PreTokenizer(msgspec.Struct):
     pretokenizers: list[_PreTokenizer] = []
 
 
+decodable(_PreTokenizer)  # once it is defined: it holds others of its kind
+
+
+@decodable
 class TokenizerJson(msgspec.Struct):
     """A `tokenizer.json`.
 

@@ -18,6 +18,7 @@ import msgspec
 
 from distcache.errors import ConfigError
 from distcache.io.files import read_file
+from distcache.io.threads import decodable
 
 __all__ = [
     "RELEASES",
@@ -60,6 +61,7 @@ MODELS: Final = {
 LARGEST_METADATA: Final = 1 << 20  # bytes
 
 
+@decodable
 class MegatronTokenizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Megatron's options of a tokenizer, by their names on its command line.
 
