@@ -39,7 +39,6 @@ MOST_THREADS: Final = 64
 M_MMAP_THRESHOLD: Final = -3  # of malloc.h
 LARGE: Final = 8 << 20  # bytes
 
-
 ShardOption = Annotated[
     str | None,
     typer.Option(
