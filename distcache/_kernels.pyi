@@ -114,6 +114,20 @@ def check_sequences(
     end: int,
     item_size: int,
 ) -> SequenceFacts: ...
+def find_outside(
+    lengths: NDArray[np.int32],
+    offsets: NDArray[np.int64],
+    begin: int,
+    end: int,
+    item_size: int,
+    size: int,
+) -> tuple[int, int]: ...
+def read_ranges(
+    descriptor: int,
+    begins: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    out: NDArray[np.uint8],
+) -> tuple[int, int]: ...
 def narrow_tokens(values: NDArray[Any], limit: int, out: NDArray[Any]) -> int: ...
 def first_outside(values: NDArray[Any], limit: int) -> int: ...
 def first_descent(bounds: NDArray[np.int64], begin: int, end: int) -> int: ...

@@ -24,6 +24,7 @@ from distcache._kernels import (
     emit_boundaries,
     entries_at,
     fill_entries,
+    find_outside,
     first_descent,
     first_outside,
     gather,
@@ -31,6 +32,7 @@ from distcache._kernels import (
     instructions,
     link_steps,
     narrow_tokens,
+    read_ranges,
     read_samples,
 )
 from distcache.errors import ConfigError
@@ -51,6 +53,7 @@ __all__ = [
     "emit_boundaries",
     "entries_at",
     "fill_entries",
+    "find_outside",
     "first_descent",
     "first_outside",
     "gather",
@@ -58,6 +61,7 @@ __all__ = [
     "instructions",
     "link_steps",
     "narrow_tokens",
+    "read_ranges",
     "read_samples",
 ]
 

@@ -91,6 +91,20 @@ SequenceFacts check_sequences(UnalignedView<std::int32_t> lengths,
     return facts;
 }
 
+OutsideFacts find_outside(UnalignedView<std::int32_t> lengths, UnalignedView<std::int64_t> offsets,
+                          std::int64_t begin, std::int64_t end, std::int64_t item_size,
+                          std::int64_t size) {
+    OutsideFacts facts;
+    for (std::int64_t i = begin; i < end; ++i) {
+        const std::int64_t offset = offsets[i];
+        const std::int64_t bytes = lengths[i] * item_size;
+        if (offset < 0 || bytes > size || offset > size - bytes) {
+            facts.first = facts.count++ == 0 ? i : facts.first;
+        }
+    }
+    return facts;
+}
+
 std::int64_t first_descent(UnalignedView<std::int64_t> bounds, std::int64_t begin,
                            std::int64_t end) {
     for (std::int64_t i = begin > 0 ? begin : 1; i < end; ++i) {

@@ -68,6 +68,17 @@ TEST_CASE("extreme values neither overflow nor go unnoticed") {
     REQUIRE(check({}, {}).tokens == 0);
 }
 
+TEST_CASE("sequences of a view that lie outside of its bytes are counted") {
+    const std::int64_t most = INT64_MAX;
+    const Misaligned<std::int32_t> lengths({3, 4, 0, 1, INT32_MAX, 1});
+    const Misaligned<std::int64_t> offsets({14, 1, 20, most, 0, -1});
+    const auto facts = find_outside(lengths.view(), offsets.view(), 0, 6, 2, 20);
+    REQUIRE(facts.count == 3);
+    REQUIRE(facts.first == 3);
+    REQUIRE(find_outside(lengths.view(), offsets.view(), 0, 3, 2, 20).first == -1);
+    REQUIRE(find_outside(lengths.view(), offsets.view(), 0, 3, 2, 19).count == 2);
+}
+
 TEST_CASE("the first descent of document boundaries is found") {
     const Misaligned<std::int64_t> bounds({0, 4, 4, 3, 9, 8});
     REQUIRE(first_descent(bounds.view(), 0, 6) == 3);

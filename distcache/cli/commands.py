@@ -78,6 +78,18 @@ COMMANDS: Final = {
         "Rewrite a legacy or multimodal corpus for Megatron today.",
         interrupted=None,
     ),
+    "select": Entry(
+        "select",
+        "select_command",
+        "Select documents of a corpus as a view, without a copy.",
+        interrupted=None,
+    ),
+    "materialize": Entry(
+        "corpora",
+        "materialize_command",
+        "Write the tokens of a view as a corpus of its own.",
+        interrupted=None,
+    ),
     "inspect": Entry(
         "cache", "inspect_command", "Show the contents of a cache, or how long its build took."
     ),

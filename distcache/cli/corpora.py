@@ -1,4 +1,4 @@
-"""`distcache check`, `merge` and `convert`."""
+"""`distcache check`, `merge`, `convert` and `materialize`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,21 @@ from distcache.corpus import CorpusFacts, Fault
 from distcache.corpus.examine import examine
 from distcache.corpus.receipt import Receipt
 from distcache.errors import CorpusError
-from distcache.ingest.merge import convert, merge
+from distcache.ingest.merge import convert, materialize, merge
 from distcache.io.files import require_text
 from distcache.progress import Progress
 from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.connect import connect, share_of_cores
 
-__all__ = ["bare_prefix", "check_command", "convert_command", "merge_command"]
+__all__ = [
+    "bare_prefix",
+    "check_command",
+    "convert_command",
+    "materialize_command",
+    "merge_command",
+    "write_corpus",
+]
 
 # A shell pattern matches several files of each corpus.
 ENDS = (".idx", ".bin", ".receipt.json")
@@ -75,7 +82,7 @@ def merge_command(
         unique = fold(prefixes)
         return merge(communicator, unique, out, threads, progress, mixed=mixed_tokenizers)
 
-    _write(make, out, log_format, as_json=as_json)
+    write_corpus(make, out, log_format, as_json=as_json)
 
 
 def convert_command(
@@ -100,10 +107,31 @@ def convert_command(
         source = bare_prefix(prefix)
         return convert(communicator, source, out, threads, progress, drop_modes=drop_modes)
 
-    _write(make, out, log_format, as_json=as_json)
+    write_corpus(make, out, log_format, as_json=as_json)
 
 
-def _write(
+def materialize_command(
+    view: Annotated[str, typer.Argument(help="A view: its path without .idx or .bin.")],
+    out: OutOption,
+    log_format: LogOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Write the tokens of a view as a corpus of its own, whose .bin has only them.
+
+    Runs alone or under mpiexec or srun; the bytes are split over the ranks.
+
+    Examples
+    --------
+        distcache materialize data/web-long -o fast/web-long
+    """
+
+    def make(communicator: Communicator, threads: int, progress: Progress) -> Receipt:
+        return materialize(communicator, bare_prefix(view), out, threads, progress)
+
+    write_corpus(make, out, log_format, as_json=as_json)
+
+
+def write_corpus(
     make: Callable[[Communicator, int, Progress], Receipt],
     out: str,
     log_format: LogFormat,
@@ -198,10 +226,18 @@ def _show_findings(facts: Sequence[CorpusFacts], faults: Sequence[Fault]) -> Non
     if facts:
         print_table(
             "Sound corpora",
-            ["corpus", "sequences", "documents", "tokens", "empty", "idx digest"],
+            ["corpus", "sequences", "documents", "tokens", "empty", "offsets", "idx digest"],
             [
-                [f.prefix, f.sequences, f.documents, f.tokens, f.empty_sequences, f.idx_digest]
-                for f in facts
+                [
+                    found.prefix,
+                    found.sequences,
+                    found.documents,
+                    found.tokens,
+                    found.empty_sequences,
+                    "view" if found.view else "running sum",
+                    found.idx_digest,
+                ]
+                for found in facts
             ],
         )
     if faults:

@@ -13,7 +13,7 @@ from distcache.corpus.idx import ITEM_TYPES, Idx, open_idx
 from distcache.errors import CorpusError
 from distcache.io.files import FileVersion
 
-__all__ = ["CopySource", "Corpus", "CorpusFacts", "open_copy_source"]
+__all__ = ["CopySource", "Corpus", "CorpusFacts", "open_copy_source", "open_examined"]
 
 
 class CorpusFacts(msgspec.Struct, frozen=True):
@@ -35,6 +35,8 @@ class CorpusFacts(msgspec.Struct, frozen=True):
         Over all sequences.
     empty_sequences : int
         Sequences without a token.
+    view : bool
+        Whether the offsets are not the running sum of lengths, over the whole `.bin`.
     file_versions : tuple of FileVersion
         Of the `.idx` and the `.bin`, from before they were read.
     """
@@ -48,16 +50,18 @@ class CorpusFacts(msgspec.Struct, frozen=True):
     documents: int
     tokens: int
     empty_sequences: int
+    view: bool = False
     file_versions: tuple[FileVersion, ...] = ()
 
     @property
     def identity(self) -> dict[str, str | int]:
         """The part of keys that identifies this corpus."""
-        return {
+        known: dict[str, str | int] = {
             "idx_digest": self.idx_digest,
             "idx_size": self.idx_size,
             "bin_size": self.bin_size,
         }
+        return known | ({"view": True} if self.view else {})
 
 
 class Corpus:
@@ -78,7 +82,9 @@ class Corpus:
         return open_examined(self.facts)
 
     def tokens_in(self, begin: int, end: int) -> int:
-        """Return the tokens of sequences [begin, end), from their offsets."""
+        """Return the tokens of sequences [begin, end): of a view by adding them up."""
+        if (begin, end) == (0, self.facts.sequences):
+            return self.facts.tokens
         idx = open_examined(self.facts)
 
         def before(sequence: int) -> int:
@@ -86,7 +92,10 @@ class Corpus:
                 return self.facts.tokens
             return int(idx.offsets[sequence]) // idx.item_size
 
-        tokens = before(end) - before(begin)
+        if self.facts.view:
+            tokens = int(idx.lengths[begin:end].sum(dtype=np.int64))
+        else:
+            tokens = before(end) - before(begin)
         idx.require_intact()
         return tokens
 
@@ -134,7 +143,9 @@ class CopySource:
     modes : ndarray of int8, shape (sequences,), or None
         Of multimodal data.
     nbytes : int
-        Of the `.bin`.
+        Of all tokens.
+    view : bool
+        Whether they lie anywhere in the `.bin`: where the offsets of the `.idx` say.
     idx : Idx or None
         Whose arrays these are, if they are mapped.
     """
@@ -145,6 +156,7 @@ class CopySource:
     bounds: NDArray[np.int64]
     modes: NDArray[np.int8] | None
     nbytes: int
+    view: bool = False
     idx: Idx | None = None
 
     @property
@@ -153,7 +165,16 @@ class CopySource:
         return self.nbytes // ITEM_TYPES[self.type_code].itemsize
 
 
-def open_copy_source(prefix: str, nbytes: int) -> CopySource:
+def open_copy_source(facts: CorpusFacts) -> CopySource:
     """Open a corpus that has been examined."""
-    idx = open_idx(prefix)
-    return CopySource(prefix, idx.type_code, idx.lengths, idx.bounds, idx.modes, nbytes, idx)
+    idx = open_examined(facts)
+    return CopySource(
+        prefix=facts.prefix,
+        type_code=idx.type_code,
+        lengths=idx.lengths,
+        bounds=idx.bounds,
+        modes=idx.modes,
+        nbytes=facts.tokens * idx.item_size,
+        view=facts.view,
+        idx=idx,
+    )

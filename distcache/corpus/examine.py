@@ -82,7 +82,7 @@ def examine(
     share = balance(costs, communicator.size)[communicator.rank]
 
     def run(index: int) -> _Finding:
-        return _run(index, tasks[index], heads[tasks[index].corpus].prefix)
+        return _run(index, tasks[index], heads[tasks[index].corpus])
 
     # Small files are mostly Python code, which one thread runs faster than several.
     mean = sum(costs) / max(len(costs), 1)
@@ -153,9 +153,9 @@ def _cost(task: _Task, head: Outline) -> int:
     return PER_FILE + checked + (head.idx_size if task.digest else 0)
 
 
-def _run(index: int, task: _Task, prefix: str) -> _Finding:
-    idx = open_idx(prefix)
-    checked = check_range(prefix, idx, task.begin, task.end) if task.check else None
+def _run(index: int, task: _Task, head: Outline) -> _Finding:
+    idx = open_idx(head.prefix)
+    checked = check_range(head, idx, task.begin, task.end) if task.check else None
     digest = digest_idx(idx) if task.digest else None
     idx.require_intact()
     return _Finding(index, checked, digest)

@@ -16,7 +16,14 @@ from distcache.corpus.idx import HEADER, HEADER_SIZE, ITEM_TYPES, MAGIC, code_of
 from distcache.errors import CorpusError
 from distcache.io.files import atomic_write, no_space_as_error, recreate, write_range
 
-__all__ = ["IdxPlan", "lay_out_idx", "write_bounds", "write_idx", "write_lengths"]
+__all__ = [
+    "IdxPlan",
+    "lay_out_idx",
+    "write_bounds",
+    "write_idx",
+    "write_lengths",
+    "write_sequences",
+]
 
 CHUNK: Final = 1 << 17  # sequences at a time: their offsets stay in the processor's cache
 
@@ -116,6 +123,19 @@ def write_lengths(
         offsets += position
         write_range(descriptor, plan.offsets_begin + 8 * (first + begin), offsets[:-1])
         position = int(offsets[-1])
+
+
+def write_sequences(
+    descriptor: int,
+    plan: IdxPlan,
+    first: int,
+    lengths: NDArray[np.int32],
+    offsets: NDArray[np.int64],
+) -> None:
+    """Write the lengths and the offsets of sequences [first, first + size) of a view."""
+    write_range(descriptor, HEADER_SIZE + 4 * first, np.ascontiguousarray(lengths, "<i4"))
+    offsets = np.ascontiguousarray(offsets, "<i8")
+    write_range(descriptor, plan.offsets_begin + 8 * first, offsets)
 
 
 def write_bounds(descriptor: int, plan: IdxPlan, first: int, bounds: NDArray[np.int64]) -> None:

@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 FORMAT: Final = 1
-Kind = Literal["text", "tokens", "merge", "convert"]
+Kind = Literal["text", "tokens", "merge", "convert", "select", "materialize"]
 LONGEST: Final = 1 << 30  # bytes of a receipt; one of a hundred thousand pieces has 10 MB
 # The facts of a corpus that its receipt repeats, as messages call them.
 CONTENT: Final = {
@@ -49,6 +49,7 @@ CONTENT: Final = {
     "bin_size": ".bin bytes",
     "idx_size": ".idx bytes",
     "idx_digest": ".idx digest",
+    "view": "view",
 }
 
 
@@ -190,7 +191,7 @@ class Receipt(msgspec.Struct, frozen=True):
         The last part of its prefix.
     made_from : str
         Digest of all that was asked for, so that asking again finds the corpus.
-    idx_digest, idx_size, bin_size, type_code, sequences, documents, tokens
+    idx_digest, idx_size, bin_size, type_code, sequences, documents, tokens, view
         As `CorpusFacts` has them.
     tokenizer : TokenizerFacts or None
         None if it is not known.
@@ -226,6 +227,7 @@ class Receipt(msgspec.Struct, frozen=True):
     inputs: tuple[InputReceipt, ...]
     skipped: tuple[Skipped, ...] = ()
     engine: EngineReceipt | None = None
+    view: bool = False
 
     def differences(self, facts: CorpusFacts) -> list[str]:
         """Return how a corpus differs from its receipt."""

@@ -1,8 +1,12 @@
 """Check whether a corpus is sound, in pieces for different ranks.
 
 A corpus is sound when the header is right, the `.idx` is exactly as long as its counts say, no
-length is negative, each offset is the running sum of the lengths in bytes, document boundaries
-rise from 0 to the number of sequences, and the `.bin` is exactly as long as the lengths say.
+length is negative, document boundaries rise from 0 to the number of sequences, and its offsets
+have one of two forms:
+
+- each is the running sum of the lengths in bytes, and the `.bin` is exactly as long as they say;
+- or the corpus is a view: each sequence lies within a `.bin` that others may share, in any order.
+  Offsets that are the running sum are a view too if the `.bin` is a link to a longer one.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from distcache.corpus.idx import HEADER_SIZE, ITEM_TYPES, Idx, bin_path, idx_pat
 from distcache.errors import BuildInterrupted, DistcacheError
 from distcache.io.files import FileVersion, version_of
 from distcache.io.watchdog import tick
-from distcache.kernels import check_sequences, first_descent
+from distcache.kernels import check_sequences, find_outside, first_descent
 
 __all__ = ["Fault", "Outline", "RangeFacts", "check_range", "digest_idx", "outline", "summarize"]
 
@@ -38,7 +42,10 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Outline(msgspec.Struct, frozen=True):
-    """The header and the sizes of a corpus's files; `faults` if they are wrong."""
+    """The header and the sizes of a corpus's files; `faults` if they are wrong.
+
+    `linked` says whether the `.bin` is a link.
+    """
 
     prefix: str
     idx_size: int = 0
@@ -46,16 +53,31 @@ class Outline(msgspec.Struct, frozen=True):
     type_code: int = 0
     sequences: int = 0
     documents: int = 0
+    linked: bool = False
     faults: tuple[Fault, ...] = ()
     file_versions: tuple[FileVersion, ...] = ()
 
 
 class RangeFacts(msgspec.Struct, frozen=True):
-    """The sums over a range of a corpus's sequences, and its faults."""
+    """The sums over a range of a corpus's sequences, and its faults.
+
+    Attributes
+    ----------
+    tokens, empty : int
+        Of all of its sequences; and how many have no token.
+    faults : tuple of Fault
+        In any form of offsets.
+    view : bool
+        Whether the offsets are not the running sum of lengths.
+    outside : tuple of Fault
+        If they are not, the sequences that do not lie within the `.bin`.
+    """
 
     tokens: int
     empty: int
     faults: tuple[Fault, ...]
+    view: bool = False
+    outside: tuple[Fault, ...] = ()
 
 
 def outline(prefix: str) -> Outline:
@@ -96,6 +118,7 @@ def outline(prefix: str) -> Outline:
         type_code=idx.type_code,
         sequences=len(idx.lengths),
         documents=max(len(idx.bounds) - 1, 0),
+        linked=os.path.islink(bin_path(prefix)),
         faults=tuple(faults),
         file_versions=(idx.file_version, bin_version),
     )
@@ -136,13 +159,13 @@ def digest_idx(idx: Idx) -> str:
     return digest.hexdigest()
 
 
-def check_range(prefix: str, idx: Idx, begin: int, end: int) -> RangeFacts:
+def check_range(head: Outline, idx: Idx, begin: int, end: int) -> RangeFacts:
     """Check sequences [begin, end) and the same share of the document boundaries.
 
     Parameters
     ----------
-    prefix : str
-        The corpus's path without suffix, for messages.
+    head : Outline
+        Of the corpus.
     idx : Idx
         Its mapped `.idx`.
     begin, end : int
@@ -160,21 +183,29 @@ def check_range(prefix: str, idx: Idx, begin: int, end: int) -> RangeFacts:
             f"{facts.negative_count} lengths are negative, the first is {idx.lengths[first]} of "
             f"sequence {first}"
         )
-    if (first := facts.first_misplaced) >= 0:
-        before = int(idx.offsets[first - 1]) + int(idx.lengths[first - 1]) * idx.item_size
-        messages.append(
-            f"{facts.misplaced_count} offsets are not the running sum of lengths, the first is "
-            f"{idx.offsets[first]} of sequence {first}, expected {before if first else 0}"
-        )
     descent = first_descent(idx.bounds, *_share_of_bounds(idx, begin, end))
     if descent >= 0:
         messages.append(
             f"document boundary {descent} is {idx.bounds[descent]}, below the one before it, "
             f"{idx.bounds[descent - 1]}"
         )
+    view = facts.misplaced_count > 0
+    outside = _outside(head, idx, begin, end) if view else ()
     _release_range(idx, begin, end)
-    faults = tuple(Fault(prefix, idx.path, message) for message in messages)
-    return RangeFacts(facts.tokens, facts.empty, faults)
+    faults = tuple(Fault(head.prefix, idx.path, message) for message in messages)
+    return RangeFacts(facts.tokens, facts.empty, faults, view, outside)
+
+
+def _outside(head: Outline, idx: Idx, begin: int, end: int) -> tuple[Fault, ...]:
+    count, first = find_outside(idx.lengths, idx.offsets, begin, end, idx.item_size, head.bin_size)
+    if not count:
+        return ()
+    message = (
+        f"{count} sequences are neither at the running sum of lengths nor within the .bin, the "
+        f"first is {first}: {idx.lengths[first]} tokens at byte {idx.offsets[first]} of "
+        f"{head.bin_size}"
+    )
+    return (Fault(head.prefix, idx.path, message),)
 
 
 def _share_of_bounds(idx: Idx, begin: int, end: int) -> tuple[int, int]:
@@ -214,6 +245,10 @@ def summarize(
     faults : tuple of Fault
         All of them.
     """
+    tokens = sum(part.tokens for part in ranges)
+    view = any(part.view for part in ranges)
+    if head.linked and head.bin_size > tokens * ITEM_TYPES[head.type_code].itemsize:
+        view = True
     facts = CorpusFacts(
         prefix=head.prefix,
         idx_digest=digest,
@@ -222,13 +257,16 @@ def summarize(
         type_code=head.type_code,
         sequences=head.sequences,
         documents=head.documents,
-        tokens=sum(part.tokens for part in ranges),
+        tokens=tokens,
         empty_sequences=sum(part.empty for part in ranges),
+        view=view,
         file_versions=head.file_versions,
     )
     faults = [*head.faults, *(fault for part in ranges for fault in part.faults)]
-    if not any(part.faults for part in ranges):
-        faults += _bin_faults(head, facts.tokens)
+    if view:
+        faults += [fault for part in ranges for fault in part.outside]
+    elif not any(part.faults for part in ranges):
+        faults += _bin_faults(head, tokens)
     return facts, tuple(faults)
 
 

@@ -11,10 +11,11 @@ from typing import Final
 import numpy as np
 
 from distcache.corpus import CorpusFacts, Fault, bin_path, idx_path, open_idx
+from distcache.corpus.corpus import open_copy_source
 from distcache.corpus.idx import ITEM_TYPES, limit_of
 from distcache.corpus.receipt import Receipt, find_receipt, read_receipt, receipt_path
 from distcache.ingest.source_readback import read_back
-from distcache.io.files import closing_fd, open_regular
+from distcache.ingest.token_bytes import token_pieces
 from distcache.kernels import first_outside
 from distcache.partition import slice_bounds
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
@@ -180,7 +181,7 @@ def _check_range(
     bounds = slice_bounds(facts.tokens, communicator.size, BLOCK // dtype.itemsize)
     begin, end = bounds[communicator.rank], bounds[communicator.rank + 1]
     own = on_all_ranks(
-        communicator, lambda: _first_outside(prefix, dtype, begin, end, limit), "reading tokens"
+        communicator, lambda: _first_outside(facts, dtype, begin, end, limit), "reading tokens"
     )
     everyone = communicator.allgather(own, tuple[int, int] | None, "tokens out of range")
     wrong = [entry for entry in everyone if entry is not None]
@@ -189,8 +190,8 @@ def _check_range(
     position, token = wrong[0]
 
     def locate() -> str:
-        offsets = open_idx(prefix).offsets
-        sequence = int(np.searchsorted(offsets, position * dtype.itemsize, side="right")) - 1
+        ends = np.cumsum(open_idx(prefix).lengths, dtype=np.int64)
+        sequence = int(np.searchsorted(ends, position, side="right"))
         return f"token {position}, in sequence {sequence}, is {token}, expected 0 to {limit - 1}"
 
     message = on_rank_0(communicator, locate, str, "tokens out of range")
@@ -198,19 +199,15 @@ def _check_range(
 
 
 def _first_outside(
-    prefix: str, dtype: np.dtype[np.generic], begin: int, end: int, limit: int
+    facts: CorpusFacts, dtype: np.dtype[np.generic], begin: int, end: int, limit: int
 ) -> tuple[int, int] | None:
     """Return the position and the value of the first token outside [0, limit)."""
-    room = np.empty(BLOCK // dtype.itemsize, dtype)
-    with closing_fd(open_regular(bin_path(prefix))) as descriptor:
-        while begin < end:
-            some = room[: end - begin]
-            count = os.preadv(descriptor, [some.view(np.uint8).data], begin * dtype.itemsize)
-            count //= dtype.itemsize
-            if not count:
-                raise EOFError(f"{bin_path(prefix)}: has become shorter")
-            place = first_outside(some[:count], limit)
-            if place >= 0:
-                return begin + place, int(some[place])
-            begin += count
+    source, room = open_copy_source(facts), np.empty(BLOCK, np.uint8)
+    item = dtype.itemsize
+    for piece in token_pieces(source, begin * item, end * item, room):
+        tokens = piece.view(dtype)
+        place = first_outside(tokens, limit)
+        if place >= 0:
+            return begin + place, int(tokens[place])
+        begin += len(tokens)
     return None

@@ -1,4 +1,7 @@
-"""Merge corpora, and convert legacy or multimodal ones: every rank copies an equal share."""
+"""Merge corpora, convert legacy or multimodal ones, and materialize views.
+
+Every rank copies an equal share of the bytes.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +32,12 @@ from distcache.corpus.receipt import (
     require_one_tokenizer,
     tokenizers_of,
 )
-from distcache.errors import ConfigError, CorpusError
+from distcache.errors import ConfigError
 from distcache.ingest.output import Output
+from distcache.ingest.token_bytes import token_pieces
 from distcache.io.files import (
     closing_fd,
     no_space_as_error,
-    open_regular,
     open_to_write,
     recreate,
     require_text,
@@ -46,7 +49,7 @@ from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.staging.heartbeat import Heartbeat
 
-__all__ = ["convert", "join", "merge"]
+__all__ = ["convert", "join", "materialize", "merge"]
 
 STRIPE: Final = 1 << 20  # bytes; two ranks never write into the same one of a `.bin`
 COPY: Final = 16 << 20  # bytes at a time
@@ -123,7 +126,7 @@ def merge(
         known = on_rank_0(communicator, prepare, _Known, "comparing corpora")
         sources = on_all_ranks(
             communicator,
-            lambda: [open_copy_source(prefix, facts[prefix].bin_size) for prefix in prefixes],
+            lambda: [open_copy_source(facts[prefix]) for prefix in prefixes],
             "opening corpora",
         )
         examined = list(facts.values())
@@ -173,20 +176,58 @@ def convert(
             examined: list[CorpusFacts] = []
         else:
             facts = require_sound(communicator, [prefix], threads)[prefix]
-            source = on_all_ranks(
-                communicator, lambda: open_copy_source(prefix, facts.bin_size), "opening"
-            )
-            tokenizer = on_rank_0(
-                communicator,
-                lambda: tokenizers_of({prefix: facts})[prefix],
-                TokenizerFacts | None,
-                "reading receipts",
-            )
-            known = _Known([facts.idx_digest], file_versions, tokenizer)
+            source, known = _open_one(communicator, facts, file_versions)
             examined = [facts]
         if drop_modes:
             source = dataclasses.replace(source, modes=None)
         return _make(communicator, "convert", [source], examined, known, out, threads, watch)
+
+
+def materialize(
+    communicator: Communicator,
+    prefix: str,
+    out: str,
+    threads: int = 1,
+    progress: Progress | None = None,
+) -> Receipt:
+    """Write the tokens of a view as a corpus of its own. Collective.
+
+    Parameters
+    ----------
+    communicator, out, threads, progress
+        As `merge`.
+    prefix : str
+        Of the view; any other corpus is copied.
+
+    Raises
+    ------
+    CorpusError
+        If it is not sound.
+    """
+    watch = Stopwatch(progress or NullProgress(), lambda: communicator.waited)
+    with aborting_on_error(communicator):
+        on_rank_0(communicator, lambda: require_text(prefix), None, "reading names")
+        watch.phase("examining corpora")
+        facts = require_sound(communicator, [prefix], threads)[prefix]
+        file_versions = on_rank_0(
+            communicator, lambda: _file_versions([prefix]), list[str], "looking at the corpus"
+        )
+        source, known = _open_one(communicator, facts, file_versions)
+        return _make(communicator, "materialize", [source], [facts], known, out, threads, watch)
+
+
+def _open_one(
+    communicator: Communicator, facts: CorpusFacts, file_versions: list[str]
+) -> tuple[CopySource, _Known]:
+    """Open a corpus, and read its receipt. Collective."""
+    source = on_all_ranks(communicator, lambda: open_copy_source(facts), "opening")
+    tokenizer = on_rank_0(
+        communicator,
+        lambda: tokenizers_of({facts.prefix: facts})[facts.prefix],
+        TokenizerFacts | None,
+        "reading receipts",
+    )
+    return source, _Known([facts.idx_digest], file_versions, tokenizer)
 
 
 def _file_versions(prefixes: Sequence[str]) -> list[str]:
@@ -360,32 +401,12 @@ def _copy_tokens(
     room = np.empty(COPY, np.uint8)
     with no_space_as_error(path), closing_fd(open_to_write(path)) as target:
         for index, low, high, at in _shares([source.nbytes for source in sources], begin, end):
-            source_path = bin_path(sources[index].prefix)
-            with closing_fd(open_regular(source_path)) as source:
-                try:
-                    _copy(source, low, high, target, at, room, progress)
-                except EOFError as error:
-                    message = f"{source_path}: was truncated while it was copied"
-                    raise CorpusError(message) from error
+            place = at
+            for piece in token_pieces(sources[index], low, high, room):
+                write_range(target, place, piece)
+                place += len(piece)
+                progress.advance(len(piece))
         os.fsync(target)
-
-
-def _copy(
-    source: int,
-    low: int,
-    high: int,
-    target: int,
-    at: int,
-    room: np.ndarray[tuple[int], np.dtype[np.uint8]],
-    progress: Progress,
-) -> None:
-    while low < high:
-        count = os.preadv(source, [room[: high - low].data], low)
-        if not count:
-            raise EOFError
-        write_range(target, at, room[:count])
-        low, at = low + count, at + count
-        progress.advance(count)
 
 
 def _write_index(

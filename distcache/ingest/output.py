@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from distcache.corpus.idx import bin_path, idx_path
@@ -170,10 +172,27 @@ class Output(AbstractContextManager["Output"]):
 
         on_rank_0(communicator, act, None, "making room")
 
+    def link_tokens(self, shard: int, tokens: str) -> None:
+        """Make the `.bin` of the N-th unfinished corpus a link to other tokens."""
+        path = Path(bin_path(self.unfinished(shard)))
+        path.unlink(missing_ok=True)
+        path.symlink_to(tokens)
+
     def publish(
-        self, communicator: Communicator, receipts: list[Receipt], heartbeat: Heartbeat
+        self,
+        communicator: Communicator,
+        receipts: list[Receipt],
+        heartbeat: Heartbeat,
+        links: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         """Publish synced corpora with their receipts, and remove the workspace. Collective.
+
+        Parameters
+        ----------
+        communicator, receipts, heartbeat
+            Of the ingest.
+        links : mapping of int to str
+            Where the `.bin` of the N-th corpus leads to, if it is a link, from its final name.
 
         Raises
         ------
@@ -184,6 +203,8 @@ class Output(AbstractContextManager["Output"]):
         def act() -> None:
             for shard, receipt in enumerate(receipts):
                 write_receipt(self.unfinished(shard), receipt)
+            for shard, target in links.items():
+                self.link_tokens(shard, target)
             with atomic_write(self._complete) as stream:
                 stream.write(b"%d\n" % len(receipts))
             self._give_names(len(receipts))
@@ -226,13 +247,14 @@ class Output(AbstractContextManager["Output"]):
     def _is_whole(self, shard: int) -> bool:
         """Return whether an unfinished corpus has the files that its receipt describes."""
         prefix = self.unfinished(shard)
-        if not all(is_plain_file(here) for here, _ in self._names(shard)):
+        names = [here for here, _ in self._names(shard)]
+        if not all(is_plain_file(name) or name == bin_path(prefix) for name in names):
             return False
         try:
             receipt = find_receipt(prefix)
         except DistcacheError:
             return False
-        if receipt is None or not _has_sizes(prefix, receipt):
+        if receipt is None or not _has_sizes(prefix, receipt, self.final(shard)):
             return False
         return digest_range(idx_path(prefix), 0, receipt.idx_size) == receipt.idx_digest
 
@@ -302,9 +324,13 @@ class Output(AbstractContextManager["Output"]):
         return " (it has no receipt)"
 
 
-def _has_sizes(prefix: str, receipt: Receipt) -> bool:
+def _has_sizes(prefix: str, receipt: Receipt, final: str | None = None) -> bool:
+    """Return whether a corpus has the sizes of its receipt; links lead on from its final name."""
     try:
-        found = (os.stat(bin_path(prefix)).st_size, os.stat(idx_path(prefix)).st_size)
+        tokens = bin_path(prefix)
+        if final is not None and os.path.islink(tokens):
+            tokens = str(Path(final).parent / os.readlink(tokens))
+        found = (os.stat(tokens).st_size, os.stat(idx_path(prefix)).st_size)
     except OSError:
         return False
     return found == (receipt.bin_size, receipt.idx_size)

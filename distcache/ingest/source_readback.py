@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from distcache.corpus import Fault, Idx, bin_path, open_idx
-from distcache.corpus.corpus import open_copy_source
 from distcache.corpus.idx import ITEM_TYPES
 from distcache.corpus.legacy import is_legacy, open_legacy
-from distcache.corpus.receipt import InputReceipt, PieceReceipt, Receipt
+from distcache.corpus.receipt import InputReceipt, PieceReceipt, Receipt, find_receipt
 from distcache.errors import BuildInterrupted, CorpusError, DistcacheError
 from distcache.ingest.find_tokenizer import find_tokenizer, make_tokenizer
 from distcache.ingest.inputs import find_inputs
@@ -23,6 +22,7 @@ from distcache.ingest.part import PieceFacts, Sink
 from distcache.ingest.pieces import InputPiece
 from distcache.ingest.read_options import TextOptions, TokenOptions
 from distcache.ingest.rounds import Reader
+from distcache.ingest.selection import split_lengths
 from distcache.ingest.text import TextReader
 from distcache.ingest.token_shards import ShardReader
 from distcache.ingest.tokenizer import TokenizerOptions, TokenizerSource
@@ -31,6 +31,8 @@ from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
 
 __all__ = ["Sample", "choose", "read_back"]
+
+MOST_PARENTS: Final = 32  # of a view of a view
 
 
 class Document(NamedTuple):
@@ -90,10 +92,11 @@ def read_back(
         If the tokenizer cannot be loaded, or is another one.
     """
     source = None
-    if receipt.kind == "text":
+    root = on_rank_0(communicator, lambda: _root(receipt), Receipt, "reading receipts")
+    if root.kind == "text":
         source = on_rank_0(
             communicator,
-            lambda: find_tokenizer(_tokenizer_of(receipt, tokenizer)),
+            lambda: find_tokenizer(_tokenizer_of(root, tokenizer)),
             TokenizerSource,
             "reading the tokenizer",
         )
@@ -111,19 +114,43 @@ def read_back(
 def choose(receipt: Receipt, count: int) -> list[Sample]:
     """Return evenly spread documents, grouped by their pieces."""
     count = min(count, receipt.documents)
-    wanted = [(2 * index + 1) * receipt.documents // (2 * count) for index in range(count)]
+    return by_piece(
+        receipt, [(2 * index + 1) * receipt.documents // (2 * count) for index in range(count)]
+    )
+
+
+def by_piece(receipt: Receipt, wanted: Sequence[int]) -> list[Sample]:
+    """Return documents by their ascending numbers, grouped by their pieces."""
     samples: list[Sample] = []
     first = chosen = 0
     for entry in receipt.inputs:
         for piece in entry.pieces:
             documents: dict[int, int] = {}
-            while chosen < count and wanted[chosen] < first + piece.documents:
+            while chosen < len(wanted) and wanted[chosen] < first + piece.documents:
                 documents[piece.before + wanted[chosen] - first] = wanted[chosen]
                 chosen += 1
             if documents:
                 samples.append(Sample(entry, piece, documents))
             first += piece.documents
     return samples
+
+
+def _root(receipt: Receipt) -> Receipt:
+    """Return the receipt of the corpus that a view, or a view of a view, was selected from.
+
+    Raises
+    ------
+    CorpusError
+        If its parents are too many, as where one is its own.
+    """
+    for _ in range(MOST_PARENTS):
+        if receipt.kind != "select":
+            return receipt
+        parent = find_receipt(receipt.inputs[0].path) if receipt.inputs else None
+        if parent is None:
+            return receipt
+        receipt = parent
+    raise CorpusError(f"{receipt.corpus}: is a view of a view of more than {MOST_PARENTS} others")
 
 
 def _compare(
@@ -137,7 +164,7 @@ def _compare(
         return
     idx = open_idx(prefix)
     dtype = ITEM_TYPES[idx.type_code]
-    sources = _sources(receipt, dtype, tokenizer, source)
+    sources = _sources(prefix, receipt, dtype, tokenizer, source)
     for sample in samples:
         try:
             there = sources.read(sample)
@@ -181,8 +208,14 @@ def _as_options(receipt: Receipt) -> Iterator[None]:
 
 
 def _sources(
-    receipt: Receipt, dtype: np.dtype[Any], tokenizer: str | None, source: TokenizerSource | None
+    prefix: str,
+    receipt: Receipt,
+    dtype: np.dtype[Any],
+    tokenizer: str | None,
+    source: TokenizerSource | None,
 ) -> SourceReader:
+    if receipt.kind == "select":
+        return _Selected(prefix, receipt, dtype, tokenizer, source)
     if receipt.kind not in ("text", "tokens"):
         return _Corpora(dtype)
     with _as_options(receipt):
@@ -207,7 +240,7 @@ def _from_pair(idx: Idx, path: str, dtype: np.dtype[Any], document: int) -> Docu
 
 
 class _Corpora:
-    """Reads documents from the corpora that were merged or converted."""
+    """Reads documents from the corpora that were merged, converted or materialized."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self._dtype = dtype
@@ -216,11 +249,18 @@ class _Corpora:
         """Return documents by their number in the corpus."""
         prefix = sample.entry.path
         if is_legacy(prefix):
-            source = open_legacy(prefix)
-        else:
-            source = open_copy_source(prefix, sample.entry.size)
-        item = self._dtype.itemsize
-        found = {}
+            return self._read_legacy(sample)
+        idx, found = open_idx(prefix), {}
+        for place in sample.documents:
+            document = _from_pair(idx, bin_path(prefix), self._dtype, place)
+            if document is None:
+                raise CorpusError(f"has no document {place} now")
+            found[place] = document
+        return found
+
+    def _read_legacy(self, sample: Sample) -> dict[int, Document]:
+        prefix, item = sample.entry.path, self._dtype.itemsize
+        source, found = open_legacy(prefix), {}
         with closing_fd(open_regular(bin_path(prefix))) as descriptor:
             for place in sample.documents:
                 if place + 1 >= len(source.bounds):
@@ -231,6 +271,85 @@ class _Corpora:
                 content = read_range(descriptor, begin, begin + int(lengths.sum()) * item)
                 found[place] = Document(np.frombuffer(content, self._dtype), lengths)
         return found
+
+
+class _Selected:
+    """Reads documents from the sources of the corpus of which a view is a selection.
+
+    Which one a document of the view was follows from where its tokens lie.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        receipt: Receipt,
+        dtype: np.dtype[Any],
+        tokenizer: str | None,
+        source: TokenizerSource | None,
+    ) -> None:
+        parent = receipt.inputs[0].path
+        self._view = open_idx(prefix)
+        self._parent = open_idx(parent)
+        self._split_at = receipt.options.get("split_at")
+        self._receipt = find_receipt(parent)
+        self._sources: SourceReader = _Corpora(dtype)
+        if self._receipt is not None:
+            self._sources = _sources(parent, self._receipt, dtype, tokenizer, source)
+
+    def read(self, sample: Sample) -> dict[int, Document]:
+        """Return documents by their number among those that were kept of the piece."""
+        numbers = parents_of(self._view, self._parent, sample)
+        places = {number: place for place, number in numbers.items()}
+        parts = [sample._replace(documents=places)]
+        if self._receipt is not None:
+            parts = by_piece(self._receipt, sorted(places))
+        found = {}
+        for part in parts:
+            for key, document in self._sources.read(part).items():
+                place = (
+                    part.documents[key] if self._receipt is None else places[part.documents[key]]
+                )
+                found[place] = self._cut(document)
+        return found
+
+    def _cut(self, document: Document) -> Document:
+        most = self._split_at
+        if not isinstance(most, int) or most < 1:
+            return document
+        return Document(document.tokens, split_lengths(document.lengths, most)[0])
+
+
+def parents_of(view: Idx, parent: Idx, sample: Sample) -> dict[int, int]:
+    """Return which documents of a parent those of a view were, by their number in the piece.
+
+    Both have the same order, so that each is the next one whose tokens begin at its own byte.
+    """
+    found: dict[int, int] = {}
+    if sample.piece.end >= len(parent.bounds):
+        raise CorpusError(f"has {len(parent.bounds) - 1} documents now")
+    first = min(number - place for place, number in sample.documents.items())
+    bounds = np.array(parent.bounds[sample.piece.begin : sample.piece.end + 1])
+    theirs = _keys(parent, bounds)
+    ours = _keys(view, np.array(view.bounds[first : first + max(sample.documents) + 2]))
+    number = 0
+    for place, key in enumerate(ours):
+        while number < len(theirs) and theirs[number] != key:
+            number += 1
+        if place in sample.documents and number < len(theirs):
+            found[place] = sample.piece.begin + number
+        number += 1
+    return found
+
+
+def _keys(idx: Idx, bounds: NDArray[np.int64]) -> list[tuple[int, int]]:
+    """Return for each document where its tokens begin, and how many they are."""
+    first, last = int(bounds[0]), int(bounds[-1])
+    sums = np.concatenate([[0], np.cumsum(idx.lengths[first:last], dtype=np.int64)])
+    tokens = np.diff(sums[bounds - first])
+    offsets = np.concatenate([idx.offsets[first:last], [-1]])
+    empty = np.diff(bounds) == 0
+    begins = np.where(empty, -1, offsets[bounds[:-1] - first])
+    return list(zip(begins.tolist(), tokens.tolist(), strict=True))
 
 
 class _Files:

@@ -23,6 +23,18 @@ SequenceFacts check_sequences(UnalignedView<std::int32_t> lengths,
                               UnalignedView<std::int64_t> offsets, std::int64_t begin,
                               std::int64_t end, std::int64_t item_size);
 
+/// Sequences that do not lie within the bytes that they point into; the first by its index, or -1.
+struct OutsideFacts {
+    std::int64_t count = 0;
+    std::int64_t first = -1;
+};
+
+/// Check where sequences [begin, end) of a view lie: whole within `size` bytes, in any order.
+/// Lengths are not negative.
+OutsideFacts find_outside(UnalignedView<std::int32_t> lengths, UnalignedView<std::int64_t> offsets,
+                          std::int64_t begin, std::int64_t end, std::int64_t item_size,
+                          std::int64_t size);
+
 /// The first i in [begin, end) with i > 0 and bounds[i] < bounds[i - 1], or -1.
 std::int64_t first_descent(UnalignedView<std::int64_t> bounds, std::int64_t begin,
                            std::int64_t end);

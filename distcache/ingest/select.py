@@ -1,0 +1,333 @@
+"""Select documents of a corpus as a view: a new `.idx` over the same `.bin`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from distcache.corpus.corpus import CorpusFacts, open_examined
+from distcache.corpus.examine import require_sound, require_unchanged
+from distcache.corpus.idx import Idx, bin_path, idx_path
+from distcache.corpus.idx_writer import IdxPlan, lay_out_idx, write_bounds, write_sequences
+from distcache.corpus.receipt import (
+    InputReceipt,
+    Origin,
+    PieceReceipt,
+    Receipt,
+    TokenizerFacts,
+    receipt_of,
+    tokenizers_of,
+)
+from distcache.errors import ConfigError
+from distcache.ingest.output import Output
+from distcache.ingest.selection import Kept, Selection, numbers_in, select_documents
+from distcache.io.files import (
+    atomic_write,
+    closing_fd,
+    no_space_as_error,
+    open_to_write,
+    require_text,
+    write_range,
+)
+from distcache.partition import slice_bounds
+from distcache.progress import NullProgress, Progress, Stopwatch
+from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
+from distcache.ranks.communicator import Communicator
+from distcache.staging.heartbeat import Heartbeat
+
+__all__ = ["SelectOptions", "select"]
+
+PIECE: Final = 1 << 16  # documents of the parent that a piece of the receipt has, at least
+MOST_PIECES: Final = 10_000
+LISTS: Final = ("rows", "drop")
+
+
+class SelectOptions(msgspec.Struct, frozen=True):
+    """What to select, and how the view finds its tokens.
+
+    Attributes
+    ----------
+    selection : Selection
+        Conditions that all hold.
+    rows, drop : str or None
+        Files with numbers of documents: only these, and none of these.
+    absolute : bool
+        Whether the link to the tokens is an absolute path.
+    """
+
+    selection: Selection = Selection()
+    rows: str | None = None
+    drop: str | None = None
+    absolute: bool = False
+
+
+class _Known(msgspec.Struct, frozen=True):
+    """What rank 0 finds out: the tokenizer, the digests of lists, and where the tokens are."""
+
+    tokenizer: TokenizerFacts | None
+    digests: dict[str, str]
+    tokens: str
+    link: str
+
+
+class _Counts(msgspec.Struct, frozen=True, array_like=True):
+    """What is kept of a piece of the parent."""
+
+    documents: int
+    sequences: int
+    tokens: int
+
+
+def select(
+    communicator: Communicator,
+    prefix: str,
+    out: str,
+    options: SelectOptions,
+    threads: int = 1,
+    progress: Progress | None = None,
+) -> Receipt:
+    """Select documents of a corpus as a view. Collective.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Of all ranks, which divide the documents. Their number changes no byte.
+    prefix : str
+        Of the corpus, which may be a view.
+    out : str
+        Prefix of the view.
+    options : SelectOptions
+        What to select.
+    threads : int
+        Files that each rank reads at a time.
+    progress : Progress or None
+        Receives the progress of rank 0.
+
+    Returns
+    -------
+    Receipt
+        Of the view; it names the corpus.
+
+    Raises
+    ------
+    CorpusError
+        If the corpus is not sound.
+    ConfigError
+        If nothing is kept, or a list cannot be read.
+    """
+    watch = Stopwatch(progress or NullProgress(), lambda: communicator.waited)
+    with aborting_on_error(communicator):
+        on_rank_0(communicator, lambda: _require_options(prefix, options), None, "options")
+        watch.phase("examining the corpus")
+        facts = require_sound(communicator, [prefix], threads)[prefix]
+        known = on_rank_0(
+            communicator, lambda: _look(facts, out, options), _Known, "looking at the corpus"
+        )
+        origin = _origin(facts, known, options)
+        with Output(out) as output:
+            found = output.claim(communicator, origin, watch)
+            if found:
+                return found[0]
+            with Heartbeat(output.directory, watch, communicator) as heartbeat:
+                output.prepare(communicator, origin)
+                made = _View(communicator, facts, known, output, options, watch)
+                counts = made.write()
+                view = require_sound(communicator, [output.unfinished(0)], threads)
+                require_unchanged(communicator, [facts])
+                entry = _input_receipt(facts, open_examined(view[output.unfinished(0)]), counts)
+                receipt = receipt_of(view[output.unfinished(0)], output.name(0), origin, [entry])
+                watch.phase("publishing")
+                output.publish(communicator, [receipt], heartbeat, {0: known.link})
+            return receipt
+
+
+def _require_options(prefix: str, options: SelectOptions) -> None:
+    require_text(prefix)
+    if problems := options.selection.problems():
+        raise ConfigError(*problems)
+
+
+def _look(facts: CorpusFacts, out: str, options: SelectOptions) -> _Known:
+    tokens = os.path.realpath(bin_path(facts.prefix))
+    directory = os.path.realpath(Path(out).absolute().parent)
+    digests = {}
+    for name in LISTS:
+        path = getattr(options, name)
+        if path is not None:
+            numbers = _numbers(path, facts)
+            digests[name] = xxhash.xxh3_128(numbers.tobytes()).hexdigest()
+    return _Known(
+        tokenizers_of({facts.prefix: facts})[facts.prefix],
+        digests,
+        tokens,
+        tokens if options.absolute else os.path.relpath(tokens, directory),
+    )
+
+
+def _numbers(path: str, facts: CorpusFacts) -> NDArray[np.int64]:
+    numbers = numbers_in(path)
+    if len(numbers) and numbers[-1] >= facts.documents:
+        raise ConfigError(
+            f"{path}: names document {numbers[-1]}, but {facts.prefix} has {facts.documents}"
+        )
+    return numbers
+
+
+def _origin(facts: CorpusFacts, known: _Known, options: SelectOptions) -> Origin:
+    chosen: dict[str, Any] = msgspec.to_builtins(options.selection)
+    chosen |= known.digests
+    identity = msgspec.json.encode(
+        ["select", facts.prefix, facts.identity, sorted(chosen.items()), known.link],
+        order="sorted",
+    )
+    return Origin(
+        kind="select",
+        made_from=xxhash.xxh3_128(identity).hexdigest(),
+        tokenizer=known.tokenizer,
+        options={name: value for name, value in chosen.items() if value is not None},
+        versions={"distcache": importlib.metadata.version("distcache")},
+    )
+
+
+class _View:
+    """Writes the index of a view, each rank that of an equal share of the documents."""
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        facts: CorpusFacts,
+        known: _Known,
+        output: Output,
+        options: SelectOptions,
+        progress: Progress,
+    ) -> None:
+        self._communicator = communicator
+        self._facts = facts
+        self._known = known
+        self._output = output
+        self._selection = options.selection
+        self._lists = {name: getattr(options, name) for name in LISTS}
+        self._progress = progress
+        self._step = max(PIECE, -(-facts.documents // MOST_PIECES))
+
+    def write(self) -> list[_Counts]:
+        """Write the unfinished view; return what is kept of each piece. Collective."""
+        communicator = self._communicator
+        on_rank_0(communicator, self._save_lists, None, "reading lists")
+        pieces = range(-(-self._facts.documents // self._step))
+        bounds = slice_bounds(len(pieces), communicator.size, 1)
+        own = pieces[bounds[communicator.rank] : bounds[communicator.rank + 1]]
+        self._progress.phase("selecting", 2 * len(own))
+        idx = on_all_ranks(communicator, lambda: open_examined(self._facts), "opening the corpus")
+        mine = on_all_ranks(communicator, lambda: self._count(idx, own), "selecting")
+        shares = communicator.allgather(mine, list[_Counts], "what is kept")
+        counts = list(itertools.chain(*shares))
+        plan = IdxPlan(
+            self._facts.type_code,
+            sum(piece.sequences for piece in counts),
+            sum(piece.documents for piece in counts),
+            idx.modes is not None,
+        )
+        on_rank_0(communicator, lambda: self._lay_out(plan), None, "laying out")
+        on_all_ranks(communicator, lambda: self._write(idx, own, plan, counts), "writing the index")
+        return counts
+
+    def _save_lists(self) -> None:
+        """Write the lists in a form that all ranks map."""
+        for name, path in self._lists.items():
+            if path is not None:
+                numbers = _numbers(path, self._facts)
+                if xxhash.xxh3_128(numbers.tobytes()).hexdigest() != self._known.digests[name]:
+                    raise ConfigError(f"{path}: has changed while it was read; run again")
+                with atomic_write(self._output.part(0, name)) as stream:
+                    np.save(stream, numbers)
+
+    def _list(self, name: str) -> NDArray[np.int64] | None:
+        if self._lists[name] is None:
+            return None
+        path = self._output.part(0, name)
+        numbers: NDArray[np.int64] = np.load(path, mmap_mode="r", allow_pickle=False)
+        return numbers
+
+    def _lay_out(self, plan: IdxPlan) -> None:
+        if not plan.documents:
+            raise ConfigError(f"{self._facts.prefix}: no document is selected")
+        lay_out_idx(self._output.unfinished(0), plan)
+        self._output.link_tokens(0, self._known.tokens)
+
+    def _kept(self, idx: Idx, piece: int) -> Iterator[Kept]:
+        begin = piece * self._step
+        end = min(begin + self._step, self._facts.documents)
+        rows, drop = map(self._list, LISTS)
+        yield from select_documents(idx, begin, end, self._selection, rows, drop)
+        idx.require_intact()
+        self._progress.advance(1)
+
+    def _count(self, idx: Idx, own: Sequence[int]) -> list[_Counts]:
+        found = []
+        for piece in own:
+            documents = sequences = tokens = 0
+            for kept in self._kept(idx, piece):
+                documents += len(kept.documents)
+                sequences += len(kept.lengths)
+                tokens += kept.tokens
+            found.append(_Counts(documents, sequences, tokens))
+        return found
+
+    def _write(
+        self, idx: Idx, own: Sequence[int], plan: IdxPlan, counts: Sequence[_Counts]
+    ) -> None:
+        before = counts[: own[0]] if own else []
+        sequence = sum(piece.sequences for piece in before)
+        document = sum(piece.documents for piece in before)
+        path = idx_path(self._output.unfinished(0))
+        with no_space_as_error(path), closing_fd(open_to_write(path)) as descriptor:
+            for kept in itertools.chain.from_iterable(self._kept(idx, piece) for piece in own):
+                write_sequences(descriptor, plan, sequence, kept.lengths, kept.offsets)
+                if kept.modes is not None:
+                    write_range(descriptor, plan.modes_begin + sequence, kept.modes)
+                bounds = sequence + np.cumsum(kept.counts) - kept.counts
+                write_bounds(descriptor, plan, document, bounds)
+                sequence += len(kept.lengths)
+                document += len(kept.documents)
+            os.fsync(descriptor)
+
+
+def _input_receipt(facts: CorpusFacts, view: Idx, counts: Sequence[_Counts]) -> InputReceipt:
+    """Return what a view has of its parent, with a piece for each run of documents."""
+    step = max(PIECE, -(-facts.documents // MOST_PIECES))
+    pieces = [
+        PieceReceipt(
+            begin=number * step,
+            end=min((number + 1) * step, facts.documents),
+            rows=min(step, facts.documents - number * step),
+            documents=piece.documents,
+            sequences=piece.sequences,
+            tokens=piece.tokens,
+        )
+        for number, piece in enumerate(counts)
+    ]
+    last = int(view.offsets[-1]) + int(view.lengths[-1]) * view.item_size
+    return InputReceipt(
+        path=facts.prefix,
+        size=facts.bin_size,
+        digest=facts.idx_digest,
+        rows=facts.documents,
+        documents=sum(piece.documents for piece in counts),
+        empty=0,
+        skipped=0,
+        sequences=sum(piece.sequences for piece in counts),
+        tokens=sum(piece.tokens for piece in counts),
+        first_offset=int(view.offsets[0]),
+        last_offset=last,
+        pieces=tuple(pieces),
+    )

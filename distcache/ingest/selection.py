@@ -1,0 +1,278 @@
+"""Which documents of a corpus a selection keeps, and how it cuts them: pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.corpus.idx import ITEM_TYPES, Idx
+from distcache.errors import ConfigError
+
+__all__ = [
+    "Kept",
+    "Selection",
+    "hash_numbers",
+    "numbers_in",
+    "select_documents",
+    "split_lengths",
+]
+
+DOCUMENTS: Final = 1 << 17  # at a time: they stay in the processor's cache
+# Of splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
+GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
+FIRST: Final = np.uint64(0xBF58476D1CE4E5B9)
+SECOND: Final = np.uint64(0x94D049BB133111EB)
+
+
+class Selection(msgspec.Struct, frozen=True):
+    """What is kept of a corpus: documents that all conditions hold for.
+
+    Attributes
+    ----------
+    documents : (int, int) or None
+        Only those of these numbers [begin, end).
+    min_length, max_length : int or None
+        Only those of at least, and at most, so many tokens.
+    sample : float or None
+        Each with this probability. Whether depends on the seed and its number only, so that a
+        larger sample of the same seed holds a smaller one.
+    seed : int
+        Of the sample.
+    split_at : int or None
+        Sequences are cut into sequences of at most so many tokens.
+    """
+
+    documents: tuple[int, int] | None = None
+    min_length: int | None = None
+    max_length: int | None = None
+    sample: float | None = None
+    seed: int = 0
+    split_at: int | None = None
+
+    def problems(self) -> list[str]:
+        """Return what is wrong with it."""
+        found = []
+        if self.documents is not None and not 0 <= self.documents[0] < self.documents[1]:
+            found.append(
+                f"--documents {self.documents[0]}:{self.documents[1]}: expected A:B with A below B"
+            )
+        longest, least = self.max_length, self.min_length
+        if longest is not None and least is not None and longest < least:
+            found.append(f"--max-length {longest}: is below --min-length {least}")
+        if self.sample is not None and not 0 < self.sample <= 1:
+            found.append(f"--sample {self.sample}: expected more than 0, and at most 1")
+        if self.split_at is not None and self.split_at < 1:
+            found.append(f"--split-at {self.split_at}: expected at least 1 token")
+        return found
+
+
+class Kept(NamedTuple):
+    """Successive documents that are kept.
+
+    Attributes
+    ----------
+    documents : ndarray of int64
+        Their numbers in the parent.
+    counts : ndarray of int64
+        Sequences of each.
+    lengths : ndarray of int32, offsets : ndarray of int64
+        Of all their sequences: tokens, and bytes of the `.bin`.
+    modes : ndarray of int8 or None
+        Of multimodal sequences.
+    """
+
+    documents: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    lengths: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    modes: NDArray[np.int8] | None
+
+    @property
+    def tokens(self) -> int:
+        """Over all sequences."""
+        return int(self.lengths.sum(dtype=np.int64))
+
+
+def select_documents(
+    idx: Idx,
+    begin: int,
+    end: int,
+    selection: Selection,
+    rows: NDArray[np.int64] | None = None,
+    drop: NDArray[np.int64] | None = None,
+) -> Iterator[Kept]:
+    """Yield what is kept of documents [begin, end), in their order.
+
+    Parameters
+    ----------
+    idx : Idx
+        Of the parent, which is sound.
+    begin, end : int
+        Numbers of documents.
+    selection : Selection
+        Without problems.
+    rows, drop : ndarray of int64, or None
+        Numbers of the documents to keep, and to leave out; ascending, each once.
+    """
+    for first in range(begin, end, DOCUMENTS):
+        last = min(first + DOCUMENTS, end)
+        bounds = np.array(idx.bounds[first : last + 1])
+        some = slice(int(bounds[0]), int(bounds[-1]))
+        lengths = np.array(idx.lengths[some])
+        counts = np.diff(bounds)
+        keep = _by_number(first, last, selection, rows, drop)
+        if selection.min_length is not None or selection.max_length is not None:
+            keep &= _by_length(_tokens(lengths, bounds - bounds[0]), selection)
+        sequences = np.repeat(keep, counts)
+        kept = Kept(
+            first + np.flatnonzero(keep),
+            counts[keep],
+            lengths[sequences],
+            idx.offsets[some][sequences],
+            None if idx.modes is None else idx.modes[some][sequences],
+        )
+        if selection.split_at is not None:
+            kept = _split(kept, selection.split_at, ITEM_TYPES[idx.type_code].itemsize)
+        yield kept
+
+
+def _tokens(lengths: NDArray[np.int32], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the tokens of each document."""
+    sums = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=sums[1:])
+    tokens: NDArray[np.int64] = np.diff(sums[bounds])
+    return tokens
+
+
+def _by_number(
+    first: int,
+    last: int,
+    selection: Selection,
+    rows: NDArray[np.int64] | None,
+    drop: NDArray[np.int64] | None,
+) -> NDArray[np.bool_]:
+    """Return which of documents [first, last) are kept for their numbers."""
+    keep = np.full(last - first, rows is None)
+    if rows is not None:
+        keep[_within(rows, first, last)] = True
+    if drop is not None:
+        keep[_within(drop, first, last)] = False
+    if selection.documents is not None:
+        low, high = selection.documents
+        keep[: max(low - first, 0)] = False
+        keep[max(high - first, 0) :] = False
+    if selection.sample is not None and selection.sample < 1:
+        numbers = np.arange(first, last, dtype=np.uint64)
+        limit = np.uint64(int(selection.sample * 2.0**64))
+        keep &= hash_numbers(numbers, selection.seed) < limit
+    return keep
+
+
+def _within(numbers: NDArray[np.int64], first: int, last: int) -> NDArray[np.int64]:
+    low, high = np.searchsorted(numbers, [first, last])
+    return numbers[low:high] - first
+
+
+def _by_length(tokens: NDArray[np.int64], selection: Selection) -> NDArray[np.bool_]:
+    keep = np.ones(len(tokens), bool)
+    if selection.min_length is not None:
+        keep &= tokens >= selection.min_length
+    if selection.max_length is not None:
+        keep &= tokens <= selection.max_length
+    return keep
+
+
+def hash_numbers(numbers: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
+    """Return a hash of each number with a seed, evenly distributed: splitmix64, twice."""
+    value = _mix(np.array([seed], np.uint64) + GOLDEN)[0]
+    return _mix((numbers + np.uint64(1)) * GOLDEN ^ value)
+
+
+def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    value = (value ^ (value >> np.uint64(30))) * FIRST
+    value = (value ^ (value >> np.uint64(27))) * SECOND
+    return value ^ (value >> np.uint64(31))
+
+
+def _split(kept: Kept, most: int, item: int) -> Kept:
+    """Cut sequences into sequences of at most so many tokens."""
+    lengths, parts, before = split_lengths(kept.lengths, most)
+    ends = np.concatenate([[0], np.cumsum(kept.counts)])
+    sums = np.concatenate([[0], np.cumsum(parts)])
+    return Kept(
+        kept.documents,
+        np.diff(sums[ends]),
+        lengths,
+        np.repeat(kept.offsets, parts) + before * item,
+        None if kept.modes is None else np.repeat(kept.modes, parts),
+    )
+
+
+def split_lengths(
+    lengths: NDArray[np.int32], most: int
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+    """Cut sequences into parts; all of a sequence have `most` tokens but the last.
+
+    Returns
+    -------
+    lengths : ndarray of int32
+        Of the parts.
+    parts : ndarray of int64
+        Of each sequence, at least one.
+    before : ndarray of int64
+        For each part, the tokens of its sequence before it.
+    """
+    parts = np.maximum(-(-lengths.astype(np.int64) // most), 1)
+    ends = np.cumsum(parts)
+    within = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - parts, parts)
+    before = within * most
+    cut = np.minimum(np.repeat(lengths, parts) - before, most)
+    return cut.astype(np.int32), parts, before
+
+
+def numbers_in(path: str | Path) -> NDArray[np.int64]:
+    """Read numbers of documents: a `.npy` of integers, or text with one in each line.
+
+    Returns
+    -------
+    ndarray of int64
+        Ascending.
+
+    Raises
+    ------
+    ConfigError
+        If the file cannot be read, is something else, or names a number twice.
+    """
+    try:
+        numbers = _read_numbers(str(path))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path}: cannot be read as numbers of documents, one in each line or as .npy: {error}"
+        ) from error
+    found = np.sort(numbers.astype(np.int64))
+    if len(found) and found[0] < 0:
+        raise ConfigError(f"{path}: {found[0]} is not the number of a document; they start at 0")
+    twice = np.flatnonzero(found[1:] == found[:-1])
+    if len(twice):
+        raise ConfigError(
+            f"{path}: names document {found[twice[0]]} twice; to repeat documents, give the "
+            "corpus more weight"
+        )
+    return found
+
+
+def _read_numbers(path: str) -> NDArray[Any]:
+    if not path.endswith(".npy"):
+        with open(path, encoding="ascii") as stream:
+            return np.array([int(line) for line in stream if line.strip()], np.int64)
+    numbers = np.load(path, allow_pickle=False)
+    if not isinstance(numbers, np.ndarray) or numbers.dtype.kind not in "iu" or numbers.ndim != 1:
+        raise ValueError("expected one dimension of integers")
+    if len(numbers) and numbers.max() > np.iinfo(np.int64).max:
+        raise ValueError("a number is 2**63 or more")
+    return numbers

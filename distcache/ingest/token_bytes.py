@@ -1,0 +1,106 @@
+"""The bytes of a corpus's tokens in the order of its sequences, wherever a view has them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.corpus.corpus import CopySource
+from distcache.corpus.idx import ITEM_TYPES, bin_path
+from distcache.errors import CorpusError
+from distcache.io.files import closing_fd, open_regular
+from distcache.io.watchdog import tick
+from distcache.kernels import read_ranges
+
+__all__ = ["Ranges", "clip", "token_pieces"]
+
+SEQUENCES: Final = 1 << 18  # of a view, at a time
+
+# Ranges of bytes: where they begin, and their sizes.
+Ranges = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+def clip(ranges: Ranges, ends: NDArray[np.int64], low: int, high: int) -> Ranges:
+    """Return the ranges that make up bytes [low, high) of some that follow one another.
+
+    Parameters
+    ----------
+    ranges : Ranges
+        None empty.
+    ends : ndarray of int64
+        Cumulative sums of their sizes.
+    low, high : int
+        Bytes; low is below high, and high not beyond the last end.
+    """
+    first = int(np.searchsorted(ends, low, "right"))
+    last = int(np.searchsorted(ends, high, "left")) + 1
+    begins, sizes = (part[first:last].copy() for part in ranges)
+    skipped = low - (int(ends[first]) - int(sizes[0]))
+    begins[0] += skipped
+    sizes[0] -= skipped
+    sizes[-1] -= int(ends[last - 1]) - high
+    return begins, sizes
+
+
+def token_pieces(
+    source: CopySource, low: int, high: int, room: NDArray[np.uint8]
+) -> Iterator[NDArray[np.uint8]]:
+    """Yield bytes [low, high) of all tokens, in pieces that are valid until the next.
+
+    Parameters
+    ----------
+    source : CopySource
+        The corpus.
+    low, high : int
+        In bytes of its tokens, one sequence after the other.
+    room : ndarray of uint8
+        Receives each piece; all but the last of a run of sequences fill it.
+
+    Raises
+    ------
+    CorpusError
+        If the `.bin` has become shorter.
+    OSError
+        If it cannot be read.
+    """
+    path = bin_path(source.prefix)
+    with closing_fd(open_regular(path)) as descriptor:
+        for ranges in _ranges(source, low, high):
+            ends = np.cumsum(ranges[1])
+            for begin in range(0, int(ends[-1]) if len(ends) else 0, len(room)):
+                end = min(begin + len(room), int(ends[-1]))
+                piece = room[: end - begin]
+                _, error = read_ranges(descriptor, *clip(ranges, ends, begin, end), piece)
+                if error < 0:
+                    raise CorpusError(f"{path}: was truncated while it was copied")
+                if error:
+                    raise OSError(error, os.strerror(error), path)
+                tick()
+                yield piece
+
+
+def _ranges(source: CopySource, low: int, high: int) -> Iterator[Ranges]:
+    """Yield the ranges of the `.bin` that hold bytes [low, high) of the tokens, none empty."""
+    if low >= high:
+        return
+    if not source.view:
+        yield np.array([low]), np.array([high - low])
+        return
+    assert source.idx is not None, "a view has an index"
+    item = ITEM_TYPES[source.type_code].itemsize
+    position = 0
+    for first in range(0, len(source.lengths), SEQUENCES):
+        some = slice(first, first + SEQUENCES)
+        sizes = source.lengths[some].astype(np.int64) * item
+        total = int(sizes.sum())
+        if total and position + total > low and position < high:
+            full = np.flatnonzero(sizes)
+            ranges = (source.idx.offsets[some][full], sizes[full])
+            begin, end = max(low - position, 0), min(high - position, total)
+            yield clip(ranges, np.cumsum(ranges[1]), begin, end)
+        position += total
+    source.idx.require_intact()
