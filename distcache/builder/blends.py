@@ -16,8 +16,8 @@ from distcache.io.unfinished_file import UnfinishedFile
 from distcache.kernels import Blender
 from distcache.partition import slice_bounds
 from distcache.plan.blend_counts import estimate_counts
-from distcache.plan.costs import BLEND_SLICE, CHUNK_BYTES
-from distcache.plan.layout import ArrayPlace
+from distcache.plan.costs import CHUNK_BYTES
+from distcache.plan.layout import BLEND_SLICE, ArrayPlace
 from distcache.plan.model import BlendPlan
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Message

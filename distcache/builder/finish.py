@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import xxhash
@@ -19,6 +18,7 @@ from distcache.cache.format import (
     BLOCKS,
     MEMBERS,
     SECTIONS,
+    SHARDS,
     SOURCES,
     TABLES,
     TEXT,
@@ -28,12 +28,24 @@ from distcache.cache.format import (
 )
 from distcache.io.unfinished_file import UnfinishedFile
 from distcache.plan.config import canonical_json
-from distcache.plan.layout import PAGE, ArrayPlace, Layout, align
+from distcache.plan.layout import ALIGNMENT, ArrayPlace, Layout, align
 from distcache.plan.model import Plan
 
 __all__ = ["compose_tables", "file_size", "finish", "lay_out", "table_bytes", "table_places"]
 
 Digests = Mapping[int, Mapping[str, str]]
+# Columns of `sources` that are fields of `CorpusFacts`.
+FACTS: Final = (
+    "idx_digest",
+    "idx_size",
+    "bin_size",
+    "sequences",
+    "documents",
+    "tokens",
+    "empty_sequences",
+    "type_code",
+    "view",
+)
 
 
 def lay_out(job: Job, scratch: str) -> None:
@@ -86,11 +98,11 @@ def finish(job: Job, blocks: Sequence[int]) -> None:
 
 
 def dataset_places(plan: Plan, layout: Layout) -> list[DatasetPlace]:
-    """Return every HDF5 dataset in the order of the file: arrays by name and row, then tables."""
+    """Return every HDF5 dataset in the order of the file: arrays by name and unit, then tables."""
     arrays = [
-        DatasetPlace(place.name, str(_row(plan, item)), place.dtype, place.shape, place.offset)
-        for item, places in enumerate(layout.arrays)
-        for place in places
+        DatasetPlace(place.name, str(entry.unit), place.dtype, place.shape, place.offset)
+        for entry in layout.datasets
+        for place in (entry.place,)
     ]
     tables = [
         DatasetPlace("tables", name, "", (place.rows,), place.offset)
@@ -102,7 +114,7 @@ def dataset_places(plan: Plan, layout: Layout) -> list[DatasetPlace]:
 def _gaps(layout: Layout) -> Iterator[tuple[int, int]]:
     """Yield the bytes [begin, end) between arrays, and between the last one and the tables."""
     end = layout.data_begin
-    for place in itertools.chain(*layout.arrays):
+    for place in (entry.place for entry in layout.datasets):
         if place.offset > end:
             yield end, place.offset
         end = place.offset + place.nbytes
@@ -110,12 +122,8 @@ def _gaps(layout: Layout) -> Iterator[tuple[int, int]]:
         yield end, layout.tables_begin
 
 
-def _row(plan: Plan, item: int) -> int:
-    return item if item < len(plan.sections) else item - len(plan.sections)
-
-
 def table_places(plan: Plan, layout: Layout) -> dict[str, TablePlace]:
-    """Return where each table lies: after the arrays, each at the start of a page."""
+    """Return where each table lies: after the arrays."""
     rows = {
         "sources": len(plan.sources),
         "sections": len(plan.sections),
@@ -125,18 +133,27 @@ def table_places(plan: Plan, layout: Layout) -> dict[str, TablePlace]:
         "identity": len(canonical_json(plan.identity)),
         "naming": len(naming_text(plan)),
         "prefixes": sum(len(source.prefix.encode()) for source in plan.sources),
+        "shards": 0,
+        "shard_texts": 0,
     }
     places = {}
     offset = layout.tables_begin
     for name, dtype in TABLES.items():
+        if not rows[name]:
+            places[name] = TablePlace(layout.tables_begin, 0)  # it lies nowhere
+            continue
         places[name] = TablePlace(offset, rows[name])
-        offset = align(offset + rows[name] * dtype.itemsize, PAGE)
+        offset = align(offset + rows[name] * dtype.itemsize, ALIGNMENT)
     return places
 
 
 def file_size(places: Mapping[str, TablePlace]) -> int:
     """Return the length of the file in bytes: it ends with its last table that is not empty."""
-    return max(place.offset + place.rows * TABLES[name].itemsize for name, place in places.items())
+    return max(
+        place.offset + place.rows * TABLES[name].itemsize
+        for name, place in places.items()
+        if place.rows
+    )
 
 
 def naming_text(plan: Plan) -> str:
@@ -168,8 +185,10 @@ def compose_tables(
     dict of str to ndarray
         Each of its dtype in `TABLES`, one-dimensional.
     """
+    units = {item: unit for unit, entry in enumerate(layout.units) for item in entry.items}
     columns = [
-        _array_columns(layout.arrays[item], digests[item]) for item in range(len(plan.items))
+        [*_array_columns(layout.arrays[item], digests[item]), units[item]]
+        for item in range(len(plan.items))
     ]
     count = len(plan.sections)
     return {
@@ -181,6 +200,8 @@ def compose_tables(
         "identity": _text(canonical_json(plan.identity)),
         "naming": _text(naming_text(plan)),
         "prefixes": _text("".join(source.prefix for source in plan.sources)),
+        "shards": np.zeros(0, SHARDS),
+        "shard_texts": _text(""),
     }
 
 
@@ -198,10 +219,9 @@ def table_bytes(
 def _sources(plan: Plan) -> NDArray[Any]:
     rows = []
     end = 0
-    facts = (SOURCES.names or ())[2:]  # after the bounds of the prefix: fields of CorpusFacts
     for source in plan.sources:
         begin, end = end, end + len(source.prefix.encode())
-        rows.append((begin, end, *(getattr(source, name) for name in facts)))
+        rows.append((begin, end, *(getattr(source, name) for name in FACTS), 0, 0, b"", 0, 0))
     return np.array(rows, SOURCES)
 
 
@@ -217,6 +237,7 @@ def _sections(plan: Plan, columns: Sequence[list[str | int]]) -> NDArray[Any]:
             section.size.samples,
             _or_minus_one(section.size.separate_samples),
             *arrays,
+            section.order,
         )
         for section, arrays in zip(plan.sections, columns, strict=True)
     ]

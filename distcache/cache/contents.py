@@ -20,8 +20,11 @@ from distcache.cache.format import (
     ARRAY_TYPES,
     HEADER_SIZE,
     TABLES,
+    VERSION,
     Header,
     array_fields,
+    as_latest,
+    tables_of,
 )
 from distcache.errors import CacheCorrupt, NotReady
 from distcache.io.files import closing_fd, open_regular, read_range
@@ -94,6 +97,7 @@ class Contents:
         self.path = path
         self.header = header
         self.tables = tables
+        self._earlier: dict[str, NDArray[Any]] = {}
         if xxhash.xxh3_128_digest(tables) != header.tables_digest:
             raise CacheCorrupt(f"{path}: the tables do not match their digest")
         self.require_consistent()
@@ -104,10 +108,23 @@ class Contents:
         return self.header.key
 
     def table(self, name: str) -> NDArray[Any]:
-        """Return a table as a structured array; `distcache.cache.format` names the columns."""
+        """Return a table as a structured array; `distcache.cache.format` names the columns.
+
+        That of an earlier version has all columns of the latest one.
+        """
+        version = self.header.version
+        if version == VERSION:
+            return self._rows(name, TABLES[name])
+        if name not in self._earlier:
+            known = tables_of(version).get(name)
+            rows = np.zeros(0, TABLES[name]) if known is None else self._rows(name, known)
+            self._earlier[name] = as_latest(name, rows)
+        return self._earlier[name]
+
+    def _rows(self, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
         place = self.header.tables[name]
         begin = place.offset - self.header.tables_begin
-        return np.frombuffer(self.tables, TABLES[name], place.rows, begin)
+        return np.frombuffer(self.tables, dtype, place.rows, begin)
 
     @property
     def sequence_length(self) -> int:
@@ -168,7 +185,8 @@ class Contents:
                 offset=offset,
                 digest=digest.decode("ascii", "replace"),
             )
-            if not HEADER_SIZE <= view.offset <= self.header.tables_begin - view.nbytes:
+            inside = HEADER_SIZE <= view.offset <= self.header.tables_begin - view.nbytes
+            if not inside or view.offset % view.dtype.itemsize:
                 raise CacheCorrupt(f"{self.path}: {name} of {table} row {row} is not in the data")
             views[name] = view
         return views

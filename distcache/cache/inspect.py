@@ -30,7 +30,9 @@ def _sources(cache: Cache) -> list[dict[str, Any]]:
     sources = []
     for entry, prefix in zip(cache.table("sources"), cache.prefixes, strict=True):
         fields = _row(entry)
-        del fields["prefix_begin"], fields["prefix_end"]
+        for name in ("prefix_begin", "prefix_end", "columns_begin", "columns_end"):
+            del fields[name]
+        fields["view"] = bool(fields["view"])
         sources.append({"prefix": prefix, **fields})
     return sources
 

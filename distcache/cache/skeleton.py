@@ -1,8 +1,8 @@
 """Lay out an HDF5 file whose datasets lie at places decided beforehand.
 
 HDF5 takes metadata from one block, which is made to reach up to the first array. Storage comes
-from the end of the file, at the start of a page; where more is left out than that, a dataset of
-padding stands in between. So the bytes up to the first array are all that must be copied to lay out
+from the end of the file, aligned; where more is left out than that, a dataset of padding stands in
+between. So the bytes up to the first array are all that must be copied to lay out
 another file.
 
 Datasets get their storage when they are created, until the first that is so small that HDF5 would
@@ -21,13 +21,14 @@ from typing import Any, Final
 import h5py
 import numpy as np
 
-from distcache.cache.format import HEADER_SIZE, PAGE, DatasetPlace
+from distcache.cache.format import HEADER_SIZE, DatasetPlace
 from distcache.errors import DistcacheError
 
 __all__ = ["front_bytes"]
 
 # Smaller datasets share a block. Pieces of metadata are smaller than this.
 ALIGNED_FROM: Final = 2048  # bytes
+ALIGNMENT: Final = 64  # bytes: that of `distcache.plan.layout`
 
 
 def front_bytes(scratch: str, data_begin: int, wanted: Sequence[DatasetPlace]) -> bytes:
@@ -38,9 +39,9 @@ def front_bytes(scratch: str, data_begin: int, wanted: Sequence[DatasetPlace]) -
     scratch : str
         Path of a file to make and remove; it takes no disk space for the data.
     data_begin : int
-        Where the data starts; a multiple of a page.
+        Where the data starts; a multiple of `ALIGNMENT`.
     wanted : sequence of DatasetPlace
-        Ascending, each at the start of a page, the first at `data_begin`.
+        Ascending, each at a multiple of it, the first at `data_begin`.
 
     Returns
     -------
@@ -61,8 +62,8 @@ def front_bytes(scratch: str, data_begin: int, wanted: Sequence[DatasetPlace]) -
         _create_all(scratch, data_begin, places, {place.offset for place in stored[:early]})
         if not early:
             _allocate(scratch, stored[:1], data_begin)
-        _allocate(scratch, stored[max(early, 1) :], PAGE)
-        size = max((place.offset + place.nbytes for place in wanted), default=data_begin)
+        _allocate(scratch, stored[max(early, 1) :], ALIGNMENT)
+        size = max((place.offset + place.nbytes for place in stored), default=data_begin)
         if (found := os.stat(scratch).st_size) != size:
             raise DistcacheError(f"HDF5 made a file of {found} bytes, expected {size}")
         with open(scratch, "rb") as stream:
@@ -72,13 +73,13 @@ def front_bytes(scratch: str, data_begin: int, wanted: Sequence[DatasetPlace]) -
 
 
 def _with_padding(begin: int, wanted: Sequence[DatasetPlace]) -> Iterator[DatasetPlace]:
-    """Yield the datasets, and one of padding before each that does not start on the next page."""
+    """Yield the datasets, and one of padding before each that does not start where it could."""
     end = begin
     for place in wanted:
-        next_page = -(-end // PAGE) * PAGE
-        if place.nbytes and place.offset > next_page:
-            size = place.offset - next_page
-            yield DatasetPlace("padding", str(next_page), "u1", (size,), next_page)
+        start = -(-end // ALIGNMENT) * ALIGNMENT
+        if place.nbytes and place.offset > start:
+            size = place.offset - start
+            yield DatasetPlace("padding", str(start), "u1", (size,), start)
         yield place
         if place.nbytes:
             end = place.offset + place.nbytes
@@ -102,7 +103,7 @@ def _create_all(
     creation.set_userblock(HEADER_SIZE)
     creation.set_obj_track_times(False)  # equal caches are byte for byte equal
     creation.set_file_space_strategy(h5py.h5f.FSPACE_STRATEGY_AGGR, False, 1)
-    access = _access(ALIGNED_FROM, PAGE, data_begin - HEADER_SIZE)
+    access = _access(ALIGNED_FROM, ALIGNMENT, data_begin - HEADER_SIZE)
     file = h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_EXCL, creation, access)
     with contextlib.closing(file):
         _create_datasets(file, places, early)
@@ -141,7 +142,7 @@ def _dataset_properties(allocation: int) -> Any:
 
 def _allocate(path: str, places: Sequence[DatasetPlace], alignment: int) -> None:
     """Allocate the storage of datasets by writing one element."""
-    file = h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDWR, _access(1, alignment, PAGE))
+    file = h5py.h5f.open(os.fsencode(path), h5py.h5f.ACC_RDWR, _access(1, alignment, HEADER_SIZE))
     one = h5py.h5s.create_simple((1,))
     with contextlib.closing(file):
         for place in places:

@@ -19,7 +19,7 @@ __all__ = ["Assignment", "Estimate", "SplitUnit", "assign", "assign_all", "estim
 START: Final = 0.3  # seconds: Python, its imports, and joining the ranks
 PER_CORPUS: Final = 2.5e-4  # opening an index, and its share of the tables
 PER_ITEM: Final = 1e-4  # planning a section or a blend
-PER_ARRAY: Final = 9e-5  # laying out an HDF5 dataset
+PER_ARRAY: Final = 1e-5  # its place, and its row in a table
 PER_INDEX_BYTE: Final = 0.2e-9  # checking and digesting an index
 PER_CACHE_BYTE: Final = 0.3e-9  # reading back and digesting what was written
 # Seconds per predicted nanosecond: first touches of memory and syncs of the disk included.

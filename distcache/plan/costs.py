@@ -7,12 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from distcache.plan.layout import STRIPE, Unit, nbytes_of
+from distcache.plan.layout import BLEND_SLICE, STRIPE, Unit, nbytes_of
 from distcache.plan.model import NARROW, BlendPlan, SectionPlan
 
 __all__ = [
     "BASE_MEMORY",
-    "BLEND_SLICE",
     "CHUNK_BYTES",
     "DOCUMENT_BYTES",
     "ENTRY_BYTES",
@@ -50,8 +49,6 @@ CHUNK_BYTES: Final = 8 << 20
 # A document; and a document with its length, during a build.
 DOCUMENT_BYTES: Final = 4
 ENTRY_BYTES: Final = 8
-# Steps of a blend: slices are multiples of it, so that those of both arrays start with a stripe.
-BLEND_SLICE: Final = STRIPE // 2
 # Bytes per value of the lists of a shuffle that is larger than the caches:
 # `capacity_of` in cpp/src/partitioned_shuffle.hpp, and two bytes for a step of a block.
 SHUFFLE_SPACE: Final = 2.2  # bytes

@@ -1,14 +1,15 @@
 """Where each array lies in the cache file: a pure function of the plan, for any number of ranks.
 
-Every array starts at a page. Arrays that several ranks write start at a stripe of 1 MiB, and
-small sections are packed into units that start at one, so that a unit has one writer and no two
-ranks ever write into the same stripe. A filesystem with close-to-open consistency needs that.
+Units follow one another: a large section or blend alone, or small ones together. The arrays of one
+name in a unit are one HDF5 dataset, so that thousands of sections take few. A unit starts at a
+grain, and so does each array that several ranks write, in whole stripes: no two ranks ever write
+into the same grain, which a filesystem with close-to-open consistency needs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -16,15 +17,30 @@ import numpy as np
 
 from distcache.plan.model import BlendPlan, SectionPlan
 
-__all__ = ["PAGE", "STRIPE", "ArrayPlace", "Layout", "Unit", "align", "make_layout", "nbytes_of"]
+__all__ = [
+    "ALIGNMENT",
+    "BLEND_SLICE",
+    "GRAIN",
+    "STRIPE",
+    "ArrayPlace",
+    "Dataset",
+    "Layout",
+    "Unit",
+    "align",
+    "make_layout",
+    "nbytes_of",
+]
 
-PAGE: Final = 4096
-STRIPE: Final = 1 << 20
+ALIGNMENT: Final = 64  # bytes: of every dataset; a cache line
+GRAIN: Final = 1 << 16  # the largest page of a machine: what a client of NFS writes as a whole
+STRIPE: Final = 1 << 20  # of an array; slices of ranks are multiples of it
+# Steps of a blend: slices are multiples of it, so that those of both arrays start with a stripe.
+BLEND_SLICE: Final = STRIPE // 2
 UNIT_FULL: Final = 4 * STRIPE
 SPLITTABLE_FROM: Final = 32 * STRIPE
 # HDF5 takes some 400 bytes per dataset for its object header, link and B-tree entry.
-METADATA_PER_ARRAY: Final = 1024
-METADATA_BASE: Final = 1 << 16
+METADATA_PER_DATASET: Final = 640
+METADATA_BASE: Final = 24 << 10
 
 
 class ArrayPlace(msgspec.Struct, frozen=True):
@@ -45,7 +61,7 @@ class Unit(msgspec.Struct, frozen=True):
     items : tuple of int
         Indices into `Plan.items`.
     begin, end : int
-        The bytes of the file that the unit has for itself; `begin` is a multiple of `STRIPE`.
+        The bytes of the file that the unit has for itself; no other has bytes of its grains.
     splittable : bool
         Whether it is one large section.
     """
@@ -54,6 +70,21 @@ class Unit(msgspec.Struct, frozen=True):
     begin: int
     end: int
     splittable: bool
+
+
+class Dataset(msgspec.Struct, frozen=True):
+    """The arrays of one name of a unit: one dataset of HDF5.
+
+    Attributes
+    ----------
+    unit : int
+        Index into `Layout.units`.
+    place : ArrayPlace
+        Of them all, one after the other.
+    """
+
+    unit: int
+    place: ArrayPlace
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -67,6 +98,8 @@ class Layout(msgspec.Struct, frozen=True):
         The arrays of each of `Plan.items`.
     units : tuple of Unit
         In the order of the file.
+    datasets : tuple of Dataset
+        In the order of the file.
     tables_begin : int
         Where the tables start.
     """
@@ -74,6 +107,7 @@ class Layout(msgspec.Struct, frozen=True):
     data_begin: int
     arrays: tuple[tuple[ArrayPlace, ...], ...]
     units: tuple[Unit, ...]
+    datasets: tuple[Dataset, ...]
     tables_begin: int
 
 
@@ -95,45 +129,95 @@ def make_layout(items: Sequence[SectionPlan | BlendPlan]) -> Layout:
     Layout
         Equal for equal items.
     """
-    count = sum(len(item.arrays) for item in items)
-    data_begin = align(METADATA_BASE + METADATA_PER_ARRAY * count, STRIPE)
-    placed: list[tuple[ArrayPlace, ...]] = []
+    groups = list(_groups(items))
+    count = sum(len({name for index in group for name in items[index].arrays}) for group in groups)
+    data_begin = align(METADATA_BASE + METADATA_PER_DATASET * count, ALIGNMENT)
+    arrays: list[tuple[ArrayPlace, ...]] = []
+    datasets: list[Dataset] = []
     units: list[Unit] = []
+    offset = data_begin
+    for group in groups:
+        first = items[group[0]]
+        begin = offset if not units else align(offset, GRAIN)
+        found = list(_place([items[index] for index in group], begin, _alignment(first)))
+        arrays += _by_item(items, group, found)
+        datasets += [Dataset(len(units), _joined(places)) for places in found]
+        offset = max(places[-1].offset + places[-1].nbytes for places in found)
+        splittable = isinstance(first, SectionPlan) and _is_large(first)
+        units.append(Unit(group, begin, offset, splittable))
+    tables_begin = align(offset, ALIGNMENT)
+    return Layout(data_begin, tuple(arrays), tuple(units), tuple(datasets), tables_begin)
+
+
+def _groups(items: Sequence[SectionPlan | BlendPlan]) -> Iterator[tuple[int, ...]]:
+    """Yield the items of each unit: a large one alone, or small ones up to a size."""
     pending: list[int] = []
-    begin = offset = data_begin
+    size = 0
     for index, item in enumerate(items):
-        alone = isinstance(item, BlendPlan) or _size(item) >= SPLITTABLE_FROM
-        if pending and (alone or offset - begin >= UNIT_FULL):
-            units.append(Unit(tuple(pending), begin, offset, splittable=False))
-            pending = []
-        if alone or not pending:
-            begin = offset = align(offset, STRIPE)
-        arrays, offset = _place(item, offset, STRIPE if alone else PAGE)
-        placed.append(arrays)
-        if alone:
-            units.append(Unit((index,), begin, offset, isinstance(item, SectionPlan)))
+        large = _is_large(item)
+        if pending and (large or size >= UNIT_FULL):
+            yield tuple(pending)
+            pending, size = [], 0
+        if large:
+            yield (index,)
         else:
             pending.append(index)
+            size += _size(item)
     if pending:
-        units.append(Unit(tuple(pending), begin, offset, splittable=False))
-    return Layout(data_begin, tuple(placed), tuple(units), align(offset, STRIPE))
+        yield tuple(pending)
+
+
+def _is_large(item: SectionPlan | BlendPlan) -> bool:
+    """Return whether several ranks may write an item."""
+    if isinstance(item, BlendPlan):
+        return item.size > BLEND_SLICE
+    return _size(item) >= SPLITTABLE_FROM
+
+
+def _alignment(first: SectionPlan | BlendPlan) -> int:
+    return GRAIN if _is_large(first) else ALIGNMENT
 
 
 def _size(item: SectionPlan | BlendPlan) -> int:
     return sum(nbytes_of(dtype, shape) for dtype, shape in item.arrays.values())
 
 
+def _place(
+    members: Sequence[SectionPlan | BlendPlan], offset: int, alignment: int
+) -> Iterator[list[ArrayPlace]]:
+    """Yield the places of the arrays of each name, in the order of the members."""
+    names = dict.fromkeys(name for member in members for name in member.arrays)
+    for name in names:
+        offset = align(offset, alignment)
+        places = []
+        for member in members:
+            if name in member.arrays:
+                dtype, shape = member.arrays[name]
+                places.append(ArrayPlace(name, dtype, shape, offset, nbytes_of(dtype, shape)))
+                offset += places[-1].nbytes
+        yield places
+
+
+def _by_item(
+    items: Sequence[SectionPlan | BlendPlan],
+    group: Sequence[int],
+    found: Sequence[Sequence[ArrayPlace]],
+) -> Iterator[tuple[ArrayPlace, ...]]:
+    """Yield the places of each item of a unit, in the order of its arrays."""
+    rest = {places[0].name: iter(places) for places in found}
+    for index in group:
+        yield tuple(next(rest[name]) for name in items[index].arrays)
+
+
+def _joined(places: Sequence[ArrayPlace]) -> ArrayPlace:
+    """Return the place of arrays that follow one another, which small ones of a name can."""
+    first = places[0]
+    assert all(place.dtype == first.dtype for place in places), "small arrays have one type"
+    rows = sum(place.shape[0] for place in places)
+    nbytes = sum(place.nbytes for place in places)
+    return ArrayPlace(first.name, first.dtype, (rows, *first.shape[1:]), first.offset, nbytes)
+
+
 def nbytes_of(dtype: str, shape: Iterable[int]) -> int:
     """Return the bytes of an array."""
     return np.dtype(dtype).itemsize * math.prod(shape)
-
-
-def _place(
-    item: SectionPlan | BlendPlan, offset: int, alignment: int
-) -> tuple[tuple[ArrayPlace, ...], int]:
-    places = []
-    for name, (dtype, shape) in item.arrays.items():
-        offset = align(offset, alignment)
-        places.append(ArrayPlace(name, dtype, shape, offset, nbytes_of(dtype, shape)))
-        offset = places[-1].offset + places[-1].nbytes
-    return tuple(places), offset

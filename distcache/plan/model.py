@@ -36,6 +36,8 @@ class SectionPlan(msgspec.Struct, frozen=True):
         How samples are cut.
     size : SectionSize
         Epochs and samples.
+    order : str
+        How it is shuffled.
     """
 
     key: str
@@ -46,6 +48,7 @@ class SectionPlan(msgspec.Struct, frozen=True):
     seed: int
     cut: Cut
     size: SectionSize
+    order: str = "megatron"
 
     @property
     def documents(self) -> int:

@@ -14,8 +14,7 @@ from distcache.builder.run import BuildOptions, BuildOutcome, build
 from distcache.configuration import config_from_mapping
 from distcache.plan import costs
 from distcache.plan.assignment import assign_all
-from distcache.plan.costs import BLEND_SLICE
-from distcache.plan.layout import make_layout
+from distcache.plan.layout import BLEND_SLICE, make_layout
 from distcache.progress import NullProgress
 from distcache.ranks.communicator import SerialCommunicator
 from tests.builder.wrong_guesses import guess_badly

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import xxhash
 
-from distcache.cache import Cache, open_cache
+from distcache.cache import Cache, open_cache, skeleton
 from distcache.cache import format as file_format
 from distcache.cache.digests import verify_cache
 from distcache.cache.format import HEADER_SIZE, TABLES, Header, TablePlace
@@ -157,8 +157,8 @@ def test_a_header_of_another_version(place: int, message: str) -> None:
 
 
 def test_sizes_of_plan_and_format_fit() -> None:
-    """Ranks write whole leaves, and readers expect pages."""
-    assert layout.PAGE == file_format.PAGE
+    """Ranks write whole leaves, and HDF5 aligns as the layout does."""
+    assert layout.ALIGNMENT == skeleton.ALIGNMENT
     assert layout.STRIPE % file_format.LEAF_SIZE == 0
     assert file_format.BLOCK_SIZE % file_format.LEAF_SIZE == 0
 

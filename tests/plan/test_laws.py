@@ -15,7 +15,7 @@ from distcache.errors import ConfigError, NoSpace
 from distcache.partition import balance, slice_bounds
 from distcache.plan.assignment import assign
 from distcache.plan.costs import pivot_of
-from distcache.plan.layout import PAGE, STRIPE, make_layout
+from distcache.plan.layout import ALIGNMENT, GRAIN, make_layout, nbytes_of
 from distcache.plan.model import BlendPlan, SectionPlan
 from distcache.plan.sizes import (
     Cut,
@@ -142,17 +142,29 @@ items_lists = st.lists(
 
 @given(items_lists)
 def test_arrays_lie_apart(items: list[SectionPlan | BlendPlan]) -> None:
-    """Each at a page, none over another, and no stripe in two units."""
+    """Aligned, none over another, and no grain in two units; those of a dataset follow closely."""
     layout = make_layout(items)
     end = layout.data_begin
-    for place in itertools.chain(*layout.arrays):
-        assert place.offset % PAGE == 0
+    arrays = sorted(itertools.chain(*layout.arrays), key=lambda p: (p.offset, p.nbytes))
+    for place in arrays:
+        assert place.offset % np.dtype(place.dtype).itemsize == 0
         assert place.offset >= end
         end = place.offset + place.nbytes
     assert layout.tables_begin >= end
+    for entry in layout.datasets:
+        assert entry.place.offset % ALIGNMENT == 0
+        own = [
+            place
+            for item in layout.units[entry.unit].items
+            for place in layout.arrays[item]
+            if place.name == entry.place.name
+        ]
+        assert own[0].offset == entry.place.offset
+        assert sum(place.nbytes for place in own) == entry.place.nbytes
+        assert entry.place.nbytes == nbytes_of(entry.place.dtype, entry.place.shape)
     assert sorted(index for unit in layout.units for index in unit.items) == list(range(len(items)))
     for before, unit in itertools.pairwise(layout.units):
-        assert unit.begin % STRIPE == 0
+        assert unit.begin % GRAIN == 0
         assert unit.begin >= before.end
     for unit in layout.units:
         for index in unit.items:
