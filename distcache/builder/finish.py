@@ -26,6 +26,8 @@ from distcache.cache.format import (
     Header,
     TablePlace,
 )
+from distcache.corpus.shard_table import TableFacts, read_table
+from distcache.errors import CorpusError
 from distcache.io.unfinished_file import UnfinishedFile
 from distcache.plan.config import canonical_json
 from distcache.plan.layout import ALIGNMENT, ArrayPlace, Layout, align
@@ -133,8 +135,8 @@ def table_places(plan: Plan, layout: Layout) -> dict[str, TablePlace]:
         "identity": len(canonical_json(plan.identity)),
         "naming": len(naming_text(plan)),
         "prefixes": sum(len(source.prefix.encode()) for source in plan.sources),
-        "shards": 0,
-        "shard_texts": 0,
+        "shards": sum(known.shards for known in _shard_facts(plan)),
+        "shard_texts": sum(known.text + known.columns for known in _shard_facts(plan)),
     }
     places = {}
     offset = layout.tables_begin
@@ -185,6 +187,7 @@ def compose_tables(
     dict of str to ndarray
         Each of its dtype in `TABLES`, one-dimensional.
     """
+    shards, texts = _shards(plan)
     units = {item: unit for unit, entry in enumerate(layout.units) for item in entry.items}
     columns = [
         [*_array_columns(layout.arrays[item], digests[item]), units[item]]
@@ -200,8 +203,8 @@ def compose_tables(
         "identity": _text(canonical_json(plan.identity)),
         "naming": _text(naming_text(plan)),
         "prefixes": _text("".join(source.prefix for source in plan.sources)),
-        "shards": np.zeros(0, SHARDS),
-        "shard_texts": _text(""),
+        "shards": shards,
+        "shard_texts": np.frombuffer(texts, TEXT),
     }
 
 
@@ -216,12 +219,44 @@ def table_bytes(
     return bytes(content)
 
 
+def _shard_facts(plan: Plan) -> Iterator[TableFacts]:
+    return (source.shards for source in plan.sources if source.shards is not None)
+
+
+def _shards(plan: Plan) -> tuple[NDArray[Any], bytes]:
+    """Return the shards of all corpora, and their texts: of each the names, then the columns.
+
+    Raises
+    ------
+    CorpusError
+        If those of a corpus are not the ones that were examined.
+    """
+    rows = [np.zeros(0, SHARDS)]
+    texts = bytearray()
+    for source in plan.sources:
+        if source.shards is None:
+            continue
+        table = read_table(source.prefix)
+        if table.facts != source.shards:
+            raise CorpusError(f"{source.files[1]}: was written to since it was examined")
+        own = table.rows.copy()
+        own["name_begin"] += len(texts)
+        rows.append(own)
+        texts += table.text + table.columns
+    return np.concatenate(rows), bytes(texts)
+
+
 def _sources(plan: Plan) -> NDArray[Any]:
-    rows = []
-    end = 0
+    rows: list[tuple[Any, ...]] = []
+    end = shards = texts = 0
     for source in plan.sources:
         begin, end = end, end + len(source.prefix.encode())
-        rows.append((begin, end, *(getattr(source, name) for name in FACTS), 0, 0, b"", 0, 0))
+        first, columns, digest = shards, texts, ""
+        if (known := source.shards) is not None:
+            digest, shards = known.digest, shards + known.shards
+            columns, texts = texts + known.text, texts + known.text + known.columns
+        facts = (getattr(source, name) for name in FACTS)
+        rows.append((begin, end, *facts, first, shards, digest, columns, texts))
     return np.array(rows, SOURCES)
 
 

@@ -156,6 +156,23 @@ class Contents:
         bounds = zip(sources["prefix_begin"].tolist(), sources["prefix_end"].tolist(), strict=True)
         return [text[begin:end].decode("utf-8") for begin, end in bounds]
 
+    def shards_of(self, source: int) -> NDArray[Any]:
+        """Return the shards that make up the `.bin` of a corpus; none if it is a file."""
+        entry = self.table("sources")[source]
+        return self.table("shards")[int(entry["shards_begin"]) : int(entry["shards_end"])]
+
+    def shard_path(self, shard: Any) -> str:
+        """Return the path of a shard, a row of the table."""
+        begin = int(shard["name_begin"])
+        end = begin + int(shard["name_size"])
+        return self.table("shard_texts")[begin:end].tobytes().decode("utf-8")
+
+    def columns_of(self, source: int) -> bytes:
+        """Return the JSON of the columns of a corpus of rows; empty if it is one of tokens."""
+        entry = self.table("sources")[source]
+        begin, end = int(entry["columns_begin"]), int(entry["columns_end"])
+        return self.table("shard_texts")[begin:end].tobytes()
+
     def arrays(self, table: str, row: int) -> dict[str, ArrayView]:
         """Return where the arrays of a section or blend lie.
 
@@ -211,12 +228,20 @@ class Contents:
             If a row names another that does not exist, or a text is not what it must be.
         """
         members, sections = self.table("members"), self.table("sections")
+        sources, shards = self.table("sources"), self.table("shards")
+        text = len(self.table("shard_texts"))
         try:
             numbers = [
                 (members["source"], len(self.table("sources"))),
                 (sections["source"], len(self.table("sources"))),
                 (members["section"], len(sections)),
                 (members["blend"] + 1, len(self.table("blends")) + 1),
+                (sources["shards_begin"], sources["shards_end"] + np.uint64(1)),
+                (sources["shards_end"], len(shards) + 1),
+                (sources["columns_begin"], sources["columns_end"] + np.uint64(1)),
+                (sources["columns_end"], text + 1),
+                (shards["name_begin"], text + 1),
+                (shards["name_size"], text - shards["name_begin"].astype(np.int64) + 1),
             ]
             sound = all(bool(np.all((found >= 0) & (found < end))) for found, end in numbers)
             sound &= set(range(len(self.table("blends")))) <= set(members["blend"].tolist())

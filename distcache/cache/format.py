@@ -18,6 +18,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from distcache.corpus.shard_table import ROWS
 from distcache.errors import CacheCorrupt
 
 __all__ = [
@@ -130,23 +131,7 @@ MEMBERS: Final = np.dtype(
 )
 BLOCKS: Final = np.dtype("<u8")
 TEXT: Final = np.dtype("u1")
-# A row of a `.shards` file, which `distcache.corpus.shard_table` describes.
-SHARDS: Final = np.dtype(
-    [
-        ("base", "<u8"),
-        ("raw_size", "<u8"),
-        ("first_sequence", "<u8"),
-        ("first_token", "<u8"),
-        ("zip_size", "<u8"),
-        ("raw_digest", "V16"),
-        ("zip_digest", "V16"),
-        ("name_begin", "<u8"),
-        ("name_size", "<u4"),
-        ("data_begin", "<u4"),
-        ("codec", "<u4"),
-        ("flags", "<u4"),
-    ]
-)
+SHARDS: Final = ROWS
 TABLES: Final = {
     "sources": SOURCES,
     "sections": SECTIONS,

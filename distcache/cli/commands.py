@@ -129,6 +129,9 @@ COMMANDS: Final = {
         optional_values={"--megatron": r"[0-9.,]+$"},
     ),
     "local": Entry("node", "local_app", "Look after the copies on this node.", interrupted=KEPT),
+    "index": Entry(
+        "index", "index_app", "Use MDS shards as corpora, without conversion.", interrupted=None
+    ),
     "ingest": Entry(
         "ingest", "ingest_app", "Make corpora of text and of token shards.", interrupted=None
     ),

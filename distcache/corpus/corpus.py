@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.corpus.idx import ITEM_TYPES, Idx, open_idx
+from distcache.corpus.idx import ITEM_TYPES, Idx, bin_path, idx_path, open_idx
+from distcache.corpus.shard_table import TableFacts, shards_path
 from distcache.errors import CorpusError
 from distcache.io.files import FileVersion
 
@@ -37,8 +38,10 @@ class CorpusFacts(msgspec.Struct, frozen=True):
         Sequences without a token.
     view : bool
         Whether the offsets are not the running sum of lengths, over the whole `.bin`.
+    shards : TableFacts or None
+        Of the shards that make up the `.bin`, if they do.
     file_versions : tuple of FileVersion
-        Of the `.idx` and the `.bin`, from before they were read.
+        Of `files`, from before they were read.
     """
 
     prefix: str
@@ -51,6 +54,7 @@ class CorpusFacts(msgspec.Struct, frozen=True):
     tokens: int
     empty_sequences: int
     view: bool = False
+    shards: TableFacts | None = None
     file_versions: tuple[FileVersion, ...] = ()
 
     @property
@@ -61,7 +65,17 @@ class CorpusFacts(msgspec.Struct, frozen=True):
             "idx_size": self.idx_size,
             "bin_size": self.bin_size,
         }
-        return known | ({"view": True} if self.view else {})
+        if self.view:
+            known["view"] = True
+        if self.shards is not None:
+            known["shards_digest"] = self.shards.digest
+        return known
+
+    @property
+    def files(self) -> tuple[str, str]:
+        """The paths of the `.idx`, and of the `.bin` or the `.shards` in its place."""
+        path = bin_path if self.shards is None else shards_path
+        return idx_path(self.prefix), path(self.prefix)
 
 
 class Corpus:

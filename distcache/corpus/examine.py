@@ -9,7 +9,8 @@ from typing import Final
 import msgspec
 
 from distcache.corpus.corpus import CorpusFacts
-from distcache.corpus.idx import bin_path, idx_path, open_idx
+from distcache.corpus.idx import open_idx
+from distcache.corpus.shard_table import read_table
 from distcache.corpus.soundness import (
     Fault,
     Outline,
@@ -221,7 +222,7 @@ def require_unchanged(
 def changes_of(facts: CorpusFacts, *, tokens: bool = False) -> list[str]:
     """Return what has changed of one corpus since it was examined, each with its path first."""
     problems = []
-    paths = (idx_path(facts.prefix), bin_path(facts.prefix))
+    paths = facts.files
     for path, known in zip(paths, facts.file_versions, strict=False):
         try:
             found = version_of(os.stat(path))
@@ -235,6 +236,8 @@ def changes_of(facts: CorpusFacts, *, tokens: bool = False) -> list[str]:
                 found.size == known.size
                 and digest_range(path, 0, found.size + 1) == facts.idx_digest
             )
+        elif facts.shards is not None:
+            same = read_table(facts.prefix).facts == facts.shards
         else:
             same = found.size == known.size and not tokens
         if not same:

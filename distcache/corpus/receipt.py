@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 FORMAT: Final = 1
-Kind = Literal["text", "tokens", "merge", "convert", "select", "materialize"]
+Kind = Literal["text", "tokens", "merge", "convert", "select", "materialize", "mds"]
 LONGEST: Final = 1 << 30  # bytes of a receipt; one of a hundred thousand pieces has 10 MB
 # The facts of a corpus that its receipt repeats, as messages call them.
 CONTENT: Final = {

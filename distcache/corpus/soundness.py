@@ -7,6 +7,9 @@ have one of two forms:
 - each is the running sum of the lengths in bytes, and the `.bin` is exactly as long as they say;
 - or the corpus is a view: each sequence lies within a `.bin` that others may share, in any order.
   Offsets that are the running sum are a view too if the `.bin` is a link to a longer one.
+
+With a `.shards` file beside it, a corpus is a view of shards: each sequence lies within the samples
+of one of them.
 """
 
 from __future__ import annotations
@@ -16,10 +19,12 @@ from collections.abc import Sequence
 from typing import Final
 
 import msgspec
+import numpy as np
 import xxhash
 
 from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.idx import HEADER_SIZE, ITEM_TYPES, Idx, bin_path, idx_path, open_idx
+from distcache.corpus.shard_table import TableFacts, read_table, shards_path
 from distcache.errors import BuildInterrupted, DistcacheError
 from distcache.io.files import FileVersion, version_of
 from distcache.io.watchdog import tick
@@ -28,6 +33,7 @@ from distcache.kernels import check_sequences, find_outside, first_descent
 __all__ = ["Fault", "Outline", "RangeFacts", "check_range", "digest_idx", "outline", "summarize"]
 
 CHUNK: Final = 16 << 20
+SEQUENCES: Final = 1 << 18  # of shards, that are compared at a time
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -44,7 +50,7 @@ class Fault(msgspec.Struct, frozen=True):
 class Outline(msgspec.Struct, frozen=True):
     """The header and the sizes of a corpus's files; `faults` if they are wrong.
 
-    `linked` says whether the `.bin` is a link.
+    `linked` says whether the `.bin` is a link; `shards` is what makes it up, if shards do.
     """
 
     prefix: str
@@ -54,6 +60,7 @@ class Outline(msgspec.Struct, frozen=True):
     sequences: int = 0
     documents: int = 0
     linked: bool = False
+    shards: TableFacts | None = None
     faults: tuple[Fault, ...] = ()
     file_versions: tuple[FileVersion, ...] = ()
 
@@ -94,13 +101,12 @@ def outline(prefix: str) -> Outline:
         With a fault for each file that is missing or whose header is wrong; nothing is raised.
     """
     faults: list[Fault] = []
+    shards = None
     bin_size, bin_version = 0, FileVersion(0, 0, 0)
-    try:
-        bin_version = version_of(os.stat(bin_path(prefix)))
-        bin_size = bin_version.size
-    except OSError as error:
-        message = f"cannot be read: {error.strerror}{_hint(prefix)}"
-        faults.append(Fault(prefix, bin_path(prefix), message))
+    if os.path.lexists(shards_path(prefix)):
+        shards, bin_size, bin_version = _look_at_shards(prefix, faults)
+    else:
+        bin_size, bin_version = _look_at_tokens(prefix, faults)
     try:
         idx = open_idx(prefix)
         faults += _bounds_faults(prefix, idx)
@@ -119,9 +125,41 @@ def outline(prefix: str) -> Outline:
         sequences=len(idx.lengths),
         documents=max(len(idx.bounds) - 1, 0),
         linked=os.path.islink(bin_path(prefix)),
+        shards=shards,
         faults=tuple(faults),
         file_versions=(idx.file_version, bin_version),
     )
+
+
+def _look_at_tokens(prefix: str, faults: list[Fault]) -> tuple[int, FileVersion]:
+    """Return the size and the version of the `.bin`, or add a fault."""
+    path = bin_path(prefix)
+    try:
+        found = version_of(os.stat(path))
+    except OSError as error:
+        faults.append(Fault(prefix, path, f"cannot be read: {error.strerror}{_hint(prefix)}"))
+        return 0, FileVersion(0, 0, 0)
+    return found.size, found
+
+
+def _look_at_shards(prefix: str, faults: list[Fault]) -> tuple[TableFacts | None, int, FileVersion]:
+    """Return what makes up the `.bin`, its size, and the version of the `.shards`."""
+    path = shards_path(prefix)
+    try:
+        version = version_of(os.stat(path))
+        table = read_table(prefix)
+    except OSError as error:
+        faults.append(Fault(prefix, path, f"cannot be read: {error.strerror}"))
+        return None, 0, FileVersion(0, 0, 0)
+    except DistcacheError as error:
+        faults.append(Fault(prefix, path, str(error).removeprefix(f"{path}: ")))
+        return None, 0, FileVersion(0, 0, 0)
+    if os.path.lexists(bin_path(prefix)):
+        size, _ = _look_at_tokens(prefix, faults)
+        if size != table.bin_size and not faults:
+            message = f"has {size} bytes, the .shards beside it say {table.bin_size}"
+            faults.append(Fault(prefix, bin_path(prefix), message))
+    return table.facts, table.bin_size, version
 
 
 def _hint(prefix: str) -> str:
@@ -190,7 +228,11 @@ def check_range(head: Outline, idx: Idx, begin: int, end: int) -> RangeFacts:
             f"{idx.bounds[descent - 1]}"
         )
     view = facts.misplaced_count > 0
-    outside = _outside(head, idx, begin, end) if view else ()
+    outside: tuple[Fault, ...] = ()
+    if head.shards is not None and not messages:
+        outside = _outside_shards(head, idx, begin, end)
+    elif view:
+        outside = _outside(head, idx, begin, end)
     _release_range(idx, begin, end)
     faults = tuple(Fault(head.prefix, idx.path, message) for message in messages)
     return RangeFacts(facts.tokens, facts.empty, faults, view, outside)
@@ -206,6 +248,28 @@ def _outside(head: Outline, idx: Idx, begin: int, end: int) -> tuple[Fault, ...]
         f"{head.bin_size}"
     )
     return (Fault(head.prefix, idx.path, message),)
+
+
+def _outside_shards(head: Outline, idx: Idx, begin: int, end: int) -> tuple[Fault, ...]:
+    rows = read_table(head.prefix).rows
+    for first in range(begin, end, SEQUENCES):
+        some = slice(first, min(first + SEQUENCES, end))
+        offsets = idx.offsets[some].astype(np.int64)
+        nbytes = idx.lengths[some].astype(np.int64) * idx.item_size
+        shards = np.searchsorted(rows["base"].astype(np.int64), offsets, "right") - 1
+        own = rows[np.maximum(shards, 0)]
+        bases = own["base"].astype(np.int64)
+        inside = (shards >= 0) & (offsets >= bases + own["data_begin"].astype(np.int64))
+        # Offsets may hold anything: what is left of the shard is compared, nothing is added.
+        inside &= nbytes <= own["raw_size"].astype(np.int64) - (offsets - bases)
+        if not inside.all():
+            place = first + int(np.argmin(inside))
+            message = (
+                f"{np.count_nonzero(~inside)} sequences lie outside of the samples of all shards, "
+                f"the first is {place}: {idx.lengths[place]} tokens at byte {idx.offsets[place]}"
+            )
+            return (Fault(head.prefix, idx.path, message),)
+    return ()
 
 
 def _share_of_bounds(idx: Idx, begin: int, end: int) -> tuple[int, int]:
@@ -246,7 +310,7 @@ def summarize(
         All of them.
     """
     tokens = sum(part.tokens for part in ranges)
-    view = any(part.view for part in ranges)
+    view = head.shards is not None or any(part.view for part in ranges)
     if head.linked and head.bin_size > tokens * ITEM_TYPES[head.type_code].itemsize:
         view = True
     facts = CorpusFacts(
@@ -260,6 +324,7 @@ def summarize(
         tokens=tokens,
         empty_sequences=sum(part.empty for part in ranges),
         view=view,
+        shards=head.shards,
         file_versions=head.file_versions,
     )
     faults = [*head.faults, *(fault for part in ranges for fault in part.faults)]

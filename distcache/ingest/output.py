@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal
 
 from distcache.corpus.idx import bin_path, idx_path
 from distcache.corpus.receipt import Origin, Receipt, find_receipt, receipt_path, write_receipt
+from distcache.corpus.shard_table import read_table, shards_path
 from distcache.errors import ConfigError, DistcacheError, KeyMismatch
 from distcache.io.files import atomic_write, digest_range, is_plain_file, read_file
 from distcache.progress import NullProgress, Progress, Stopwatch
@@ -31,8 +32,8 @@ LONGEST_NAME: Final = 200  # bytes: suffixes and numbers are appended
 class Output(AbstractContextManager["Output"]):
     """The paths of unfinished corpora in a workspace, and their final names.
 
-    Their files are `N.bin`, `N.idx` and `N.receipt.json` of a workspace, N counting from 0. Rank 0
-    holds it, from `claim` until `release` or the end of the process.
+    Their files are `N.bin` (or `N.shards`), `N.idx` and `N.receipt.json` of a workspace, N counting
+    from 0. Rank 0 holds it, from `claim` until `release` or the end of the process.
 
     Parameters
     ----------
@@ -40,6 +41,8 @@ class Output(AbstractContextManager["Output"]):
         Of the corpus; with `numbered`, the N-th is ``PREFIX-00000``.
     numbered : bool
         Whether there may be several.
+    tokens : str
+        What there is beside the index: ``bin`` or ``shards``.
 
     Attributes
     ----------
@@ -47,7 +50,10 @@ class Output(AbstractContextManager["Output"]):
         Where the unfinished files are.
     """
 
-    def __init__(self, prefix: str, *, numbered: bool = False) -> None:
+    def __init__(
+        self, prefix: str, *, numbered: bool = False, tokens: Literal["bin", "shards"] = "bin"
+    ) -> None:
+        self.tokens = tokens
         self.prefix = os.path.abspath(prefix)
         self._given = prefix
         self.numbered = numbered
@@ -271,8 +277,9 @@ class Output(AbstractContextManager["Output"]):
 
     def _names(self, shard: int) -> list[tuple[str, str]]:
         here, there = self.unfinished(shard), self.final(shard)
-        # The `.idx` comes last: without it a `.bin` is no corpus.
-        return [(path(here), path(there)) for path in (bin_path, receipt_path, idx_path)]
+        # The `.idx` comes last: without it nothing is a corpus.
+        tokens = bin_path if self.tokens == "bin" else shards_path
+        return [(path(here), path(there)) for path in (tokens, receipt_path, idx_path)]
 
     def _require_free(self, why: str = "", *, resuming: bool = True) -> None:
         """Refuse to publish if other files have final names; those of this workspace may.
@@ -300,7 +307,7 @@ class Output(AbstractContextManager["Output"]):
         """Return every file with a final name of this output, and whether it is ours."""
         parent, name = os.path.split(self.prefix)
         number = r"-(\d{5,})" if self.numbered else "()"
-        pattern = re.compile(re.escape(name) + number + r"(\.bin|\.idx|\.receipt\.json)")
+        pattern = re.compile(re.escape(name) + number + r"(\.bin|\.shards|\.idx|\.receipt\.json)")
         found = []
         for entry in sorted(os.listdir(parent)):
             if match := pattern.fullmatch(entry):
@@ -327,10 +334,13 @@ class Output(AbstractContextManager["Output"]):
 def _has_sizes(prefix: str, receipt: Receipt, final: str | None = None) -> bool:
     """Return whether a corpus has the sizes of its receipt; links lead on from its final name."""
     try:
+        if receipt.kind == "mds":
+            found = (read_table(prefix).bin_size, os.stat(idx_path(prefix)).st_size)
+            return found == (receipt.bin_size, receipt.idx_size)
         tokens = bin_path(prefix)
         if final is not None and os.path.islink(tokens):
             tokens = str(Path(final).parent / os.readlink(tokens))
         found = (os.stat(tokens).st_size, os.stat(idx_path(prefix)).st_size)
-    except OSError:
+    except (OSError, DistcacheError):
         return False
     return found == (receipt.bin_size, receipt.idx_size)

@@ -1,0 +1,108 @@
+"""`distcache index mds`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from distcache.cli.common import (
+    JsonOption,
+    LogOption,
+    OutOption,
+    ThreadsOption,
+    interrupt_on_signals,
+)
+from distcache.cli.show import make_progress, print_result
+from distcache.errors import ConfigError
+from distcache.ingest.index_mds import index_mds
+from distcache.ingest.mds_scan import MdsOptions
+from distcache.ranks.connect import connect, share_of_cores
+
+__all__ = ["index_app"]
+
+index_app = typer.Typer(
+    name="index",
+    help="Use data where it lies: MDS shards as corpora, without conversion.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+
+@index_app.callback()
+def _group() -> None:
+    """Use data where it lies: MDS shards as corpora, without conversion."""
+
+
+@index_app.command("mds")
+def mds_command(
+    directories: Annotated[
+        list[str], typer.Argument(metavar="DIR...", help="MDS data sets: with an index.json each.")
+    ],
+    out: OutOption,
+    column: Annotated[
+        str | None, typer.Option(help="The column of tokens; without --rows, tokens.")
+    ] = None,
+    rows: Annotated[
+        bool, typer.Option("--rows", help="Index whole samples, of any columns, not tokens.")
+    ] = False,
+    split: Annotated[
+        str, typer.Option(metavar="NAME", help="A subdirectory of each, such as train.")
+    ] = "",
+    dtype: Annotated[
+        str | None,
+        typer.Option(metavar="TYPE", help="Of the tokens in a column of bytes, such as int64."),
+    ] = None,
+    vocab_size: Annotated[
+        int | None, typer.Option(min=1, help="Token ids must be below it.")
+    ] = None,
+    headers_only: Annotated[
+        bool,
+        typer.Option("--headers-only", help="Read only headers: no digests, no token compared."),
+    ] = False,
+    on_error: Annotated[
+        Literal["fail", "skip"],
+        typer.Option(help="End at the first damaged shard or sample, or leave them out."),
+    ] = "fail",
+    threads: ThreadsOption = 0,
+    log_format: LogOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Index MDS shards as a corpus: OUT.idx and OUT.shards. Nothing is converted or written there.
+
+    Runs alone or under mpiexec or srun; the shards are split over the ranks. A killed run goes on.
+
+    Examples
+    --------
+        distcache index mds /data/web-mds --split train -o corpora/web
+
+        mpiexec -n 8 distcache index mds /data/c4/0 /data/c4/1 --dtype int64 -o corpora/c4
+
+        distcache index mds /data/speech --rows -o corpora/speech
+    """
+    if rows and column:
+        raise ConfigError("--rows indexes whole samples: leave out --column, or --rows")
+    options = MdsOptions(
+        column="" if rows else column or "tokens",
+        split=split,
+        dtype=dtype,
+        vocabulary=vocab_size,
+        headers_only=headers_only,
+        on_error=on_error,
+    )
+    communicator = connect()
+    interrupt_on_signals()
+    with make_progress(log_format, communicator.rank) as progress:
+        receipt = index_mds(
+            communicator,
+            directories,
+            out,
+            options,
+            threads or share_of_cores(communicator),
+            progress,
+        )
+    left_out = sum(entry.skipped for entry in receipt.inputs)
+    if left_out and communicator.rank == 0 and not as_json:
+        typer.echo(f"{left_out} samples were left out: see {out}.receipt.json", err=True)
+    print_result(communicator.rank, receipt, [out], as_json=as_json)

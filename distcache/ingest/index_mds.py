@@ -1,0 +1,483 @@
+"""Index MDS shards as a corpus: all ranks scan them, and nothing is converted.
+
+Rank r scans a contiguous range of the shards. What it finds of each goes to a journal and a file of
+numbers, so that a killed run goes on; then the `.idx` is written, each rank its own slice.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import secrets
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from distcache.corpus.corpus import CorpusFacts
+from distcache.corpus.examine import require_sound
+from distcache.corpus.idx import code_of, idx_path
+from distcache.corpus.idx_writer import IdxPlan, lay_out_idx, write_bounds, write_sequences
+from distcache.corpus.receipt import Origin, Receipt
+from distcache.corpus.shard_table import write_table
+from distcache.errors import ConfigError, CorpusError, DistcacheError
+from distcache.ingest.mds_records import (
+    SetFacts,
+    ShardRecord,
+    Totals,
+    aligned,
+    damaged_record,
+    one_type,
+    receipt_of_sets,
+    record_of,
+    table_of,
+    totals_of,
+)
+from distcache.ingest.mds_scan import MdsOptions, fitting_type, kind_of, scan_shard, token_type
+from distcache.ingest.output import Output
+from distcache.io.files import (
+    closing_fd,
+    digest_range,
+    no_space_as_error,
+    open_regular,
+    open_to_write,
+    read_range,
+    recreate,
+    require_text,
+    version_of,
+    write_range,
+)
+from distcache.io.threads import map_in_threads
+from distcache.mds.columns import column_places
+from distcache.mds.index_json import Columns, DataSet, ShardEntry, read_index
+from distcache.mds.shard_header import offsets_of
+from distcache.mds.stored_shard import StoredShard, find_shard, read_shard
+from distcache.progress import NullProgress, Progress, Stopwatch
+from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
+from distcache.ranks.communicator import Communicator
+from distcache.staging.heartbeat import Heartbeat
+from distcache.staging.journal import Journal, read_journal
+
+__all__ = ["index_mds"]
+
+
+def index_mds(
+    communicator: Communicator,
+    directories: Sequence[str],
+    out: str,
+    options: MdsOptions,
+    threads: int = 1,
+    progress: Progress | None = None,
+) -> Receipt:
+    """Index MDS data sets as one corpus. Collective.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Of all ranks, which divide the shards. Their number changes no byte.
+    directories : sequence of str
+        Of the data sets, in the order of the corpus; nothing is written there.
+    out : str
+        Prefix of the corpus.
+    options : MdsOptions
+        What is indexed.
+    threads : int
+        Shards that each rank reads at a time.
+    progress : Progress or None
+        Receives the progress of rank 0.
+
+    Returns
+    -------
+    Receipt
+        Of the corpus.
+
+    Raises
+    ------
+    NotReady
+        If a data set has no `index.json`.
+    CorpusError
+        With what is wrong with data sets, or the first damaged shard of each rank.
+    ConfigError
+        If the column does not hold tokens, or their type is not known.
+    """
+    watch = Stopwatch(progress or NullProgress(), lambda: communicator.waited)
+    with aborting_on_error(communicator):
+        on_rank_0(communicator, lambda: _require_options(directories, options), None, "options")
+        watch.phase("reading indices")
+        sets = _read_sets(communicator, directories, options)
+        on_rank_0(communicator, lambda: _require_column(sets, options), None, "columns")
+        origin = _origin(sets, options)
+        with Output(out, tokens="shards") as output:
+            found = output.claim(communicator, origin, watch)
+            if found:
+                return found[0]
+            with Heartbeat(output.directory, watch, communicator) as heartbeat:
+                output.prepare(communicator, origin)
+                index = _Index(communicator, sets, output, options, threads, watch)
+                facts, records = index.make()
+                receipt = on_rank_0(
+                    communicator,
+                    lambda: receipt_of_sets(facts, output.name(0), origin, sets, records, options),
+                    Receipt,
+                    "the receipt",
+                )
+                watch.phase("publishing")
+                output.publish(communicator, [receipt], heartbeat)
+            return receipt
+
+
+def _require_options(directories: Sequence[str], options: MdsOptions) -> None:
+    require_text(*directories)
+    if not directories:
+        raise ConfigError("no data set is named")
+    if options.dtype is not None:
+        try:
+            token_type(options.dtype)
+        except KeyError as error:
+            raise ConfigError(f"--dtype {options.dtype}: expected a type of integers") from error
+
+
+def _read_sets(
+    communicator: Communicator, directories: Sequence[str], options: MdsOptions
+) -> list[SetFacts]:
+    """Read the index of each data set once. Collective."""
+    own = directories[communicator.rank :: communicator.size]
+
+    def read() -> list[SetFacts]:
+        found: list[SetFacts] = []
+        problems: list[str] = []
+        for directory in own:
+            try:
+                found.append(_facts_of(read_index(directory, options.split)))
+            except CorpusError as error:
+                problems += error.problems
+        if problems:
+            raise CorpusError(*problems)
+        return found
+
+    mine = on_all_ranks(communicator, read, "reading indices")
+    shares = communicator.allgather(mine, list[SetFacts], "indices of data sets")
+    size = communicator.size
+    return [shares[i % size][i // size] for i in range(len(directories))]
+
+
+def _facts_of(data: DataSet) -> SetFacts:
+    sizes = [shard.raw_data.bytes for shard in data.shards]
+    columns = list(dict.fromkeys(shard.columns for shard in data.shards))
+    return SetFacts(data.directory, data.size, data.digest, sizes, columns)
+
+
+def _require_column(sets: Sequence[SetFacts], options: MdsOptions) -> None:
+    """Refuse data sets that do not fit the options, before any shard is read."""
+    if not any(entry.sizes for entry in sets):
+        raise CorpusError("the data sets have no shard")
+    if options.rows:
+        kinds = {columns: entry.directory for entry in sets for columns in entry.columns}
+        if len(kinds) > 1:
+            names = "; ".join(f"{path}: {', '.join(c.column_names)}" for c, path in kinds.items())
+            raise ConfigError(f"rows of one corpus must have one set of columns ({names})")
+        return
+    for entry in sets:
+        data = read_index(entry.directory)
+        seen: set[Columns] = set()
+        for shard in data.shards:
+            if shard.columns not in seen:
+                seen.add(shard.columns)
+                _require_type(data.directory, shard, options)
+
+
+def _require_type(directory: str, shard: ShardEntry, options: MdsOptions) -> None:
+    """Refuse a column without tokens, and bytes whose type is not stated, with advice."""
+    try:
+        kind_of(shard, options)
+    except ConfigError as error:
+        raise ConfigError(f"{directory}: {error}") from error
+    encoding = shard.column_encodings[shard.columns.place_of(options.column)]
+    if encoding != "bytes" or options.dtype is not None:
+        return
+    stored = find_shard(directory, shard)
+    raw = np.empty(stored.raw_size, np.uint8)
+    read_shard(stored, shard, raw)
+    columns, offsets = shard.columns, offsets_of(raw, shard.samples)
+    places = column_places(raw, offsets, columns, columns.place_of(options.column))
+    fits = fitting_type(raw, places)
+    advice = f"they look like {fits}" if fits else "they look like no type of tokens"
+    raise ConfigError(
+        f"{directory}: --column {options.column} is {encoding}, whose type the data does not say: "
+        f"give --dtype; {advice}"
+    )
+
+
+def _origin(sets: Sequence[SetFacts], options: MdsOptions) -> Origin:
+    chosen: dict[str, Any] = {
+        name: value for name, value in msgspec.to_builtins(options).items() if value is not None
+    }
+    known = [(entry.directory, entry.digest) for entry in sets]
+    identity = msgspec.json.encode(["mds", known, sorted(chosen.items())])
+    return Origin(
+        kind="mds",
+        made_from=xxhash.xxh3_128(identity).hexdigest(),
+        tokenizer=None,
+        options=chosen,
+        versions={"distcache": importlib.metadata.version("distcache")},
+    )
+
+
+class _Index:
+    """Makes the unfinished corpus of data sets, each rank from its own shards."""
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        sets: Sequence[SetFacts],
+        output: Output,
+        options: MdsOptions,
+        threads: int,
+        watch: Stopwatch,
+    ) -> None:
+        self._communicator = communicator
+        self._sets = sets
+        self._output = output
+        self._options = options
+        self._threads = threads
+        self._watch = watch
+        sizes = np.array([size for entry in sets for size in entry.sizes], np.int64)
+        self._own = _share(sizes, communicator.size, communicator.rank)
+        self._sizes = sizes
+
+    def make(self) -> tuple[CorpusFacts, list[ShardRecord]]:
+        """Scan all shards and write the index. Collective.
+
+        Returns
+        -------
+        facts : CorpusFacts
+            Of the unfinished corpus, which is sound.
+        records : list
+            Of all shards, on rank 0; empty elsewhere.
+        """
+        communicator = self._communicator
+        attempt = on_rank_0(communicator, lambda: secrets.token_hex(4), str, "naming the attempt")
+        weights = self._sizes[self._own.start : self._own.stop]
+        self._watch.phase("indexing shards", float(weights.sum()))
+        mine = on_all_ranks(communicator, lambda: self._scan(attempt), "indexing shards")
+        totals = communicator.allgather(totals_of(mine), Totals, "what is indexed")
+        before = totals[: communicator.rank]
+        dtype = on_rank_0(communicator, lambda: one_type(totals, self._options), str, "tokens")
+        kept = sum(total.sequences for total in totals)
+        plan = IdxPlan(code_of(token_type(dtype)), kept, kept)
+        prefix = self._output.unfinished(0)
+        on_rank_0(communicator, lambda: self._lay_out(plan), None, "laying out")
+        self._watch.phase("writing the index")
+        first = sum(total.sequences for total in before)
+        base = sum(total.nbytes for total in before)
+        on_all_ranks(
+            communicator, lambda: self._write(plan, mine, first, base), "writing the index"
+        )
+        records: list[ShardRecord] = []
+
+        def write_shards() -> None:
+            records.extend(self._all_records(attempt))
+            write_table(prefix, table_of(records, self._columns()))
+
+        on_rank_0(communicator, write_shards, None, "writing the table of shards")
+        self._watch.phase("examining")
+        return require_sound(communicator, [prefix], self._threads)[prefix], records
+
+    def _columns(self) -> bytes:
+        if not self._options.rows:
+            return b""
+        columns = next(columns for entry in self._sets for columns in entry.columns)
+        return msgspec.json.encode(columns)
+
+    def _lay_out(self, plan: IdxPlan) -> None:
+        if not plan.sequences:
+            raise CorpusError("no sample is left to index")
+        lay_out_idx(self._output.unfinished(0), plan)
+
+    def _entries(self) -> Iterator[tuple[int, str, ShardEntry]]:
+        """Yield this rank's shards: number, directory, and what the index says."""
+        first = 0
+        for entry in self._sets:
+            last = first + len(entry.sizes)
+            begin, end = max(first, self._own.start), min(last, self._own.stop)
+            if begin < end:
+                data = read_index(entry.directory)
+                if data.digest != entry.digest:
+                    raise CorpusError(f"{entry.directory}: was written to while it was indexed")
+                for number in range(begin, end):
+                    yield number, data.directory, data.shards[number - first]
+            first = last
+
+    def _scan(self, attempt: str) -> list[ShardRecord]:
+        """Scan this rank's shards, but for those that an earlier run has left."""
+        directory = self._output.directory
+        known = {
+            record.shard: record
+            for path in sorted(directory.glob("index.*.jsonl"))
+            for record in read_journal(path, ShardRecord)
+            if record.shard in self._own
+        }
+        entries = list(self._entries())
+        left = [known[shard] for shard, *_ in entries if shard in known]
+        left = [record for record in left if self._is_valid(record)]
+        done = {record.shard: record for record in left}
+        self._watch.advance(float(sum(self._sizes[shard] for shard in done)))
+        todo = [entry for entry in entries if entry[0] not in done]
+        rank = self._communicator.rank
+        journal = directory / f"index.{attempt}.{rank}.jsonl"
+        with Journal(journal, left) as lines, _Numbers(directory, attempt, rank) as numbers:
+            scanner = _Scanner(self._options, lines, numbers, self._watch)
+            made = map_in_threads(scanner.scan, todo, self._threads)
+        found = done | {record.shard: record for record in made}
+        return [found[shard] for shard, *_ in entries]
+
+    def _is_valid(self, record: ShardRecord) -> bool:
+        """Return whether a shard is the one that was scanned, and its numbers are there."""
+        try:
+            modified = os.stat(record.path).st_mtime_ns
+            path = self._output.directory / record.file
+            end = record.begin + 8 * record.sequences
+            same = digest_range(path, record.begin, end) == record.digest
+        except OSError:
+            return False
+        return same and modified == record.modified and not record.damage
+
+    def _write(self, plan: IdxPlan, records: Sequence[ShardRecord], first: int, base: int) -> None:
+        path = idx_path(self._output.unfinished(0))
+        with no_space_as_error(path), closing_fd(open_to_write(path)) as descriptor:
+            for record in records:
+                if record.damage:
+                    continue
+                lengths, pointers = self._numbers(record)
+                offsets = base + pointers.astype(np.int64)
+                write_sequences(descriptor, plan, first, lengths, offsets)
+                write_bounds(descriptor, plan, first, np.arange(first, first + len(lengths)))
+                first += len(lengths)
+                base += aligned(record.raw_size)
+            os.fsync(descriptor)
+
+    def _numbers(self, record: ShardRecord) -> tuple[NDArray[np.int32], NDArray[np.uint32]]:
+        path = self._output.directory / record.file
+        with closing_fd(open_regular(path, follow=False)) as descriptor:
+            data = read_range(descriptor, record.begin, record.begin + 8 * record.sequences)
+        if xxhash.xxh3_128_hexdigest(data) != record.digest:
+            raise DistcacheError(f"{path}: does not keep what is written to it; run again")
+        middle = 4 * record.sequences
+        return np.frombuffer(data[:middle], "<i4"), np.frombuffer(data[middle:], "<u4")
+
+    def _all_records(self, attempt: str) -> list[ShardRecord]:
+        """Read what all ranks have found, from their journals."""
+        records = [
+            record
+            for rank in range(self._communicator.size)
+            for record in read_journal(
+                self._output.directory / f"index.{attempt}.{rank}.jsonl", ShardRecord
+            )
+        ]
+        records.sort(key=lambda record: record.shard)
+        if [record.shard for record in records] != list(range(len(self._sizes))):
+            raise DistcacheError(
+                f"{self._output.directory}: the journals of the ranks are not whole; run again"
+            )
+        return records
+
+
+class _Numbers:
+    """A file of lengths and pointers, to which the threads of a rank append."""
+
+    def __init__(self, directory: Path, attempt: str, rank: int) -> None:
+        self.name = f"numbers.{attempt}.{rank}"
+        self._path = directory / self.name
+        self._end = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> _Numbers:
+        self._stream = recreate(self._path)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+    def append(self, data: bytes) -> int:
+        """Write numbers, and return the byte at which they begin."""
+        with self._lock:
+            begin, self._end = self._end, self._end + len(data)
+        with no_space_as_error(self._path):
+            write_range(self._stream.fileno(), begin, data)
+        return begin
+
+
+class _Scanner:
+    """Scans shards, in several threads, each with room for one."""
+
+    def __init__(
+        self, options: MdsOptions, journal: Journal, numbers: _Numbers, progress: Progress
+    ) -> None:
+        self._options = options
+        self._journal = journal
+        self._numbers = numbers
+        self._progress = progress
+        self._rooms = threading.local()
+        self._lock = threading.Lock()
+
+    def scan(self, task: tuple[int, str, ShardEntry]) -> ShardRecord:
+        """Scan a shard, and journal what was found.
+
+        Raises
+        ------
+        CorpusError
+            If it or one of its samples is damaged, and that is not to be skipped.
+        """
+        number, directory, entry = task
+        skip = self._options.on_error == "skip"
+        try:
+            stored = find_shard(directory, entry)
+            modified = version_of(os.stat(stored.path)).modified
+            scan = scan_shard(stored, entry, self._options, self._room(stored))
+        except (CorpusError, OSError) as error:
+            if not skip or isinstance(error, OSError):
+                raise
+            record = damaged_record(number, directory, entry, str(error))
+        else:
+            if scan.wrong and not skip:
+                sample, reason = min(scan.wrong.items())
+                raise CorpusError(
+                    f"{stored.path}: sample {sample}: {reason} ({len(scan.wrong)} such samples; "
+                    "--on-error skip leaves them out)"
+                )
+            data = scan.lengths.tobytes() + scan.pointers.tobytes()
+            record = record_of(number, stored, modified, entry, scan)
+            record = msgspec.structs.replace(
+                record,
+                file=self._numbers.name,
+                begin=self._numbers.append(data),
+                digest=xxhash.xxh3_128_hexdigest(data),
+            )
+        with self._lock:
+            self._journal.append(record)
+            self._progress.advance(entry.raw_data.bytes)
+        return record
+
+    def _room(self, stored: StoredShard) -> NDArray[np.uint8]:
+        if self._options.headers_only:
+            return np.empty(0, np.uint8)
+        room: NDArray[np.uint8] | None = getattr(self._rooms, "room", None)
+        if room is None or len(room) < stored.raw_size:
+            room = self._rooms.room = np.empty(stored.raw_size, np.uint8)
+        return room
+
+
+def _share(sizes: NDArray[np.int64], ranks: int, rank: int) -> range:
+    """Return the shards of a rank: a contiguous range of about as many bytes as others have."""
+    ends = np.cumsum(sizes + 1)
+    total = int(ends[-1])
+    first, last = (
+        int(np.searchsorted(ends, total * bound // ranks, "right")) if bound < ranks else len(sizes)
+        for bound in (rank, rank + 1)
+    )
+    return range(first, last)

@@ -1,0 +1,273 @@
+"""What is known of indexed shards: journaled records, and what is made of them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from distcache.corpus.corpus import CorpusFacts
+from distcache.corpus.receipt import (
+    InputReceipt,
+    Origin,
+    PieceReceipt,
+    Receipt,
+    Skipped,
+    receipt_of,
+)
+from distcache.corpus.shard_table import ALIGNMENT, DIGESTED, ROWS, ShardTable
+from distcache.errors import CorpusError
+from distcache.ingest.mds_scan import MdsOptions, Scan
+from distcache.io.threads import decodable
+from distcache.mds.index_json import CODECS, INDEX, Columns, ShardEntry
+from distcache.mds.stored_shard import StoredShard
+
+__all__ = [
+    "SetFacts",
+    "ShardRecord",
+    "Totals",
+    "aligned",
+    "damaged_record",
+    "one_type",
+    "receipt_of_sets",
+    "record_of",
+    "table_of",
+    "totals_of",
+]
+
+MOST_WRONG: Final = 1000  # damaged samples of a shard that are listed; all are counted
+MOST_LISTED: Final = 100_000  # of a receipt
+
+
+@decodable
+class ShardRecord(msgspec.Struct, frozen=True):
+    """What is known of a shard, as a line of a journal.
+
+    Attributes
+    ----------
+    shard : int
+        Among those of all data sets.
+    path, codec, zip_size, raw_size, modified
+        The form that was read; `zip_size` is 0 if it is raw, `modified` its time in nanoseconds.
+    raw_digest, zip_digest : str
+        XXH3-128 in hexadecimal; zeros where it is not known.
+    data_begin : int
+        Where its samples begin.
+    samples, sequences, tokens, empty : int
+        Samples that it has; those that are kept, with all tokens; and how many have none.
+    least, most : int
+        Tokens of the shortest and of the longest.
+    dtype : str
+        Of the tokens.
+    wrong : list of (int, str)
+        Samples that are left out, and why: the first 1,000.
+    damage : str
+        Why the whole shard is left out; empty if it is not.
+    file, begin, digest
+        Where the lengths and pointers of what is kept are, and their XXH3-128.
+    """
+
+    shard: int
+    path: str
+    codec: str
+    zip_size: int
+    raw_size: int
+    modified: int
+    raw_digest: str
+    zip_digest: str
+    data_begin: int
+    samples: int
+    sequences: int
+    tokens: int
+    empty: int
+    least: int
+    most: int
+    dtype: str
+    wrong: list[tuple[int, str]]
+    damage: str
+    file: str = ""
+    begin: int = 0
+    digest: str = ""
+
+
+class SetFacts(msgspec.Struct, frozen=True):
+    """A data set, and the raw bytes of its shards."""
+
+    directory: str
+    size: int
+    digest: str
+    sizes: list[int]
+    columns: list[Columns]
+
+
+class Totals(msgspec.Struct, frozen=True, array_like=True):
+    """What the shards of a rank add up to, the bytes aligned."""
+
+    sequences: int
+    tokens: int
+    nbytes: int
+    dtypes: list[str]
+
+
+def record_of(
+    number: int, stored: StoredShard, modified: int, entry: ShardEntry, scan: Scan
+) -> ShardRecord:
+    """Return the record of a scanned shard, whose numbers are nowhere yet."""
+    return ShardRecord(
+        shard=number,
+        path=stored.path,
+        codec=stored.codec,
+        zip_size=stored.size if stored.codec else 0,
+        raw_size=stored.raw_size,
+        modified=modified,
+        raw_digest=scan.raw_digest.hex(),
+        zip_digest=scan.zip_digest.hex(),
+        data_begin=scan.data_begin,
+        samples=entry.samples,
+        sequences=len(scan.lengths),
+        tokens=int(scan.lengths.sum(dtype=np.int64)),
+        empty=int(np.count_nonzero(scan.lengths == 0)),
+        least=int(scan.lengths.min(initial=np.iinfo(np.int32).max)),
+        most=int(scan.lengths.max(initial=0)),
+        dtype=scan.dtype,
+        wrong=sorted(scan.wrong.items())[:MOST_WRONG],
+        damage="",
+    )
+
+
+def damaged_record(number: int, directory: str, entry: ShardEntry, reason: str) -> ShardRecord:
+    """Return the record of a shard that is left out."""
+    path = os.path.join(directory, entry.raw_data.basename)
+    zeros = "0" * 32
+    return ShardRecord(
+        shard=number,
+        path=path,
+        codec="",
+        zip_size=0,
+        raw_size=0,
+        modified=0,
+        raw_digest=zeros,
+        zip_digest=zeros,
+        data_begin=0,
+        samples=entry.samples,
+        sequences=0,
+        tokens=0,
+        empty=0,
+        least=0,
+        most=0,
+        dtype="",
+        wrong=[],
+        damage=reason.removeprefix(f"{path}: "),
+    )
+
+
+def aligned(size: int) -> int:
+    """Return the bytes of the `.bin` from the start of a shard to that of the next one."""
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def totals_of(records: Iterable[ShardRecord]) -> Totals:
+    """Add up the shards of a rank that are kept."""
+    kept = [record for record in records if not record.damage]
+    return Totals(
+        sum(record.sequences for record in kept),
+        sum(record.tokens for record in kept),
+        sum(aligned(record.raw_size) for record in kept),
+        sorted({record.dtype for record in kept if record.tokens}),
+    )
+
+
+def one_type(totals: Sequence[Totals], options: MdsOptions) -> str:
+    """Return the type of the tokens of all ranks.
+
+    Raises
+    ------
+    CorpusError
+        If there are several.
+    """
+    found = sorted({name for total in totals for name in total.dtypes})
+    if len(found) > 1:
+        raise CorpusError(
+            f"column {options.column} has tokens of different types, {', '.join(found)}; index "
+            "data sets of one type together"
+        )
+    return found[0] if found else options.dtype or "int32"
+
+
+def table_of(records: Sequence[ShardRecord], columns: bytes) -> ShardTable:
+    """Return the table of the shards that are kept."""
+    kept = [record for record in records if not record.damage]
+    rows = np.zeros(len(kept), ROWS)
+    names = [record.path.encode() for record in kept]
+    rows["base"] = [0, *itertools.accumulate(aligned(r.raw_size) for r in kept)][:-1]
+    rows["first_sequence"] = [0, *itertools.accumulate(r.sequences for r in kept)][:-1]
+    rows["first_token"] = [0, *itertools.accumulate(r.tokens for r in kept)][:-1]
+    rows["name_begin"] = [0, *itertools.accumulate(map(len, names))][:-1]
+    rows["name_size"] = list(map(len, names))
+    for name in ("raw_size", "zip_size", "data_begin"):
+        rows[name] = [getattr(record, name) for record in kept]
+    for name in ("raw_digest", "zip_digest"):
+        digests = b"".join(bytes.fromhex(getattr(record, name)) for record in kept)
+        rows[name] = np.frombuffer(digests, "V16")
+    rows["codec"] = [CODECS.index(record.codec) for record in kept]
+    rows["flags"] = [DIGESTED if any(bytes.fromhex(r.raw_digest)) else 0 for r in kept]
+    return ShardTable(
+        rows,
+        b"".join(names),
+        columns,
+        sum(record.sequences for record in kept),
+        sum(record.tokens for record in kept),
+    )
+
+
+def receipt_of_sets(
+    facts: CorpusFacts,
+    name: str,
+    origin: Origin,
+    sets: Sequence[SetFacts],
+    records: Sequence[ShardRecord],
+    options: MdsOptions,
+) -> Receipt:
+    """Return the receipt of data sets that were indexed, with what was left out."""
+    inputs, skipped = [], []
+    rest = iter(records)
+    for entry in sets:
+        own = list(itertools.islice(rest, len(entry.sizes)))
+        inputs.append(_input_receipt(entry, own))
+        skipped += [
+            Skipped(record.path, reason, row=sample if sample >= 0 else None)
+            for record in own
+            for sample, reason in ([(-1, record.damage)] if record.damage else record.wrong)
+        ]
+    lengths = {
+        length for record in records if record.sequences for length in (record.least, record.most)
+    }
+    if len(lengths) == 1 and not options.rows:
+        origin = msgspec.structs.replace(
+            origin, options={**origin.options, "length_of_all": lengths.pop()}
+        )
+    return receipt_of(facts, name, origin, inputs, skipped[:MOST_LISTED])
+
+
+def _input_receipt(entry: SetFacts, records: Sequence[ShardRecord]) -> InputReceipt:
+    sequences = sum(record.sequences for record in records)
+    tokens = sum(record.tokens for record in records)
+    samples = sum(record.samples for record in records)
+    return InputReceipt(
+        path=os.path.join(entry.directory, INDEX),
+        size=entry.size,
+        digest=entry.digest,
+        rows=samples,
+        documents=sequences,
+        empty=sum(record.empty for record in records),
+        skipped=samples - sequences,
+        sequences=sequences,
+        tokens=tokens,
+        first_offset=None,
+        last_offset=None,
+        pieces=(PieceReceipt(0, samples, samples, sequences, sequences, tokens),),
+    )

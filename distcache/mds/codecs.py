@@ -1,0 +1,188 @@
+"""Decompress shards, never to more bytes than they must have."""
+
+from __future__ import annotations
+
+import bz2
+import zlib
+from collections.abc import Iterator
+from typing import IO, Any, Final, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.errors import ConfigError, CorpusError
+from distcache.io.files import read_range
+from distcache.io.watchdog import tick
+
+Buffer = bytes | memoryview
+
+__all__ = ["require_library", "unpack", "unpack_front"]
+
+PIECE: Final = 8 << 20  # bytes that are unpacked at a time: they stay in the processor's cache
+READ: Final = 4 << 20
+READ_FRONT: Final = 128 << 10
+WHOLE: Final = ("br", "snappy")  # are unpacked as a whole
+# Names of the errors of zlib, bz2, zstandard and cramjam; the last two need not be installed.
+DAMAGE: Final = ("error", "EOFError", "ValueError", "OSError", "ZstdError", "DecompressionError")
+
+
+def require_library(codec: str) -> None:
+    """Require the library that a codec needs.
+
+    Raises
+    ------
+    ConfigError
+        With what to install.
+    """
+    try:
+        if codec == "zstd":
+            import zstandard  # noqa: F401, PLC0415
+        elif codec in WHOLE:
+            import cramjam  # noqa: F401, PLC0415
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f'{error.name} is not installed, which {codec} needs; pip install "distcache[mds]"'
+        ) from error
+
+
+class _Source:
+    """The bytes of an open file, one after the other."""
+
+    def __init__(self, descriptor: int, size: int, step: int) -> None:
+        self._descriptor = descriptor
+        self._size = size
+        self._step = step
+        self._at = 0
+
+    def read(self, size: int = -1) -> bytes:
+        """Return the next bytes, fewer than asked for; none at the end."""
+        step = self._step if size < 0 else min(size, self._step)
+        end = min(self._at + step, self._size)
+        data = read_range(self._descriptor, self._at, end)
+        self._at = end
+        return data
+
+
+def unpack(
+    codec: str, descriptor: int, packed: int, size: int, path: str
+) -> Iterator[NDArray[np.uint8]]:
+    """Yield the bytes of a compressed file, in pieces that stay valid.
+
+    Parameters
+    ----------
+    codec : str
+        One of `distcache.mds.index_json.CODECS`, not the first.
+    descriptor : int
+        Of the open file.
+    packed, size : int
+        Bytes of the file, and those that it must decompress to.
+    path : str
+        For messages.
+
+    Raises
+    ------
+    CorpusError
+        If it does not decompress to exactly as many.
+    OSError
+        If it cannot be read.
+    """
+    require_library(codec)
+    pieces = _pieces(codec, _Source(descriptor, packed, READ), packed, size)
+    done = 0
+    while True:
+        try:
+            piece = next(pieces, None)
+        except Exception as error:
+            if type(error).__name__ not in DAMAGE or getattr(error, "errno", None):
+                raise
+            raise CorpusError(f"{path}: does not decompress: {error}") from error
+        if piece is None:
+            break
+        done += len(piece)
+        if done > size:
+            break
+        tick()
+        yield np.frombuffer(piece, np.uint8)
+    if done != size:
+        more = "more than the " if done > size else f"{done} bytes, expected "
+        raise CorpusError(f"{path}: decompresses to {more}{size} that the index says")
+
+
+def unpack_front(codec: str, descriptor: int, packed: int, size: int, most: int) -> bytes:
+    """Return the first `most` bytes that a compressed file decompresses to, or all there are.
+
+    Damage behind them is not noticed; if there is some before, fewer bytes come.
+
+    Parameters
+    ----------
+    codec, descriptor, packed, size
+        As `unpack`.
+    most : int
+        How many bytes are wanted.
+    """
+    require_library(codec)
+    front = bytearray()
+    pieces = _pieces(codec, _Source(descriptor, packed, READ_FRONT), packed, size)
+    while len(front) < most:
+        try:
+            piece = next(pieces, None)
+        except Exception as error:
+            if type(error).__name__ not in DAMAGE or getattr(error, "errno", None):
+                raise
+            break
+        if piece is None:
+            break
+        front += piece
+    return bytes(front[:most])
+
+
+def _pieces(codec: str, source: _Source, packed: int, size: int) -> Iterator[Buffer]:
+    if codec in WHOLE:
+        return _whole(codec, source, packed, size)
+    streams = {"zstd": _zstd, "gz": _gzip, "bz2": _bzip2}
+    return streams[codec](source)
+
+
+def _zstd(source: _Source) -> Iterator[Buffer]:
+    import zstandard  # noqa: PLC0415
+
+    decoder = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+    with decoder.stream_reader(
+        cast(IO[bytes], source), read_size=READ_FRONT, closefd=False
+    ) as reader:
+        while piece := reader.read(PIECE):
+            yield piece
+
+
+def _gzip(source: _Source) -> Iterator[Buffer]:
+    decoder = zlib.decompressobj(wbits=31)
+    while not decoder.eof:
+        data = decoder.unconsumed_tail or source.read()
+        piece = decoder.decompress(data, PIECE)
+        if not (data or piece):
+            raise ValueError("the stream has no end")
+        if piece:
+            yield piece
+
+
+def _bzip2(source: _Source) -> Iterator[Buffer]:
+    decoder = bz2.BZ2Decompressor()
+    while not decoder.eof:
+        data = source.read() if decoder.needs_input else b""
+        if decoder.needs_input and not data:
+            raise ValueError("the stream has no end")
+        if piece := decoder.decompress(data, PIECE):
+            yield piece
+
+
+def _whole(codec: str, source: _Source, packed: int, size: int) -> Iterator[Buffer]:
+    import cramjam  # noqa: PLC0415
+
+    data = bytearray()
+    while len(data) < packed and (piece := source.read()):
+        data += piece
+    if codec == "snappy" and cramjam.snappy.decompress_raw_len(data) != size:
+        raise ValueError("its length is not the one that the index says")
+    room: Any = np.empty(size + 1, np.uint8)  # one byte more: what is too long does not fit exactly
+    into = cramjam.brotli.decompress_into if codec == "br" else cramjam.snappy.decompress_raw_into
+    yield memoryview(room)[: into(bytes(data), room)]

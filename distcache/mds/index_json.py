@@ -1,0 +1,197 @@
+"""`index.json`: the list of the shards of a data set."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import xxhash
+
+from distcache.errors import ConfigError, CorpusError, NotReady
+from distcache.io.files import read_file
+from distcache.io.threads import decodable
+
+__all__ = ["CODECS", "INDEX", "Columns", "DataSet", "FileEntry", "ShardEntry", "read_index"]
+
+INDEX: Final = "index.json"
+LONGEST: Final = 4 << 30  # bytes; that of 50,000 shards has 18 MB
+# A `.shards` file has their number here; the names are suffixes of files.
+CODECS: Final = ("", "zstd", "gz", "br", "snappy", "bz2")
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+
+
+class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of a shard: its name below the data set, its bytes and their digests."""
+
+    basename: str
+    bytes: Count
+    hashes: dict[str, str]
+
+
+class Columns(msgspec.Struct, frozen=True):
+    """The columns of the samples of a shard, in their order; sizes are None where they vary."""
+
+    column_names: tuple[str, ...]
+    column_encodings: tuple[str, ...]
+    column_sizes: tuple[Annotated[int, msgspec.Meta(ge=1, lt=1 << 32)] | None, ...]
+
+    def place_of(self, name: str) -> int:
+        """Return which column has a name; `ValueError` if none has."""
+        return self.column_names.index(name)
+
+
+class ShardEntry(Columns, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A shard of `index.json`.
+
+    Attributes
+    ----------
+    version, format : int, str
+        2, ``mds``.
+    compression : str or None
+        Algorithm and level.
+    hashes : tuple of str
+        Algorithms of the digests of its files.
+    raw_data, zip_data : FileEntry
+        The shard, and its compressed form if there is one.
+    samples : int
+        How many.
+    size_limit : int, str or None
+        What its writer was told.
+    """
+
+    version: int
+    format: str
+    compression: str | None
+    hashes: tuple[str, ...]
+    raw_data: FileEntry
+    samples: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+    size_limit: int | str | None
+    zip_data: FileEntry | None
+
+    @property
+    def columns(self) -> Columns:
+        """Its columns alone."""
+        return Columns(self.column_names, self.column_encodings, self.column_sizes)
+
+    @property
+    def codec(self) -> str:
+        """The name of the algorithm of the compressed form; empty without one."""
+        return (self.compression or "").partition(":")[0]
+
+
+@decodable
+class _Index(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    version: int
+    shards: tuple[ShardEntry, ...]
+
+
+class DataSet(msgspec.Struct, frozen=True):
+    """A directory with an `index.json`.
+
+    Attributes
+    ----------
+    directory : str
+        Absolute.
+    size, digest : int, str
+        Bytes and XXH3-128 of `index.json`.
+    shards : tuple of ShardEntry
+        In the order of the samples.
+    """
+
+    directory: str
+    size: int
+    digest: str
+    shards: tuple[ShardEntry, ...]
+
+
+def read_index(directory: str | Path, split: str = "") -> DataSet:
+    """Read the `index.json` of a data set.
+
+    Parameters
+    ----------
+    directory : path
+        Of the data set.
+    split : str
+        A subdirectory, as streaming's ``Stream(split=...)``; empty for none.
+
+    Raises
+    ------
+    NotReady
+        If there is none.
+    CorpusError
+        With everything that is wrong with it.
+    ConfigError
+        If the split leads elsewhere.
+    """
+    if split and (Path(split).is_absolute() or ".." in Path(split).parts):
+        raise ConfigError(f"--split {split}: expected the name of a subdirectory")
+    root = os.path.abspath(os.path.join(directory, split))
+    path = os.path.join(root, INDEX)
+    try:
+        content = read_file(path, LONGEST)
+    except FileNotFoundError as error:
+        hint = _hint(root)
+        raise NotReady(f"{path}: no such file{hint}") from error
+    except OSError as error:
+        raise CorpusError(f"{path}: cannot be read: {error.strerror}") from error
+    try:
+        found = msgspec.json.decode(content, type=_Index)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise CorpusError(f"{path}: is not an index of MDS shards: {error}") from error
+    problems = [] if found.version == 2 else [f"version is {found.version}, expected 2"]
+    for number, shard in enumerate(found.shards):
+        problems += [f"shard {number}: {problem}" for problem in _problems(shard)]
+    problems += _repeated(found.shards)
+    if problems:
+        raise CorpusError(*(f"{path}: {problem}" for problem in problems))
+    digest = xxhash.xxh3_128_hexdigest(content)
+    return DataSet(root, len(content), digest, found.shards)
+
+
+def _hint(root: str) -> str:
+    """Return which subdirectories are data sets, for a message."""
+    try:
+        names = sorted(os.listdir(root))
+    except OSError:
+        return ""
+    found = [name for name in names if Path(root, name, INDEX).exists()]
+    if not found:
+        return ""
+    some = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")
+    return f"; its subdirectories {some} have one: give --split, or these directories"
+
+
+def _problems(shard: ShardEntry) -> list[str]:
+    """Return what is wrong with one shard of an index."""
+    found = []
+    if (shard.version, shard.format) != (2, "mds"):
+        found.append(f"is {shard.format} version {shard.version}, expected mds version 2")
+    columns = (shard.column_names, shard.column_encodings, shard.column_sizes)
+    if len({len(part) for part in columns}) > 1:
+        found.append("names, encodings and sizes of its columns are not equally many")
+    if len(set(shard.column_names)) < len(shard.column_names):
+        found.append("has two columns of one name")
+    if (shard.zip_data is None) != (shard.compression is None):
+        found.append("has a compression without a compressed file, or the other way round")
+    if shard.codec not in CODECS:
+        found.append(f"compression is {shard.codec}, expected {', '.join(CODECS[1:])}")
+    for entry in filter(None, (shard.raw_data, shard.zip_data)):
+        name = Path(entry.basename)
+        inside = not name.is_absolute() and ".." not in name.parts
+        if not (inside and name.name and entry.basename.isprintable()):
+            found.append(f"its file {entry.basename!r} is not a path in the data set")
+    return found
+
+
+def _repeated(shards: tuple[ShardEntry, ...]) -> list[str]:
+    counts = Counter(shard.raw_data.basename for shard in shards)
+    twice = [name for name, count in counts.items() if count > 1]
+    if not twice:
+        return []
+    return [
+        f"names {twice[0]} {counts[twice[0]]} times, and {len(twice) - 1} others; merge_index of "
+        "mosaicml-streaming loses directories (its issue 959): give the directories themselves"
+    ]

@@ -1,0 +1,210 @@
+"""Read a shard from where it is stored, raw or compressed, with the digests of both forms."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from distcache.errors import CorpusError
+from distcache.io.files import closing_fd, open_sized, read_range
+from distcache.io.watchdog import tick
+from distcache.mds.codecs import unpack, unpack_front
+from distcache.mds.index_json import FileEntry, ShardEntry
+
+__all__ = ["StoredShard", "find_shard", "raw_pieces", "read_front", "read_shard"]
+
+PIECE: Final = 8 << 20
+XXHASHES: Final = frozenset({"xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128"})
+
+
+class StoredShard(msgspec.Struct, frozen=True):
+    """The form of a shard that is read.
+
+    Attributes
+    ----------
+    path : str
+        Of the file.
+    codec : str
+        Empty if it is raw.
+    size : int
+        Bytes of the file.
+    raw_size : int
+        Bytes of the raw shard.
+    """
+
+    path: str
+    codec: str
+    size: int
+    raw_size: int
+
+
+def find_shard(directory: str, entry: ShardEntry) -> StoredShard:
+    """Return the form of a shard that exists, the raw one if both do.
+
+    Raises
+    ------
+    CorpusError
+        If neither is there with the size that the index says.
+    """
+    problems = []
+    size = entry.raw_data.bytes
+    for file, codec in ((entry.raw_data, ""), (entry.zip_data, entry.codec)):
+        if file is None:
+            continue
+        path = os.path.join(directory, file.basename)
+        try:
+            found = os.stat(path).st_size
+        except OSError as error:
+            problems.append(f"{path}: cannot be read: {error.strerror}")
+            continue
+        if found == file.bytes:
+            return StoredShard(path, codec, found, size)
+        problems.append(f"{path}: has {found} bytes, the index says {file.bytes}")
+    # One form is missing rightly where there is the other: that one is what is wrong.
+    wrong = [problem for problem in problems if ": has " in problem]
+    raise CorpusError(*(wrong or problems[-1:]))
+
+
+def raw_pieces(stored: StoredShard, zipped: Callable[[Any], object]) -> Iterator[NDArray[np.uint8]]:
+    """Yield the bytes of the raw shard, in pieces that stay valid.
+
+    Parameters
+    ----------
+    stored : StoredShard
+        The form that is read.
+    zipped : callable
+        Receives the bytes of the compressed file.
+
+    Raises
+    ------
+    CorpusError
+        If the file has another length, or does not decompress to the raw shard's length.
+    OSError
+        If it cannot be read.
+    """
+    with _opened(stored) as descriptor:
+        if not stored.codec:
+            for begin in range(0, stored.size, PIECE):
+                data = read_range(descriptor, begin, min(begin + PIECE, stored.size))
+                tick()
+                yield np.frombuffer(data, np.uint8)
+            return
+        for begin in range(0, stored.size, PIECE):
+            zipped(read_range(descriptor, begin, min(begin + PIECE, stored.size)))
+        yield from unpack(stored.codec, descriptor, stored.size, stored.raw_size, stored.path)
+
+
+@contextmanager
+def _opened(stored: StoredShard) -> Iterator[int]:
+    descriptor, size = open_sized(stored.path)
+    with closing_fd(descriptor):
+        if size != stored.size:
+            raise CorpusError(f"{stored.path}: has {size} bytes, and had {stored.size}")
+        try:
+            yield descriptor
+        except EOFError as error:
+            raise CorpusError(f"{stored.path}: was cut short while it was read") from error
+
+
+class _Digests:
+    """The digests of one form of a shard: our own, and those that its index has."""
+
+    def __init__(self, path: str, file: FileEntry) -> None:
+        self._path = path
+        self._expected = file.hashes
+        self._others = {name: _hasher(path, name) for name in file.hashes}
+        self.own = xxhash.xxh3_128()
+
+    def update(self, data: Any) -> None:
+        self.own.update(data)
+        for hasher in self._others.values():
+            hasher.update(data)
+
+    def require(self) -> None:
+        for name, hasher in self._others.items():
+            if (found := hasher.hexdigest()) != self._expected[name]:
+                raise CorpusError(
+                    f"{self._path}: its {name} is {found}, the index says {self._expected[name]}"
+                )
+
+
+def _hasher(path: str, name: str) -> Any:
+    if name in XXHASHES:
+        return getattr(xxhash, name)()
+    if name not in hashlib.algorithms_available or name.startswith("shake_"):
+        raise CorpusError(f"{path}: the index has a digest of an unknown kind, {name}")
+    return hashlib.new(name, usedforsecurity=False)
+
+
+def read_shard(
+    stored: StoredShard, entry: ShardEntry, room: NDArray[np.uint8]
+) -> tuple[bytes, bytes]:
+    """Read a raw shard whole, and compare the digests that its index has.
+
+    Parameters
+    ----------
+    stored : StoredShard
+        The form that is read.
+    entry : ShardEntry
+        What the index says.
+    room : ndarray of uint8
+        Receives the raw shard; of its size.
+
+    Returns
+    -------
+    raw, zipped : bytes
+        XXH3-128 of both forms; zeros for one that was not read.
+
+    Raises
+    ------
+    CorpusError
+        If it is damaged.
+    OSError
+        If it cannot be read.
+    """
+    raw = _Digests(stored.path, entry.raw_data)
+    if not stored.codec:
+        for piece in _read_into(stored, room):
+            raw.update(piece)
+        raw.require()
+        return raw.own.digest(), bytes(16)
+    zipped = _Digests(stored.path, entry.zip_data or FileEntry("", 0, {}))
+    done = 0
+    for piece in raw_pieces(stored, zipped.update):
+        raw.update(piece)
+        room[done : done + len(piece)] = piece
+        done += len(piece)
+    zipped.require()
+    raw.require()
+    return raw.own.digest(), zipped.own.digest()
+
+
+def _read_into(stored: StoredShard, room: NDArray[np.uint8]) -> Iterator[NDArray[np.uint8]]:
+    """Read a raw file whole, and yield its pieces."""
+    with _opened(stored) as descriptor:
+        done = 0
+        while done < stored.size:
+            count = os.preadv(descriptor, [room[done : done + PIECE].data], done)
+            if not count:
+                raise EOFError
+            tick()
+            yield room[done : done + count]
+            done += count
+
+
+def read_front(stored: StoredShard, most: int) -> NDArray[np.uint8]:
+    """Return the first bytes of the raw shard, or as many as its file gives."""
+    with _opened(stored) as descriptor:
+        if stored.codec:
+            data = unpack_front(stored.codec, descriptor, stored.size, stored.raw_size, most)
+        else:
+            data = read_range(descriptor, 0, min(most, stored.size))
+    return np.frombuffer(data, np.uint8)
