@@ -151,6 +151,7 @@ class Section:
         offsets: NDArray[np.int64],
         type_code: int,
         extra_token: bool,
+        shards: NDArray[np.int64] | None = None,
     ) -> None: ...
     def parts(self, sample: int) -> list[tuple[int, int]]: ...
 
@@ -172,4 +173,8 @@ def read_samples(
     ends: NDArray[np.uint8] | None = None,
     bounds: NDArray[np.int32] | None = None,
     longest: NDArray[np.int32] | None = None,
-) -> tuple[int, int, int]: ...
+    begins: NDArray[np.int64] | None = None,
+) -> tuple[int, int, int, int]: ...
+def find_shards(
+    sections: list[Section], samples: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]: ...

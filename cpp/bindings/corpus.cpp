@@ -31,8 +31,7 @@ std::pair<std::int64_t, std::int64_t> outside(const py::array& lengths, const py
         throw py::value_error("[begin, end) must lie within lengths and offsets of equal size");
     }
     const py::gil_scoped_release release;
-    const OutsideFacts facts =
-        find_outside(length_view, offset_view, begin, end, item_size, size);
+    const OutsideFacts facts = find_outside(length_view, offset_view, begin, end, item_size, size);
     return {facts.count, facts.first};
 }
 

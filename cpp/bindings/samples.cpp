@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -28,7 +29,8 @@ struct HeldSection {
 
     static HeldSection make(const py::array& document_index, const py::array& sample_index,
                             const py::array& shuffle_index, const py::array& lengths,
-                            const py::array& offsets, int type_code, bool extra_token) {
+                            const py::array& offsets, int type_code, bool extra_token,
+                            const std::optional<py::array>& shards) {
         const auto type = static_cast<TokenType>(type_code);
         if (type_code < 0 || type_code > 255 || token_size(type) == 0) {
             throw py::value_error("type_code must be that of an integer type");
@@ -36,12 +38,22 @@ struct HeldSection {
         if (lengths.size() != offsets.size()) {
             throw py::value_error("lengths and offsets must have the same size");
         }
-        return {{document_index, sample_index, shuffle_index, lengths, offsets},
+        std::span<const std::int64_t> bases;
+        std::vector<py::array> arrays{document_index, sample_index, shuffle_index, lengths,
+                                      offsets};
+        if (shards) {
+            bases = input<std::int64_t>(*shards, "shards");
+            if (bases.empty() || !std::is_sorted(bases.begin(), bases.end())) {
+                throw py::value_error("shards must ascend, and there must be one");
+            }
+            arrays.push_back(*shards);
+        }
+        return {std::move(arrays),
                 {input<std::int32_t>(document_index, "document_index"),
                  either<std::int32_t, std::int64_t>(sample_index, "sample_index", 2),
                  either<std::uint32_t, std::int64_t>(shuffle_index, "shuffle_index", 1),
                  unaligned<std::int32_t>(lengths, "lengths"),
-                 unaligned<std::int64_t>(offsets, "offsets"), type, extra_token ? 1 : 0}};
+                 unaligned<std::int64_t>(offsets, "offsets"), type, extra_token ? 1 : 0, bases}};
     }
 
     [[nodiscard]] std::vector<std::pair<std::int64_t, std::int64_t>> parts(
@@ -109,20 +121,81 @@ Batch make_batch(py::array tokens, py::array labels, py::array loss_mask, py::ar
     return batch;
 }
 
-std::tuple<std::int64_t, int, std::int64_t> read_samples(
+// The descriptors of each sample: one each, or those from one bound to the next.
+class SampleDescriptors {
+public:
+    SampleDescriptors(const py::array& descriptors, const std::optional<py::array>& begins,
+                      std::size_t samples)
+        : all_(input<std::int32_t>(descriptors, "descriptors")) {
+        if (begins) {
+            begins_ = input<std::int64_t>(*begins, "begins");
+        }
+        const bool sound = begins ? begins_.size() == samples + 1 && begins_.front() == 0 &&
+                                        std::is_sorted(begins_.begin(), begins_.end()) &&
+                                        begins_.back() == static_cast<std::int64_t>(all_.size())
+                                  : all_.size() == samples;
+        if (!sound) {
+            throw py::value_error("descriptors and begins must fit the samples");
+        }
+    }
+
+    [[nodiscard]] Descriptors of(std::size_t i) const {
+        if (begins_.empty()) {
+            return all_.subspan(i, 1);
+        }
+        const auto begin = static_cast<std::size_t>(begins_[i]);
+        return all_.subspan(begin, static_cast<std::size_t>(begins_[i + 1]) - begin);
+    }
+
+private:
+    std::span<const std::int32_t> all_;
+    std::span<const std::int64_t> begins_;
+};
+
+// For each sample the shards of its parts; -1 for a part without tokens, or if there are none.
+std::pair<py::array_t<std::int64_t>, py::array_t<std::int64_t>> find_shards(
+    const std::vector<const HeldSection*>& sections, const py::array& samples) {
+    const auto sample_span = input<std::int64_t>(samples, "samples");
+    if (sections.size() != sample_span.size()) {
+        throw py::value_error("there must be a section for each sample");
+    }
+    std::vector<std::int64_t> shards;
+    std::vector<std::int64_t> begins{0};
+    {
+        const py::gil_scoped_release release;
+        std::vector<Part> parts;
+        for (std::size_t i = 0; i < sections.size(); ++i) {
+            const Section& section = sections[i]->section;
+            if (section.shards.empty()) {
+                shards.push_back(-1);
+            } else {
+                parts.clear();
+                find_parts(section, sample_span[i], parts);
+                for (const Part& part : parts) {
+                    shards.push_back(part.tokens == 0 ? -1 : shard_of(section, part.begin));
+                }
+            }
+            begins.push_back(static_cast<std::int64_t>(shards.size()));
+        }
+    }
+    return {py::array_t<std::int64_t>(static_cast<py::ssize_t>(shards.size()), shards.data()),
+            py::array_t<std::int64_t>(static_cast<py::ssize_t>(begins.size()), begins.data())};
+}
+
+std::tuple<std::int64_t, int, std::int64_t, std::int64_t> read_samples(
     const std::vector<const HeldSection*>& sections, const py::array& samples,
     const py::array& descriptors, std::int64_t first, const SampleRules& rules, py::array tokens,
     py::array labels, py::array loss_mask, py::array positions, std::optional<py::array> ends,
-    std::optional<py::array> bounds, std::optional<py::array> longest) {
+    std::optional<py::array> bounds, std::optional<py::array> longest,
+    const std::optional<py::array>& begins) {
     const Batch batch =
         make_batch(std::move(tokens), std::move(labels), std::move(loss_mask), std::move(positions),
                    std::move(ends), std::move(bounds), std::move(longest));
     const auto sample_span = input<std::int64_t>(samples, "samples");
-    const auto descriptor_span = input<std::int32_t>(descriptors, "descriptors");
+    const SampleDescriptors files(descriptors, begins, sections.size());
     if (first < 0 || sections.size() != sample_span.size() ||
-        sections.size() != descriptor_span.size() ||
         static_cast<std::size_t>(first) + sections.size() > batch.rows) {
-        throw py::value_error("sections, samples and descriptors must fit the rows of the batch");
+        throw py::value_error("sections and samples must fit the rows of the batch");
     }
     const py::gil_scoped_release release;
     static thread_local SampleReader reader(rules);  // whose buffers are large for long samples
@@ -131,16 +204,17 @@ std::tuple<std::int64_t, int, std::int64_t> read_samples(
     for (std::size_t i = 0; i < sections.size(); ++i) {
         const auto row = static_cast<std::size_t>(first) + i;
         const ReadOutcome outcome =
-            reader.read(sections[i]->section, sample_span[i], descriptor_span[i], batch.row(row));
+            reader.read(sections[i]->section, sample_span[i], files.of(i), batch.row(row));
         for (std::size_t k = i + 1; reader.waited() && !announced && k < sections.size(); ++k) {
-            reader.announce(sections[k]->section, sample_span[k], descriptor_span[k]);
+            reader.announce(sections[k]->section, sample_span[k], files.of(k));
         }
         announced = announced || reader.waited();
         if (outcome.error != 0) {
-            return {static_cast<std::int64_t>(i), outcome.error, outcome.offset};
+            return {static_cast<std::int64_t>(i), outcome.error, outcome.offset,
+                    static_cast<std::int64_t>(outcome.part)};
         }
     }
-    return {static_cast<std::int64_t>(sections.size()), 0, 0};
+    return {static_cast<std::int64_t>(sections.size()), 0, 0, 0};
 }
 
 }  // namespace
@@ -158,10 +232,12 @@ lengths, offsets : ndarray of int32 and int64
 type_code : int
     Of its tokens; ValueError if it is no integer type.
 extra_token : bool
+shards : ndarray of int64, or None
+    Ascending bytes of the `.bin` at which the files begin that make it up; None if it is one.
 )doc")
         .def(py::init(&HeldSection::make), py::arg("document_index"), py::arg("sample_index"),
              py::arg("shuffle_index"), py::arg("lengths"), py::arg("offsets"), py::arg("type_code"),
-             py::arg("extra_token"))
+             py::arg("extra_token"), py::arg("shards") = py::none())
         .def("parts", &HeldSection::parts, py::arg("sample"), R"doc(
 Return the parts of a sample as pairs (byte of the `.bin`, tokens), as ``GPTDataset`` reads them.
 
@@ -186,20 +262,42 @@ reset_positions : bool
         .def(py::init<std::int64_t, std::int64_t, bool, bool>(), py::arg("pad"),
              py::arg("end_of_document"), py::arg("mask_end_of_document"),
              py::arg("reset_positions"));
-    module.def("read_samples", &read_samples, py::arg("sections"), py::arg("samples"),
-               py::arg("descriptors"), py::arg("first"), py::arg("rules"), py::arg("tokens"),
-               py::arg("labels"), py::arg("loss_mask"), py::arg("positions"),
-               py::arg("ends") = py::none(), py::arg("bounds") = py::none(),
-               py::arg("longest") = py::none(), R"doc(
-Read samples from open `.bin` files into successive rows of a batch.
+    module.def("find_shards", &find_shards, py::arg("sections"), py::arg("samples"), R"doc(
+Find the shards in which the parts of samples lie.
 
 Parameters
 ----------
 sections : list of Section
     One for each sample.
 samples : ndarray of int64, shape (samples,)
-descriptors : ndarray of int32, shape (samples,)
-    Of the `.bin` files.
+
+Returns
+-------
+shards : ndarray of int64, shape (parts,)
+    Of each part of each sample; -1 for a part without tokens, and once for a sample of a section
+    without shards.
+begins : ndarray of int64, shape (samples + 1,)
+    Where those of each sample begin, then their number.
+
+Raises
+------
+IndexError
+    As `Section.parts`, or if a part lies before the first shard.
+)doc");
+    module.def("read_samples", &read_samples, py::arg("sections"), py::arg("samples"),
+               py::arg("descriptors"), py::arg("first"), py::arg("rules"), py::arg("tokens"),
+               py::arg("labels"), py::arg("loss_mask"), py::arg("positions"),
+               py::arg("ends") = py::none(), py::arg("bounds") = py::none(),
+               py::arg("longest") = py::none(), py::arg("begins") = py::none(), R"doc(
+Read samples from open files into successive rows of a batch.
+
+Parameters
+----------
+sections : list of Section
+    One for each sample.
+samples : ndarray of int64, shape (samples,)
+descriptors : ndarray of int32, shape (samples,) or (parts,)
+    Of the `.bin` files; with `begins`, of the shards of all parts, as `find_shards` has them.
 first : int
     The first row to fill.
 rules : SampleRules
@@ -212,17 +310,19 @@ bounds : ndarray of int32, shape (rows, sequence length + 1), or None
     restart with each document.
 longest : ndarray of int32, shape (rows,), or None
     Becomes the length of the longest document.
+begins : ndarray of int64, shape (samples + 1,), or None
+    Where the descriptors of each sample begin, then their number; None if each has one.
 
 Returns
 -------
-rows, error, byte : int
-    The rows that were filled; 0, an error number of pread, or -1 if the file ends too early; and
-    where.
+rows, error, byte, part : int
+    The rows that were filled; 0, an error number of pread, or -1 if the file ends too early; the
+    byte of that file; and the part of the sample.
 
 Raises
 ------
 IndexError
-    As `Section.parts`.
+    As `Section.parts`, or if there is not a descriptor for each part.
 )doc");
 }
 

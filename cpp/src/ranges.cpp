@@ -15,8 +15,8 @@ int read_whole(int descriptor, std::int64_t begin, std::int64_t size, unsigned c
         return RangesOutcome::file_ends;
     }
     for (std::int64_t done = 0; done < size;) {
-        const ssize_t count = ::pread(descriptor, out + done, static_cast<std::size_t>(size - done),
-                                      begin + done);
+        const ssize_t count =
+            ::pread(descriptor, out + done, static_cast<std::size_t>(size - done), begin + done);
         if (count < 0 && errno == EINTR) {
             continue;
         }

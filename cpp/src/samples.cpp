@@ -177,11 +177,36 @@ void find_parts(const Section& section, std::int64_t sample, std::vector<Part>& 
     }
 }
 
-ReadOutcome SampleReader::read(const Section& section, std::int64_t sample, int descriptor,
-                               const SampleRow& row) {
+std::int64_t shard_of(const Section& section, std::int64_t byte) {
+    const auto above = std::upper_bound(section.shards.begin(), section.shards.end(), byte);
+    require(above != section.shards.begin(), "an index of a corpus leads outside of its shards");
+    return above - section.shards.begin() - 1;
+}
+
+void SampleReader::find(const Section& section, std::int64_t sample, Descriptors descriptors) {
     parts_.clear();
-    waited_ = false;
+    places_.clear();
     find_parts(section, sample, parts_);
+    require(descriptors.size() == (section.shards.empty() ? 1 : parts_.size()),
+            "the parts of a sample are other ones than those whose files are open");
+    for (std::size_t k = 0; k < parts_.size(); ++k) {
+        const std::int64_t begin = parts_[k].begin;
+        if (section.shards.empty()) {
+            places_.push_back({descriptors[0], begin});
+        } else {
+            const std::int64_t base =
+                parts_[k].tokens == 0
+                    ? begin
+                    : section.shards[static_cast<std::size_t>(shard_of(section, begin))];
+            places_.push_back({descriptors[k], begin - base});
+        }
+    }
+}
+
+ReadOutcome SampleReader::read(const Section& section, std::int64_t sample, Descriptors descriptors,
+                               const SampleRow& row) {
+    waited_ = false;
+    find(section, sample, descriptors);
     const std::size_t wanted = row.tokens.size() + static_cast<std::size_t>(section.extra_token);
     std::int64_t found = 0;
     for (const Part& part : parts_) {
@@ -189,7 +214,7 @@ ReadOutcome SampleReader::read(const Section& section, std::int64_t sample, int 
         require(found <= static_cast<std::int64_t>(wanted), "a sample is too long");
     }
     text_.resize(wanted);
-    const ReadOutcome outcome = read_parts(section.type, descriptor);
+    const ReadOutcome outcome = read_parts(section.type);
     if (outcome.error == 0) {
         std::fill(text_.begin() + found, text_.end(), rules_.pad);
         fill(row, section.extra_token);
@@ -197,7 +222,7 @@ ReadOutcome SampleReader::read(const Section& section, std::int64_t sample, int 
     return outcome;
 }
 
-ReadOutcome SampleReader::read_parts(TokenType type, int descriptor) {
+ReadOutcome SampleReader::read_parts(TokenType type) {
     const std::int64_t size = token_size(type);
     std::int64_t* out = text_.data();
     for (std::size_t k = 0; k < parts_.size(); ++k) {
@@ -205,13 +230,13 @@ ReadOutcome SampleReader::read_parts(TokenType type, int descriptor) {
         const auto bytes = static_cast<std::size_t>(part.tokens * size);
         bytes_.resize(std::max(bytes_.size(), bytes));
         for (std::size_t done = 0; done < bytes;) {
-            const std::int64_t offset = part.begin + static_cast<std::int64_t>(done);
-            const ssize_t count = read_some(descriptor, done, bytes, offset, k, size);
+            const ssize_t count = read_some(k, done, bytes, size);
             if (count < 0 && errno == EINTR) {
                 continue;
             }
             if (count <= 0) {
-                return {count < 0 ? errno : ReadOutcome::file_ends, offset};
+                return {count < 0 ? errno : ReadOutcome::file_ends,
+                        places_[k].begin + static_cast<std::int64_t>(done), k};
             }
             done += static_cast<std::size_t>(count);
         }
@@ -221,8 +246,10 @@ ReadOutcome SampleReader::read_parts(TokenType type, int descriptor) {
     return {};
 }
 
-ssize_t SampleReader::read_some(int descriptor, std::size_t done, std::size_t bytes,
-                                std::int64_t offset, std::size_t part, std::int64_t token_bytes) {
+ssize_t SampleReader::read_some(std::size_t part, std::size_t done, std::size_t bytes,
+                                std::int64_t token_bytes) {
+    const int descriptor = places_[part].descriptor;
+    const std::int64_t offset = places_[part].begin + static_cast<std::int64_t>(done);
     // One read of a sample says enough: refusable reads cost more.
     if (part == 0 && done == 0 && can_refuse_) {
         iovec piece{bytes_.data() + done, bytes - done};
@@ -234,23 +261,22 @@ ssize_t SampleReader::read_some(int descriptor, std::size_t done, std::size_t by
         waited_ = count == 0 || errno == EAGAIN;
         can_refuse_ = waited_ || (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL);
         if (waited_) {
-            announce_from(part, descriptor, token_bytes);
+            announce_from(part, token_bytes);
         }
     }
     return ::pread(descriptor, bytes_.data() + done, bytes - done, offset);
 }
 
-void SampleReader::announce_from(std::size_t part, int descriptor, std::int64_t token_bytes) const {
+void SampleReader::announce_from(std::size_t part, std::int64_t token_bytes) const {
     for (; part < parts_.size(); ++part) {
-        const auto [begin, tokens] = parts_[part];
-        ::posix_fadvise(descriptor, begin, tokens * token_bytes, POSIX_FADV_WILLNEED);
+        const auto [descriptor, begin] = places_[part];
+        ::posix_fadvise(descriptor, begin, parts_[part].tokens * token_bytes, POSIX_FADV_WILLNEED);
     }
 }
 
-void SampleReader::announce(const Section& section, std::int64_t sample, int descriptor) {
-    parts_.clear();
-    find_parts(section, sample, parts_);
-    announce_from(0, descriptor, token_size(section.type));
+void SampleReader::announce(const Section& section, std::int64_t sample, Descriptors descriptors) {
+    find(section, sample, descriptors);
+    announce_from(0, token_size(section.type));
 }
 
 void SampleReader::fill(const SampleRow& row, std::int64_t extra_token) const {

@@ -53,8 +53,8 @@ TEST_CASE("a range beyond the file, and a wild one, are errors") {
     const Counting file(10);
     std::vector<unsigned char> out(8);
     const std::vector<std::int64_t> sizes{4, 4};
-    for (const std::int64_t wild : {std::int64_t{7}, std::int64_t{-1},
-                                    std::numeric_limits<std::int64_t>::max()}) {
+    for (const std::int64_t wild :
+         {std::int64_t{7}, std::int64_t{-1}, std::numeric_limits<std::int64_t>::max()}) {
         const std::vector<std::int64_t> begins{0, wild};
         const auto outcome = read_ranges(file.descriptor(), begins, sizes, out.data());
         REQUIRE(outcome.error == RangesOutcome::file_ends);

@@ -1,5 +1,6 @@
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstdio>
 #include <numeric>
 #include <stdexcept>
@@ -26,6 +27,7 @@ public:
     TokenFile& operator=(const TokenFile&) = delete;
     ~TokenFile() { std::fclose(file_); }
     [[nodiscard]] int descriptor() const { return fileno(file_); }
+    [[nodiscard]] std::vector<std::int32_t> descriptors() const { return {descriptor()}; }
 
 private:
     std::FILE* file_;
@@ -46,7 +48,8 @@ struct Example {
                 {lengths.data(), 3},
                 {offsets.data(), 3},
                 TokenType::u16,
-                1};
+                1,
+                {}};
     }
 };
 
@@ -108,7 +111,7 @@ TEST_CASE("a sample's tokens, labels, mask and positions") {
     const Example example;
     Row row(4);
     SampleReader reader({-1, 0, false, false});
-    REQUIRE(reader.read(example.section(), 0, file.descriptor(), row.view(false)).error == 0);
+    REQUIRE(reader.read(example.section(), 0, file.descriptors(), row.view(false)).error == 0);
     REQUIRE(row.tokens == std::vector<std::int64_t>{9, 10, 11, 0});
     REQUIRE(row.labels == std::vector<std::int64_t>{10, 11, 0, 1});
     REQUIRE(row.loss_mask == std::vector<float>{1, 1, 1, 1});
@@ -120,7 +123,7 @@ TEST_CASE("ends of documents mask and reset, padding masks and becomes zero") {
     const Example example;
     Row row(6);
     SampleReader reader({11, 10, true, true});
-    REQUIRE(reader.read(example.section(), 0, file.descriptor(), row.view(false)).error == 0);
+    REQUIRE(reader.read(example.section(), 0, file.descriptors(), row.view(false)).error == 0);
     REQUIRE(row.tokens == std::vector<std::int64_t>{9, 10, 0, 0, 1, 0});
     REQUIRE(row.labels == std::vector<std::int64_t>{10, 0, 0, 1, 0, 0});
     REQUIRE(row.loss_mask == std::vector<float>{1, 0, 1, 1, 0, 0});
@@ -133,7 +136,7 @@ TEST_CASE("documents have bounds, and their own positions") {
     const Example example;
     Row row(6);
     SampleReader reader({-1, -1, false, false});
-    REQUIRE(reader.read(example.section(), 0, file.descriptor(), row.view(true)).error == 0);
+    REQUIRE(reader.read(example.section(), 0, file.descriptors(), row.view(true)).error == 0);
     REQUIRE(row.bounds == std::vector<std::int32_t>{0, 3, 3, 6, 6, 6, 6});
     REQUIRE(row.longest == 3);
     REQUIRE(row.positions == std::vector<std::int64_t>{0, 1, 2, 0, 1, 2});
@@ -144,10 +147,10 @@ TEST_CASE("a file that ends too early, and one that cannot be read, say where") 
     const Example example;
     Row row(4);
     SampleReader reader({-1, 0, false, false});
-    const auto short_file = reader.read(example.section(), 0, file.descriptor(), row.view(false));
+    const auto short_file = reader.read(example.section(), 0, file.descriptors(), row.view(false));
     REQUIRE(short_file.error == ReadOutcome::file_ends);
     REQUIRE(short_file.offset == 20);
-    REQUIRE(reader.read(example.section(), 0, -1, row.view(false)).error == EBADF);
+    REQUIRE(reader.read(example.section(), 0, std::vector<std::int32_t>{-1}, row.view(false)).error == EBADF);
 }
 
 TEST_CASE("a sample that is longer than its row is refused") {
@@ -155,6 +158,35 @@ TEST_CASE("a sample that is longer than its row is refused") {
     const Example example;
     Row row(3);
     SampleReader reader({-1, 0, false, false});
-    REQUIRE_THROWS_AS(reader.read(example.section(), 0, file.descriptor(), row.view(false)),
+    REQUIRE_THROWS_AS(reader.read(example.section(), 0, file.descriptors(), row.view(false)),
                       std::out_of_range);
+}
+
+TEST_CASE("the parts of a sample may lie in files of their own") {
+    const TokenFile first(std::uint16_t{8});
+    const TokenFile second(std::uint16_t{8});
+    Example example;
+    example.offsets = {2, 4096, 4096 + 2};  // behind the first token of each
+    const std::vector<std::int64_t> shards{0, 4096};
+    Section section = example.section();
+    section.shards = shards;
+    REQUIRE(shard_of(section, 0) == 0);
+    REQUIRE(shard_of(section, 4095) == 0);
+    REQUIRE(shard_of(section, 4096) == 1);
+    Row row(4);
+    SampleReader reader({-1, 99, false, false});
+    const std::vector<std::int32_t> files{second.descriptor(), -1, first.descriptor()};
+    REQUIRE(reader.read(section, 0, files, row.view(false)).error == 0);
+    REQUIRE(row.tokens == std::vector<std::int64_t>{5, 6, 7, 1});
+    const std::vector<std::int32_t> closed{second.descriptor(), -1, -1};
+    const auto outcome = reader.read(section, 0, closed, row.view(false));
+    REQUIRE(outcome.error == EBADF);
+    REQUIRE(outcome.part == 2);
+    REQUIRE(outcome.offset == 2);
+    REQUIRE_THROWS_AS(reader.read(section, 0, first.descriptors(), row.view(false)),
+                      std::out_of_range);
+    const std::vector<std::int64_t> later{100, 4096};
+    section.shards = later;
+    REQUIRE_THROWS_AS(reader.read(section, 0, files, row.view(false)), std::out_of_range);
+    REQUIRE_THROWS_AS(shard_of(section, 99), std::out_of_range);
 }

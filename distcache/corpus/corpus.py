@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from dataclasses import dataclass
 
 import msgspec
@@ -180,7 +181,18 @@ class CopySource:
 
 
 def open_copy_source(facts: CorpusFacts) -> CopySource:
-    """Open a corpus that has been examined."""
+    """Open a corpus that has been examined, and has a `.bin`.
+
+    Raises
+    ------
+    CorpusError
+        If it consists of shards only.
+    """
+    if facts.shards is not None and not os.path.lexists(bin_path(facts.prefix)):
+        raise CorpusError(
+            f"{facts.prefix}: consists of MDS shards and has no .bin to read; `distcache index "
+            "unpack` makes one"
+        )
     idx = open_examined(facts)
     return CopySource(
         prefix=facts.prefix,

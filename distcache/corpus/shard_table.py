@@ -37,6 +37,7 @@ MAGIC: Final = b"\x89distshard\r\n\x1a\n\x00\x00"
 VERSION: Final = 1
 DIGESTED: Final = 1  # flag: the digests of raw shards are known
 ALIGNMENT: Final = 4096
+CODECS: Final = 6  # numbers of `distcache.mds.index_json.CODECS`
 LONGEST: Final = 1 << 34  # bytes of a file that is read
 HEADER: Final = struct.Struct("<16sIIQQQQQQ16s24s16s")
 ROWS: Final = np.dtype(
@@ -209,6 +210,8 @@ def _problem(table: ShardTable) -> str:
     ends = rows["base"] + rows["raw_size"]
     if (rows["base"] % ALIGNMENT).any() or (rows["base"][1:] < ends[:-1]).any():
         return "its shards do not follow one another"
+    if (rows["codec"] >= CODECS).any():
+        return "the compression of a shard is unknown"
     if (rows["data_begin"] > rows["raw_size"]).any():
         return "the samples of a shard begin behind its end"
     if (np.diff(rows["first_sequence"].astype(np.int64)) < 0).any():

@@ -14,6 +14,7 @@ from distcache.corpus import CorpusFacts, Fault, bin_path, idx_path, open_idx
 from distcache.corpus.corpus import open_copy_source
 from distcache.corpus.idx import ITEM_TYPES, limit_of
 from distcache.corpus.receipt import Receipt, find_receipt, read_receipt, receipt_path
+from distcache.ingest.shard_readback import compare_shards
 from distcache.ingest.source_readback import read_back
 from distcache.ingest.token_bytes import token_pieces
 from distcache.kernels import first_outside
@@ -127,10 +128,13 @@ def audit(
                 "comparing receipts",
             )
             faults += [Fault(prefix, idx_path(prefix), message) for message in differences]
-            limit = _vocabulary_of(receipt) if limit is None else limit
+            if limit is None and facts.shards is None:  # of shards it was compared when indexed
+                limit = _vocabulary_of(receipt)
         if limit is not None:
             faults += _check_range(communicator, prefix, facts, limit)
-        if readback and receipt is not None:
+        if readback and receipt is not None and receipt.kind == "mds":
+            faults += compare_shards(communicator, prefix, readback)
+        elif readback and receipt is not None:
             faults += read_back(communicator, prefix, receipt, readback, tokenizer)
     return faults
 

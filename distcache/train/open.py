@@ -15,7 +15,7 @@ import msgspec
 from distcache.cache import Cache
 from distcache.cache import open_cache as open_mapped
 from distcache.cache.contents import open_cache_file
-from distcache.corpus import Idx, bin_path, idx_path, open_idx
+from distcache.corpus import Idx, idx_path, open_idx
 from distcache.errors import (
     CacheCorrupt,
     ConfigError,
@@ -28,6 +28,7 @@ from distcache.node.lock import try_shared
 from distcache.node.place import local_directory
 from distcache.node.records import Ready, read_record, read_records
 from distcache.node.store import Store, cache_name, existing_store
+from distcache.train.token_places import TokenPlaces, find_tokens
 
 if TYPE_CHECKING:
     from distcache.train.dataset import CachedDataset
@@ -176,9 +177,16 @@ class OpenCache:
         kind = "local copy" if self.is_local else "shared file"
         return f"<cache {self.key[:16]}: {kind} {self.path} ({self.handle.reason})>"
 
-    def bin_of(self, source: int) -> str:
-        """Return the path of a corpus's tokens, which are shared."""
-        return bin_path(self._tokens[source])
+    def tokens_of(self, source: int) -> TokenPlaces:
+        """Return where the tokens of a corpus are: in a `.bin`, or in the shards that make it up.
+
+        Raises
+        ------
+        NotReady
+            If a shard is compressed, and the `.bin` is not there.
+        """
+        size = int(self.cache.table("sources")["bin_size"][source])
+        return find_tokens(self.cache, source, self._tokens[source], size)
 
     def idx_of(self, source: int) -> Idx:
         """Map a corpus's index.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -13,9 +14,11 @@ from numpy.typing import NDArray
 
 from distcache.corpus import Idx
 from distcache.errors import CacheCorrupt, CorpusError
-from distcache.kernels import Mapping, SampleRules, Section, read_samples
+from distcache.io.files import read_range, write_range
+from distcache.kernels import Mapping, SampleRules, Section, find_shards, read_samples
 from distcache.train.open import OpenCache
 from distcache.train.token_files import AT_ONCE, ATTEMPTS, TRANSIENT, TokenFiles, pause_before
+from distcache.train.token_places import NO_FILE, File, TokenPlaces, batches
 
 __all__ = ["SplitReader"]
 
@@ -43,9 +46,7 @@ class SplitReader:
         self._rules = rules
         self._files = TokenFiles()
         self._lock = threading.Lock()
-        sources = opened.cache.table("sources")
-        self._bin_sizes = sources["bin_size"].tolist()
-        self._bins = [opened.bin_of(source) for source in range(len(sources))]
+        self._tokens: dict[int, TokenPlaces] = {}
         self._extra = opened.cache.add_extra_token
         self._sections: dict[int, Section] = {}
         self._indices: dict[int, Idx] = {}
@@ -58,17 +59,12 @@ class SplitReader:
 
     def _section(self, member: int) -> Section:
         if member not in self._sections:
-            self._sections[member] = self._open_section(member)
+            self._sections[member] = self._open_section(member, self._places(member).begins)
         return self._sections[member]
 
-    def _open_section(self, member: int) -> Section:
+    def _open_section(self, member: int, shards: NDArray[np.int64] | None) -> Section:
         """Open a section and the index of its corpus."""
         cache = self._opened.cache
-        if not 0 <= member < len(self._members):
-            raise CacheCorrupt(
-                f"{cache.path}: a dataset index names dataset {member} of {len(self._members)}; "
-                "see `distcache verify`"
-            )
         row, source = self._members[member]
         idx = self._indices[member] = self._opened.idx_of(source)
         views = cache.arrays("sections", row)
@@ -81,11 +77,23 @@ class SplitReader:
                 idx.offsets,
                 idx.type_code,
                 self._extra,
+                shards,
             )
         except ValueError as error:
             raise CorpusError(
                 f"{idx.path}: tokens have type code {idx.type_code}, expected an integer type"
             ) from error
+
+    def _places(self, member: int) -> TokenPlaces:
+        if not 0 <= member < len(self._members):
+            raise CacheCorrupt(
+                f"{self._opened.cache.path}: a dataset index names dataset {member} of "
+                f"{len(self._members)}; see `distcache verify`"
+            )
+        source = self._members[member][1]
+        if source not in self._tokens:
+            self._tokens[source] = self._opened.tokens_of(source)
+        return self._tokens[source]
 
     def read(self, members: Sequence[int], samples: NDArray[np.int64], arrays: Arrays) -> None:
         """Fill a batch: a sample of a member into each row.
@@ -93,45 +101,125 @@ class SplitReader:
         Raises
         ------
         OSError
-            If a `.bin` cannot be read, after retries of transient errors.
+            If a file of tokens cannot be read, after retries of transient errors.
         CorpusError, CacheCorrupt
             If a file is damaged, or not the one that the cache was built from.
+        NotReady
+            If tokens are in compressed shards.
         """
         with self._lock:
-            for begin in range(0, len(members), AT_ONCE):
-                part = slice(begin, begin + AT_ONCE)
-                self._read_part(members[part], samples[part], begin, arrays)
+            sections = [self._section(member) for member in members]
+            files = self._files_of(members, sections, samples)
+            for part in self._parts(files):
+                rows = slice(part.start, part.stop)
+                if len(part) == 1 and len(set(files[part.start])) > AT_ONCE:
+                    self._read_scattered(members[part.start], samples[rows], part.start, arrays)
+                else:
+                    self._read_part(sections[rows], samples[rows], part.start, files[rows], arrays)
+            if Mapping.faults() != self._faults:
+                self._require_intact()
+
+    def _files_of(
+        self, members: Sequence[int], sections: Sequence[Section], samples: NDArray[np.int64]
+    ) -> list[list[File]]:
+        """Return the file of each part of each sample; of a corpus of one file, only that."""
+        places = [self._places(member) for member in members]
+        if all(known.begins is None for known in places):
+            return [list(known.files) for known in places]
+        try:
+            shards, begins = find_shards(list(sections), samples)
+        except IndexError as wrong:
+            raise self._corrupt(wrong) from wrong
+        found = []
+        bounds = itertools.pairwise(begins.tolist())
+        for known, (begin, end) in zip(places, bounds, strict=True):
+            if known.begins is None:
+                found.append(list(known.files))
+            else:
+                own = shards[begin:end].tolist()
+                found.append([known.files[shard] if shard >= 0 else NO_FILE for shard in own])
+        return found
+
+    def _parts(self, files: Sequence[Sequence[File]]) -> Sequence[range]:
+        """Cut a batch into parts whose files can be open at the same time."""
+        if all(len(own) == 1 for own in files):
+            starts = range(0, len(files), AT_ONCE)
+            return [range(begin, min(begin + AT_ONCE, len(files))) for begin in starts]
+        return batches(files, AT_ONCE)
 
     def _read_part(
-        self, members: Sequence[int], samples: NDArray[np.int64], first: int, arrays: Arrays
+        self,
+        sections: Sequence[Section],
+        samples: NDArray[np.int64],
+        first: int,
+        files: Sequence[Sequence[File]],
+        arrays: Arrays,
     ) -> None:
         """Fill successive rows whose files can be open at the same time."""
-        sections = [self._section(member) for member in members]
-        sources = [self._members[member][1] for member in members]
-        files = [(self._bins[source], self._bin_sizes[source]) for source in sources]
         done = attempt = 0
-        while done < len(members):
-            descriptors = np.array(self._files.descriptors(files[done:]), np.int32)
+        while done < len(sections):
+            flat = [file for own in files[done:] for file in own]
+            wanted = iter(self._files.descriptors([file for file in flat if file != NO_FILE]))
+            descriptors = [-1 if file == NO_FILE else next(wanted) for file in flat]
+            counts = [len(own) for own in files[done:]]
+            begins = None if set(counts) == {1} else np.cumsum([0, *counts])
             try:
-                count, error, byte = read_samples(
-                    sections[done:],
+                count, error, byte, part = read_samples(
+                    list(sections[done:]),
                     samples[done:],
-                    descriptors,
+                    np.array(descriptors, np.int32),
                     first + done,
                     self._rules,
+                    begins=begins,
                     **arrays,
                 )
             except IndexError as wrong:
-                self._require_intact()
-                raise CacheCorrupt(
-                    f"{self._opened.cache.path}: {wrong}; see `distcache verify`"
-                ) from wrong
+                raise self._corrupt(wrong) from wrong
             done += count
             if error:
                 attempt = 1 if count else attempt + 1
-                self._recover(files[done][0], error, byte, attempt)
-        if Mapping.faults() != self._faults:
-            self._require_intact()
+                self._recover(files[done][part][0], error, byte, attempt)
+
+    def _read_scattered(
+        self, member: int, samples: NDArray[np.int64], row: int, arrays: Arrays
+    ) -> None:
+        """Fill one row whose parts lie in more shards than may be open at the same time.
+
+        They are copied, one after the other, to their places in a sparse `.bin` in memory.
+        """
+        section, places = self._section(member), self._places(member)
+        assert places.begins is not None, "only shards are many files"
+        tokens = os.memfd_create("distcache")
+        try:
+            for begin, count in section.parts(int(samples[0])):
+                if count:
+                    shard = int(np.searchsorted(places.begins, begin, "right")) - 1
+                    size = count * self._indices[member].item_size
+                    at = begin - int(places.begins[shard])
+                    data = self._read_bytes(places.files[shard], at, size)
+                    write_range(tokens, begin, data)
+            whole = self._open_section(member, None)
+            descriptors = np.array([tokens], np.int32)
+            read_samples([whole], samples, descriptors, row, self._rules, **arrays)
+        finally:
+            os.close(tokens)
+
+    def _read_bytes(self, file: File, begin: int, size: int) -> bytes:
+        """Read bytes of a shard, with retries."""
+        for attempt in itertools.count(1):
+            (descriptor,) = self._files.descriptors([file])
+            try:
+                return read_range(descriptor, begin, begin + size)
+            except EOFError:
+                self._recover(file[0], -1, begin, attempt)
+            except OSError as error:
+                self._recover(file[0], error.errno or 0, begin, attempt)
+        raise AssertionError("retries end with an error")
+
+    def _corrupt(self, wrong: IndexError) -> CacheCorrupt:
+        """Return the error for arrays that lead outside of one another."""
+        self._require_intact()
+        return CacheCorrupt(f"{self._opened.cache.path}: {wrong}; see `distcache verify`")
 
     def _require_intact(self) -> None:
         """Refuse what was read from a damaged mapping; all files are reopened next time.

@@ -100,7 +100,7 @@ def test_samples_are_the_tokens_between_two_cuts(
         descriptors = np.full(6, stream.fileno(), np.int32)
         samples = np.arange(6)
         done = read_samples([section] * 6, samples, descriptors, 1, rules, **arrays)
-    assert done == (6, 0, 0)
+    assert done == (6, 0, 0, 0)
     for sample in range(6):
         for name, expected in example.truth(sample).items():
             assert arrays[name][sample + 1].tolist() == expected, name

@@ -40,7 +40,7 @@ class Flaky:
             return kernels.read_samples(sections, samples, files, *rest, **more)
         half = len(samples) // 2
         done = kernels.read_samples(sections[:half], samples[:half], files[:half], *rest, **more)
-        return done[0], self.errors.pop(0), 4096
+        return done[0], self.errors.pop(0), 4096, 0
 
 
 @pytest.fixture

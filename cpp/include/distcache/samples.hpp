@@ -33,11 +33,17 @@ struct Section {
     UnalignedView<std::int64_t> offsets;
     TokenType type;
     std::int64_t extra_token;  ///< 1 when samples overlap by one token, else 0
+    /// Ascending bytes of the `.bin` at which the files begin that make it up; empty if it is one.
+    std::span<const std::int64_t> shards;
 };
 
 /// Append the parts of a sample, as Megatron-Core's `GPTDataset` draws them; parts may be empty.
 /// Throws std::out_of_range if the arrays lead outside of one another.
 void find_parts(const Section& section, std::int64_t sample, std::vector<Part>& parts);
+
+/// The shard that a byte of the `.bin` lies in. Throws std::out_of_range if it lies before the
+/// first.
+std::int64_t shard_of(const Section& section, std::int64_t byte);
 
 /// What is made of a sample's tokens.
 struct SampleRules {
@@ -62,8 +68,13 @@ struct SampleRow {
 struct ReadOutcome {
     static constexpr int file_ends = -1;
     int error = 0;
-    std::int64_t offset = 0;  ///< the byte of the `.bin`
+    std::int64_t offset = 0;  ///< the byte of the file
+    std::size_t part = 0;     ///< the part of the sample that could not be read
 };
+
+/// Open files with the tokens of a sample: the `.bin`, or for a section of shards one for each
+/// part.
+using Descriptors = std::span<const std::int32_t>;
 
 /// Reads samples from files, with buffers that are kept from one to the next.
 class SampleReader {
@@ -76,8 +87,9 @@ public:
         can_refuse_ = true;
     }
 
-    /// Read a sample from an open `.bin`, and fill its row. Throws as `find_parts` does.
-    ReadOutcome read(const Section& section, std::int64_t sample, int descriptor,
+    /// Read a sample, and fill its row. Throws as `find_parts` does, and if there is no file for a
+    /// part.
+    ReadOutcome read(const Section& section, std::int64_t sample, Descriptors descriptors,
                      const SampleRow& row);
 
     /// Whether the last sample was not in memory. The disk is then told of all of its parts at
@@ -85,14 +97,22 @@ public:
     [[nodiscard]] bool waited() const { return waited_; }
 
     /// Tell the disk of a sample that will be read. Throws as `find_parts` does.
-    void announce(const Section& section, std::int64_t sample, int descriptor);
+    void announce(const Section& section, std::int64_t sample, Descriptors descriptors);
 
 private:
-    ReadOutcome read_parts(TokenType type, int descriptor);
+    /// Where a part lies: its file, and the byte in it.
+    struct Place {
+        int descriptor;
+        std::int64_t begin;
+    };
+
+    /// Finds the parts of a sample, and where each lies.
+    void find(const Section& section, std::int64_t sample, Descriptors descriptors);
+    ReadOutcome read_parts(TokenType type);
     /// Reads bytes from `done` on of a part; what the kernel does not have is announced first.
-    ssize_t read_some(int descriptor, std::size_t done, std::size_t bytes, std::int64_t offset,
-                      std::size_t part, std::int64_t token_bytes);
-    void announce_from(std::size_t part, int descriptor, std::int64_t token_bytes) const;
+    ssize_t read_some(std::size_t part, std::size_t done, std::size_t bytes,
+                      std::int64_t token_bytes);
+    void announce_from(std::size_t part, std::int64_t token_bytes) const;
     void fill(const SampleRow& row, std::int64_t extra_token) const;
     void fill_bounds(const SampleRow& row, std::int64_t extra_token) const;
 
@@ -100,6 +120,7 @@ private:
     bool waited_ = false;
     bool can_refuse_ = true;  // a read that would wait for the disk
     std::vector<Part> parts_;
+    std::vector<Place> places_;
     std::vector<unsigned char> bytes_;
     std::vector<std::int64_t> text_;  // the tokens, with the extra one, padded
 };

@@ -1,0 +1,93 @@
+"""Where the tokens of a corpus are: in its `.bin`, or in the raw shards that make it up."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.cache import Cache
+from distcache.corpus import bin_path
+from distcache.errors import NotReady
+
+__all__ = ["NO_FILE", "File", "TokenPlaces", "batches", "find_tokens"]
+
+File = tuple[str, int]
+"""A path, and the bytes that the file must have."""
+NO_FILE: Final = ("", 0)  # of a part without tokens
+
+
+@dataclass(frozen=True, eq=False)
+class TokenPlaces:
+    """The files with the tokens of a corpus.
+
+    Attributes
+    ----------
+    files : sequence of File
+        The `.bin`; or the shards, in their order.
+    begins : ndarray of int64, shape (shards,), or None
+        Bytes of the `.bin` at which the shards begin; None if there is a `.bin`.
+    """
+
+    files: Sequence[File]
+    begins: NDArray[np.int64] | None = None
+
+
+def find_tokens(cache: Cache, source: int, prefix: str, size: int) -> TokenPlaces:
+    """Find the tokens of a corpus.
+
+    Parameters
+    ----------
+    cache : Cache
+        Which has the table of its shards.
+    source : int
+        Which corpus.
+    prefix : str
+        Of the corpus; a `.bin` there is preferred to shards.
+    size : int
+        Bytes of the `.bin`.
+
+    Raises
+    ------
+    NotReady
+        If a shard is compressed, and the `.bin` is not there.
+    """
+    shards = cache.shards_of(source)
+    path = bin_path(prefix)
+    if not len(shards) or os.path.lexists(path):
+        return TokenPlaces([(path, size)])
+    packed = np.flatnonzero(shards["codec"])
+    if len(packed):
+        raise NotReady(
+            f"{cache.shard_path(shards[packed[0]])}: is compressed, and training decompresses "
+            "nothing; run `distcache localize` on this node, or `distcache index unpack` once"
+        )
+    files = [(cache.shard_path(row), int(row["raw_size"])) for row in shards]
+    return TokenPlaces(files, shards["base"].astype(np.int64))
+
+
+def batches(files: Sequence[Sequence[File]], most: int) -> list[range]:
+    """Cut samples into ranges that need at most so many different files, or are one sample.
+
+    Parameters
+    ----------
+    files : sequence of sequence of File
+        Of the parts of each sample.
+    most : int
+        Files that may be open for a range.
+    """
+    found: list[range] = []
+    begin, needed = 0, set[File]()
+    for sample, own in enumerate(files):
+        more = needed.union(own)
+        if sample > begin and len(more) > most:
+            found.append(range(begin, sample))
+            begin, more = sample, set(own)
+        needed = more
+    if begin < len(files):
+        found.append(range(begin, len(files)))
+    return found
