@@ -150,7 +150,9 @@ TEST_CASE("a file that ends too early, and one that cannot be read, say where") 
     const auto short_file = reader.read(example.section(), 0, file.descriptors(), row.view(false));
     REQUIRE(short_file.error == ReadOutcome::file_ends);
     REQUIRE(short_file.offset == 20);
-    REQUIRE(reader.read(example.section(), 0, std::vector<std::int32_t>{-1}, row.view(false)).error == EBADF);
+    REQUIRE(
+        reader.read(example.section(), 0, std::vector<std::int32_t>{-1}, row.view(false)).error ==
+        EBADF);
 }
 
 TEST_CASE("a sample that is longer than its row is refused") {

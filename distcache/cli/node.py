@@ -60,6 +60,12 @@ def localize_command(
     tokens: Annotated[
         Literal["link", "none"], typer.Option("--bin", help="Links to the .bin files, or none.")
     ] = "link",
+    shards: Annotated[
+        Literal["compressed", "all", "none"],
+        typer.Option(
+            help="Of MDS corpora, unpack those with compressed shards on the node, all, or none."
+        ),
+    ] = "compressed",
     megatron: Annotated[
         str | None,
         typer.Option(
@@ -116,6 +122,7 @@ def localize_command(
         directory=to,
         link=tokens == "link",
         megatron=megatron is not None,
+        shards=shards,
         naming=naming_from(tokenizer, megatron, fim_data=fim_data),
         transport=transport,
         reserve=parse_size(reserve),

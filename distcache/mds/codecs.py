@@ -5,7 +5,7 @@ from __future__ import annotations
 import bz2
 import zlib
 from collections.abc import Iterator
-from typing import IO, Any, Final, cast
+from typing import IO, Any, Final, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +16,11 @@ from distcache.io.watchdog import tick
 
 Buffer = bytes | memoryview
 
-__all__ = ["require_library", "unpack", "unpack_front"]
+__all__ = ["FileSource", "require_library", "unpack", "unpack_front"]
 
 PIECE: Final = 8 << 20  # bytes that are unpacked at a time: they stay in the processor's cache
 READ: Final = 4 << 20
-READ_FRONT: Final = 128 << 10
+READ_AHEAD: Final = 128 << 10  # of zstandard
 WHOLE: Final = ("br", "snappy")  # are unpacked as a whole
 # Names of the errors of zlib, bz2, zstandard and cramjam; the last two need not be installed.
 DAMAGE: Final = ("error", "EOFError", "ValueError", "OSError", "ZstdError", "DecompressionError")
@@ -45,17 +45,35 @@ def require_library(codec: str) -> None:
         ) from error
 
 
-class _Source:
-    """The bytes of an open file, one after the other."""
+class _Source(Protocol):
+    """Where compressed bytes come from, one after the other; such as an `io.BytesIO`."""
 
-    def __init__(self, descriptor: int, size: int, step: int) -> None:
+    def read(self, size: int = -1, /) -> bytes:
+        """Return the next bytes, perhaps fewer than asked for; none at the end."""
+        ...
+
+
+class FileSource:
+    """The bytes of an open file, one after the other.
+
+    Parameters
+    ----------
+    descriptor : int
+        Of the file.
+    size : int
+        Bytes of it.
+    step : int
+        Bytes that are read at a time.
+    """
+
+    def __init__(self, descriptor: int, size: int, step: int = READ) -> None:
         self._descriptor = descriptor
         self._size = size
         self._step = step
         self._at = 0
 
-    def read(self, size: int = -1) -> bytes:
-        """Return the next bytes, fewer than asked for; none at the end."""
+    def read(self, size: int = -1, /) -> bytes:
+        """Return the next bytes, perhaps fewer than asked for; none at the end."""
         step = self._step if size < 0 else min(size, self._step)
         end = min(self._at + step, self._size)
         data = read_range(self._descriptor, self._at, end)
@@ -63,19 +81,17 @@ class _Source:
         return data
 
 
-def unpack(
-    codec: str, descriptor: int, packed: int, size: int, path: str
-) -> Iterator[NDArray[np.uint8]]:
+def unpack(codec: str, source: _Source, size: int, path: str) -> Iterator[NDArray[np.uint8]]:
     """Yield the bytes of a compressed file, in pieces that stay valid.
 
     Parameters
     ----------
     codec : str
         One of `distcache.mds.index_json.CODECS`, not the first.
-    descriptor : int
-        Of the open file.
-    packed, size : int
-        Bytes of the file, and those that it must decompress to.
+    source : object with `read`
+        Of the compressed bytes.
+    size : int
+        Bytes that they must decompress to.
     path : str
         For messages.
 
@@ -87,7 +103,7 @@ def unpack(
         If it cannot be read.
     """
     require_library(codec)
-    pieces = _pieces(codec, _Source(descriptor, packed, READ), packed, size)
+    pieces = _pieces(codec, source, size)
     done = 0
     while True:
         try:
@@ -108,21 +124,21 @@ def unpack(
         raise CorpusError(f"{path}: decompresses to {more}{size} that the index says")
 
 
-def unpack_front(codec: str, descriptor: int, packed: int, size: int, most: int) -> bytes:
+def unpack_front(codec: str, source: _Source, size: int, most: int) -> bytes:
     """Return the first `most` bytes that a compressed file decompresses to, or all there are.
 
     Damage behind them is not noticed; if there is some before, fewer bytes come.
 
     Parameters
     ----------
-    codec, descriptor, packed, size
+    codec, source, size
         As `unpack`.
     most : int
         How many bytes are wanted.
     """
     require_library(codec)
     front = bytearray()
-    pieces = _pieces(codec, _Source(descriptor, packed, READ_FRONT), packed, size)
+    pieces = _pieces(codec, source, size)
     while len(front) < most:
         try:
             piece = next(pieces, None)
@@ -136,9 +152,9 @@ def unpack_front(codec: str, descriptor: int, packed: int, size: int, most: int)
     return bytes(front[:most])
 
 
-def _pieces(codec: str, source: _Source, packed: int, size: int) -> Iterator[Buffer]:
+def _pieces(codec: str, source: _Source, size: int) -> Iterator[Buffer]:
     if codec in WHOLE:
-        return _whole(codec, source, packed, size)
+        return _whole(codec, source, size)
     streams = {"zstd": _zstd, "gz": _gzip, "bz2": _bzip2}
     return streams[codec](source)
 
@@ -148,7 +164,7 @@ def _zstd(source: _Source) -> Iterator[Buffer]:
 
     decoder = zstandard.ZstdDecompressor(max_window_size=1 << 31)
     with decoder.stream_reader(
-        cast(IO[bytes], source), read_size=READ_FRONT, closefd=False
+        cast(IO[bytes], source), read_size=READ_AHEAD, closefd=False
     ) as reader:
         while piece := reader.read(PIECE):
             yield piece
@@ -157,7 +173,7 @@ def _zstd(source: _Source) -> Iterator[Buffer]:
 def _gzip(source: _Source) -> Iterator[Buffer]:
     decoder = zlib.decompressobj(wbits=31)
     while not decoder.eof:
-        data = decoder.unconsumed_tail or source.read()
+        data = decoder.unconsumed_tail or source.read(READ)
         piece = decoder.decompress(data, PIECE)
         if not (data or piece):
             raise ValueError("the stream has no end")
@@ -168,18 +184,18 @@ def _gzip(source: _Source) -> Iterator[Buffer]:
 def _bzip2(source: _Source) -> Iterator[Buffer]:
     decoder = bz2.BZ2Decompressor()
     while not decoder.eof:
-        data = source.read() if decoder.needs_input else b""
+        data = source.read(READ) if decoder.needs_input else b""
         if decoder.needs_input and not data:
             raise ValueError("the stream has no end")
         if piece := decoder.decompress(data, PIECE):
             yield piece
 
 
-def _whole(codec: str, source: _Source, packed: int, size: int) -> Iterator[Buffer]:
+def _whole(codec: str, source: _Source, size: int) -> Iterator[Buffer]:
     import cramjam  # noqa: PLC0415
 
     data = bytearray()
-    while len(data) < packed and (piece := source.read()):
+    while piece := source.read(READ):
         data += piece
     if codec == "snappy" and cramjam.snappy.decompress_raw_len(data) != size:
         raise ValueError("its length is not the one that the index says")

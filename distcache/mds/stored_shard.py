@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 from distcache.errors import CorpusError
 from distcache.io.files import closing_fd, open_sized, read_range
 from distcache.io.watchdog import tick
-from distcache.mds.codecs import unpack, unpack_front
+from distcache.mds.codecs import FileSource, unpack, unpack_front
 from distcache.mds.index_json import FileEntry, ShardEntry
 
 __all__ = ["StoredShard", "find_shard", "raw_pieces", "read_front", "read_shard"]
 
 PIECE: Final = 8 << 20
+FRONT: Final = 128 << 10  # bytes of a compressed file that are read at a time for its front
 XXHASHES: Final = frozenset({"xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128"})
 
 
@@ -73,15 +74,17 @@ def find_shard(directory: str, entry: ShardEntry) -> StoredShard:
     raise CorpusError(*(wrong or problems[-1:]))
 
 
-def raw_pieces(stored: StoredShard, zipped: Callable[[Any], object]) -> Iterator[NDArray[np.uint8]]:
+def raw_pieces(
+    stored: StoredShard, zipped: Callable[[Any], object] | None = None
+) -> Iterator[NDArray[np.uint8]]:
     """Yield the bytes of the raw shard, in pieces that stay valid.
 
     Parameters
     ----------
     stored : StoredShard
         The form that is read.
-    zipped : callable
-        Receives the bytes of the compressed file.
+    zipped : callable or None
+        Receives the bytes of the compressed file, before it is decompressed.
 
     Raises
     ------
@@ -97,9 +100,11 @@ def raw_pieces(stored: StoredShard, zipped: Callable[[Any], object]) -> Iterator
                 tick()
                 yield np.frombuffer(data, np.uint8)
             return
-        for begin in range(0, stored.size, PIECE):
+        for begin in range(0, stored.size if zipped else 0, PIECE):
+            assert zipped is not None, "somebody receives the bytes"
             zipped(read_range(descriptor, begin, min(begin + PIECE, stored.size)))
-        yield from unpack(stored.codec, descriptor, stored.size, stored.raw_size, stored.path)
+        source = FileSource(descriptor, stored.size)
+        yield from unpack(stored.codec, source, stored.raw_size, stored.path)
 
 
 @contextmanager
@@ -204,7 +209,8 @@ def read_front(stored: StoredShard, most: int) -> NDArray[np.uint8]:
     """Return the first bytes of the raw shard, or as many as its file gives."""
     with _opened(stored) as descriptor:
         if stored.codec:
-            data = unpack_front(stored.codec, descriptor, stored.size, stored.raw_size, most)
+            source = FileSource(descriptor, stored.size, FRONT)
+            data = unpack_front(stored.codec, source, stored.raw_size, most)
         else:
             data = read_range(descriptor, 0, min(most, stored.size))
     return np.frombuffer(data, np.uint8)

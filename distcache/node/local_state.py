@@ -21,6 +21,8 @@ __all__ = [
     "Duplicate",
     "LocalState",
     "find_duplicates",
+    "has_final",
+    "is_unpacked",
     "require_same_content",
     "verify_local",
 ]
@@ -85,7 +87,7 @@ def verify_local(
         right = frozenset(number for number in found if number is not None)
     complete = set(range(len(manifest.files)))
     complete -= {block.file for number, block in enumerate(manifest.blocks) if number not in right}
-    complete = {file for file in complete if _has_final(manifest.files[file])}
+    complete = {file for file in complete if has_final(manifest.files[file])}
     if CACHE in complete and CACHE not in known and not _frame_matches(manifest):
         complete.discard(CACHE)
     dated = {file for file in complete if not _has_time(manifest.files[file])}
@@ -97,19 +99,24 @@ def _as_recorded(manifest: Manifest, record: Ready) -> frozenset[int]:
     found = {
         number
         for number, file in enumerate(manifest.files)
-        if number != CACHE and _has_final(file) and _has_time(file)
+        if number != CACHE and has_final(file) and _has_time(file)
     }
     cache = manifest.files[CACHE]
-    if _has_final(cache) and os.lstat(cache.final).st_mtime_ns == record.modified:
+    if has_final(cache) and os.lstat(cache.final).st_mtime_ns == record.modified:
         found.add(CACHE)
     return frozenset(found)
 
 
-def _has_final(file: File) -> bool:
+def has_final(file: File) -> bool:
     """Return whether a file of the right length, which is not being repaired, has its name."""
     if os.path.lexists(file.part):
         return False
     return is_plain_file(file.final) and os.lstat(file.final).st_size == file.size
+
+
+def is_unpacked(manifest: Manifest, file: int) -> bool:
+    """Return whether a file consists of shards."""
+    return any(block.file == file and block.source is not None for block in manifest.blocks)
 
 
 def _has_time(file: File) -> bool:
@@ -118,10 +125,10 @@ def _has_time(file: File) -> bool:
 
 
 def _is_valid(file: File, block: Block) -> bool:
-    if block.file == CACHE:
-        # A cache that is being repaired has only its unfinished name.
+    if block.file == CACHE or block.source is not None:
+        # What is being repaired, or has been unpacked in part, has only its unfinished name.
         path = file.part if os.path.lexists(file.part) else file.final
-    elif _has_final(file):
+    elif has_final(file):
         path = file.final
     else:
         return False  # an unfinished index is not kept: only the whole file has a digest
@@ -143,7 +150,8 @@ def require_same_content(manifest: Manifest, files: Iterable[int]) -> None:
     Unreadable
         If one cannot be read.
     """
-    by_file = {block.file: block for block in manifest.blocks if block.file != CACHE}
+    whole = [block for block in manifest.blocks if block.source is None]
+    by_file = {block.file: block for block in whole if block.file != CACHE}
     for file in files:
         block, digest = by_file[file], digest_of(by_file[file])
         for piece in read_shared(manifest.files[file].shared, 0, block.end):

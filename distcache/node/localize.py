@@ -187,8 +187,8 @@ def _localize(
             record = now
             report = on_all_ranks(agents, lambda: make_report(store, record), "reporting")
         else:
-            manifest = _make_manifest(agents, store, source, contents)
             asked = _with_earlier_options(now, options)
+            manifest = _make_manifest(agents, store, source, contents, asked)
             asked = msgspec.structs.replace(asked, transport=transport)
             staged = StagedFiles(manifest)
             run = Localization(agents, store, manifest, asked, progress, staged)
@@ -248,8 +248,9 @@ def _fulfils(record: Ready | None, options: LocalizeOptions) -> bool:
     if record is None:
         return False
     named = _with_earlier_options(record, options).naming == record.naming
+    unpacked = record.shards == _more_shards(record, options.shards)
     viewed = not options.megatron or (record.megatron is not None and named)
-    return record.linked >= options.link and viewed and options.budget is None
+    return record.linked >= options.link and viewed and unpacked and options.budget is None
 
 
 def _with_earlier_options(before: Ready | None, options: LocalizeOptions) -> LocalizeOptions:
@@ -260,8 +261,16 @@ def _with_earlier_options(before: Ready | None, options: LocalizeOptions) -> Loc
         options,
         link=options.link or before.linked,
         megatron=options.megatron or before.megatron is not None,
+        shards=_more_shards(before, options.shards),
         naming=_latest(before.naming, options.naming),
     )
+
+
+def _more_shards(before: Ready, asked: str) -> str:
+    """Return which shards are unpacked: not fewer than were before."""
+    ways = ("none", "compressed", "all")
+    earlier = ways.index(before.shards) if before.shards in ways else 0
+    return ways[max(earlier, ways.index(asked))]
 
 
 def _latest(before: Naming, now: Naming) -> Naming:
@@ -272,15 +281,37 @@ def _latest(before: Naming, now: Naming) -> Naming:
     return msgspec.structs.replace(now, tokenizer=tokenizer)
 
 
-def _make_manifest(agents: Communicator, store: Store, source: str, contents: Contents) -> Manifest:
+def _make_manifest(
+    agents: Communicator, store: Store, source: str, contents: Contents, options: LocalizeOptions
+) -> Manifest:
     """Stat every shared corpus once, and list what the cache needs. Collective."""
     corpora = describe(contents)
     own = corpora[agents.rank :: agents.size]
     mine = on_all_ranks_watched(
-        agents, lambda: [stat_corpus(*corpus[:3]) for corpus in own], "examining corpora"
+        agents, lambda: [stat_corpus(corpus) for corpus in own], "examining corpora"
     )
     shares = agents.allgather(mine, list[CorpusStat], "examined corpora")
     facts = [shares[i % agents.size][i // agents.size] for i in range(len(corpora))]
     return on_all_ranks(
-        agents, lambda: make_manifest(store, source, contents, facts), "what the cache needs"
+        agents,
+        lambda: _with_tokens(
+            make_manifest(store, source, contents, facts, options.shards), options
+        ),
+        "what the cache needs",
     )
+
+
+def _with_tokens(manifest: Manifest, options: LocalizeOptions) -> Manifest:
+    """Refuse Megatron's files for corpora of shards that get no `.bin`.
+
+    Raises
+    ------
+    ConfigError
+        With the first of them.
+    """
+    bare = next((corpus for corpus in manifest.corpora if not corpus.has_tokens), None)
+    if options.megatron and bare is not None:
+        raise ConfigError(
+            f"{bare.shared}: consists of MDS shards, and Megatron needs a .bin; give --shards all"
+        )
+    return manifest

@@ -46,11 +46,17 @@ class LocalCorpus(msgspec.Struct, frozen=True):
         Its name in the store.
     idx_size : int
         Bytes of its index.
+    bin_size : int
+        Bytes of its `.bin` in the store, into which shards were unpacked; 0 without one.
+    has_tokens : bool
+        Whether there is a `.bin`, here or beside the shared index; else shards are read.
     """
 
     shared: str
     stem: str
     idx_size: int
+    bin_size: int = 0
+    has_tokens: bool = True
 
 
 @decodable
@@ -81,6 +87,8 @@ class Ready(msgspec.Struct, frozen=True):
         Of this record.
     modified : int
         Modification time of the cache in nanoseconds; 0 if unknown.
+    shards : str
+        As `LocalizeOptions.shards`.
     """
 
     name: str
@@ -98,6 +106,7 @@ class Ready(msgspec.Struct, frozen=True):
     modified: int = 0
     releases: tuple[Release, ...] = ()
     fim: bool | None = None
+    shards: str = "none"
 
     @property
     def naming(self) -> Naming:
@@ -152,6 +161,8 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
         Whether the store gets links to the `.bin` files.
     megatron : bool
         Whether it gets Megatron's files too.
+    shards : str
+        Of which corpora of shards it gets a `.bin`: ``compressed``, ``all`` or ``none``.
     naming : Naming
         What decides their names.
     transport : str
@@ -171,6 +182,7 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
     directory: str | None = None
     link: bool = True
     megatron: bool = False
+    shards: str = "compressed"
     naming: Naming = Naming()
     transport: str = "auto"
     reserve: int = 0
@@ -251,7 +263,8 @@ def make_report(
     beyond: int = 0,
 ) -> NodeReport:
     """Return the report of an agent."""
-    size = record.size + sum({corpus.stem: corpus.idx_size for corpus in record.corpora}.values())
+    sizes = {corpus.stem: corpus.idx_size + corpus.bin_size for corpus in record.corpora}
+    size = record.size + sum(sizes.values())
     return NodeReport(
         node=node_name(os.environ),
         directory=str(store.root),

@@ -17,6 +17,8 @@ from distcache.node.local_state import (
     Duplicate,
     LocalState,
     find_duplicates,
+    has_final,
+    is_unpacked,
     require_same_content,
     verify_local,
 )
@@ -120,7 +122,7 @@ def _require_unchanged(run: Localization) -> None:
     own = describe(run.manifest.contents)[run.agents.rank :: run.agents.size]
 
     def check() -> None:
-        problems = [problem for corpus in own for problem in stat_corpus(*corpus[:3]).problems]
+        problems = [problem for corpus in own for problem in stat_corpus(corpus).problems]
         if problems:
             raise CorpusError(*problems)
 
@@ -210,8 +212,18 @@ def _reserve(run: Localization, found: LocalState, repair: Repair) -> None:
         make_room(store, options.budget - needed, manifest)
     require_space(store.root, needed, options.reserve)
     for file in incomplete:
-        if file != CACHE or repair is not Repair.IN_PLACE:
+        in_place = file == CACHE and repair is Repair.IN_PLACE
+        if not in_place and not _is_mended(manifest, file):
             run.staged.make(file)
+
+
+def _is_mended(manifest: Manifest, file: int) -> bool:
+    """Return whether a file of unpacked shards is there, and keeps its name while it is mended.
+
+    Whoever reads it meanwhile finds right bytes sooner, and never others.
+    """
+    target = manifest.files[file]
+    return is_unpacked(manifest, file) and has_final(target)
 
 
 def _withdraw(run: Localization, repair: Repair) -> None:
@@ -226,7 +238,7 @@ def _withdraw(run: Localization, repair: Repair) -> None:
 def _growth(manifest: Manifest, file: int, repair: Repair) -> int:
     """Return the additional bytes that a file will take on the disk."""
     target = manifest.files[file]
-    in_place = file == CACHE and repair is Repair.IN_PLACE
+    in_place = _is_mended(manifest, file) or (file == CACHE and repair is Repair.IN_PLACE)
     return max(target.size - allocated(target.final if in_place else target.part), 0)
 
 
@@ -263,6 +275,7 @@ def _mark_ready(run: Localization) -> Ready:
         host=node_name(os.environ),
         distcache=__version__,
         modified=os.lstat(manifest.files[CACHE].final).st_mtime_ns,
+        shards=options.shards,
     )
     write_record(store, record)
     return record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -25,7 +26,9 @@ from distcache.io.files import (
     write_range,
 )
 from distcache.io.watchdog import tick
-from distcache.node.manifest import CACHE, Block, Manifest
+from distcache.mds.codecs import unpack
+from distcache.mds.stored_shard import StoredShard, raw_pieces
+from distcache.node.manifest import CACHE, Block, Manifest, Source, origin_of
 from distcache.node.space import reserve
 
 __all__ = ["StagedFiles", "Unreadable", "block_matches", "differs", "digest_of", "read_shared"]
@@ -49,7 +52,12 @@ def block_matches(descriptor: int, block: Block) -> bool:
 
 def differs(manifest: Manifest, block: Block) -> DistcacheError:
     """Return the error for a shared file that differs from its digest."""
-    path = manifest.files[block.file].shared
+    path, _, _ = origin_of(manifest, block)
+    if block.source is not None:
+        return CorpusError(
+            f"{path}: is not the shard that was indexed: its digest differs; index the data set "
+            "again, and build again"
+        )
     if block.file == CACHE:
         return CacheCorrupt(
             f"{path}: bytes {block.begin} to {block.end} differ from their digest; see "
@@ -96,6 +104,20 @@ def read_shared(path: str, begin: int, end: int) -> Iterator[NDArray[np.uint8]]:
             yield piece
 
 
+def _shard_pieces(source: Source, size: int, packed: bytes | None) -> Iterator[NDArray[np.uint8]]:
+    """Yield the bytes of a raw shard, from its file or from the bytes of that."""
+    if packed is not None and not source.codec:
+        yield np.frombuffer(packed, np.uint8)
+    elif packed is not None:
+        yield from unpack(source.codec, io.BytesIO(packed), size, source.path)
+    else:
+        stored = StoredShard(source.path, source.codec, source.size, size)
+        try:
+            yield from raw_pieces(stored, None)
+        except OSError as error:
+            raise Unreadable(f"{source.path}: cannot be read: {error.strerror}") from error
+
+
 class StagedFiles:
     """The unfinished files of one localization.
 
@@ -134,8 +156,12 @@ class StagedFiles:
             path.unlink(missing_ok=True)
 
     def open(self, file: int) -> int:
-        """Return a descriptor to write an unfinished file; the caller closes it."""
-        return open_to_write(self._manifest.files[file].part)
+        """Return a descriptor to write an unfinished file, or one that is mended in place.
+
+        The caller closes it.
+        """
+        target = self._manifest.files[file]
+        return open_to_write(target.part if os.path.lexists(target.part) else target.final)
 
     def write(self, descriptor: int, offset: int, data: NDArray[np.uint8]) -> None:
         """Write bytes of an unfinished file. From any thread.
@@ -173,19 +199,51 @@ class StagedFiles:
             self.begin_writeback(target, block)
         return bool(digest.hexdigest() == block.digest)
 
+    def unpack(self, block: Block, packed: bytes | None, advance: Callable[[float], None]) -> bool:
+        """Write a shard to its place, decompressed; return whether it is valid.
+
+        Parameters
+        ----------
+        block : Block
+            Of a shard.
+        packed : bytes or None
+            Of its file; None to read that.
+        advance : callable
+            Receives the bytes that were written.
+
+        Raises
+        ------
+        Unreadable
+            If the file cannot be read.
+        CorpusError
+            If it does not decompress.
+        """
+        source = block.source
+        assert source is not None, "the block is a shard"
+        digest, offset = digest_of(block), block.begin
+        with closing_fd(self.open(block.file)) as target:
+            for piece in _shard_pieces(source, block.size, packed):
+                digest.update(piece.data)
+                self.write(target, offset, piece)
+                offset += piece.size
+                advance(piece.size)
+            self.begin_writeback(target, block)
+        return bool(digest.hexdigest() == block.digest)
+
     def finish(self, file: int) -> None:
         """Complete a file whose blocks are all valid: sync it and give it its final name."""
         target = self._manifest.files[file]
-        with closing_fd(
-            os.open(target.part, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        ) as descriptor:
+        in_place = not os.path.lexists(target.part)
+        path = target.final if in_place else target.part
+        with closing_fd(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)) as descriptor:
             if file == CACHE:
                 self._write_frame(descriptor)
             os.fsync(descriptor)
             tick()
             if target.modified:
                 os.utime(descriptor, ns=(target.modified, target.modified))
-        os.replace(target.part, target.final)
+        if not in_place:
+            os.replace(target.part, target.final)
 
     def sync_names(self) -> None:
         """Sync the directories, so that the new names survive a crash."""

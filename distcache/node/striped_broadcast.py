@@ -24,7 +24,7 @@ from distcache.errors import BuildInterrupted, CollectiveTimeout, CorpusError, D
 from distcache.io.files import closing_fd, open_regular
 from distcache.io.watchdog import abandon_thread, stalled, tick
 from distcache.node.localization import Localization
-from distcache.node.manifest import Block, Manifest
+from distcache.node.manifest import Block, Manifest, Source, origin_of
 from distcache.node.staged_files import StagedFiles, differs, digest_of
 from distcache.ranks.communicator import Communicator, Pending
 from distcache.timeouts import limits
@@ -44,7 +44,7 @@ Buffer = NDArray[np.uint8]
 
 
 class Chunk(msgspec.Struct, frozen=True):
-    """Bytes [begin, end) of a block's file."""
+    """Bytes [begin, end) of the file that a block comes from."""
 
     block: int
     begin: int
@@ -53,11 +53,13 @@ class Chunk(msgspec.Struct, frozen=True):
 
 def cut_chunks(blocks: Sequence[Block], numbers: Sequence[int], size: int = CHUNK) -> list[Chunk]:
     """Cut blocks into chunks of at most so many bytes, in order."""
-    return [
-        Chunk(number, begin, min(begin + size, blocks[number].end))
-        for number in numbers
-        for begin in range(blocks[number].begin, blocks[number].end, size)
-    ]
+    chunks = []
+    for number in numbers:
+        block = blocks[number]
+        first, last = (0, block.source.size) if block.source else (block.begin, block.end)
+        ends = (min(begin + size, last) for begin in range(first, last, size))
+        chunks += [Chunk(number, end - ((end - first - 1) % size + 1), end) for end in ends]
+    return chunks
 
 
 def reader_of(chunk: int, agents: int) -> int:
@@ -114,7 +116,8 @@ class _Reader:
         buffer = np.zeros(chunk.end - chunk.begin + TRAILER, np.uint8)
         block = self._manifest.blocks[chunk.block]
         try:
-            with closing_fd(open_regular(self._manifest.files[block.file].shared)) as descriptor:
+            path, _, _ = origin_of(self._manifest, block)
+            with closing_fd(open_regular(path)) as descriptor:
                 done = 0
                 while done < buffer.size - TRAILER:
                     count = os.preadv(descriptor, [buffer[done:-TRAILER].data], chunk.begin + done)
@@ -139,6 +142,7 @@ class _Writer:
         self._pool = ThreadPoolExecutor(1)
         self._waiting: collections.deque[Future[None]] = collections.deque()
         self._digest: Any = None
+        self._packed = bytearray()
         self._moved = time.monotonic()
         self._stuck = False
         self.problems: list[DistcacheError | OSError] = []
@@ -175,6 +179,9 @@ class _Writer:
 
     def _write(self, chunk: Chunk, data: Buffer) -> None:
         block = self._manifest.blocks[chunk.block]
+        if block.source is not None:
+            self._gather(block, block.source, chunk, data)
+            return
         if chunk.begin == block.begin:
             self._digest = digest_of(block)
         self._digest.update(data.data)
@@ -188,6 +195,18 @@ class _Writer:
                 self.problems.append(error)  # the broadcasts still need this agent
         if chunk.end == block.end and self._digest.hexdigest() != block.digest:
             self.problems.append(differs(self._manifest, block))
+
+    def _gather(self, block: Block, source: Source, chunk: Chunk, data: Buffer) -> None:
+        """Keep the chunks of a shard's file until all are there, then unpack it."""
+        if chunk.begin == 0:
+            self._packed = bytearray()
+        self._packed += data.data
+        if chunk.end == source.size and not self.problems:
+            try:
+                if not self._staged.unpack(block, bytes(self._packed), lambda _: None):
+                    self.problems.append(differs(self._manifest, block))
+            except (DistcacheError, OSError) as error:
+                self.problems.append(error)  # the broadcasts still need this agent
 
 
 class _Relay:
@@ -303,7 +322,7 @@ def striped_broadcast(run: Localization, needed: Sequence[int], mine: frozenset[
         reader.close()
         writer.close()
     if (broken := relay.broken) is not None:
-        path = manifest.files[manifest.blocks[broken.chunk.block].file].shared
+        path, _, _ = origin_of(manifest, manifest.blocks[broken.chunk.block])
         if broken.error_number == TOO_SHORT:
             raise CorpusError(f"{path}: was cut short while it was read; build again")
         raise DistcacheError(f"{path}: cannot be read: {os.strerror(broken.error_number)}")

@@ -12,6 +12,7 @@ from typing import Final
 
 from distcache.node.local_state import Duplicate
 from distcache.node.localization import Localization
+from distcache.node.manifest import origin_of
 from distcache.node.place import node_count
 from distcache.node.staged_files import Unreadable, differs
 from distcache.node.striped_broadcast import striped_broadcast
@@ -96,10 +97,14 @@ def _copy_shared(run: Localization, numbers: Sequence[int]) -> int:
 
     def copy(number: int) -> int:
         block = run.manifest.blocks[number]
-        shared = run.manifest.files[block.file].shared
-        if not run.staged.copy(block, shared, block.begin, run.progress.advance):
+        path, begin, end = origin_of(run.manifest, block)
+        if block.source is None:
+            valid = run.staged.copy(block, path, begin, run.progress.advance)
+        else:
+            valid = run.staged.unpack(block, None, run.progress.advance)
+        if not valid:
             raise differs(run.manifest, block)
-        return block.size
+        return end - begin
 
     with ThreadPoolExecutor(run.options.threads) as pool:
         futures = [pool.submit(copy, number) for number in numbers]

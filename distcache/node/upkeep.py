@@ -13,14 +13,14 @@ from typing import Final
 
 import msgspec
 
-from distcache.cache import open_cache
+from distcache.cache import Cache, open_cache
 from distcache.cache.digests import verify_cache
 from distcache.corpus import bin_path, idx_path
 from distcache.errors import BuildInterrupted, CacheCorrupt, DistcacheError, NotReady
 from distcache.io.files import closing_fd, open_sized
 from distcache.megatron.export import wrong_files
 from distcache.node.lock import exclusive, is_used, try_exclusive
-from distcache.node.manifest import Block, Manifest
+from distcache.node.manifest import Block, Manifest, shard_blocks
 from distcache.node.records import LocalCorpus, Ready, read_records
 from distcache.node.space import allocated
 from distcache.node.staged_files import block_matches
@@ -170,14 +170,39 @@ def _verify_copy(store: Store, record: Ready, threads: int) -> Iterator[str]:
 
     with ThreadPoolExecutor(threads) as pool:
         yield from filter(None, pool.map(compare, range(len(record.corpora))))
+        yield from filter(None, pool.map(_compare_block, _unpacked_blocks(store, record, cache)))
     if record.megatron is not None:
         rename = renamer(store, cache.prefixes, record.corpora)
         yield from wrong_files(cache, store.view(record.name), rename, record.naming)
     if record.linked:
         for corpus in record.corpora:
+            if corpus.bin_size or not corpus.has_tokens:
+                continue
             link = bin_path(store.prefix(corpus.stem))
             if not os.path.islink(link):
                 yield f"{link}: the link to the tokens is gone"
+
+
+def _unpacked_blocks(store: Store, record: Ready, cache: Cache) -> Iterator[tuple[str, int, Block]]:
+    """Yield the shards that were unpacked: the file, its bytes, and the block."""
+    seen = set()
+    for source, corpus in enumerate(record.corpora):
+        if corpus.bin_size and corpus.stem not in seen:
+            seen.add(corpus.stem)
+            path = bin_path(store.prefix(corpus.stem))
+            for block in shard_blocks(cache, source, 0):
+                yield path, corpus.bin_size, block
+
+
+def _compare_block(task: tuple[str, int, Block]) -> str | None:
+    path, size, block = task
+    try:
+        descriptor, found = open_sized(path, follow=False)
+    except OSError as error:
+        return f"{path}: cannot be opened: {error.strerror}"
+    with closing_fd(descriptor):
+        right = found == size and block_matches(descriptor, block)
+    return None if right else f"{path}: bytes {block.begin} to {block.end} differ from their digest"
 
 
 def _compare(path: str, block: Block) -> str | None:

@@ -15,7 +15,7 @@ import msgspec
 from distcache.cache import Cache
 from distcache.cache import open_cache as open_mapped
 from distcache.cache.contents import open_cache_file
-from distcache.corpus import Idx, idx_path, open_idx
+from distcache.corpus import Idx, bin_path, idx_path, open_idx
 from distcache.errors import (
     CacheCorrupt,
     ConfigError,
@@ -107,13 +107,21 @@ class CacheHandle(msgspec.Struct, frozen=True):
                 os.close(lock)
             raise
         local = [store.prefix(corpus.stem) for corpus in record.corpora]
-        return OpenCache(self, cache, local, [corpus.shared for corpus in record.corpora], lock)
+        tokens = [
+            here if corpus.bin_size else corpus.shared
+            for here, corpus in zip(local, record.corpora, strict=True)
+        ]
+        return OpenCache(self, cache, local, tokens, lock)
 
 
 def _require_files(store: Store, record: Ready) -> None:
     """Require that all files of a copy exist: some may have been deleted."""
     files = {str(store.cache(record.name)): record.size}
-    files |= {idx_path(store.prefix(corpus.stem)): corpus.idx_size for corpus in record.corpora}
+    for corpus in record.corpora:
+        prefix = store.prefix(corpus.stem)
+        files[idx_path(prefix)] = corpus.idx_size
+        if corpus.bin_size:
+            files[bin_path(prefix)] = corpus.bin_size
     for path, size in files.items():
         try:
             found = os.lstat(path).st_size
