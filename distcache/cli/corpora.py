@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 # A shell pattern matches several files of each corpus.
-ENDS = (".idx", ".bin", ".receipt.json")
+ENDS = (".idx", ".bin", ".shards", ".receipt.json")
 
 
 def bare_prefix(word: str) -> str:

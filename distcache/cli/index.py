@@ -1,4 +1,4 @@
-"""`distcache index mds`."""
+"""`distcache index mds` and `distcache index unpack`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from distcache.cli.common import (
     ThreadsOption,
     interrupt_on_signals,
 )
+from distcache.cli.corpora import bare_prefix
 from distcache.cli.show import make_progress, print_result
 from distcache.errors import ConfigError
 from distcache.ingest.index_mds import index_mds
 from distcache.ingest.mds_scan import MdsOptions
+from distcache.ingest.unpack import unpack_shards
 from distcache.ranks.connect import connect, share_of_cores
 
 __all__ = ["index_app"]
@@ -106,3 +108,27 @@ def mds_command(
     if left_out and communicator.rank == 0 and not as_json:
         typer.echo(f"{left_out} samples were left out: see {out}.receipt.json", err=True)
     print_result(communicator.rank, receipt, [out], as_json=as_json)
+
+
+@index_app.command("unpack")
+def unpack_command(
+    corpus: Annotated[str, typer.Argument(help="A corpus of shards: its path without suffix.")],
+    threads: ThreadsOption = 0,
+    log_format: LogOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Write the .bin that the shards of a corpus make up, beside it, for sites without local disks.
+
+    The corpus keeps its key: caches of it stay valid. Runs alone or under mpiexec or srun.
+
+    Examples
+    --------
+        mpiexec -n 8 distcache index unpack corpora/web
+    """
+    communicator = connect()
+    interrupt_on_signals()
+    with make_progress(log_format, communicator.rank) as progress:
+        done = unpack_shards(
+            communicator, bare_prefix(corpus), threads or share_of_cores(communicator), progress
+        )
+    print_result(communicator.rank, done, [done.path], as_json=as_json)

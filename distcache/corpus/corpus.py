@@ -15,7 +15,14 @@ from distcache.corpus.shard_table import TableFacts, shards_path
 from distcache.errors import CorpusError
 from distcache.io.files import FileVersion
 
-__all__ = ["CopySource", "Corpus", "CorpusFacts", "open_copy_source", "open_examined"]
+__all__ = [
+    "CopySource",
+    "Corpus",
+    "CorpusFacts",
+    "open_copy_source",
+    "open_examined",
+    "require_bin",
+]
 
 
 class CorpusFacts(msgspec.Struct, frozen=True):
@@ -180,6 +187,21 @@ class CopySource:
         return self.nbytes // ITEM_TYPES[self.type_code].itemsize
 
 
+def require_bin(prefix: str) -> None:
+    """Refuse a corpus that consists of shards only.
+
+    Raises
+    ------
+    CorpusError
+        If it does.
+    """
+    if os.path.lexists(shards_path(prefix)) and not os.path.lexists(bin_path(prefix)):
+        raise CorpusError(
+            f"{prefix}: consists of MDS shards and has no .bin to read; `distcache index unpack` "
+            "makes one"
+        )
+
+
 def open_copy_source(facts: CorpusFacts) -> CopySource:
     """Open a corpus that has been examined, and has a `.bin`.
 
@@ -188,11 +210,7 @@ def open_copy_source(facts: CorpusFacts) -> CopySource:
     CorpusError
         If it consists of shards only.
     """
-    if facts.shards is not None and not os.path.lexists(bin_path(facts.prefix)):
-        raise CorpusError(
-            f"{facts.prefix}: consists of MDS shards and has no .bin to read; `distcache index "
-            "unpack` makes one"
-        )
+    require_bin(facts.prefix)
     idx = open_examined(facts)
     return CopySource(
         prefix=facts.prefix,

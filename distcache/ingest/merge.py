@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from distcache.corpus.corpus import CopySource, CorpusFacts, open_copy_source
+from distcache.corpus.corpus import CopySource, CorpusFacts, open_copy_source, require_bin
 from distcache.corpus.examine import require_sound, require_unchanged
 from distcache.corpus.idx import bin_path, idx_path
 from distcache.corpus.idx_writer import IdxPlan, lay_out_idx, write_bounds, write_lengths
@@ -231,6 +231,8 @@ def _open_one(
 
 
 def _file_versions(prefixes: Sequence[str]) -> list[str]:
+    for prefix in prefixes:
+        require_bin(prefix)
     paths = [name for prefix in prefixes for name in (bin_path(prefix), idx_path(prefix))]
     return [f"{path} {os.stat(path).st_size} {os.stat(path).st_mtime_ns}" for path in paths]
 

@@ -1,0 +1,210 @@
+"""Unpack the shards of a corpus once for all: a `.bin` beside its `.shards`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from distcache.corpus.examine import require_sound
+from distcache.corpus.idx import bin_path
+from distcache.corpus.shard_table import DIGESTED, ShardTable, read_table, shards_path
+from distcache.errors import ConfigError, CorpusError, KeyMismatch
+from distcache.io.files import digest_range, require_text
+from distcache.io.threads import decodable, map_in_threads
+from distcache.io.unfinished_file import UnfinishedFile
+from distcache.mds.index_json import CODECS
+from distcache.mds.stored_shard import StoredShard, raw_pieces
+from distcache.partition import balance
+from distcache.progress import NullProgress, Progress, Stopwatch
+from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
+from distcache.ranks.communicator import Communicator
+from distcache.staging.claim import claim, claim_together, conclude
+from distcache.staging.heartbeat import Heartbeat
+from distcache.staging.journal import Journal, read_journal
+from distcache.staging.workspace import Workspace, hidden_directory
+
+__all__ = ["Unpacked", "unpack_shards"]
+
+
+class Unpacked(msgspec.Struct, frozen=True):
+    """The result of unpacking.
+
+    Attributes
+    ----------
+    path : str
+        Of the `.bin`.
+    nbytes : int
+        Its length.
+    shards : int
+        How many make it up.
+    reused : bool
+        Whether it existed.
+    """
+
+    path: str
+    nbytes: int
+    shards: int
+    reused: bool
+
+
+@decodable
+class _Done(msgspec.Struct, frozen=True):
+    """A shard at its place, as a line of a journal."""
+
+    shard: int
+
+
+def unpack_shards(
+    communicator: Communicator,
+    prefix: str,
+    threads: int = 1,
+    progress: Progress | None = None,
+) -> Unpacked:
+    """Write the `.bin` that the shards of a corpus make up, beside its index. Collective.
+
+    The corpus keeps its key. A killed run goes on.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Of all ranks, which divide the shards.
+    prefix : str
+        Of the corpus.
+    threads : int
+        Shards that each rank unpacks at a time.
+    progress : Progress or None
+        Receives the progress of rank 0.
+
+    Raises
+    ------
+    CorpusError
+        If the corpus or a shard is not sound, or a shard is not the one that was indexed.
+    KeyMismatch
+        If something else has the name of the `.bin`.
+    """
+    watch = Stopwatch(progress or NullProgress(), lambda: communicator.waited)
+    with aborting_on_error(communicator):
+        on_rank_0(communicator, lambda: require_text(prefix), None, "reading names")
+        watch.phase("examining the corpus")
+        facts = require_sound(communicator, [prefix], threads)[prefix]
+        if facts.shards is None:
+            raise ConfigError(
+                f"{prefix}: has no {shards_path('')}, so there is nothing to unpack"
+            ).of_all_ranks()
+        table = on_all_ranks(communicator, lambda: read_table(prefix), "reading the table")
+        final = os.path.abspath(bin_path(prefix))
+        workspace = Workspace(hidden_directory(Path(final), "unpack"), otherwise="make room there")
+
+        def decide() -> Workspace | None:
+            return claim(workspace, lambda: _is_there(final, table), final, watch)
+
+        mine = claim_together(communicator, workspace, decide)
+        if mine is None:
+            return Unpacked(final, table.bin_size, len(table.rows), reused=True)
+        with contextlib.ExitStack() as stack:
+            stack.callback(mine.release)
+            heartbeat = stack.enter_context(Heartbeat(mine.path, watch, communicator))
+            job = _Unpacking(communicator, table, mine, threads, watch)
+            job.run(facts.shards.digest)
+
+            def publish() -> None:
+                if mine.publish([(job.data, final)]) is not None:
+                    raise KeyMismatch(f"{final}: exists, and this command has not made it")
+
+            watch.phase("publishing")
+            on_rank_0(communicator, publish, None, "publishing")
+            conclude(communicator, mine, heartbeat)
+        return Unpacked(final, table.bin_size, len(table.rows), reused=False)
+
+
+def _is_there(final: str, table: ShardTable) -> bool:
+    """Return whether the `.bin` exists with its length; what has another one was refused before."""
+    return os.path.lexists(final) and os.stat(final).st_size == table.bin_size
+
+
+class _Unpacking:
+    """Writes shards to their places in an unfinished `.bin`, each by one rank."""
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        table: ShardTable,
+        workspace: Workspace,
+        threads: int,
+        watch: Stopwatch,
+    ) -> None:
+        self._communicator = communicator
+        self._table = table
+        self._directory = workspace.path
+        self._workspace = workspace
+        self._threads = threads
+        self._watch = watch
+        self.data = str(workspace.path / "data")
+
+    def run(self, stamp: str) -> None:
+        """Unpack all shards that are not there yet. Collective."""
+        communicator, rows = self._communicator, self._table.rows
+
+        def prepare() -> str:
+            self._workspace.prepare(stamp)
+            with UnfinishedFile(self.data, make=True) as file:
+                file.truncate(self._table.bin_size)
+            return secrets.token_hex(4)
+
+        attempt = on_rank_0(communicator, prepare, str, "making room")
+        own = balance(rows["raw_size"].tolist(), communicator.size)[communicator.rank]
+        self._watch.phase("unpacking", float(rows["raw_size"][own].sum()))
+        on_all_ranks(communicator, lambda: self._unpack(own, attempt), "unpacking shards")
+
+    def _unpack(self, own: list[int], attempt: str) -> None:
+        journaled = {
+            record.shard
+            for path in self._directory.glob("unpacked.*.jsonl")
+            for record in read_journal(path, _Done)
+        }
+        left = [shard for shard in own if shard in journaled and self._is_right(shard)]
+        self._watch.advance(float(self._table.rows["raw_size"][left].sum()))
+        todo = [shard for shard in own if shard not in set(left)]
+        path = self._directory / f"unpacked.{attempt}.{self._communicator.rank}.jsonl"
+        records = [_Done(shard) for shard in left]
+        with Journal(path, records) as journal, UnfinishedFile(self.data) as file:
+
+            def write(shard: int) -> None:
+                self._write(shard, file)
+                journal.append(_Done(shard))
+                self._watch.advance(float(self._table.rows["raw_size"][shard]))
+
+            map_in_threads(write, todo, self._threads)
+            file.sync()
+
+    def _is_right(self, shard: int) -> bool:
+        """Return whether an earlier run has left a shard as it must be."""
+        row = self._table.rows[shard]
+        begin, end = int(row["base"]), int(row["base"] + row["raw_size"])
+        known = bool(int(row["flags"]) & DIGESTED)
+        return known and bytes.fromhex(digest_range(self.data, begin, end)) == (
+            row["raw_digest"].tobytes()
+        )
+
+    def _write(self, shard: int, file: UnfinishedFile) -> None:
+        row, path = self._table.rows[shard], self._table.path_of(shard)
+        size = int(row["zip_size"]) if row["codec"] else int(row["raw_size"])
+        stored = StoredShard(path, CODECS[int(row["codec"])], size, int(row["raw_size"]))
+        digest, offset = xxhash.xxh3_128(), int(row["base"])
+        try:
+            for piece in raw_pieces(stored):
+                digest.update(piece.data)
+                file.write(offset, piece)
+                offset += piece.size
+        except FileNotFoundError as error:
+            raise CorpusError(f"{path}: cannot be read: {error.strerror}") from error
+        if int(row["flags"]) & DIGESTED and digest.digest() != row["raw_digest"].tobytes():
+            raise CorpusError(
+                f"{path}: is not the shard that was indexed: its digest differs; index the data "
+                "set again"
+            )

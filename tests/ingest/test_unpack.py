@@ -1,0 +1,98 @@
+"""Shards unpacked once for all, beside the index of their corpus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distcache.corpus.examine import require_sound
+from distcache.errors import ConfigError, CorpusError
+from distcache.ingest import unpack as module
+from distcache.ingest.merge import materialize
+from distcache.ingest.select import SelectOptions, select
+from distcache.ingest.selection import Selection
+from distcache.ingest.unpack import unpack_shards
+from distcache.ranks.communicator import Communicator, SerialCommunicator
+from tests.caches import build_here
+from tests.corpora import LENGTHS, write_lengths
+from tests.ingest.test_index_mds import DOCUMENTS, index, virtual_bin, write_tokens
+from tests.ingest.test_select import documents_of
+from tests.threads import run_ranks
+from tests.train.test_shards import fields_of, samples_of
+
+ALONE = SerialCommunicator()
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_the_bin_is_what_the_shards_make_up(ranks: int, tmp_path: Path) -> None:
+    """To the byte; the key stays, training reads it, and a second run finds it."""
+    index(write_tokens(tmp_path / "data", codec="zstd"), tmp_path / "c")
+    prefix = str(tmp_path / "c")
+    before = require_sound(ALONE, [prefix], 1)[prefix]
+    built = build_here(fields_of(prefix), tmp_path / "caches")
+
+    def make(communicator: Communicator) -> bool:
+        return unpack_shards(communicator, prefix, 2).reused
+
+    assert run_ranks(ranks, make) == ([False] * ranks, [])
+    assert Path(f"{prefix}.bin").read_bytes() == virtual_bin(prefix).tobytes()
+    assert run_ranks(ranks, make) == ([True] * ranks, [])
+    assert require_sound(ALONE, [prefix], 1)[prefix].identity == before.identity
+    assert len(samples_of(built.path)) >= 300
+    assert build_here(fields_of(prefix), tmp_path / "caches").reused
+    assert not list(tmp_path.glob(".c*"))
+
+
+def test_an_unpacked_corpus_is_a_view_like_others(tmp_path: Path) -> None:
+    """Selected and materialized; without its `.bin` that is refused."""
+    index(write_tokens(tmp_path / "data", codec="gz"), tmp_path / "c")
+    with pytest.raises(CorpusError, match="consists of MDS shards and has no"):
+        materialize(ALONE, str(tmp_path / "c"), str(tmp_path / "own"))
+    with pytest.raises(CorpusError, match="consists of MDS shards and has no"):
+        select(ALONE, str(tmp_path / "c"), str(tmp_path / "v"), SelectOptions())
+    unpack_shards(ALONE, str(tmp_path / "c"))
+    options = SelectOptions(Selection(documents=(10, 20)))
+    select(ALONE, str(tmp_path / "c"), str(tmp_path / "v"), options)
+    materialize(ALONE, str(tmp_path / "v"), str(tmp_path / "own"))
+    expected = [[document.tolist()] for document in DOCUMENTS[10:20]]
+    assert documents_of(tmp_path / "own") == expected
+
+
+def test_a_killed_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the shards that are not there, or not right."""
+    index(write_tokens(tmp_path / "data", codec="zstd"), tmp_path / "c")
+    read: list[str] = []
+    true = module.raw_pieces
+
+    def pieces(stored: Any) -> Any:
+        if len(read) == 3:
+            raise KeyboardInterrupt
+        read.append(stored.path)
+        return true(stored)
+
+    monkeypatch.setattr(module, "raw_pieces", pieces)
+    with pytest.raises(KeyboardInterrupt):
+        unpack_shards(ALONE, str(tmp_path / "c"))
+    assert not (tmp_path / "c.bin").exists()
+    first, read[:] = set(read), []
+    monkeypatch.setattr(module, "raw_pieces", lambda s: (read.append(s.path), true(s))[1])
+    unpack_shards(ALONE, str(tmp_path / "c"))
+    assert len(read) == 3
+    assert first.isdisjoint(read)
+    assert (tmp_path / "c.bin").read_bytes() == virtual_bin(tmp_path / "c").tobytes()
+
+
+def test_a_shard_that_was_exchanged(tmp_path: Path) -> None:
+    """Is refused by its digest, and a corpus without shards by its kind."""
+    data = write_tokens(tmp_path / "data", codec="zstd")
+    index(data, tmp_path / "c")
+    other = write_tokens(tmp_path / "other", "ndarray:int32", codec="zstd")
+    content = bytearray((other / "shard.00001.mds.zstd").read_bytes())
+    (data / "shard.00001.mds.zstd").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(CorpusError, match=r"shard\.00001\.mds\.zstd: "):
+        unpack_shards(ALONE, str(tmp_path / "c"))
+    plain = write_lengths(tmp_path / "plain", LENGTHS["tiny"])
+    with pytest.raises(ConfigError, match="nothing to unpack"):
+        unpack_shards(ALONE, plain)
