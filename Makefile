@@ -31,7 +31,7 @@ help:
 	@echo "make test       every check: lint, C++ with sanitizers, Python, MPI, faults, Megatron-Core, Slurm"
 	@echo "make test-fast  the tests of a working minute"
 	@echo "make cluster-packages  what the test cluster needs: Slurm, munge, MariaDB, GlusterFS"
-	@echo "make judges     names of tokenizers, by later releases of Megatron-Core"
+	@echo "make judges     later releases of Megatron-Core, Megatron-Bridge, mosaicml-streaming"
 	@echo "make aarch64    a wheel for AArch64, and its tests under qemu"
 	@echo "make storm      kills, full disks, flips and races at random, for STORM_MINUTES"
 	@echo "make python-versions  the fast suite under Python 3.12 and 3.13"
@@ -168,6 +168,7 @@ judges: $(VENV)/test-installed
 		PYTHONPATH=$(CURDIR)/build/judges/$$release pytest -q -n auto $$more --ignore tests/peers/test_permutation.py \
 			tests/peers || exit 1; done
 	PYTHONPATH=$(CURDIR)/build/judges/bridge pytest -q $(MORE_COVERAGE) tests/peers/test_bridge.py
+	PYTHONPATH=$(CURDIR)/build/judges/streaming pytest -q tests/peers/test_streaming.py
 
 # A wheel for AArch64, tried under qemu; the helper of Megatron-Core's own judges its blends.
 aarch64: $(VENV)/test-installed

@@ -287,9 +287,8 @@ def _gather(raw: NDArray[np.uint8], places: Places) -> NDArray[np.uint8]:
         if step >= sizes[0]:
             first = raw[int(begins[0]) :]
             shape = (len(begins), int(sizes[0]))
-            return np.ascontiguousarray(
-                np.lib.stride_tricks.as_strided(first, shape, (step, 1), writeable=False)
-            ).reshape(-1)
+            values = np.lib.stride_tricks.as_strided(first, shape, (step, 1), writeable=False)
+            return values.copy().reshape(-1)  # aligned, which one sample alone need not be
     parts = [
         raw[begin : begin + size]
         for begin, size in zip(begins.tolist(), sizes.tolist(), strict=True)

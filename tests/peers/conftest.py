@@ -9,3 +9,5 @@ if RELEASE == "0.16":  # Megatron's training is in the wheels from 0.17 on
     collect_ignore += ["test_training.py", "test_provider.py"]
 if importlib.util.find_spec("megatron.bridge") is None:
     collect_ignore += ["test_bridge.py"]
+if importlib.util.find_spec("streaming") is None:
+    collect_ignore += ["test_streaming.py"]

@@ -14,14 +14,21 @@ from torch.utils.data import DataLoader
 
 import distcache
 from distcache.errors import NotReady
+from distcache.ingest.index_mds import index_mds
+from distcache.ingest.mds_scan import MdsOptions
+from distcache.ingest.select import SelectOptions, select
+from distcache.ingest.selection import Selection
 from distcache.megatron.tokenizers import RELEASES, MegatronTokenizer
+from distcache.ranks.communicator import SerialCommunicator
 from tests.caches import build_here
 from tests.corpora import LENGTHS, write_lengths
+from tests.mds.writer import write_mds
 from tests.peers.megatron import RELEASE, alone
 from tests.peers.options import datasets_of, flags_in
 from tests.peers.test_samples import require_equal
 from tests.peers.tokenizers import ask_megatron
 from tests.processes import start
+from tests.texts import read_corpus
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -56,10 +63,31 @@ def configuration(kind: str, corpora: dict[str, str]) -> dict[str, Any]:
     match kind:
         case "blend":
             return fields | {"split": "90,8,2", "blend": weighted}
+        case "views":
+            return fields | {"split": "90,8,2", "blend": [_view(w) for w in weighted]}
+        case "shards":
+            return fields | {"split": "90,8,2", "blend": [_shards(w) for w in weighted]}
         case "per split":
             blends = {"train": weighted, "valid": [corpora["plain"]], "test": weighted}
             return fields | {"blend_per_split": blends, "mid_level_dataset_surplus": 0.25}
     return fields | {"split": "90,8,2", "blend": [corpora["plain"]]}
+
+
+def _view(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return the entry of a blend with a selection of its corpus, cut into pieces."""
+    out = f"{entry['path']}-view"
+    chosen = Selection(sample=0.7, min_length=9, split_at=50)
+    select(SerialCommunicator(), entry["path"], out, SelectOptions(chosen))
+    return {**entry, "path": out}
+
+
+def _shards(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return the entry of a blend with its corpus as compressed shards."""
+    out = f"{entry['path']}-shards"
+    samples = [{"tokens": tokens} for tokens, *_ in read_corpus(entry["path"])]
+    data = write_mds(Path(f"{out}-data"), {"tokens": "ndarray:uint16"}, samples, codec="zstd")
+    index_mds(SerialCommunicator(), [str(data)], out, MdsOptions())
+    return {**entry, "path": out}
 
 
 def listing(root: Path) -> dict[str, int]:
@@ -67,7 +95,7 @@ def listing(root: Path) -> dict[str, int]:
     return {str(path): path.lstat().st_mtime_ns for path in root.rglob("*")}
 
 
-@pytest.mark.parametrize("kind", ["blend", "per split", "one corpus"])
+@pytest.mark.parametrize("kind", ["blend", "per split", "one corpus", "views", "shards"])
 @pytest.mark.parametrize("missing", ["nothing", "tokenizer"])
 def test_megatron_trains_from_the_store(
     kind: str, missing: str, small: dict[str, str], tmp_path: Path
