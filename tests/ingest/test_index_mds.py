@@ -147,6 +147,13 @@ def test_headers_only(tmp_path: Path) -> None:
         index(write_tokens(tmp_path / "more"), tmp_path / "no", headers_only=True)
 
 
+def test_a_shard_of_one_sample(tmp_path: Path) -> None:
+    """Its tokens lie at any byte, and are compared all the same."""
+    data = write_tokens(tmp_path / "data", per_shard=1)
+    index(data, tmp_path / "c", vocabulary=60_000)
+    assert documents_of(tmp_path / "c") == [document.tolist() for document in DOCUMENTS]
+
+
 def test_rows_are_whole_samples(tmp_path: Path) -> None:
     """Of any columns, which the table describes; each has its bytes."""
     samples = [{"audio": bytes(range(n)), "text": "é" * n, "n": n} for n in range(20)]
