@@ -53,6 +53,18 @@ def index(directory: Path | list[Path], out: Path, **options: Any) -> Receipt:
     return index_mds(ALONE, list(map(str, some)), str(out), MdsOptions(**options))
 
 
+def fields_of(*prefixes: str) -> dict[str, Any]:
+    """Return a configuration with several epochs and three splits."""
+    blend: list[Any] = [{"path": prefix, "weight": n + 1.0} for n, prefix in enumerate(prefixes)]
+    return {
+        "sequence_length": 64,
+        "seed": 3,
+        "samples": {"train": 300, "valid": 20, "test": 10},
+        "split": "80,15,5",
+        "blend": blend,
+    }
+
+
 def virtual_bin(prefix: str | Path) -> NDArray[np.uint8]:
     """Return the `.bin` that the shards of a corpus make up."""
     table = read_table(str(prefix))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+import distcache
 from distcache.corpus.examine import require_sound
 from distcache.errors import ConfigError, CorpusError
 from distcache.ingest import unpack as module
@@ -17,10 +18,10 @@ from distcache.ingest.unpack import unpack_shards
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from tests.caches import build_here
 from tests.corpora import LENGTHS, write_lengths
-from tests.ingest.test_index_mds import DOCUMENTS, index, virtual_bin, write_tokens
+from tests.ingest.test_index_mds import DOCUMENTS, fields_of, index, virtual_bin, write_tokens
 from tests.ingest.test_select import documents_of
+from tests.samples import tokens_of
 from tests.threads import run_ranks
-from tests.train.test_shards import fields_of, samples_of
 
 ALONE = SerialCommunicator()
 
@@ -40,7 +41,7 @@ def test_the_bin_is_what_the_shards_make_up(ranks: int, tmp_path: Path) -> None:
     assert Path(f"{prefix}.bin").read_bytes() == virtual_bin(prefix).tobytes()
     assert run_ranks(ranks, make) == ([True] * ranks, [])
     assert require_sound(ALONE, [prefix], 1)[prefix].identity == before.identity
-    assert len(samples_of(built.path)) >= 300
+    assert len(tokens_of(distcache.open(built.path))) >= 300
     assert build_here(fields_of(prefix), tmp_path / "caches").reused
     assert not list(tmp_path.glob(".c*"))
 

@@ -16,10 +16,10 @@ from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
 from tests.caches import build_here
 from tests.corpora import write_corpus
-from tests.ingest.test_index_mds import DOCUMENTS, index, virtual_bin, write_tokens
+from tests.ingest.test_index_mds import DOCUMENTS, fields_of, index, virtual_bin, write_tokens
 from tests.mds.writer import write_mds
 from tests.node.agents import flip, only, run
-from tests.train.test_shards import fields_of, samples_of
+from tests.samples import tokens_of
 
 TRANSPORTS = ("copy", "mpi")
 
@@ -28,8 +28,7 @@ def local_samples(cache: str | Path, root: Path) -> list[list[int]]:
     """Return the tokens of all samples, read from the copy."""
     opened = distcache.open(cache, local=root)
     assert opened.is_local
-    dataset = opened.dataset("train")
-    return [dataset[i]["tokens"].tolist() for i in range(len(dataset))]
+    return tokens_of(opened)
 
 
 def local_bin(root: Path) -> Path:
@@ -61,7 +60,7 @@ def test_shards_become_a_bin(codec: str, transport: str, tmp_path: Path) -> None
     assert report.read == stored + idx + distcache.open(cache).cache.header.tables_begin - 4096
     write_corpus(str(tmp_path / "plain"), DOCUMENTS, "i4")
     plain = build_here(fields_of(str(tmp_path / "plain")), tmp_path / "caches")
-    assert local_samples(cache, root) == samples_of(plain.path)
+    assert local_samples(cache, root) == tokens_of(distcache.open(plain.path))
     assert verify_store(Store(root)) == []
     again = only(run(cache, root, transport=transport, shards=way))
     assert (again.read, again.written) == (0, 0)
@@ -102,8 +101,6 @@ def test_only_the_shard_that_differs_is_fetched(
     run(packed, root, transport=transport)
     expected = local_samples(packed, root)
     opened = distcache.open(packed, local=root)
-    dataset = opened.dataset("train")
-    assert len(dataset[0]["tokens"]) == 64
     place = int(opened.cache.table("shards")["base"][2]) + 300
     flip(local_bin(root), place)
     problems = verify_store(Store(root))
@@ -115,10 +112,10 @@ def test_only_the_shard_that_differs_is_fetched(
     assert report.read == shard.stat().st_size
     assert local_bin(root).stat().st_ino == inode
     assert verify_store(Store(root)) == []
-    assert [row["tokens"].tolist() for row in map(dataset.__getitem__, range(9))] == expected[:9]
+    assert tokens_of(opened) == expected
     local_bin(root).unlink()
     with pytest.raises(NotReady):
-        samples_of(packed)
+        tokens_of(distcache.open(packed))
     run(packed, root, transport=transport)
     assert local_samples(packed, root) == expected
 

@@ -16,20 +16,8 @@ from distcache.errors import CorpusError, NotReady
 from distcache.train import reading
 from tests.caches import build_here
 from tests.corpora import write_corpus
-from tests.ingest.test_index_mds import DOCUMENTS, index, write_tokens
+from tests.ingest.test_index_mds import DOCUMENTS, fields_of, index, write_tokens
 from tests.mds.writer import write_mds
-
-
-def fields_of(*prefixes: str) -> dict[str, Any]:
-    """Return a configuration with several epochs and three splits."""
-    blend: list[Any] = [{"path": prefix, "weight": n + 1.0} for n, prefix in enumerate(prefixes)]
-    return {
-        "sequence_length": 64,
-        "seed": 3,
-        "samples": {"train": 300, "valid": 20, "test": 10},
-        "split": "80,15,5",
-        "blend": blend,
-    }
 
 
 def samples_of(cache: str | Path, split: str = "train") -> list[Any]:
