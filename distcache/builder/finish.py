@@ -14,6 +14,7 @@ from distcache.builder.job import Job
 from distcache.cache import open_cache
 from distcache.cache.digests import blocks_in
 from distcache.cache.format import (
+    ARRAY_NAMES,
     BLENDS,
     BLOCKS,
     MEMBERS,
@@ -188,10 +189,11 @@ def compose_tables(
         Each of its dtype in `TABLES`, one-dimensional.
     """
     shards, texts = _shards(plan)
+    tables = ["sections"] * len(plan.sections) + ["blends"] * len(plan.blends)
     units = {item: unit for unit, entry in enumerate(layout.units) for item in entry.items}
     columns = [
-        [*_array_columns(layout.arrays[item], digests[item]), units[item]]
-        for item in range(len(plan.items))
+        [*_array_columns(table, layout.arrays[item], digests[item]), units[item]]
+        for item, table in enumerate(tables)
     ]
     count = len(plan.sections)
     return {
@@ -302,12 +304,19 @@ def _members(plan: Plan) -> NDArray[Any]:
     return np.array(rows, MEMBERS)
 
 
-def _array_columns(places: Sequence[ArrayPlace], digests: Mapping[str, str]) -> list[str | int]:
-    return [
-        value
-        for place in places
-        for value in (place.dtype, place.shape[0], place.offset, digests[place.name])
-    ]
+def _array_columns(
+    table: str, places: Sequence[ArrayPlace], digests: Mapping[str, str]
+) -> list[str | int]:
+    """Return the columns of all arrays that an item of a table may have."""
+    known = {place.name: place for place in places}
+    columns: list[str | int] = []
+    for name in ARRAY_NAMES[table]:
+        place = known.get(name)
+        if place is None:
+            columns += ["", 0, 0, ""]
+        else:
+            columns += [place.dtype, place.shape[0], place.offset, digests[name]]
+    return columns
 
 
 def _or_minus_one(value: int | None) -> int:

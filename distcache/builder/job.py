@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from distcache.builder.adopt import Adoptable
 from distcache.cache import Cache, open_cache
 from distcache.corpus import Corpus
+from distcache.corpus.shard_table import read_table
 from distcache.plan.layout import ArrayPlace, Layout
 from distcache.plan.model import Plan, SectionPlan
 from distcache.progress import Stopwatch
@@ -80,6 +83,14 @@ class Job:
     def corpus(self, section: SectionPlan) -> Corpus:
         """Return the corpus of a section, which is opened lazily."""
         return self._corpora(self.plan.sources[section.source])
+
+    def shards_of(self, section: SectionPlan) -> NDArray[np.int64]:
+        """Return the first sequence of each shard of a section's corpus, if it consists of them."""
+        facts = self.plan.sources[section.source]
+        if facts.shards is None:
+            return np.empty(0, np.int64)
+        firsts: NDArray[np.int64] = read_table(facts.prefix).rows["first_sequence"].astype(np.int64)
+        return firsts
 
     @functools.cached_property
     def other_caches(self) -> dict[str, Cache]:

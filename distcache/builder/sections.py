@@ -32,7 +32,7 @@ from distcache.plan.costs import CHUNK_BYTES, ENTRY_BYTES, pivot_of
 from distcache.plan.layout import ArrayPlace
 from distcache.plan.model import SectionPlan
 
-__all__ = ["build_section"]
+__all__ = ["build_section", "cut_section"]
 
 CHUNK: int = CHUNK_BYTES // ENTRY_BYTES
 InOrder = Callable[[Callable[[int], NDArray[np.int64]], range], Iterator[NDArray[np.int64]]]
@@ -97,17 +97,38 @@ def build_section(
             shuffle_upper(pivot, upper, Mt19937(section.seed))
             lower, last, shuffle_digest = done.result()
         parts = (Entries(0, memory, lower), Entries(upper.size, last))
-        return _cut(section, parts, places, file, in_order) | {"shuffle_index": shuffle_digest}
+        return cut_section(section, parts, places, file, in_order) | {
+            "shuffle_index": shuffle_digest
+        }
 
 
-def _cut(
+def cut_section(
     section: SectionPlan,
     parts: tuple[Entries, ...],
     places: dict[str, ArrayPlace],
     file: UnfinishedFile,
     in_order: InOrder,
 ) -> dict[str, str]:
-    """Write the document index, and cut and write the sample index, chunk by chunk."""
+    """Write the document index, and cut and write the sample index, chunk by chunk.
+
+    Parameters
+    ----------
+    section : SectionPlan
+        What to build.
+    parts : tuple of Entries
+        All of its document index, which is released.
+    places : dict of str to ArrayPlace
+        Where to write each array.
+    file : UnfinishedFile
+        The unfinished cache.
+    in_order : callable
+        As `map`, perhaps with work ahead.
+
+    Returns
+    -------
+    dict of str to str
+        The digests of both.
+    """
     documents = ArrayWriter(file, places["document_index"])
     rows = ArrayWriter(file, places["sample_index"])
     room = CHUNK_BYTES // (2 * np.dtype(section.sample_type).itemsize)

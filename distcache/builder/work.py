@@ -11,6 +11,7 @@ from distcache.builder.adopt import adopt
 from distcache.builder.blends import SplitBlend, build_blend
 from distcache.builder.job import Digests, Job, Record
 from distcache.builder.linked_section import LinkedSection
+from distcache.builder.passes import build_passes
 from distcache.builder.sections import build_section
 from distcache.builder.split_section import SplitSection
 from distcache.errors import BuildInterrupted
@@ -141,7 +142,10 @@ def _build_item(job: Job, item: int, file: UnfinishedFile, workers: int) -> dict
         return adopt(job.adopted[item], places, file, job.other_caches.__getitem__)
     if isinstance(entry, SectionPlan):
         idx = job.corpus(entry).idx
-        digests = build_section(entry, idx, places, file, workers)
+        if entry.order == "megatron":
+            digests = build_section(entry, idx, places, file, workers)
+        else:
+            digests = build_passes(entry, idx, job.shards_of(entry), places, file)
         idx.require_intact()
         return digests
     return build_blend(entry, places, file)

@@ -194,6 +194,8 @@ class Contents:
         for name in ARRAY_NAMES[table]:
             raw_type, rows, offset, digest = (column[row] for column in columns[name])
             dtype = raw_type.decode("ascii", "replace")
+            if not dtype and not rows:
+                continue  # a section of rows has no samples to cut
             if dtype not in ARRAY_TYPES:
                 raise CacheCorrupt(f"{self.path}: {name} of {table} row {row} has dtype {dtype!r}")
             view = ArrayView(

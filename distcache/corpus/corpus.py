@@ -80,6 +80,11 @@ class CorpusFacts(msgspec.Struct, frozen=True):
         return known
 
     @property
+    def rows(self) -> bool:
+        """Whether its sequences are samples of several columns, and not tokens."""
+        return self.shards is not None and self.shards.columns > 0
+
+    @property
     def files(self) -> tuple[str, str]:
         """The paths of the `.idx`, and of the `.bin` or the `.shards` in its place."""
         path = bin_path if self.shards is None else shards_path

@@ -14,7 +14,15 @@ from numpy.typing import NDArray
 
 from distcache.mds.index_json import Columns
 
-__all__ = ["DTYPES", "Places", "TokenColumn", "column_places", "column_type", "token_places"]
+__all__ = [
+    "DTYPES",
+    "Places",
+    "TokenColumn",
+    "column_places",
+    "column_type",
+    "shape_of",
+    "token_places",
+]
 
 # Of the byte that an ndarray without a type in its encoding begins with.
 DTYPES: Final = {

@@ -31,6 +31,7 @@ class FileEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hashes: dict[str, str]
 
 
+@decodable
 class Columns(msgspec.Struct, frozen=True):
     """The columns of the samples of a shard, in their order; sizes are None where they vary."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
@@ -17,13 +17,13 @@ from distcache.corpus import CorpusFacts
 from distcache.io.threads import decodable
 
 __all__ = [
-    "ORDER",
     "SPLITS",
     "Blend",
     "BlendArithmetic",
     "BlendEntry",
     "BlendPerSplit",
     "Config",
+    "Order",
     "Samples",
     "Slurm",
     "canonical_json",
@@ -35,7 +35,7 @@ SPLITS = ("train", "valid", "test")
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Weight = Annotated[float, Meta(ge=0, le=1e300)]
 Path = Annotated[str, Meta(min_length=1)]
-ORDER: Final = "megatron"
+Order = Literal["megatron", "passes", "windows"]
 BlendArithmetic = Literal["separate", "fused"]
 
 
@@ -79,7 +79,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes
     ----------
     sequence_length : int
-        Tokens per sample, without the extra one.
+        Tokens per sample, without the extra one; 1 for rows.
     seed : int
         Of every section's generator.
     samples : Samples or None
@@ -111,9 +111,14 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Whether receipts of corpora may name different tokenizers. Changes no array.
     slurm : Slurm or None
         For `submit` alone. Changes no array.
+    order : str
+        How sections are shuffled: as Megatron does, in passes that are a permutation each, or
+        within windows of shards.
+    window : int
+        Shards of a window.
     """
 
-    sequence_length: Annotated[int, Meta(ge=2, le=2**31 - 2)]
+    sequence_length: Annotated[int, Meta(ge=1, le=2**31 - 2)]
     seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 1234
     samples: Samples | None = None
     split: str | None = None
@@ -129,6 +134,8 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fim_data: bool = False
     mixed_tokenizers: bool = False
     slurm: Slurm | None = None
+    order: Order = "megatron"
+    window: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 16
 
     def samples_of(self, split: str) -> int | None:
         """Return the samples to draw from a split; None is one epoch."""
@@ -194,8 +201,10 @@ def identity_of(config: Config, corpora: Mapping[str, CorpusFacts]) -> dict[str,
 
     blends = config.blends()
     fused = config.blend_arithmetic == "fused"  # what is older than the field has the other
-    return ({"blend_arithmetic": "fused"} if fused else {}) | {
-        "order": ORDER,
+    chosen: dict[str, Any] = {"blend_arithmetic": "fused"} if fused else {}
+    chosen |= {"window": config.window} if config.order == "windows" else {}
+    return chosen | {
+        "order": config.order,
         "sequence_length": config.sequence_length,
         "seed": config.seed,
         "samples": {split: config.samples_of(split) for split in SPLITS},

@@ -211,4 +211,4 @@ def _lower_memory(pivot: int) -> int:
 
 
 def _shuffle_bytes(section: SectionPlan) -> int:
-    return nbytes_of(*section.arrays["shuffle_index"])
+    return 0 if section.rows else nbytes_of(*section.arrays["shuffle_index"])

@@ -143,7 +143,8 @@ def make_layout(items: Sequence[SectionPlan | BlendPlan]) -> Layout:
         arrays += _by_item(items, group, found)
         datasets += [Dataset(len(units), _joined(places)) for places in found]
         offset = max(places[-1].offset + places[-1].nbytes for places in found)
-        splittable = isinstance(first, SectionPlan) and _is_large(first)
+        section = first if isinstance(first, SectionPlan) and _is_large(first) else None
+        splittable = section is not None and section.order == "megatron"
         units.append(Unit(group, begin, offset, splittable))
     tables_begin = align(offset, ALIGNMENT)
     return Layout(data_begin, tuple(arrays), tuple(units), tuple(datasets), tables_begin)

@@ -10,7 +10,7 @@ from distcache.corpus import Corpus
 from distcache.corpus.receipt import TokenizerFacts
 from distcache.errors import ConfigError
 from distcache.plan.blend_counts import buffered, oversampled, smallest_surplus, target
-from distcache.plan.config import ORDER, SPLITS, BlendEntry, Config, identity_of, key_of
+from distcache.plan.config import SPLITS, BlendEntry, Config, identity_of, key_of
 from distcache.plan.model import BlendPlan, Member, Plan, SectionPlan
 from distcache.plan.problems import (
     blend_problems,
@@ -61,7 +61,7 @@ def make_plan(
     matrix = split_matrix(config.split) if config.split is not None else None
     planner = _Planner(config, corpora)
     for corpus in corpora.values():
-        planner.problems += corpus_problems(corpus)
+        planner.problems += corpus_problems(corpus, config)
     blends = config.blends()
     for split in list(blends)[:1] if config.blend is not None else blends:
         planner.problems += blend_problems(config, split, blends[split])
@@ -228,7 +228,7 @@ class _Planner:
         exhaustive = all(isinstance(weight, int) for weight in weights)
         shares = () if exhaustive else tuple(float(weight) for weight in weights)
         sizes = tuple(int(weight) for weight in weights) if exhaustive else ()
-        identity = {"order": ORDER, "weights": shares, "sizes": sizes, "size": size}
+        identity = {"order": "megatron", "weights": shares, "sizes": sizes, "size": size}
         key = key_of(identity | ({"arithmetic": "fused"} if self.fused else {}))
         for place, source in enumerate(blend):
             weight = None if exhaustive else shares[place]
@@ -256,23 +256,30 @@ class _Planner:
     ) -> SectionPlan | None:
         """Return the section of a corpus and split, or None and a problem."""
         config, corpus = self.config, self.corpora[prefix]
+        rows, window = corpus.facts.rows, config.window if config.order == "windows" else None
         keep_partial = split == "valid" and not config.drop_last_partial_validation_sequence
         cut = Cut(config.sequence_length, config.add_extra_token, keep_partial)
+        if config.order != "megatron":
+            cut = Cut(config.sequence_length, config.add_extra_token and not rows, False)
         begin, end = sequence_range(bookends, corpus.facts.sequences)
-        tokens = corpus.tokens_in(begin, end)
+        tokens = end - begin if rows else corpus.tokens_in(begin, end)
         problem = request_problem(prefix, split, requested, epochs_needed(requested, tokens, cut))
         size = section_size(requested, tokens, cut)
+        if size is not None and config.order != "megatron":
+            size = msgspec.structs.replace(size, separate_samples=None)
         if problem is not None or size is None:
             self.problems += [] if problem is None else [problem]
             return None
         content = {
-            "order": ORDER,
+            "order": config.order,
             "corpus": corpus.facts.identity,
             "range": [begin, end],
             "seed": config.seed,
             "sequence_length": cut.sequence_length,
             "extra_token": cut.extra_token,
             "size": msgspec.to_builtins(size),
+            **({"window": window} if window else {}),
+            **({"rows": True} if rows else {}),
         }
         section = SectionPlan(
             key=key_of(content),
@@ -283,6 +290,9 @@ class _Planner:
             seed=config.seed,
             cut=cut,
             size=size,
+            order=config.order,
+            window=window,
+            rows=rows,
         )
         if (problem := partial_problem(section, corpus)) is not None:
             self.problems.append(problem)

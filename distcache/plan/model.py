@@ -37,7 +37,12 @@ class SectionPlan(msgspec.Struct, frozen=True):
     size : SectionSize
         Epochs and samples.
     order : str
-        How it is shuffled.
+        How it is shuffled: ``megatron``, ``passes`` or ``windows``.
+    window : int or None
+        Shards of a window.
+    rows : bool
+        Whether its samples are sequences as they are, in the order of the document index, which is
+        its only array.
     """
 
     key: str
@@ -49,6 +54,8 @@ class SectionPlan(msgspec.Struct, frozen=True):
     cut: Cut
     size: SectionSize
     order: str = "megatron"
+    window: int | None = None
+    rows: bool = False
 
     @property
     def documents(self) -> int:
@@ -85,6 +92,8 @@ class SectionPlan(msgspec.Struct, frozen=True):
     @property
     def arrays(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """The dtype and shape of each array, in the order of the file."""
+        if self.rows:
+            return {"document_index": ("<i4", (self.documents,))}
         return {
             "document_index": ("<i4", (self.documents,)),
             "sample_index": (self.sample_type, (self.size.samples + 1, 2)),

@@ -27,9 +27,17 @@ MANY_EPOCHS: Final = 1000
 MOST_NAMED: Final = 3
 
 
-def corpus_problems(corpus: Corpus) -> list[str]:
-    """Return why Megatron cannot open a corpus that is sound by itself."""
+def corpus_problems(corpus: Corpus, config: Config) -> list[str]:
+    """Return why a corpus that is sound by itself cannot be used by Megatron, or in this order."""
     facts = corpus.facts
+    if facts.rows and config.order == "megatron":
+        return [f"{facts.prefix}: consists of rows; give order: passes, or windows"]
+    if facts.rows != (config.sequence_length == 1):
+        wanted = "1 for rows" if facts.rows else "at least 2 tokens"
+        return [
+            f"$.sequence_length: {config.sequence_length}, expected {wanted} ({facts.prefix}); "
+            "rows and tokens have caches of their own"
+        ]
     if facts.sequences > NARROW:
         return [f"{facts.prefix}: has {facts.sequences} sequences, more than 2**31 - 1"]
     if facts.sequences == 0:
@@ -102,6 +110,8 @@ def partial_problem(section: SectionPlan, corpus: Corpus) -> str | None:
     the sample index. Only the first draw of the last shuffle decides which document comes last.
     """
     usable = section.size.epochs * section.tokens - int(section.cut.extra_token)
+    if section.order != "megatron":
+        return None
     ends_early = section.size.samples * section.cut.sequence_length > max(usable, 0)
     if not (section.cut.extra_token and ends_early and corpus.facts.empty_sequences):
         return None

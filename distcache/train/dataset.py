@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from distcache.errors import ConfigError
@@ -20,18 +19,12 @@ from distcache.kernels import SampleRules
 from distcache.train.batch import BatchMemory, BatchRow, attention_masks, rows_of
 from distcache.train.open import CacheHandle, OpenCache
 from distcache.train.reading import SplitReader
+from distcache.train.split import Split, find_split
 
-__all__ = ["CachedDataset", "SampleOptions", "dataset_count"]
+__all__ = ["CachedDataset", "SampleOptions"]
 
 NO_TOKEN = np.iinfo(np.int64).min
 Token = Annotated[int, msgspec.Meta(ge=1 - 2**63, le=2**63 - 1)]
-
-
-def dataset_count(opened: OpenCache, split: str) -> int:
-    """Return how many datasets a split has: one, or one for each validation set, or none."""
-    members = opened.cache.table("members")
-    blends = members["blend"][members["split"] == split.encode("ascii")]
-    return int(np.count_nonzero(blends < 0)) or int(blends.size > 0)
 
 
 @dataclass(frozen=True)
@@ -39,17 +32,9 @@ class _Open:
     """What one process has open; assigned atomically, so that threads see all of it or nothing."""
 
     process: int
-    size: int
     length: int
-    dataset_index: NDArray[np.int16] | None
-    sample_index: NDArray[np.int64] | None
+    split: Split
     reader: SplitReader
-
-    def look_up(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-        """Return the member of the blend, and the sample in it, at each position of the split."""
-        if self.dataset_index is None or self.sample_index is None:
-            return np.zeros(len(positions), np.int16), positions
-        return self.dataset_index[positions], self.sample_index[positions]
 
 
 class CachedDataset(Dataset[Any]):
@@ -102,12 +87,12 @@ class CachedDataset(Dataset[Any]):
         self._open = None
 
     def __len__(self) -> int:
-        return self._here().size
+        return self._here().split.size
 
     def __repr__(self) -> str:
         number = f" {self.number}" if self.number else ""
         here = self._here()
-        return f"<split {self.split!r}{number}: {here.size} samples of {here.length} tokens>"
+        return f"<split {self.split!r}{number}: {here.split.size} samples of {here.length} tokens>"
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -125,8 +110,10 @@ class CachedDataset(Dataset[Any]):
     def _read(self, indices: Sequence[int | None], *, whole: bool) -> dict[str, torch.Tensor]:
         """Read samples into new tensors, a row each; `whole` if they stay together as a batch."""
         here = self._here()
-        positions = np.array([self._position(index, here.size) for index in indices], np.int64)
-        members, samples = here.look_up(positions)
+        positions = np.array(
+            [self._position(index, here.split.size) for index in indices], np.int64
+        )
+        members, samples = here.split.look_up(positions)
         batch = self._new_batch(len(positions), here.length, whole=whole)
         arrays = {_KERNEL_NAMES[name]: values.numpy() for name, values in batch.items()}
         ends = self._new_ends(len(positions), here.length)
@@ -138,7 +125,7 @@ class CachedDataset(Dataset[Any]):
                 batch["loss_mask"][row] = 0.0
         if self.options.has_attention_mask:
             batch["attention_mask"] = attention_masks(ends, len(positions), here.length)
-        if here.dataset_index is not None:
+        if here.split.dataset_index is not None:
             batch = {"dataset_id": torch.from_numpy(members), **batch}
         return batch
 
@@ -178,28 +165,15 @@ class CachedDataset(Dataset[Any]):
 
     def _open_in(self, opened: OpenCache) -> _Open:
         """Look up the arrays of the split in an open cache."""
+        found = find_split(opened, self.split, self.number)
         cache = opened.cache
-        members = cache.table("members")
-        members = members[members["split"] == self.split.encode("ascii")]
-        alone = members[members["blend"] < 0]
-        if not len(members) or self.number >= max(len(alone), 1):
-            raise ConfigError(
-                f"{cache.path}: has {dataset_count(opened, self.split)} dataset(s) in split "
-                f"{self.split!r}, number {self.number} is not one"
-            )
-        dataset_index = sample_index = None
-        if len(alone):
-            members = alone[self.number : self.number + 1]
-            size = int(cache.table("sections")["samples"][int(members["section"][0])])
-        else:
-            views = cache.arrays("blends", int(members["blend"][0]))
-            dataset_index = cache.read(views["dataset_index"])
-            sample_index = cache.read(views["dataset_sample_index"])
-            size = len(dataset_index)
-        rows = zip(members["section"].tolist(), members["source"].tolist(), strict=True)
-        reader = SplitReader(opened, list(rows), self._rules())
-        length = cache.sequence_length
-        return _Open(os.getpid(), size, length, dataset_index, sample_index, reader)
+        for _, source in found.members:
+            if cache.columns_of(source):
+                raise ConfigError(
+                    f"{cache.prefixes[source]}: consists of rows; open it with cache.rows(...)"
+                )
+        reader = SplitReader(opened, found.members, self._rules())
+        return _Open(os.getpid(), cache.sequence_length, found, reader)
 
     def _rules(self) -> SampleRules:
         options = self.options

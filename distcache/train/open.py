@@ -31,7 +31,11 @@ from distcache.node.store import Store, cache_name, existing_store
 from distcache.train.token_places import TokenPlaces, find_tokens
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from distcache.mds.row import Row
     from distcache.train.dataset import CachedDataset
+    from distcache.train.rows import RowDataset
 
 __all__ = ["CacheHandle", "OpenCache", "open_cache"]
 
@@ -230,19 +234,54 @@ class OpenCache:
         ConfigError
             If there is no such split or option.
         """
-        from distcache.train.dataset import (  # noqa: PLC0415
-            CachedDataset,
-            SampleOptions,
-            dataset_count,
-        )
+        from distcache.train.dataset import CachedDataset, SampleOptions  # noqa: PLC0415
 
         try:
             chosen = msgspec.convert(options, SampleOptions)
         except msgspec.ValidationError as error:
             raise ConfigError(f"dataset({split!r}): {error}") from error
+        found = self._number_of(split, number, "dataset")
+        return CachedDataset(self.handle, split, chosen, found, self)
+
+    def rows(
+        self,
+        split: str,
+        number: int | None = None,
+        map: Callable[[Row], Any] | None = None,  # noqa: A002  as elsewhere
+    ) -> RowDataset:
+        """Return the rows of a split as a map-style dataset.
+
+        Parameters
+        ----------
+        split : str
+            "train", "valid" or "test".
+        number : int or None
+            Which of several validation sets; needed where there are several.
+        map : callable or None
+            Called with each row, where it is read: in the workers of a ``DataLoader``.
+
+        Raises
+        ------
+        ConfigError
+            If there is no such split.
+        """
+        from distcache.train.rows import RowDataset  # noqa: PLC0415
+
+        return RowDataset(self.handle, split, self._number_of(split, number, "rows"), map, self)
+
+    def _number_of(self, split: str, number: int | None, asked: str) -> int:
+        """Return which dataset of a split is meant.
+
+        Raises
+        ------
+        ConfigError
+            If there is no such one.
+        """
+        from distcache.train.split import dataset_count  # noqa: PLC0415
+
         if type(split) is not str or type(number) not in (int, NoneType):
             raise ConfigError(
-                f"dataset({split!r}, {number!r}): expected the name of a split, then a number"
+                f"{asked}({split!r}, {number!r}): expected the name of a split, then a number"
             )
         count = dataset_count(self, split) if split in self.splits else 0
         if count == 0:
@@ -256,7 +295,7 @@ class OpenCache:
                 f"{self.path}: number is {number}, but split {split!r} has {count} dataset(s), "
                 "counted from 0"
             )
-        return CachedDataset(self.handle, split, chosen, number or 0, self)
+        return number or 0
 
 
 def open_cache(path: str | Path, local: str | Path | None = None) -> OpenCache:

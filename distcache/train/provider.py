@@ -12,9 +12,10 @@ from torch.utils.data import Dataset
 from distcache.errors import ConfigError
 from distcache.plan.config import SPLITS
 from distcache.train.batch import BatchRow
-from distcache.train.dataset import CachedDataset, dataset_count
+from distcache.train.dataset import CachedDataset
 from distcache.train.open import OpenCache
 from distcache.train.same_cache import open_on_all_ranks
+from distcache.train.split import dataset_count
 
 __all__ = [
     "Asked",

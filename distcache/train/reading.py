@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,10 +13,10 @@ from numpy.typing import NDArray
 
 from distcache.corpus import Idx
 from distcache.errors import CacheCorrupt, CorpusError
-from distcache.io.files import read_range, write_range
+from distcache.io.files import write_range
 from distcache.kernels import Mapping, SampleRules, Section, find_shards, read_samples
 from distcache.train.open import OpenCache
-from distcache.train.token_files import AT_ONCE, ATTEMPTS, TRANSIENT, TokenFiles, pause_before
+from distcache.train.token_files import AT_ONCE, TokenFiles
 from distcache.train.token_places import NO_FILE, File, TokenPlaces, batches
 
 __all__ = ["SplitReader"]
@@ -178,7 +177,7 @@ class SplitReader:
             done += count
             if error:
                 attempt = 1 if count else attempt + 1
-                self._recover(files[done][part][0], error, byte, attempt)
+                self._files.recover(files[done][part][0], error, byte, attempt)
 
     def _read_scattered(
         self, member: int, samples: NDArray[np.int64], row: int, arrays: Arrays
@@ -196,25 +195,13 @@ class SplitReader:
                     shard = int(np.searchsorted(places.begins, begin, "right")) - 1
                     size = count * self._indices[member].item_size
                     at = begin - int(places.begins[shard])
-                    data = self._read_bytes(places.files[shard], at, size)
+                    data = self._files.read(places.files[shard], at, size)
                     write_range(tokens, begin, data)
             whole = self._open_section(member, None)
             descriptors = np.array([tokens], np.int32)
             read_samples([whole], samples, descriptors, row, self._rules, **arrays)
         finally:
             os.close(tokens)
-
-    def _read_bytes(self, file: File, begin: int, size: int) -> bytes:
-        """Read bytes of a shard, with retries."""
-        for attempt in itertools.count(1):
-            (descriptor,) = self._files.descriptors([file])
-            try:
-                return read_range(descriptor, begin, begin + size)
-            except EOFError:
-                self._recover(file[0], -1, begin, attempt)
-            except OSError as error:
-                self._recover(file[0], error.errno or 0, begin, attempt)
-        raise AssertionError("retries end with an error")
 
     def _corrupt(self, wrong: IndexError) -> CacheCorrupt:
         """Return the error for arrays that lead outside of one another."""
@@ -236,12 +223,3 @@ class SplitReader:
         for idx in indices.values():
             idx.require_intact()
         self._faults = faults
-
-    def _recover(self, path: str, error: int, byte: int, attempt: int) -> None:
-        """Wait and reopen a file after a transient error; raise others."""
-        if error < 0:
-            raise CorpusError(f"{path}: ends before byte {byte}; it was cut short while open")
-        if error not in TRANSIENT or attempt >= ATTEMPTS:
-            raise OSError(error, f"{os.strerror(error)} at byte {byte}", path)
-        self._files.drop(path)
-        time.sleep(pause_before(attempt))

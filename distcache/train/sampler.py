@@ -13,6 +13,7 @@ from distcache.errors import ConfigError, StateWarning
 from distcache.io.threads import decodable
 from distcache.train.dataset import CachedDataset
 from distcache.train.order import Cyclic, Order, Sequential, Sharded
+from distcache.train.rows import RowDataset
 
 __all__ = ["ResumableSampler"]
 
@@ -78,7 +79,7 @@ class ResumableSampler(Sampler[list[int | None]]):
 
     Parameters
     ----------
-    dataset : CachedDataset or int
+    dataset : CachedDataset, RowDataset or int
         What is sampled, or how many samples there are. With a dataset, states name it, and are
         refused by the samplers of other datasets.
     micro_batch_size : int
@@ -112,7 +113,7 @@ class ResumableSampler(Sampler[list[int | None]]):
 
     def __init__(
         self,
-        dataset: CachedDataset | int,
+        dataset: CachedDataset | RowDataset | int,
         micro_batch_size: int,
         data_parallel_rank: int = 0,
         data_parallel_size: int = 1,
@@ -122,7 +123,7 @@ class ResumableSampler(Sampler[list[int | None]]):
         data_sharding: bool = False,
         drop_last: bool = True,
     ) -> None:
-        if isinstance(dataset, CachedDataset):
+        if isinstance(dataset, CachedDataset | RowDataset):
             self._belongs_to, self.total_samples = dataset.identity, len(dataset)
         else:
             self._belongs_to, self.total_samples = {}, dataset

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import itertools
 import os
 import random
 import resource
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from distcache.errors import CorpusError
-from distcache.io.files import open_sized
+from distcache.io.files import open_sized, read_range
 
 __all__ = ["AT_ONCE", "TRANSIENT", "TokenFiles", "descriptor_budget", "pause_before"]
 
@@ -145,6 +146,54 @@ class TokenFiles:
             self._open[path] = self._open_file(path, needed[path])
             _opened.add(1)
         return [self._open[path] for path, _ in files]
+
+    def read(self, file: tuple[str, int], begin: int, size: int) -> bytes:
+        """Read bytes of a file, with retries of transient errors.
+
+        Raises
+        ------
+        CorpusError
+            If the file has another length, or ends before.
+        OSError
+            If it cannot be read.
+        """
+        for attempt in itertools.count(1):
+            try:
+                (descriptor,) = self.descriptors([file])
+                return read_range(descriptor, begin, begin + size)
+            except EOFError:
+                self.recover(file[0], -1, begin, attempt)
+            except OSError as error:
+                self.recover(file[0], error.errno or 0, begin, attempt)
+        raise AssertionError("retries end with an error")
+
+    def recover(self, path: str, error: int, byte: int, attempt: int) -> None:
+        """Wait, and let a file be reopened after a transient error; raise others.
+
+        Parameters
+        ----------
+        path : str
+            Of the file.
+        error : int
+            An error number, or -1 if it has ended too early.
+        byte : int
+            Of the file.
+        attempt : int
+            How often it has failed.
+
+        Raises
+        ------
+        CorpusError
+            If the file has ended too early.
+        OSError
+            If the error does not pass.
+        """
+        if error < 0:
+            raise CorpusError(f"{path}: ends before byte {byte}; it was cut short while open")
+        if error not in TRANSIENT or attempt >= ATTEMPTS:
+            raise OSError(error, f"{os.strerror(error)} at byte {byte}", path)
+        self.drop(path)
+        time.sleep(pause_before(attempt))
 
     def _is_full(self, missing: int) -> bool:
         """Return whether the process, and this reader's share, leave no room for more files."""

@@ -56,7 +56,7 @@ def test_defaults_are_megatrons() -> None:
         ({"sequence_len": 3}, "$.sequence_len: unknown field"),
         ({"sequence_length": "absent"}, "$.sequence_length: missing"),
         ({"sequence_length": "16"}, "$.sequence_length: Expected `int`, got `str`"),
-        ({"sequence_length": 1}, "$.sequence_length: Expected `int` >= 2"),
+        ({"sequence_length": 0}, "$.sequence_length: Expected `int` >= 1"),
         ({"seed": -1}, "$.seed: Expected `int` >= 0"),
         ({"seed": 2**32}, "$.seed: Expected `int` <= 4294967295"),
         ({"samples": {"train": -3}}, "$.samples.train: Expected `int` >= 0"),

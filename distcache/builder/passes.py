@@ -1,0 +1,160 @@
+"""Sections in orders of our own: whole passes, each a permutation, over all or within windows.
+
+In ``passes`` every pass over the sequences is a permutation of its own, so that none comes twice
+before all have come once; Megatron's order shuffles those of all epochs together. In ``windows``
+a pass permutes the shards, and shuffles only within windows of so many successive ones: whoever
+trains in this order needs two windows of shards at a time. Samples are cut as Megatron cuts them,
+then shuffled within the samples that begin in one window.
+
+Both come from MT19937 with a seed for each pass: the first 32 bits of the SHA-256 of the section's
+seed and the number of the pass, as decimal numbers with a space between them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.builder.arrays import ArrayWriter, write_in_chunks
+from distcache.builder.entries import Entries, EntryMemory
+from distcache.builder.sections import cut_section
+from distcache.corpus import Idx
+from distcache.io.unfinished_file import UnfinishedFile
+from distcache.kernels import Mt19937
+from distcache.plan.layout import ArrayPlace
+from distcache.plan.model import SectionPlan
+
+__all__ = ["build_passes", "pass_windows", "sample_bounds"]
+
+
+def build_passes(
+    section: SectionPlan,
+    idx: Idx,
+    shards: NDArray[np.int64],
+    places: dict[str, ArrayPlace],
+    file: UnfinishedFile,
+) -> dict[str, str]:
+    """Build and write a section in passes or windows.
+
+    Parameters
+    ----------
+    section : SectionPlan
+        What to build.
+    idx : Idx
+        Of its corpus.
+    shards : ndarray of int64
+        The first sequence of each shard of the corpus; empty if it has none.
+    places : dict of str to ArrayPlace
+        Where to write each array.
+    file : UnfinishedFile
+        The unfinished cache.
+
+    Returns
+    -------
+    dict of str to str
+        The digest of each array.
+    """
+    if section.rows:
+        writer = ArrayWriter(file, places["document_index"])
+        return {"document_index": _write_rows(section, shards, writer)}
+    memory = EntryMemory(section.documents)
+    tokens = [0]
+    done = 0
+    for window in _all_windows(section, shards):
+        lengths = idx.lengths[window].astype(np.int64)
+        memory.values[done : done + len(window)] = lengths << 32 | window
+        tokens.append(tokens[-1] + int(lengths.sum()))
+        done += len(window)
+    bounds = sample_bounds(np.array(tokens), section.cut.sequence_length, section.size.samples)
+    samples = _shuffle_within(section, bounds)
+    digest = write_in_chunks(file, places["shuffle_index"], samples).finish()
+    del samples
+    parts = (Entries(0, memory, np.empty(0, np.int32)),)
+    return cut_section(section, parts, places, file, map) | {"shuffle_index": digest}
+
+
+def _write_rows(section: SectionPlan, shards: NDArray[np.int64], writer: ArrayWriter) -> str:
+    """Write the rows of all passes, a whole number of leaves at a time."""
+    step = 1 << 21  # entries of 4 bytes: whole leaves
+    held: list[NDArray[np.int32]] = []
+    count = 0
+    for window in _all_windows(section, shards):
+        held.append(window.astype(np.int32))
+        count += len(window)
+        if count >= step:
+            values = np.concatenate(held)
+            whole = count // step * step
+            writer.append(values[:whole])
+            held, count = [values[whole:]], count - whole
+    if count:
+        writer.append(np.concatenate(held))
+    return writer.finish()
+
+
+def _all_windows(section: SectionPlan, shards: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+    """Yield the sequences of each window, shuffled, pass after pass."""
+    for number in range(section.size.epochs):
+        yield from pass_windows(section, shards, number)
+
+
+def pass_windows(
+    section: SectionPlan, shards: NDArray[np.int64], number: int
+) -> Iterator[NDArray[np.int64]]:
+    """Yield the sequences of each window of one pass, shuffled.
+
+    Parameters
+    ----------
+    section : SectionPlan
+        The section; without a window the whole pass is one.
+    shards : ndarray of int64
+        The first sequence of each shard; empty if the corpus has none, so that there is one window.
+    number : int
+        Of the pass.
+    """
+    generator = Mt19937(_seed_of(section, number))
+    firsts = shards[(shards > section.begin) & (shards < section.end)]
+    bounds = np.unique([section.begin, *firsts, section.end]).astype(np.int64)
+    order = np.arange(len(bounds) - 1, dtype=np.int32)
+    size = section.window or len(order)
+    if section.window:
+        generator.shuffle(order)
+    for begin in range(0, len(order), size):
+        chosen = order[begin : begin + size]
+        window = np.concatenate([np.arange(bounds[i], bounds[i + 1]) for i in chosen])
+        generator.shuffle(window)
+        yield window
+
+
+def _seed_of(section: SectionPlan, number: int) -> int:
+    text = f"{section.seed} {number}".encode("ascii")
+    return int.from_bytes(hashlib.sha256(text).digest()[:4], "big")
+
+
+def sample_bounds(tokens: NDArray[np.int64], length: int, samples: int) -> NDArray[np.int64]:
+    """Return the first sample that begins in each window, then the number of samples.
+
+    Parameters
+    ----------
+    tokens : ndarray of int64, shape (windows + 1,)
+        Those before each window, then all.
+    length : int
+        Tokens of a sample.
+    samples : int
+        How many there are.
+    """
+    bounds: NDArray[np.int64] = np.minimum(-(-tokens // length), samples)
+    bounds[-1] = samples
+    return bounds
+
+
+def _shuffle_within(section: SectionPlan, bounds: NDArray[np.int64]) -> NDArray[Any]:
+    """Return all samples, shuffled within each window."""
+    samples = np.arange(section.size.samples, dtype=section.shuffle_type)
+    generator = Mt19937(_seed_of(section, -1))
+    for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        generator.shuffle(samples[begin:end])
+    return samples

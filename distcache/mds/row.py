@@ -1,0 +1,152 @@
+"""A sample of several columns, whose values are decoded when they are asked for."""
+
+from __future__ import annotations
+
+import decimal
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from distcache.errors import ConfigError, CorpusError, DistcacheError
+from distcache.mds.columns import DTYPES, column_places, shape_of
+from distcache.mds.index_json import Columns
+
+__all__ = ["Row", "decode_value"]
+
+SCALARS: Final = {
+    "int": "<i8",
+    **{np.dtype(code).name: code for code in DTYPES.values()},
+}
+TEXTS: Final[dict[str, Callable[[str], Any]]] = {
+    "str": str,
+    "str_int": int,
+    "str_float": float,
+    "str_decimal": decimal.Decimal,
+    "json": json.loads,
+}
+
+
+class Row(Mapping[str, Any]):
+    """A sample: a mapping from the names of columns to their values.
+
+    ``bytes`` and images are bytes, texts are ``str``, integers and floats are Python's, ndarrays
+    are NumPy's, and JSON is decoded. A pickle is never.
+
+    Parameters
+    ----------
+    columns : Columns
+        Of the data set.
+    data : bytes
+        The sample.
+    place : str
+        Where it lies, for messages.
+    """
+
+    __slots__ = ("_columns", "_data", "_place", "_spans")
+
+    def __init__(self, columns: Columns, data: bytes, place: str) -> None:
+        self._columns = columns
+        self._data = data
+        self._place = place
+        self._spans: dict[str, tuple[int, int]] | None = None
+
+    def __len__(self) -> int:
+        return len(self._columns.column_names)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns.column_names)
+
+    def __repr__(self) -> str:
+        return f"<row of {', '.join(self)}: {self._place}>"
+
+    def __getitem__(self, name: str) -> Any:
+        """Return the value of a column.
+
+        Raises
+        ------
+        KeyError
+            If there is no such column.
+        CorpusError
+            If the bytes are not what the column's encoding says.
+        ConfigError
+            If it is a pickle.
+        """
+        spans = self._find()
+        begin, end = spans[name]
+        encoding = self._columns.column_encodings[self._columns.place_of(name)]
+        try:
+            return decode_value(encoding, self._data[begin:end])
+        except DistcacheError:
+            raise
+        except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
+            raise CorpusError(f"{self._place}: column {name} is no {encoding}: {error}") from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Row, (self._columns, self._data, self._place)
+
+    def _find(self) -> dict[str, tuple[int, int]]:
+        """Return where the value of each column lies."""
+        if self._spans is None:
+            raw = np.frombuffer(self._data, np.uint8)
+            offsets = np.array([0, len(raw)])
+            spans = {}
+            for column, name in enumerate(self._columns.column_names):
+                places = column_places(raw, offsets, self._columns, column)
+                if places.wrong:
+                    raise CorpusError(f"{self._place}: {places.wrong[0]}")
+                begin = int(places.begins[0])
+                spans[name] = (begin, begin + int(places.sizes[0]))
+            self._spans = spans
+        return self._spans
+
+
+def decode_value(encoding: str, data: bytes) -> Any:
+    """Return the value of a column from its bytes.
+
+    Raises
+    ------
+    ValueError
+        If the bytes are not what the encoding says.
+    ConfigError
+        If it is a pickle.
+    """
+    kind = encoding.partition(":")[0]
+    if kind == "pkl":
+        raise ConfigError("a column is a pickle, which is never decoded: it could run any program")
+    if encoding in TEXTS:
+        return TEXTS[encoding](data.decode("utf-8"))
+    if encoding in SCALARS:
+        dtype = np.dtype(SCALARS[encoding])
+        if len(data) != dtype.itemsize:
+            raise ValueError(f"has {len(data)} bytes, expected {dtype.itemsize}")
+        return np.frombuffer(data, dtype)[0].item()
+    if kind == "ndarray":
+        return _decode_array(encoding, data)
+    return data
+
+
+def _decode_array(encoding: str, data: bytes) -> Any:
+    """Return an array, whose type and shape may stand before its values."""
+    words = encoding.split(":")
+    if len(words) > 1:
+        dtype = np.dtype(SCALARS[words[1]])
+    else:
+        dtype, data = np.dtype(DTYPES[_first(data)]), data[1:]
+    shape = shape_of(encoding)
+    if shape is None:
+        head = _first(data)
+        width, dimensions = 1 << (head & 3), head >> 2
+        end = 1 + width * dimensions
+        if len(data) < end:
+            raise ValueError(f"has {len(data)} bytes, too few for its shape")
+        shape = tuple(np.frombuffer(data[1:end], f"<u{width}").tolist())
+        data = data[end:]
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def _first(data: bytes) -> int:
+    if not data:
+        raise ValueError("is empty")
+    return data[0]

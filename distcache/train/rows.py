@@ -1,0 +1,205 @@
+"""Rows of a split: samples of several columns, read from shards."""
+
+from __future__ import annotations
+
+import operator
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.corpus import Idx
+from distcache.errors import CacheCorrupt, ConfigError, CorpusError
+from distcache.mds.index_json import Columns
+from distcache.mds.row import Row
+from distcache.train.open import CacheHandle, OpenCache
+from distcache.train.split import Split, find_split
+from distcache.train.token_files import TokenFiles
+from distcache.train.token_places import TokenPlaces
+
+__all__ = ["RowDataset"]
+
+
+@dataclass(frozen=True)
+class _Member:
+    """What is open of one corpus of a split."""
+
+    order: NDArray[np.int32]
+    idx: Idx
+    places: TokenPlaces
+    columns: Columns
+
+
+class RowDataset:
+    """The rows of a split, in the order of the cache; made by ``cache.rows``.
+
+    ``rows[i]`` is a `distcache.mds.row.Row`: a mapping from columns to values, which are decoded
+    when they are asked for; or what `map` makes of it. A map-style dataset for a ``DataLoader``,
+    whose workers do the work. It may be pickled, and used before and after a fork.
+
+    Parameters
+    ----------
+    handle : CacheHandle
+        The cache.
+    split : str
+        "train", "valid" or "test".
+    number : int
+        Which of several validation sets.
+    map : callable or None
+        Called with each row, where it is read.
+    opened : OpenCache or None
+        The cache, if this process has it open.
+    """
+
+    def __init__(
+        self,
+        handle: CacheHandle,
+        split: str,
+        number: int = 0,
+        map: Callable[[Row], Any] | None = None,  # noqa: A002  as elsewhere
+        opened: OpenCache | None = None,
+    ) -> None:
+        self.handle = handle
+        self.split = split
+        self.number = number
+        self.map = map
+        self._open = None if opened is None else _OpenRows(opened, split, number)
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self.handle, self.split, self.number, self.map
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.handle, self.split, self.number, self.map = state
+        self._open = None
+
+    def __len__(self) -> int:
+        return self._here().split.size
+
+    def __repr__(self) -> str:
+        number = f" {self.number}" if self.number else ""
+        return f"<split {self.split!r}{number}: {len(self)} rows>"
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What identifies the rows: the cache's key, the split, the number of the dataset."""
+        key = self._here().key
+        return {"cache_key": key, "split": self.split, "dataset": self.number}
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns of the first corpus."""
+        return self._here().columns
+
+    def __getitem__(self, index: int | None) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int | None]) -> list[Any]:
+        """Return several rows that are read together; called by `DataLoader`.
+
+        None, with which a sampler fills its last batch up, stays None.
+        """
+        here = self._here()
+        wanted = [index for index in indices if index is not None]
+        positions = [_position(index, here.split.size) for index in wanted]
+        rows: list[Any] = list(here.read(np.array(positions, np.int64)))
+        found = iter(rows if self.map is None else map(self.map, rows))
+        return [None if index is None else next(found) for index in indices]
+
+    def dataset_of(self, index: int) -> int:
+        """Return which corpus of the blend a row is of."""
+        here = self._here()
+        position = np.array([_position(index, here.split.size)])
+        return int(here.split.look_up(position)[0][0])
+
+    def _here(self) -> _OpenRows:
+        """Return what this process has open; open it first if necessary."""
+        here = self._open
+        if here is None or here.process != os.getpid():
+            here = self._open = _OpenRows(self.handle.open(), self.split, self.number)
+        return here
+
+
+def _position(index: int, size: int) -> int:
+    position = operator.index(index)
+    position += size if position < 0 else 0
+    if not 0 <= position < size:
+        raise IndexError(f"row {index} of {size}")
+    return position
+
+
+class _OpenRows:
+    """What one process has open of a split of rows."""
+
+    def __init__(self, opened: OpenCache, split: str, number: int) -> None:
+        self.process = os.getpid()
+        self.split: Split = find_split(opened, split, number)
+        self.key = opened.key
+        self._opened = opened
+        self._members: dict[int, _Member] = {}
+        self._files = TokenFiles()
+        self._lock = threading.Lock()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        with self._lock:
+            return self._member(0).columns.column_names
+
+    def read(self, positions: NDArray[np.int64]) -> list[Row]:
+        """Return rows; their files are told of all of them first."""
+        members, samples = self.split.look_up(positions)
+        with self._lock:
+            places = [
+                self._place(self._member(int(member)), int(sample))
+                for member, sample in zip(members, samples, strict=True)
+            ]
+            for file, begin, size, _ in places:
+                (descriptor,) = self._files.descriptors([file])
+                os.posix_fadvise(descriptor, begin, size, os.POSIX_FADV_WILLNEED)
+            return [
+                Row(columns, self._files.read(file, begin, size), f"{file[0]}: byte {begin}")
+                for file, begin, size, columns in places
+            ]
+
+    def _place(self, member: _Member, sample: int) -> tuple[tuple[str, int], int, int, Columns]:
+        """Return the file of a row, the byte and the size in it, and its columns."""
+        idx, places = member.idx, member.places
+        if not 0 <= sample < len(member.order):
+            raise CacheCorrupt(f"{self._opened.cache.path}: has no sample {sample}")
+        row = int(member.order[sample])
+        if not 0 <= row < len(idx.lengths):
+            raise CacheCorrupt(f"{self._opened.cache.path}: has a row {row}, beyond its corpus")
+        begin, size, shard = int(idx.offsets[row]), int(idx.lengths[row]), 0
+        if places.begins is not None:
+            shard = int(np.searchsorted(places.begins, begin, "right")) - 1
+            begin -= int(places.begins[shard])
+        if begin < 0 or size < 0 or shard < 0:
+            raise CorpusError(f"{idx.path}: row {row} lies outside of its shards")
+        return places.files[shard], begin, size, member.columns
+
+    def _member(self, number: int) -> _Member:
+        if number not in self._members:
+            self._members[number] = self._open_member(number)
+        return self._members[number]
+
+    def _open_member(self, number: int) -> _Member:
+        cache = self._opened.cache
+        if not 0 <= number < len(self.split.members):
+            raise CacheCorrupt(f"{cache.path}: a dataset index names dataset {number}")
+        section, source = self.split.members[number]
+        text = cache.columns_of(source)
+        if not text:
+            raise ConfigError(
+                f"{cache.prefixes[source]}: consists of tokens; open it with cache.dataset(...)"
+            )
+        try:
+            columns = msgspec.json.decode(text, type=Columns)
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            raise CacheCorrupt(f"{cache.path}: has damaged columns: {error}") from error
+        order = cache.read(cache.arrays("sections", section)["document_index"])
+        idx = self._opened.idx_of(source)
+        return _Member(order, idx, self._opened.tokens_of(source), columns)
