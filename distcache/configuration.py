@@ -19,7 +19,14 @@ from distcache.megatron.options import MEGATRON_KEYS, config_from_options, optio
 from distcache.megatron.tokenizers import checked_tokenizer, releases_in
 from distcache.plan.config import BlendEntry, BlendPerSplit, Config, Samples, Slurm
 
-__all__ = ["complete", "config_from_mapping", "load_config", "naming_from", "tokenizer_from"]
+__all__ = [
+    "complete",
+    "config_from_mapping",
+    "load_config",
+    "naming_from",
+    "read_document",
+    "tokenizer_from",
+]
 
 # A file with any of these fields is distcache's own.
 OWN_KEYS: Final = {"blend", "blend_per_split", "sequence_length", "samples"}
@@ -74,6 +81,23 @@ def load_config(path: str | Path) -> Config:
     """
     if str(path).startswith("@"):
         return complete(config_from_options([str(path)]))
+    parsed = read_document(path)
+    try:
+        return config_from_mapping(parsed)
+    except ConfigError as error:
+        raise ConfigError(*(f"{path}: {problem}" for problem in error.problems)) from error
+
+
+def read_document(path: str | Path) -> dict[str, Any]:
+    """Read a mapping from a YAML, JSON or TOML file.
+
+    Raises
+    ------
+    NotReady
+        If there is no such file.
+    ConfigError
+        If it holds something else.
+    """
     path = Path(path)
     try:
         with os.fdopen(open_regular(path), encoding="utf-8") as stream:
@@ -88,10 +112,7 @@ def load_config(path: str | Path) -> Config:
         raise ConfigError(f"{path}: {error}") from error
     if not isinstance(parsed, dict):
         raise ConfigError(f"{path}: expected a mapping of fields, found {type(parsed).__name__}")
-    try:
-        return config_from_mapping(parsed)
-    except ConfigError as error:
-        raise ConfigError(*(f"{path}: {problem}" for problem in error.problems)) from error
+    return parsed
 
 
 def _parse(suffix: str, text: str) -> Any:

@@ -132,6 +132,12 @@ COMMANDS: Final = {
     "index": Entry(
         "index", "index_app", "Use MDS shards as corpora, without conversion.", interrupted=None
     ),
+    "mix": Entry(
+        "mix",
+        "mix_command",
+        "Index a list of MDS data sets, and write their blend.",
+        interrupted=None,
+    ),
     "ingest": Entry(
         "ingest", "ingest_app", "Make corpora of text and of token shards.", interrupted=None
     ),

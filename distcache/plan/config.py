@@ -40,10 +40,21 @@ BlendArithmetic = Literal["separate", "fused"]
 
 
 class BlendEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A corpus of a blend: its path prefix and, in a weighted blend, its weight."""
+    """A corpus of a blend.
+
+    Attributes
+    ----------
+    path : str
+        Its path prefix.
+    weight : float or None
+        In a weighted blend.
+    samples : int or None
+        Of a validation set of its own; by default as many as of the others.
+    """
 
     path: Path
     weight: Weight | None = None
+    samples: Count | None = None
 
 
 Blend = Annotated[tuple[BlendEntry | Path, ...], Meta(min_length=1)]
@@ -197,7 +208,11 @@ def identity_of(config: Config, corpora: Mapping[str, CorpusFacts]) -> dict[str,
     """
 
     def blend(sources: tuple[BlendEntry, ...]) -> list[list[Any]]:
-        return [[corpora[source.path].identity, source.weight] for source in sources]
+        return [
+            [corpora[source.path].identity, source.weight]
+            + ([] if source.samples is None else [source.samples])
+            for source in sources
+        ]
 
     blends = config.blends()
     fused = config.blend_arithmetic == "fused"  # what is older than the field has the other

@@ -15,6 +15,7 @@ from distcache.plan.model import BlendPlan, Member, Plan, SectionPlan
 from distcache.plan.problems import (
     blend_problems,
     corpus_problems,
+    own_samples_problems,
     partial_problem,
     request_problem,
 )
@@ -65,6 +66,7 @@ def make_plan(
     blends = config.blends()
     for split in list(blends)[:1] if config.blend is not None else blends:
         planner.problems += blend_problems(config, split, blends[split])
+        planner.problems += own_samples_problems(config, split, blends[split])
     if not planner.problems:
         for index, split in enumerate(SPLITS):
             bookends = WHOLE if matrix is None else matrix[index]
@@ -132,13 +134,14 @@ class _Planner:
             self._add_unweighted(split, blend, bookends)
 
     def _add_alone(self, split: str, blend: tuple[BlendEntry, ...], bookends: Bookends) -> None:
-        requested = self.config.samples_of(split)
-        if len(blend) > 1 and self.config.full_validation and requested is not None:
+        of_split = self.config.samples_of(split)
+        if len(blend) > 1 and self.config.full_validation and of_split is not None:
             self.problems.append(
-                f"$.samples.valid: {requested}, expected null, since full_validation runs over one "
+                f"$.samples.valid: {of_split}, expected null, since full_validation runs over one "
                 "epoch of each validation set"
             )
         for source in blend:
+            requested = of_split if source.samples is None else source.samples
             section = self._section(source.path, split, requested, bookends)
             self._add_member(split, source.path, section, requested)
             if section is not None and len(blend) == 1 and requested is not None:

@@ -17,6 +17,7 @@ from distcache.plan.sizes import normalize, split_matrix
 __all__ = [
     "blend_problems",
     "corpus_problems",
+    "own_samples_problems",
     "partial_problem",
     "plan_warnings",
     "request_problem",
@@ -76,6 +77,18 @@ def blend_problems(config: Config, split: str, sources: tuple[BlendEntry, ...]) 
         "so drop the corpus from the blend"
         for source, weight in zip(sources, normalize(normalize(weights)), strict=True)
         if not weight > 0
+    ]
+
+
+def own_samples_problems(config: Config, split: str, sources: tuple[BlendEntry, ...]) -> list[str]:
+    """Return which corpora of a blend may not have samples of their own."""
+    if config.blend is None and config.multiple_validation_sets and split == "valid":
+        return []
+    return [
+        f"{source.path}: has samples of its own, which only validation sets may "
+        "(blend_per_split.valid, with multiple_validation_sets: true)"
+        for source in sources
+        if source.samples is not None
     ]
 
 

@@ -1,0 +1,317 @@
+"""A list of MDS data sets, as loaders have them, as corpora and a blend."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+
+from distcache.corpus.receipt import read_receipt, receipt_path
+from distcache.errors import BuildInterrupted, ConfigError, DistcacheError
+from distcache.ingest.index_mds import index_mds
+from distcache.ingest.mds_scan import MdsOptions
+from distcache.io.files import atomic_write, make_directories, no_space_as_error
+from distcache.io.threads import decodable
+from distcache.progress import NullProgress, Progress, Stopwatch
+from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
+from distcache.ranks.communicator import Communicator, SerialCommunicator
+
+__all__ = ["MixOptions", "Mixed", "Recipe", "mix", "recipe_from"]
+
+AT_ONCE: Final = 16  # data sets: most of the time goes to syncing small files
+BLEND: Final = "blend.json"
+NAME: Final = re.compile(r"[^\w.-]+")
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
+SPLITS: Final = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid"}
+
+
+@decodable
+class _Entry(msgspec.Struct, frozen=True):
+    """A data set of a list; fields that it has besides are passed over."""
+
+    path: str | None = None
+    local: str | None = None
+    remote: str | None = None
+    name: str | None = None
+    split: str = ""
+    choose: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    proportion: Positive | None = None
+    repeat: Positive | None = None
+
+    @property
+    def directory(self) -> str | None:
+        """Where it is."""
+        return self.path or self.local or self.remote
+
+
+class Stream(msgspec.Struct, frozen=True):
+    """A data set of a mix.
+
+    Attributes
+    ----------
+    name : str
+        Of its corpus.
+    directory, split : str
+        Of the data set.
+    choose, proportion, repeat
+        How much of it, as ``Stream`` of mosaicml-streaming has it: samples of a pass, a share, or
+        how often; at most one of them.
+    """
+
+    name: str
+    directory: str
+    split: str
+    choose: int | None
+    proportion: float | None
+    repeat: float | None
+
+
+class Recipe(msgspec.Struct, frozen=True):
+    """What is mixed: the data sets of training, and those of validation."""
+
+    train: tuple[Stream, ...]
+    valid: tuple[Stream, ...]
+
+
+class MixOptions(msgspec.Struct, frozen=True):
+    """How to mix.
+
+    Attributes
+    ----------
+    mds : MdsOptions
+        How data sets are indexed that are not.
+    sequence_length : int
+        1 for rows.
+    samples : int or None
+        Of training; by default those of one pass.
+    validation : int
+        Samples of each validation set, at most.
+    seed : int
+        Of the configuration.
+    """
+
+    mds: MdsOptions
+    sequence_length: int = 1
+    samples: int | None = None
+    validation: int = 512
+    seed: int = 1234
+
+
+class Mixed(msgspec.Struct, frozen=True):
+    """The result of a mix.
+
+    Attributes
+    ----------
+    path : str
+        Of the configuration.
+    train, valid : int
+        Data sets of each.
+    samples : int
+        Of training.
+    """
+
+    path: str
+    train: int
+    valid: int
+    samples: int
+
+
+def recipe_from(document: Mapping[str, Any]) -> Recipe:
+    """Read a list of data sets.
+
+    Parameters
+    ----------
+    document : mapping
+        Of splits (``train``; ``valid``, ``val`` or ``validation``) to lists of data sets, or to
+        mappings of them by name; or ``streams`` with those of training. A data set has ``path``
+        (or ``local`` or ``remote``), and may have ``name``, ``split``, and ``choose``,
+        ``proportion`` or ``repeat``; other fields are passed over.
+
+    Raises
+    ------
+    ConfigError
+        With everything that is wrong.
+    """
+    problems: list[str] = []
+    streams: dict[str, list[Stream]] = {"train": [], "valid": []}
+    for key, content in document.items():
+        split = SPLITS.get(key, "train" if key == "streams" else None)
+        if split is not None:
+            for where, fields in _entries(key, content, problems):
+                streams[split] += _stream(where, fields, problems)
+    if not streams["train"] and not problems:
+        problems.append("$.train: expected a list of data sets")
+    names = Counter(stream.name for split in streams.values() for stream in split)
+    problems += [f"{name}: is the name of several data sets" for name in names if names[name] > 1]
+    relative = {stream.proportion is not None for stream in streams["train"]}
+    if len(relative) > 1:
+        problems.append("$.train: proportion for all data sets or for none")
+    if problems:
+        raise ConfigError(*problems)
+    return Recipe(tuple(streams["train"]), tuple(streams["valid"]))
+
+
+def _entries(key: str, content: Any, problems: list[str]) -> list[tuple[str, Any]]:
+    """Return each data set with its place in the document."""
+    if isinstance(content, Mapping):
+        wrong = [name for name, fields in content.items() if not isinstance(fields, Mapping)]
+        problems += [f"$.{key}.{name}: expected fields of a data set" for name in wrong]
+        return [
+            (f"$.{key}.{name}", {"name": str(name), **fields})
+            for name, fields in content.items()
+            if name not in wrong
+        ]
+    if isinstance(content, Sequence) and not isinstance(content, str):
+        return [(f"$.{key}[{number}]", fields) for number, fields in enumerate(content)]
+    problems.append(f"$.{key}: expected a list of data sets")
+    return []
+
+
+def _stream(where: str, fields: Any, problems: list[str]) -> list[Stream]:
+    try:
+        entry = msgspec.convert(fields, _Entry)
+    except msgspec.ValidationError as error:
+        problems.append(f"{where}: {error}")
+        return []
+    if entry.directory is None:
+        problems.append(f"{where}: has no path")
+        return []
+    given = [
+        name for name in ("choose", "proportion", "repeat") if getattr(entry, name) is not None
+    ]
+    if len(given) > 1:
+        problems.append(f"{where}: has {' and '.join(given)}; give one of them")
+    parts = Path(entry.directory, entry.split).parts
+    name = NAME.sub("-", entry.name or "-".join(parts[-2:] if entry.split else parts[-1:]))
+    return [
+        Stream(name, entry.directory, entry.split, entry.choose, entry.proportion, entry.repeat)
+    ]
+
+
+def mix(
+    communicator: Communicator,
+    recipe: Recipe,
+    directory: str,
+    options: MixOptions,
+    threads: int = 1,
+    progress: Progress | None = None,
+) -> Mixed:
+    """Index the data sets of a list that are not, and write the configuration. Collective.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Of all ranks, which divide the data sets.
+    recipe : Recipe
+        The data sets.
+    directory : str
+        Where corpora and configuration go; the corpora that are there are used.
+    options : MixOptions
+        How to mix.
+    threads : int
+        Shards that each rank reads at a time.
+    progress : Progress or None
+        Receives the progress of rank 0.
+
+    Raises
+    ------
+    DistcacheError
+        With what is wrong with all data sets.
+    """
+    watch = Stopwatch(progress or NullProgress(), lambda: communicator.waited)
+    with aborting_on_error(communicator):
+        streams = (*recipe.train, *recipe.valid)
+        on_rank_0(communicator, lambda: make_directories(Path(directory)), None, "making room")
+        own = streams[communicator.rank :: communicator.size]
+        watch.phase("indexing data sets", len(own))
+        on_all_ranks(
+            communicator,
+            lambda: _index_all(own, directory, options, threads, watch),
+            "indexing data sets",
+        )
+        return on_rank_0(
+            communicator, lambda: _write(recipe, directory, options), Mixed, "writing the blend"
+        )
+
+
+def _index_all(
+    streams: Sequence[Stream],
+    directory: str,
+    options: MixOptions,
+    threads: int,
+    progress: Progress,
+) -> None:
+    """Index data sets, several at a time, and collect what is wrong with them."""
+
+    def index(stream: Stream) -> tuple[str, ...]:
+        wanted = msgspec.structs.replace(options.mds, split=stream.split or options.mds.split)
+        out = os.path.join(directory, stream.name)
+        try:
+            index_mds(SerialCommunicator(), [stream.directory], out, wanted, threads)
+        except BuildInterrupted:
+            raise
+        except DistcacheError as error:
+            return error.problems
+        progress.advance(1)
+        return ()
+
+    # Each in a thread of its own, as a job of one rank: this one is within an agreement of all.
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = list(pool.map(index, streams))
+    if problems := [problem for share in found for problem in share]:
+        raise ConfigError(*problems)
+
+
+def _write(recipe: Recipe, directory: str, options: MixOptions) -> Mixed:
+    """Write the configuration of the blend."""
+
+    def size_of(stream: Stream) -> int:
+        return read_receipt(receipt_path(os.path.join(directory, stream.name))).sequences
+
+    sizes = [size_of(stream) for stream in recipe.train]
+    weights = [_weight(stream, size) for stream, size in zip(recipe.train, sizes, strict=True)]
+    relative = any(stream.proportion is not None for stream in recipe.train)
+    one_pass = sum(sizes) if relative else math.ceil(sum(weights))
+    samples = options.samples or one_pass
+    train = [
+        {"path": os.path.join(directory, stream.name), "weight": weight}
+        for stream, weight in zip(recipe.train, weights, strict=True)
+        if weight > 0
+    ]
+    valid = [
+        {
+            "path": os.path.join(directory, stream.name),
+            "samples": min(
+                options.validation, stream.choose or options.validation, size_of(stream)
+            ),
+        }
+        for stream in recipe.valid
+    ]
+    fields: dict[str, Any] = {
+        "sequence_length": options.sequence_length,
+        "seed": options.seed,
+        "order": "passes",
+        "samples": {"train": samples, "valid": 0, "test": 0},
+        "blend_per_split": {"train": train} | ({"valid": valid} if valid else {}),
+        "multiple_validation_sets": True,
+    }
+    path = os.path.join(directory, BLEND)
+    with no_space_as_error(path), atomic_write(path) as stream:
+        stream.write(msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n")
+    return Mixed(path, len(train), len(valid), samples)
+
+
+def _weight(stream: Stream, size: int) -> float:
+    """Return the samples that a pass takes of a data set, or its share."""
+    if stream.proportion is not None:
+        return stream.proportion
+    if stream.choose is not None:
+        return float(stream.choose)
+    return float(int(size * (1.0 if stream.repeat is None else stream.repeat)))

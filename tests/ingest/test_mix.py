@@ -1,0 +1,178 @@
+"""Lists of MDS data sets, as loaders have them, as corpora and a blend."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from distcache.cache import open_cache
+from distcache.configuration import read_document
+from distcache.errors import ConfigError
+from distcache.ingest.mds_scan import MdsOptions
+from distcache.ingest.mix import Mixed, MixOptions, mix, recipe_from
+from distcache.ranks.communicator import Communicator, SerialCommunicator
+from tests.caches import build_here
+from tests.mds.writer import write_mds
+from tests.threads import run_ranks
+
+ALONE = SerialCommunicator()
+ROWS = MixOptions(MdsOptions(column="", headers_only=True))
+
+
+def write_sets(tmp_path: Path, sizes: dict[str, int]) -> dict[str, str]:
+    """Write data sets of rows, and return their directories."""
+    return {
+        name: str(write_mds(tmp_path / name, {"n": "int"}, [{"n": n} for n in range(size)]))
+        for name, size in sizes.items()
+    }
+
+
+def run_mix(document: dict[str, Any], out: Path, **options: Any) -> dict[str, Any]:
+    """Mix, and return the configuration."""
+    known = {name: getattr(ROWS, name) for name in ROWS.__struct_fields__}
+    done = mix(ALONE, recipe_from(document), str(out), MixOptions(**known | options))
+    fields: dict[str, Any] = json.loads(Path(done.path).read_text())
+    assert done.samples == fields["samples"]["train"]
+    return fields
+
+
+def weights_of(fields: dict[str, Any]) -> list[float]:
+    """Return the weights of training."""
+    return [entry["weight"] for entry in fields["blend_per_split"]["train"]]
+
+
+@pytest.mark.parametrize(
+    ("more", "weights", "samples"),
+    [
+        ([{}, {}], [30, 10], 40),
+        ([{"choose": 12}, {"choose": 25}], [12, 25], 37),
+        ([{"repeat": 0.5}, {"repeat": 3}], [15, 30], 45),
+        ([{"choose": 0}, {}], [10], 10),
+        ([{"proportion": 0.75}, {"proportion": 0.25}], [0.75, 0.25], 40),
+    ],
+)
+def test_shares_are_as_streaming_has_them(
+    more: list[dict[str, Any]], weights: list[float], samples: int, tmp_path: Path
+) -> None:
+    """`choose` samples of a pass, `repeat` passes, or shares; a set without samples is left out."""
+    paths = write_sets(tmp_path, {"a": 30, "b": 10})
+    train = [
+        {"name": name, "path": paths[name], "task": "asr", **extra}
+        for name, extra in zip("ab", more, strict=True)
+    ]
+    fields = run_mix({"train": train}, tmp_path / "mix")
+    assert weights_of(fields) == weights
+    assert fields["samples"]["train"] == samples
+    again = run_mix({"train": train}, tmp_path / "mix", samples=1000)
+    assert again["samples"]["train"] == 1000
+
+
+def test_every_prefix_holds_each_within_one_of_its_share(tmp_path: Path) -> None:
+    """And without replacement, until a set has come once; `choose` above its size takes passes."""
+    sizes = {"a": 100, "b": 40, "c": 7}
+    chosen = {"a": 60, "b": 30, "c": 21}
+    paths = write_sets(tmp_path, sizes)
+    train = [{"name": name, "path": paths[name], "choose": chosen[name]} for name in sizes]
+    fields = run_mix({"train": train}, tmp_path / "mix", samples=1110)
+    cache = open_cache(build_here(fields, tmp_path / "caches").path)
+    views = cache.arrays("blends", 0)
+    datasets = cache.read(views["dataset_index"])
+    taken = cache.read(views["dataset_sample_index"])
+    steps = np.arange(1, len(datasets) + 1)
+    for number, name in enumerate(sizes):
+        share = np.cumsum(datasets == number) - steps * chosen[name] / 111
+        assert np.abs(share).max() <= 1
+        row = int(cache.table("members")["section"][number])
+        order = cache.read(cache.arrays("sections", row)["document_index"])
+        rows = order[taken[datasets == number]]
+        for begin in range(0, len(rows) - sizes[name] + 1, sizes[name]):
+            assert len(set(rows[begin : begin + sizes[name]].tolist())) == sizes[name]
+
+
+def test_validation_sets_are_datasets_of_their_own(tmp_path: Path) -> None:
+    """Of at most so many samples, the same each time."""
+    paths = write_sets(tmp_path, {"t": 50, "v1": 30, "v2": 5})
+    document = {
+        "train": [{"path": paths["t"]}],
+        "val": [{"path": paths["v1"]}, {"path": paths["v2"], "choose": 9}],
+    }
+    fields = run_mix(document, tmp_path / "mix", validation=12)
+    assert [entry["samples"] for entry in fields["blend_per_split"]["valid"]] == [12, 5]
+    cache = open_cache(build_here(fields, tmp_path / "caches").path)
+    members = cache.table("members")
+    valid = members[members["split"] == b"valid"]
+    assert valid["requested"].tolist() == [12, 5]
+    wrong = {**fields, "multiple_validation_sets": False}
+    with pytest.raises(ConfigError, match="has samples of its own"):
+        build_here(wrong, tmp_path / "caches")
+    assert (valid["blend"] == -1).all()
+
+
+def test_a_streaming_yaml_is_understood(tmp_path: Path) -> None:
+    """Streams by name, with local directories and splits; what else they have is passed over."""
+    samples = [{"n": n} for n in range(9)]
+    write_mds(tmp_path / "c4" / "train", {"n": "int"}, samples)
+    write_mds(tmp_path / "c4" / "val", {"n": "int"}, samples)
+    text = {
+        "streams": {
+            "c4 en": {"local": str(tmp_path / "c4"), "split": "train", "repeat": 2.0, "batch": 1}
+        },
+        "validation": [{"local": str(tmp_path / "c4"), "split": "val"}],
+        "name": "anything",
+    }
+    (tmp_path / "mix.yaml").write_text(yaml.safe_dump(text))
+    fields = run_mix(read_document(tmp_path / "mix.yaml"), tmp_path / "mix")
+    assert weights_of(fields) == [18]
+    blends = fields["blend_per_split"]
+    assert [Path(blends[split][0]["path"]).name for split in ("train", "valid")] == [
+        "c4-en",
+        "c4-val",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        ({}, "expected a list of data sets"),
+        ({"train": "x"}, "expected a list of data sets"),
+        ({"train": [{"name": "x"}]}, r"\$\.train\[0\]: has no path"),
+        ({"train": [{"path": "/x", "choose": -1}]}, r"\$\.train\[0\]: .*choose"),
+        ({"train": [{"path": "/x", "choose": 1, "repeat": 2}]}, "has choose and repeat"),
+        ({"train": [{"path": "/x"}, {"path": "/y/x"}]}, "is the name of several"),
+        ({"train": [{"path": "/x", "proportion": 1}, {"path": "/y"}]}, "for all data sets or for"),
+    ],
+)
+def test_faults_of_a_list_are_named(document: dict[str, Any], expected: str) -> None:
+    """With their place in it."""
+    with pytest.raises(ConfigError, match=expected):
+        recipe_from(document)
+
+
+def test_faults_of_all_data_sets_come_together(tmp_path: Path) -> None:
+    """Those that are right are indexed."""
+    paths = write_sets(tmp_path, {"a": 3})
+    train = [{"path": paths["a"]}, {"path": str(tmp_path / "no")}, {"path": str(tmp_path / "nor")}]
+    with pytest.raises(ConfigError) as caught:
+        run_mix({"train": train}, tmp_path / "mix")
+    assert len(caught.value.problems) == 2
+    assert (tmp_path / "mix" / "a.idx").exists()
+
+
+def test_ranks_divide_the_data_sets(tmp_path: Path) -> None:
+    """And write what one writes."""
+    paths = write_sets(tmp_path, {f"s{n}": n + 1 for n in range(9)})
+    recipe = recipe_from({"train": [{"path": path} for path in paths.values()]})
+
+    def make(communicator: Communicator) -> Mixed:
+        return mix(communicator, recipe, str(tmp_path / "mix"), ROWS)
+
+    outcomes, aborted = run_ranks(3, make)
+    assert aborted == []
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+    fields = json.loads((tmp_path / "mix" / "blend.json").read_text())
+    assert weights_of(fields) == list(range(1, 10))
