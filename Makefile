@@ -52,7 +52,7 @@ $(VENV)/installed: pyproject.toml
 $(VENV)/demo-installed: $(VENV)/installed $(wildcard cpp/*/*.[ch]pp cpp/include/distcache/*.hpp) cpp/CMakeLists.txt
 	$(BIN)/pip install --quiet mpich
 	$(BIN)/pip install --quiet torch==2.13.0
-	$(BIN)/pip install --quiet --no-build-isolation --editable ".[mpi,train,ingest]"
+	$(BIN)/pip install --quiet --no-build-isolation --editable ".[mpi,train,ingest,mds]"
 	touch $@
 
 $(VENV)/test-installed: $(VENV)/demo-installed

@@ -13,11 +13,13 @@ from distcache.lazy import importing
 if TYPE_CHECKING:
     from distcache.cache.readiness import wait
     from distcache.errors import SharedFileWarning, StateWarning
+    from distcache.train.batches import Batches
     from distcache.train.open import open_cache as open  # noqa: A004
     from distcache.train.same_cache import agree
     from distcache.train.sampler import ResumableSampler
 
 __all__ = [
+    "Batches",
     "ResumableSampler",
     "SharedFileWarning",
     "StateWarning",
@@ -32,6 +34,7 @@ __version__ = "0.2.0"
 __getattr__ = importing(
     __name__,
     {
+        "Batches": ("distcache.train.batches", "Batches"),
         "ResumableSampler": ("distcache.train.sampler", "ResumableSampler"),
         "SharedFileWarning": ("distcache.errors", "SharedFileWarning"),
         "StateWarning": ("distcache.errors", "StateWarning"),

@@ -205,6 +205,11 @@ class ResumableSampler(Sampler[list[int | None]]):
             batch: list[int | None] = mine.tolist()
             yield batch + [None] * (self.micro_batch_size - len(batch))
 
+    @property
+    def repeats(self) -> bool:
+        """Whether another epoch follows the last batch."""
+        return self._order.repeats
+
     def __len__(self) -> int:
         """Return the number of batches left in this epoch."""
         whole = self.drop_last and not self._order.repeats

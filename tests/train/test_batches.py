@@ -1,0 +1,102 @@
+"""Batches read ahead of training, whose state is that of what was served."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import distcache
+from distcache.errors import ConfigError
+from tests.caches import build_here
+from tests.train.test_rows import count_of, fields_of, write_rows
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Any:
+    """Rows of two corpora."""
+    prefixes = [write_rows(tmp_path, name) for name in ("speech", "music")]
+    built = build_here(fields_of(*prefixes), tmp_path / "caches")
+    return distcache.open(built.path).rows("train", map=count_of)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("order", ["sequential", "cyclic"])
+def test_ranks_share_all_samples(rows: Any, workers: int, order: str) -> None:
+    """Disjoint, whatever is read ahead."""
+    ranks = [distcache.Batches(rows, 5, rank, 3, workers=workers, order=order) for rank in range(3)]
+    steps = [[next(batches) for batches in ranks] for _ in range(len(rows) // 15)]
+    found = [row for step in steps for batch in step for row in batch]
+    assert sorted(found) == sorted(rows[i] for i in range(len(steps) * 15))
+    if order == "sequential":
+        assert found == [rows[i] for i in range(len(steps) * 15)]
+        with pytest.raises(StopIteration):
+            next(ranks[0])
+    else:
+        assert len(next(ranks[0])) == 5
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("order", ["sequential", "cyclic"])
+def test_a_state_goes_on_exactly(rows: Any, workers: int, order: str) -> None:
+    """Of what was served, on another number of ranks, through JSON."""
+    two = [distcache.Batches(rows, 4, rank, 2, workers=workers, order=order) for rank in range(2)]
+    for _ in range(6):
+        for batches in two:
+            next(batches)
+    states = [json.loads(json.dumps(batches.save_state())) for batches in two]
+    assert states[0] == states[1]
+    assert states[0]["consumed_samples"] == 48
+    coming = [sorted(row for batches in two for row in next(batches)) for _ in range(4)]
+    one = distcache.Batches(rows, 8, workers=workers, order=order)
+    next(one)
+    one.restore_state(states[0])
+    assert one.save_state()["consumed_samples"] == 48
+    assert [sorted(next(one)) for _ in range(4)] == coming
+    one.close()
+    assert len(next(one)) == 8
+    with pytest.raises(ConfigError, match="not the state of a sampler"):
+        one.restore_state({"x": 1})
+
+
+def test_batches_arrive_while_a_step_runs(rows: Any) -> None:
+    """The next are made by then."""
+    made: list[float] = []
+
+    def collate(some: list[Any]) -> list[Any]:
+        made.append(time.monotonic())
+        return some
+
+    batches = distcache.Batches(rows, 4, collate=collate, ahead=3)
+    next(batches)
+    deadline = time.monotonic() + 10
+    while len(made) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(made) >= 3
+
+
+def test_tokens_and_their_tensors(cache: Path) -> None:
+    """Are as a loader has them."""
+    train = distcache.open(cache).dataset("train")
+    batches = distcache.Batches(train, 4)
+    loader = torch.utils.data.DataLoader(train, batch_size=4)
+    for found, expected in zip(batches, loader, strict=False):
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    with pytest.raises(ConfigError, match="ahead is -1"):
+        distcache.Batches(train, 4, ahead=-1)
+
+
+def test_errors_reach_whoever_asks(rows: Any) -> None:
+    """And not only a log of a thread."""
+
+    def collate(_: list[Any]) -> None:
+        raise ValueError("no batch")
+
+    for workers in (0, 1):
+        with pytest.raises(ValueError, match="no batch"):
+            next(distcache.Batches(rows, 4, collate=collate, workers=workers))
