@@ -12,7 +12,7 @@ from distcache.lazy import importing
 
 if TYPE_CHECKING:
     from distcache.cache.readiness import wait
-    from distcache.errors import SharedFileWarning, StateWarning
+    from distcache.errors import ShardWaitWarning, SharedFileWarning, StateWarning
     from distcache.train.batches import Batches
     from distcache.train.open import open_cache as open  # noqa: A004
     from distcache.train.same_cache import agree
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Batches",
     "ResumableSampler",
+    "ShardWaitWarning",
     "SharedFileWarning",
     "StateWarning",
     "__version__",
@@ -36,6 +37,7 @@ __getattr__ = importing(
     {
         "Batches": ("distcache.train.batches", "Batches"),
         "ResumableSampler": ("distcache.train.sampler", "ResumableSampler"),
+        "ShardWaitWarning": ("distcache.errors", "ShardWaitWarning"),
         "SharedFileWarning": ("distcache.errors", "SharedFileWarning"),
         "StateWarning": ("distcache.errors", "StateWarning"),
         "agree": ("distcache.train.same_cache", "agree"),

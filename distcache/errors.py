@@ -16,6 +16,7 @@ __all__ = [
     "KeyMismatch",
     "NoSpace",
     "NotReady",
+    "ShardWaitWarning",
     "SharedFileWarning",
     "StateWarning",
     "error_from_exit_code",
@@ -105,6 +106,10 @@ class DistcacheWarning(UserWarning):
 
 class SharedFileWarning(DistcacheWarning):
     """Training reads the shared file, since this node has no valid copy."""
+
+
+class ShardWaitWarning(DistcacheWarning):
+    """Training waits for a shard that the node's feeder has not unpacked yet."""
 
 
 class StateWarning(DistcacheWarning):

@@ -128,6 +128,9 @@ COMMANDS: Final = {
         interrupted=None,
         optional_values={"--megatron": r"[0-9.,]+$"},
     ),
+    "feed": Entry(
+        "feed", "feed_command", "Unpack windows of MDS shards beside training, on a node."
+    ),
     "local": Entry("node", "local_app", "Look after the copies on this node.", interrupted=KEPT),
     "index": Entry(
         "index", "index_app", "Use MDS shards as corpora, without conversion.", interrupted=None

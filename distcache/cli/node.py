@@ -61,9 +61,10 @@ def localize_command(
         Literal["link", "none"], typer.Option("--bin", help="Links to the .bin files, or none.")
     ] = "link",
     shards: Annotated[
-        Literal["compressed", "all", "none"],
+        Literal["compressed", "all", "windows", "none"],
         typer.Option(
-            help="Of MDS corpora, unpack those with compressed shards on the node, all, or none."
+            help="Of MDS corpora, unpack those with compressed shards on the node, or all; or let "
+            "`distcache feed` unpack windows of them beside training; or none."
         ),
     ] = "compressed",
     megatron: Annotated[

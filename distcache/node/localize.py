@@ -268,7 +268,7 @@ def _with_earlier_options(before: Ready | None, options: LocalizeOptions) -> Loc
 
 def _more_shards(before: Ready, asked: str) -> str:
     """Return which shards are unpacked: not fewer than were before."""
-    ways = ("none", "compressed", "all")
+    ways = ("none", "windows", "compressed", "all")
     earlier = ways.index(before.shards) if before.shards in ways else 0
     return ways[max(earlier, ways.index(asked))]
 

@@ -162,7 +162,8 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
     megatron : bool
         Whether it gets Megatron's files too.
     shards : str
-        Of which corpora of shards it gets a `.bin`: ``compressed``, ``all`` or ``none``.
+        Of which corpora of shards it gets a `.bin`: ``compressed``, ``all`` or ``none``; or
+        ``windows``, which a feeder fills.
     naming : Naming
         What decides their names.
     transport : str

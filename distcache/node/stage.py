@@ -39,6 +39,7 @@ from distcache.node.store import sweep
 from distcache.node.transport import copy_duplicates, fetch
 from distcache.node.upkeep import bytes_of, make_room
 from distcache.node.view import link_tokens, make_view, missing_view_bytes
+from distcache.node.windows import Windows
 from distcache.ranks.agreement import on_all_ranks
 
 __all__ = ["stage"]
@@ -256,6 +257,8 @@ def _mark_ready(run: Localization) -> Ready:
     store, manifest, options = run.store, run.manifest, run.options
     if options.link:
         link_tokens(store, manifest)
+    if options.shards == "windows":
+        Windows(store, manifest.name).make(manifest.contents)
     view = make_view(store, manifest, options.naming) if options.megatron else None
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with closing_fd(os.open(store.use_lock(manifest.name), flags, 0o600)) as descriptor:

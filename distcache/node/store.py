@@ -28,7 +28,7 @@ __all__ = ["Store", "cache_name", "corpus_stem", "existing_store", "make_store",
 
 MARKER: Final = ".distcache-store"
 MARK: Final = b"distcache store, version 1\n"
-PARTS: Final = ("caches", "corpora", "megatron")
+PARTS: Final = ("caches", "corpora", "megatron", "windows")
 
 
 def cache_name(header: Header) -> str:
@@ -60,6 +60,7 @@ class Store:
         self.caches = root / "caches"
         self.corpora = root / "corpora"
         self.megatron = root / "megatron"
+        self.windows = root / "windows"
 
     def cache(self, name: str) -> Path:
         """Return the cache file."""

@@ -49,6 +49,7 @@ CORPORA: Final = re.compile(rf"({_CORPUS})\.(?:idx|bin)|\.({_CORPUS})\.(?:idx|bi
 VIEWS: Final = re.compile(rf"({_CACHE})()")
 VIEW_FILES: Final = re.compile(
     r"\.?(?:[0-9a-f]{32}-(?:GPT|Blended)Dataset-|distcache-[0-9a-f]{16}).*"
+    r"|\d+\.(?:bin|state)|feeder\.lock|position\.\d+\.[0-9a-f]{8}"
 )
 
 
@@ -102,7 +103,9 @@ def _held(store: Store, record: Ready, mapped: set[str]) -> Held:
     cache = str(store.cache(record.name))
     return Held(
         record=record,
-        nbytes=allocated(store.cache(record.name)) + tree_bytes(store.view(record.name)),
+        nbytes=allocated(store.cache(record.name))
+        + tree_bytes(store.view(record.name))
+        + tree_bytes(store.windows / record.name),
         last_use=lock.stat().st_mtime if lock.exists() else 0.0,
         used=is_used(lock) or any(path == cache or path.startswith(own) for path in mapped),
     )
@@ -268,7 +271,7 @@ def make_room(store: Store, budget: int, manifest: Manifest) -> Collected:
 
 def bytes_of(store: Store) -> int:
     """Return the bytes that a store takes."""
-    return sum(map(tree_bytes, (store.caches, store.corpora, store.megatron)))
+    return sum(map(tree_bytes, (store.caches, store.corpora, store.megatron, store.windows)))
 
 
 class _Collection:
@@ -326,6 +329,7 @@ class _Collection:
         used -= {*self._kept, removed}
         names, stems = used.union(self._kept), set().union(*self._kept.values())
         places = [(store.caches, CACHES, names), (store.megatron, VIEWS, names)]
+        places += [(store.windows, VIEWS, names)]
         places += [] if used else [(store.corpora, CORPORA, stems)]
         for directory, pattern, needed in places:
             for path in directory.iterdir() if directory.is_dir() else ():

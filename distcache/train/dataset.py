@@ -20,6 +20,7 @@ from distcache.train.batch import BatchMemory, BatchRow, attention_masks, rows_o
 from distcache.train.open import CacheHandle, OpenCache
 from distcache.train.reading import SplitReader
 from distcache.train.split import Split, find_split
+from distcache.train.window_gate import WindowGate
 
 __all__ = ["CachedDataset", "SampleOptions"]
 
@@ -35,6 +36,7 @@ class _Open:
     length: int
     split: Split
     reader: SplitReader
+    gate: WindowGate | None
 
 
 class CachedDataset(Dataset[Any]):
@@ -114,6 +116,8 @@ class CachedDataset(Dataset[Any]):
             [self._position(index, here.split.size) for index in indices], np.int64
         )
         members, samples = here.split.look_up(positions)
+        if here.gate is not None and len(positions):
+            here.gate.publish(self.split, int(positions.min()))
         batch = self._new_batch(len(positions), here.length, whole=whole)
         arrays = {_KERNEL_NAMES[name]: values.numpy() for name, values in batch.items()}
         ends = self._new_ends(len(positions), here.length)
@@ -173,7 +177,7 @@ class CachedDataset(Dataset[Any]):
                     f"{cache.prefixes[source]}: consists of rows; open it with cache.rows(...)"
                 )
         reader = SplitReader(opened, found.members, self._rules())
-        return _Open(os.getpid(), cache.sequence_length, found, reader)
+        return _Open(os.getpid(), cache.sequence_length, found, reader, opened.gate)
 
     def _rules(self) -> SampleRules:
         options = self.options

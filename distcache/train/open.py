@@ -28,7 +28,9 @@ from distcache.node.lock import try_shared
 from distcache.node.place import local_directory
 from distcache.node.records import Ready, read_record, read_records
 from distcache.node.store import Store, cache_name, existing_store
+from distcache.node.windows import Windows, windowed_sources
 from distcache.train.token_places import TokenPlaces, find_tokens
+from distcache.train.window_gate import WindowGate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,7 +117,8 @@ class CacheHandle(msgspec.Struct, frozen=True):
             here if corpus.bin_size else corpus.shared
             for here, corpus in zip(local, record.corpora, strict=True)
         ]
-        return OpenCache(self, cache, local, tokens, lock)
+        windows = Windows(store, self.name) if record.shards == "windows" else None
+        return OpenCache(self, cache, local, tokens, lock, windows)
 
 
 def _require_files(store: Store, record: Ready) -> None:
@@ -144,6 +147,11 @@ class OpenCache:
         By which another process opens it.
     cache : Cache
         Mapped.
+    gate : WindowGate or None
+        Where this process waits for shards, if a feeder unpacks windows of them: it has the counts
+        ``waits`` and ``seconds``.
+    windows_of : frozenset of int
+        The corpora of which it does.
     """
 
     def __init__(
@@ -153,9 +161,13 @@ class OpenCache:
         indices: Sequence[str],
         tokens: Sequence[str],
         lock: int | None,
+        windows: Windows | None = None,
     ) -> None:
         self.handle = handle
         self.cache = cache
+        self.gate = None if windows is None else WindowGate(windows)
+        self._windows = windows
+        self.windows_of = frozenset(windowed_sources(cache) if windows is not None else ())
         self._indices = indices
         self._tokens = tokens
         self._lock = lock
@@ -198,6 +210,8 @@ class OpenCache:
             If a shard is compressed, and the `.bin` is not there.
         """
         size = int(self.cache.table("sources")["bin_size"][source])
+        if self._windows is not None and source in self.windows_of:
+            return TokenPlaces([(self._windows.bin(source), size)])
         return find_tokens(self.cache, source, self._tokens[source], size)
 
     def idx_of(self, source: int) -> Idx:

@@ -16,6 +16,7 @@ from distcache.errors import CacheCorrupt, CorpusError
 from distcache.io.files import write_range
 from distcache.kernels import Mapping, SampleRules, Section, find_shards, read_samples
 from distcache.train.open import OpenCache
+from distcache.train.shard_finder import ShardFinder
 from distcache.train.token_files import AT_ONCE, TokenFiles
 from distcache.train.token_places import NO_FILE, File, TokenPlaces, batches
 
@@ -44,6 +45,7 @@ class SplitReader:
         self._members = members
         self._rules = rules
         self._files = TokenFiles()
+        self._finder = ShardFinder(opened, members)
         self._lock = threading.Lock()
         self._tokens: dict[int, TokenPlaces] = {}
         self._extra = opened.cache.add_extra_token
@@ -106,6 +108,18 @@ class SplitReader:
         NotReady
             If tokens are in compressed shards.
         """
+        gate = self._opened.gate
+        if gate is None:
+            self._read(members, samples, arrays)
+            return
+        try:
+            needed = self._finder.find(members, samples)
+        except IndexError as wrong:
+            raise self._corrupt(wrong) from wrong
+        needed = [place for place in needed if place[0] in self._opened.windows_of]
+        gate.read(needed, lambda: self._read(members, samples, arrays))
+
+    def _read(self, members: Sequence[int], samples: NDArray[np.int64], arrays: Arrays) -> None:
         with self._lock:
             sections = [self._section(member) for member in members]
             files = self._files_of(members, sections, samples)

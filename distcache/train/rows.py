@@ -18,6 +18,7 @@ from distcache.errors import CacheCorrupt, ConfigError, CorpusError
 from distcache.mds.index_json import Columns
 from distcache.mds.row import Row
 from distcache.train.open import CacheHandle, OpenCache
+from distcache.train.shard_finder import ShardFinder
 from distcache.train.split import Split, find_split
 from distcache.train.token_files import TokenFiles
 from distcache.train.token_places import TokenPlaces
@@ -138,6 +139,8 @@ class _OpenRows:
     def __init__(self, opened: OpenCache, split: str, number: int) -> None:
         self.process = os.getpid()
         self.split: Split = find_split(opened, split, number)
+        self._name = split
+        self._finder = ShardFinder(opened, self.split.members)
         self.key = opened.key
         self._opened = opened
         self._members: dict[int, _Member] = {}
@@ -150,8 +153,18 @@ class _OpenRows:
             return self._member(0).columns.column_names
 
     def read(self, positions: NDArray[np.int64]) -> list[Row]:
-        """Return rows; their files are told of all of them first."""
+        """Return rows, once the shards that a feeder unpacks are there."""
         members, samples = self.split.look_up(positions)
+        gate = self._opened.gate
+        if gate is None or not len(positions):
+            return self._read(members, samples)
+        gate.publish(self._name, int(positions.min()))
+        needed = self._finder.find(members.tolist(), np.asarray(samples, np.int64))
+        needed = [place for place in needed if place[0] in self._opened.windows_of]
+        return gate.read(needed, lambda: self._read(members, samples))
+
+    def _read(self, members: NDArray[np.int16], samples: NDArray[np.int64]) -> list[Row]:
+        """Read rows; their files are told of all of them first."""
         with self._lock:
             places = [
                 self._place(self._member(int(member)), int(sample))

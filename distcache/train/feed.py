@@ -1,0 +1,208 @@
+"""The feeder of a node: unpacks shards ahead of training, and gives them up behind it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.errors import ConfigError, NoSpace, NotReady
+from distcache.node.store import Store
+from distcache.node.windows import Windows, windowed_sources
+from distcache.progress import Progress
+from distcache.staging.locks import try_lock
+from distcache.train.open import OpenCache
+from distcache.train.shard_finder import ShardFinder
+from distcache.train.split import find_split
+from distcache.train.window_gate import live_positions
+
+__all__ = ["Feeder", "within"]
+
+BLOCK: Final = 256  # positions whose shards are looked up at a time
+KEPT_BLOCKS: Final = 4096
+POLL: Final = 0.1  # seconds
+
+Needed = list[tuple[int, int]]
+"""Source and shard, in the order in which training needs them."""
+
+
+Sizes = Sequence[NDArray[np.int64]]
+"""Raw bytes of the shards of each source."""
+
+
+def within(needed: Needed, sizes: Sizes, budget: int) -> int:
+    """Return how many of the first shards that are needed fit into a budget.
+
+    Parameters
+    ----------
+    needed : list of (int, int)
+        Each once.
+    sizes : sequence of ndarray
+        Of all shards.
+    budget : int
+        Bytes.
+    """
+    left = budget
+    for count, (source, shard) in enumerate(needed):
+        left -= int(sizes[source][shard])
+        if left < 0:
+            return count
+    return len(needed)
+
+
+class Feeder:
+    """Fills and empties the windows of a localized cache.
+
+    Parameters
+    ----------
+    opened : OpenCache
+        This node's copy.
+    budget : int
+        Bytes that all shards together may take.
+    threads : int
+        Shards that are unpacked at a time.
+    start : dict of str to int
+        Positions in splits before any process has told its own.
+
+    Raises
+    ------
+    NotReady
+        If the cache was not localized with ``--shards windows``, or another process feeds it.
+    NoSpace
+        If the budget does not hold what the first samples need.
+    """
+
+    def __init__(
+        self, opened: OpenCache, budget: int, threads: int = 1, start: dict[str, int] | None = None
+    ) -> None:
+        cache = opened.cache
+        if not opened.windows_of:
+            raise NotReady(
+                f"{cache.path}: was not localized for windows; run `distcache localize --shards "
+                "windows`"
+            )
+        self._opened = opened
+        self._budget = budget
+        self._threads = threads
+        self._start = start or {"train": 0}
+        store = Store(Path(opened.handle.store))
+        self._windows = Windows(store, opened.handle.name)
+        self._sources = set(windowed_sources(cache))
+        count = len(cache.table("sources"))
+        self._sizes = [cache.shards_of(s)["raw_size"].astype(np.int64) for s in range(count)]
+        self._splits = {}
+        for split in opened.splits:
+            found = find_split(opened, split, 0)
+            self._splits[split] = (found, ShardFinder(opened, found.members))
+        self._blocks: dict[tuple[str, int], Needed] = {}
+        self._present: dict[tuple[int, int], None] = {}
+        lock = try_lock(self._windows.lock)
+        if lock is None:
+            raise NotReady(f"{self._windows.lock}: another process feeds this cache")
+        self._lock = lock
+        self._windows.clear(cache)
+        self.unpacked = 0
+
+    def close(self) -> None:
+        """Let another process feed; the shards stay until it does."""
+        os.close(self._lock)
+
+    def run(self, progress: Progress, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Feed until stopped."""
+        progress.phase("feeding")
+        while not stopped():
+            if not self.step():
+                time.sleep(POLL)
+
+    def step(self) -> bool:
+        """Give up what is not needed, and unpack what is needed next; return whether there was any.
+
+        Raises
+        ------
+        CorpusError
+            If a shard is not the one that was indexed.
+        NoSpace
+            If the budget does not hold what one sample needs, or the disk is full.
+        """
+        needed = self._needed_now()
+        missing = [place for place in needed if place not in self._present][: self._threads]
+        if not missing:
+            return False
+        kept = set(needed)
+        taken = sum(int(self._sizes[source][shard]) for source, shard in self._present)
+        taken += sum(int(self._sizes[source][shard]) for source, shard in missing)
+        for place in list(self._present):
+            if taken > self._budget and place not in kept:
+                taken -= self._drop(place)
+        with ThreadPoolExecutor(self._threads) as pool:
+            list(pool.map(self._fill, missing))
+        return True
+
+    def _needed_now(self) -> Needed:
+        """Return what fits into the budget of what the splits need next, in turns."""
+        positions = self._start | live_positions(self._windows.root)
+        streams = [self._ahead(split, position) for split, position in positions.items()]
+        found: dict[tuple[int, int], None] = {}
+        left = self._budget
+        while streams:
+            for stream in list(streams):
+                block = next(stream, None)
+                if block is None:
+                    streams.remove(stream)
+                    continue
+                new = [place for place in block if place not in found]
+                count = within(new, self._sizes, left)
+                found |= dict.fromkeys(new[:count])
+                left -= sum(int(self._sizes[source][shard]) for source, shard in new[:count])
+                if count < len(new):
+                    return self._enough(list(found))
+        return list(found)
+
+    def _enough(self, found: Needed) -> Needed:
+        if not found:
+            raise NoSpace(f"--budget {self._budget}: does not hold a single shard")
+        return found
+
+    def _ahead(self, split: str, position: int) -> Iterator[Needed]:
+        """Yield the shards of the samples of a split from a position on, block by block."""
+        if split not in self._splits:
+            raise ConfigError(f"{self._opened.cache.path}: has no split {split!r}")
+        size = self._splits[split][0].size
+        for block in range(position // BLOCK, -(-size // BLOCK)):
+            yield self._block(split, block, max(position - block * BLOCK, 0))
+
+    def _block(self, split: str, block: int, skipped: int) -> Needed:
+        """Return the shards of a block of samples; the first block anew, without what is past."""
+        if not skipped and (split, block) in self._blocks:
+            return self._blocks[split, block]
+        found, finder = self._splits[split]
+        begin = block * BLOCK + skipped
+        positions = np.arange(begin, min((block + 1) * BLOCK, found.size))
+        members, samples = found.look_up(positions)
+        needed = finder.find(members.tolist(), np.asarray(samples, np.int64))
+        needed = [place for place in needed if place[0] in self._sources]
+        if not skipped:
+            if len(self._blocks) >= KEPT_BLOCKS:
+                self._blocks.clear()
+            self._blocks[split, block] = needed
+        return needed
+
+    def _fill(self, place: tuple[int, int]) -> None:
+        source, shard = place
+        cache = self._opened.cache
+        row = cache.shards_of(source)[shard]
+        self._windows.fill(source, shard, row, cache.shard_path(row))
+        self._present[place] = None
+        self.unpacked += 1
+
+    def _drop(self, place: tuple[int, int]) -> int:
+        source, shard = place
+        self._windows.drop(source, shard, self._opened.cache.shards_of(source)[shard])
+        del self._present[place]
+        return int(self._sizes[source][shard])

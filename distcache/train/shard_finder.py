@@ -1,0 +1,87 @@
+"""Which shards the samples of a split lie in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.corpus import Idx
+from distcache.kernels import Section, find_shards
+from distcache.train.open import OpenCache
+
+__all__ = ["ShardFinder"]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """A section of rows, and the index of its corpus."""
+
+    order: NDArray[np.int32]
+    idx: Idx
+    begins: NDArray[np.int64]
+
+
+class ShardFinder:
+    """Finds the shards of samples, by the arrays of a cache.
+
+    Parameters
+    ----------
+    opened : OpenCache
+        The cache.
+    members : sequence of (int, int)
+        Section and source of each dataset of the blend.
+    """
+
+    def __init__(self, opened: OpenCache, members: Sequence[tuple[int, int]]) -> None:
+        self._opened = opened
+        self._members = members
+        self._sections: dict[int, Section | _Rows] = {}
+        self._indices: dict[int, Idx] = {}
+
+    def find(self, members: Sequence[int], samples: NDArray[np.int64]) -> list[tuple[int, int]]:
+        """Return source and shard of all parts of samples, in their order, each once.
+
+        Raises
+        ------
+        IndexError
+            If the arrays lead outside of one another.
+        """
+        found: dict[tuple[int, int], None] = {}
+        for member, sample in zip(members, samples.tolist(), strict=True):
+            source = self._members[member][1]
+            for shard in self._shards(member, sample):
+                found[source, shard] = None
+        return list(found)
+
+    def _shards(self, member: int, sample: int) -> list[int]:
+        if member not in self._sections:
+            self._sections[member] = self._open(member)
+        section = self._sections[member]
+        if isinstance(section, Section):
+            shards, _ = find_shards([section], np.array([sample]))
+            return [shard for shard in dict.fromkeys(shards.tolist()) if shard >= 0]
+        row = int(section.order[sample])
+        begin = int(section.idx.offsets[row])
+        return [int(np.searchsorted(section.begins, begin, "right")) - 1]
+
+    def _open(self, member: int) -> Section | _Rows:
+        row, source = self._members[member]
+        cache, idx = self._opened.cache, self._opened.idx_of(source)
+        self._indices[member] = idx
+        begins = cache.shards_of(source)["base"].astype(np.int64)
+        arrays = {name: cache.read(view) for name, view in cache.arrays("sections", row).items()}
+        if cache.columns_of(source):
+            return _Rows(arrays["document_index"], idx, begins)
+        return Section(
+            arrays["document_index"],
+            arrays["sample_index"],
+            arrays["shuffle_index"],
+            idx.lengths,
+            idx.offsets,
+            idx.type_code,
+            cache.add_extra_token,
+            begins if len(begins) else None,
+        )
