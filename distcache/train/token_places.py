@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,8 +66,28 @@ def find_tokens(cache: Cache, source: int, prefix: str, size: int) -> TokenPlace
             f"{cache.shard_path(shards[packed[0]])}: is compressed, and training decompresses "
             "nothing; run `distcache localize` on this node, or `distcache index unpack` once"
         )
-    files = [(cache.shard_path(row), int(row["raw_size"])) for row in shards]
-    return TokenPlaces(files, shards["base"].astype(np.int64))
+    return TokenPlaces(_ShardFiles(cache, shards), shards["base"].astype(np.int64))
+
+
+class _ShardFiles(Sequence[File]):
+    """The files of raw shards, whose paths are decoded when they are asked for."""
+
+    def __init__(self, cache: Cache, shards: NDArray[Any]) -> None:
+        self._cache = cache
+        self._shards = shards
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    @overload
+    def __getitem__(self, shard: int) -> File: ...
+    @overload
+    def __getitem__(self, shard: slice) -> Sequence[File]: ...
+    def __getitem__(self, shard: int | slice) -> File | Sequence[File]:
+        if isinstance(shard, slice):
+            return [self[place] for place in range(*shard.indices(len(self)))]
+        row = self._shards[shard]
+        return self._cache.shard_path(row), int(row["raw_size"])
 
 
 def batches(files: Sequence[Sequence[File]], most: int) -> list[range]:
