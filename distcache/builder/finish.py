@@ -102,10 +102,10 @@ def finish(job: Job, blocks: Sequence[int]) -> None:
 
 def dataset_places(plan: Plan, layout: Layout) -> list[DatasetPlace]:
     """Return every HDF5 dataset in the order of the file: arrays by name and unit, then tables."""
+    placed = [(str(entry.unit), entry.place) for entry in layout.datasets]
     arrays = [
-        DatasetPlace(place.name, str(entry.unit), place.dtype, place.shape, place.offset)
-        for entry in layout.datasets
-        for place in (entry.place,)
+        DatasetPlace(place.name, unit, place.dtype, place.shape, place.offset)
+        for unit, place in placed
     ]
     tables = [
         DatasetPlace("tables", name, "", (place.rows,), place.offset)

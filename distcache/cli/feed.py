@@ -40,7 +40,7 @@ def feed_command(
         torchrun ... train.py; kill %1
     """
     interrupt_on_signals("training waits for shards until it is started again")
-    feeder = Feeder(open_cache(cache, to), parse_size(budget, least=1), threads, {"train": start})
+    feeder = Feeder(open_cache(cache, to), parse_size(budget, least=1), threads, start)
     with make_progress(log_format) as progress:
         try:
             feeder.run(progress)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -40,6 +40,9 @@ def mix_command(
         int, typer.Option(min=1, help="Samples of each validation set, at most.")
     ] = 512,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the blend.")] = 1234,
+    order: Annotated[
+        Literal["passes", "windows"], typer.Option(help="Of samples: over all, or in windows.")
+    ] = "passes",
     headers_only: Annotated[
         bool, typer.Option("--headers-only", help="Read only headers: no digests.")
     ] = False,
@@ -67,6 +70,7 @@ def mix_command(
         samples=samples,
         validation=validation,
         seed=seed,
+        order=order,
     )
     communicator = connect()
     interrupt_on_signals()

@@ -25,7 +25,13 @@ from distcache.corpus.idx import code_of, idx_path
 from distcache.corpus.idx_writer import IdxPlan, lay_out_idx, write_bounds, write_sequences
 from distcache.corpus.receipt import Origin, Receipt
 from distcache.corpus.shard_table import write_table
-from distcache.errors import ConfigError, CorpusError, DistcacheError
+from distcache.errors import (
+    ConfigError,
+    CorpusError,
+    DistcacheError,
+    NotReady,
+    error_from_exit_code,
+)
 from distcache.ingest.mds_records import (
     SetFacts,
     ShardRecord,
@@ -55,7 +61,7 @@ from distcache.io.files import (
 from distcache.io.threads import map_in_threads
 from distcache.mds.columns import column_places
 from distcache.mds.index_json import Columns, DataSet, ShardEntry, read_index
-from distcache.mds.shard_header import offsets_of
+from distcache.mds.shard_header import header_problem, offsets_of
 from distcache.mds.stored_shard import StoredShard, find_shard, read_shard
 from distcache.progress import NullProgress, Progress, Stopwatch
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
@@ -150,14 +156,15 @@ def _read_sets(
 
     def read() -> list[SetFacts]:
         found: list[SetFacts] = []
-        problems: list[str] = []
+        errors: list[DistcacheError] = []
         for directory in own:
             try:
                 found.append(_facts_of(read_index(directory, options.split)))
-            except CorpusError as error:
-                problems += error.problems
-        if problems:
-            raise CorpusError(*problems)
+            except (CorpusError, NotReady) as error:
+                errors.append(error)
+        if errors:
+            problems = [problem for error in errors for problem in error.problems]
+            raise error_from_exit_code(errors[0].exit_code, *problems)
         return found
 
     mine = on_all_ranks(communicator, read, "reading indices")
@@ -203,6 +210,8 @@ def _require_type(directory: str, shard: ShardEntry, options: MdsOptions) -> Non
     stored = find_shard(directory, shard)
     raw = np.empty(stored.raw_size, np.uint8)
     read_shard(stored, shard, raw)
+    if problem := header_problem(raw, shard):
+        raise CorpusError(f"{stored.path}: {problem}")
     columns, offsets = shard.columns, offsets_of(raw, shard.samples)
     places = column_places(raw, offsets, columns, columns.place_of(options.column))
     fits = fitting_type(raw, places)
@@ -439,8 +448,8 @@ class _Scanner:
             stored = find_shard(directory, entry)
             modified = version_of(os.stat(stored.path)).modified
             scan = scan_shard(stored, entry, self._options, self._room(stored))
-        except (CorpusError, OSError) as error:
-            if not skip or isinstance(error, OSError):
+        except CorpusError as error:
+            if not skip:
                 raise
             record = damaged_record(number, directory, entry, str(error))
         else:

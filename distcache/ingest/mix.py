@@ -14,7 +14,12 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from distcache.corpus.receipt import read_receipt, receipt_path
-from distcache.errors import BuildInterrupted, ConfigError, DistcacheError
+from distcache.errors import (
+    BuildInterrupted,
+    ConfigError,
+    DistcacheError,
+    error_from_exit_code,
+)
 from distcache.ingest.index_mds import index_mds
 from distcache.ingest.mds_scan import MdsOptions
 from distcache.io.files import atomic_write, make_directories, no_space_as_error
@@ -93,7 +98,7 @@ class MixOptions(msgspec.Struct, frozen=True):
         Of training; by default those of one pass.
     validation : int
         Samples of each validation set, at most.
-    seed : int
+    seed, order
         Of the configuration.
     """
 
@@ -102,6 +107,7 @@ class MixOptions(msgspec.Struct, frozen=True):
     samples: int | None = None
     validation: int = 512
     seed: int = 1234
+    order: str = "passes"
 
 
 class Mixed(msgspec.Struct, frozen=True):
@@ -250,7 +256,7 @@ def _index_all(
 ) -> None:
     """Index data sets, several at a time, and collect what is wrong with them."""
 
-    def index(stream: Stream) -> tuple[str, ...]:
+    def index(stream: Stream) -> DistcacheError | None:
         wanted = msgspec.structs.replace(options.mds, split=stream.split or options.mds.split)
         out = os.path.join(directory, stream.name)
         try:
@@ -258,15 +264,16 @@ def _index_all(
         except BuildInterrupted:
             raise
         except DistcacheError as error:
-            return error.problems
+            return error
         progress.advance(1)
-        return ()
+        return None
 
     # Each in a thread of its own, as a job of one rank: this one is within an agreement of all.
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = list(pool.map(index, streams))
-    if problems := [problem for share in found for problem in share]:
-        raise ConfigError(*problems)
+        errors = [error for error in pool.map(index, streams) if error is not None]
+    if errors:
+        problems = [problem for error in errors for problem in error.problems]
+        raise error_from_exit_code(errors[0].exit_code, *problems)
 
 
 def _write(recipe: Recipe, directory: str, options: MixOptions) -> Mixed:
@@ -289,15 +296,18 @@ def _write(recipe: Recipe, directory: str, options: MixOptions) -> Mixed:
         {
             "path": os.path.join(directory, stream.name),
             "samples": min(
-                options.validation, stream.choose or options.validation, size_of(stream)
+                options.validation,
+                options.validation if stream.choose is None else stream.choose,
+                size_of(stream),
             ),
         }
         for stream in recipe.valid
+        if stream.choose != 0
     ]
     fields: dict[str, Any] = {
         "sequence_length": options.sequence_length,
         "seed": options.seed,
-        "order": "passes",
+        "order": options.order,
         "samples": {"train": samples, "valid": 0, "test": 0},
         "blend_per_split": {"train": train} | ({"valid": valid} if valid else {}),
         "multiple_validation_sets": True,

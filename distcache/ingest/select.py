@@ -143,8 +143,13 @@ def select(
                 counts = made.write()
                 view = require_sound(communicator, [output.unfinished(0)], threads)
                 require_unchanged(communicator, [facts])
-                entry = _input_receipt(facts, open_examined(view[output.unfinished(0)]), counts)
-                receipt = receipt_of(view[output.unfinished(0)], output.name(0), origin, [entry])
+
+                def describe() -> Receipt:
+                    made_facts = view[output.unfinished(0)]
+                    entry = _input_receipt(facts, open_examined(made_facts), counts)
+                    return receipt_of(made_facts, output.name(0), origin, [entry])
+
+                receipt = on_rank_0(communicator, describe, Receipt, "the receipt")
                 watch.phase("publishing")
                 output.publish(communicator, [receipt], heartbeat, {0: known.link})
             return receipt

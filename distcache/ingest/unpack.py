@@ -96,7 +96,7 @@ def unpack_shards(
             raise ConfigError(
                 f"{prefix}: has no {shards_path('')}, so there is nothing to unpack"
             ).of_all_ranks()
-        table = on_all_ranks(communicator, lambda: read_table(prefix), "reading the table")
+        table = on_all_ranks(communicator, lambda: _table_of(prefix), "reading the table")
         final = os.path.abspath(bin_path(prefix))
         workspace = Workspace(hidden_directory(Path(final), "unpack"), otherwise="make room there")
 
@@ -120,6 +120,17 @@ def unpack_shards(
             on_rank_0(communicator, publish, None, "publishing")
             conclude(communicator, mine, heartbeat)
         return Unpacked(final, table.bin_size, len(table.rows), reused=False)
+
+
+def _table_of(prefix: str) -> ShardTable:
+    """Read the table of a corpus whose shards can be compared with their digests."""
+    table = read_table(prefix)
+    if not (table.rows["flags"] & DIGESTED).all():
+        raise CorpusError(
+            f"{prefix}: was indexed with --headers-only, so that no shard could be compared with "
+            "its digest; index the data set again without it"
+        )
+    return table
 
 
 def _is_there(final: str, table: ShardTable) -> bool:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import decimal
+import itertools
 import json
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
 
 from distcache.errors import ConfigError, CorpusError, DistcacheError
-from distcache.mds.columns import DTYPES, column_places, shape_of
+from distcache.mds.columns import DTYPES, shape_of
 from distcache.mds.index_json import Columns
 
 __all__ = ["Row", "decode_value"]
@@ -89,16 +91,19 @@ class Row(Mapping[str, Any]):
     def _find(self) -> dict[str, tuple[int, int]]:
         """Return where the value of each column lies."""
         if self._spans is None:
-            raw = np.frombuffer(self._data, np.uint8)
-            offsets = np.array([0, len(raw)])
-            spans = {}
-            for column, name in enumerate(self._columns.column_names):
-                places = column_places(raw, offsets, self._columns, column)
-                if places.wrong:
-                    raise CorpusError(f"{self._place}: {places.wrong[0]}")
-                begin = int(places.begins[0])
-                spans[name] = (begin, begin + int(places.sizes[0]))
-            self._spans = spans
+            known, data = self._columns.column_sizes, self._data
+            varying = known.count(None)
+            if len(data) < 4 * varying:
+                raise CorpusError(f"{self._place}: ends within the sizes of its columns")
+            sizes = iter(struct.unpack_from(f"<{varying}I", data))
+            all_sizes = (next(sizes) if size is None else size for size in known)
+            ends = list(itertools.accumulate(all_sizes, initial=4 * varying))
+            if ends[-1] != len(data):
+                raise CorpusError(
+                    f"{self._place}: its columns take {ends[-1]} bytes of {len(data)}"
+                )
+            pairs = itertools.pairwise(ends)
+            self._spans = dict(zip(self._columns.column_names, pairs, strict=True))
         return self._spans
 
 

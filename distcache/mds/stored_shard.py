@@ -100,9 +100,9 @@ def raw_pieces(
                 tick()
                 yield np.frombuffer(data, np.uint8)
             return
-        for begin in range(0, stored.size if zipped else 0, PIECE):
-            assert zipped is not None, "somebody receives the bytes"
-            zipped(read_range(descriptor, begin, min(begin + PIECE, stored.size)))
+        if zipped is not None:
+            for begin in range(0, stored.size, PIECE):
+                zipped(read_range(descriptor, begin, min(begin + PIECE, stored.size)))
         source = FileSource(descriptor, stored.size)
         yield from unpack(stored.codec, source, stored.raw_size, stored.path)
 

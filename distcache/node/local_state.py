@@ -22,7 +22,6 @@ __all__ = [
     "LocalState",
     "find_duplicates",
     "has_final",
-    "is_unpacked",
     "require_same_content",
     "verify_local",
 ]
@@ -112,11 +111,6 @@ def has_final(file: File) -> bool:
     if os.path.lexists(file.part):
         return False
     return is_plain_file(file.final) and os.lstat(file.final).st_size == file.size
-
-
-def is_unpacked(manifest: Manifest, file: int) -> bool:
-    """Return whether a file consists of shards."""
-    return any(block.file == file and block.source is not None for block in manifest.blocks)
 
 
 def _has_time(file: File) -> bool:

@@ -180,6 +180,7 @@ def _localize(
     before = read_record(store, name)
     with exclusive(agents, store.lock, progress) as waited:
         now = read_record(store, name)
+        on_all_ranks(agents, lambda: _require_possible(now, options), "the copy that is there")
         if waited and all(
             agents.allgather(now != before and _fulfils(now, options), bool, "another's work")
         ):
@@ -273,6 +274,22 @@ def _more_shards(before: Ready, asked: str) -> str:
     return ways[max(earlier, ways.index(asked))]
 
 
+def _require_possible(before: Ready | None, options: LocalizeOptions) -> None:
+    """Refuse windows of shards that an earlier run has unpacked.
+
+    Raises
+    ------
+    ConfigError
+        With what to do.
+    """
+    unpacked = before is not None and any(corpus.bin_size for corpus in before.corpora)
+    if before is not None and unpacked and options.shards == "windows":
+        raise ConfigError(
+            f"{before.source}: its shards are unpacked on this node already, so that nothing has "
+            "to be fed; to have windows, remove the copy first (`distcache local gc`)"
+        )
+
+
 def _latest(before: Naming, now: Naming) -> Naming:
     """Return what this run says of names; where it says nothing, what the run before it has."""
     if now == Naming():
@@ -292,16 +309,16 @@ def _make_manifest(
     )
     shares = agents.allgather(mine, list[CorpusStat], "examined corpora")
     facts = [shares[i % agents.size][i // agents.size] for i in range(len(corpora))]
-    return on_all_ranks(
-        agents,
-        lambda: _with_tokens(
-            make_manifest(store, source, contents, facts, options.shards), options
-        ),
-        "what the cache needs",
-    )
+
+    def make() -> Manifest:
+        manifest = make_manifest(store, source, contents, facts, options.shards)
+        _require_tokens(manifest, options)
+        return manifest
+
+    return on_all_ranks(agents, make, "what the cache needs")
 
 
-def _with_tokens(manifest: Manifest, options: LocalizeOptions) -> Manifest:
+def _require_tokens(manifest: Manifest, options: LocalizeOptions) -> None:
     """Refuse Megatron's files for corpora of shards that get no `.bin`.
 
     Raises
@@ -314,4 +331,3 @@ def _with_tokens(manifest: Manifest, options: LocalizeOptions) -> Manifest:
         raise ConfigError(
             f"{bare.shared}: consists of MDS shards, and Megatron needs a .bin; give --shards all"
         )
-    return manifest

@@ -97,12 +97,15 @@ class File(msgspec.Struct, frozen=True):
     modified : int
         Modification time of the shared file in nanoseconds; 0 if it does not matter. If the time
         of a local index differs, the shared one is read, and compared with its digest.
+    unpacked : bool
+        Whether its blocks are shards.
     """
 
     shared: str
     final: Path
     size: int
     modified: int
+    unpacked: bool = False
 
     @property
     def part(self) -> Path:
@@ -269,8 +272,9 @@ def make_manifest(
         files.append(File(idx_path(corpus.prefix), final, corpus.idx_size, found.modified))
         if unpacked:
             blocks += shard_blocks(contents, number, len(files))
-            path = bin_path(corpus.prefix)
-            files.append(File(path, Path(bin_path(store.prefix(stem))), corpus.bin_size, 0))
+            final = Path(bin_path(store.prefix(stem)))
+            shared = bin_path(corpus.prefix)
+            files.append(File(shared, final, corpus.bin_size, 0, unpacked=True))
     return Manifest(name, contents, source, tuple(corpora), tuple(files), tuple(blocks))
 
 

@@ -18,7 +18,6 @@ from distcache.node.local_state import (
     LocalState,
     find_duplicates,
     has_final,
-    is_unpacked,
     require_same_content,
     verify_local,
 )
@@ -224,7 +223,7 @@ def _is_mended(manifest: Manifest, file: int) -> bool:
     Whoever reads it meanwhile finds right bytes sooner, and never others.
     """
     target = manifest.files[file]
-    return is_unpacked(manifest, file) and has_final(target)
+    return target.unpacked and has_final(target)
 
 
 def _withdraw(run: Localization, repair: Repair) -> None:

@@ -57,8 +57,9 @@ def cut_chunks(blocks: Sequence[Block], numbers: Sequence[int], size: int = CHUN
     for number in numbers:
         block = blocks[number]
         first, last = (0, block.source.size) if block.source else (block.begin, block.end)
-        ends = (min(begin + size, last) for begin in range(first, last, size))
-        chunks += [Chunk(number, end - ((end - first - 1) % size + 1), end) for end in ends]
+        chunks += [
+            Chunk(number, begin, min(begin + size, last)) for begin in range(first, last, size)
+        ]
     return chunks
 
 

@@ -93,7 +93,13 @@ class Batches(Iterator[Any]):
         with self._lock:
             if self._source is None:
                 self._source = self._by_workers() if self._workers else self._by_a_thread()
-            batch = next(self._source)
+            try:
+                batch = next(self._source)
+            except StopIteration:
+                raise
+            except BaseException:
+                self._stop()  # asked again, it reads the same batch again
+                raise
             self._consumed = self._drawn.popleft()
             return batch
 

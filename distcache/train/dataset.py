@@ -117,7 +117,7 @@ class CachedDataset(Dataset[Any]):
         )
         members, samples = here.split.look_up(positions)
         if here.gate is not None and len(positions):
-            here.gate.publish(self.split, int(positions.min()))
+            here.gate.publish(self.split, self.number, int(positions.min()))
         batch = self._new_batch(len(positions), here.length, whole=whole)
         arrays = {_KERNEL_NAMES[name]: values.numpy() for name, values in batch.items()}
         ends = self._new_ends(len(positions), here.length)

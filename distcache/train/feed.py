@@ -12,15 +12,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.errors import ConfigError, NoSpace, NotReady
+from distcache.errors import NoSpace, NotReady
 from distcache.node.store import Store
 from distcache.node.windows import Windows, windowed_sources
 from distcache.progress import Progress
 from distcache.staging.locks import try_lock
 from distcache.train.open import OpenCache
 from distcache.train.shard_finder import ShardFinder
-from distcache.train.split import find_split
-from distcache.train.window_gate import live_positions
+from distcache.train.split import dataset_count, find_split
+from distcache.train.window_gate import dataset_name, live_positions
 
 __all__ = ["Feeder", "within"]
 
@@ -67,8 +67,8 @@ class Feeder:
         Bytes that all shards together may take.
     threads : int
         Shards that are unpacked at a time.
-    start : dict of str to int
-        Positions in splits before any process has told its own.
+    start : int
+        Position in training, before any process has told its own.
 
     Raises
     ------
@@ -78,9 +78,7 @@ class Feeder:
         If the budget does not hold what the first samples need.
     """
 
-    def __init__(
-        self, opened: OpenCache, budget: int, threads: int = 1, start: dict[str, int] | None = None
-    ) -> None:
+    def __init__(self, opened: OpenCache, budget: int, threads: int = 1, start: int = 0) -> None:
         cache = opened.cache
         if not opened.windows_of:
             raise NotReady(
@@ -90,16 +88,18 @@ class Feeder:
         self._opened = opened
         self._budget = budget
         self._threads = threads
-        self._start = start or {"train": 0}
+        self._start = {dataset_name("train", 0): start} if "train" in opened.splits else {}
         store = Store(Path(opened.handle.store))
         self._windows = Windows(store, opened.handle.name)
         self._sources = set(windowed_sources(cache))
         count = len(cache.table("sources"))
         self._sizes = [cache.shards_of(s)["raw_size"].astype(np.int64) for s in range(count)]
-        self._splits = {}
+        self._datasets = {}
         for split in opened.splits:
-            found = find_split(opened, split, 0)
-            self._splits[split] = (found, ShardFinder(opened, found.members))
+            for number in range(dataset_count(opened, split)):
+                found = find_split(opened, split, number)
+                finder = ShardFinder(opened, found.members)
+                self._datasets[dataset_name(split, number)] = (found, finder)
         self._blocks: dict[tuple[str, int], Needed] = {}
         self._present: dict[tuple[int, int], None] = {}
         lock = try_lock(self._windows.lock)
@@ -145,9 +145,10 @@ class Feeder:
         return True
 
     def _needed_now(self) -> Needed:
-        """Return what fits into the budget of what the splits need next, in turns."""
+        """Return what fits into the budget of what the datasets need next, in turns."""
         positions = self._start | live_positions(self._windows.root)
-        streams = [self._ahead(split, position) for split, position in positions.items()]
+        known = [name for name in positions if name in self._datasets]
+        streams = [self._ahead(name, positions[name]) for name in known]
         found: dict[tuple[int, int], None] = {}
         left = self._budget
         while streams:
@@ -169,19 +170,17 @@ class Feeder:
             raise NoSpace(f"--budget {self._budget}: does not hold a single shard")
         return found
 
-    def _ahead(self, split: str, position: int) -> Iterator[Needed]:
-        """Yield the shards of the samples of a split from a position on, block by block."""
-        if split not in self._splits:
-            raise ConfigError(f"{self._opened.cache.path}: has no split {split!r}")
-        size = self._splits[split][0].size
+    def _ahead(self, name: str, position: int) -> Iterator[Needed]:
+        """Yield the shards of the samples of a dataset from a position on, block by block."""
+        size = self._datasets[name][0].size
         for block in range(position // BLOCK, -(-size // BLOCK)):
-            yield self._block(split, block, max(position - block * BLOCK, 0))
+            yield self._block(name, block, max(position - block * BLOCK, 0))
 
-    def _block(self, split: str, block: int, skipped: int) -> Needed:
+    def _block(self, name: str, block: int, skipped: int) -> Needed:
         """Return the shards of a block of samples; the first block anew, without what is past."""
-        if not skipped and (split, block) in self._blocks:
-            return self._blocks[split, block]
-        found, finder = self._splits[split]
+        if not skipped and (name, block) in self._blocks:
+            return self._blocks[name, block]
+        found, finder = self._datasets[name]
         begin = block * BLOCK + skipped
         positions = np.arange(begin, min((block + 1) * BLOCK, found.size))
         members, samples = found.look_up(positions)
@@ -190,7 +189,7 @@ class Feeder:
         if not skipped:
             if len(self._blocks) >= KEPT_BLOCKS:
                 self._blocks.clear()
-            self._blocks[split, block] = needed
+            self._blocks[name, block] = needed
         return needed
 
     def _fill(self, place: tuple[int, int]) -> None:

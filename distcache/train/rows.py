@@ -139,7 +139,7 @@ class _OpenRows:
     def __init__(self, opened: OpenCache, split: str, number: int) -> None:
         self.process = os.getpid()
         self.split: Split = find_split(opened, split, number)
-        self._name = split
+        self._name = (split, number)
         self._finder = ShardFinder(opened, self.split.members)
         self.key = opened.key
         self._opened = opened
@@ -158,7 +158,7 @@ class _OpenRows:
         gate = self._opened.gate
         if gate is None or not len(positions):
             return self._read(members, samples)
-        gate.publish(self._name, int(positions.min()))
+        gate.publish(*self._name, int(positions.min()))
         needed = self._finder.find(members.tolist(), np.asarray(samples, np.int64))
         needed = [place for place in needed if place[0] in self._opened.windows_of]
         return gate.read(needed, lambda: self._read(members, samples))
@@ -171,8 +171,7 @@ class _OpenRows:
                 for member, sample in zip(members, samples, strict=True)
             ]
             for file, begin, size, _ in places:
-                (descriptor,) = self._files.descriptors([file])
-                os.posix_fadvise(descriptor, begin, size, os.POSIX_FADV_WILLNEED)
+                self._files.announce(file, begin, size)
             return [
                 Row(columns, self._files.read(file, begin, size), f"{file[0]}: byte {begin}")
                 for file, begin, size, columns in places

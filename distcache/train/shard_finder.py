@@ -39,7 +39,6 @@ class ShardFinder:
         self._opened = opened
         self._members = members
         self._sections: dict[int, Section | _Rows] = {}
-        self._indices: dict[int, Idx] = {}
 
     def find(self, members: Sequence[int], samples: NDArray[np.int64]) -> list[tuple[int, int]]:
         """Return source and shard of all parts of samples, in their order, each once.
@@ -70,7 +69,6 @@ class ShardFinder:
     def _open(self, member: int) -> Section | _Rows:
         row, source = self._members[member]
         cache, idx = self._opened.cache, self._opened.idx_of(source)
-        self._indices[member] = idx
         begins = cache.shards_of(source)["base"].astype(np.int64)
         arrays = {name: cache.read(view) for name, view in cache.arrays("sections", row).items()}
         if cache.columns_of(source):

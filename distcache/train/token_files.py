@@ -167,6 +167,12 @@ class TokenFiles:
                 self.recover(file[0], error.errno or 0, begin, attempt)
         raise AssertionError("retries end with an error")
 
+    def announce(self, file: tuple[str, int], begin: int, size: int) -> None:
+        """Tell the disk of bytes that will be read; an error is left to who reads them."""
+        with contextlib.suppress(OSError):
+            (descriptor,) = self.descriptors([file])
+            os.posix_fadvise(descriptor, begin, size, os.POSIX_FADV_WILLNEED)
+
     def recover(self, path: str, error: int, byte: int, attempt: int) -> None:
         """Wait, and let a file be reopened after a transient error; raise others.
 

@@ -17,9 +17,9 @@ from distcache.node.windows import Windows
 from distcache.staging.locks import try_lock
 from distcache.timeouts import limits
 
-__all__ = ["POSITION", "WindowGate", "least_of", "live_positions"]
+__all__ = ["POSITION", "WindowGate", "dataset_name", "least_of", "live_positions"]
 
-POSITION: Final = struct.Struct("<16sQ")  # split, and the position in it
+POSITION: Final = struct.Struct("<16sQ")  # name of a dataset, and the position in it
 POLL: Final = 0.01  # seconds
 Result = TypeVar("Result")
 
@@ -51,13 +51,14 @@ class WindowGate:
         if self._position is not None and self._process == os.getpid():
             os.close(self._position)
 
-    def publish(self, split: str, position: int) -> None:
-        """Tell the feeder which sample of a split comes next."""
+    def publish(self, split: str, number: int, position: int) -> None:
+        """Tell the feeder which sample of a dataset comes next."""
         if self._position is None or self._process != os.getpid():
             path = self._windows.root / f"position.{os.getpid()}.{secrets.token_hex(4)}"
             self._position, self._process = try_lock(path), os.getpid()
         if self._position is not None:
-            os.pwrite(self._position, POSITION.pack(split.encode("ascii")[:16], position), 0)
+            name = dataset_name(split, number).encode("ascii")
+            os.pwrite(self._position, POSITION.pack(name, position), 0)
 
     def read(self, needed: Sequence[tuple[int, int]], action: Callable[[], Result]) -> Result:
         """Read when all shards are there; again, if one was given up meanwhile.
@@ -111,12 +112,17 @@ class WindowGate:
             time.sleep(POLL)
 
     def _generations(self, needed: Sequence[tuple[int, int]]) -> list[int]:
-        known = {source: self._windows.generations(source) for source, _ in needed}
+        known = {source: self._windows.generations(source) for source in {s for s, _ in needed}}
         return [int(known[source][shard]) for source, shard in needed]
 
 
+def dataset_name(split: str, number: int) -> str:
+    """Return a name for a dataset: of a split, or one of its validation sets."""
+    return f"{split}.{number}"
+
+
 def live_positions(root: Path) -> dict[str, int]:
-    """Return the least position in each split of the processes that live; forget the others.
+    """Return the least position in each dataset of the processes that live; forget the others.
 
     One that has not read for long while others do, such as a main process that has looked at a
     sample, holds nobody up.
@@ -134,9 +140,9 @@ def live_positions(root: Path) -> dict[str, int]:
                 modified = os.fstat(stream).st_mtime
         except (OSError, EOFError):
             continue  # it has just been made, or removed
-        split = name.rstrip(b"\0").decode("ascii", "replace")
-        found.setdefault(split, []).append((modified, position))
-    return {split: least_of(positions) for split, positions in found.items()}
+        dataset = name.rstrip(b"\0").decode("ascii", "replace")
+        found.setdefault(dataset, []).append((modified, position))
+    return {dataset: least_of(positions) for dataset, positions in found.items()}
 
 
 def least_of(positions: Sequence[tuple[float, int]]) -> int:

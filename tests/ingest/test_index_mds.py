@@ -254,13 +254,22 @@ def test_faults_of_an_index_are_named(change: Any, expected: str, tmp_path: Path
 
 
 def test_faults_of_all_indices_come_together(tmp_path: Path) -> None:
-    """Not one after the other."""
+    """Not one after the other, and with the exit code of the first."""
     sets = [write_tokens(tmp_path / name) for name in "ab"]
     for data in sets:
         spoil_index(data, lambda d: d.update(version=3))
+    sets.insert(1, tmp_path / "missing")
     with pytest.raises(CorpusError) as caught:
         index(sets, tmp_path / "c")
-    assert len(caught.value.problems) == 2
+    assert len(caught.value.problems) == 3
+
+
+def test_a_damaged_shard_of_bytes_whose_type_is_not_said(tmp_path: Path) -> None:
+    """Is a damaged shard."""
+    data = write_tokens(tmp_path / "data", "bytes")
+    overwrite(data / "shard.00000.mds", 8, b"\xff\xff\xff\x7f")
+    with pytest.raises(CorpusError, match="its offsets fall"):
+        index(data, tmp_path / "c")
 
 
 def cut(path: Path) -> None:

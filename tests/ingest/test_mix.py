@@ -12,7 +12,7 @@ import yaml
 
 from distcache.cache import open_cache
 from distcache.configuration import read_document
-from distcache.errors import ConfigError
+from distcache.errors import ConfigError, NotReady
 from distcache.ingest.mds_scan import MdsOptions
 from distcache.ingest.mix import Mixed, MixOptions, mix, recipe_from
 from distcache.ranks.communicator import Communicator, SerialCommunicator
@@ -157,7 +157,7 @@ def test_faults_of_all_data_sets_come_together(tmp_path: Path) -> None:
     """Those that are right are indexed."""
     paths = write_sets(tmp_path, {"a": 3})
     train = [{"path": paths["a"]}, {"path": str(tmp_path / "no")}, {"path": str(tmp_path / "nor")}]
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(NotReady) as caught:
         run_mix({"train": train}, tmp_path / "mix")
     assert len(caught.value.problems) == 2
     assert (tmp_path / "mix" / "a.idx").exists()

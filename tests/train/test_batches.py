@@ -91,6 +91,26 @@ def test_tokens_and_their_tensors(cache: Path) -> None:
         distcache.Batches(train, 4, ahead=-1)
 
 
+def test_a_batch_that_failed_comes_again(rows: Any) -> None:
+    """An error is not the end of the data."""
+    failing = [True]
+
+    def collate(some: list[Any]) -> list[Any]:
+        if failing[0] and some[0] == rows[8]:
+            raise OSError("a filesystem failed")
+        return some
+
+    batches = distcache.Batches(rows, 4, collate=collate)
+    assert next(batches)[0] == rows[0]
+    assert next(batches)[0] == rows[4]
+    for _ in range(2):
+        with pytest.raises(OSError, match="a filesystem failed"):
+            next(batches)
+    failing[0] = False
+    assert next(batches)[0] == rows[8]
+    assert batches.save_state()["consumed_samples"] == 12
+
+
 def test_errors_reach_whoever_asks(rows: Any) -> None:
     """And not only a log of a thread."""
 

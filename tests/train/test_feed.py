@@ -110,7 +110,7 @@ def test_training_reads_what_is_fed(cache: Path, tmp_path: Path) -> None:
 def test_it_starts_where_training_resumes(cache: Path, tmp_path: Path) -> None:
     """With what the next samples need, and nothing before."""
     opened = open_here(cache, tmp_path)
-    feeder = Feeder(opened, budget_of(opened, 6), start={"train": 200})
+    feeder = Feeder(opened, budget_of(opened, 6), start=200)
     while feeder.step():
         pass
     dataset = opened.dataset("train")
@@ -174,6 +174,9 @@ def test_a_shard_that_goes_while_it_is_read(cache: Path, tmp_path: Path) -> None
 
 def test_what_cannot_be_fed(cache: Path, tmp_path: Path) -> None:
     """Too small a budget, a second feeder, a copy without windows, a shard that was exchanged."""
+    run(cache, tmp_path / "all")
+    with pytest.raises(ConfigError, match="are unpacked on this node already"):
+        run(cache, tmp_path / "all", shards="windows")
     opened = open_here(cache, tmp_path)
     first = Feeder(opened, 10)
     with pytest.raises(NoSpace, match="does not hold a single shard"):
@@ -190,8 +193,34 @@ def test_what_cannot_be_fed(cache: Path, tmp_path: Path) -> None:
     run(cache, tmp_path / "other", shards="none")
     with pytest.raises(NotReady, match="was not localized for windows"):
         Feeder(distcache.open(cache, local=tmp_path / "other"), 10)
-    with pytest.raises(ConfigError, match="has no split"):
-        Feeder(opened, 10**9, start={"tests": 0}).step()
+
+
+def test_validation_sets_are_fed(tmp_path: Path) -> None:
+    """Each when it is read."""
+    valid = []
+    for name in ("v1", "v2"):
+        samples = [sample(n, name) for n in range(30)]
+        index(
+            write_mds(tmp_path / f"{name}-mds", KINDS, samples, codec="zstd"),
+            tmp_path / name,
+            column="",
+        )
+        valid.append({"path": str(tmp_path / name), "samples": 20})
+    fields = {
+        "sequence_length": 1,
+        "order": "windows",
+        "window": 2,
+        "samples": {"train": 30, "valid": 0, "test": 0},
+        "blend_per_split": {"train": [{"path": str(tmp_path / "v1"), "weight": 1}], "valid": valid},
+        "multiple_validation_sets": True,
+    }
+    path = Path(build_here(fields, tmp_path / "caches").path)
+    run(path, tmp_path / "local", shards="windows")
+    opened = open_here(path, tmp_path)
+    with feeding(Feeder(opened, budget_of(opened, 8))):
+        for number, name in enumerate(("v1", "v2")):
+            rows = opened.rows("valid", number)
+            assert {rows[i]["tags"]["of"][0] for i in range(len(rows))} == {name}
 
 
 def test_windows_go_with_their_cache(cache: Path, tmp_path: Path) -> None:
