@@ -13,6 +13,7 @@ from distcache.errors import DistcacheError
 from distcache.io.threads import map_in_threads
 from distcache.io.unfinished_file import UnfinishedFile
 from distcache.partition import balance
+from distcache.plan.layout import SMALL
 from distcache.ranks.agreement import on_all_ranks
 
 __all__ = ["digest_blocks", "require_written", "still_there"]
@@ -105,7 +106,10 @@ def _share(
 ) -> dict[int, Found]:
     """Distribute tasks that read the file, by their costs; return what was found. Collective."""
     communicator = job.communicator
-    share = balance(costs, communicator.size)[communicator.rank]
+    # Who has read a small file may see its tables late: that is rank 0, which writes them.
+    readers = 1 if job.layout.tables_begin <= SMALL else communicator.size
+    own = communicator.rank < readers
+    share = balance(costs, readers)[communicator.rank] if own else []
 
     def run() -> dict[int, Found]:
         # Opened anew: a filesystem with close-to-open consistency shows here what others wrote.

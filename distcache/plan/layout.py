@@ -21,6 +21,7 @@ __all__ = [
     "ALIGNMENT",
     "BLEND_SLICE",
     "GRAIN",
+    "SMALL",
     "STRIPE",
     "ArrayPlace",
     "Dataset",
@@ -32,7 +33,10 @@ __all__ = [
 ]
 
 ALIGNMENT: Final = 64  # bytes: of every dataset; a cache line
-GRAIN: Final = 1 << 16  # the largest page of a machine: what a client of NFS writes as a whole
+# What clients of network filesystems keep as a whole: up to 64 KiB of a page of memory, and 128 KiB
+# in GlusterFS's cache, where what another client has written later may be seen late.
+GRAIN: Final = 1 << 17
+SMALL: Final = 1 << 20  # bytes of a file that one rank reads back, whatever its grains
 STRIPE: Final = 1 << 20  # of an array; slices of ranks are multiples of it
 # Steps of a blend: slices are multiples of it, so that those of both arrays start with a stripe.
 BLEND_SLICE: Final = STRIPE // 2
@@ -146,7 +150,7 @@ def make_layout(items: Sequence[SectionPlan | BlendPlan]) -> Layout:
         section = first if isinstance(first, SectionPlan) and _is_large(first) else None
         splittable = section is not None and section.order == "megatron"
         units.append(Unit(group, begin, offset, splittable))
-    tables_begin = align(offset, ALIGNMENT)
+    tables_begin = align(offset, GRAIN if offset > SMALL else ALIGNMENT)
     return Layout(data_begin, tuple(arrays), tuple(units), tuple(datasets), tables_begin)
 
 
