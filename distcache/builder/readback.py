@@ -3,23 +3,49 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeVar
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping
+from functools import partial
+from operator import attrgetter
+from typing import Final
+
+import msgspec
+import numpy as np
+import xxhash
 
 from distcache.builder.arrays import read_digest
 from distcache.builder.job import Digests, Job, Record
-from distcache.cache.digests import block_digest, block_range, blocks_in
+from distcache.cache.digests import array_digest, block_range, blocks_in, leaves_of, read_pieces
+from distcache.cache.format import LEAF_SIZE
 from distcache.errors import DistcacheError
 from distcache.io.threads import map_in_threads
 from distcache.io.unfinished_file import UnfinishedFile
 from distcache.partition import balance
-from distcache.plan.layout import SMALL
+from distcache.plan.layout import SMALL, ArrayPlace
 from distcache.ranks.agreement import on_all_ranks
 
-__all__ = ["digest_blocks", "require_written", "still_there"]
+__all__ = ["read_back", "still_there"]
 
-Found = TypeVar("Found")
-PAUSES: Final = (2.0, 5.0, 15.0)  # seconds
+PAUSES: Final = (2.0, 5.0, 15.0, None)  # seconds after each reading; none after the last
+
+
+class BlockRead(msgspec.Struct, frozen=True):
+    """What a block of the unfinished file was when it was read.
+
+    Attributes
+    ----------
+    block : int
+        Its number.
+    digest : int
+        Its digest.
+    leaves : tuple of (int, int, bytes)
+        An array, the first of its leaves that has bytes in the block, and the digests of these
+        leaves, as u64.
+    """
+
+    block: int
+    digest: int
+    leaves: tuple[tuple[int, int, bytes], ...]
 
 
 def still_there(job: Job, records: Mapping[int, Record]) -> Digests:
@@ -33,29 +59,59 @@ def still_there(job: Job, records: Mapping[int, Record]) -> Digests:
         From the journals, the same on all ranks.
     """
     known = {item: record.digests for item, record in records.items() if _fits(job, record)}
-    equal = _compare(job, known, "reading back what was built before")
-    return {item: known[item] for item in sorted(equal)}
+    arrays = [(item, place) for item in sorted(known) for place in job.places(item).values()]
+    # Who has read a small file may see its tables late: that is rank 0, which writes them.
+    readers = 1 if job.layout.tables_begin <= SMALL else job.communicator.size
+    shares = balance([place.nbytes for _, place in arrays], readers)
+    share = shares[job.communicator.rank] if job.communicator.rank < readers else []
+
+    def is_lost(index: int, file: UnfinishedFile) -> bool:
+        item, place = arrays[index]
+        return read_digest(file, place) != known[item][place.name]
+
+    def run() -> list[int]:
+        with UnfinishedFile(job.data) as file:
+            differ = map_in_threads(partial(is_lost, file=file), share, job.threads)
+        return [arrays[index][0] for index, lost in zip(share, differ, strict=True) if lost]
+
+    what = "reading back what was built before"
+    mine = on_all_ranks(job.communicator, run, what)
+    lost = {item for part in job.communicator.allgather(mine, list[int], what) for item in part}
+    return {item: known[item] for item in sorted(known.keys() - lost)}
 
 
-def require_written(job: Job, digests: Digests) -> None:
-    """Read arrays back and compare their digests. Collective.
+def read_back(job: Job) -> list[int]:
+    """Compare all arrays with their digests; return the digest of every block. Collective.
 
-    Clients of network filesystems may show old bytes for a second or more, so arrays that differ
-    are read again before they count as lost.
+    Clients of network filesystems may show old bytes for a second or more, so what differs is read
+    again before it counts as lost. Both digests come from one reading: of two, each might show
+    other bytes.
+
+    Returns
+    -------
+    list of int
+        In the order of the file.
 
     Raises
     ------
     DistcacheError
         If any differs: the filesystem has not kept what was written to it.
     """
-    lost = digests.keys() - _compare(job, digests, "reading back what was written")
+    arrays = _Arrays(job)
+    found: dict[int, BlockRead] = {}
+    todo: Iterable[int] = range(blocks_in(job.layout.tables_begin))
     for pause in PAUSES:
-        if not lost:
-            return
+        found |= _read_blocks(job, arrays, todo)
+        lost = arrays.lost(found.values())
+        if not lost or pause is None:
+            break
         job.watch.note(f"{len(lost)} items differ after read-back; reading again")
         time.sleep(pause)
-        again = {item: digests[item] for item in lost}
-        lost = again.keys() - _compare(job, again, "reading back once more")
+        todo = [
+            block
+            for block in found
+            if any(arrays.items[leaves[0]] in lost for leaves in found[block].leaves)
+        ]
     if lost:
         raise DistcacheError(
             *(
@@ -64,61 +120,106 @@ def require_written(job: Job, digests: Digests) -> None:
                 for item in sorted(lost)
             )
         ).of_all_ranks()  # all ranks have compared all findings
+    return [found[block].digest for block in sorted(found)]
 
 
-def digest_blocks(job: Job) -> list[int]:
-    """Return the digest of every block of the file, in order. Collective."""
-    tables_begin = job.layout.tables_begin
+class _Arrays:
+    """All arrays of a cache in the order of the file.
 
-    def digest(block: int, file: UnfinishedFile) -> int:
-        return block_digest(file.descriptor, block, tables_begin)
+    Parameters
+    ----------
+    job : Job
+        All of its items are built.
 
-    blocks = range(blocks_in(tables_begin))
-    costs = [end - begin for begin, end in (block_range(block, tables_begin) for block in blocks)]
-    found = _share(job, costs, digest, int, "digesting blocks")
-    return [found[block] for block in blocks]
+    Attributes
+    ----------
+    places : list of ArrayPlace
+        Of each.
+    items : list of int
+        What each is of.
+    """
+
+    def __init__(self, job: Job) -> None:
+        found = [
+            (place, item)
+            for item in range(len(job.plan.items))
+            for place in job.places(item).values()
+            if place.nbytes
+        ]
+        found.sort(key=lambda entry: entry[0].offset)
+        self.places = [place for place, _ in found]
+        self.items = [item for _, item in found]
+        self._digests = job.digests
+
+    def within(self, begin: int, end: int) -> range:
+        """Return the arrays that have bytes of [begin, end) of the file."""
+        first = bisect_right(self.places, begin, key=lambda place: place.offset + place.nbytes)
+        return range(first, bisect_left(self.places, end, key=attrgetter("offset")))
+
+    def lost(self, blocks: Iterable[BlockRead]) -> set[int]:
+        """Return the items of which an array has not its digest in what was read."""
+        leaves = [np.zeros(-(-place.nbytes // LEAF_SIZE), np.uint64) for place in self.places]
+        lost = set()
+        for array, first, packed in (entry for block in blocks for entry in block.leaves):
+            some = np.frombuffer(packed, np.uint64)
+            known = leaves[array][first : first + len(some)]
+            if ((known != some) & (known != 0)).any():  # two ranks have read a leaf differently
+                lost.add(self.items[array])
+            known[:] = some
+        for place, item, digests in zip(self.places, self.items, leaves, strict=True):
+            if array_digest(digests) != self._digests[item][place.name]:
+                lost.add(item)
+        return lost
+
+
+def _read_blocks(job: Job, arrays: _Arrays, blocks: Iterable[int]) -> dict[int, BlockRead]:
+    """Let each rank read its share of some blocks; return what all have found. Collective."""
+    # The front lies in the first block: rank 0 reads it, which has written it.
+    share = [block for block in blocks if block % job.communicator.size == job.communicator.rank]
+
+    def run() -> list[BlockRead]:
+        # Opened anew: a filesystem with close-to-open consistency shows here what others wrote.
+        with UnfinishedFile(job.data) as file:
+            read = partial(_read_block, file.descriptor, arrays, job.layout.tables_begin)
+            return list(map_in_threads(read, share, job.threads))
+
+    what = "reading back what was written"
+    mine = on_all_ranks(job.communicator, run, what)
+    parts = job.communicator.allgather(mine, list[BlockRead], what)
+    return {found.block: found for part in parts for found in part}
+
+
+def _read_block(descriptor: int, arrays: _Arrays, tables_begin: int, block: int) -> BlockRead:
+    """Read a block, and beyond it the rest of the leaves that have bytes in it."""
+    begin, end = block_range(block, tables_begin)
+    digest = xxhash.xxh3_64()
+    found = []
+    done = begin
+    for array in arrays.within(begin, end):
+        place = arrays.places[array]
+        first, last = _leaves_within(place, begin, end)
+        for piece in read_pieces(descriptor, done, max(done, first)):  # between arrays
+            digest.update(piece.data)
+        leaves = []
+        done = first
+        for piece in read_pieces(descriptor, first, last):
+            leaves.append(leaves_of(piece))
+            digest.update(piece[max(0, begin - done) : end - done].data)
+            done += piece.size
+        first_leaf = (first - place.offset) // LEAF_SIZE
+        found.append((array, first_leaf, np.concatenate(leaves).tobytes()))
+    for piece in read_pieces(descriptor, done, max(done, end)):
+        digest.update(piece.data)
+    return BlockRead(block, digest.intdigest(), tuple(found))
+
+
+def _leaves_within(place: ArrayPlace, begin: int, end: int) -> tuple[int, int]:
+    """Return the bytes of the file of the leaves of an array that have bytes of [begin, end)."""
+    first = max(0, begin - place.offset) // LEAF_SIZE * LEAF_SIZE
+    last = -(-(end - place.offset) // LEAF_SIZE) * LEAF_SIZE
+    return place.offset + first, place.offset + min(last, place.nbytes)
 
 
 def _fits(job: Job, record: Record) -> bool:
     in_plan = 0 <= record.item < len(job.plan.items)
     return in_plan and record.digests.keys() == job.places(record.item).keys()
-
-
-def _compare(job: Job, digests: Digests, what: str) -> set[int]:
-    """Return the items whose arrays in the file have the given digests. Collective."""
-    arrays = [(item, place) for item in sorted(digests) for place in job.places(item).values()]
-
-    def is_equal(index: int, file: UnfinishedFile) -> bool:
-        item, place = arrays[index]
-        return read_digest(file, place) == digests[item][place.name]
-
-    costs = [place.nbytes for _, place in arrays]
-    found = _share(job, costs, is_equal, bool, what)
-    return digests.keys() - {arrays[index][0] for index, equal in found.items() if not equal}
-
-
-def _share(
-    job: Job,
-    costs: Sequence[int],
-    action: Callable[[int, UnfinishedFile], Found],
-    kind: type[Found],
-    what: str,
-) -> dict[int, Found]:
-    """Distribute tasks that read the file, by their costs; return what was found. Collective."""
-    communicator = job.communicator
-    # Who has read a small file may see its tables late: that is rank 0, which writes them.
-    readers = 1 if job.layout.tables_begin <= SMALL else communicator.size
-    own = communicator.rank < readers
-    share = balance(costs, readers)[communicator.rank] if own else []
-
-    def run() -> dict[int, Found]:
-        # Opened anew: a filesystem with close-to-open consistency shows here what others wrote.
-        with UnfinishedFile(job.data) as file:
-            results = map_in_threads(lambda task: action(task, file), share, job.threads)
-            return dict(zip(share, results, strict=True))
-
-    found: dict[int, Found] = {}
-    mine = on_all_ranks(communicator, run, what)
-    for part in communicator.allgather(mine, dict[int, kind], what):  # type: ignore[valid-type]
-        found |= part
-    return found

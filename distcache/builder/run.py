@@ -24,7 +24,7 @@ from distcache.builder.prepare import (
     make_ready,
     require_name,
 )
-from distcache.builder.readback import digest_blocks, require_written, still_there
+from distcache.builder.readback import read_back, still_there
 from distcache.builder.work import build_items
 from distcache.corpus.examine import require_unchanged
 from distcache.errors import DistcacheError, KeyMismatch
@@ -195,8 +195,7 @@ def _run(
         built = build_items(job, work, journal)
     job.digests |= built
     watch.phase("reading back")
-    require_written(job, built)
-    blocks = digest_blocks(job)
+    blocks = read_back(job)
     require_unchanged(communicator, job.plan.sources)
     published = _publish(job, workspace, blocks, final)
     outcome = BuildOutcome(

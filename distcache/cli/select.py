@@ -47,7 +47,9 @@ def select_command(
     seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Of --sample.")] = 0,
     split_at: Annotated[
         int | None,
-        typer.Option(min=1, help="Cut sequences into sequences of at most so many tokens."),
+        typer.Option(
+            min=1, max=2**31 - 1, help="Cut sequences into sequences of at most so many tokens."
+        ),
     ] = None,
     absolute: Annotated[
         bool, typer.Option("--absolute", help="Link the .bin by its absolute path.")

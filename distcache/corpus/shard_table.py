@@ -10,7 +10,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -40,6 +39,13 @@ ALIGNMENT: Final = 4096
 CODECS: Final = 6  # numbers of `distcache.mds.index_json.CODECS`
 LONGEST: Final = 1 << 34  # bytes of a file that is read
 HEADER: Final = struct.Struct("<16sIIQQQQQQ16s24s16s")
+BOUNDS: Final = {
+    "base": 62,
+    "raw_size": 32,  # offsets in a shard have 32 bits
+    "zip_size": 33,
+    "first_sequence": 62,
+    "first_token": 62,
+}
 ROWS: Final = np.dtype(
     [
         ("base", "<u8"),
@@ -204,9 +210,9 @@ def read_table(prefix: str) -> ShardTable:
 def _problem(table: ShardTable) -> str:
     """Return what is wrong with a table whose digest is right, or nothing."""
     rows = table.rows
-    for name in ("base", "raw_size", "zip_size", "first_sequence", "first_token"):
-        if (rows[name] >= 1 << 62).any():
-            return f"{name} of a shard is beyond all bounds"
+    for name, bits in BOUNDS.items():
+        if (rows[name] >> bits).any():
+            return f"{name} of a shard is 2**{bits} or more"
     ends = rows["base"] + rows["raw_size"]
     if (rows["base"] % ALIGNMENT).any() or (rows["base"][1:] < ends[:-1]).any():
         return "its shards do not follow one another"
@@ -228,6 +234,6 @@ def _name_problem(table: ShardTable) -> str:
         paths: Sequence[str] = [table.path_of(shard) for shard in range(len(rows))]
     except UnicodeDecodeError:
         return "a name is not UTF-8"
-    if any(not Path(path).is_absolute() or ".." in Path(path).parts for path in paths):
+    if any(not path.startswith("/") or "/../" in f"{path}/" or "\0" in path for path in paths):
         return "a name is not an absolute path"
     return ""

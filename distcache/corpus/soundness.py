@@ -252,6 +252,9 @@ def _outside(head: Outline, idx: Idx, begin: int, end: int) -> tuple[Fault, ...]
 
 def _outside_shards(head: Outline, idx: Idx, begin: int, end: int) -> tuple[Fault, ...]:
     rows = read_table(head.prefix).rows
+    if not len(rows) and end > begin:
+        message = f"has {end - begin} sequences, and the .shards beside it have no shard"
+        return (Fault(head.prefix, idx.path, message),)
     for first in range(begin, end, SEQUENCES):
         some = slice(first, min(first + SEQUENCES, end))
         offsets = idx.offsets[some].astype(np.int64)

@@ -194,6 +194,8 @@ def _stream(where: str, fields: Any, problems: list[str]) -> list[Stream]:
     ]
     if len(given) > 1:
         problems.append(f"{where}: has {' and '.join(given)}; give one of them")
+    if not (entry.directory + entry.split).isprintable():
+        problems.append(f"{where}: its path has characters that cannot be printed")
     parts = Path(entry.directory, entry.split).parts
     name = NAME.sub("-", entry.name or "-".join(parts[-2:] if entry.split else parts[-1:]))
     return [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -22,6 +23,16 @@ __all__ = [
     "split_lengths",
 ]
 
+# What reading a file of numbers raises that is none: text, or a `.npy`, whose header is evaluated.
+MALFORMED: Final = (
+    ValueError,
+    EOFError,
+    OverflowError,
+    SyntaxError,
+    TypeError,
+    MemoryError,
+    tokenize.TokenError,
+)
 DOCUMENTS: Final = 1 << 17  # at a time: they stay in the processor's cache
 # Of splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
 GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -250,7 +261,7 @@ def numbers_in(path: str | Path) -> NDArray[np.int64]:
     """
     try:
         numbers = _read_numbers(str(path))
-    except (OSError, ValueError) as error:
+    except (OSError, *MALFORMED) as error:
         raise ConfigError(
             f"{path}: cannot be read as numbers of documents, one in each line or as .npy: {error}"
         ) from error
@@ -270,7 +281,7 @@ def _read_numbers(path: str) -> NDArray[Any]:
     if not path.endswith(".npy"):
         with open(path, encoding="ascii") as stream:
             return np.array([int(line) for line in stream if line.strip()], np.int64)
-    numbers = np.load(path, allow_pickle=False)
+    numbers = np.load(path, mmap_mode="r", allow_pickle=False)
     if not isinstance(numbers, np.ndarray) or numbers.dtype.kind not in "iu" or numbers.ndim != 1:
         raise ValueError("expected one dimension of integers")
     if len(numbers) and numbers.max() > np.iinfo(np.int64).max:

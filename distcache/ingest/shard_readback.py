@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import xxhash
 
 from distcache.corpus import Fault
-from distcache.corpus.shard_table import DIGESTED, ShardTable, read_table
-from distcache.errors import BuildInterrupted, DistcacheError
-from distcache.mds.index_json import CODECS
-from distcache.mds.stored_shard import StoredShard, raw_pieces
+from distcache.corpus.indexed_shard import indexed_pieces
+from distcache.corpus.shard_table import ShardTable, read_table
+from distcache.errors import CorpusError
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator
 
@@ -52,16 +50,7 @@ def _faults(prefix: str, table: ShardTable, shards: list[int]) -> Iterator[Fault
     for shard in shards:
         row, path = table.rows[shard], table.path_of(shard)
         try:
-            size = int(row["zip_size"]) if row["codec"] else int(row["raw_size"])
-            stored = StoredShard(path, CODECS[int(row["codec"])], size, int(row["raw_size"]))
-            digest = xxhash.xxh3_128()
-            for piece in raw_pieces(stored):
-                digest.update(piece.data)
-        except BuildInterrupted:
-            raise
-        except (DistcacheError, OSError) as error:
-            reason = error.strerror if isinstance(error, OSError) else str(error)
-            yield Fault(prefix, path, f"cannot be read: {reason}".replace(f"{path}: ", ""))
-            continue
-        if int(row["flags"]) & DIGESTED and digest.digest() != row["raw_digest"].tobytes():
-            yield Fault(prefix, path, "is not the shard that was indexed: its digest differs")
+            for _ in indexed_pieces(row, path):
+                pass
+        except CorpusError as error:
+            yield Fault(prefix, path, str(error).removeprefix(f"{path}: "))

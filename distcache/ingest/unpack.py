@@ -8,17 +8,15 @@ import secrets
 from pathlib import Path
 
 import msgspec
-import xxhash
 
 from distcache.corpus.examine import require_sound
 from distcache.corpus.idx import bin_path
+from distcache.corpus.indexed_shard import indexed_pieces
 from distcache.corpus.shard_table import DIGESTED, ShardTable, read_table, shards_path
 from distcache.errors import ConfigError, CorpusError, KeyMismatch
 from distcache.io.files import digest_range, require_text
 from distcache.io.threads import decodable, map_in_threads
 from distcache.io.unfinished_file import UnfinishedFile
-from distcache.mds.index_json import CODECS
-from distcache.mds.stored_shard import StoredShard, raw_pieces
 from distcache.partition import balance
 from distcache.progress import NullProgress, Progress, Stopwatch
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
@@ -203,19 +201,8 @@ class _Unpacking:
         )
 
     def _write(self, shard: int, file: UnfinishedFile) -> None:
-        row, path = self._table.rows[shard], self._table.path_of(shard)
-        size = int(row["zip_size"]) if row["codec"] else int(row["raw_size"])
-        stored = StoredShard(path, CODECS[int(row["codec"])], size, int(row["raw_size"]))
-        digest, offset = xxhash.xxh3_128(), int(row["base"])
-        try:
-            for piece in raw_pieces(stored):
-                digest.update(piece.data)
-                file.write(offset, piece)
-                offset += piece.size
-        except FileNotFoundError as error:
-            raise CorpusError(f"{path}: cannot be read: {error.strerror}") from error
-        if int(row["flags"]) & DIGESTED and digest.digest() != row["raw_digest"].tobytes():
-            raise CorpusError(
-                f"{path}: is not the shard that was indexed: its digest differs; index the data "
-                "set again"
-            )
+        row = self._table.rows[shard]
+        offset = int(row["base"])
+        for piece in indexed_pieces(row, self._table.path_of(shard)):
+            file.write(offset, piece)
+            offset += piece.size

@@ -179,6 +179,11 @@ def _problems(shard: ShardEntry) -> list[str]:
         found.append("has a compression without a compressed file, or the other way round")
     if shard.codec not in CODECS:
         found.append(f"compression is {shard.codec}, expected {', '.join(CODECS[1:])}")
+    if shard.raw_data.bytes >> 32:
+        found.append(
+            f"has {shard.raw_data.bytes} bytes; offsets have 32 bits, so that a shard of 4 GiB and "
+            "more is lost"
+        )
     for entry in filter(None, (shard.raw_data, shard.zip_data)):
         name = Path(entry.basename)
         inside = not name.is_absolute() and ".." not in name.parts

@@ -62,11 +62,10 @@ def header_problem(front: NDArray[np.uint8], entry: ShardEntry) -> str:
 
 def _offset_problem(offsets: NDArray[np.int64], json_begin: int, size: int) -> str:
     falls = np.flatnonzero(np.diff(offsets) < 0)
-    large = " (offsets have 32 bits: a shard of 4 GiB and more is lost)" if size >> 32 else ""
     if len(falls):
-        return f"its offsets fall behind sample {falls[0]}{large}"
+        return f"its offsets fall behind sample {falls[0]}"
     if offsets[-1] != size:
-        return f"its samples end at byte {offsets[-1]}, the index says {size}{large}"
+        return f"its samples end at byte {offsets[-1]}, the index says {size}"
     if offsets[0] < json_begin or offsets[0] - json_begin > MOST_COLUMNS:
         return (
             f"its first sample begins at byte {offsets[0]}, expected {json_begin} and the columns"

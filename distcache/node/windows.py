@@ -14,20 +14,19 @@ import secrets
 from typing import Any, Final
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from distcache.cache.contents import Contents
-from distcache.errors import ConfigError, CorpusError, DistcacheError
+from distcache.corpus.indexed_shard import indexed_pieces
+from distcache.errors import ConfigError, DistcacheError
 from distcache.io.files import closing_fd, no_space_as_error, open_to_write, read_range, write_range
-from distcache.mds.index_json import CODECS
-from distcache.mds.stored_shard import StoredShard, raw_pieces
 from distcache.node.manifest import shard_blocks
 from distcache.node.store import Store
 
 __all__ = ["GENERATION", "Windows", "windowed_sources"]
 
 GENERATION: Final = np.dtype("<u4")
+BUDGET: Final = np.dtype("<u8")  # in the file of the lock
 KEEP_SIZE: Final = 1  # of linux/falloc.h
 PUNCH_HOLE: Final = 2
 
@@ -52,6 +51,22 @@ class Windows:
     def __init__(self, store: Store, name: str) -> None:
         self.root = store.windows / name
         self.lock = self.root / "feeder.lock"
+
+    def tell_budget(self, budget: int) -> None:
+        """Let those who read know the bytes that all shards together may take, 0 if there are none.
+
+        Only who holds the lock calls this.
+        """
+        with closing_fd(open_to_write(str(self.lock))) as descriptor:
+            write_range(descriptor, 0, np.array([budget], BUDGET))
+
+    def budget(self) -> int:
+        """Return what the feeder has told, or 0."""
+        try:
+            with closing_fd(os.open(self.lock, os.O_RDONLY | os.O_CLOEXEC)) as descriptor:
+                return int.from_bytes(read_range(descriptor, 0, BUDGET.itemsize), "little")
+        except (FileNotFoundError, EOFError):
+            return 0
 
     def prefix(self, source: int) -> str:
         """Return the path of the `.bin` of a corpus, without suffix."""
@@ -120,20 +135,11 @@ class Windows:
         NoSpace
             If the disk is full.
         """
-        raw_size = int(row["raw_size"])
-        size = int(row["zip_size"]) if row["codec"] else raw_size
-        stored = StoredShard(path, CODECS[int(row["codec"])], size, raw_size)
-        digest, offset, target = xxhash.xxh3_128(), int(row["base"]), self.bin(source)
+        offset, target = int(row["base"]), self.bin(source)
         with no_space_as_error(target), closing_fd(open_to_write(target)) as descriptor:
-            for piece in raw_pieces(stored):
-                digest.update(piece.data)
+            for piece in indexed_pieces(row, path):
                 write_range(descriptor, offset, piece)
                 offset += piece.size
-        if digest.digest() != row["raw_digest"].tobytes():
-            raise CorpusError(
-                f"{path}: is not the shard that was indexed: its digest differs; index the data "
-                "set again, and build again"
-            )
         generation = secrets.randbelow(2**32 - 1) + 1
         self._set(source, shard, np.array([generation], GENERATION))
 

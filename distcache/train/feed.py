@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from distcache.errors import NoSpace, NotReady
+from distcache.errors import ConfigError, NoSpace, NotReady
 from distcache.node.store import Store
 from distcache.node.windows import Windows, windowed_sources
 from distcache.progress import Progress
 from distcache.staging.locks import try_lock
 from distcache.train.open import OpenCache
 from distcache.train.shard_finder import ShardFinder
-from distcache.train.split import dataset_count, find_split
+from distcache.train.split import Split, dataset_count, find_split
 from distcache.train.window_gate import dataset_name, live_positions
 
-__all__ = ["Feeder", "within"]
+__all__ = ["Feeder"]
 
 BLOCK: Final = 256  # positions whose shards are looked up at a time
 KEPT_BLOCKS: Final = 4096
@@ -30,30 +29,7 @@ POLL: Final = 0.1  # seconds
 
 Needed = list[tuple[int, int]]
 """Source and shard, in the order in which training needs them."""
-
-
-Sizes = Sequence[NDArray[np.int64]]
-"""Raw bytes of the shards of each source."""
-
-
-def within(needed: Needed, sizes: Sizes, budget: int) -> int:
-    """Return how many of the first shards that are needed fit into a budget.
-
-    Parameters
-    ----------
-    needed : list of (int, int)
-        Each once.
-    sizes : sequence of ndarray
-        Of all shards.
-    budget : int
-        Bytes.
-    """
-    left = budget
-    for count, (source, shard) in enumerate(needed):
-        left -= int(sizes[source][shard])
-        if left < 0:
-            return count
-    return len(needed)
+TRAIN: Final = dataset_name("train", 0)
 
 
 class Feeder:
@@ -74,8 +50,8 @@ class Feeder:
     ------
     NotReady
         If the cache was not localized with ``--shards windows``, or another process feeds it.
-    NoSpace
-        If the budget does not hold what the first samples need.
+    ConfigError
+        If training has no such position.
     """
 
     def __init__(self, opened: OpenCache, budget: int, threads: int = 1, start: int = 0) -> None:
@@ -88,7 +64,6 @@ class Feeder:
         self._opened = opened
         self._budget = budget
         self._threads = threads
-        self._start = {dataset_name("train", 0): start} if "train" in opened.splits else {}
         store = Store(Path(opened.handle.store))
         self._windows = Windows(store, opened.handle.name)
         self._sources = set(windowed_sources(cache))
@@ -100,6 +75,7 @@ class Feeder:
                 found = find_split(opened, split, number)
                 finder = ShardFinder(opened, found.members)
                 self._datasets[dataset_name(split, number)] = (found, finder)
+        self._position = _start_of(self._datasets, start)
         self._blocks: dict[tuple[str, int], Needed] = {}
         self._present: dict[tuple[int, int], None] = {}
         lock = try_lock(self._windows.lock)
@@ -107,10 +83,12 @@ class Feeder:
             raise NotReady(f"{self._windows.lock}: another process feeds this cache")
         self._lock = lock
         self._windows.clear(cache)
+        self._windows.tell_budget(budget)
         self.unpacked = 0
 
     def close(self) -> None:
         """Let another process feed; the shards stay until it does."""
+        self._windows.tell_budget(0)
         os.close(self._lock)
 
     def run(self, progress: Progress, stopped: Callable[[], bool] = lambda: False) -> None:
@@ -146,23 +124,25 @@ class Feeder:
 
     def _needed_now(self) -> Needed:
         """Return what fits into the budget of what the datasets need next, in turns."""
-        positions = self._start | live_positions(self._windows.root)
-        known = [name for name in positions if name in self._datasets]
-        streams = [self._ahead(name, positions[name]) for name in known]
+        live = live_positions(self._windows.root)
+        self._position |= {name: live[name] for name in self._position if name in live}
+        positions = self._position | live
+        streams = [
+            self._ahead(name, positions[name]) for name in positions if name in self._datasets
+        ]
         found: dict[tuple[int, int], None] = {}
         left = self._budget
         while streams:
             for stream in list(streams):
-                block = next(stream, None)
-                if block is None:
+                place = next((place for place in stream if place not in found), None)
+                if place is None:
                     streams.remove(stream)
                     continue
-                new = [place for place in block if place not in found]
-                count = within(new, self._sizes, left)
-                found |= dict.fromkeys(new[:count])
-                left -= sum(int(self._sizes[source][shard]) for source, shard in new[:count])
-                if count < len(new):
+                source, shard = place
+                left -= int(self._sizes[source][shard])
+                if left < 0:
                     return self._enough(list(found))
+                found[place] = None
         return list(found)
 
     def _enough(self, found: Needed) -> Needed:
@@ -170,11 +150,11 @@ class Feeder:
             raise NoSpace(f"--budget {self._budget}: does not hold a single shard")
         return found
 
-    def _ahead(self, name: str, position: int) -> Iterator[Needed]:
-        """Yield the shards of the samples of a dataset from a position on, block by block."""
+    def _ahead(self, name: str, position: int) -> Iterator[tuple[int, int]]:
+        """Yield the shards of the samples of a dataset from a position on."""
         size = self._datasets[name][0].size
         for block in range(position // BLOCK, -(-size // BLOCK)):
-            yield self._block(name, block, max(position - block * BLOCK, 0))
+            yield from self._block(name, block, max(position - block * BLOCK, 0))
 
     def _block(self, name: str, block: int, skipped: int) -> Needed:
         """Return the shards of a block of samples; the first block anew, without what is past."""
@@ -205,3 +185,11 @@ class Feeder:
         self._windows.drop(source, shard, self._opened.cache.shards_of(source)[shard])
         del self._present[place]
         return int(self._sizes[source][shard])
+
+
+def _start_of(datasets: Mapping[str, tuple[Split, ShardFinder]], start: int) -> dict[str, int]:
+    """Return where training starts, if the cache is of any."""
+    size = datasets[TRAIN][0].size if TRAIN in datasets else 0
+    if start > size:
+        raise ConfigError(f"--start {start}: training has {size} samples")
+    return {TRAIN: start} if size else {}

@@ -165,7 +165,7 @@ class OpenCache:
     ) -> None:
         self.handle = handle
         self.cache = cache
-        self.gate = None if windows is None else WindowGate(windows)
+        self.gate = None if windows is None else WindowGate(windows, cache)
         self._windows = windows
         self.windows_of = frozenset(windowed_sources(cache) if windows is not None else ())
         self._indices = indices

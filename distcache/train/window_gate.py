@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-from distcache.errors import NotReady, ShardWaitWarning
+from distcache.cache.contents import Contents
+from distcache.errors import NoSpace, NotReady, ShardWaitWarning
 from distcache.io.files import closing_fd, read_range
 from distcache.node.windows import Windows
 from distcache.staging.locks import try_lock
@@ -21,6 +22,7 @@ __all__ = ["POSITION", "WindowGate", "dataset_name", "least_of", "live_positions
 
 POSITION: Final = struct.Struct("<16sQ")  # name of a dataset, and the position in it
 POLL: Final = 0.01  # seconds
+MOST_TIMES: Final = 100  # that something is read
 Result = TypeVar("Result")
 
 
@@ -31,6 +33,8 @@ class WindowGate:
     ----------
     windows : Windows
         Of the cache.
+    contents : Contents
+        Of the cache.
 
     Attributes
     ----------
@@ -40,8 +44,9 @@ class WindowGate:
         How long, in all.
     """
 
-    def __init__(self, windows: Windows) -> None:
+    def __init__(self, windows: Windows, contents: Contents) -> None:
         self._windows = windows
+        self._contents = contents
         self._process = 0
         self._position: int | None = None
         self.waits = 0
@@ -73,13 +78,19 @@ class WindowGate:
         Raises
         ------
         NotReady
-            If a shard does not come.
+            If a shard does not come, or shards go as fast as they come.
+        NoSpace
+            If the feeder's budget does not hold what is needed.
         """
-        while True:
+        for _ in range(MOST_TIMES):
             before = self._wait(needed)
             result = action()
             if self._generations(needed) == before:
                 return result
+        raise NotReady(
+            f"{self._windows.root}: what was read was given up {MOST_TIMES} times meanwhile; give "
+            "`distcache feed` more --budget"
+        )
 
     def _wait(self, needed: Sequence[tuple[int, int]]) -> list[int]:
         begin = time.monotonic()
@@ -93,6 +104,7 @@ class WindowGate:
             if not missing:
                 return found
             if not waiting:
+                self._require_budget(needed)
                 waiting, started = True, begin
                 self.waits += 1
                 warnings.warn(
@@ -110,6 +122,16 @@ class WindowGate:
             if self._position is not None:
                 os.utime(self._position)  # who waits is not past
             time.sleep(POLL)
+
+    def _require_budget(self, needed: Sequence[tuple[int, int]]) -> None:
+        sizes = (self._contents.shards_of(source)["raw_size"][shard] for source, shard in needed)
+        size, budget = sum(map(int, sizes)), self._windows.budget()
+        if 0 < budget < size:
+            raise NoSpace(
+                f"{self._windows.root}: a batch needs {len(needed)} shards of {size} bytes, more "
+                f"than the --budget {budget} of `distcache feed`; give it more than {2 * size}, or "
+                "read smaller batches"
+            )
 
     def _generations(self, needed: Sequence[tuple[int, int]]) -> list[int]:
         known = {source: self._windows.generations(source) for source in {s for s, _ in needed}}

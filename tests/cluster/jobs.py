@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from distcache.builder.build_record import BuildRecord, read_build_record
 from distcache.builder.job import Record
 from distcache.launch.slurm import look_at_job
@@ -140,6 +142,18 @@ class Story:
     def undisturbed(self, directory: Path) -> Path:
         """Return what one process builds of it elsewhere."""
         return Path(build_here(self.fields, directory).path)
+
+    def difference(self, directory: Path) -> str:
+        """Return where its cache differs from `undisturbed`, or nothing; its bytes are many."""
+        built = np.fromfile(self.cache, np.uint8)
+        other = np.fromfile(self.undisturbed(directory), np.uint8)
+        if len(built) != len(other):
+            return f"{len(built)} bytes, not {len(other)}"
+        places = np.flatnonzero(built != other)
+        if not len(places):
+            return ""
+        runs = np.split(places, np.flatnonzero(np.diff(places) > 64) + 1)
+        return " ".join(f"{run[0]}-{run[-1] + 1}" for run in runs)
 
     def record(self) -> BuildRecord:
         """Return the build record of its cache."""

@@ -132,7 +132,7 @@ def test_a_node_dies_during_a_build(cluster: Cluster, shared: Path, tmp_path: Pa
     again = story.sbatch(SCRIPTS / "build.sbatch", *words, options=options)
     assert wait_for(again, "COMPLETED", "FAILED") == "COMPLETED", story.log(again)
     assert story.record().resumed >= len(done)
-    assert story.cache.read_bytes() == story.undisturbed(tmp_path).read_bytes()
+    assert story.difference(tmp_path) == ""
 
 
 def test_a_node_dies_while_localizing(cluster: Cluster, shared: Path) -> None:
@@ -193,7 +193,7 @@ def test_preemption(cluster: Cluster, shared: Path, tmp_path: Path, how: str) ->
     record = story.record()
     assert len(done) > 0
     assert record.resumed == len(done)
-    assert story.cache.read_bytes() == story.undisturbed(tmp_path).read_bytes()
+    assert story.difference(tmp_path) == ""
     assert look_at_job(job).state == "COMPLETED", output
 
 
@@ -227,4 +227,4 @@ def test_eight_prejobs_at_once(cluster: Cluster, shared: Path, tmp_path: Path) -
     assert logs.count(f"] found {story.cache}") == len(numbers - {None}) - 1
     names = sorted(path.name for path in story.caches.iterdir())
     assert names == ["c.h5", "c.h5.build.json", "c.jobs"]
-    assert story.cache.read_bytes() == story.undisturbed(tmp_path).read_bytes()
+    assert story.difference(tmp_path) == ""

@@ -43,7 +43,7 @@ def test_steps_have_the_cores_of_their_job(site: Cluster, shared: Path, tmp_path
     assert wait_for(job, "COMPLETED", "FAILED") == "COMPLETED", story.log(job)
     assert story.record().threads == CORES
     assert len(story.record().ranks) == 3
-    assert story.cache.read_bytes() == story.undisturbed(tmp_path).read_bytes()
+    assert story.difference(tmp_path) == ""
 
 
 def test_containers(site: Cluster, shared: Path, tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_containers(site: Cluster, shared: Path, tmp_path: Path) -> None:
     given = command(*words, "--name", "c", f"--srun=--container-image={noted}")
     assert given.returncode == 0, given.stderr
     assert sorted(noted.read_text().splitlines()) == expected
-    assert story.cache.read_bytes() == story.undisturbed(tmp_path).read_bytes()
+    assert story.difference(tmp_path) == ""
 
     noted.unlink()
     fields = story.fields | {"slurm": {"srun": [f"--container-image={noted}"]}}

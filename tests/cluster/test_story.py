@@ -105,4 +105,4 @@ def test_the_scripts_of_a_site(cluster: Cluster, shared: Path, tmp_path: Path) -
     job = story.sbatch(SCRIPTS / "build.sbatch", story.config, story.caches, "c")
     state = wait_for(job, "COMPLETED", "FAILED")
     assert state == "COMPLETED", story.log(job)
-    assert story.cache.read_bytes() == story.undisturbed(tmp_path).read_bytes()
+    assert story.difference(tmp_path) == ""

@@ -238,6 +238,7 @@ def spoil_index(data: Path, change: Any) -> None:
         (lambda d: d["shards"][0]["raw_data"].update(hashes={"xxh64": "0"}), "its xxh64 is"),
         (lambda d: d["shards"][0]["raw_data"].update(hashes={"x": "0"}), "an unknown kind, x"),
         (lambda d: d.update(shards=[]), "have no shard"),
+        (lambda d: d["shards"][0]["raw_data"].update(bytes=2**45), "offsets have 32 bits"),
         (
             lambda d: d["shards"][0].update(column_sizes=[None, None, 4]),
             "the sizes of its columns are",

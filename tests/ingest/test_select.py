@@ -266,6 +266,9 @@ def test_a_plan_says_that_a_corpus_is_a_view(tmp_path: Path) -> None:
         ({"drop": "below.txt"}, "start at 0"),
         ({"drop": "beyond.txt"}, "names document 7, but"),
         ({"drop": "floats.npy"}, "one dimension of integers"),
+        ({"rows": "huge.txt"}, "cannot be read as numbers"),
+        ({"rows": "empty.npy"}, "cannot be read as numbers"),
+        ({"rows": "header.npy"}, "cannot be read as numbers"),
     ],
 )
 def test_bad_selections_are_refused(
@@ -273,10 +276,20 @@ def test_bad_selections_are_refused(
 ) -> None:
     """With one sentence; nothing is left behind."""
     monkeypatch.chdir(tmp_path)
-    texts = {"words": "one", "twice": "4\n2\n4", "below": "-1", "beyond": "1\n7"}
+    texts = {
+        "words": "one",
+        "twice": "4\n2\n4",
+        "below": "-1",
+        "beyond": "1\n7",
+        "huge": f"{2**80}",
+    }
     for name, text in texts.items():
         (tmp_path / f"{name}.txt").write_text(text)
     np.save(tmp_path / "floats.npy", np.zeros(3))
+    (tmp_path / "empty.npy").touch()
+    (tmp_path / "header.npy").write_bytes(
+        b"\x93NUMPY\x01\x00\x10\x00" + b"{'descr': (\n" + b" " * 4
+    )
     parent = write_lengths(tmp_path / "all", LENGTHS["tiny"])
     with pytest.raises(ConfigError, match=expected):
         pick(parent, tmp_path / "out" / "some", **fields)

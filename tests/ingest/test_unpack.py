@@ -66,20 +66,22 @@ def test_a_killed_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """With the shards that are not there, or not right."""
     index(write_tokens(tmp_path / "data", codec="zstd"), tmp_path / "c")
     read: list[str] = []
-    true = module.raw_pieces
+    true = module.indexed_pieces
 
-    def pieces(stored: Any) -> Any:
+    def pieces(row: Any, path: str) -> Any:
         if len(read) == 3:
             raise KeyboardInterrupt
-        read.append(stored.path)
-        return true(stored)
+        read.append(path)
+        return true(row, path)
 
-    monkeypatch.setattr(module, "raw_pieces", pieces)
+    monkeypatch.setattr(module, "indexed_pieces", pieces)
     with pytest.raises(KeyboardInterrupt):
         unpack_shards(ALONE, str(tmp_path / "c"))
     assert not (tmp_path / "c.bin").exists()
     first, read[:] = set(read), []
-    monkeypatch.setattr(module, "raw_pieces", lambda s: (read.append(s.path), true(s))[1])
+    monkeypatch.setattr(
+        module, "indexed_pieces", lambda row, path: (read.append(path), true(row, path))[1]
+    )
     unpack_shards(ALONE, str(tmp_path / "c"))
     assert len(read) == 3
     assert first.isdisjoint(read)

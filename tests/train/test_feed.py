@@ -21,7 +21,7 @@ from distcache.node.windows import Windows
 from distcache.progress import NullProgress
 from distcache.timeouts import TimeLimits
 from distcache.train import window_gate
-from distcache.train.feed import Feeder, within
+from distcache.train.feed import Feeder
 from distcache.train.window_gate import least_of
 from tests.caches import build_here
 from tests.ingest.test_index_mds import fields_of, index, write_tokens
@@ -184,6 +184,8 @@ def test_what_cannot_be_fed(cache: Path, tmp_path: Path) -> None:
     with pytest.raises(NotReady, match="another process feeds"):
         Feeder(opened, 10)
     first.close()
+    with pytest.raises(ConfigError, match="--start 901: training has 900 samples"):
+        Feeder(opened, 10, start=901)
     for shard in tmp_path.glob("?-mds/*.zstd"):
         flip(shard, shard.stat().st_size // 2)
     feeder = Feeder(opened, budget_of(opened, 4))
@@ -244,8 +246,25 @@ def test_the_least_position_that_counts() -> None:
     assert least_of([(1000.0, 7), (90.0, 3)]) == 7
 
 
-def test_what_fits_into_a_budget() -> None:
-    """Is a prefix of what is needed."""
-    sizes = [np.array([5, 6]), np.array([7])]
-    needed = [(0, 1), (1, 0), (0, 0)]
-    assert [within(needed, sizes, n) for n in (5, 6, 12, 13, 17, 18)] == [0, 1, 1, 2, 2, 3]
+def test_a_batch_that_the_budget_does_not_hold(cache: Path, tmp_path: Path) -> None:
+    """Is an error of training, not a wait without end."""
+    opened = open_here(cache, tmp_path)
+    dataset = opened.dataset("train")
+    with (
+        feeding(Feeder(opened, budget_of(opened, 2))),
+        pytest.raises(NoSpace, match="more than the --budget"),
+    ):
+        dataset.__getitems__(list(range(200)))
+
+
+def test_a_feeder_that_is_ahead_of_who_has_ended(cache: Path, tmp_path: Path) -> None:
+    """Stays where training was: the next process continues there."""
+    opened = open_here(cache, tmp_path)
+    feeder = Feeder(opened, budget_of(opened, 6))
+    process = open_here(cache, tmp_path)
+    process.gate.publish("train", 0, 500)
+    feeder.step()
+    del process
+    assert window_gate.live_positions(feeder._windows.root) == {}
+    assert feeder._needed_now()[:1] == list(feeder._ahead("train.0", 500))[:1]
+    feeder.close()
