@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
@@ -22,7 +23,7 @@ from distcache.io.threads import map_in_threads
 from distcache.io.unfinished_file import UnfinishedFile
 from distcache.partition import balance
 from distcache.plan.layout import SMALL, ArrayPlace
-from distcache.ranks.agreement import on_all_ranks
+from distcache.ranks.agreement import on_all_ranks, on_rank_0
 
 __all__ = ["read_back", "still_there"]
 
@@ -176,6 +177,9 @@ def _read_blocks(job: Job, arrays: _Arrays, blocks: Iterable[int]) -> dict[int, 
     """Let each rank read its share of some blocks; return what all have found. Collective."""
     # The front lies in the first block: rank 0 reads it, which has written it.
     share = [block for block in blocks if block % job.communicator.size == job.communicator.rank]
+    # Clients drop what they keep of a file whose time has changed. Its own writes do not count for
+    # a client, and hide those that others have made meanwhile (GlusterFS's io-cache, and NFS).
+    on_rank_0(job.communicator, lambda: os.utime(job.data), None, "touching the unfinished file")
 
     def run() -> list[BlockRead]:
         # Opened anew: a filesystem with close-to-open consistency shows here what others wrote.

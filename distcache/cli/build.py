@@ -31,6 +31,7 @@ from distcache.plan.config import Config
 from distcache.plan.layout import Layout, make_layout
 from distcache.plan.model import Plan
 from distcache.plan.problems import plan_warnings
+from distcache.plan.shard_needs import shard_needs
 from distcache.progress import NullProgress
 from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.communicator import SerialCommunicator
@@ -107,6 +108,7 @@ def plan_command(
     document["split_blends"] = sorted(
         layout.units[unit].items[0] - len(plan.sections) for unit in work.blends
     )
+    document["shards"] = shard_needs(plan)
     document["warnings"] = plan_warnings(settings, plan)
     if as_json:
         print_json(document)
@@ -212,6 +214,11 @@ def _show_estimate(document: dict[str, Any]) -> None:
     typer.echo(f"file     {size_text(document['file_bytes'])}")
     ranks, threads = document["ranks"], document["threads"]
     who = f"{ranks} rank(s), {threads} thread(s)"
+    if (needs := document["shards"]) is not None:
+        stored, unpacked = size_text(needs.stored_bytes), size_text(needs.node_bytes)
+        typer.echo(f"shards   {needs.shards:,} of {needs.corpora:,} corpora, {stored}")
+        typer.echo(f"node     {unpacked}: {needs.compressed:,} shards are compressed")
+        typer.echo(f"files    {needs.files_per_sample:.1f} for each sample of these corpora")
     typer.echo(f"memory   {size_text(predicted.memory)} per rank at most: {who}")
     typer.echo(f"time     about {predicted.seconds:.1f} s, if the filesystem is not the limit")
     typer.echo(f"slurm    --time={predicted.minutes} --mem={predicted.memory_gib}G")

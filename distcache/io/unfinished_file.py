@@ -42,6 +42,8 @@ class UnfinishedFile(AbstractContextManager["UnfinishedFile"]):
         self._path = path
         with no_space_as_error(path):
             self.descriptor = os.open(path, flags, 0o644)
+        # A client of a network filesystem keeps what it has read ahead, which others write later.
+        os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         self._abandoned = False
         self._lock = threading.Lock()
         self._unsynced = 0

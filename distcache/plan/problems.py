@@ -12,6 +12,7 @@ from distcache.kernels import Mt19937
 from distcache.plan.blend_counts import estimate_counts
 from distcache.plan.config import SPLITS, BlendEntry, Config
 from distcache.plan.model import NARROW, BlendPlan, Plan, SectionPlan
+from distcache.plan.shard_needs import whole_sample_hints
 from distcache.plan.sizes import normalize, split_matrix
 
 __all__ = [
@@ -158,7 +159,13 @@ def plan_warnings(config: Config, plan: Plan) -> list[str]:
     plan : Plan
         Made of it.
     """
-    return [*_odd_split(config), *_repeated(plan), *_missing_splits(config), *_never_drawn(plan)]
+    return [
+        *_odd_split(config),
+        *_repeated(plan),
+        *_missing_splits(config),
+        *_never_drawn(plan),
+        *whole_sample_hints(config, plan),
+    ]
 
 
 def _odd_split(config: Config) -> list[str]:

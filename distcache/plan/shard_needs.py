@@ -1,0 +1,100 @@
+"""What the shards of a plan's corpora ask of disks and filesystems."""
+
+from __future__ import annotations
+
+import msgspec
+
+from distcache.corpus.receipt import find_receipt
+from distcache.corpus.shard_table import read_table
+from distcache.plan.config import Config
+from distcache.plan.model import Plan, SectionPlan
+
+__all__ = ["ShardNeeds", "shard_needs", "whole_sample_hints"]
+
+
+class ShardNeeds(msgspec.Struct, frozen=True):
+    """Space and opens.
+
+    Attributes
+    ----------
+    corpora, shards, compressed : int
+        How many corpora consist of shards, of how many, and how many of these are compressed.
+    stored_bytes : int
+        Of the files.
+    node_bytes : int
+        That `localize` unpacks onto each node: the raw bytes of compressed shards.
+    files_per_sample : float
+        In how many shards a sample of these corpora lies, in the mean.
+    """
+
+    corpora: int
+    shards: int
+    compressed: int
+    stored_bytes: int
+    node_bytes: int
+    files_per_sample: float
+
+
+def shard_needs(plan: Plan) -> ShardNeeds | None:
+    """Return what the shards need, or None if no corpus consists of any.
+
+    Raises
+    ------
+    NotReady, CorpusError
+        If a `.shards` file has gone, or is damaged.
+    """
+    prefixes = [source.prefix for source in plan.sources if source.shards is not None]
+    if not prefixes:
+        return None
+    tables = [read_table(prefix).rows for prefix in prefixes]
+    packed = [rows["codec"] > 0 for rows in tables]
+    stored = [
+        int(rows["zip_size"][zipped].sum() + rows["raw_size"][~zipped].sum())
+        for rows, zipped in zip(tables, packed, strict=True)
+    ]
+    raw = [int(rows["raw_size"][zipped].sum()) for rows, zipped in zip(tables, packed, strict=True)]
+    return ShardNeeds(
+        corpora=len(tables),
+        shards=sum(map(len, tables)),
+        compressed=sum(int(zipped.sum()) for zipped in packed),
+        stored_bytes=sum(stored),
+        node_bytes=sum(raw),
+        files_per_sample=_files_per_sample(plan),
+    )
+
+
+def _files_per_sample(plan: Plan) -> float:
+    """Return the parts of a sample, in the mean over all samples."""
+    known = [section for section in plan.sections if plan.sources[section.source].shards]
+    samples = sum(section.size.samples for section in known)
+    return sum(_parts(section) for section in known) / samples if samples else 0.0
+
+
+def _parts(section: SectionPlan) -> float:
+    """Return the parts of all samples of a section: one for each, and one more at each document."""
+    return section.size.samples + (0 if section.rows else section.documents)
+
+
+def whole_sample_hints(config: Config, plan: Plan) -> list[str]:
+    """Return a hint for corpora whose sequences all are samples, but for the extra token."""
+    length = config.sequence_length
+    if not config.add_extra_token or length == 1:
+        return []
+    found = [
+        source.prefix
+        for source in plan.sources
+        if source.shards is not None and source.tokens == source.sequences * length
+    ]
+    whole = [prefix for prefix in found if _length_of_all(prefix) == length]
+    if not whole:
+        return []
+    return [
+        f"{whole[0]}: all of its sequences have {length} tokens; with `add_extra_token: false` "
+        "each is one sample, and one read; now each sample takes parts of two"
+    ]
+
+
+def _length_of_all(prefix: str) -> object:
+    """Return the length of all sequences of a corpus, if its receipt knows that they have one."""
+    receipt = find_receipt(prefix)
+    return None if receipt is None else receipt.options.get("length_of_all")
