@@ -15,7 +15,7 @@ from distcache.corpus.corpus import open_copy_source
 from distcache.corpus.idx import ITEM_TYPES, limit_of
 from distcache.corpus.receipt import Receipt, find_receipt, read_receipt, receipt_path
 from distcache.ingest.shard_readback import compare_shards
-from distcache.ingest.source_readback import read_back
+from distcache.ingest.source_readback import read_back, root_of
 from distcache.ingest.token_bytes import token_pieces
 from distcache.kernels import first_outside
 from distcache.partition import slice_bounds
@@ -132,11 +132,19 @@ def audit(
                 limit = _vocabulary_of(receipt)
         if limit is not None:
             faults += _check_range(communicator, prefix, facts, limit)
-        if readback and receipt is not None and receipt.kind == "mds":
-            faults += compare_shards(communicator, prefix, readback)
-        elif readback and receipt is not None:
-            faults += read_back(communicator, prefix, receipt, readback, tokenizer)
+        if readback and receipt is not None:
+            faults += _read_back(communicator, prefix, receipt, readback, tokenizer)
     return faults
+
+
+def _read_back(
+    communicator: Communicator, prefix: str, receipt: Receipt, count: int, tokenizer: str | None
+) -> list[Fault]:
+    """Compare documents with their sources, or the shards that they lie in. Collective."""
+    root, origin = root_of(communicator, prefix, receipt)
+    if origin.kind == "mds":
+        return compare_shards(communicator, root, count)
+    return read_back(communicator, prefix, receipt, count, tokenizer)
 
 
 def _vocabulary_of(receipt: Receipt) -> int | None:

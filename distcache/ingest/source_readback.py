@@ -30,7 +30,7 @@ from distcache.io.files import closing_fd, open_regular, read_range
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
 
-__all__ = ["Sample", "choose", "read_back"]
+__all__ = ["Sample", "choose", "read_back", "root_of"]
 
 MOST_PARENTS: Final = 32  # of a view of a view
 
@@ -92,7 +92,7 @@ def read_back(
         If the tokenizer cannot be loaded, or is another one.
     """
     source = None
-    root = on_rank_0(communicator, lambda: _root(receipt), Receipt, "reading receipts")
+    _, root = root_of(communicator, prefix, receipt)
     if root.kind == "text":
         source = on_rank_0(
             communicator,
@@ -135,22 +135,44 @@ def by_piece(receipt: Receipt, wanted: Sequence[int]) -> list[Sample]:
     return samples
 
 
-def _root(receipt: Receipt) -> Receipt:
-    """Return the receipt of the corpus that a view, or a view of a view, was selected from.
+def root_of(communicator: Communicator, prefix: str, receipt: Receipt) -> tuple[str, Receipt]:
+    """Return the corpus that a view, or a view of a view, was selected from. Collective.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Of all ranks.
+    prefix : str
+        Of a corpus.
+    receipt : Receipt
+        Its own.
+
+    Returns
+    -------
+    prefix : str
+        Of the root; the same if the corpus is no view.
+    receipt : Receipt
+        Of the last of them that has one.
 
     Raises
     ------
     CorpusError
         If its parents are too many, as where one is its own.
     """
-    for _ in range(MOST_PARENTS):
-        if receipt.kind != "select":
-            return receipt
-        parent = find_receipt(receipt.inputs[0].path) if receipt.inputs else None
-        if parent is None:
-            return receipt
-        receipt = parent
-    raise CorpusError(f"{receipt.corpus}: is a view of a view of more than {MOST_PARENTS} others")
+
+    def find() -> tuple[str, Receipt]:
+        here, found = prefix, receipt
+        for _ in range(MOST_PARENTS):
+            if found.kind != "select" or not found.inputs:
+                return here, found
+            here = found.inputs[0].path
+            parent = find_receipt(here)
+            if parent is None:
+                return here, found
+            found = parent
+        raise CorpusError(f"{found.corpus}: is a view of a view of more than {MOST_PARENTS} others")
+
+    return on_rank_0(communicator, find, tuple[str, Receipt], "reading receipts")
 
 
 def _compare(

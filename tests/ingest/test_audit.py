@@ -15,8 +15,12 @@ from distcache.corpus.receipt import read_receipt, write_receipt
 from distcache.errors import CorpusError
 from distcache.ingest.audit import audit, find_receipts
 from distcache.ingest.merge import merge
+from distcache.ingest.select import SelectOptions, select
+from distcache.ingest.selection import Selection
 from distcache.ingest.source_readback import choose
+from distcache.ingest.unpack import unpack_shards
 from distcache.ranks.communicator import SerialCommunicator
+from tests.ingest.test_index_mds import index, write_tokens
 from tests.ingest.test_text import run
 from tests.ingest.test_tokens import ROWS
 from tests.ingest.test_tokens import run as run_tokens
@@ -68,6 +72,21 @@ def test_empty_documents_are_read_back(
     assert outcome.documents == len(texts)
     for made in outcome.corpora[:6]:
         assert faults_of(Path(made.prefix), readback=200) == []
+
+
+def test_views_of_mds_shards_are_read_back(tmp_path: Path) -> None:
+    """From the shards that the corpus of which they are selections was indexed from."""
+    data = write_tokens(tmp_path / "mds")
+    index(data, tmp_path / "c")
+    unpack_shards(ALONE, str(tmp_path / "c"))
+    some = Selection(min_length=2)
+    for parent, name in (("c", "some"), ("some", "again")):
+        select(ALONE, str(tmp_path / parent), str(tmp_path / name), SelectOptions(some))
+        assert faults_of(tmp_path / name, readback=50) == []
+    shard = data / "shard.00001.mds"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"\xff")
+    (fault,) = faults_of(tmp_path / "again", readback=50)
+    assert fault.startswith(f"{shard}: is not the shard that was indexed")
 
 
 def test_token_shards_and_merges_are_read_back(tmp_path: Path) -> None:
