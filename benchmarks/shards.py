@@ -29,6 +29,7 @@ from machine import machine
 PEER = Path(__file__).with_name("shards_peer.py")
 TOKENS = {"tokens": "ndarray:int32"}
 ROW = 100_000  # bytes
+SHARDS_OF_EACH = 64  # data set that is opened with many others
 
 
 def zipf(count: int, random: np.random.Generator) -> np.ndarray[Any, Any]:
@@ -38,11 +39,13 @@ def zipf(count: int, random: np.random.Generator) -> np.ndarray[Any, Any]:
     return ids.clip(0, 49_999).astype(np.int32)
 
 
-def write(out: Path, columns: dict[str, str], samples: Any, codec: str | None) -> Path:
-    """Write a data set with streaming's writer."""
+def write(
+    out: Path, columns: dict[str, str], samples: Any, codec: str | None, shard: int = 1 << 26
+) -> Path:
+    """Write a data set with streaming's writer, in shards of so many bytes."""
     from streaming import MDSWriter  # noqa: PLC0415  not in this project's environment
 
-    with MDSWriter(out=str(out), columns=columns, compression=codec) as writer:
+    with MDSWriter(out=str(out), columns=columns, compression=codec, size_limit=shard) as writer:
         for sample in samples:
             writer.write(sample)
     return out
@@ -183,10 +186,10 @@ def opening(work: Path, sets: int, repeats: int) -> None:
     """Compare opening many data sets, until the first batch."""
     random = np.random.default_rng(3)
     pool = zipf(1 << 20, random)
-    starts = random.integers(0, len(pool) - 512, 16)
+    starts = random.integers(0, len(pool) - 512, SHARDS_OF_EACH)
     for number in range(sets):
         samples = ({"tokens": pool[at : at + 512]} for at in starts)
-        write(work / "many" / f"s{number:04}", TOKENS, samples, None)
+        write(work / "many" / f"s{number:04}", TOKENS, samples, None, shard=3000)
     recipe = {"train": [{"path": str(path)} for path in sorted((work / "many").iterdir())]}
     (work / "mix.json").write_text(json.dumps(recipe), encoding="utf-8")
     words = ["distcache", "mix", work / "mix.json", "-o", work / "mix", "--sequence-length", 512]
@@ -198,7 +201,7 @@ def opening(work: Path, sets: int, repeats: int) -> None:
         repeats, [work / "hmany.h5", "-", 0, count], [work / "many", 512, 0, count]
     )
     ratio = found["streaming"]["first batch"] / found["distcache"]["first batch"]
-    show(f"first batch of {sets} data sets", found, ratio)
+    show(f"first batch of {sets} data sets of {SHARDS_OF_EACH} shards", found, ratio)
 
 
 def main() -> None:

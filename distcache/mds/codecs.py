@@ -18,8 +18,8 @@ Buffer = bytes | memoryview
 
 __all__ = ["FileSource", "require_library", "unpack", "unpack_front"]
 
-PIECE: Final = 8 << 20  # bytes that are unpacked at a time: they stay in the processor's cache
-READ: Final = 4 << 20
+PIECE: Final = 256 << 10  # bytes that are unpacked at a time: they stay in a core's cache
+READ: Final = 1 << 20
 READ_AHEAD: Final = 128 << 10  # of zstandard
 WHOLE: Final = ("br", "snappy")  # are unpacked as a whole
 # Names of the errors of zlib, bz2, zstandard and cramjam; the last two need not be installed.
