@@ -220,8 +220,9 @@ def _problem(table: ShardTable) -> str:
         return "the compression of a shard is unknown"
     if (rows["data_begin"] > rows["raw_size"]).any():
         return "the samples of a shard begin behind its end"
-    if (np.diff(rows["first_sequence"].astype(np.int64)) < 0).any():
-        return "the sequences of its shards fall"
+    firsts = rows["first_sequence"].astype(np.int64)
+    if (np.diff(firsts, append=table.sequences) < 0).any() or firsts[:1].any():
+        return "the sequences of its shards do not follow one another"
     return _name_problem(table)
 
 

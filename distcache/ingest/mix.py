@@ -56,6 +56,9 @@ class _Entry(msgspec.Struct, frozen=True):
         return self.path or self.local or self.remote
 
 
+MOST_SAMPLES: Final = 1 << 40
+
+
 class Stream(msgspec.Struct, frozen=True):
     """A data set of a mix.
 
@@ -289,6 +292,11 @@ def _write(recipe: Recipe, directory: str, options: MixOptions) -> Mixed:
     relative = any(stream.proportion is not None for stream in recipe.train)
     one_pass = sum(sizes) if relative else math.ceil(sum(weights))
     samples = options.samples or one_pass
+    if recipe.train and not (any(weights) and samples <= MOST_SAMPLES):
+        raise ConfigError(
+            f"train: its data sets give {one_pass} samples, expected 1 to {MOST_SAMPLES}; change "
+            "choose or repeat"
+        )
     train = [
         {"path": os.path.join(directory, stream.name), "weight": weight}
         for stream, weight in zip(recipe.train, weights, strict=True)
@@ -297,15 +305,25 @@ def _write(recipe: Recipe, directory: str, options: MixOptions) -> Mixed:
     valid = [
         {
             "path": os.path.join(directory, stream.name),
-            "samples": min(
-                options.validation,
-                options.validation if stream.choose is None else stream.choose,
-                size_of(stream),
-            ),
+            "samples": _validation_samples(stream, size_of(stream), options.validation),
         }
         for stream in recipe.valid
         if stream.choose != 0
     ]
+    return _write_blend(os.path.join(directory, BLEND), train, valid, samples, options)
+
+
+def _validation_samples(stream: Stream, size: int, most: int) -> int:
+    return min(most, size, most if stream.choose is None else stream.choose)
+
+
+def _write_blend(
+    path: str,
+    train: list[dict[str, Any]],
+    valid: list[dict[str, Any]],
+    samples: int,
+    options: MixOptions,
+) -> Mixed:
     fields: dict[str, Any] = {
         "sequence_length": options.sequence_length,
         "seed": options.seed,
@@ -314,9 +332,8 @@ def _write(recipe: Recipe, directory: str, options: MixOptions) -> Mixed:
         "blend_per_split": {"train": train} | ({"valid": valid} if valid else {}),
         "multiple_validation_sets": True,
     }
-    path = os.path.join(directory, BLEND)
-    with no_space_as_error(path), atomic_write(path) as stream:
-        stream.write(msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n")
+    with no_space_as_error(path), atomic_write(path) as file:
+        file.write(msgspec.json.format(msgspec.json.encode(fields), indent=1) + b"\n")
     return Mixed(path, len(train), len(valid), samples)
 
 

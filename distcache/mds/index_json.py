@@ -129,7 +129,9 @@ def read_index(directory: str | Path, split: str = "") -> DataSet:
     """
     if split and (Path(split).is_absolute() or ".." in Path(split).parts):
         raise ConfigError(f"--split {split}: expected the name of a subdirectory")
-    root = os.path.abspath(os.path.join(directory, split))
+    root = os.path.join(directory, split)
+    # Where a link is followed by "..", the text of a path says another place than the filesystem.
+    root = (os.path.realpath if ".." in Path(root).parts else os.path.abspath)(root)
     path = os.path.join(root, INDEX)
     try:
         content = read_file(path, LONGEST)

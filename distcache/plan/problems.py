@@ -106,7 +106,7 @@ def request_problem(
     if epochs is None:
         return (
             f"{prefix}: has no tokens in split {split}, so no number of epochs gives "
-            f"{requested} samples and Megatron would never finish; change the split or drop "
+            f"{requested} samples, and Megatron would never finish; change the split or drop "
             "the corpus"
         )
     if epochs > NARROW:

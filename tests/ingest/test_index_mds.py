@@ -194,6 +194,15 @@ def test_a_split_is_a_subdirectory(tmp_path: Path) -> None:
         index(tmp_path / "data", tmp_path / "d", split="../x")
 
 
+def test_a_path_that_leads_back_from_a_link(tmp_path: Path) -> None:
+    """Is the place that the filesystem says."""
+    write_tokens(tmp_path / "far" / "data")
+    (tmp_path / "far" / "inner").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "inner")
+    index(tmp_path / "link" / ".." / "data", tmp_path / "c")
+    assert read_table(str(tmp_path / "c")).path_of(0).startswith(f"{tmp_path}/far/data/")
+
+
 def test_raw_shards_beside_compressed_ones_are_taken(tmp_path: Path) -> None:
     """Nothing has to be unpacked then; one of another length is none."""
     data = write_tokens(tmp_path / "data", codec="zstd", keep_raw=True)

@@ -72,6 +72,15 @@ def test_shares_are_as_streaming_has_them(
     assert again["samples"]["train"] == 1000
 
 
+@pytest.mark.parametrize("extra", [{"choose": 0}, {"repeat": 1e15}])
+def test_a_blend_that_cannot_be_built(extra: dict[str, Any], tmp_path: Path) -> None:
+    """Is not written."""
+    paths = write_sets(tmp_path, {"a": 30})
+    with pytest.raises(ConfigError, match="expected 1 to"):
+        run_mix({"train": [{"path": paths["a"], **extra}]}, tmp_path / "mix")
+    assert not (tmp_path / "mix" / "blend.json").exists()
+
+
 def test_every_prefix_holds_each_within_one_of_its_share(tmp_path: Path) -> None:
     """And without replacement, until a set has come once; `choose` above its size takes passes."""
     sizes = {"a": 100, "b": 40, "c": 7}
