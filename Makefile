@@ -185,7 +185,9 @@ bench: $(VENV)/test-installed
 	python benchmarks/estimates.py
 	python benchmarks/localizing.py
 	python benchmarks/loading.py
+	python benchmarks/selecting.py
 	scripts/judges build/judges $(lastword $(JUDGES))
+	PYTHONPATH=$(CURDIR)/build/judges/streaming python benchmarks/shards.py
 	PYTHONPATH=$(CURDIR)/build/judges/$(lastword $(JUDGES)) python benchmarks/first_batch.py
 	python benchmarks/ingesting.py
 
