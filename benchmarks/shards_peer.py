@@ -9,6 +9,7 @@ out, memory of all processes (PSS) in MiB, descriptors of this one, and segments
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -61,8 +62,12 @@ def memory_of_all() -> float:
     """Return the PSS of this process and of its children, in MiB."""
     children = Path("/proc/self/task").glob("*/children")
     some = ["self", *(child for path in children for child in path.read_text("ascii").split())]
-    found = (Path(f"/proc/{process}/smaps_rollup").read_text("ascii") for process in some)
-    return sum(int(text.partition("\nPss:")[2].split()[0]) for text in found) / 1024
+    total = 0
+    for process in some:
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # a worker that has ended
+            text = Path(f"/proc/{process}/smaps_rollup").read_text("ascii")
+            total += int(text.partition("\nPss:")[2].split()[0])
+    return total / 1024
 
 
 def main() -> None:
