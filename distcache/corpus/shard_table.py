@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from distcache.errors import CorpusError, NotReady
 from distcache.io.files import atomic_write, no_space_as_error, read_file
+from distcache.mds.index_json import columns_from
 
 __all__ = [
     "ALIGNMENT",
@@ -223,7 +224,7 @@ def _problem(table: ShardTable) -> str:
     firsts = rows["first_sequence"].astype(np.int64)
     if (np.diff(firsts, append=table.sequences) < 0).any() or firsts[:1].any():
         return "the sequences of its shards do not follow one another"
-    return _name_problem(table)
+    return _name_problem(table) or _column_problem(table)
 
 
 def _name_problem(table: ShardTable) -> str:
@@ -237,4 +238,13 @@ def _name_problem(table: ShardTable) -> str:
         return "a name is not UTF-8"
     if any(not path.startswith("/") or "/../" in f"{path}/" or "\0" in path for path in paths):
         return "a name is not an absolute path"
+    return ""
+
+
+def _column_problem(table: ShardTable) -> str:
+    if table.columns:
+        try:
+            columns_from(table.columns)
+        except ValueError as error:
+            return str(error)
     return ""

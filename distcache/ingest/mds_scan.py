@@ -244,7 +244,7 @@ def _heads(sizes: NDArray[np.int64], item: int) -> NDArray[np.int64]:
         width = 1 << power
         count, rest = np.divmod(sizes - 1 - width, item)
         least = 0 if power == 0 else 1 << (4 << power)
-        fits = (rest == 0) & (count >= max(least, 1)) & (count < 1 << min(8 << power, 62))
+        fits = (rest == 0) & (count >= least) & (count < 1 << min(8 << power, 62))
         heads[fits] = 1 + width
     return heads
 

@@ -14,7 +14,16 @@ from distcache.errors import ConfigError, CorpusError, NotReady
 from distcache.io.files import read_file
 from distcache.io.threads import decodable
 
-__all__ = ["CODECS", "INDEX", "Columns", "DataSet", "FileEntry", "ShardEntry", "read_index"]
+__all__ = [
+    "CODECS",
+    "INDEX",
+    "Columns",
+    "DataSet",
+    "FileEntry",
+    "ShardEntry",
+    "columns_from",
+    "read_index",
+]
 
 INDEX: Final = "index.json"
 LONGEST: Final = 4 << 30  # bytes; that of 50,000 shards has 18 MB
@@ -154,6 +163,23 @@ def read_index(directory: str | Path, split: str = "") -> DataSet:
     return DataSet(root, len(content), digest, found.shards)
 
 
+def columns_from(text: bytes) -> Columns:
+    """Return the columns that JSON describes.
+
+    Raises
+    ------
+    ValueError
+        If it does not.
+    """
+    try:
+        columns = msgspec.json.decode(text, type=Columns)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(f"the description of its columns is damaged: {error}") from error
+    for problem in _column_problems(columns):
+        raise ValueError(f"the description of its columns is damaged: {problem}")
+    return columns
+
+
 def _hint(root: str) -> str:
     """Return which subdirectories are data sets, for a message."""
     try:
@@ -172,11 +198,7 @@ def _problems(shard: ShardEntry) -> list[str]:
     found = []
     if (shard.version, shard.format) != (2, "mds"):
         found.append(f"is {shard.format} version {shard.version}, expected mds version 2")
-    columns = (shard.column_names, shard.column_encodings, shard.column_sizes)
-    if len({len(part) for part in columns}) > 1:
-        found.append("names, encodings and sizes of its columns are not equally many")
-    if len(set(shard.column_names)) < len(shard.column_names):
-        found.append("has two columns of one name")
+    found += _column_problems(shard)
     if (shard.zip_data is None) != (shard.compression is None):
         found.append("has a compression without a compressed file, or the other way round")
     if shard.codec not in CODECS:
@@ -191,6 +213,16 @@ def _problems(shard: ShardEntry) -> list[str]:
         inside = not name.is_absolute() and ".." not in name.parts
         if not (inside and name.name and entry.basename.isprintable()):
             found.append(f"its file {entry.basename!r} is not a path in the data set")
+    return found
+
+
+def _column_problems(columns: Columns) -> list[str]:
+    found = []
+    parts = (columns.column_names, columns.column_encodings, columns.column_sizes)
+    if len({len(part) for part in parts}) > 1:
+        found.append("names, encodings and sizes of its columns are not equally many")
+    if len(set(columns.column_names)) < len(columns.column_names):
+        found.append("has two columns of one name")
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -62,13 +63,16 @@ def find_shard(directory: str, entry: ShardEntry) -> StoredShard:
             continue
         path = os.path.join(directory, file.basename)
         try:
-            found = os.stat(path).st_size
+            status = os.stat(path)
         except OSError as error:
             problems.append(f"{path}: cannot be read: {error.strerror}")
             continue
-        if found == file.bytes:
-            return StoredShard(path, codec, found, size)
-        problems.append(f"{path}: has {found} bytes, the index says {file.bytes}")
+        if not stat.S_ISREG(status.st_mode):
+            problems.append(f"{path}: is no regular file")
+            continue
+        if status.st_size == file.bytes:
+            return StoredShard(path, codec, file.bytes, size)
+        problems.append(f"{path}: has {status.st_size} bytes, the index says {file.bytes}")
     # One form is missing rightly where there is the other: that one is what is wrong.
     wrong = [problem for problem in problems if ": has " in problem]
     raise CorpusError(*(wrong or problems[-1:]))

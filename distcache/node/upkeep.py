@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import stat
@@ -166,14 +167,17 @@ def _verify_copy(store: Store, record: Ready, threads: int) -> Iterator[str]:
         yield from error.problems
     digests = [digest.decode("ascii", "replace") for digest in cache.table("sources")["idx_digest"]]
 
-    def compare(number: int) -> str | None:
-        corpus = record.corpora[number]
-        path = idx_path(store.prefix(corpus.stem))
-        return _compare(path, Block(0, 0, corpus.idx_size, digests[number]))
-
+    indices = (
+        (
+            idx_path(store.prefix(corpus.stem)),
+            corpus.idx_size,
+            Block(0, 0, corpus.idx_size, digest),
+        )
+        for corpus, digest in zip(record.corpora, digests, strict=True)
+    )
+    blocks = itertools.chain(indices, _unpacked_blocks(store, record, cache))
     with ThreadPoolExecutor(threads) as pool:
-        yield from filter(None, pool.map(compare, range(len(record.corpora))))
-        yield from filter(None, pool.map(_compare_block, _unpacked_blocks(store, record, cache)))
+        yield from filter(None, pool.map(_compare, blocks))
     if record.megatron is not None:
         rename = renamer(store, cache.prefixes, record.corpora)
         yield from wrong_files(cache, store.view(record.name), rename, record.naming)
@@ -197,25 +201,17 @@ def _unpacked_blocks(store: Store, record: Ready, cache: Cache) -> Iterator[tupl
                 yield path, corpus.bin_size, block
 
 
-def _compare_block(task: tuple[str, int, Block]) -> str | None:
+def _compare(task: tuple[str, int, Block]) -> str | None:
     path, size, block = task
     try:
         descriptor, found = open_sized(path, follow=False)
     except OSError as error:
         return f"{path}: cannot be opened: {error.strerror}"
     with closing_fd(descriptor):
-        right = found == size and block_matches(descriptor, block)
+        if found != size:
+            return f"{path}: has {found} bytes, expected {size}"
+        right = block_matches(descriptor, block)
     return None if right else f"{path}: bytes {block.begin} to {block.end} differ from their digest"
-
-
-def _compare(path: str, block: Block) -> str | None:
-    try:
-        descriptor, size = open_sized(path, follow=False)
-    except OSError as error:
-        return f"{path}: cannot be opened: {error.strerror}"
-    with closing_fd(descriptor):
-        right = size == block.end and block_matches(descriptor, block)
-    return None if right else f"{path}: differs from its digest"
 
 
 class Collected(msgspec.Struct, frozen=True):

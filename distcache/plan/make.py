@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -85,25 +86,34 @@ def make_plan(
     return Plan(
         key=key_of(identity),
         identity=identity,
-        naming={
-            "split": config.split,
-            "split_matrix": matrix,
-            "tokenizer": config.tokenizer,
-            **({"fim_data": True} if config.fim_data else {}),
-            "blends": {
-                split: [(planner.sources[source.path], source.weight) for source in blend]
-                for split, blend in blends.items()
-            },
-            "corpus_tokenizers": [
-                {"name": known.name, "digest": known.digest} if known else None
-                for known in map((tokenizers or {}).get, corpora)
-            ],
-        },
+        naming=_naming(config, planner.sources, tokenizers or {}),
         sources=tuple(corpus.facts for corpus in corpora.values()),
         sections=tuple(planner.sections.values()),
         blends=tuple(planner.blends),
         members=tuple(planner.members),
     )
+
+
+def _naming(
+    config: Config,
+    sources: Mapping[str, int],
+    tokenizers: Mapping[str, TokenizerFacts | None],
+) -> dict[str, Any]:
+    """Return what the names of Megatron's files follow from."""
+    return {
+        "split": config.split,
+        "split_matrix": split_matrix(config.split) if config.split is not None else None,
+        "tokenizer": config.tokenizer,
+        **({"fim_data": True} if config.fim_data else {}),
+        "blends": {
+            split: [(sources[source.path], source.weight) for source in blend]
+            for split, blend in config.blends().items()
+        },
+        "corpus_tokenizers": [
+            {"name": known.name, "digest": known.digest} if known else None
+            for known in map(tokenizers.get, sources)
+        ],
+    }
 
 
 class _Planner:
@@ -259,33 +269,18 @@ class _Planner:
     ) -> SectionPlan | None:
         """Return the section of a corpus and split, or None and a problem."""
         config, corpus = self.config, self.corpora[prefix]
-        rows, window = corpus.facts.rows, config.window if config.order == "windows" else None
-        keep_partial = split == "valid" and not config.drop_last_partial_validation_sequence
-        cut = Cut(config.sequence_length, config.add_extra_token, keep_partial)
-        if config.order != "megatron":
-            cut = Cut(config.sequence_length, config.add_extra_token and not rows, False)
+        rows, cut = corpus.facts.rows, _cut(config, split, rows=corpus.facts.rows)
         begin, end = sequence_range(bookends, corpus.facts.sequences)
         tokens = end - begin if rows else corpus.tokens_in(begin, end)
         problem = request_problem(prefix, split, requested, epochs_needed(requested, tokens, cut))
         size = section_size(requested, tokens, cut)
-        if size is not None and config.order != "megatron":
-            size = msgspec.structs.replace(size, separate_samples=None)
         if problem is not None or size is None:
             self.problems += [] if problem is None else [problem]
             return None
-        content = {
-            "order": config.order,
-            "corpus": corpus.facts.identity,
-            "range": [begin, end],
-            "seed": config.seed,
-            "sequence_length": cut.sequence_length,
-            "extra_token": cut.extra_token,
-            "size": msgspec.to_builtins(size),
-            **({"window": window} if window else {}),
-            **({"rows": True} if rows else {}),
-        }
+        if config.order != "megatron":
+            size = msgspec.structs.replace(size, separate_samples=None)
         section = SectionPlan(
-            key=key_of(content),
+            key="",
             source=self.sources[prefix],
             begin=begin,
             end=end,
@@ -294,11 +289,36 @@ class _Planner:
             cut=cut,
             size=size,
             order=config.order,
-            window=window,
+            window=config.window if config.order == "windows" else None,
             rows=rows,
         )
+        section = msgspec.structs.replace(section, key=_section_key(section, corpus))
         if (problem := partial_problem(section, corpus)) is not None:
             self.problems.append(problem)
             return None
         self.places.setdefault(section.key, len(self.places))
         return self.sections.setdefault(section.key, section)
+
+
+def _cut(config: Config, split: str, *, rows: bool) -> Cut:
+    """Return how the sequences of a split are cut into samples."""
+    if config.order != "megatron":
+        return Cut(config.sequence_length, config.add_extra_token and not rows, False)
+    keep_partial = split == "valid" and not config.drop_last_partial_validation_sequence
+    return Cut(config.sequence_length, config.add_extra_token, keep_partial)
+
+
+def _section_key(section: SectionPlan, corpus: Corpus) -> str:
+    """Return the key of a section: of all that its arrays follow from."""
+    content = {
+        "order": section.order,
+        "corpus": corpus.facts.identity,
+        "range": [section.begin, section.end],
+        "seed": section.seed,
+        "sequence_length": section.cut.sequence_length,
+        "extra_token": section.cut.extra_token,
+        "size": msgspec.to_builtins(section.size),
+        **({"window": section.window} if section.window else {}),
+        **({"rows": True} if section.rows else {}),
+    }
+    return key_of(content)

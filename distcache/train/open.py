@@ -11,6 +11,8 @@ from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from distcache.cache import Cache
 from distcache.cache import open_cache as open_mapped
@@ -24,6 +26,7 @@ from distcache.errors import (
     NotReady,
     SharedFileWarning,
 )
+from distcache.kernels import Section
 from distcache.node.lock import try_shared
 from distcache.node.place import local_directory
 from distcache.node.records import Ready, read_record, read_records
@@ -230,6 +233,40 @@ class OpenCache:
                 "again, or build it again"
             )
         return idx
+
+    def section(self, row: int, idx: Idx, shards: NDArray[np.int64] | None) -> Section:
+        """Map the arrays of a section of tokens.
+
+        Parameters
+        ----------
+        row : int
+            Of the table of sections.
+        idx : Idx
+            Of its corpus.
+        shards : ndarray of int64, shape (shards,), or None
+            Bytes of the `.bin` at which the corpus's shards begin; None if there is a `.bin`.
+
+        Raises
+        ------
+        CorpusError
+            If the tokens are no integers.
+        """
+        views = self.cache.arrays("sections", row)
+        try:
+            return Section(
+                self.cache.read(views["document_index"]),
+                self.cache.read(views["sample_index"]),
+                self.cache.read(views["shuffle_index"]),
+                idx.lengths,
+                idx.offsets,
+                idx.type_code,
+                self.cache.add_extra_token,
+                shards,
+            )
+        except ValueError as error:
+            raise CorpusError(
+                f"{idx.path}: tokens have type code {idx.type_code}, expected an integer type"
+            ) from error
 
     def dataset(self, split: str, number: int | None = None, **options: Any) -> CachedDataset:
         """Return the samples of a split as a torch map-style dataset.

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.corpus import Idx
-from distcache.errors import CacheCorrupt, CorpusError
+from distcache.errors import CacheCorrupt
 from distcache.io.files import write_range
 from distcache.kernels import Mapping, SampleRules, Section, find_shards, read_samples
 from distcache.train.open import OpenCache
 from distcache.train.shard_finder import ShardFinder
 from distcache.train.token_files import AT_ONCE, TokenFiles
-from distcache.train.token_places import NO_FILE, File, TokenPlaces, batches
+from distcache.train.token_places import NO_FILE, File, TokenPlaces, cut_by_files
 
 __all__ = ["SplitReader"]
 
@@ -48,7 +48,6 @@ class SplitReader:
         self._finder = ShardFinder(opened, members)
         self._lock = threading.Lock()
         self._tokens: dict[int, TokenPlaces] = {}
-        self._extra = opened.cache.add_extra_token
         self._sections: dict[int, Section] = {}
         self._indices: dict[int, Idx] = {}
         self._faults = -1  # differs from the count: the cache may be damaged already
@@ -65,25 +64,9 @@ class SplitReader:
 
     def _open_section(self, member: int, shards: NDArray[np.int64] | None) -> Section:
         """Open a section and the index of its corpus."""
-        cache = self._opened.cache
         row, source = self._members[member]
         idx = self._indices[member] = self._opened.idx_of(source)
-        views = cache.arrays("sections", row)
-        try:
-            return Section(
-                cache.read(views["document_index"]),
-                cache.read(views["sample_index"]),
-                cache.read(views["shuffle_index"]),
-                idx.lengths,
-                idx.offsets,
-                idx.type_code,
-                self._extra,
-                shards,
-            )
-        except ValueError as error:
-            raise CorpusError(
-                f"{idx.path}: tokens have type code {idx.type_code}, expected an integer type"
-            ) from error
+        return self._opened.section(row, idx, shards)
 
     def _places(self, member: int) -> TokenPlaces:
         if not 0 <= member < len(self._members):
@@ -158,7 +141,7 @@ class SplitReader:
         if all(len(own) == 1 for own in files):
             starts = range(0, len(files), AT_ONCE)
             return [range(begin, min(begin + AT_ONCE, len(files))) for begin in starts]
-        return batches(files, AT_ONCE)
+        return cut_by_files(files, AT_ONCE)
 
     def _read_part(
         self,
@@ -213,7 +196,11 @@ class SplitReader:
                     write_range(tokens, begin, data)
             whole = self._open_section(member, None)
             descriptors = np.array([tokens], np.int32)
-            read_samples([whole], samples, descriptors, row, self._rules, **arrays)
+            _, error, byte, _ = read_samples(
+                [whole], samples, descriptors, row, self._rules, **arrays
+            )
+            if error:
+                raise self._corrupt(IndexError(f"a sample leads to byte {byte} of no shard"))
         finally:
             os.close(tokens)
 

@@ -9,13 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from distcache.corpus import Idx
 from distcache.errors import CacheCorrupt, ConfigError, CorpusError
-from distcache.mds.index_json import Columns
+from distcache.mds.index_json import Columns, columns_from
 from distcache.mds.row import Row
 from distcache.train.open import CacheHandle, OpenCache
 from distcache.train.shard_finder import ShardFinder
@@ -209,9 +208,9 @@ class _OpenRows:
                 f"{cache.prefixes[source]}: consists of tokens; open it with cache.dataset(...)"
             )
         try:
-            columns = msgspec.json.decode(text, type=Columns)
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise CacheCorrupt(f"{cache.path}: has damaged columns: {error}") from error
+            columns = columns_from(text)
+        except ValueError as error:
+            raise CacheCorrupt(f"{cache.path}: corpus {source}: {error}") from error
         order = cache.read(cache.arrays("sections", section)["document_index"])
         idx = self._opened.idx_of(source)
         return _Member(order, idx, self._opened.tokens_of(source), columns)

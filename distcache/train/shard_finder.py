@@ -70,16 +70,7 @@ class ShardFinder:
         row, source = self._members[member]
         cache, idx = self._opened.cache, self._opened.idx_of(source)
         begins = cache.shards_of(source)["base"].astype(np.int64)
-        arrays = {name: cache.read(view) for name, view in cache.arrays("sections", row).items()}
         if cache.columns_of(source):
-            return _Rows(arrays["document_index"], idx, begins)
-        return Section(
-            arrays["document_index"],
-            arrays["sample_index"],
-            arrays["shuffle_index"],
-            idx.lengths,
-            idx.offsets,
-            idx.type_code,
-            cache.add_extra_token,
-            begins if len(begins) else None,
-        )
+            order = cache.read(cache.arrays("sections", row)["document_index"])
+            return _Rows(order, idx, begins)
+        return self._opened.section(row, idx, begins if len(begins) else None)

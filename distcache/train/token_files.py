@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
-from distcache.errors import CorpusError
+from distcache.errors import CorpusError, NotReady
 from distcache.io.files import open_sized, read_range
 
 __all__ = ["AT_ONCE", "TRANSIENT", "TokenFiles", "descriptor_budget", "pause_before"]
@@ -130,6 +130,8 @@ class TokenFiles:
         ------
         CorpusError
             If a file has another length.
+        NotReady
+            If a file does not exist.
         OSError
             If a file cannot be opened, after retries of transient errors.
         """
@@ -211,6 +213,11 @@ class TokenFiles:
             try:
                 descriptor, found = open_sized(path)
                 break
+            except FileNotFoundError as error:
+                raise NotReady(
+                    f"{path}: no such file: its tokens are read where it lies; put it back, or "
+                    "build the cache again"
+                ) from error
             except OSError as error:
                 if attempt == ATTEMPTS or error.errno not in TRANSIENT:
                     raise

@@ -14,7 +14,7 @@ from distcache.cache import Cache
 from distcache.corpus import bin_path
 from distcache.errors import NotReady
 
-__all__ = ["NO_FILE", "File", "TokenPlaces", "batches", "find_tokens"]
+__all__ = ["NO_FILE", "File", "TokenPlaces", "cut_by_files", "find_tokens"]
 
 File = tuple[str, int]
 """A path, and the bytes that the file must have."""
@@ -90,7 +90,7 @@ class _ShardFiles(Sequence[File]):
         return self._cache.shard_path(row), int(row["raw_size"])
 
 
-def batches(files: Sequence[Sequence[File]], most: int) -> list[range]:
+def cut_by_files(files: Sequence[Sequence[File]], most: int) -> list[range]:
     """Cut samples into ranges that need at most so many different files, or are one sample.
 
     Parameters

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from numpy.typing import NDArray
 from distcache.corpus import open_idx
 from distcache.corpus.examine import examine, require_sound
 from distcache.corpus.receipt import Receipt, read_receipt
-from distcache.corpus.shard_table import ALIGNMENT, read_table
+from distcache.corpus.shard_table import ALIGNMENT, read_table, write_table
 from distcache.errors import ConfigError, CorpusError, DistcacheError, KeyMismatch, NotReady
 from distcache.ingest import index_mds as module
 from distcache.ingest.index_mds import index_mds
@@ -148,7 +150,7 @@ def test_the_number_of_ranks_changes_no_byte(ranks: int, tmp_path: Path) -> None
 def test_headers_only(tmp_path: Path) -> None:
     """Give the same index where sizes say all, and are refused where they do not."""
     for name, codec in (("raw", ""), ("packed", "zstd"), ("bz2", "bz2")):
-        samples = [{"tokens": document.astype("u2")} for document in DOCUMENTS]
+        samples = [{"tokens": document.astype("u2")} for document in [*DOCUMENTS, DOCUMENTS[0][:0]]]
         data = write_mds(tmp_path / name, {"tokens": "ndarray:uint16"}, samples, codec=codec)
         index(data, tmp_path / f"{name}-whole")
         receipt = index(data, tmp_path / f"{name}-fast", headers_only=True)
@@ -298,6 +300,8 @@ def overwrite(path: Path, at: int, data: bytes) -> None:
     ("spoil", "expected"),
     [
         (lambda p: p.unlink(), "cannot be read"),
+        (lambda p: (p.unlink(), p.mkdir()), "is no regular file"),
+        (lambda p: (p.unlink(), os.mkfifo(p)), "is no regular file"),
         (cut, "the index says"),
         (lambda p: overwrite(p, 0, b"\x09"), "its header says 9 samples"),
         (lambda p: overwrite(p, 8, b"\xff\xff\xff\x7f"), "its offsets fall behind sample 1"),
@@ -476,6 +480,27 @@ def test_every_byte_of_an_index_flipped(suffix: str, tmp_path: Path) -> None:
             idx = open_idx(str(tmp_path / "c"))
             assert (idx.offsets + 4 * idx.lengths.astype(np.int64)).max() <= ends
             assert facts[str(tmp_path / "c")].view
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        b"[]",
+        b"{",
+        b"\xff",
+        b'{"column_names":["a","a"],"column_encodings":["str","str"],"column_sizes":[null,null]}',
+        b'{"column_names":["a"],"column_encodings":[],"column_sizes":[null]}',
+        b'{"column_names":["a"],"column_encodings":["str"],"column_sizes":[-1]}',
+    ],
+)
+def test_a_table_whose_columns_make_no_sense(columns: bytes, tmp_path: Path) -> None:
+    """Is damaged, although its digests are right."""
+    write_tokens(tmp_path / "data")
+    index(tmp_path / "data", tmp_path / "c", column="")
+    table = read_table(str(tmp_path / "c"))
+    write_table(str(tmp_path / "c"), replace(table, columns=columns))
+    with pytest.raises(CorpusError, match=r"c\.shards: the description of its columns is damaged"):
+        read_table(str(tmp_path / "c"))
 
 
 @pytest.mark.long

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,9 +15,14 @@ import pytest
 from distcache.builder.run import BuildOptions, build
 from distcache.configuration import config_from_mapping
 from distcache.errors import DistcacheError
-from distcache.ingest.merge import merge
+from distcache.ingest.index_mds import index_mds
+from distcache.ingest.mds_scan import MdsOptions
+from distcache.ingest.merge import materialize, merge
 from distcache.ingest.pipeline import ingest
 from distcache.ingest.read_options import TokenOptions
+from distcache.ingest.select import SelectOptions, select
+from distcache.ingest.selection import Selection
+from distcache.ingest.unpack import unpack_shards
 from distcache.node.localize import localize
 from distcache.node.records import LocalizeOptions
 from distcache.plan import costs
@@ -24,6 +30,7 @@ from distcache.plan import layout as layouts
 from distcache.ranks import agreement
 from tests.faults.every_call import ALLOCATIONS, Site, Striker, striking
 from tests.large import write_large
+from tests.mds.writer import write_mds
 from tests.threads import Ended, ThreadCommunicator, run_ranks
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
@@ -70,6 +77,35 @@ def localizing(cache: Path, out: Path) -> Job:
     return job
 
 
+def indexing(data: Path, out: Path) -> Job:
+    """Index compressed MDS shards, and unpack them."""
+
+    def job(communicator: ThreadCommunicator) -> Any:
+        index_mds(communicator, [str(data)], str(out / "c"), MdsOptions(column="tokens"))
+        return unpack_shards(communicator, str(out / "c"))
+
+    return job
+
+
+def selecting(parent: str, out: Path) -> Job:
+    """Select some sequences of a corpus, and write them out."""
+
+    def job(communicator: ThreadCommunicator) -> Any:
+        options = SelectOptions(Selection(sample=0.5, split_at=7))
+        select(communicator, parent, str(out / "v"), options)
+        return materialize(communicator, str(out / "v"), str(out / "m"))
+
+    return job
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MDS data set."""
+    samples = [{"tokens": np.arange(n, 3 * n, dtype="i4")} for n in range(60)]
+    directory = tmp_path_factory.mktemp("mds") / "data"
+    return write_mds(directory, {"tokens": "ndarray:int32"}, samples, codec="zstd")
+
+
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Some Parquet files of token ids."""
@@ -98,6 +134,7 @@ def make_job(
     request: pytest.FixtureRequest,
     corpora: dict[str, str],
     shards: Path,
+    data: Path,
     blend_config: dict[str, Any],
     split_config: dict[str, Any],
     tmp_path: Path,
@@ -120,6 +157,8 @@ def make_job(
         "ingest": lambda out: ingesting(shards, out),
         "merge": lambda out: merging(corpora, out),
         "localize": lambda out: localizing(path, out),
+        "index": lambda out: indexing(data, out),
+        "select": lambda out: selecting(corpora["plain"], out),
     }
     return jobs[kind]
 
@@ -131,7 +170,9 @@ def errors_at(site: Site) -> list[str]:
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
-    "make_job", ["build", "split", "linked", "ingest", "merge", "localize"], indirect=True
+    "make_job",
+    ["build", "split", "linked", "ingest", "merge", "localize", "index", "select"],
+    indirect=True,
 )
 def test_every_call_may_fail(
     make_job: Callable[[Path], Job], rank: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
