@@ -1,15 +1,19 @@
-"""Read shards of a finished corpus again, and compare their digests."""
+"""Read shards of a finished corpus again; compare their digests, and the `.bin` made of them."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
-from distcache.corpus import Fault
+from distcache.corpus import Fault, bin_path
 from distcache.corpus.indexed_shard import indexed_pieces
 from distcache.corpus.shard_table import ShardTable, read_table
 from distcache.errors import CorpusError
+from distcache.io.files import closing_fd, open_regular, read_range
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator
 
@@ -31,7 +35,8 @@ def compare_shards(communicator: Communicator, prefix: str, count: int) -> list[
     Returns
     -------
     list of Fault
-        One for each shard that is another one than was indexed, or cannot be read.
+        One for each shard that is another one than was indexed, cannot be read, or differs from
+        the `.bin` beside the index.
     """
 
     def compare() -> list[Fault]:
@@ -47,10 +52,32 @@ def compare_shards(communicator: Communicator, prefix: str, count: int) -> list[
 
 
 def _faults(prefix: str, table: ShardTable, shards: list[int]) -> Iterator[Fault]:
-    for shard in shards:
-        row, path = table.rows[shard], table.path_of(shard)
-        try:
-            for _ in indexed_pieces(row, path):
-                pass
-        except CorpusError as error:
-            yield Fault(prefix, path, str(error).removeprefix(f"{path}: "))
+    unpacked = bin_path(prefix)
+    with contextlib.ExitStack() as stack:
+        descriptor = None
+        if os.path.lexists(unpacked):
+            descriptor = stack.enter_context(closing_fd(open_regular(unpacked)))
+        for shard in shards:
+            row, path = table.rows[shard], table.path_of(shard)
+            try:
+                same = _is_unpacked(indexed_pieces(row, path), descriptor, int(row["base"]))
+            except CorpusError as error:
+                yield Fault(prefix, path, str(error).removeprefix(f"{path}: "))
+                continue
+            except EOFError:  # someone cuts the .bin short at this moment
+                same = False
+            if not same:
+                yield Fault(prefix, unpacked, f"differs from shard {path}; unpack it again")
+
+
+def _is_unpacked(
+    pieces: Iterator[NDArray[np.uint8]], descriptor: int | None, position: int
+) -> bool:
+    """Read a shard to its end; return whether an unpacked file, if any, has the same bytes."""
+    same = True
+    for piece in pieces:
+        end = position + piece.size
+        if descriptor is not None:
+            same &= read_range(descriptor, position, end) == piece.tobytes()
+        position = end
+    return same

@@ -12,6 +12,7 @@ import pytest
 from distcache.corpus import open_idx, write_idx
 from distcache.corpus.examine import require_sound
 from distcache.corpus.receipt import read_receipt, write_receipt
+from distcache.corpus.shard_table import read_table
 from distcache.errors import CorpusError
 from distcache.ingest.audit import audit, find_receipts
 from distcache.ingest.merge import merge
@@ -59,6 +60,20 @@ def test_shards_are_read_back(tokenizers: Path, documents: list[str], tmp_path: 
     outcome = run([path], tokenizers, tmp_path / "out", shard_size=9_000)
     for made in outcome.corpora[:6]:
         assert faults_of(Path(made.prefix), readback=4) == []
+
+
+def test_an_unpacked_bin_is_compared_with_its_shards(tmp_path: Path) -> None:
+    """Each of its bytes that a shard with a chosen sequence has."""
+    data = write_tokens(tmp_path / "mds", codec="zstd")
+    index(data, tmp_path / "c")
+    unpack_shards(ALONE, str(tmp_path / "c"))
+    assert faults_of(tmp_path / "c", readback=50) == []
+    row = read_table(str(tmp_path / "c")).rows[2]
+    with open(tmp_path / "c.bin", "r+b") as stream:
+        stream.seek(int(row["base"]) + 500)
+        stream.write(b"distcache")
+    (fault,) = faults_of(tmp_path / "c", readback=50)
+    assert fault.startswith(f"{tmp_path}/c.bin: differs from shard {data}/shard.00002.mds")
 
 
 @pytest.mark.parametrize("shard_size", [None, 9_000])
