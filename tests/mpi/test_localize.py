@@ -13,14 +13,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from distcache.corpus import idx_path
+from distcache.corpus import bin_path, idx_path
 from distcache.node.records import read_records
 from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
 from tests.caches import build_here
 from tests.faults.odd import compile_odd, odd
+from tests.ingest.test_index_mds import fields_of, index, virtual_bin
+from tests.mds.writer import write_mds
 from tests.processes import DISTCACHE, LAUNCHERS, clean_environment, launch, start
 
 pytestmark = pytest.mark.mpi
@@ -327,3 +330,46 @@ def test_a_node_that_cannot_hold_a_copy(
     for node in (0, 2):
         assert verify_store(Store(tmp_path / f"local{node}")) == []
         assert next(read_records(Store(tmp_path / f"local{node}")))
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A shared directory with a cache over compressed shards of several blocks."""
+    shared = tmp_path_factory.mktemp("packed")
+    random = np.random.default_rng(5)
+    samples = [{"tokens": random.integers(0, 999, 40_000).astype("i4")} for _ in range(60)]
+    for name in ("a", "b"):
+        data = write_mds(shared / name, {"tokens": "ndarray:int32"}, samples[::2], codec="zstd")
+        index(data, shared / f"{name}-corpus")
+        samples = samples[1:]
+    build_here(fields_of(str(shared / "a-corpus"), str(shared / "b-corpus")), shared, "c")
+    return shared
+
+
+@pytest.mark.parametrize(("launcher", "per_node"), [("mpich", 2), ("openmpi", 1)])
+def test_compressed_shards_are_read_once(
+    packed: Path, tmp_path: Path, launcher: str, per_node: int
+) -> None:
+    """Their compressed bytes travel; each node unpacks them, here into memory."""
+    stores = tmp_path / "stores"
+    stores.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200m", "tmpfs", stores], check=True)
+    try:
+        words = ["localize", packed / "c.h5", "--to", f"{stores}/{{node}}", "--json"]
+        done = on_nodes(packed, tmp_path / "logs", words, 2 * per_node, per_node, launcher)
+        assert done.returncode == 0, done.stderr
+        shards = [path for name in ("a", "b") for path in (packed / name).glob("*.zstd")]
+        found = reads(tmp_path / "logs")
+        for path in shards:
+            counts = [count for (read, _), count in found.items() if read == str(path)]
+            assert sum(counts) == path.stat().st_size
+            assert max(counts) == 1024
+        for node in range(2):
+            store = Store(stores / str(node))
+            (record,) = read_records(store)
+            for corpus, name in zip(record.corpora, ("a", "b"), strict=True):
+                content = Path(bin_path(store.prefix(corpus.stem))).read_bytes()
+                assert content == virtual_bin(packed / f"{name}-corpus").tobytes()
+            assert verify_store(store) == []
+    finally:
+        subprocess.run(["umount", "-l", stores], check=True)
