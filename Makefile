@@ -17,14 +17,16 @@ TORCHRUN := tests/torchrun
 SERIAL := $(MPI) $(TORCHRUN)
 CLUSTER := tests/cluster
 ELSEWHERE := $(SERIAL) $(CLUSTER) tests/aarch64
+SANITIZED := tests/kernels tests/cache tests/corpus tests/ingest/test_index_mds.py tests/ingest/test_select.py \
+	$(addprefix tests/train/test_,shards.py rows.py dataset.py)
 JUDGES := 0.17.1 0.18.2 0.19.2
 MORE_COVERAGE := --cov --cov-append --cov-report=
 # What a run could not test, a line each.
 LEFT_OUT := build/left-out
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help install demo test test-fast lint docs wheel cpp-tests python-tests mpi-tests demo-test cluster-tests \
-	cluster-packages python-versions storm record-counts judges coverage aarch64 bench clean
+.PHONY: help install demo test test-fast lint docs wheel cpp-tests python-tests mpi-tests demo-test \
+	sanitized-tests cluster-tests cluster-packages python-versions storm record-counts judges coverage aarch64 bench clean
 
 help:
 	@echo "make demo       corpora from real text, a blend built by two ranks, training from its copy"
@@ -67,7 +69,7 @@ demo: install
 # All of it; the last line says what could not be run here.
 test:
 	@mkdir -p build && rm -f $(LEFT_OUT)
-	$(MAKE) --no-print-directory lint docs cpp-tests python-tests judges coverage aarch64 mpi-tests demo-test \
+	$(MAKE) --no-print-directory lint docs cpp-tests sanitized-tests python-tests judges coverage aarch64 mpi-tests demo-test \
 		python-versions storm cluster-tests
 	scripts/wheels $$($(BIN)/python -c "import sys; print('%d.%d' % sys.version_info[:2])")
 	@scripts/left_out $(LEFT_OUT)
@@ -111,6 +113,16 @@ cpp-tests: $(VENV)/test-installed
 	scripts/count_instructions build/baseline/run_case
 	cmake -S cpp -B build/aarch64 $(CMAKE_TESTS) $(AARCH64)
 	cmake --build build/aarch64 && qemu-aarch64 build/aarch64/kernel_tests
+
+# Wild files, and whatever else tests give to the kernels, reach them through Python here.
+sanitized-tests: $(VENV)/test-installed
+	cmake -S cpp -B build/sanitized-module -G Ninja -DDISTCACHE_BINDINGS=ON -DDISTCACHE_SANITIZE=ON \
+		-Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir) -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
+	cmake --build build/sanitized-module
+	DISTCACHE_KERNELS=$$(ls build/sanitized-module/_kernels.*.so) \
+		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+		LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
+		pytest -q -n auto -p tests.kernels.other_build $(SANITIZED)
 
 # After a change that makes a kernel execute more or fewer instructions on purpose.
 record-counts: $(VENV)/installed

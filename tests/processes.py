@@ -9,9 +9,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["LAUNCHERS", "clean_environment", "launch", "start"]
+__all__ = ["LAUNCHERS", "LIMIT", "clean_environment", "launch", "start"]
 
-LIMIT = 120  # seconds, after which a test has hung
+LIMIT = 240  # seconds, after which a test has hung; disks of noisy machines stall for a minute
 SCRIPTS = Path(sys.executable).parent
 DISTCACHE = str(SCRIPTS / "distcache")
 LAUNCHERS = ("mpich", "openmpi")

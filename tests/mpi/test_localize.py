@@ -24,7 +24,7 @@ from tests.caches import build_here
 from tests.faults.odd import compile_odd, odd
 from tests.ingest.test_index_mds import fields_of, index, virtual_bin
 from tests.mds.writer import write_mds
-from tests.processes import DISTCACHE, LAUNCHERS, clean_environment, launch, start
+from tests.processes import DISTCACHE, LAUNCHERS, LIMIT, clean_environment, launch, start
 
 pytestmark = pytest.mark.mpi
 
@@ -276,7 +276,7 @@ def test_two_jobs_at_once(world: Path, tmp_path: Path) -> None:
         for _ in range(3)
     ]
     for job in jobs:
-        _, errors = job.communicate(timeout=100)
+        _, errors = job.communicate(timeout=LIMIT)
         assert job.returncode == 0, errors
     written = reads(tmp_path)
     assert max(written.values()) <= 3 * 1024
@@ -299,7 +299,7 @@ def test_processes_of_a_node_without_mpi(world: Path, tmp_path: Path) -> None:
     ]
     read = []
     for job in jobs:
-        out, errors = job.communicate(timeout=100)
+        out, errors = job.communicate(timeout=LIMIT)
         assert job.returncode == 0, errors
         read.append(json.loads(out)["nodes"][0]["read"])
     assert sorted(value > 0 for value in read) == [False, False, False, True]
