@@ -5,9 +5,10 @@ from __future__ import annotations
 import importlib.metadata
 import itertools
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -38,6 +39,7 @@ from distcache.io.files import (
     require_text,
     write_range,
 )
+from distcache.io.threads import map_in_threads
 from distcache.partition import slice_bounds
 from distcache.progress import NullProgress, Progress, Stopwatch
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
@@ -45,6 +47,8 @@ from distcache.ranks.communicator import Communicator
 from distcache.staging.heartbeat import Heartbeat
 
 __all__ = ["SelectOptions", "select"]
+
+Result = TypeVar("Result")
 
 PIECE: Final = 1 << 16  # documents of the parent that a piece of the receipt has, at least
 MOST_PIECES: Final = 10_000
@@ -108,7 +112,7 @@ def select(
     options : SelectOptions
         What to select.
     threads : int
-        Files that each rank reads at a time.
+        Of each rank.
     progress : Progress or None
         Receives the progress of rank 0.
 
@@ -139,7 +143,7 @@ def select(
                 return found[0]
             with Heartbeat(output.directory, watch, communicator) as heartbeat:
                 output.prepare(communicator, origin)
-                made = _View(communicator, facts, known, output, options, watch)
+                made = _View(communicator, facts, known, output, options, threads, watch)
                 counts = made.write()
                 view = require_sound(communicator, [output.unfinished(0)], threads)
                 require_unchanged(communicator, [facts])
@@ -214,6 +218,7 @@ class _View:
         known: _Known,
         output: Output,
         options: SelectOptions,
+        threads: int,
         progress: Progress,
     ) -> None:
         self._communicator = communicator
@@ -222,6 +227,7 @@ class _View:
         self._output = output
         self._selection = options.selection
         self._lists = {name: getattr(options, name) for name in LISTS}
+        self._threads = threads
         self._progress = progress
         self._step = max(PIECE, -(-facts.documents // MOST_PIECES))
 
@@ -234,18 +240,40 @@ class _View:
         own = pieces[bounds[communicator.rank] : bounds[communicator.rank + 1]]
         self._progress.phase("selecting", 2 * len(own))
         idx = on_all_ranks(communicator, lambda: open_examined(self._facts), "opening the corpus")
-        mine = on_all_ranks(communicator, lambda: self._count(idx, own), "selecting")
+        mine = on_all_ranks(
+            communicator, lambda: self._each(partial(self._count, idx), own), "selecting"
+        )
         shares = communicator.allgather(mine, list[_Counts], "what is kept")
         counts = list(itertools.chain(*shares))
-        plan = IdxPlan(
-            self._facts.type_code,
-            sum(piece.sequences for piece in counts),
-            sum(piece.documents for piece in counts),
-            idx.modes is not None,
-        )
+        sequences = list(itertools.accumulate((piece.sequences for piece in counts), initial=0))
+        documents = list(itertools.accumulate((piece.documents for piece in counts), initial=0))
+        modes = idx.modes is not None
+        plan = IdxPlan(self._facts.type_code, sequences[-1], documents[-1], modes)
         on_rank_0(communicator, lambda: self._lay_out(plan), None, "laying out")
-        on_all_ranks(communicator, lambda: self._write(idx, own, plan, counts), "writing the index")
+
+        def write() -> None:
+            path = idx_path(self._output.unfinished(0))
+            with no_space_as_error(path), closing_fd(open_to_write(path)) as descriptor:
+
+                def write_piece(piece: int) -> None:
+                    places = sequences[piece], documents[piece]
+                    self._write(idx, piece, descriptor, plan, *places)
+
+                self._each(write_piece, own)
+                os.fsync(descriptor)
+
+        on_all_ranks(communicator, write, "writing the index")
         return counts
+
+    def _each(self, work: Callable[[int], Result], own: Sequence[int]) -> list[Result]:
+        """Do a piece of work for each of this rank's pieces."""
+
+        def run(piece: int) -> Result:
+            done = work(piece)
+            self._progress.advance(1)
+            return done
+
+        return list(map_in_threads(run, own, self._threads))
 
     def _save_lists(self) -> None:
         """Write the lists in a form that all ranks map."""
@@ -276,36 +304,27 @@ class _View:
         rows, drop = map(self._list, LISTS)
         yield from select_documents(idx, begin, end, self._selection, rows, drop)
         idx.require_intact()
-        self._progress.advance(1)
 
-    def _count(self, idx: Idx, own: Sequence[int]) -> list[_Counts]:
-        found = []
-        for piece in own:
-            documents = sequences = tokens = 0
-            for kept in self._kept(idx, piece):
-                documents += len(kept.documents)
-                sequences += len(kept.lengths)
-                tokens += kept.tokens
-            found.append(_Counts(documents, sequences, tokens))
-        return found
+    def _count(self, idx: Idx, piece: int) -> _Counts:
+        documents = sequences = tokens = 0
+        for kept in self._kept(idx, piece):
+            documents += len(kept.documents)
+            sequences += len(kept.lengths)
+            tokens += kept.tokens
+        return _Counts(documents, sequences, tokens)
 
     def _write(
-        self, idx: Idx, own: Sequence[int], plan: IdxPlan, counts: Sequence[_Counts]
+        self, idx: Idx, piece: int, descriptor: int, plan: IdxPlan, sequence: int, document: int
     ) -> None:
-        before = counts[: own[0]] if own else []
-        sequence = sum(piece.sequences for piece in before)
-        document = sum(piece.documents for piece in before)
-        path = idx_path(self._output.unfinished(0))
-        with no_space_as_error(path), closing_fd(open_to_write(path)) as descriptor:
-            for kept in itertools.chain.from_iterable(self._kept(idx, piece) for piece in own):
-                write_sequences(descriptor, plan, sequence, kept.lengths, kept.offsets)
-                if kept.modes is not None:
-                    write_range(descriptor, plan.modes_begin + sequence, kept.modes)
-                bounds = sequence + np.cumsum(kept.counts) - kept.counts
-                write_bounds(descriptor, plan, document, bounds)
-                sequence += len(kept.lengths)
-                document += len(kept.documents)
-            os.fsync(descriptor)
+        """Write what is kept of a piece, from a sequence and a document of the view on."""
+        for kept in self._kept(idx, piece):
+            write_sequences(descriptor, plan, sequence, kept.lengths, kept.offsets)
+            if kept.modes is not None:
+                write_range(descriptor, plan.modes_begin + sequence, kept.modes)
+            bounds = sequence + np.cumsum(kept.counts) - kept.counts
+            write_bounds(descriptor, plan, document, bounds)
+            sequence += len(kept.lengths)
+            document += len(kept.documents)
 
 
 def _input_receipt(facts: CorpusFacts, view: Idx, counts: Sequence[_Counts]) -> InputReceipt:
