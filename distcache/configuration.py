@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import difflib
 import json
 import os
@@ -120,7 +121,16 @@ def _parse(suffix: str, text: str) -> Any:
         import tomllib  # noqa: PLC0415  every import of a rank opens files on a shared filesystem
 
         return tomllib.loads(text)
-    return json.loads(text) if suffix == ".json" else _parse_yaml(text)
+    return json.loads(text, object_pairs_hook=_unique) if suffix == ".json" else _parse_yaml(text)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a mapping; a field that is given twice would silently replace the first."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        counts = collections.Counter(name for name, _ in pairs)
+        raise ValueError(f"{counts.most_common(1)[0][0]!r} is given twice")
+    return fields
 
 
 def _parse_yaml(text: str) -> Any:
@@ -128,8 +138,18 @@ def _parse_yaml(text: str) -> Any:
 
     # libyaml, where PyYAML has it, is ten times faster: a blend may name thousands of corpora.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+    class UniqueLoader(loader):  # type: ignore[misc, valid-type]  # known at run time
+        """Refuses fields that are given twice; those of a merge may be."""
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            merge = "tag:yaml.org,2002:merge"
+            names = [key.value for key, _ in node.value if key.id == "scalar" and key.tag != merge]
+            _unique([(name, None) for name in names])
+            return super().construct_mapping(node, deep)
+
     try:
-        return yaml.load(text, loader)  # noqa: S506
+        return yaml.load(text, UniqueLoader)  # noqa: S506
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
 

@@ -85,6 +85,8 @@ def mds_command(
     """
     if rows and column:
         raise ConfigError("--rows indexes whole samples: leave out --column, or --rows")
+    if rows and (dtype or vocab_size):
+        raise ConfigError("--rows indexes whole samples: leave out --dtype and --vocab-size")
     options = MdsOptions(
         column="" if rows else column or "tokens",
         split=split,

@@ -11,7 +11,7 @@ from distcache.cli.show import make_progress, print_result
 from distcache.configuration import read_document
 from distcache.errors import ConfigError
 from distcache.ingest.mds_scan import MdsOptions
-from distcache.ingest.mix import MixOptions, Recipe, mix, recipe_from
+from distcache.ingest.mix import MOST_SAMPLES, MixOptions, Recipe, mix, recipe_from
 from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.connect import connect, share_of_cores
 
@@ -26,15 +26,19 @@ def mix_command(
     rows: Annotated[
         bool, typer.Option("--rows", help="Whole samples, of any columns; else tokens.")
     ] = False,
-    column: Annotated[str, typer.Option(help="The column of tokens.")] = "tokens",
+    column: Annotated[
+        str | None, typer.Option(help="The column of tokens; without --rows, tokens.")
+    ] = None,
     dtype: Annotated[
         str | None, typer.Option(metavar="TYPE", help="Of tokens in a column of bytes.")
     ] = None,
     sequence_length: Annotated[
-        int | None, typer.Option(min=2, help="Tokens of a sample; needed without --rows.")
+        int | None,
+        typer.Option(min=2, max=2**31 - 2, help="Tokens of a sample; needed without --rows."),
     ] = None,
     samples: Annotated[
-        int | None, typer.Option(min=1, help="Of training; by default those of one pass.")
+        int | None,
+        typer.Option(min=1, max=MOST_SAMPLES, help="Of training; by default those of one pass."),
     ] = None,
     validation: Annotated[
         int, typer.Option(min=1, help="Samples of each validation set, at most.")
@@ -64,8 +68,14 @@ def mix_command(
     """
     if not rows and sequence_length is None:
         raise ConfigError("give --sequence-length for tokens, or --rows")
+    if rows and (column or dtype or sequence_length):
+        raise ConfigError(
+            "--rows mixes whole samples: leave out --column, --dtype and --sequence-length"
+        )
     options = MixOptions(
-        mds=MdsOptions(column="" if rows else column, dtype=dtype, headers_only=headers_only),
+        mds=MdsOptions(
+            column="" if rows else column or "tokens", dtype=dtype, headers_only=headers_only
+        ),
         sequence_length=1 if rows else sequence_length or 1,
         samples=samples,
         validation=validation,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from distcache.corpus.idx import ITEM_TYPES, Idx, bin_path, idx_path, open_idx
 from distcache.corpus.shard_table import TableFacts, shards_path
-from distcache.errors import CorpusError
+from distcache.errors import ConfigError, CorpusError
 from distcache.io.files import FileVersion
 
 __all__ = [
@@ -21,7 +21,7 @@ __all__ = [
     "CorpusFacts",
     "open_copy_source",
     "open_examined",
-    "require_bin",
+    "require_tokens",
 ]
 
 
@@ -192,14 +192,17 @@ class CopySource:
         return self.nbytes // ITEM_TYPES[self.type_code].itemsize
 
 
-def require_bin(prefix: str) -> None:
-    """Refuse a corpus that consists of shards only.
+def require_tokens(facts: CorpusFacts) -> None:
+    """Refuse a corpus of rows, and one that consists of shards only.
 
     Raises
     ------
-    CorpusError
-        If it does.
+    ConfigError, CorpusError
+        If it is one.
     """
+    prefix = facts.prefix
+    if facts.rows:
+        raise ConfigError(f"{prefix}: consists of rows of several columns, which are not copied")
     if os.path.lexists(shards_path(prefix)) and not os.path.lexists(bin_path(prefix)):
         raise CorpusError(
             f"{prefix}: consists of MDS shards and has no .bin to read; `distcache index unpack` "
@@ -215,7 +218,7 @@ def open_copy_source(facts: CorpusFacts) -> CopySource:
     CorpusError
         If it consists of shards only.
     """
-    require_bin(facts.prefix)
+    require_tokens(facts)
     idx = open_examined(facts)
     return CopySource(
         prefix=facts.prefix,

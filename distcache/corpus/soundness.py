@@ -16,15 +16,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.idx import HEADER_SIZE, ITEM_TYPES, Idx, bin_path, idx_path, open_idx
-from distcache.corpus.shard_table import TableFacts, read_table, shards_path
+from distcache.corpus.shard_table import ShardTable, TableFacts, read_table, shards_path
 from distcache.errors import BuildInterrupted, DistcacheError
 from distcache.io.files import FileVersion, version_of
 from distcache.io.watchdog import tick
@@ -230,8 +231,11 @@ def check_range(head: Outline, idx: Idx, begin: int, end: int) -> RangeFacts:
     view = facts.misplaced_count > 0
     outside: tuple[Fault, ...] = ()
     if head.shards is not None and not messages:
-        outside = _outside_shards(head, idx, begin, end)
-    elif view:
+        rows = read_table(head.prefix)
+        outside = _lost_shards(head, rows, begin, end) or _outside_shards(
+            head, rows.rows, idx, begin, end
+        )
+    elif view and not head.faults:
         outside = _outside(head, idx, begin, end)
     _release_range(idx, begin, end)
     faults = tuple(Fault(head.prefix, idx.path, message) for message in messages)
@@ -250,8 +254,28 @@ def _outside(head: Outline, idx: Idx, begin: int, end: int) -> tuple[Fault, ...]
     return (Fault(head.prefix, idx.path, message),)
 
 
-def _outside_shards(head: Outline, idx: Idx, begin: int, end: int) -> tuple[Fault, ...]:
-    rows = read_table(head.prefix).rows
+def _lost_shards(head: Outline, table: ShardTable, begin: int, end: int) -> tuple[Fault, ...]:
+    """Return which files are gone or have other sizes, of shards that begin in a range."""
+    if os.path.lexists(bin_path(head.prefix)):
+        return ()  # nobody needs them any more
+    firsts, problems = table.rows["first_sequence"], []
+    for shard in np.flatnonzero((firsts >= begin) & (firsts < end)).tolist():
+        row, path = table.rows[shard], table.path_of(shard)
+        expected = int(row["zip_size"] if row["codec"] else row["raw_size"])
+        try:
+            found = os.stat(path).st_size
+        except OSError as error:
+            problems.append((path, f"cannot be read: {error.strerror}"))
+            continue
+        if found != expected:
+            problems.append((path, f"has {found} bytes, and had {expected}; index it again"))
+    more = f" ({len(problems) - 1} more shards are gone or changed)" if len(problems) > 1 else ""
+    return tuple(Fault(head.prefix, path, message + more) for path, message in problems[:1])
+
+
+def _outside_shards(
+    head: Outline, rows: NDArray[Any], idx: Idx, begin: int, end: int
+) -> tuple[Fault, ...]:
     if not len(rows) and end > begin:
         message = f"has {end - begin} sequences, and the .shards beside it have no shard"
         return (Fault(head.prefix, idx.path, message),)

@@ -182,7 +182,7 @@ def _facts_of(data: DataSet) -> SetFacts:
 def _require_column(sets: Sequence[SetFacts], options: MdsOptions) -> None:
     """Refuse data sets that do not fit the options, before any shard is read."""
     if not any(entry.sizes for entry in sets):
-        raise CorpusError("the data sets have no shard")
+        raise CorpusError(f"{', '.join(entry.directory for entry in sets)}: without a shard")
     if options.rows:
         kinds = {columns: entry.directory for entry in sets for columns in entry.columns}
         if len(kinds) > 1:

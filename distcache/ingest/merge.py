@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import xxhash
 
-from distcache.corpus.corpus import CopySource, CorpusFacts, open_copy_source, require_bin
+from distcache.corpus.corpus import CopySource, CorpusFacts, open_copy_source, require_tokens
 from distcache.corpus.examine import require_sound, require_unchanged
 from distcache.corpus.idx import bin_path, idx_path
 from distcache.corpus.idx_writer import IdxPlan, lay_out_idx, write_bounds, write_lengths
@@ -119,6 +119,8 @@ def merge(
         facts = require_sound(communicator, list(dict.fromkeys(prefixes)), threads)
 
         def prepare() -> _Known:
+            for corpus in facts.values():
+                require_tokens(corpus)
             _require_alike(list(facts.values()))
             digests = [facts[prefix].idx_digest for prefix in prefixes]
             return _Known(digests, _file_versions(prefixes), _common_tokenizer(facts, mixed=mixed))
@@ -209,6 +211,7 @@ def materialize(
         on_rank_0(communicator, lambda: require_text(prefix), None, "reading names")
         watch.phase("examining corpora")
         facts = require_sound(communicator, [prefix], threads)[prefix]
+        on_rank_0(communicator, lambda: require_tokens(facts), None, "looking at the corpus")
         file_versions = on_rank_0(
             communicator, lambda: _file_versions([prefix]), list[str], "looking at the corpus"
         )
@@ -231,8 +234,6 @@ def _open_one(
 
 
 def _file_versions(prefixes: Sequence[str]) -> list[str]:
-    for prefix in prefixes:
-        require_bin(prefix)
     paths = [name for prefix in prefixes for name in (bin_path(prefix), idx_path(prefix))]
     return [f"{path} {os.stat(path).st_size} {os.stat(path).st_mtime_ns}" for path in paths]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
@@ -28,8 +29,9 @@ from distcache.progress import NullProgress, Progress, Stopwatch
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 
-__all__ = ["MixOptions", "Mixed", "Recipe", "mix", "recipe_from"]
+__all__ = ["MOST_SAMPLES", "MixOptions", "Mixed", "Recipe", "mix", "recipe_from"]
 
+MOST_SAMPLES: Final = 1 << 40
 AT_ONCE: Final = 16  # data sets: most of the time goes to syncing small files
 BLEND: Final = "blend.json"
 NAME: Final = re.compile(r"[^\w.-]+")
@@ -46,7 +48,7 @@ class _Entry(msgspec.Struct, frozen=True):
     remote: str | None = None
     name: str | None = None
     split: str = ""
-    choose: Annotated[int, msgspec.Meta(ge=0)] | None = None
+    choose: Annotated[int, msgspec.Meta(ge=0, le=MOST_SAMPLES)] | None = None
     proportion: Positive | None = None
     repeat: Positive | None = None
 
@@ -54,9 +56,6 @@ class _Entry(msgspec.Struct, frozen=True):
     def directory(self) -> str | None:
         """Where it is."""
         return self.path or self.local or self.remote
-
-
-MOST_SAMPLES: Final = 1 << 40
 
 
 class Stream(msgspec.Struct, frozen=True):
@@ -132,6 +131,13 @@ class Mixed(msgspec.Struct, frozen=True):
     samples: int
 
 
+class _Failure(msgspec.Struct, frozen=True):
+    """What is wrong with a data set."""
+
+    exit_code: int
+    problems: tuple[str, ...]
+
+
 def recipe_from(document: Mapping[str, Any]) -> Recipe:
     """Read a list of data sets.
 
@@ -201,6 +207,8 @@ def _stream(where: str, fields: Any, problems: list[str]) -> list[Stream]:
         problems.append(f"{where}: its path has characters that cannot be printed")
     parts = Path(entry.directory, entry.split).parts
     name = NAME.sub("-", entry.name or "-".join(parts[-2:] if entry.split else parts[-1:]))
+    if name.strip(".") == "":
+        problems.append(f"{where}: its path {entry.directory} names no corpus; give it a name")
     return [
         Stream(name, entry.directory, entry.split, entry.choose, entry.proportion, entry.repeat)
     ]
@@ -239,17 +247,24 @@ def mix(
     watch = Stopwatch(progress or NullProgress(), lambda: communicator.waited)
     with aborting_on_error(communicator):
         streams = (*recipe.train, *recipe.valid)
-        on_rank_0(communicator, lambda: make_directories(Path(directory)), None, "making room")
+        on_rank_0(communicator, lambda: _make_room(directory), None, "making room")
         own = streams[communicator.rank :: communicator.size]
         watch.phase("indexing data sets", len(own))
-        on_all_ranks(
+        found = on_all_ranks(
             communicator,
             lambda: _index_all(own, directory, options, threads, watch),
             "indexing data sets",
         )
+        _require_all(communicator, found)
         return on_rank_0(
             communicator, lambda: _write(recipe, directory, options), Mixed, "writing the blend"
         )
+
+
+def _make_room(directory: str) -> None:
+    if os.path.lexists(directory) and not os.path.isdir(directory):
+        raise ConfigError(f"--out {directory}: is a file; expected a directory for the corpora")
+    make_directories(Path(directory))
 
 
 def _index_all(
@@ -258,10 +273,10 @@ def _index_all(
     options: MixOptions,
     threads: int,
     progress: Progress,
-) -> None:
-    """Index data sets, several at a time, and collect what is wrong with them."""
+) -> list[_Failure | None]:
+    """Index data sets, several at a time, and return what is wrong with each."""
 
-    def index(stream: Stream) -> DistcacheError | None:
+    def index(stream: Stream) -> _Failure | None:
         wanted = msgspec.structs.replace(options.mds, split=stream.split or options.mds.split)
         out = os.path.join(directory, stream.name)
         try:
@@ -269,23 +284,33 @@ def _index_all(
         except BuildInterrupted:
             raise
         except DistcacheError as error:
-            return error
+            return _Failure(error.exit_code, error.problems)
         progress.advance(1)
         return None
 
     # Each in a thread of its own, as a job of one rank: this one is within an agreement of all.
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        errors = [error for error in pool.map(index, streams) if error is not None]
-    if errors:
-        problems = [problem for error in errors for problem in error.problems]
-        raise error_from_exit_code(errors[0].exit_code, *problems)
+        return list(pool.map(index, streams))
+
+
+def _require_all(communicator: Communicator, own: list[_Failure | None]) -> None:
+    """Raise what is wrong with the data sets of all ranks, in the order of the list. Collective."""
+    shares = communicator.allgather(own, list[_Failure | None], "what is wrong with data sets")
+    in_order = itertools.chain.from_iterable(itertools.zip_longest(*shares))
+    failures = [failure for failure in in_order if failure is not None]
+    if failures:
+        problems = [problem for failure in failures for problem in failure.problems]
+        raise error_from_exit_code(failures[0].exit_code, *problems).of_all_ranks()
 
 
 def _write(recipe: Recipe, directory: str, options: MixOptions) -> Mixed:
     """Write the configuration of the blend."""
 
     def size_of(stream: Stream) -> int:
-        return read_receipt(receipt_path(os.path.join(directory, stream.name))).sequences
+        receipt = read_receipt(receipt_path(os.path.join(directory, stream.name)))
+        if options.mds.rows:
+            return receipt.sequences
+        return receipt.tokens // options.sequence_length  # samples of training
 
     sizes = [size_of(stream) for stream in recipe.train]
     weights = [_weight(stream, size) for stream, size in zip(recipe.train, sizes, strict=True)]

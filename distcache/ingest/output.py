@@ -26,6 +26,7 @@ from distcache.staging.workspace import Workspace, hidden_directory, is_same_fil
 __all__ = ["Output"]
 
 COMPARED: Final = ("kind", "tokenizer", "versions")
+RESULTS: Final = frozenset({"length_of_all"})  # what a command finds stands among the options
 LONGEST_NAME: Final = 200  # bytes: suffixes and numbers are appended
 
 
@@ -57,6 +58,10 @@ class Output(AbstractContextManager["Output"]):
         self.prefix = os.path.abspath(prefix)
         self._given = prefix
         self.numbered = numbered
+        if not Path(self.prefix).name:
+            raise ConfigError(
+                f"--out {prefix}: is a directory; expected the path of a corpus in one"
+            ).of_all_ranks()
         shared = hidden_directory(Path(self.prefix), "ingest")
         self.workspace = Workspace(shared, otherwise="choose another --out")
 
@@ -320,11 +325,13 @@ class Output(AbstractContextManager["Output"]):
         """Return, for a message, in which options an existing corpus differs by its receipt."""
         with contextlib.suppress(DistcacheError, OSError):
             found = find_receipt(self.final(0))
+            if found is not None and found.made_from == origin.made_from:
+                return " (its files are damaged, or some are missing)"
             if found is not None:
                 pairs = [(name, getattr(found, name), getattr(origin, name)) for name in COMPARED]
                 pairs += [
                     (name, found.options.get(name), origin.options.get(name))
-                    for name in {*found.options, *origin.options}
+                    for name in {*found.options, *origin.options} - RESULTS
                 ]
                 names = sorted(name for name, there, here in pairs if there != here)
                 return f" (differs in {', '.join(names or ['inputs'])})"

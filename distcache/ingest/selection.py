@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import tokenize
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 
 from distcache.corpus.idx import ITEM_TYPES, Idx
 from distcache.errors import ConfigError
+from distcache.io.files import open_regular
 
 __all__ = [
     "Kept",
@@ -33,6 +36,7 @@ MALFORMED: Final = (
     MemoryError,
     tokenize.TokenError,
 )
+LINE: Final = 64  # characters of a number, at most
 DOCUMENTS: Final = 1 << 17  # at a time: they stay in the processor's cache
 # Of splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
 GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -279,11 +283,19 @@ def numbers_in(path: str | Path) -> NDArray[np.int64]:
 
 def _read_numbers(path: str) -> NDArray[Any]:
     if not path.endswith(".npy"):
-        with open(path, encoding="ascii") as stream:
-            return np.array([int(line) for line in stream if line.strip()], np.int64)
-    numbers = np.load(path, mmap_mode="r", allow_pickle=False)
-    if not isinstance(numbers, np.ndarray) or numbers.dtype.kind not in "iu" or numbers.ndim != 1:
+        with os.fdopen(open_regular(path), encoding="ascii") as stream:
+            lines = iter(partial(stream.readline, LINE), "")
+            return np.array([_number(line) for line in lines if line.strip()], np.int64)
+    os.close(open_regular(path))  # another kind of file could block for ever
+    numbers: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
+    if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
         raise ValueError("expected one dimension of integers")
     if len(numbers) and numbers.max() > np.iinfo(np.int64).max:
         raise ValueError("a number is 2**63 or more")
     return numbers
+
+
+def _number(line: str) -> int:
+    if len(line) == LINE and not line.endswith("\n"):
+        raise ValueError(f"a line has {LINE} characters and more")
+    return int(line)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import secrets
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -13,7 +14,7 @@ from distcache.corpus.examine import require_sound
 from distcache.corpus.idx import bin_path
 from distcache.corpus.indexed_shard import indexed_pieces
 from distcache.corpus.shard_table import DIGESTED, ShardTable, read_table, shards_path
-from distcache.errors import ConfigError, CorpusError, KeyMismatch
+from distcache.errors import ConfigError, CorpusError, KeyMismatch, NoSpace
 from distcache.io.files import digest_range, require_text
 from distcache.io.threads import decodable, map_in_threads
 from distcache.io.unfinished_file import UnfinishedFile
@@ -103,6 +104,8 @@ def unpack_shards(
 
         mine = claim_together(communicator, workspace, decide)
         if mine is None:
+            watch.phase("comparing what is there")
+            _require_same(communicator, table, final, threads)
             return Unpacked(final, table.bin_size, len(table.rows), reused=True)
         with contextlib.ExitStack() as stack:
             stack.callback(mine.release)
@@ -136,6 +139,26 @@ def _is_there(final: str, table: ShardTable) -> bool:
     return os.path.lexists(final) and os.stat(final).st_size == table.bin_size
 
 
+def _require_same(communicator: Communicator, table: ShardTable, path: str, threads: int) -> None:
+    """Require that an unpacked file has the digests of its shards. Collective."""
+    own = balance(table.rows["raw_size"].tolist(), communicator.size)[communicator.rank]
+
+    def compare() -> None:
+        right = map_in_threads(lambda shard: _is_unpacked(path, table.rows[shard]), own, threads)
+        if not all(right):
+            other = table.path_of(own[right.index(False)])
+            raise KeyMismatch(f"{path}: differs from shard {other}; remove it, and unpack again")
+
+    on_all_ranks(communicator, compare, "comparing what is there")
+
+
+def _is_unpacked(path: str, row: Any) -> bool:
+    """Return whether a file has a shard at its place, by its digest."""
+    begin, end = int(row["base"]), int(row["base"] + row["raw_size"])
+    known: bytes = row["raw_digest"].tobytes()
+    return bytes.fromhex(digest_range(path, begin, end)) == known
+
+
 class _Unpacking:
     """Writes shards to their places in an unfinished `.bin`, each by one rank."""
 
@@ -161,6 +184,7 @@ class _Unpacking:
 
         def prepare() -> str:
             self._workspace.prepare(stamp)
+            self._require_space()
             with UnfinishedFile(self.data, make=True) as file:
                 file.truncate(self._table.bin_size)
             return secrets.token_hex(4)
@@ -170,13 +194,26 @@ class _Unpacking:
         self._watch.phase("unpacking", float(rows["raw_size"][own].sum()))
         on_all_ranks(communicator, lambda: self._unpack(own, attempt), "unpacking shards")
 
+    def _require_space(self) -> None:
+        """Refuse before anything is written what the disk cannot hold."""
+        written = 512 * os.stat(self.data).st_blocks if os.path.lexists(self.data) else 0
+        disk = os.statvfs(self._directory)
+        free = disk.f_bavail * disk.f_frsize
+        needed = int(self._table.rows["raw_size"].sum()) - written
+        if disk.f_blocks and needed > free:
+            raise NoSpace(f"{self._directory.parent}: {needed} bytes are needed, {free} are free")
+
     def _unpack(self, own: list[int], attempt: str) -> None:
         journaled = {
             record.shard
             for path in self._directory.glob("unpacked.*.jsonl")
             for record in read_journal(path, _Done)
         }
-        left = [shard for shard in own if shard in journaled and self._is_right(shard)]
+        left = [
+            shard
+            for shard in own
+            if shard in journaled and _is_unpacked(self.data, self._table.rows[shard])
+        ]
         self._watch.advance(float(self._table.rows["raw_size"][left].sum()))
         todo = [shard for shard in own if shard not in set(left)]
         path = self._directory / f"unpacked.{attempt}.{self._communicator.rank}.jsonl"
@@ -190,15 +227,6 @@ class _Unpacking:
 
             map_in_threads(write, todo, self._threads)
             file.sync()
-
-    def _is_right(self, shard: int) -> bool:
-        """Return whether an earlier run has left a shard as it must be."""
-        row = self._table.rows[shard]
-        begin, end = int(row["base"]), int(row["base"] + row["raw_size"])
-        known = bool(int(row["flags"]) & DIGESTED)
-        return known and bytes.fromhex(digest_range(self.data, begin, end)) == (
-            row["raw_digest"].tobytes()
-        )
 
     def _write(self, shard: int, file: UnfinishedFile) -> None:
         row = self._table.rows[shard]

@@ -7,6 +7,7 @@ other (``streaming/base/format/mds/reader.py``).
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ DTYPES: Final = {
 }  # fmt: skip
 _NAMES: Final = {np.dtype(code).name: np.dtype(code) for code in DTYPES.values()}
 LONGEST: Final = (1 << 31) - 1  # tokens of a sequence
+LENGTH: Final = re.compile("[0-9]{1,10}")
 
 
 class Places(NamedTuple):
@@ -139,8 +141,8 @@ def column_type(encoding: str) -> TokenColumn | None:
     if len(words) < 2:
         return TokenColumn(dtype, None, has_head=True)
     shape = words[1].split(",")
-    if len(shape) != 1 or not shape[0].isdigit():
-        return None  # of several dimensions
+    if len(shape) != 1 or not LENGTH.fullmatch(shape[0]):
+        return None  # of several dimensions, or none that can be
     return TokenColumn(dtype, int(shape[0]), has_head=False)
 
 

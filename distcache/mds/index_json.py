@@ -227,7 +227,7 @@ def _column_problems(columns: Columns) -> list[str]:
 
 
 def _repeated(shards: tuple[ShardEntry, ...]) -> list[str]:
-    counts = Counter(shard.raw_data.basename for shard in shards)
+    counts = Counter(os.path.normpath(shard.raw_data.basename) for shard in shards)
     twice = [name for name, count in counts.items() if count > 1]
     if not twice:
         return []

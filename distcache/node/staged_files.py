@@ -72,10 +72,16 @@ class Unreadable(DistcacheError):
     """A file to copy from cannot be read."""
 
 
-class Truncated(Unreadable):
-    """A file to copy from is too short."""
+class Damaged(Unreadable):
+    """A file to copy from is gone, or too short."""
 
     exit_code = CorpusError.exit_code
+
+
+def _unreadable(path: str, error: OSError) -> Unreadable:
+    if isinstance(error, FileNotFoundError):
+        return Damaged(f"{path}: cannot be read: {error.strerror}; put it back, or build again")
+    return Unreadable(f"{path}: cannot be read: {error.strerror}")
 
 
 def read_shared(path: str, begin: int, end: int) -> Iterator[NDArray[np.uint8]]:
@@ -84,21 +90,21 @@ def read_shared(path: str, begin: int, end: int) -> Iterator[NDArray[np.uint8]]:
     Raises
     ------
     Unreadable
-        If it cannot be read; `Truncated` if it is too short.
+        If it cannot be read; `Damaged` if it is gone or too short.
     """
     try:
         descriptor = open_regular(path)
     except OSError as error:
-        raise Unreadable(f"{path}: cannot be read: {error.strerror}") from error
+        raise _unreadable(path, error) from error
     with closing_fd(descriptor):
         pieces = read_pieces(descriptor, begin, end)
         while True:
             try:
                 piece = next(pieces, None)
             except CacheCorrupt as error:
-                raise Truncated(f"{path}: {error}; it was cut short while it was read") from error
+                raise Damaged(f"{path}: {error}; it was cut short while it was read") from error
             except OSError as error:
-                raise Unreadable(f"{path}: cannot be read: {error.strerror}") from error
+                raise _unreadable(path, error) from error
             if piece is None:
                 return
             yield piece
@@ -115,7 +121,7 @@ def _shard_pieces(source: Source, size: int, packed: bytes | None) -> Iterator[N
         try:
             yield from raw_pieces(stored, None)
         except OSError as error:
-            raise Unreadable(f"{source.path}: cannot be read: {error.strerror}") from error
+            raise _unreadable(source.path, error) from error
 
 
 class StagedFiles:

@@ -326,7 +326,10 @@ def striped_broadcast(run: Localization, needed: Sequence[int], mine: frozenset[
         path, _, _ = origin_of(manifest, manifest.blocks[broken.chunk.block])
         if broken.error_number == TOO_SHORT:
             raise CorpusError(f"{path}: was cut short while it was read; build again")
-        raise DistcacheError(f"{path}: cannot be read: {os.strerror(broken.error_number)}")
+        problem = f"{path}: cannot be read: {os.strerror(broken.error_number)}"
+        if broken.error_number == errno.ENOENT:
+            raise CorpusError(f"{problem}; put it back, or build again")
+        raise DistcacheError(problem)
     if writer.problems:
         raise writer.problems[0]
     return sum(read)

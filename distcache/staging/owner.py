@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from distcache.io.files import closing_fd
+from distcache.io.files import closing_fd, no_space_as_error
 from distcache.staging.heartbeat import Monitor
 from distcache.timeouts import limits
 
@@ -127,7 +127,7 @@ class Owner:
             return False
         except FileNotFoundError:
             return None
-        with closing_fd(descriptor):
+        with closing_fd(descriptor), no_space_as_error(self._path):
             os.write(descriptor, self._text)
         if contested:
             time.sleep(POLL)

@@ -45,7 +45,7 @@ class Batches(Iterator[Any]):
     Raises
     ------
     ConfigError
-        If a number is invalid.
+        If a number is invalid, or the dataset is none.
     """
 
     def __init__(
@@ -64,6 +64,8 @@ class Batches(Iterator[Any]):
         wrong = [name for name, value in counts.items() if type(value) is not int or value < 0]
         if wrong:
             raise ConfigError(*(f"{name} is {counts[name]!r}, expected a number" for name in wrong))
+        if not hasattr(dataset, "__getitems__"):
+            raise ConfigError(f"the dataset is {dataset!r}, expected what a cache has opened")
         self._dataset = dataset
         self._sampler = ResumableSampler(
             dataset, micro_batch_size, data_parallel_rank, data_parallel_size, **order

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
@@ -19,7 +20,7 @@ from distcache.staging.locks import try_lock
 from distcache.train.open import OpenCache
 from distcache.train.shard_finder import ShardFinder
 from distcache.train.split import Split, dataset_count, find_split
-from distcache.train.window_gate import dataset_name, live_positions
+from distcache.train.window_gate import dataset_name, live_readers
 
 __all__ = ["Feeder"]
 
@@ -113,8 +114,7 @@ class Feeder:
         if not missing:
             return False
         kept = set(needed)
-        taken = sum(int(self._sizes[source][shard]) for source, shard in self._present)
-        taken += sum(int(self._sizes[source][shard]) for source, shard in missing)
+        taken = sum(map(self._size, [*self._present, *missing]))
         for place in list(self._present):
             if taken > self._budget and place not in kept:
                 taken -= self._drop(place)
@@ -123,32 +123,32 @@ class Feeder:
         return True
 
     def _needed_now(self) -> Needed:
-        """Return what fits into the budget of what the datasets need next, in turns."""
-        live = live_positions(self._windows.root)
+        """Return what fits into the budget: what is waited for, then what comes next."""
+        readers = live_readers(self._windows.root)
+        live = readers.positions
         self._position |= {name: live[name] for name in self._position if name in live}
         positions = self._position | live
         streams = [
             self._ahead(name, positions[name]) for name in positions if name in self._datasets
         ]
+        waited = (place for place in readers.waited if self._is_ours(place))
         found: dict[tuple[int, int], None] = {}
         left = self._budget
-        while streams:
-            for stream in list(streams):
-                place = next((place for place in stream if place not in found), None)
-                if place is None:
-                    streams.remove(stream)
-                    continue
-                source, shard = place
-                left -= int(self._sizes[source][shard])
+        for place in itertools.chain(waited, in_turns(streams)):
+            if place not in found:
+                left -= self._size(place)
                 if left < 0:
-                    return self._enough(list(found))
+                    break
                 found[place] = None
+        if left < 0 and not found:
+            raise NoSpace(f"--budget {self._budget}: does not hold a single shard")
         return list(found)
 
-    def _enough(self, found: Needed) -> Needed:
-        if not found:
-            raise NoSpace(f"--budget {self._budget}: does not hold a single shard")
-        return found
+    def _is_ours(self, place: tuple[int, int]) -> bool:
+        return place[0] in self._sources and place[1] < len(self._sizes[place[0]])
+
+    def _size(self, place: tuple[int, int]) -> int:
+        return int(self._sizes[place[0]][place[1]])
 
     def _ahead(self, name: str, position: int) -> Iterator[tuple[int, int]]:
         """Yield the shards of the samples of a dataset from a position on."""
@@ -184,7 +184,7 @@ class Feeder:
         source, shard = place
         self._windows.drop(source, shard, self._opened.cache.shards_of(source)[shard])
         del self._present[place]
-        return int(self._sizes[source][shard])
+        return self._size(place)
 
 
 def _start_of(datasets: Mapping[str, tuple[Split, ShardFinder]], start: int) -> dict[str, int]:
@@ -193,3 +193,17 @@ def _start_of(datasets: Mapping[str, tuple[Split, ShardFinder]], start: int) -> 
     if start > size:
         raise ConfigError(f"--start {start}: training has {size} samples")
     return {TRAIN: start} if size else {}
+
+
+def in_turns(streams: Sequence[Iterator[tuple[int, int]]]) -> Iterator[tuple[int, int]]:
+    """Yield an item of each stream in turn that no stream had before, until all are at an end."""
+    seen: set[tuple[int, int]] = set()
+    left = list(streams)
+    while left:
+        for stream in list(left):
+            place = next((place for place in stream if place not in seen), None)
+            if place is None:
+                left.remove(stream)
+            else:
+                seen.add(place)
+                yield place

@@ -67,7 +67,10 @@ def find_split(opened: OpenCache, split: str, number: int) -> Split:
     dataset_index = sample_index = None
     if len(alone):
         members = alone[number : number + 1]
-        size = int(cache.table("sections")["samples"][int(members["section"][0])])
+        section = cache.table("sections")[int(members["section"][0])]
+        size, requested = int(section["samples"]), int(members["requested"][0])
+        if section["order"] != b"megatron" and requested >= 0:
+            size = min(size, requested)  # Megatron's datasets have whole epochs
     else:
         views = cache.arrays("blends", int(members["blend"][0]))
         dataset_index = cache.read(views["dataset_index"])

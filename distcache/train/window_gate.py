@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import struct
@@ -9,7 +10,9 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
+
+import numpy as np
 
 from distcache.cache.contents import Contents
 from distcache.errors import NoSpace, NotReady, ShardWaitWarning
@@ -18,9 +21,11 @@ from distcache.node.windows import Windows
 from distcache.staging.locks import try_lock
 from distcache.timeouts import limits
 
-__all__ = ["POSITION", "WindowGate", "dataset_name", "least_of", "live_positions"]
+__all__ = ["POSITION", "Readers", "WindowGate", "dataset_name", "least_of", "live_readers"]
 
 POSITION: Final = struct.Struct("<16sQ")  # name of a dataset, and the position in it
+WAIT: Final = struct.Struct("<dI")  # since when, and for how many shards: pairs of u32
+LONGEST: Final = 1 << 24  # bytes of what a process tells
 POLL: Final = 0.01  # seconds
 MOST_TIMES: Final = 100  # that something is read
 Result = TypeVar("Result")
@@ -58,12 +63,21 @@ class WindowGate:
 
     def publish(self, split: str, number: int, position: int) -> None:
         """Tell the feeder which sample of a dataset comes next."""
+        self._write(POSITION.pack(dataset_name(split, number).encode("ascii"), position), 0)
+
+    def _tell_wait(self, needed: Sequence[tuple[int, int]]) -> None:
+        """Tell the feeder which shards this process waits for: they come before all others."""
+        pairs = itertools.chain.from_iterable(needed)
+        shards = np.fromiter(pairs, np.uint32, 2 * len(needed))
+        head = WAIT.pack(time.monotonic(), len(needed))
+        self._write(head + shards.tobytes(), POSITION.size)
+
+    def _write(self, content: bytes, at: int) -> None:
         if self._position is None or self._process != os.getpid():
             path = self._windows.root / f"position.{os.getpid()}.{secrets.token_hex(4)}"
             self._position, self._process = try_lock(path), os.getpid()
         if self._position is not None:
-            name = dataset_name(split, number).encode("ascii")
-            os.pwrite(self._position, POSITION.pack(name, position), 0)
+            os.pwrite(self._position, content, at)
 
     def read(self, needed: Sequence[tuple[int, int]], action: Callable[[], Result]) -> Result:
         """Read when all shards are there; again, if one was given up meanwhile.
@@ -93,28 +107,35 @@ class WindowGate:
         )
 
     def _wait(self, needed: Sequence[tuple[int, int]]) -> list[int]:
+        """Return the generations of shards, as soon as all are there."""
+        found = self._generations(needed)
+        if all(found):
+            return found
+        self._require_budget(needed)
+        self._tell_wait(needed)
+        self.waits += 1
+        missing = [place for place, value in zip(needed, found, strict=True) if not value]
+        warnings.warn(
+            f"waiting for shard {missing[0][1]} of corpus {missing[0][0]}, and {len(missing) - 1} "
+            "others; is `distcache feed` running on this node, with a budget of two windows of "
+            "each corpus?",
+            ShardWaitWarning,
+            stacklevel=4,
+        )
         begin = time.monotonic()
-        waiting = False
+        try:
+            return self._wait_for(needed, begin)
+        finally:
+            self.seconds += time.monotonic() - begin
+            self._tell_wait([])
+
+    def _wait_for(self, needed: Sequence[tuple[int, int]], begin: float) -> list[int]:
         while True:
             found = self._generations(needed)
             missing = [place for place, value in zip(needed, found, strict=True) if not value]
-            if waiting:
-                self.seconds += time.monotonic() - begin
-                begin = time.monotonic()
             if not missing:
                 return found
-            if not waiting:
-                self._require_budget(needed)
-                waiting, started = True, begin
-                self.waits += 1
-                warnings.warn(
-                    f"waiting for shard {missing[0][1]} of corpus {missing[0][0]}, and "
-                    f"{len(missing) - 1} others; is `distcache feed` running on this node, with a "
-                    "budget of two windows of each corpus?",
-                    ShardWaitWarning,
-                    stacklevel=4,
-                )
-            if time.monotonic() - started > limits().stalled:
+            if time.monotonic() - begin > limits().stalled:
                 raise NotReady(
                     f"{self._windows.root}: shard {missing[0][1]} of corpus {missing[0][0]} has "
                     f"not come in {limits().stalled:.0f} s; start `distcache feed` on this node"
@@ -143,13 +164,26 @@ def dataset_name(split: str, number: int) -> str:
     return f"{split}.{number}"
 
 
-def live_positions(root: Path) -> dict[str, int]:
-    """Return the least position in each dataset of the processes that live; forget the others.
+class Readers(NamedTuple):
+    """What processes that live have told.
 
-    One that has not read for long while others do, such as a main process that has looked at a
-    sample, holds nobody up.
+    Attributes
+    ----------
+    positions : dict of str to int
+        The least position in each dataset. A process that has not read for long while others do,
+        such as a main process that has looked at a sample, holds nobody up.
+    waited : list of (int, int)
+        Source and shard of all that processes wait for, the longest wait first.
     """
+
+    positions: dict[str, int]
+    waited: list[tuple[int, int]]
+
+
+def live_readers(root: Path) -> Readers:
+    """Return what processes that live have told; forget the others."""
     found: dict[str, list[tuple[float, int]]] = {}
+    waits: list[tuple[float, list[tuple[int, int]]]] = []
     for path in root.glob("position.*"):
         descriptor = try_lock(path, make=False)
         if descriptor is not None:  # nobody holds it
@@ -158,13 +192,27 @@ def live_positions(root: Path) -> dict[str, int]:
             continue
         try:
             with closing_fd(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)) as stream:
-                name, position = POSITION.unpack(read_range(stream, 0, POSITION.size))
+                content = read_range(stream, 0, min(os.fstat(stream).st_size, LONGEST))
                 modified = os.fstat(stream).st_mtime
         except (OSError, EOFError):
-            continue  # it has just been made, or removed
-        dataset = name.rstrip(b"\0").decode("ascii", "replace")
-        found.setdefault(dataset, []).append((modified, position))
-    return {dataset: least_of(positions) for dataset, positions in found.items()}
+            continue  # it has just been removed
+        if len(content) >= POSITION.size:
+            name, position = POSITION.unpack_from(content)
+            dataset = name.rstrip(b"\0").decode("ascii", "replace")
+            found.setdefault(dataset, []).append((modified, position))
+            waits.append(_waited(content[POSITION.size :]))
+    positions = {dataset: least_of(told) for dataset, told in found.items()}
+    waited = [place for _, places in sorted(waits) for place in places]
+    return Readers(positions, waited)
+
+
+def _waited(content: bytes) -> tuple[float, list[tuple[int, int]]]:
+    """Return since when, and for which sources and shards, a process waits."""
+    since, count = WAIT.unpack_from(content) if len(content) >= WAIT.size else (0.0, 0)
+    if len(content) < WAIT.size + 8 * count:
+        return since, []  # it is being written
+    numbers = np.frombuffer(content, np.uint32, 2 * count, WAIT.size).tolist()
+    return since, list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def least_of(positions: Sequence[tuple[float, int]]) -> int:

@@ -25,9 +25,11 @@ from distcache.errors import ConfigError, CorpusError, DistcacheError, KeyMismat
 from distcache.ingest import index_mds as module
 from distcache.ingest.index_mds import index_mds
 from distcache.ingest.mds_scan import MdsOptions
+from distcache.mds.columns import column_type
 from distcache.mds.index_json import CODECS
 from distcache.mds.stored_shard import StoredShard, raw_pieces
 from distcache.ranks.communicator import Communicator, SerialCommunicator
+from tests.caches import build_here
 from tests.mds.writer import write_mds
 from tests.threads import run_ranks
 
@@ -248,7 +250,11 @@ def spoil_index(data: Path, change: Any) -> None:
         (lambda d: d["shards"][0].update(samples=5), "its header says 7 samples, the index 5"),
         (lambda d: d["shards"][0]["raw_data"].update(hashes={"xxh64": "0"}), "its xxh64 is"),
         (lambda d: d["shards"][0]["raw_data"].update(hashes={"x": "0"}), "an unknown kind, x"),
-        (lambda d: d.update(shards=[]), "have no shard"),
+        (lambda d: d.update(shards=[]), "data: without a shard"),
+        (
+            lambda d: d["shards"][1]["raw_data"].update(basename="./shard.00000.mds"),
+            "names shard.00000.mds 2 times",
+        ),
         (lambda d: d["shards"][0]["raw_data"].update(bytes=2**45), "offsets have 32 bits"),
         (
             lambda d: d["shards"][0].update(column_sizes=[None, None, 4]),
@@ -442,6 +448,41 @@ def test_other_options_do_not_take_the_name(tmp_path: Path) -> None:
     index(data, tmp_path / "c")
     with pytest.raises(KeyMismatch, match="differs in vocabulary"):
         index(data, tmp_path / "c", vocabulary=70_000)
+
+
+def test_shards_that_are_gone_are_faults(tmp_path: Path) -> None:
+    """Of the corpus, before anything is built from it; unless there is a `.bin`."""
+    data = write_tokens(tmp_path / "data", codec="zstd")
+    index(data, tmp_path / "c")
+    (data / "shard.00001.mds.zstd").write_bytes(b"short")
+    (data / "shard.00004.mds.zstd").rename(tmp_path / "away")
+    _, faults = examine(ALONE, [str(tmp_path / "c")], 1)
+    text = "; ".join(map(str, faults))
+    assert f"{data}/shard.00001.mds.zstd: has 5 bytes, and had" in text
+    assert "(1 more shards are gone or changed)" in text
+    with pytest.raises(CorpusError, match=r"shard\.00001"):
+        build_here(fields_of(str(tmp_path / "c")), tmp_path / "caches")
+    (tmp_path / "c.bin").write_bytes(bytes(read_table(str(tmp_path / "c")).bin_size))
+    assert not examine(ALONE, [str(tmp_path / "c")], 1)[1]
+
+
+def test_a_damaged_table_is_one_fault(tmp_path: Path) -> None:
+    """And the index beside it none; made again, it is not said to differ in anything."""
+    data = write_tokens(tmp_path / "data")
+    index(data, tmp_path / "c")
+    content = bytearray((tmp_path / "c.shards").read_bytes())
+    content[300] ^= 1
+    (tmp_path / "c.shards").write_bytes(content)
+    _, faults = examine(ALONE, [str(tmp_path / "c")], 1)
+    assert [fault.path for fault in faults] == [f"{tmp_path}/c.shards"]
+    with pytest.raises(KeyMismatch, match="its files are damaged, or some are missing"):
+        index(data, tmp_path / "c")
+
+
+@pytest.mark.parametrize("length", ["\u00b2", "1" * 5000, "-1", "2,3", ""])
+def test_a_length_of_tokens_that_is_none(length: str, tmp_path: Path) -> None:
+    """Is an encoding without tokens."""
+    assert column_type(f"ndarray:int32:{length}") is None
 
 
 def test_moving_and_compressing_keep_the_identity(tmp_path: Path) -> None:

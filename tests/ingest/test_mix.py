@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import yaml
 
+import distcache
 from distcache.cache import open_cache
 from distcache.configuration import read_document
-from distcache.errors import ConfigError, NotReady
+from distcache.errors import ConfigError, CorpusError, NotReady
 from distcache.ingest.mds_scan import MdsOptions
 from distcache.ingest.mix import Mixed, MixOptions, mix, recipe_from
 from distcache.ranks.communicator import Communicator, SerialCommunicator
@@ -120,6 +121,37 @@ def test_validation_sets_are_datasets_of_their_own(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has samples of its own"):
         build_here(wrong, tmp_path / "caches")
     assert (valid["blend"] == -1).all()
+    opened = distcache.open(build_here(fields, tmp_path / "caches").path)
+    sets = [opened.rows("valid", number) for number in range(2)]
+    assert [len(rows) for rows in sets] == [12, 5]
+    assert len({row["n"] for row in sets[0]}) == 12
+    assert [row["n"] for row in sets[0]] == [row["n"] for row in opened.rows("valid", 0)]
+
+
+def test_one_data_set_gives_what_is_chosen(tmp_path: Path) -> None:
+    """Not the whole passes that it is taken from."""
+    paths = write_sets(tmp_path, {"a": 100})
+    for more, options, size in (
+        ({"choose": 30}, {}, 30),
+        ({}, {"samples": 7}, 7),
+        ({"choose": 130}, {}, 130),
+    ):
+        fields = run_mix({"train": [{"path": paths["a"], **more}]}, tmp_path / "mix", **options)
+        rows = distcache.open(build_here(fields, tmp_path / "caches").path).rows("train")
+        assert len(rows) == size
+        assert len({row["n"] for row in rows}) == min(size, 100)
+
+
+def test_tokens_are_mixed_by_the_samples_of_training(tmp_path: Path) -> None:
+    """Which a pass has, however long the samples of the shards are."""
+    for name, length in (("a", 100), ("b", 10)):
+        samples = [{"tokens": np.arange(length, dtype="i4")} for _ in range(20)]
+        write_mds(tmp_path / name, {"tokens": "ndarray:int32"}, samples)
+    train = [{"path": str(tmp_path / name)} for name in "ab"]
+    tokens = MdsOptions(column="tokens")
+    fields = run_mix({"train": train}, tmp_path / "mix", mds=tokens, sequence_length=25)
+    assert weights_of(fields) == [80, 8]
+    assert fields["samples"]["train"] == 88
 
 
 def test_a_streaming_yaml_is_understood(tmp_path: Path) -> None:
@@ -153,6 +185,8 @@ def test_a_streaming_yaml_is_understood(tmp_path: Path) -> None:
         ({"train": [{"path": "/x", "choose": -1}]}, r"\$\.train\[0\]: .*choose"),
         ({"train": [{"path": "/x", "choose": 1, "repeat": 2}]}, "has choose and repeat"),
         ({"train": [{"path": "/x"}, {"path": "/y/x"}]}, "is the name of several"),
+        ({"train": [{"path": "."}]}, r"its path \. names no corpus; give it a name"),
+        ({"train": [{"path": "/x", "choose": 10**400}]}, r"\$\.train\[0\]: .*choose"),
         ({"train": [{"path": "/x", "proportion": 1}, {"path": "/y"}]}, "for all data sets or for"),
     ],
 )
@@ -170,6 +204,32 @@ def test_faults_of_all_data_sets_come_together(tmp_path: Path) -> None:
         run_mix({"train": train}, tmp_path / "mix")
     assert len(caught.value.problems) == 2
     assert (tmp_path / "mix" / "a.idx").exists()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_exit_code_is_that_of_the_first_bad_data_set(ranks: int, tmp_path: Path) -> None:
+    """Of the list, whoever indexes it."""
+    paths = write_sets(tmp_path, {"a": 3, "b": 20, "c": 3})
+    (tmp_path / "b" / "shard.00001.mds").write_bytes(b"x")
+    train = [{"path": path} for path in (paths["a"], paths["b"], str(tmp_path / "no"), paths["c"])]
+
+    def make(communicator: Communicator) -> Mixed:
+        return mix(communicator, recipe_from({"train": train}), str(tmp_path / "mix"), ROWS)
+
+    outcomes, aborted = run_ranks(ranks, make)
+    assert aborted == []
+    assert [type(outcome) for outcome in outcomes] == [CorpusError] * ranks
+    first, second = outcomes[0].problems  # type: ignore[union-attr]
+    assert "shard.00001.mds" in first
+    assert "no/index.json" in second
+
+
+def test_a_file_in_the_place_of_the_corpora(tmp_path: Path) -> None:
+    """Is a matter of --out."""
+    paths = write_sets(tmp_path, {"a": 3})
+    (tmp_path / "mix").touch()
+    with pytest.raises(ConfigError, match="is a file; expected a directory"):
+        run_mix({"train": [{"path": paths["a"]}]}, tmp_path / "mix")
 
 
 def test_ranks_divide_the_data_sets(tmp_path: Path) -> None:

@@ -122,3 +122,10 @@ def test_another_command_over_a_partial_publication_that_was_damaged(
     with pytest.raises(KeyMismatch, match=r"all\.bin, .*all\.receipt\.json: already exist"):
         merge(SerialCommunicator(), [prefix, prefix], str(tmp_path / "all"))
     assert (tmp_path / ".all.ingest" / "0.idx").exists()
+
+
+@pytest.mark.parametrize("out", ["/", "//", "."])
+def test_a_directory_is_no_name(out: str) -> None:
+    """Not even that of all."""
+    with pytest.raises(ConfigError, match="is a directory"):
+        claim(Output(out))

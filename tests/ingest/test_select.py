@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +270,10 @@ def test_a_plan_says_that_a_corpus_is_a_view(tmp_path: Path) -> None:
         ({"rows": "huge.txt"}, "cannot be read as numbers"),
         ({"rows": "empty.npy"}, "cannot be read as numbers"),
         ({"rows": "header.npy"}, "cannot be read as numbers"),
+        ({"rows": "zip.npy"}, "cannot be read as numbers"),
+        ({"rows": "long.txt"}, "a line has 64 characters and more"),
+        ({"drop": "fifo"}, "Not a regular file"),
+        ({"drop": "fifo.npy"}, "Not a regular file"),
     ],
 )
 def test_bad_selections_are_refused(
@@ -282,11 +287,15 @@ def test_bad_selections_are_refused(
         "below": "-1",
         "beyond": "1\n7",
         "huge": f"{2**80}",
+        "long": "1" * 1000,
     }
     for name, text in texts.items():
         (tmp_path / f"{name}.txt").write_text(text)
     np.save(tmp_path / "floats.npy", np.zeros(3))
     (tmp_path / "empty.npy").touch()
+    (tmp_path / "zip.npy").write_bytes(b"PK\x03\x04garbage")
+    for name in ("fifo", "fifo.npy"):
+        os.mkfifo(tmp_path / name)
     (tmp_path / "header.npy").write_bytes(
         b"\x93NUMPY\x01\x00\x10\x00" + b"{'descr': (\n" + b" " * 4
     )

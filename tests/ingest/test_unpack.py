@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,9 @@ import pytest
 
 import distcache
 from distcache.corpus.examine import require_sound
-from distcache.errors import ConfigError, CorpusError
+from distcache.errors import ConfigError, CorpusError, KeyMismatch, NoSpace
 from distcache.ingest import unpack as module
-from distcache.ingest.merge import materialize
+from distcache.ingest.merge import materialize, merge
 from distcache.ingest.select import SelectOptions, select
 from distcache.ingest.selection import Selection
 from distcache.ingest.unpack import unpack_shards
@@ -105,3 +106,43 @@ def test_a_shard_that_was_exchanged(tmp_path: Path) -> None:
     plain = write_lengths(tmp_path / "plain", LENGTHS["tiny"])
     with pytest.raises(ConfigError, match="nothing to unpack"):
         unpack_shards(ALONE, plain)
+
+
+def test_a_bin_with_other_bytes_is_not_taken_for_the_shards(tmp_path: Path) -> None:
+    """With any number of ranks, although it has the right length."""
+    index(write_tokens(tmp_path / "data", codec="zstd"), tmp_path / "c")
+    unpack_shards(ALONE, str(tmp_path / "c"))
+    content = bytearray((tmp_path / "c.bin").read_bytes())
+    content[-5] ^= 1
+    (tmp_path / "c.bin").write_bytes(content)
+
+    def make(communicator: Communicator) -> Any:
+        return unpack_shards(communicator, str(tmp_path / "c"))
+
+    for ranks in (1, 3):
+        outcomes, _ = run_ranks(ranks, make)
+        assert [type(outcome) for outcome in outcomes] == [KeyMismatch] * ranks
+        assert "differs from shard" in str(outcomes[0])
+
+
+def test_a_disk_that_cannot_hold_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is said before anything is written."""
+    index(write_tokens(tmp_path / "data", codec="zstd"), tmp_path / "c")
+    small = os.statvfs_result((4096, 4096, 9, 2, 2, 9, 9, 9, 0, 255))
+    monkeypatch.setattr(module.os, "statvfs", lambda _: small)
+    with pytest.raises(NoSpace, match=r"bytes are needed, 8192 are free"):
+        unpack_shards(ALONE, str(tmp_path / "c"))
+    assert not list(tmp_path.glob(".c*/data"))
+
+
+def test_rows_are_not_copied_as_tokens(tmp_path: Path) -> None:
+    """Neither selected nor materialized nor merged."""
+    index(write_tokens(tmp_path / "data"), tmp_path / "c", column="")
+    unpack_shards(ALONE, str(tmp_path / "c"))
+    prefix, out = str(tmp_path / "c"), str(tmp_path / "v")
+    with pytest.raises(ConfigError, match="consists of rows"):
+        select(ALONE, prefix, out, SelectOptions())
+    with pytest.raises(ConfigError, match="consists of rows"):
+        materialize(ALONE, prefix, out)
+    with pytest.raises(ConfigError, match="consists of rows"):
+        merge(ALONE, [prefix], out)

@@ -155,3 +155,13 @@ def test_shards_without_digests_are_not_unpacked(tmp_path: Path) -> None:
     cache = Path(build_here(fields_of(str(tmp_path / "c")), tmp_path / "caches").path)
     with pytest.raises(CorpusError, match="indexed with --headers-only"):
         run(cache, tmp_path / "local")
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_shard_that_is_gone(transport: str, tmp_path: Path, packed: Path) -> None:
+    """Is said with its path, and what to do."""
+    (tmp_path / "data" / "shard.00003.mds.zstd").unlink()
+    with pytest.raises(
+        CorpusError, match=r"shard\.00003\.mds\.zstd: cannot be read: No such.*; put it back"
+    ):
+        run(packed, tmp_path / "local", transport=transport)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from distcache.configuration import config_from_mapping, load_config
+from distcache.configuration import config_from_mapping, load_config, read_document
 from distcache.corpus import CorpusFacts
 from distcache.errors import ConfigError, NotReady
 from distcache.plan.config import BlendEntry, Config, identity_of, key_of
@@ -208,3 +208,28 @@ def test_options_that_megatron_would_refuse(tokenizer: dict[str, Any], problem: 
     """Are named."""
     with pytest.raises(ConfigError, match=problem):
         config_from_mapping({**GOOD, "tokenizer": tokenizer})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("c.yaml", "seed: 1\nsplit: '1'\nseed: 2\n"),
+        ("c.yaml", "samples: {train: 1, valid: 2, train: 3}\n"),
+        ("c.json", '{"seed": 1, "seed": 2}'),
+        ("c.toml", "seed = 1\nseed = 2\n"),
+    ],
+)
+def test_a_field_that_is_given_twice(name: str, text: str, tmp_path: Path) -> None:
+    """Would silently replace the first: lists that were put together lose data so."""
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=r"given twice|overwrite"):
+        read_document(tmp_path / name)
+
+
+def test_fields_of_a_merge_may_be_given_again(tmp_path: Path) -> None:
+    """As YAML means it."""
+    text = "base: &base {seed: 1, split: '1'}\nown: {<<: *base, seed: 2}\nagain: *base\n"
+    (tmp_path / "c.yaml").write_text(text)
+    found = read_document(tmp_path / "c.yaml")
+    assert found["own"] == {"seed": 2, "split": "1"}
+    assert found["again"] == found["base"] == {"seed": 1, "split": "1"}

@@ -89,6 +89,8 @@ def test_tokens_and_their_tensors(cache: Path) -> None:
         assert all(torch.equal(found[name], expected[name]) for name in expected)
     with pytest.raises(ConfigError, match="ahead is -1"):
         distcache.Batches(train, 4, ahead=-1)
+    with pytest.raises(ConfigError, match="the dataset is 10"):
+        distcache.Batches(10, 4)  # type: ignore[arg-type]
 
 
 def test_a_batch_that_failed_comes_again(rows: Any) -> None:

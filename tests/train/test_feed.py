@@ -257,6 +257,28 @@ def test_a_batch_that_the_budget_does_not_hold(cache: Path, tmp_path: Path) -> N
         dataset.__getitems__(list(range(200)))
 
 
+def test_what_is_waited_for_comes_before_what_is_read_ahead(tmp_path: Path) -> None:
+    """However little the budget leaves for it, and whoever waits."""
+    samples = [{"n": n, "x": bytes(1000)} for n in range(200)]
+    kinds = {"n": "int", "x": "bytes"}
+    data = write_mds(tmp_path / "mds", kinds, samples, codec="zstd", per_shard=4)
+    index(data, tmp_path / "c", column="")
+    samples_of = {"train": 160, "valid": 40, "test": 0}
+    rows = {"sequence_length": 1, "split": "80,20,0", "samples": samples_of, "window": 4}
+    fields = fields_of(str(tmp_path / "c")) | WINDOWS | rows
+    path = Path(build_here(fields, tmp_path / "caches").path)
+    run(path, tmp_path / "local", shards="windows")
+    opened = open_here(path, tmp_path)
+    with feeding(Feeder(opened, budget_of(opened, 8))):
+        for size in (12, 20, 24, 32):
+            batches = list(distcache.Batches(opened.rows("valid"), size))
+            assert sorted(row["n"] for row in batches[0])[0] >= 160
+    with feeding(Feeder(opened, budget_of(opened, 1))):
+        train, valid = opened.rows("train"), opened.rows("valid")
+        for step in range(8):
+            assert train[step]["n"] < 160 <= valid[step]["n"]
+
+
 def test_a_feeder_that_is_ahead_of_who_has_ended(cache: Path, tmp_path: Path) -> None:
     """Stays where training was: the next process continues there."""
     opened = open_here(cache, tmp_path)
@@ -265,6 +287,6 @@ def test_a_feeder_that_is_ahead_of_who_has_ended(cache: Path, tmp_path: Path) ->
     process.gate.publish("train", 0, 500)
     feeder.step()
     del process
-    assert window_gate.live_positions(feeder._windows.root) == {}
+    assert window_gate.live_readers(feeder._windows.root) == ({}, [])
     assert feeder._needed_now()[:1] == list(feeder._ahead("train.0", 500))[:1]
     feeder.close()
