@@ -134,7 +134,7 @@ class Feeder:
         waited = (place for place in readers.waited if self._is_ours(place))
         found: dict[tuple[int, int], None] = {}
         left = self._budget
-        for place in itertools.chain(waited, in_turns(streams)):
+        for place in itertools.chain(waited, _in_turns(streams)):
             if place not in found:
                 left -= self._size(place)
                 if left < 0:
@@ -195,7 +195,7 @@ def _start_of(datasets: Mapping[str, tuple[Split, ShardFinder]], start: int) -> 
     return {TRAIN: start} if size else {}
 
 
-def in_turns(streams: Sequence[Iterator[tuple[int, int]]]) -> Iterator[tuple[int, int]]:
+def _in_turns(streams: Sequence[Iterator[tuple[int, int]]]) -> Iterator[tuple[int, int]]:
     """Yield an item of each stream in turn that no stream had before, until all are at an end."""
     seen: set[tuple[int, int]] = set()
     left = list(streams)
