@@ -6,15 +6,16 @@ a pass permutes the shards, and shuffles only within windows of so many successi
 trains in this order needs two windows of shards at a time. Samples are cut as Megatron cuts them,
 then shuffled within the samples that begin in one window.
 
-Both come from MT19937 with a seed for each pass: the first 32 bits of the SHA-256 of the section's
-seed and the number of the pass, as decimal numbers with a space between them.
+The sequences of each pass come from an MT19937 of its own, seeded with the first 32 bits of the
+SHA-256 of the section's seed and the number of the pass, as decimal numbers with a space between
+them; all samples come from one generator, as if of pass -1.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,8 @@ from distcache.plan.layout import ArrayPlace
 from distcache.plan.model import SectionPlan
 
 __all__ = ["build_passes", "pass_windows", "sample_bounds"]
+
+CHUNK: Final = 1 << 20  # sequences whose lengths are widened at a time
 
 
 def build_passes(
@@ -65,10 +68,13 @@ def build_passes(
     tokens = [0]
     done = 0
     for window in _all_windows(section, shards):
-        lengths = idx.lengths[window].astype(np.int64)
-        memory.values[done : done + len(window)] = lengths << 32 | window
-        tokens.append(tokens[-1] + int(lengths.sum()))
-        done += len(window)
+        tokens.append(tokens[-1])
+        for begin in range(0, len(window), CHUNK):
+            some = window[begin : begin + CHUNK]
+            lengths = idx.lengths[some].astype(np.int64)
+            memory.values[done : done + len(some)] = lengths << 32 | some
+            tokens[-1] += int(lengths.sum())
+            done += len(some)
     bounds = sample_bounds(np.array(tokens), section.cut.sequence_length, section.size.samples)
     samples = _shuffle_within(section, bounds)
     digest = write_in_chunks(file, places["shuffle_index"], samples).finish()
@@ -83,7 +89,7 @@ def _write_rows(section: SectionPlan, shards: NDArray[np.int64], writer: ArrayWr
     held: list[NDArray[np.int32]] = []
     count = 0
     for window in _all_windows(section, shards):
-        held.append(window.astype(np.int32))
+        held.append(window)
         count += len(window)
         if count >= step:
             values = np.concatenate(held)
@@ -95,7 +101,7 @@ def _write_rows(section: SectionPlan, shards: NDArray[np.int64], writer: ArrayWr
     return writer.finish()
 
 
-def _all_windows(section: SectionPlan, shards: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+def _all_windows(section: SectionPlan, shards: NDArray[np.int64]) -> Iterator[NDArray[np.int32]]:
     """Yield the sequences of each window, shuffled, pass after pass."""
     for number in range(section.size.epochs):
         yield from pass_windows(section, shards, number)
@@ -103,7 +109,7 @@ def _all_windows(section: SectionPlan, shards: NDArray[np.int64]) -> Iterator[ND
 
 def pass_windows(
     section: SectionPlan, shards: NDArray[np.int64], number: int
-) -> Iterator[NDArray[np.int64]]:
+) -> Iterator[NDArray[np.int32]]:
     """Yield the sequences of each window of one pass, shuffled.
 
     Parameters
@@ -124,7 +130,8 @@ def pass_windows(
         generator.shuffle(order)
     for begin in range(0, len(order), size):
         chosen = order[begin : begin + size]
-        window = np.concatenate([np.arange(bounds[i], bounds[i + 1]) for i in chosen])
+        parts = [np.arange(bounds[i], bounds[i + 1], dtype=np.int32) for i in chosen]
+        window = parts[0] if len(parts) == 1 else np.concatenate(parts)
         generator.shuffle(window)
         yield window
 

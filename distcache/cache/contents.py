@@ -26,11 +26,11 @@ from distcache.cache.format import (
     as_latest,
     tables_of,
 )
-from distcache.corpus.shard_table import CODECS
 from distcache.errors import CacheCorrupt, NotReady
 from distcache.io.files import closing_fd, open_regular, read_range
 from distcache.io.threads import decodable
 from distcache.kernels import Mapping
+from distcache.mds.index_json import CODECS
 
 __all__ = ["ArrayView", "Cache", "Contents", "open_cache", "open_cache_file", "read_contents"]
 
@@ -243,7 +243,7 @@ class Contents:
                 (sources["shards_end"], len(shards) + 1),
                 (sources["columns_begin"], sources["columns_end"] + np.uint64(1)),
                 (sources["columns_end"], text + 1),
-                (shards["codec"], CODECS),
+                (shards["codec"], len(CODECS)),
                 (shards["name_begin"], text + 1),
                 (shards["name_size"], text - shards["name_begin"].astype(np.int64) + 1),
             ]

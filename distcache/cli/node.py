@@ -61,12 +61,13 @@ def localize_command(
         Literal["link", "none"], typer.Option("--bin", help="Links to the .bin files, or none.")
     ] = "link",
     shards: Annotated[
-        Literal["compressed", "all", "windows", "none"],
+        Literal["compressed", "all", "windows", "none"] | None,
         typer.Option(
             help="Of MDS corpora, unpack those with compressed shards on the node, or all; or let "
-            "`distcache feed` unpack windows of them beside training; or none."
+            "`distcache feed` unpack windows of them beside training; or none. By default as "
+            "before, at first compressed."
         ),
-    ] = "compressed",
+    ] = None,
     megatron: Annotated[
         str | None,
         typer.Option(

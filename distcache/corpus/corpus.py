@@ -45,7 +45,7 @@ class CorpusFacts(msgspec.Struct, frozen=True):
     empty_sequences : int
         Sequences without a token.
     view : bool
-        Whether the offsets are not the running sum of lengths, over the whole `.bin`.
+        Whether the offsets are not the running sum of lengths that spans the whole `.bin`.
     shards : TableFacts or None
         Of the shards that make up the `.bin`, if they do.
     file_versions : tuple of FileVersion

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from distcache.errors import CorpusError, NotReady
 from distcache.io.files import atomic_write, no_space_as_error, read_file
-from distcache.mds.index_json import columns_from
+from distcache.mds.index_json import CODECS, columns_from
 
 __all__ = [
     "ALIGNMENT",
@@ -29,6 +29,7 @@ __all__ = [
     "TableFacts",
     "content_digest",
     "read_table",
+    "shards_at",
     "shards_path",
     "write_table",
 ]
@@ -37,7 +38,6 @@ MAGIC: Final = b"\x89distshard\r\n\x1a\n\x00\x00"
 VERSION: Final = 1
 DIGESTED: Final = 1  # flag: the digests of raw shards are known
 ALIGNMENT: Final = 4096
-CODECS: Final = 6  # numbers of `distcache.mds.index_json.CODECS`
 LONGEST: Final = 1 << 34  # bytes of a file that is read
 HEADER: Final = struct.Struct("<16sIIQQQQQQ16s24s16s")
 BOUNDS: Final = {
@@ -130,6 +130,19 @@ def shards_path(prefix: str) -> str:
     return prefix + ".shards"
 
 
+def shards_at(begins: NDArray[np.int64], offsets: Any) -> Any:
+    """Return the shard that each byte of the `.bin` lies in, or the one before it; -1 for none.
+
+    Parameters
+    ----------
+    begins : ndarray of int64, shape (shards,)
+        Bytes of the `.bin` at which the shards begin.
+    offsets : ndarray of int64, or int
+        Bytes of the `.bin`.
+    """
+    return np.searchsorted(begins, offsets, "right") - 1
+
+
 def content_digest(rows: NDArray[Any]) -> str:
     """Return a digest of the raw shards: neither paths nor compression enter it."""
     digest = xxhash.xxh3_128()
@@ -217,7 +230,7 @@ def _problem(table: ShardTable) -> str:
     ends = rows["base"] + rows["raw_size"]
     if (rows["base"] % ALIGNMENT).any() or (rows["base"][1:] < ends[:-1]).any():
         return "its shards do not follow one another"
-    if (rows["codec"] >= CODECS).any():
+    if (rows["codec"] >= len(CODECS)).any():
         return "the compression of a shard is unknown"
     if (rows["data_begin"] > rows["raw_size"]).any():
         return "the samples of a shard begin behind its end"

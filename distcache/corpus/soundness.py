@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.idx import HEADER_SIZE, ITEM_TYPES, Idx, bin_path, idx_path, open_idx
-from distcache.corpus.shard_table import ShardTable, TableFacts, read_table, shards_path
+from distcache.corpus.shard_table import ShardTable, TableFacts, read_table, shards_at, shards_path
 from distcache.errors import BuildInterrupted, DistcacheError
 from distcache.io.files import FileVersion, version_of
 from distcache.io.watchdog import tick
@@ -76,7 +76,7 @@ class RangeFacts(msgspec.Struct, frozen=True):
     faults : tuple of Fault
         In any form of offsets.
     view : bool
-        Whether the offsets are not the running sum of lengths.
+        Whether the offsets of the range are not the running sum of lengths.
     outside : tuple of Fault
         If they are not, the sequences that do not lie within the `.bin`.
     """
@@ -235,11 +235,22 @@ def check_range(head: Outline, idx: Idx, begin: int, end: int) -> RangeFacts:
         outside = _lost_shards(head, rows, begin, end) or _outside_shards(
             head, rows.rows, idx, begin, end
         )
-    elif view and not head.faults:
+    elif not head.faults and (view or not _is_inside(head, idx, begin, end)):
         outside = _outside(head, idx, begin, end)
     _release_range(idx, begin, end)
     faults = tuple(Fault(head.prefix, idx.path, message) for message in messages)
     return RangeFacts(facts.tokens, facts.empty, faults, view, outside)
+
+
+def _is_inside(head: Outline, idx: Idx, begin: int, end: int) -> bool:
+    """Return whether a range that is a running sum from its first offset on lies in the `.bin`.
+
+    Another range may say that the corpus is a view.
+    """
+    if begin == end:
+        return True
+    last = int(idx.offsets[end - 1]) + int(idx.lengths[end - 1]) * idx.item_size
+    return 0 <= int(idx.offsets[begin]) <= last <= head.bin_size
 
 
 def _outside(head: Outline, idx: Idx, begin: int, end: int) -> tuple[Fault, ...]:
@@ -283,7 +294,7 @@ def _outside_shards(
         some = slice(first, min(first + SEQUENCES, end))
         offsets = idx.offsets[some].astype(np.int64)
         nbytes = idx.lengths[some].astype(np.int64) * idx.item_size
-        shards = np.searchsorted(rows["base"].astype(np.int64), offsets, "right") - 1
+        shards = shards_at(rows["base"].astype(np.int64), offsets)
         own = rows[np.maximum(shards, 0)]
         bases = own["base"].astype(np.int64)
         inside = (shards >= 0) & (offsets >= bases + own["data_begin"].astype(np.int64))

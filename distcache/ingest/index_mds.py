@@ -6,6 +6,7 @@ numbers, so that a killed run goes on; then the `.idx` is written, each rank its
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import secrets
@@ -24,11 +25,12 @@ from distcache.corpus.examine import require_sound
 from distcache.corpus.idx import code_of, idx_path
 from distcache.corpus.idx_writer import IdxPlan, lay_out_idx, write_bounds, write_sequences
 from distcache.corpus.receipt import Origin, Receipt
-from distcache.corpus.shard_table import write_table
+from distcache.corpus.shard_table import read_table, shards_path, write_table
 from distcache.errors import (
     ConfigError,
     CorpusError,
     DistcacheError,
+    KeyMismatch,
     NotReady,
     error_from_exit_code,
 )
@@ -121,6 +123,7 @@ def index_mds(
         with Output(out, tokens="shards") as output:
             found = output.claim(communicator, origin, watch)
             if found:
+                _require_unwritten(communicator, out)
                 return found[0]
             with Heartbeat(output.directory, watch, communicator) as heartbeat:
                 output.prepare(communicator, origin)
@@ -135,6 +138,26 @@ def index_mds(
                 watch.phase("publishing")
                 output.publish(communicator, [receipt], heartbeat)
             return receipt
+
+
+def _require_unwritten(communicator: Communicator, out: str) -> None:
+    """Refuse to take a corpus for that of shards that were written to after it. Collective.
+
+    Their `index.json` may be the same: only few have hashes.
+    """
+
+    def look() -> None:
+        table, made = read_table(out), os.stat(shards_path(out)).st_mtime_ns
+        for shard in range(communicator.rank, len(table.rows), communicator.size):
+            path = table.path_of(shard)
+            with contextlib.suppress(FileNotFoundError):  # it may be unpacked
+                if os.stat(path).st_mtime_ns > made:
+                    raise KeyMismatch(
+                        f"{path}: was written to after it was indexed; remove {out}.idx, .shards "
+                        "and .receipt.json, and run again"
+                    )
+
+    on_all_ranks(communicator, look, "looking at shards")
 
 
 def _require_options(directories: Sequence[str], options: MdsOptions) -> None:

@@ -20,7 +20,8 @@ from distcache.mds.stored_shard import StoredShard, read_front, read_shard
 __all__ = ["DTYPES", "MdsOptions", "Scan", "fitting_type", "kind_of", "scan_shard", "token_type"]
 
 COLUMNS: Final = 1 << 16  # bytes of a header behind its offsets that are read at first
-# What tokens may be, and what the `.idx` has them as; the numbers of wider ones are compared.
+COMPARED: Final = ("uint32", "uint64")  # an `.idx` has no such types
+# What tokens may be, and what the `.idx` has them as.
 DTYPES: Final = {
     "uint8": "u1",
     "int8": "i1",
@@ -218,7 +219,8 @@ def _places_by_size(
     own = entry.columns.place_of(options.column)
     sizes = entry.column_sizes
     dtype = np.dtype(options.dtype) if options.dtype else kind.dtype
-    if dtype is None or any(size is None for place, size in enumerate(sizes) if place != own):
+    others = [size for place, size in enumerate(sizes) if place != own]
+    if dtype is None or None in others or (kind.has_head and kind.dtype is None):
         raise ConfigError(
             "--headers-only: where the tokens lie does not follow from the sizes of samples, since "
             "another column varies or the type stands in each sample; leave it out"
@@ -253,18 +255,9 @@ def _out_of_range(
     raw: NDArray[np.uint8], places: Places, dtype: np.dtype[Any], vocabulary: int | None
 ) -> dict[int, str]:
     """Return the samples with tokens that are no ids, or beyond the vocabulary."""
-    target = token_type(dtype.name)
-    if (
-        vocabulary is None
-        and target.itemsize == dtype.itemsize
-        and dtype.name
-        not in (
-            "uint32",
-            "uint64",
-        )
-    ):
+    if vocabulary is None and dtype.name not in COMPARED:
         return {}
-    limit = limit_of(target, vocabulary)
+    limit = limit_of(token_type(dtype.name), vocabulary)
     wrong: dict[int, str] = {}
     values = _gather(raw, places).view(dtype)
     ends = np.cumsum(places.sizes // dtype.itemsize)

@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import re
+import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -235,7 +236,7 @@ def mix(
     options : MixOptions
         How to mix.
     threads : int
-        Shards that each rank reads at a time.
+        Of each rank, which works on 16 data sets at a time with at least one each.
     progress : Progress or None
         Receives the progress of rank 0.
 
@@ -275,12 +276,14 @@ def _index_all(
     progress: Progress,
 ) -> list[_Failure | None]:
     """Index data sets, several at a time, and return what is wrong with each."""
+    stop = threading.Event()
+    each = max(1, threads // max(min(AT_ONCE, len(streams)), 1))
 
     def index(stream: Stream) -> _Failure | None:
         wanted = msgspec.structs.replace(options.mds, split=stream.split or options.mds.split)
         out = os.path.join(directory, stream.name)
         try:
-            index_mds(SerialCommunicator(), [stream.directory], out, wanted, threads)
+            index_mds(SerialCommunicator(), [stream.directory], out, wanted, each, _Stoppable(stop))
         except BuildInterrupted:
             raise
         except DistcacheError as error:
@@ -290,7 +293,24 @@ def _index_all(
 
     # Each in a thread of its own, as a job of one rank: this one is within an agreement of all.
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return list(pool.map(index, streams))
+        try:
+            return list(pool.map(index, streams))
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
+
+
+class _Stoppable(NullProgress):
+    """The progress of a data set, which ends the work on it when all shall end."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        self._stop = stop
+
+    def advance(self, amount: float) -> None:
+        """Go on, unless a signal has come."""
+        if self._stop.is_set():
+            raise BuildInterrupted("another data set has failed, or a signal has come")
 
 
 def _require_all(communicator: Communicator, own: list[_Failure | None]) -> None:

@@ -293,8 +293,8 @@ class _View:
         return numbers
 
     def _lay_out(self, plan: IdxPlan) -> None:
-        if not plan.documents:
-            raise ConfigError(f"{self._facts.prefix}: no document is selected")
+        if not plan.sequences:
+            raise ConfigError(f"{self._facts.prefix}: no document with a sequence is selected")
         lay_out_idx(self._output.unfinished(0), plan)
         self._output.link_tokens(0, self._known.tokens)
 

@@ -79,6 +79,8 @@ class Selection(msgspec.Struct, frozen=True):
         longest, least = self.max_length, self.min_length
         if longest is not None and least is not None and longest < least:
             found.append(f"--max-length {longest}: is below --min-length {least}")
+        if not 0 <= self.seed < 1 << 64:
+            found.append(f"--seed {self.seed}: expected at least 0, and less than 2**64")
         if self.sample is not None and not 0 < self.sample <= 1:
             found.append(f"--sample {self.sample}: expected more than 0, and at most 1")
         if self.split_at is not None and self.split_at < 1:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from distcache.corpus import Fault, bin_path
 from distcache.corpus.indexed_shard import indexed_pieces
-from distcache.corpus.shard_table import ShardTable, read_table
+from distcache.corpus.shard_table import DIGESTED, ShardTable, read_table, shards_path
 from distcache.errors import CorpusError
 from distcache.io.files import closing_fd, open_regular, read_range
 from distcache.ranks.agreement import on_all_ranks
@@ -41,6 +41,9 @@ def compare_shards(communicator: Communicator, prefix: str, count: int) -> list[
 
     def compare() -> list[Fault]:
         table = read_table(prefix)
+        if not (table.rows["flags"] & DIGESTED).all():
+            message = "has no digests of shards, since it was indexed with --headers-only"
+            return [Fault(prefix, shards_path(prefix), message)] if not communicator.rank else []
         wanted = (2 * np.arange(count) + 1) * table.sequences // (2 * count)
         firsts = table.rows["first_sequence"].astype(np.int64)
         shards = np.unique(np.searchsorted(firsts, wanted, "right") - 1).tolist()

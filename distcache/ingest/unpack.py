@@ -215,7 +215,7 @@ class _Unpacking:
             if shard in journaled and _is_unpacked(self.data, self._table.rows[shard])
         ]
         self._watch.advance(float(self._table.rows["raw_size"][left].sum()))
-        todo = [shard for shard in own if shard not in set(left)]
+        todo = sorted(set(own).difference(left), key=own.index)
         path = self._directory / f"unpacked.{attempt}.{self._communicator.rank}.jsonl"
         records = [_Done(shard) for shard in left]
         with Journal(path, records) as journal, UnfinishedFile(self.data) as file:

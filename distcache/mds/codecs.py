@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bz2
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, Any, Final, Protocol, cast
 
 import numpy as np
@@ -16,7 +16,7 @@ from distcache.io.watchdog import tick
 
 Buffer = bytes | memoryview
 
-__all__ = ["FileSource", "require_library", "unpack", "unpack_front"]
+__all__ = ["FileSource", "MemorySource", "require_library", "unpack", "unpack_front"]
 
 PIECE: Final = 256 << 10  # bytes that are unpacked at a time: they stay in a core's cache
 READ: Final = 1 << 20
@@ -64,9 +64,18 @@ class FileSource:
         Bytes of it.
     step : int
         Bytes that are read at a time.
+    seen : callable or None
+        Receives all that is read.
     """
 
-    def __init__(self, descriptor: int, size: int, step: int = READ) -> None:
+    def __init__(
+        self,
+        descriptor: int,
+        size: int,
+        step: int = READ,
+        seen: Callable[[bytes], object] | None = None,
+    ) -> None:
+        self._seen = seen
         self._descriptor = descriptor
         self._size = size
         self._step = step
@@ -78,6 +87,23 @@ class FileSource:
         end = min(self._at + step, self._size)
         data = read_range(self._descriptor, self._at, end)
         self._at = end
+        if self._seen is not None:
+            self._seen(data)
+        return data
+
+
+class MemorySource:
+    """Bytes in memory, one after the other; none is copied before it is asked for."""
+
+    def __init__(self, data: bytes | bytearray) -> None:
+        self._data = memoryview(data)
+        self._at = 0
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return the next bytes, perhaps fewer than asked for; none at the end."""
+        end = self._at + (READ if size < 0 else min(size, READ))
+        data = bytes(self._data[self._at : end])
+        self._at += len(data)
         return data
 
 

@@ -88,7 +88,7 @@ def raw_pieces(
     stored : StoredShard
         The form that is read.
     zipped : callable or None
-        Receives the bytes of the compressed file, before it is decompressed.
+        Receives the bytes of the compressed file, as they are read.
 
     Raises
     ------
@@ -104,11 +104,10 @@ def raw_pieces(
                 tick()
                 yield np.frombuffer(data, np.uint8)
             return
-        if zipped is not None:
-            for begin in range(0, stored.size, PIECE):
-                zipped(read_range(descriptor, begin, min(begin + PIECE, stored.size)))
-        source = FileSource(descriptor, stored.size)
+        source = FileSource(descriptor, stored.size, seen=zipped)
         yield from unpack(stored.codec, source, stored.raw_size, stored.path)
+        while zipped is not None and source.read():
+            pass  # what stands behind the end of the compressed data
 
 
 @contextmanager

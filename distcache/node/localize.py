@@ -17,9 +17,17 @@ from distcache.io.files import require_text, temporary_name
 from distcache.megatron.names import Naming
 from distcache.node.localization import Localization
 from distcache.node.lock import exclusive
-from distcache.node.manifest import CorpusStat, Manifest, describe, make_manifest, stat_corpus
+from distcache.node.manifest import (
+    CorpusStat,
+    Manifest,
+    describe,
+    make_manifest,
+    shard_blocks,
+    stat_corpus,
+)
 from distcache.node.place import NODE_NAME, required_directory
 from distcache.node.records import (
+    SHARDS,
     Localized,
     LocalizeOptions,
     NodeReport,
@@ -33,6 +41,7 @@ from distcache.node.stage import stage
 from distcache.node.staged_files import StagedFiles
 from distcache.node.store import Store, cache_name, make_store
 from distcache.node.transport import choose_transport
+from distcache.node.windows import windowed_sources
 from distcache.progress import NullProgress, Progress
 from distcache.ranks.agreement import (
     aborting_on_error,
@@ -257,7 +266,7 @@ def _fulfils(record: Ready | None, options: LocalizeOptions) -> bool:
 def _with_earlier_options(before: Ready | None, options: LocalizeOptions) -> LocalizeOptions:
     """Add what an earlier run was asked for, which this copy continues to have."""
     if before is None:
-        return options
+        return msgspec.structs.replace(options, shards=options.shards or SHARDS)
     return msgspec.structs.replace(
         options,
         link=options.link or before.linked,
@@ -267,9 +276,11 @@ def _with_earlier_options(before: Ready | None, options: LocalizeOptions) -> Loc
     )
 
 
-def _more_shards(before: Ready, asked: str) -> str:
-    """Return which shards are unpacked: not fewer than were before."""
+def _more_shards(before: Ready, asked: str | None) -> str:
+    """Return which shards are unpacked: as before, or not fewer."""
     ways = ("none", "windows", "compressed", "all")
+    if asked is None:
+        return before.shards if before.shards in ways else SHARDS
     earlier = ways.index(before.shards) if before.shards in ways else 0
     return ways[max(earlier, ways.index(asked))]
 
@@ -311,7 +322,10 @@ def _make_manifest(
     facts = [shares[i % agents.size][i // agents.size] for i in range(len(corpora))]
 
     def make() -> Manifest:
-        manifest = make_manifest(store, source, contents, facts, options.shards)
+        manifest = make_manifest(store, source, contents, facts, options.shards or SHARDS)
+        if options.shards == "windows":
+            for number in windowed_sources(contents):
+                shard_blocks(contents, number, 0)  # refuses those without digests
         _require_tokens(manifest, options)
         return manifest
 

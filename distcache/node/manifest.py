@@ -259,8 +259,9 @@ def make_manifest(
     corpora = []
     seen: set[str] = set()
     for number, (corpus, found) in enumerate(zip(describe(contents), facts, strict=True)):
-        stem = corpus_stem(corpus.prefix, corpus.digest)
         unpacked = not found.has_bin and _is_wanted(contents, number, shards)
+        content = contents.table("sources")["shards_digest"][number].decode("ascii")
+        stem = corpus_stem(corpus.prefix, corpus.digest, content if unpacked else "")
         size = corpus.bin_size if unpacked else 0
         has_tokens = found.has_bin or unpacked
         corpora.append(LocalCorpus(corpus.prefix, stem, corpus.idx_size, size, has_tokens))

@@ -18,6 +18,7 @@ from distcache.node.space import space_at
 from distcache.node.store import Store
 
 __all__ = [
+    "SHARDS",
     "LocalCorpus",
     "LocalizeOptions",
     "Localized",
@@ -150,6 +151,9 @@ def invalidate(store: Store, name: str) -> None:
     store.ready(name).unlink(missing_ok=True)
 
 
+SHARDS: Final = "compressed"  # of which corpora, unless something else is asked for
+
+
 class LocalizeOptions(msgspec.Struct, frozen=True):
     """How to localize.
 
@@ -183,7 +187,7 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
     directory: str | None = None
     link: bool = True
     megatron: bool = False
-    shards: str = "compressed"
+    shards: str | None = None
     naming: Naming = Naming()
     transport: str = "auto"
     reserve: int = 0

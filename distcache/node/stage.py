@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -22,10 +23,11 @@ from distcache.node.local_state import (
     verify_local,
 )
 from distcache.node.localization import Localization
-from distcache.node.lock import try_exclusive
+from distcache.node.lock import is_used, try_exclusive
 from distcache.node.manifest import CACHE, Manifest, describe, stat_corpus
 from distcache.node.place import node_name
 from distcache.node.records import (
+    SHARDS,
     NodeReport,
     Ready,
     invalidate,
@@ -75,6 +77,7 @@ def stage(run: Localization) -> tuple[Ready, NodeReport]:
         if options.megatron:
             progress.phase("writing Megatron's files")
         record = run.on_all_agents_watched(lambda: _mark_ready(run), "writing the ready record")
+    run.on_all_agents_watched(lambda: _remove_windows(run), "removing windows")
 
     def report() -> NodeReport:
         return make_report(
@@ -220,7 +223,8 @@ def _reserve(run: Localization, found: LocalState, repair: Repair) -> None:
 def _is_mended(manifest: Manifest, file: int) -> bool:
     """Return whether a file of unpacked shards is there, and keeps its name while it is mended.
 
-    Whoever reads it meanwhile finds right bytes sooner, and never others.
+    Whoever reads it meanwhile finds right bytes sooner, and never others: the digest of the shards
+    enters its name.
     """
     target = manifest.files[file]
     return target.unpacked and has_final(target)
@@ -251,6 +255,13 @@ def _finish(run: Localization, complete: Collection[int]) -> None:
         run.staged.sync_names()
 
 
+def _remove_windows(run: Localization) -> None:
+    """Give the space of windows back, once the copy has another way and nobody uses it."""
+    store, name = run.store, run.manifest.name
+    if run.options.shards != "windows" and not is_used(store.use_lock(name)):
+        shutil.rmtree(Windows(store, name).root, ignore_errors=True)
+
+
 def _mark_ready(run: Localization) -> Ready:
     """Add the links and Megatron's files, then write the ready record."""
     store, manifest, options = run.store, run.manifest, run.options
@@ -277,7 +288,7 @@ def _mark_ready(run: Localization) -> Ready:
         host=node_name(os.environ),
         distcache=__version__,
         modified=os.lstat(manifest.files[CACHE].final).st_mtime_ns,
-        shards=options.shards,
+        shards=options.shards or SHARDS,
     )
     write_record(store, record)
     return record

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ from distcache.io.files import (
     write_range,
 )
 from distcache.io.watchdog import tick
-from distcache.mds.codecs import unpack
+from distcache.mds.codecs import MemorySource, unpack
 from distcache.mds.stored_shard import StoredShard, raw_pieces
 from distcache.node.manifest import CACHE, Block, Manifest, Source, origin_of
 from distcache.node.space import reserve
@@ -110,16 +109,18 @@ def read_shared(path: str, begin: int, end: int) -> Iterator[NDArray[np.uint8]]:
             yield piece
 
 
-def _shard_pieces(source: Source, size: int, packed: bytes | None) -> Iterator[NDArray[np.uint8]]:
+def _shard_pieces(
+    source: Source, size: int, packed: bytearray | None
+) -> Iterator[NDArray[np.uint8]]:
     """Yield the bytes of a raw shard, from its file or from the bytes of that."""
     if packed is not None and not source.codec:
         yield np.frombuffer(packed, np.uint8)
     elif packed is not None:
-        yield from unpack(source.codec, io.BytesIO(packed), size, source.path)
+        yield from unpack(source.codec, MemorySource(packed), size, source.path)
     else:
         stored = StoredShard(source.path, source.codec, source.size, size)
         try:
-            yield from raw_pieces(stored, None)
+            yield from raw_pieces(stored)
         except OSError as error:
             raise _unreadable(source.path, error) from error
 
@@ -205,14 +206,16 @@ class StagedFiles:
             self.begin_writeback(target, block)
         return bool(digest.hexdigest() == block.digest)
 
-    def unpack(self, block: Block, packed: bytes | None, advance: Callable[[float], None]) -> bool:
+    def unpack(
+        self, block: Block, packed: bytearray | None, advance: Callable[[float], None]
+    ) -> bool:
         """Write a shard to its place, decompressed; return whether it is valid.
 
         Parameters
         ----------
         block : Block
             Of a shard.
-        packed : bytes or None
+        packed : bytearray or None
             Of its file; None to read that.
         advance : callable
             Receives the bytes that were written.

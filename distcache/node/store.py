@@ -36,7 +36,7 @@ def cache_name(header: Header) -> str:
     return f"{header.key[:16]}-{header.tables_digest.hex()[:16]}"
 
 
-def corpus_stem(prefix: str, idx_digest: str) -> str:
+def corpus_stem(prefix: str, idx_digest: str, unpacked: str = "") -> str:
     """Return the name of a corpus in a store.
 
     Parameters
@@ -45,8 +45,12 @@ def corpus_stem(prefix: str, idx_digest: str) -> str:
         Its absolute shared path: equal indices may belong to different tokens.
     idx_digest : str
         Of its index.
+    unpacked : str
+        Of the shards that are unpacked beside it: the same index may lead into others. Where none
+        are, the `.bin` beside the index is a link.
     """
-    digest = xxhash.xxh3_64_hexdigest(f"{idx_digest} {prefix}".encode("utf-8", "surrogateescape"))
+    identity = " ".join([idx_digest, prefix, *([unpacked] if unpacked else [])])
+    digest = xxhash.xxh3_64_hexdigest(identity.encode("utf-8", "surrogateescape"))
     readable = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(prefix))[:100].strip(".-")
     return f"{readable or 'corpus'}-{digest}"
 

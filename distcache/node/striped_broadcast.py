@@ -202,9 +202,12 @@ class _Writer:
         if chunk.begin == 0:
             self._packed = bytearray()
         self._packed += data.data
-        if chunk.end == source.size and not self.problems:
+        if chunk.end < source.size:
+            return
+        packed, self._packed = self._packed, bytearray()
+        if not self.problems:
             try:
-                if not self._staged.unpack(block, bytes(self._packed), lambda _: None):
+                if not self._staged.unpack(block, packed, lambda _: None):
                     self.problems.append(differs(self._manifest, block))
             except (DistcacheError, OSError) as error:
                 self.problems.append(error)  # the broadcasts still need this agent

@@ -49,6 +49,7 @@ CHUNK_BYTES: Final = 8 << 20
 # A document; and a document with its length, during a build.
 DOCUMENT_BYTES: Final = 4
 ENTRY_BYTES: Final = 8
+PASS_BYTES: Final = 12  # for each sequence of a pass: its parts, all of it, and what is written
 # Bytes per value of the lists of a shuffle that is larger than the caches:
 # `capacity_of` in cpp/src/partitioned_shuffle.hpp, and two bytes for a step of a block.
 SHUFFLE_SPACE: Final = 2.2  # bytes
@@ -199,11 +200,21 @@ def _time(item: Item) -> float:
 def _memory(item: Item, workers: int) -> int:
     if isinstance(item, BlendPlan):
         return 2 * CHUNK_BYTES
+    if item.order != "megatron":
+        return _memory_of_passes(item)
     lower = _lower_memory(pivot_of(item, workers))
     # Each worker has a generator, with memory for the largest of its shuffles.
     space = workers * shuffle_space(max(item.documents, item.shuffled_samples))
     entries = ENTRY_BYTES * item.documents + space
     return entries + lower + _shuffle_bytes(item) + 4 * CHUNK_BYTES
+
+
+def _memory_of_passes(section: SectionPlan) -> int:
+    """Return the bytes of the rank that builds a section of whole passes (`builder.passes`)."""
+    entries = 0 if section.rows else ENTRY_BYTES * section.documents
+    one_pass = PASS_BYTES * (section.end - section.begin)
+    space = shuffle_space(max(section.end - section.begin, section.shuffled_samples))
+    return entries + one_pass + space + _shuffle_bytes(section) + 4 * CHUNK_BYTES
 
 
 def _lower_memory(pivot: int) -> int:

@@ -170,7 +170,7 @@ class Batches(Iterator[Any]):
             try:
                 while True:
                     while (
-                        len(pending) < self._ahead and (chosen := next(indices, None)) is not None
+                        len(pending) <= self._ahead and (chosen := next(indices, None)) is not None
                     ):
                         pending.append(pool.submit(self._read, chosen))
                     if not pending:

@@ -112,8 +112,10 @@ class CachedDataset(Dataset[Any]):
     def _read(self, indices: Sequence[int | None], *, whole: bool) -> dict[str, torch.Tensor]:
         """Read samples into new tensors, a row each; `whole` if they stay together as a batch."""
         here = self._here()
+        size = here.split.size
+        # None fills up the last batch: the last sample's shards are those of that batch.
         positions = np.array(
-            [self._position(index, here.split.size) for index in indices], np.int64
+            [size - 1 if index is None else _position(index, size) for index in indices], np.int64
         )
         members, samples = here.split.look_up(positions)
         if here.gate is not None and len(positions):
@@ -132,15 +134,6 @@ class CachedDataset(Dataset[Any]):
         if here.split.dataset_index is not None:
             batch = {"dataset_id": torch.from_numpy(members), **batch}
         return batch
-
-    def _position(self, index: int | None, size: int) -> int:
-        """Return the position of a sample in the split; of None, the first."""
-        position = 0 if index is None else operator.index(index)
-        if position < 0:
-            position += size
-        if not 0 <= position < size:
-            raise IndexError(f"sample {index} of {size} in split {self.split}")
-        return position
 
     def _new_batch(self, rows: int, length: int, *, whole: bool) -> dict[str, torch.Tensor]:
         shapes: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
@@ -247,3 +240,12 @@ class SampleOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def has_attention_mask(self) -> bool:
         """Whether samples have an attention mask."""
         return self.create_attention_mask and not self.inter_document_masking
+
+
+def _position(index: int, size: int) -> int:
+    """Return the position of a sample in a split."""
+    position = operator.index(index)
+    position += size if position < 0 else 0
+    if not 0 <= position < size:
+        raise IndexError(f"sample {index} of {size}")
+    return position

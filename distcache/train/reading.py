@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.corpus import Idx
+from distcache.corpus.shard_table import shards_at
 from distcache.errors import CacheCorrupt
 from distcache.io.files import write_range
 from distcache.kernels import Mapping, SampleRules, Section, find_shards, read_samples
@@ -174,7 +175,8 @@ class SplitReader:
             done += count
             if error:
                 attempt = 1 if count else attempt + 1
-                self._files.recover(files[done][part][0], error, byte, attempt)
+                own = files[done]  # of a corpus of one file, only that
+                self._files.recover(own[part if len(own) > 1 else 0][0], error, byte, attempt)
 
     def _read_scattered(
         self, member: int, samples: NDArray[np.int64], row: int, arrays: Arrays
@@ -189,7 +191,7 @@ class SplitReader:
         try:
             for begin, count in section.parts(int(samples[0])):
                 if count:
-                    shard = int(np.searchsorted(places.begins, begin, "right")) - 1
+                    shard = int(shards_at(places.begins, begin))
                     size = count * self._indices[member].item_size
                     at = begin - int(places.begins[shard])
                     data = self._files.read(places.files[shard], at, size)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.corpus import Idx
+from distcache.corpus.shard_table import shards_at
 from distcache.errors import CacheCorrupt, ConfigError, CorpusError
 from distcache.mds.index_json import Columns, columns_from
 from distcache.mds.row import Row
@@ -186,7 +187,7 @@ class _OpenRows:
             raise CacheCorrupt(f"{self._opened.cache.path}: has a row {row}, beyond its corpus")
         begin, size, shard = int(idx.offsets[row]), int(idx.lengths[row]), 0
         if places.begins is not None:
-            shard = int(np.searchsorted(places.begins, begin, "right")) - 1
+            shard = int(shards_at(places.begins, begin))
             begin -= int(places.begins[shard])
         if begin < 0 or size < 0 or shard < 0:
             raise CorpusError(f"{idx.path}: row {row} lies outside of its shards")

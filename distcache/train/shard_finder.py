@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.corpus import Idx
+from distcache.corpus.shard_table import shards_at
 from distcache.kernels import Section, find_shards
 from distcache.train.open import OpenCache
 
@@ -64,7 +65,7 @@ class ShardFinder:
             return [shard for shard in dict.fromkeys(shards.tolist()) if shard >= 0]
         row = int(section.order[sample])
         begin = int(section.idx.offsets[row])
-        return [int(np.searchsorted(section.begins, begin, "right")) - 1]
+        return [int(shards_at(section.begins, begin))]
 
     def _open(self, member: int) -> Section | _Rows:
         row, source = self._members[member]

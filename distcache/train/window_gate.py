@@ -73,11 +73,11 @@ class WindowGate:
         self._write(head + shards.tobytes(), POSITION.size)
 
     def _write(self, content: bytes, at: int) -> None:
-        if self._position is None or self._process != os.getpid():
+        while self._position is None or self._process != os.getpid():
+            # The feeder may look at a new file before it is locked, and take it for a dead one.
             path = self._windows.root / f"position.{os.getpid()}.{secrets.token_hex(4)}"
             self._position, self._process = try_lock(path), os.getpid()
-        if self._position is not None:
-            os.pwrite(self._position, content, at)
+        os.pwrite(self._position, content, at)
 
     def read(self, needed: Sequence[tuple[int, int]], action: Callable[[], Result]) -> Result:
         """Read when all shards are there; again, if one was given up meanwhile.

@@ -161,6 +161,10 @@ def test_headers_only(tmp_path: Path) -> None:
         assert receipt.options["headers_only"]
     with pytest.raises(ConfigError, match="another column varies"):
         index(write_tokens(tmp_path / "more"), tmp_path / "no", headers_only=True)
+    samples = [{"tokens": document.astype("u1")} for document in DOCUMENTS]
+    typed = write_mds(tmp_path / "typed", {"tokens": "ndarray"}, samples)
+    with pytest.raises(ConfigError, match="or the type stands in each sample"):
+        index(typed, tmp_path / "no", headers_only=True, dtype="uint8")
 
 
 def test_a_shard_of_one_sample(tmp_path: Path) -> None:
@@ -464,6 +468,17 @@ def test_shards_that_are_gone_are_faults(tmp_path: Path) -> None:
         build_here(fields_of(str(tmp_path / "c")), tmp_path / "caches")
     (tmp_path / "c.bin").write_bytes(bytes(read_table(str(tmp_path / "c")).bin_size))
     assert not examine(ALONE, [str(tmp_path / "c")], 1)[1]
+
+
+def test_shards_that_were_written_to_are_not_taken_for_those_indexed(tmp_path: Path) -> None:
+    """By a second run, although their `index.json` is the same."""
+    data = write_tokens(tmp_path / "data")
+    index(data, tmp_path / "c")
+    index(data, tmp_path / "c")
+    later = (tmp_path / "c.shards").stat().st_mtime_ns + 10**9
+    os.utime(data / "shard.00002.mds", ns=(later, later))
+    with pytest.raises(KeyMismatch, match=r"shard\.00002\.mds: was written to after"):
+        index(data, tmp_path / "c")
 
 
 def test_a_damaged_table_is_one_fault(tmp_path: Path) -> None:

@@ -13,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from distcache.corpus import examine as examining
 from distcache.corpus import open_idx, write_idx
 from distcache.corpus.corpus import open_copy_source
 from distcache.corpus.examine import examine, require_sound
+from distcache.corpus.idx import HEADER_SIZE
 from distcache.corpus.receipt import Receipt, read_receipt
 from distcache.errors import ConfigError, CorpusError, KeyMismatch
 from distcache.ingest.audit import audit
@@ -241,6 +243,24 @@ def test_a_view_outside_of_its_bytes_is_unsound(tmp_path: Path) -> None:
         plan_of({"sequence_length": 8, "split": "1", "blend": [str(tmp_path / "some")]})
 
 
+def test_a_range_that_goes_on_outside_is_unsound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although its own offsets are a running sum: that the corpus is a view, another range says."""
+    monkeypatch.setattr(examining, "RANGE", 8)
+    parent = write_lengths(tmp_path / "all", np.full(40, 10, np.int32))
+    idx = open_idx(parent)
+    content = bytearray(Path(f"{parent}.idx").read_bytes())
+    offsets = idx.offsets.copy()
+    offsets[4:] += 20 * idx.item_size  # from the first range on; the last two lie outside
+    begin = HEADER_SIZE + 4 * len(offsets)
+    content[begin : begin + 8 * len(offsets)] = offsets.tobytes()
+    os.link(f"{parent}.bin", tmp_path / "v.bin")
+    (tmp_path / "v.idx").write_bytes(content)
+    _, faults = examine(ALONE, [str(tmp_path / "v")], 1)
+    assert "2 sequences are neither" in str(faults[0])
+
+
 def test_a_plan_says_that_a_corpus_is_a_view(tmp_path: Path) -> None:
     """Tokens of its splits are added up; that it is a view enters the key, and only then."""
     parent = write_lengths(tmp_path / "all", LENGTHS["plain"])
@@ -257,10 +277,11 @@ def test_a_plan_says_that_a_corpus_is_a_view(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"min_length": 10**6}, "no document is selected"),
+        ({"min_length": 10**6}, "no document with a sequence"),
         ({"documents": (5, 5)}, "A below B"),
         ({"sample": 1.5}, "at most 1"),
         ({"min_length": 9, "max_length": 3}, "is below"),
+        ({"seed": -1}, "--seed -1: expected"),
         ({"rows": "missing.txt"}, "cannot be read as numbers"),
         ({"rows": "words.txt"}, "cannot be read as numbers"),
         ({"rows": "twice.txt"}, "names document 4 twice"),

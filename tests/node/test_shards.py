@@ -10,10 +10,12 @@ import pytest
 import distcache
 from distcache.corpus import bin_path
 from distcache.errors import ConfigError, CorpusError, NoSpace, NotReady
+from distcache.ingest.unpack import unpack_shards
 from distcache.node import space
 from distcache.node.records import read_records
 from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
+from distcache.ranks.communicator import SerialCommunicator
 from tests.caches import build_here
 from tests.corpora import write_corpus
 from tests.ingest.test_index_mds import DOCUMENTS, fields_of, index, virtual_bin, write_tokens
@@ -165,3 +167,68 @@ def test_a_shard_that_is_gone(transport: str, tmp_path: Path, packed: Path) -> N
         CorpusError, match=r"shard\.00003\.mds\.zstd: cannot be read: No such.*; put it back"
     ):
         run(packed, tmp_path / "local", transport=transport)
+
+
+def test_another_data_set_with_the_same_index(tmp_path: Path, packed: Path) -> None:
+    """Gets a `.bin` of its own: who reads the old copy goes on with the old tokens."""
+    root = tmp_path / "local"
+    run(packed, root)
+    before = local_samples(packed, root)
+    shutil.rmtree(tmp_path / "data")
+    samples = [
+        {"a": "x" * (n % 5), "tokens": document.astype("i4")[::-1], "z": n}
+        for n, document in enumerate(DOCUMENTS)
+    ]
+    columns = {"a": "str", "tokens": "ndarray:int32", "z": "int"}
+    write_mds(tmp_path / "data", columns, samples, codec="zstd")
+    first = (tmp_path / "c.idx").read_bytes()
+    for suffix in ("idx", "shards", "receipt.json"):
+        (tmp_path / f"c.{suffix}").unlink()
+    index(tmp_path / "data", tmp_path / "c")
+    assert (tmp_path / "c.idx").read_bytes() == first
+    again = Path(build_here(fields_of(str(tmp_path / "c")), tmp_path / "caches").path)
+    assert again != packed
+    opened = distcache.open(packed, local=root)
+    run(again, root)
+    assert tokens_of(opened) == local_samples(packed, root) == before
+    assert local_samples(again, root) != before
+    assert verify_store(Store(root)) == []
+
+
+def test_a_bin_that_comes_later_beside_the_shards(tmp_path: Path, packed: Path) -> None:
+    """Is linked by caches that are localized then; those before keep what they have unpacked."""
+    root = tmp_path / "local"
+    run(packed, root)
+    expected = local_samples(packed, root)
+    unpack_shards(SerialCommunicator(), str(tmp_path / "c"))
+    fields = fields_of(str(tmp_path / "c")) | {"seed": 8}
+    other = Path(build_here(fields, tmp_path / "caches").path)
+    run(other, root)
+    assert local_samples(packed, root) == expected
+    assert len(local_samples(other, root)) >= 300
+    assert verify_store(Store(root)) == []
+
+
+def test_windows_stay_windows(tmp_path: Path, packed: Path) -> None:
+    """Until something else is asked for; their space is then given back."""
+    root = tmp_path / "local"
+    run(packed, root, shards="windows")
+    run(packed, root)
+    (record,) = read_records(Store(root))
+    assert record.shards == "windows"
+    assert not record.corpora[0].bin_size
+    run(packed, root, shards="compressed")
+    (record,) = read_records(Store(root))
+    assert (record.shards, record.corpora[0].bin_size > 0) == ("compressed", True)
+    assert not list(Store(root).windows.iterdir())
+
+
+def test_windows_need_digests(tmp_path: Path) -> None:
+    """Which is said before anything is copied."""
+    samples = [{"tokens": document.astype("i4")} for document in DOCUMENTS]
+    data = write_mds(tmp_path / "data", {"tokens": "ndarray:int32"}, samples, codec="zstd")
+    index(data, tmp_path / "c", headers_only=True)
+    cache = build_here(fields_of(str(tmp_path / "c")), tmp_path / "caches").path
+    with pytest.raises(CorpusError, match="indexed with --headers-only"):
+        run(Path(cache), tmp_path / "local", shards="windows")
+    assert not list(Path(tmp_path / "local" / "caches").glob("*.h5"))

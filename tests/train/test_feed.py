@@ -279,6 +279,17 @@ def test_what_is_waited_for_comes_before_what_is_read_ahead(tmp_path: Path) -> N
             assert train[step]["n"] < 160 <= valid[step]["n"]
 
 
+def test_a_batch_that_is_filled_up_does_not_go_back(cache: Path, tmp_path: Path) -> None:
+    """To the first sample: the feeder stays where training is."""
+    opened = open_here(cache, tmp_path)
+    dataset = opened.dataset("train")
+    with feeding(Feeder(opened, budget_of(opened, 8))):
+        batch = dataset.__getitems__([len(dataset) - 1, None])
+        positions = window_gate.live_readers(opened.gate._windows.root).positions
+    assert positions == {"train.0": len(dataset) - 1}
+    assert batch[1]["loss_mask"].sum() == 0
+
+
 def test_a_feeder_that_is_ahead_of_who_has_ended(cache: Path, tmp_path: Path) -> None:
     """Stays where training was: the next process continues there."""
     opened = open_here(cache, tmp_path)

@@ -15,6 +15,7 @@ import pytest
 
 import distcache
 from distcache import kernels
+from distcache.errors import CorpusError
 from distcache.train import reading, token_files
 from distcache.train.token_files import TokenFiles, pause_before
 from tests.caches import build_here
@@ -183,3 +184,17 @@ def test_the_pool_keeps_what_was_used_last(tmp_path: Path, monkeypatch: pytest.M
     files.close()
     others.close()
     assert open_files() == before
+
+
+def test_a_later_part_of_a_sample_that_cannot_be_read(tmp_path: Path) -> None:
+    """Is an error with the path of the one `.bin`, whichever part of the sample it was."""
+    documents = [np.arange(20) for _ in range(200)]
+    prefix = str(tmp_path / "c")
+    write_corpus(prefix, documents, "i4")
+    fields = {"sequence_length": 64, "seed": 1, "samples": {"train": 50, "valid": 0, "test": 0}}
+    built = build_here(fields | {"split": "1", "blend": [prefix]}, tmp_path / "caches")
+    dataset = distcache.open(built.path).dataset("train")
+    assert len(dataset[0]["tokens"]) == 64
+    os.truncate(f"{prefix}.bin", 100)
+    with pytest.raises(CorpusError, match=r"c\.bin: ends before byte"):
+        dataset.__getitems__(list(range(40)))
