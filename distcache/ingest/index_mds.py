@@ -12,7 +12,6 @@ import os
 import secrets
 import threading
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -34,6 +33,7 @@ from distcache.errors import (
     NotReady,
     error_from_exit_code,
 )
+from distcache.ingest.mds_numbers import NewNumbers, WrittenNumbers, by_sequences
 from distcache.ingest.mds_records import (
     SetFacts,
     ShardRecord,
@@ -52,13 +52,9 @@ from distcache.io.files import (
     closing_fd,
     digest_range,
     no_space_as_error,
-    open_regular,
     open_to_write,
-    read_range,
-    recreate,
     require_text,
     version_of,
-    write_range,
 )
 from distcache.io.threads import map_in_threads
 from distcache.mds.columns import column_places
@@ -362,7 +358,7 @@ class _Index:
         todo = [entry for entry in entries if entry[0] not in done]
         rank = self._communicator.rank
         journal = directory / f"index.{attempt}.{rank}.jsonl"
-        with Journal(journal, left) as lines, _Numbers(directory, attempt, rank) as numbers:
+        with Journal(journal, left) as lines, NewNumbers(directory, attempt, rank) as numbers:
             scanner = _Scanner(self._options, lines, numbers, self._watch)
             made = map_in_threads(scanner.scan, todo, self._threads)
         found = done | {record.shard: record for record in made}
@@ -381,26 +377,23 @@ class _Index:
 
     def _write(self, plan: IdxPlan, records: Sequence[ShardRecord], first: int, base: int) -> None:
         path = idx_path(self._output.unfinished(0))
-        with no_space_as_error(path), closing_fd(open_to_write(path)) as descriptor:
-            for record in records:
-                if record.damage:
-                    continue
-                lengths, pointers = self._numbers(record)
-                offsets = base + pointers.astype(np.int64)
-                write_sequences(descriptor, plan, first, lengths, offsets)
-                write_bounds(descriptor, plan, first, np.arange(first, first + len(lengths)))
-                first += len(lengths)
-                base += aligned(record.raw_size)
+        kept = [record for record in records if not record.damage]
+        with (
+            no_space_as_error(path),
+            closing_fd(open_to_write(path)) as descriptor,
+            WrittenNumbers(self._output.directory) as numbers,
+        ):
+            for some in by_sequences(kept):
+                lengths, pointers = zip(*map(numbers.of, some), strict=True)
+                sizes = [aligned(record.raw_size) for record in some]
+                bases = base + np.cumsum([0, *sizes])
+                starts = np.repeat(bases[:-1], list(map(len, lengths)))
+                offsets = starts + np.concatenate(pointers)
+                write_sequences(descriptor, plan, first, np.concatenate(lengths), offsets)
+                write_bounds(descriptor, plan, first, np.arange(first, first + len(offsets)))
+                first += len(offsets)
+                base = int(bases[-1])
             os.fsync(descriptor)
-
-    def _numbers(self, record: ShardRecord) -> tuple[NDArray[np.int32], NDArray[np.uint32]]:
-        path = self._output.directory / record.file
-        with closing_fd(open_regular(path, follow=False)) as descriptor:
-            data = read_range(descriptor, record.begin, record.begin + 8 * record.sequences)
-        if xxhash.xxh3_128_hexdigest(data) != record.digest:
-            raise DistcacheError(f"{path}: does not keep what is written to it; run again")
-        middle = 4 * record.sequences
-        return np.frombuffer(data[:middle], "<i4"), np.frombuffer(data[middle:], "<u4")
 
     def _all_records(self, attempt: str) -> list[ShardRecord]:
         """Read what all ranks have found, from their journals."""
@@ -419,36 +412,11 @@ class _Index:
         return records
 
 
-class _Numbers:
-    """A file of lengths and pointers, to which the threads of a rank append."""
-
-    def __init__(self, directory: Path, attempt: str, rank: int) -> None:
-        self.name = f"numbers.{attempt}.{rank}"
-        self._path = directory / self.name
-        self._end = 0
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> _Numbers:
-        self._stream = recreate(self._path)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stream.close()
-
-    def append(self, data: bytes) -> int:
-        """Write numbers, and return the byte at which they begin."""
-        with self._lock:
-            begin, self._end = self._end, self._end + len(data)
-        with no_space_as_error(self._path):
-            write_range(self._stream.fileno(), begin, data)
-        return begin
-
-
 class _Scanner:
     """Scans shards, in several threads, each with room for one."""
 
     def __init__(
-        self, options: MdsOptions, journal: Journal, numbers: _Numbers, progress: Progress
+        self, options: MdsOptions, journal: Journal, numbers: NewNumbers, progress: Progress
     ) -> None:
         self._options = options
         self._journal = journal

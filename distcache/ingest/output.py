@@ -27,6 +27,7 @@ __all__ = ["Output"]
 
 COMPARED: Final = ("kind", "tokenizer", "versions")
 RESULTS: Final = frozenset({"length_of_all"})  # what a command finds stands among the options
+SUFFIXES: Final = (".bin", ".shards", ".idx", ".receipt.json")
 LONGEST_NAME: Final = 200  # bytes: suffixes and numbers are appended
 
 
@@ -312,9 +313,14 @@ class Output(AbstractContextManager["Output"]):
         """Return every file with a final name of this output, and whether it is ours."""
         parent, name = os.path.split(self.prefix)
         number = r"-(\d{5,})" if self.numbered else "()"
-        pattern = re.compile(re.escape(name) + number + r"(\.bin|\.shards|\.idx|\.receipt\.json)")
+        pattern = re.compile(f"{re.escape(name)}{number}({'|'.join(map(re.escape, SUFFIXES))})")
+        if self.numbered:
+            entries = os.listdir(parent)
+        else:  # not listed: it may hold thousands of corpora, each of which looks
+            names = (name + suffix for suffix in SUFFIXES)
+            entries = [entry for entry in names if os.path.lexists(os.path.join(parent, entry))]
         found = []
-        for entry in sorted(os.listdir(parent)):
+        for entry in sorted(entries):
             if match := pattern.fullmatch(entry):
                 final = os.path.join(parent, entry)
                 here = self.part(int(match[1] or 0), match[2].removeprefix("."))

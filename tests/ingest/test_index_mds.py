@@ -23,6 +23,7 @@ from distcache.corpus.receipt import Receipt, read_receipt
 from distcache.corpus.shard_table import ALIGNMENT, read_table, write_table
 from distcache.errors import ConfigError, CorpusError, DistcacheError, KeyMismatch, NotReady
 from distcache.ingest import index_mds as module
+from distcache.ingest import mds_numbers
 from distcache.ingest.index_mds import index_mds
 from distcache.ingest.mds_scan import MdsOptions
 from distcache.mds.columns import column_type
@@ -147,6 +148,18 @@ def test_the_number_of_ranks_changes_no_byte(ranks: int, tmp_path: Path) -> None
         else:
             assert one.read_bytes() == several.read_bytes()
     assert documents_of(tmp_path / "out1") == [d.tolist() for d in DOCUMENTS] * 3
+
+
+@pytest.mark.parametrize("at_once", [1, 7, 39])
+def test_the_numbers_of_few_sequences_at_a_time(
+    at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Give the same index, however many are in memory."""
+    data = write_tokens(tmp_path / "data", per_shard=3)
+    index(data, tmp_path / "all")
+    monkeypatch.setattr(mds_numbers, "AT_ONCE", at_once)
+    index(data, tmp_path / "few")
+    assert (tmp_path / "few.idx").read_bytes() == (tmp_path / "all.idx").read_bytes()
 
 
 def test_headers_only(tmp_path: Path) -> None:
