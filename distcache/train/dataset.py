@@ -113,9 +113,11 @@ class CachedDataset(Dataset[Any]):
         """Read samples into new tensors, a row each; `whole` if they stay together as a batch."""
         here = self._here()
         size = here.split.size
-        # None fills up the last batch: the last sample's shards are those of that batch.
+        # None fills up the last batch, with the first sample as in Megatron. Where shards come and
+        # go, those of the last one are there, since they are that batch's.
+        filling = 0 if here.gate is None else size - 1
         positions = np.array(
-            [size - 1 if index is None else _position(index, size) for index in indices], np.int64
+            [filling if index is None else _position(index, size) for index in indices], np.int64
         )
         members, samples = here.split.look_up(positions)
         if here.gate is not None and len(positions):
