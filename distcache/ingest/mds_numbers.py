@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -71,7 +72,7 @@ class WrittenNumbers(ExitStack):
         DistcacheError
             If they are not those that were written.
         """
-        path = self._directory / record.file
+        path = os.path.join(self._directory, record.file)
         if record.file != self._file:  # a file holds successive shards: one at a time is enough
             self.close()
             opened = open_regular(path, follow=False)
