@@ -108,7 +108,6 @@ class Totals(msgspec.Struct, frozen=True, array_like=True):
     """What the shards of a rank add up to, the bytes aligned."""
 
     sequences: int
-    tokens: int
     nbytes: int
     dtypes: list[str]
 
@@ -175,7 +174,6 @@ def totals_of(records: Iterable[ShardRecord]) -> Totals:
     kept = [record for record in records if not record.damage]
     return Totals(
         sum(record.sequences for record in kept),
-        sum(record.tokens for record in kept),
         sum(aligned(record.raw_size) for record in kept),
         sorted({record.dtype for record in kept if record.tokens}),
     )
