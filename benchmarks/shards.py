@@ -11,6 +11,7 @@ files, `localize` of zstd shards beside `zstd -d` and `sync`, and the opening of
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shutil
@@ -129,26 +130,48 @@ def reading(work: Path, gib: float, repeats: int) -> None:
                 )
                 ratio = found["distcache"]["samples/s"] / found["streaming"]["samples/s"]
                 show(f"{length} tokens, {codec or 'raw'}, {workers} workers", found, ratio)
+            if codec:
+                for path in data.glob("*.mds"):
+                    path.unlink()  # streaming has unpacked them
+            if length == 4096:
+                indexing(work, data, codec or "mds", repeats)
             if codec and length == 4096:
                 unpacking(work, data, cache, repeats)
             shutil.rmtree(work / "store")
             shutil.rmtree(data)
 
 
-def unpacking(work: Path, data: Path, cache: Path, repeats: int) -> None:
-    """Compare indexing with `cat`, and localizing with `zstd -d`."""
-    files = sorted(map(str, data.glob("*.zstd")))
-    for path in data.glob("*.mds"):
-        path.unlink()  # streaming has unpacked them
+def indexing(work: Path, data: Path, suffix: str, repeats: int) -> None:
+    """Compare indexing with `cat` of the same files, in the page cache and not."""
+    files = sorted(data.glob(f"*.{suffix}"))
 
-    def indexed() -> float:
+    def seconds(*words: object, cold: bool) -> float:
         for path in work.glob("again.*"):
             path.unlink()
-        return seconds_of(["distcache", "index", "mds", data, "--out", work / "again"])
+        os.sync()
+        for path in files:
+            with path.open("rb") as stream:
+                if cold:
+                    os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+                else:
+                    while stream.read(1 << 22):
+                        pass
+        return seconds_of(list(words))
 
-    found = in_turn(repeats, cat=lambda: seconds_of(["sh", "-c", "cat $0/*.zstd | wc -c", data]),
-                    index=indexed)  # fmt: skip
-    show("index mds beside cat, seconds", found, found["cat"] / found["index"])
+    index = ["distcache", "index", "mds", data, "--out", work / "again"]
+    for cold in (True, False):
+        found = in_turn(
+            repeats,
+            cat=functools.partial(seconds, "cat", *files, cold=cold),
+            index=functools.partial(seconds, *index, cold=cold),
+        )
+        kind = f"{suffix}, {'from the disk' if cold else 'in the page cache'}"
+        show(f"index mds beside cat, {kind}, seconds", found, found["cat"] / found["index"])
+
+
+def unpacking(work: Path, data: Path, cache: Path, repeats: int) -> None:
+    """Compare localizing with `zstd -d`."""
+    files = sorted(map(str, data.glob("*.zstd")))
 
     def unpacked() -> float:
         shutil.rmtree(work / "flat", ignore_errors=True)

@@ -27,7 +27,7 @@ __all__ = ["Output"]
 
 COMPARED: Final = ("kind", "tokenizer", "versions")
 RESULTS: Final = frozenset({"length_of_all"})  # what a command finds stands among the options
-SUFFIXES: Final = (".bin", ".shards", ".idx", ".receipt.json")
+SUFFIXES: Final = ("bin", "shards", "idx", "receipt.json")
 LONGEST_NAME: Final = 200  # bytes: suffixes and numbers are appended
 
 
@@ -311,21 +311,22 @@ class Output(AbstractContextManager["Output"]):
 
     def _final_files(self) -> list[tuple[str, bool]]:
         """Return every file with a final name of this output, and whether it is ours."""
-        parent, name = os.path.split(self.prefix)
-        number = r"-(\d{5,})" if self.numbered else "()"
-        pattern = re.compile(f"{re.escape(name)}{number}({'|'.join(map(re.escape, SUFFIXES))})")
-        if self.numbered:
-            entries = os.listdir(parent)
-        else:  # not listed: it may hold thousands of corpora, each of which looks
-            names = (name + suffix for suffix in SUFFIXES)
-            entries = [entry for entry in names if os.path.lexists(os.path.join(parent, entry))]
         found = []
-        for entry in sorted(entries):
-            if match := pattern.fullmatch(entry):
-                final = os.path.join(parent, entry)
-                here = self.part(int(match[1] or 0), match[2].removeprefix("."))
-                found.append((final, is_same_file(here, final)))
-        return found
+        for shard in self._named():
+            for suffix in SUFFIXES:
+                final = f"{self.final(shard)}.{suffix}"
+                if os.path.lexists(final):
+                    found.append((final, is_same_file(self.part(shard, suffix), final)))
+        return sorted(found)
+
+    def _named(self) -> list[int]:
+        """Return the numbers of the corpora of which files may have final names."""
+        if not self.numbered:
+            return [0]  # without listing a directory that may hold thousands of corpora
+        parent, name = os.path.split(self.prefix)
+        pattern = re.compile(re.escape(name) + r"-(\d{5,})\..+")
+        matches = map(pattern.fullmatch, os.listdir(parent))
+        return sorted({int(match[1]) for match in matches if match})
 
     def _differences(self, origin: Origin) -> str:
         """Return, for a message, in which options an existing corpus differs by its receipt."""
