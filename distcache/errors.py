@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable
 from typing import Self
 
 __all__ = [
+    "AccessDenied",
     "BuildInterrupted",
     "CacheCorrupt",
     "CollectiveTimeout",
@@ -16,9 +18,12 @@ __all__ = [
     "KeyMismatch",
     "NoSpace",
     "NotReady",
+    "ObjectChanged",
+    "ObjectMissing",
     "ShardWaitWarning",
     "SharedFileWarning",
     "StateWarning",
+    "StorageError",
     "error_from_exit_code",
 ]
 
@@ -98,6 +103,56 @@ class BuildInterrupted(DistcacheError):
 
 class CollectiveTimeout(DistcacheError):
     """A rank failed, or waited too long, in a collective; the job must be aborted."""
+
+
+class StorageError(DistcacheError, OSError):
+    """A store of objects cannot be reached, or does not do what is asked.
+
+    Parameters
+    ----------
+    url : str
+        Of the object.
+    reason : str
+        In a few words.
+    number : int
+        The nearest error number of a file.
+    """
+
+    def __init__(self, url: str, reason: str, number: int = errno.EIO) -> None:
+        super().__init__(f"{url}: {reason}")
+        self.errno, self.strerror, self.filename = number, reason, url
+
+
+class AccessDenied(StorageError, PermissionError):
+    """There are no credentials, or they are not allowed what is asked."""
+
+    def __init__(self, url: str, reason: str, number: int = errno.EACCES) -> None:
+        super().__init__(url, reason, number)
+
+
+class ObjectMissing(StorageError, FileNotFoundError):
+    """There is no such object."""
+
+    exit_code = 5
+
+    def __init__(self, url: str, reason: str, number: int = errno.ENOENT) -> None:
+        super().__init__(url, reason, number)
+
+
+class ObjectChanged(CorpusError):
+    """Another object has the name of one that was used before.
+
+    Parameters
+    ----------
+    url : str
+        Of the object.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(
+            f"{url}: is another object than before; objects that are in use must not be replaced. "
+            "Localize again if it has the same content, or else build again"
+        )
 
 
 class DistcacheWarning(UserWarning):

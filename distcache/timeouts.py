@@ -52,6 +52,10 @@ class TimeLimits(msgspec.Struct, frozen=True):
         Until another node sees a file, on a network filesystem.
     requeue : float
         Until Slurm has requeued what it may requeue.
+    object_silence : float
+        Between two bytes of a store's answer.
+    object_store : float
+        A store of objects does not answer, where somebody waits for it.
     signal : float
         Until all ranks have noticed a signal.
     """
@@ -69,6 +73,8 @@ class TimeLimits(msgspec.Struct, frozen=True):
     first_import: float = 120.0
     visible: float = 60.0
     requeue: float = 15.0
+    object_silence: float = 20.0
+    object_store: float = 300.0
     signal: float = 10.0
 
 

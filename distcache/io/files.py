@@ -57,15 +57,19 @@ NOT_ALLOWED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 
 
 class FileVersion(msgspec.Struct, frozen=True, array_like=True):
-    """What identifies an unchanged file: size, modification time in nanoseconds, inode."""
+    """What identifies unchanged bytes: size, modification time in nanoseconds, inode.
+
+    Of an object: size, time, 0 and its ETag.
+    """
 
     size: int
     modified: int
     inode: int
+    tag: str = ""
 
 
 def version_of(found: os.stat_result) -> FileVersion:
-    """Return the stamp of a file."""
+    """Return the version of a file."""
     return FileVersion(found.st_size, found.st_mtime_ns, found.st_ino)
 
 

@@ -1,0 +1,341 @@
+"""Objects of a bucket, by obstore's synchronous interface; retries and pace are here.
+
+A process that forks after it has used obstore must not use it in the child, where it would hang
+(its runtime's threads are gone): that is noticed and refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import obstore
+from numpy.typing import NDArray
+from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
+
+from distcache.errors import (
+    AccessDenied,
+    DistcacheError,
+    KeyMismatch,
+    ObjectChanged,
+    ObjectMissing,
+    StorageError,
+)
+from distcache.io.files import FileVersion
+from distcache.io.watchdog import tick
+from distcache.storage.access import Access, environment_access
+from distcache.storage.faults import as_ours, is_slow_down, is_transient, short_text
+from distcache.storage.msc import profile_access
+from distcache.storage.pace import Pace, Window
+from distcache.storage.url import Address, address_of
+from distcache.timeouts import limits
+
+__all__ = ["PIECE", "Bucket", "ObjectPlace", "find_bucket"]
+
+PIECE: Final = 8 << 20  # bytes of a request
+RETRIES: Final = 3  # of the client's own, which continue a cut answer where it ended
+FIRST_PAUSE: Final = 0.2  # seconds, between our own attempts; each is twice the one before
+LONGEST_PAUSE: Final = 10.0
+WHOLE: Final = 64 << 20  # bytes that are uploaded in one request
+MOST_PARTS: Final = 9_000  # of a multipart upload; stores allow 10,000
+Result = TypeVar("Result")
+
+_buckets: dict[tuple[str, str], Bucket] = {}
+_lock = threading.Lock()
+_process = 0
+
+
+def find_bucket(address: Address) -> Bucket:
+    """Return a bucket, with this process's connections to it.
+
+    Raises
+    ------
+    StorageError
+        In a process that was forked from one that had used it.
+    ConfigError
+        If its configuration is wrong.
+    """
+    global _process  # noqa: PLW0603  of the process
+    with _lock:
+        if _process not in (0, os.getpid()):
+            raise StorageError(
+                str(address),
+                "this process was forked after its parent had read objects, which the client does "
+                "not survive; start it by spawn or forkserver",
+            )
+        _process = os.getpid()
+        key = (address.scheme, address.root)
+        if key not in _buckets:
+            access = profile_access if address.scheme == "msc" else environment_access
+            _buckets[key] = Bucket(access(address))
+        return _buckets[key]
+
+
+def _make_store(access: Access) -> Any:
+    retry: Any = {
+        "max_retries": RETRIES,
+        "retry_timeout": timedelta(seconds=limits().object_store),
+        "backoff": {"init_backoff": timedelta(milliseconds=100)},
+    }
+    client: Any = {
+        "timeout": timedelta(seconds=limits().object_store),
+        "read_timeout": timedelta(seconds=limits().object_silence),
+        "connect_timeout": timedelta(seconds=limits().object_silence),
+        "allow_http": (access.endpoint or "").startswith("http://"),
+    }
+    if access.certificates is not None:
+        client["root_certificate"] = access.certificates
+    if access.kind == "file":
+        return LocalStore(access.bucket)
+    if access.kind == "gcs":
+        return GCSStore(access.bucket, client_options=client, retry_config=retry)
+    if access.kind == "azure":
+        return AzureStore(
+            access.bucket, client_options=client, retry_config=retry, **access.options
+        )
+    settings: dict[str, Any] = {"region": access.region or "us-east-1"}
+    if access.endpoint is not None:
+        settings["endpoint"] = access.endpoint
+    if access.unsigned:
+        settings["skip_signature"] = True
+    if access.credentials is not None:
+        settings["credential_provider"] = access.credentials
+    return S3Store(access.bucket, client_options=client, retry_config=retry, **settings)
+
+
+class Bucket:
+    """A bucket; from any thread.
+
+    Parameters
+    ----------
+    access : Access
+        How to reach it.
+    """
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._store: Any = None
+        self._made = threading.Lock()
+        self._pace = Pace(Window())
+        self.requests = 0
+        self.retries = 0
+
+    def __repr__(self) -> str:
+        return f"<bucket {self._access.bucket!r}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a bucket holds credentials, and is never pickled")
+
+    @property
+    def pace(self) -> int:
+        """Requests at a time, now."""
+        return self._pace.size
+
+    def open(self, url: str, version: FileVersion | None) -> ObjectPlace:
+        """Return an object; by default of the version that is there now."""
+        return ObjectPlace(self, url, self.version(url) if version is None else version)
+
+    def version(self, url: str) -> FileVersion:
+        """Return what identifies an object.
+
+        Raises
+        ------
+        ObjectMissing, StorageError
+            If there is none, or the store does not say.
+        """
+        key = self._key(url)
+        return _version_of(self._try(url, lambda store: obstore.head(store, key)))
+
+    def read(self, url: str, begin: int, end: int, version: FileVersion) -> memoryview:
+        """Return bytes [begin, end) of an object, at most `PIECE`, of one version.
+
+        Raises
+        ------
+        ObjectChanged
+            If it is another one.
+        StorageError
+            If it cannot be read.
+        """
+        key = self._key(url)
+        options: Any = {"range": (begin, end)}
+        if _is_strong(version.tag):
+            options["if_match"] = version.tag
+
+        def get(store: Any) -> memoryview:
+            answer = obstore.get(store, key, options=options)
+            if not _is_same(_version_of(answer.meta), version):
+                raise ObjectChanged(url)
+            if tuple(answer.range) != (begin, end):
+                raise StorageError(url, f"answered with bytes {answer.range}, not {begin} to {end}")
+            return memoryview(answer.bytes())
+
+        data = self._try(url, get)
+        if len(data) != end - begin:
+            raise StorageError(url, f"answered with {len(data)} bytes, not {end - begin}")
+        return data
+
+    def create(self, url: str, path: Path) -> None:
+        """Upload a file under a name that no object has.
+
+        A larger file goes in parts, and appears when the last one is there.
+
+        Raises
+        ------
+        KeyMismatch
+            If an object has the name.
+        StorageError
+            If it cannot be written.
+        """
+        key, size = self._key(url), path.stat().st_size
+        if size <= WHOLE:
+            try:
+                self._try(url, lambda store: obstore.put(store, key, path, mode="create"))
+            except _Exists:
+                raise KeyMismatch(f"{url}: an object has this name already") from None
+            return
+        if self._has(url):
+            raise KeyMismatch(f"{url}: an object has this name already")
+        part = max(PIECE, -(-size // MOST_PARTS))
+        self._try(
+            url,
+            lambda store: obstore.put(store, key, path, chunk_size=part, max_concurrency=8),
+        )
+
+    def remove(self, url: str) -> None:
+        """Remove an object that this job has made."""
+        key = self._key(url)
+        self._try(url, lambda store: obstore.delete(store, key))
+
+    def _has(self, url: str) -> bool:
+        try:
+            self.version(url)
+        except ObjectMissing:
+            return False
+        return True
+
+    def _key(self, url: str) -> str:
+        key = address_of(url).key
+        return f"{self._access.prefix}/{key}" if self._access.prefix else key
+
+    def _client(self, *, anew: bool = False) -> Any:
+        with self._made:
+            if self._store is None or anew:
+                self._store = _make_store(self._access)
+            return self._store
+
+    def _try(self, url: str, action: Callable[[Any], Result]) -> Result:
+        """Send a request, again after what may pass, until `limits().object_store` are over."""
+        begin, pause, renewed = time.monotonic(), FIRST_PAUSE, self._access.credentials is None
+        while True:
+            failed: Exception | None = None
+            with self._pace.request():
+                self.requests += 1
+                try:
+                    result = action(self._client())
+                except (DistcacheError, TypeError):
+                    raise
+                except Exception as error:  # noqa: BLE001  the client's own, mapped below
+                    failed = error
+            if failed is None:
+                self._pace.succeeded()
+                tick()
+                return result
+            ours = self._judge(failed, url, begin)
+            if ours is not None and renewed:
+                raise ours from None  # the client's own words hold the request
+            if ours is not None:
+                renewed = True
+                self._client(anew=True)  # whose credentials are read again
+            self.retries += 1
+            time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _judge(self, error: Exception, url: str, begin: float) -> AccessDenied | None:
+        """Raise an error of ours, unless another attempt may succeed.
+
+        Returns
+        -------
+        AccessDenied or None
+            If other credentials may be allowed what these are not; None if the error may pass.
+        """
+        if type(error).__name__ == "AlreadyExistsError":
+            raise _Exists(url) from None
+        if is_slow_down(error):
+            self._pace.slow_down()
+        late = time.monotonic() - begin
+        ours = as_ours(error, url, self._access.source)
+        if isinstance(ours, AccessDenied):
+            return ours
+        if not is_transient(error):
+            raise ours from None
+        if late > limits().object_store:
+            raise StorageError(url, f"no answer in {late:.0f} s: {short_text(error)}") from None
+        return None
+
+
+class _Exists(DistcacheError):
+    """An object has the name."""
+
+
+class ObjectPlace:
+    """An object of one version.
+
+    Parameters
+    ----------
+    bucket : Bucket
+        Which has it.
+    url : str
+        Its name.
+    version : FileVersion
+        Any other is refused.
+    """
+
+    def __init__(self, bucket: Bucket, url: str, version: FileVersion) -> None:
+        self._bucket = bucket
+        self._url = url
+        self.version = version
+
+    def read_into(self, out: NDArray[np.uint8], begin: int) -> None:
+        """Fill an array, by requests of at most `PIECE` bytes, one after the other.
+
+        Raises
+        ------
+        OSError
+            With ENODATA if it ends before; `StorageError` if it cannot be read.
+        ObjectChanged
+            If it is another object.
+        """
+        if begin + out.size > self.version.size:
+            raise StorageError(
+                self._url,
+                f"it has {self.version.size} bytes, expected {begin + out.size}",
+                number=errno.ENODATA,
+            )
+        for first in range(0, out.size, PIECE):
+            last = min(first + PIECE, out.size)
+            data = self._bucket.read(self._url, begin + first, begin + last, self.version)
+            out[first:last] = np.frombuffer(data, np.uint8)
+
+
+def _version_of(meta: Any) -> FileVersion:
+    modified = round(meta["last_modified"].timestamp() * 1e6) * 1000
+    return FileVersion(meta["size"], modified, 0, meta["e_tag"] or "")
+
+
+def _is_strong(tag: str) -> bool:
+    return bool(tag) and not tag.startswith("W/")
+
+
+def _is_same(found: FileVersion, wanted: FileVersion) -> bool:
+    """Return whether an answer is of a version: by its ETag, or else by size and time."""
+    if _is_strong(wanted.tag):
+        return found.tag == wanted.tag and found.size == wanted.size
+    return (found.size, found.modified) == (wanted.size, wanted.modified)

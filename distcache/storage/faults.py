@@ -1,0 +1,98 @@
+"""What a store answers, as errors of ours: which pass, and which do not."""
+
+from __future__ import annotations
+
+import errno
+import re
+from typing import Final
+
+from distcache.errors import (
+    AccessDenied,
+    DistcacheError,
+    ObjectChanged,
+    ObjectMissing,
+    StorageError,
+)
+
+__all__ = ["as_ours", "is_slow_down", "is_transient", "short_text"]
+
+STATUS: Final = re.compile(r"status code: (\d{3})")
+CODE: Final = re.compile(r"<Code>([A-Za-z0-9]+)</Code>")
+# Codes of answers with status 400 or 403, for which there may be other credentials later.
+EXPIRED: Final = ("ExpiredToken", "RequestTimeTooSkewed", "TokenRefreshRequired", "RequestExpired")
+SLOW: Final = ("SlowDown", "TooManyRequests", "ServiceUnavailable", "Throttling")
+LONGEST: Final = 300  # characters of a store's own words
+CLOCK: Final = "; this machine's clock differs from the store's: set it"
+ANSWERS: Final = {
+    "RequestTimeTooSkewed": CLOCK,
+    "ExpiredToken": "; the credentials have expired: renew them",
+    "TokenRefreshRequired": "; the credentials have expired: renew them",
+    "RequestExpired": CLOCK,
+}
+
+
+def short_text(error: BaseException) -> str:
+    """Return the first words of a client's message, without its own state and the request's."""
+    text = str(error).partition("Debug source")[0]
+    found = CODE.search(text)
+    status = STATUS.search(text)
+    if status is not None:
+        return f"status {status[1]}{f' {found[1]}' if found else ''}"
+    return " ".join(text.split())[:LONGEST]
+
+
+def _status_of(error: BaseException) -> int:
+    found = STATUS.search(str(error).partition("Debug source")[0])
+    return int(found[1]) if found else 0
+
+
+def _code_of(error: BaseException) -> str:
+    found = CODE.search(str(error).partition("Debug source")[0])
+    return found[1] if found else ""
+
+
+def is_slow_down(error: BaseException) -> bool:
+    """Return whether a store asks for fewer requests."""
+    return _status_of(error) in (429, 503) or _code_of(error) in SLOW
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return whether an error may pass: no answer, a cut one, or one of status 5xx, 408 or 429."""
+    kind, status = type(error).__name__, _status_of(error)
+    if kind != "GenericError":
+        return False
+    if status:
+        return status >= 500 or status in (408, 429)
+    text = str(error).partition("Debug source")[0]
+    permanent = ("without LOCATION", "non-partial", "Requested ", "Missing", "not valid", "invalid")
+    return not any(words in text for words in permanent)
+
+
+def as_ours(error: BaseException, url: str, source: str) -> DistcacheError:
+    """Return the error of ours for one of the client's.
+
+    Parameters
+    ----------
+    error : exception
+        As obstore raises it.
+    url : str
+        Of the object.
+    source : str
+        Where the credentials are from, for messages; never the values.
+    """
+    kind, status, code = type(error).__name__, _status_of(error), _code_of(error)
+    text = short_text(error)
+    if kind == "PreconditionError":
+        return ObjectChanged(url)
+    if isinstance(error, FileNotFoundError):
+        return ObjectMissing(url, "no such object")
+    denied = kind in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403)
+    if denied or code in EXPIRED:
+        advice = ANSWERS.get(code, "")
+        return AccessDenied(url, f"access is denied ({text}), by {source}{advice}")
+    if "without LOCATION" in str(error) or status in (301, 307):
+        return StorageError(url, "is in another region, or its endpoint is wrong; set AWS_REGION")
+    if "Missing" in text or "credential" in text.lower():
+        return AccessDenied(url, f"there are no credentials ({text}); looked at {source}")
+    number = errno.EIO if is_transient(error) else errno.EPROTO
+    return StorageError(url, f"cannot be read: {text}", number)

@@ -1,0 +1,89 @@
+"""How many requests a process sends at a time: more after answers, half when told to slow down."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+__all__ = ["Pace", "Window"]
+
+FIRST: Final = 32
+LEAST: Final = 4
+MOST: Final = 128
+QUIET: Final = 1.0  # seconds: requests that were sent together are slowed down once
+
+
+class Window:
+    """The number of requests at a time, by additive increase and multiplicative decrease: pure.
+
+    Attributes
+    ----------
+    size : float
+        Requests at a time.
+    """
+
+    def __init__(self, first: float = FIRST, least: float = LEAST, most: float = MOST) -> None:
+        self.size = first
+        self._least = least
+        self._most = most
+        self._slowed = float("-inf")
+
+    def succeeded(self) -> None:
+        """Grow by one request for as many successes as are sent at a time."""
+        self.size = min(self.size + 1 / self.size, self._most)
+
+    def slow_down(self, now: float) -> None:
+        """Halve, at most once in `QUIET` seconds."""
+        if now - self._slowed >= QUIET:
+            self.size = max(self.size / 2, self._least)
+            self._slowed = now
+
+
+class Pace:
+    """Lets threads send requests, as many at a time as the window says.
+
+    Parameters
+    ----------
+    window : Window
+        Decides.
+    clock : callable
+        Seconds.
+    """
+
+    def __init__(self, window: Window, clock: Callable[[], float] = time.monotonic) -> None:
+        self._window = window
+        self._clock = clock
+        self._going = 0
+        self._changed = threading.Condition()
+
+    @property
+    def size(self) -> int:
+        """Requests at a time, now."""
+        return int(self._window.size)
+
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """Wait for a place in the window, and hold it for the block."""
+        with self._changed:
+            while self._going >= int(self._window.size):
+                self._changed.wait()
+            self._going += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._going -= 1
+                self._changed.notify()
+
+    def succeeded(self) -> None:
+        """Note an answer."""
+        with self._changed:
+            self._window.succeeded()
+
+    def slow_down(self) -> None:
+        """Note that the store asks for fewer requests."""
+        with self._changed:
+            self._window.slow_down(self._clock())

@@ -1,0 +1,162 @@
+"""One interface to the bytes of files and of objects."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.errors import ConfigError, ObjectMissing
+from distcache.io.files import FileVersion, closing_fd, open_regular, version_of
+from distcache.io.watchdog import tick
+from distcache.storage.url import address_of, is_url
+
+if TYPE_CHECKING:
+    from distcache.storage.bucket import Bucket
+
+__all__ = ["Place", "bucket_of", "exists", "open_place", "read_place", "version_at"]
+
+
+class Place(Protocol):
+    """Bytes that can be read at any offset; from any thread."""
+
+    @property
+    def version(self) -> FileVersion:
+        """What identifies the bytes; of an object the one that `open_place` was given."""
+        ...
+
+    def read_into(self, out: NDArray[np.uint8], begin: int) -> None:
+        """Fill an array with the bytes from `begin` on.
+
+        Raises
+        ------
+        OSError
+            If they cannot be read; `StorageError` of an object, after retries.
+        ObjectChanged
+            If it is another object than the one of the version.
+        """
+        ...
+
+
+class FilePlace:
+    """A file.
+
+    Parameters
+    ----------
+    path : str
+        Of it.
+    descriptor : int
+        Open for reading; it stays the caller's.
+    """
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+
+    @property
+    def version(self) -> FileVersion:
+        """Size, time and inode."""
+        return version_of(os.fstat(self._descriptor))
+
+    def read_into(self, out: NDArray[np.uint8], begin: int) -> None:
+        """Fill an array.
+
+        Raises
+        ------
+        OSError
+            With ENODATA if the file ends before.
+        """
+        done = 0
+        while done < out.size:
+            count = os.preadv(self._descriptor, [out[done:].data], begin + done)
+            if count == 0:
+                raise OSError(
+                    errno.ENODATA,
+                    f"it ends at byte {begin + done}, expected {begin + out.size}",
+                    self._path,
+                )
+            done += count
+            tick()
+
+
+@contextlib.contextmanager
+def open_place(path: str, version: FileVersion | None = None) -> Iterator[Place]:
+    """Open a file or an object for reading.
+
+    Parameters
+    ----------
+    path : str
+        A path or a URL.
+    version : FileVersion or None
+        Of an object: any other is refused. By default the one that is there now.
+
+    Raises
+    ------
+    OSError
+        If it cannot be opened.
+    """
+    if is_url(path):
+        yield bucket_of(path).open(path, version)
+        return
+    with closing_fd(open_regular(path)) as descriptor:
+        yield FilePlace(path, descriptor)
+
+
+def version_at(path: str) -> FileVersion:
+    """Return what identifies the bytes at a path or URL.
+
+    Raises
+    ------
+    OSError
+        If there is none: `ObjectMissing` of an object.
+    """
+    if is_url(path):
+        return bucket_of(path).version(path)
+    return version_of(os.stat(path))
+
+
+def exists(path: str) -> bool:
+    """Return whether there is a file, or a link, or an object."""
+    if not is_url(path):
+        return os.path.lexists(path)
+    try:
+        version_at(path)
+    except ObjectMissing:
+        return False
+    return True
+
+
+def read_place(path: str, begin: int, end: int, version: FileVersion | None = None) -> bytes:
+    """Return bytes [begin, end) of a file or object.
+
+    Raises
+    ------
+    OSError, ObjectChanged
+        As `Place.read_into`.
+    """
+    out = np.empty(end - begin, np.uint8)
+    with open_place(path, version) as place:
+        place.read_into(out, begin)
+    return out.tobytes()
+
+
+def bucket_of(url: str) -> Bucket:
+    """Return the bucket of a URL, with this process's connections to it.
+
+    Raises
+    ------
+    ConfigError
+        If the client is not installed.
+    """
+    try:
+        from distcache.storage.bucket import find_bucket  # noqa: PLC0415  imports obstore
+    except ModuleNotFoundError as error:
+        if error.name != "obstore":
+            raise
+        raise ConfigError('objects need obstore; pip install "distcache[s3]"') from error
+    return find_bucket(address_of(url))

@@ -1,0 +1,279 @@
+"""A small S3 on loopback that does what a test asks for, and records every request.
+
+It checks no signatures, and knows GET, HEAD, PUT and DELETE of whole objects; SeaweedFS is the real
+server of the tests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Mapping
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+__all__ = ["Request", "ScriptedS3"]
+
+CODES = {
+    "301": "PermanentRedirect",
+    "400": "ExpiredToken",
+    "401": "Unauthorized",
+    "403": "AccessDenied",
+    "404": "NoSuchKey",
+    "412": "PreconditionFailed",
+    "416": "InvalidRange",
+    "429": "TooManyRequests",
+    "500": "InternalError",
+    "503": "SlowDown",
+}
+
+
+class Request(NamedTuple):
+    """A request that was answered: the bytes are those that its range asked for."""
+
+    method: str
+    name: str
+    begin: int
+    end: int
+    if_match: str | None
+
+    @property
+    def size(self) -> int:
+        """Bytes that were asked for."""
+        return self.end - self.begin
+
+
+class ScriptedS3:
+    """A server; a context manager.
+
+    Faults, one for each request: a status as in `CODES` or "403:RequestTimeTooSkewed", "truncate:N"
+    (N bytes of the body, then an orderly end), "reset:N" (N bytes, then a reset), "refuse" (a reset
+    before any answer), "stall:N:S" (N bytes, S seconds of silence, then the rest), "whole" (status
+    200 and the whole object in spite of a range), "short:N" (N bytes fewer, and saying so),
+    "other:N" (another range of the same length), "flip" (one bit of the body), "change" (from now
+    on the object has other bytes), "" (none).
+
+    Parameters
+    ----------
+    objects : dict of str to bytes
+        By ``bucket/key``.
+    latency : float
+        Seconds before every answer.
+    """
+
+    def __init__(self, objects: Mapping[str, bytes] = {}, latency: float = 0.0) -> None:
+        self.objects = dict(objects)
+        self.modified = dict.fromkeys(objects, time.time())
+        self.latency = latency
+        self.requests: list[Request] = []
+        self.most_at_once = 0
+        self._going = 0
+        self._faults: list[str] = []
+        self._always = ""
+        self._lock = threading.Lock()
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server.owner = self
+        self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> ScriptedS3:
+        serve = self._server.serve_forever
+        threading.Thread(target=serve, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What leads a client here."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ACCESS_KEY_ID": "somebody",
+            "AWS_SECRET_ACCESS_KEY": "knows-it",
+            "AWS_REGION": "us-east-1",
+        }
+
+    def put(self, name: str, data: bytes) -> None:
+        """Create or replace an object."""
+        with self._lock:
+            self.objects[name], self.modified[name] = data, time.time()
+
+    def script(self, *faults: str, always: str = "") -> None:
+        """Set the faults of the next requests, and of all after them; forget earlier requests."""
+        with self._lock:
+            self._faults[:], self._always = faults, always
+            self.requests.clear()
+
+    def tag(self, name: str) -> str:
+        """Return the ETag of an object."""
+        return f'"{hashlib.md5(self.objects[name]).hexdigest()}"'
+
+    def bytes_of(self, suffix: str = "") -> int:
+        """Return the bytes that GET requests asked for, of objects with a suffix."""
+        wanted = (r for r in self.requests if r.method == "GET" and r.name.endswith(suffix))
+        return sum(request.size for request in wanted)
+
+    def begin(self, handler: BaseHTTPRequestHandler) -> tuple[str, str]:
+        """Record a request; return the object's name, and the fault."""
+        name = unquote(urlsplit(handler.path).path).lstrip("/")
+        with self._lock:
+            size = len(self.objects.get(name, b""))
+            begin, end = _range_of(handler.headers.get("Range"), size)
+            if_match = handler.headers.get("If-Match")
+            self.requests.append(Request(handler.command, name, begin, end, if_match))
+            fault = self._faults.pop(0) if self._faults else self._always
+            if fault == "change":
+                self.objects[name] = bytes(byte ^ 255 for byte in self.objects[name])
+                fault = ""
+            self._going += 1
+            self.most_at_once = max(self.most_at_once, self._going)
+        return name, fault
+
+    def end(self) -> None:
+        """Note that a request has been answered."""
+        with self._lock:
+            self._going -= 1
+
+
+def _range_of(header: str | None, size: int) -> tuple[int, int]:
+    if not header:
+        return 0, size
+    first, _, last = header.removeprefix("bytes=").partition("-")
+    return int(first), min(int(last) + 1 if last else size, size)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+    owner: ScriptedS3
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: clients that go away are part of the tests."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: _Server
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+    def do_HEAD(self) -> None:
+        self._answer()
+
+    def do_GET(self) -> None:
+        self._answer()
+
+    def do_PUT(self) -> None:
+        owner = self.server.owner
+        name, fault = owner.begin(self)
+        try:
+            data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            if fault.partition(":")[0] in CODES:
+                self._fail(fault)
+            elif self.headers.get("If-None-Match") == "*" and name in owner.objects:
+                self._fail("412")
+            else:
+                owner.put(name, data)
+                self._head(200, 0, {"ETag": owner.tag(name)})
+        finally:
+            owner.end()
+
+    def do_DELETE(self) -> None:
+        owner = self.server.owner
+        name, _ = owner.begin(self)
+        owner.objects.pop(name, None)
+        self._head(204, 0, {})
+        owner.end()
+
+    def _answer(self) -> None:
+        owner = self.server.owner
+        name, fault = owner.begin(self)
+        try:
+            if owner.latency:
+                time.sleep(owner.latency)
+            self._send(name, fault)
+        except OSError:
+            self.close_connection = True
+        finally:
+            owner.end()
+
+    def _send(self, name: str, fault: str) -> None:
+        owner = self.server.owner
+        if fault == "refuse":
+            self._reset()
+            return
+        if fault.partition(":")[0] in CODES:
+            self._fail(fault)
+            return
+        data = owner.objects.get(name)
+        if data is None:
+            self._fail("404")
+            return
+        tag = owner.tag(name)
+        if self.headers.get("If-Match") not in (None, tag):
+            self._fail("412")
+            return
+        self._send_part(data, tag, owner.modified[name], fault)
+
+    def _send_part(self, data: bytes, tag: str, modified: float, fault: str) -> None:
+        kind, *numbers = fault.split(":")
+        header = None if kind == "whole" else self.headers.get("Range")
+        begin, end = _range_of(header, len(data))
+        if begin >= len(data) > 0:
+            self._fail("416")
+            return
+        end -= int(numbers[0]) if kind == "short" else 0
+        if kind == "other":
+            begin, end = begin + int(numbers[0]), end + int(numbers[0])
+        part = data[begin:end]
+        if kind == "flip":
+            part = bytes([part[0] ^ 1]) + part[1:]
+        fields = {"ETag": tag, "Last-Modified": formatdate(modified, usegmt=True)}
+        if header:
+            fields["Content-Range"] = f"bytes {begin}-{end - 1}/{len(data)}"
+        self._head(206 if header else 200, len(part), fields)
+        if self.command != "HEAD":
+            self._send_body(part, kind, numbers)
+
+    def _send_body(self, part: bytes, kind: str, numbers: list[str]) -> None:
+        if kind not in ("truncate", "reset", "stall"):
+            self.wfile.write(part)
+            return
+        first = int(numbers[0])
+        self.wfile.write(part[:first])
+        self.wfile.flush()
+        if kind == "truncate":
+            self.close_connection = True
+        elif kind == "reset":
+            time.sleep(0.05)
+            self._reset()
+        else:
+            time.sleep(float(numbers[1]))
+            self.wfile.write(part[first:])
+
+    def _head(self, status: int, size: int, fields: Mapping[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(size), **fields}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _fail(self, fault: str) -> None:
+        status, _, code = fault.partition(":")
+        words = f"<Error><Code>{code or CODES[status]}</Code><Message>as asked</Message></Error>"
+        body = words.encode()
+        self._head(int(status), len(body), {"Content-Type": "application/xml"})
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _reset(self) -> None:
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close_connection = True
+        self.connection.close()

@@ -1,0 +1,212 @@
+"""Where endpoints and credentials are from: the environment, AWS's files, MSC's profiles."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distcache.errors import ConfigError
+from distcache.storage.access import Access, environment_access
+from distcache.storage.msc import profile_access
+from distcache.storage.url import address_of
+
+S3 = address_of("s3://bucket/key")
+MSC = address_of("msc://mine/key")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home directory with profiles."""
+    aws = tmp_path / ".aws"
+    aws.mkdir()
+    (aws / "credentials").write_text(
+        "[default]\naws_access_key_id = D\naws_secret_access_key = MARKED-D\n"
+        "[work]\naws_access_key_id = W\naws_secret_access_key = MARKED-W\n"
+        "aws_session_token = MARKED-T\n"
+    )
+    (aws / "config").write_text(
+        "[default]\nregion = eu-central-1\n"
+        "[profile work]\nregion = us-west-2\nendpoint_url = https://r2.example\n"
+        f"[profile process]\ncredential_process = {sys.executable} {tmp_path / 'keys.py'}\n"
+        "[profile login]\nsso_session = corporate\n"
+    )
+    (tmp_path / "keys.py").write_text(
+        "import json\nprint(json.dumps({'Version': 1, 'AccessKeyId': 'P', 'SecretAccessKey': "
+        "'MARKED-P', 'Expiration': '2030-01-01T00:00:00Z'}))\n"
+    )
+    return tmp_path
+
+
+def access(home: Path, **environment: str) -> Access:
+    """Return what an environment leads to."""
+    return environment_access(S3, {"HOME": str(home), **environment})
+
+
+def test_the_default_profile(home: Path) -> None:
+    """Is that of AWS's own tools."""
+    found = access(home)
+    assert (found.region, found.endpoint) == ("eu-central-1", None)
+    assert found.credentials is not None
+    assert found.credentials()["access_key_id"] == "D"
+
+
+def test_a_named_profile(home: Path) -> None:
+    """Has its own region, endpoint and token."""
+    found = access(home, AWS_PROFILE="work")
+    assert (found.region, found.endpoint) == ("us-west-2", "https://r2.example")
+    assert found.credentials is not None
+    assert found.credentials()["token"] == "MARKED-T"
+    assert "work" in found.source
+
+
+def test_the_environment_comes_first(home: Path) -> None:
+    """Keys, region and endpoint."""
+    found = access(
+        home,
+        AWS_ACCESS_KEY_ID="E",
+        AWS_SECRET_ACCESS_KEY="MARKED-E",
+        AWS_REGION="auto",
+        AWS_ENDPOINT_URL_S3="http://minio:9000",
+        AWS_ENDPOINT_URL="http://other",
+    )
+    assert (found.region, found.endpoint) == ("auto", "http://minio:9000")
+    assert found.credentials is None, "the client takes them from the environment"
+
+
+def test_renewed_files_are_read_again(home: Path) -> None:
+    """What was written since is what counts."""
+    found = access(home)
+    (home / ".aws" / "credentials").write_text(
+        "[default]\naws_access_key_id = N\naws_secret_access_key = MARKED-N\n"
+    )
+    assert found.credentials is not None
+    assert found.credentials()["access_key_id"] == "N"
+
+
+def test_a_process(home: Path) -> None:
+    """Returns credentials that expire."""
+    found = access(home, AWS_PROFILE="process")
+    assert found.credentials is not None
+    credentials = found.credentials()
+    assert credentials["access_key_id"] == "P"
+    assert credentials["expires_at"].year == 2030
+
+
+def test_a_process_that_fails(home: Path) -> None:
+    """Is named, without what it wrote."""
+    (home / "keys.py").write_text("print('MARKED'); raise SystemExit(1)")
+    found = access(home, AWS_PROFILE="process")
+    assert found.credentials is not None
+    with pytest.raises(ConfigError, match="credential_process") as raised:
+        found.credentials()
+    assert "MARKED" not in str(raised.value)
+
+
+def test_public_buckets(home: Path) -> None:
+    """Need no credentials."""
+    found = access(home, AWS_SKIP_SIGNATURE="true")
+    assert found.unsigned
+    assert found.credentials is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"AWS_PROFILE": "none"}, "no such profile"),
+        ({"AWS_PROFILE": "login"}, "boto3"),
+        ({"AWS_CA_BUNDLE": "/nonexistent"}, "AWS_CA_BUNDLE"),
+    ],
+)
+def test_what_is_wrong(home: Path, environment: dict[str, str], words: str) -> None:
+    """Is said."""
+    with pytest.raises(ConfigError, match=words):
+        access(home, **environment)
+
+
+def test_a_broken_file(home: Path) -> None:
+    """Is named, and not quoted."""
+    (home / ".aws" / "credentials").write_text("MARKED without a section\n")
+    with pytest.raises(ConfigError, match="credentials") as raised:
+        access(home)
+    assert "MARKED" not in str(raised.value)
+
+
+def test_nothing_shows_a_secret(home: Path) -> None:
+    """Whatever stands for it."""
+    found = [access(home), access(home, AWS_PROFILE="work"), access(home, AWS_PROFILE="process")]
+    assert "MARKED" not in repr(found)
+
+
+def profile(tmp_path: Path, provider: dict[str, Any], **more: Any) -> Access:
+    """Return what a profile of the Multi-Storage Client leads to."""
+    path = tmp_path / "msc.json"
+    path.write_text(json.dumps({"profiles": {"mine": {"storage_provider": provider, **more}}}))
+    return profile_access(
+        MSC, {"HOME": str(tmp_path), "MSC_CONFIG": str(path), "KEY": "K", "SECRET": "MARKED"}
+    )
+
+
+def test_a_profile_of_a_bucket(tmp_path: Path) -> None:
+    """Has a prefix, an endpoint, and credentials from variables."""
+    found = profile(
+        tmp_path,
+        {
+            "type": "s3",
+            "options": {
+                "base_path": "corpora/2026",
+                "endpoint_url": "https://store.example",
+                "region_name": "eu",
+            },
+        },
+        credentials_provider={
+            "type": "S3Credentials",
+            "options": {"access_key": "${KEY}", "secret_key": "$SECRET"},
+        },
+    )
+    assert (found.bucket, found.prefix, found.region) == ("corpora", "2026", "eu")
+    assert found.endpoint == "https://store.example"
+    assert found.credentials is not None
+    assert found.credentials()["secret_access_key"] == "MARKED"
+    assert "MARKED" not in repr(found)
+
+
+def test_a_profile_of_a_directory(tmp_path: Path) -> None:
+    """Is a directory."""
+    found = profile(tmp_path, {"type": "file", "options": {"base_path": "/data"}})
+    assert (found.kind, found.bucket) == ("file", "/data")
+
+
+@pytest.mark.parametrize(
+    ("provider", "more", "words"),
+    [
+        ({"type": "oci"}, {}, "'oci'"),
+        ({"type": "s3", "options": {}}, {}, "base_path"),
+        ({"type": "s3", "options": {"base_path": "${NOT_SET}"}}, {}, "NOT_SET"),
+        (
+            {"type": "s3", "options": {"base_path": "b"}},
+            {"metadata_provider": {"type": "manifest"}},
+            "metadata_provider",
+        ),
+        (
+            {"type": "s3", "options": {"base_path": "b"}},
+            {"credentials_provider": {"type": "Other"}},
+            "Other",
+        ),
+    ],
+)
+def test_profiles_that_are_not_known(
+    tmp_path: Path, provider: dict[str, Any], more: dict[str, Any], words: str
+) -> None:
+    """Are refused, and what is not known is named."""
+    with pytest.raises(ConfigError, match=words):
+        profile(tmp_path, provider, **more)
+
+
+def test_no_configuration(tmp_path: Path) -> None:
+    """Says which variable to set."""
+    with pytest.raises(ConfigError, match="MSC_CONFIG"):
+        profile_access(MSC, {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path)})

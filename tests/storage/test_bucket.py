@@ -1,0 +1,210 @@
+"""Objects under every fault of a store: right bytes, or one clear error, by a bounded number."""
+
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from distcache.errors import (
+    AccessDenied,
+    ConfigError,
+    DistcacheError,
+    ObjectChanged,
+    ObjectMissing,
+    StorageError,
+)
+from distcache.storage import read_place, version_at
+from distcache.storage.bucket import RETRIES, find_bucket
+from distcache.storage.url import address_of
+from tests.storage.buckets import fresh_process_of_buckets
+from tests.storage.scripted_s3 import ScriptedS3
+
+URL = "s3://bucket/object"
+CONTENT = bytes(np.random.default_rng(8).integers(0, 256, 300_000, dtype=np.uint8))
+Scale = Callable[[float], None]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch, scale_time: Scale) -> Iterator[ScriptedS3]:
+    """A server, with time limits of seconds."""
+    scale_time(0.05)
+    with (
+        ScriptedS3({"bucket/object": CONTENT}) as s3,
+        fresh_process_of_buckets(monkeypatch, s3.environment),
+    ):
+        yield s3
+
+
+@pytest.mark.parametrize(
+    ("faults", "requests"),
+    [
+        (["503", "503"], 3),
+        (["429"], 2),
+        (["500"], 2),
+        (["refuse", "refuse"], 3),
+        (["truncate:1000"], 2),
+        (["reset:1000"], 2),
+        (["reset:1000", "reset:1000", "reset:1000"], 4),
+        (["stall:1000:3"], 2),
+        ((RETRIES + 1) * ["503"], RETRIES + 2),
+        ((RETRIES + 1) * ["refuse"], RETRIES + 2),
+    ],
+)
+def test_what_passes(server: ScriptedS3, faults: list[str], requests: int) -> None:
+    """Is right in the end, and takes no more requests than faults."""
+    version = version_at(URL)
+    server.script(*faults)
+    assert read_place(URL, 100, 250_000, version) == CONTENT[100:250_000]
+    assert len(server.requests) == requests
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "words"),
+    [
+        ("403", AccessDenied, "AccessDenied.*AWS_ACCESS_KEY_ID of the environment"),
+        ("403:RequestTimeTooSkewed", AccessDenied, "clock"),
+        ("400", AccessDenied, "expired"),
+        ("404", ObjectMissing, "no such object"),
+        ("412", ObjectChanged, "another object"),
+        ("301", StorageError, "region"),
+        ("whole", StorageError, "non-partial"),
+        ("short:10", StorageError, "Requested"),
+        ("other:10", StorageError, "Requested"),
+    ],
+)
+def test_what_does_not(
+    server: ScriptedS3, fault: str, kind: type[DistcacheError], words: str
+) -> None:
+    """Is an error after one request, which names the object."""
+    version = version_at(URL)
+    server.script(always=fault)
+    with pytest.raises(kind, match=words) as raised:
+        read_place(URL, 0, 1000, version)
+    assert len(server.requests) == 1
+    assert URL in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_store_that_stays_away(server: ScriptedS3, scale_time: Scale) -> None:
+    """Ends with an error that says how long it was waited for, by few requests."""
+    version = version_at(URL)
+    scale_time(0.005)
+    find_bucket(address_of(URL))._client(anew=True)
+    server.script(always="503")
+    with pytest.raises(StorageError, match=r"no answer in . s: status 503 SlowDown"):
+        read_place(URL, 0, 1000, version)
+    assert len(server.requests) <= 6 * (RETRIES + 1)
+
+
+def test_a_change_under_a_reset(server: ScriptedS3) -> None:
+    """Never continues with the other object."""
+    version = version_at(URL)
+    server.script("reset:1000", "change")
+    with pytest.raises((ObjectChanged, StorageError)):
+        read_place(URL, 0, 100_000, version)
+
+
+def test_slowing_down(server: ScriptedS3) -> None:
+    """Halves the number of requests at a time, and answers raise it again."""
+    bucket, version = find_bucket(address_of(URL)), version_at(URL)
+    before = bucket.pace
+    server.script(*(RETRIES + 1) * ["503"])
+    read_place(URL, 0, 10, version)
+    slow = bucket.pace
+    assert slow <= before // 2 + 1
+    for _ in range(4 * slow):
+        read_place(URL, 0, 10, version)
+    assert bucket.pace > slow
+
+
+def test_the_pace_bounds_threads(server: ScriptedS3) -> None:
+    """However many read."""
+    bucket, version = find_bucket(address_of(URL)), version_at(URL)
+    server.latency = 0.02
+    most = bucket.pace
+    threads = [
+        threading.Thread(target=read_place, args=(URL, 0, 10, version)) for _ in range(3 * most)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert server.most_at_once <= most + 3
+
+
+def _read_in_child(queue: multiprocessing.Queue[str]) -> None:
+    try:
+        read_place(URL, 0, 10)
+        queue.put("read")
+    except StorageError as error:
+        queue.put(str(error))
+
+
+def test_a_forked_child(server: ScriptedS3) -> None:
+    """Raises, instead of hanging; a spawned one reads."""
+    read_place(URL, 0, 10)
+    found = {}
+    for way in ("fork", "spawn"):
+        context = multiprocessing.get_context(way)
+        queue = context.Queue()
+        child = context.Process(target=_read_in_child, args=(queue,))
+        child.start()
+        found[way] = queue.get(timeout=60)
+        child.join(60)
+    assert "forked" in found["fork"]
+    assert found["spawn"] == "read"
+
+
+def test_no_secret_is_told(server: ScriptedS3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by errors, nor by what stands for a bucket; it cannot be pickled."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "MARKED-SECRET")
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "MARKED-TOKEN")
+    version = version_at(URL)
+    bucket = find_bucket(address_of(URL))
+    texts = [repr(bucket), repr(bucket._access)]
+    for fault in ("403", "400", "404", "412", "301", "whole"):
+        server.script(always=fault)
+        with pytest.raises(DistcacheError) as raised:
+            read_place(URL, 0, 10, version)
+        texts += [str(raised.value), repr(raised.value), repr(raised.value.__cause__)]
+        assert raised.value.__suppress_context__
+    assert "MARKED" not in "".join(texts)
+    for secret in (bucket, bucket._access):
+        with pytest.raises(TypeError, match="never pickled"):
+            pickle.dumps(secret)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://user:MARKED@bucket/key",
+        "s3://bucket/key?X-Amz-Signature=MARKED",
+        "s3://bucket/key#MARKED",
+        "https://MARKED/key",
+        "gs://MARKED/key",
+    ],
+)
+def test_urls_with_more(url: str) -> None:
+    """Are refused without being shown, since it could be a secret."""
+    with pytest.raises(ConfigError) as raised:
+        address_of(url)
+    assert "MARKED" not in str(raised.value)
+
+
+@pytest.mark.parametrize("url", ["s3://", "s3:///key", "s3://b//k", "s3://b/../k", "s3://b/./k"])
+def test_urls_that_name_nothing(url: str) -> None:
+    """Are refused."""
+    with pytest.raises(ConfigError):
+        address_of(url)
+
+
+def test_urls() -> None:
+    """Have one spelling."""
+    assert str(address_of("s3://bucket/a/b/")) == "s3://bucket/a/b"
+    assert address_of("msc://profile/a b/c") == ("msc", "profile", "a b/c")
+    assert str(address_of("s3://bucket")) == "s3://bucket"
