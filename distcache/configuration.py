@@ -19,6 +19,8 @@ from distcache.megatron.names import Naming
 from distcache.megatron.options import MEGATRON_KEYS, config_from_options, options_from_mapping
 from distcache.megatron.tokenizers import checked_tokenizer, releases_in
 from distcache.plan.config import BlendEntry, BlendPerSplit, Config, Samples, Slurm
+from distcache.storage import is_url
+from distcache.storage.url import address_of
 
 __all__ = [
     "complete",
@@ -244,6 +246,7 @@ def complete(config: Config) -> Config:
         for text in texts
         if not _is_text(text)
     ]
+    problems += _url_problems(config.prefixes())
     if problems:
         raise ConfigError(*problems)
     tokenizer = config.tokenizer
@@ -261,6 +264,17 @@ def complete(config: Config) -> Config:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"$.tokenizer: is not JSON: {error}") from error
     return msgspec.structs.replace(config, tokenizer=tokenizer)
+
+
+def _url_problems(prefixes: Iterable[str]) -> list[str]:
+    """Return what is wrong with the prefixes that are URLs."""
+    problems: list[str] = []
+    for prefix in filter(is_url, prefixes):
+        try:
+            address_of(prefix)
+        except ConfigError as error:
+            problems += error.problems
+    return problems
 
 
 def _is_text(text: str) -> bool:

@@ -10,8 +10,9 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from distcache.node.striped_broadcast import AHEAD, BACKLOG, CHUNK, WINDOW
+from distcache.node.arrivals import BACKLOG
 from distcache.node.transport import AT_ONCE
+from distcache.ranks.striped_broadcast import AHEAD, CHUNK, WINDOW
 
 __all__ = ["TRANSPORTS", "Site", "simulate"]
 

@@ -27,6 +27,7 @@ from distcache.builder.prepare import (
 from distcache.builder.readback import read_back, still_there
 from distcache.builder.work import build_items
 from distcache.corpus.examine import require_unchanged
+from distcache.corpus.fetched import fetched_indices
 from distcache.errors import DistcacheError, KeyMismatch
 from distcache.plan.assignment import Assignment, assign
 from distcache.plan.config import Config
@@ -126,31 +127,44 @@ def build(
     watch = Stopwatch(progress or NullProgress(), lambda: communicator.waited)
     with aborting_on_error(communicator):
         on_rank_0(communicator, lambda: require_name(name), None, "the cache's name")
-        plan = make_plan_together(communicator, config, options.threads, watch)
-        _require_key(plan, options)
-        layout = make_layout(plan.items)
-        final = cache_path(directory, name, plan)
-        watch.note(f"key {plan.key}, cache {final}")
-        if communicator.rank == 0:
-            for warning in plan_warnings(config, plan):
-                watch.note(f"warning: {warning}")
-        adopted = on_rank_0(
-            communicator,
-            lambda: find_adoptable(plan, options.reuse),
-            dict[int, Adoptable],
-            "opening caches to reuse",
-        )
-        # Refuse a memory limit that cannot be kept before anything is claimed.
-        _assign(communicator, plan, layout, frozenset(), adopted, options)
-        workspace = claim_build(communicator, plan.key, final, watch)
-        if workspace is None:
-            return BuildOutcome(str(final), plan.key, reused=True)
-        with contextlib.ExitStack() as stack:
-            stack.callback(workspace.release)
-            heartbeat = stack.enter_context(Heartbeat(workspace.path, watch, communicator))
-            data = data_path(workspace)
-            job = Job(communicator, plan, layout, data, adopted, watch, options.threads)
-            return _run(job, workspace, final, options, heartbeat)
+        with fetched_indices(communicator, config.prefixes(), watch):
+            return _build(communicator, config, directory, name, options, watch)
+
+
+def _build(
+    communicator: Communicator,
+    config: Config,
+    directory: str | Path,
+    name: str | None,
+    options: BuildOptions,
+    watch: Stopwatch,
+) -> BuildOutcome:
+    """Plan and build, or find the finished cache. Collective."""
+    plan = make_plan_together(communicator, config, options.threads, watch)
+    _require_key(plan, options)
+    layout = make_layout(plan.items)
+    final = cache_path(directory, name, plan)
+    watch.note(f"key {plan.key}, cache {final}")
+    if communicator.rank == 0:
+        for warning in plan_warnings(config, plan):
+            watch.note(f"warning: {warning}")
+    adopted = on_rank_0(
+        communicator,
+        lambda: find_adoptable(plan, options.reuse),
+        dict[int, Adoptable],
+        "opening caches to reuse",
+    )
+    # Refuse a memory limit that cannot be kept before anything is claimed.
+    _assign(communicator, plan, layout, frozenset(), adopted, options)
+    workspace = claim_build(communicator, plan.key, final, watch)
+    if workspace is None:
+        return BuildOutcome(str(final), plan.key, reused=True)
+    with contextlib.ExitStack() as stack:
+        stack.callback(workspace.release)
+        heartbeat = stack.enter_context(Heartbeat(workspace.path, watch, communicator))
+        data = data_path(workspace)
+        job = Job(communicator, plan, layout, data, adopted, watch, options.threads)
+        return _run(job, workspace, final, options, heartbeat)
 
 
 def _require_key(plan: Plan, options: BuildOptions) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
@@ -26,13 +27,22 @@ from distcache.cache.format import (
     as_latest,
     tables_of,
 )
-from distcache.errors import CacheCorrupt, NotReady
-from distcache.io.files import closing_fd, open_regular, read_range
+from distcache.errors import CacheCorrupt, ConfigError, DistcacheError, NotReady
+from distcache.io.files import FileVersion, closing_fd, open_regular
 from distcache.io.threads import decodable
 from distcache.kernels import Mapping
 from distcache.mds.index_json import CODECS
+from distcache.storage import Place, is_url, open_place
 
-__all__ = ["ArrayView", "Cache", "Contents", "open_cache", "open_cache_file", "read_contents"]
+__all__ = [
+    "ArrayView",
+    "Cache",
+    "Contents",
+    "open_cache",
+    "open_cache_file",
+    "read_contents",
+    "read_version",
+]
 
 
 @decodable
@@ -81,8 +91,8 @@ class Contents:
 
     Parameters
     ----------
-    path : path
-        For messages.
+    path : str or Path
+        Of the file or the object, for messages.
     header : Header
         Checked.
     tables : buffer
@@ -94,8 +104,8 @@ class Contents:
         If the tables do not match their digest, or name what does not exist.
     """
 
-    def __init__(self, path: Path, header: Header, tables: bytes | memoryview) -> None:
-        self.path = path
+    def __init__(self, path: str | Path, header: Header, tables: bytes | memoryview) -> None:
+        self.path = path if is_url(path) else Path(path)
         self.header = header
         self.tables = tables
         self._earlier: dict[str, NDArray[Any]] = {}
@@ -298,21 +308,51 @@ def open_cache_file(path: Path) -> tuple[int, Header]:
 
 
 def read_contents(path: str | Path) -> Contents:
-    """Read the header and tables of a cache.
+    """Read the header and tables of a cache, which may be an object.
 
     Raises
     ------
     NotReady, CacheCorrupt
         As `distcache.cache.open_cache`.
     """
-    path = Path(path)
-    descriptor, header = open_cache_file(path)
-    with closing_fd(descriptor):
+    return read_version(path)[0]
+
+
+def read_version(path: str | Path) -> tuple[Contents, FileVersion]:
+    """Read the header and tables of a cache, and say of which version they are.
+
+    Raises
+    ------
+    NotReady, CacheCorrupt
+        As `distcache.cache.open_cache`.
+    AccessDenied
+        If an object may not be read.
+    """
+    with contextlib.ExitStack() as stack:
         try:
-            tables = read_range(descriptor, header.tables_begin, header.file_size)
-        except (OSError, EOFError) as error:
-            raise CacheCorrupt(f"{path}: cannot be read: {error}") from error
-    return Contents(path, header, tables)
+            place = stack.enter_context(open_place(str(path)))
+        except FileNotFoundError as error:
+            raise NotReady(f"{path}: no such cache; build it first") from error
+        except DistcacheError:
+            raise
+        except OSError as error:
+            raise NotReady(f"{path}: cannot be opened: {error.strerror}") from error
+        size = place.version.size
+        try:
+            page = _read(place, 0, min(size, HEADER_SIZE))
+            header = Header.unpack(page, str(path), size)
+            tables = _read(place, header.tables_begin, header.file_size)
+        except DistcacheError:
+            raise
+        except OSError as error:
+            raise CacheCorrupt(f"{path}: cannot be read: {error.strerror}") from error
+        return Contents(path, header, tables), place.version
+
+
+def _read(place: Place, begin: int, end: int) -> bytes:
+    out = np.empty(end - begin, np.uint8)
+    place.read_into(out, begin)
+    return out.tobytes()
 
 
 class Cache(Contents):
@@ -327,6 +367,8 @@ class Cache(Contents):
     mapped : Mapping
         The whole file.
     """
+
+    path: Path
 
     def __init__(self, path: Path, header: Header, mapped: Mapping) -> None:
         super().__init__(path, header, memoryview(mapped)[header.tables_begin :])
@@ -374,7 +416,11 @@ def open_cache(path: str | Path) -> Cache:
         If there is no such file.
     CacheCorrupt
         If it is not a whole cache.
+    ConfigError
+        If it is an object, which cannot be mapped.
     """
+    if is_url(path):
+        raise ConfigError(f"{path}: is in a bucket; localize it, and use the copy on this node")
     path = Path(path)
     descriptor, header = open_cache_file(path)
     with closing_fd(descriptor):

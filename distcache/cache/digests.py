@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -11,20 +10,21 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from distcache.cache.contents import Cache
+from distcache.cache.contents import Contents
 from distcache.cache.format import BLOCK_SIZE, HEADER_SIZE, LEAF_SIZE
-from distcache.errors import CacheCorrupt
-from distcache.io.files import closing_fd
+from distcache.errors import CacheCorrupt, StorageError
+from distcache.io.files import FileVersion
 from distcache.io.threads import map_in_threads
 from distcache.io.watchdog import tick
+from distcache.storage import PIECE, Place, is_url, open_place
 
 __all__ = [
     "array_digest",
-    "block_digest",
     "block_range",
     "blocks_in",
     "joined_digest",
     "leaves_of",
+    "pieces_of",
     "read_pieces",
     "verify_cache",
 ]
@@ -77,12 +77,19 @@ def read_pieces(descriptor: int, begin: int, end: int) -> Iterator[NDArray[np.ui
         yield piece
 
 
-def block_digest(descriptor: int, block: int, tables_begin: int) -> int:
-    """Read a block of an open file, and return its digest."""
-    digest = xxhash.xxh3_64()
-    for piece in read_pieces(descriptor, *block_range(block, tables_begin)):
-        digest.update(piece.data)
-    return digest.intdigest()
+def pieces_of(place: Place, begin: int, end: int, size: int) -> Iterator[NDArray[np.uint8]]:
+    """Yield bytes [begin, end) of a place in pieces, all in the same buffer.
+
+    Raises
+    ------
+    OSError
+        If they cannot be read; with ENODATA if there are not so many.
+    """
+    buffer = np.empty(min(size, end - begin), np.uint8)
+    for offset in range(begin, end, size):
+        piece = buffer[: end - offset]
+        place.read_into(piece, offset)
+        yield piece
 
 
 def blocks_in(tables_begin: int) -> int:
@@ -95,33 +102,42 @@ def block_range(block: int, tables_begin: int) -> tuple[int, int]:
     return max(block * BLOCK_SIZE, HEADER_SIZE), min((block + 1) * BLOCK_SIZE, tables_begin)
 
 
-def verify_cache(cache: Cache, threads: int = 2) -> None:
-    """Compare every block of a cache with its digest.
+def verify_cache(cache: Contents, threads: int = 2, version: FileVersion | None = None) -> None:
+    """Compare every block of a cache, a file or an object, with its digest.
 
-    The header and the tables were compared when it was opened, and blocks cover all other bytes.
+    The header and the tables were compared when they were read, and blocks cover all other bytes.
 
     Parameters
     ----------
-    cache : Cache
-        Opened.
+    cache : Contents
+        Of the file that its path names.
     threads : int
         Blocks that are read at a time.
+    version : FileVersion or None
+        Of an object, when its tables were read.
 
     Raises
     ------
     CacheCorrupt
         With one sentence for each block that differs.
     """
+    size = PIECE if is_url(cache.path) else LEAF_SIZE
     expected = cache.table("blocks").tolist()
     tables_begin = cache.header.tables_begin
     if len(expected) != blocks_in(tables_begin):
         raise CacheCorrupt(f"{cache.path}: has {len(expected)} block digests for its length")
-    with closing_fd(os.open(cache.path, os.O_RDONLY | os.O_CLOEXEC)) as descriptor:
+    with open_place(str(cache.path), version) as place:
 
         def digest_or_none(block: int) -> int | None:
-            with contextlib.suppress(CacheCorrupt, OSError):  # cut short, or unreadable
-                return block_digest(descriptor, block, tables_begin)
-            return None
+            digest = xxhash.xxh3_64()
+            try:
+                for piece in pieces_of(place, *block_range(block, tables_begin), size):
+                    digest.update(piece.data)
+            except StorageError:
+                raise  # the store, and not the object
+            except OSError:  # cut short, or unreadable
+                return None
+            return digest.intdigest()
 
         found = map_in_threads(digest_or_none, range(len(expected)), threads)
     problems = []

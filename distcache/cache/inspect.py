@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from distcache.cache.contents import Cache
+from distcache.cache.contents import Contents
 from distcache.cache.format import ARRAY_NAMES
 
 __all__ = ["inspect_document"]
 
 
-def inspect_document(cache: Cache) -> dict[str, Any]:
+def inspect_document(cache: Contents) -> dict[str, Any]:
     """Return everything about a cache but its arrays, ready for JSON."""
     return {
         "path": str(cache.path),
@@ -26,7 +26,7 @@ def inspect_document(cache: Cache) -> dict[str, Any]:
     }
 
 
-def _sources(cache: Cache) -> list[dict[str, Any]]:
+def _sources(cache: Contents) -> list[dict[str, Any]]:
     sources = []
     for entry, prefix in zip(cache.table("sources"), cache.prefixes, strict=True):
         fields = _row(entry)
@@ -37,7 +37,7 @@ def _sources(cache: Cache) -> list[dict[str, Any]]:
     return sources
 
 
-def _with_arrays(cache: Cache, table: str) -> list[dict[str, Any]]:
+def _with_arrays(cache: Contents, table: str) -> list[dict[str, Any]]:
     return [
         {
             **{name: value for name, value in _row(entry).items() if not _is_array_column(name)},
@@ -47,7 +47,7 @@ def _with_arrays(cache: Cache, table: str) -> list[dict[str, Any]]:
     ]
 
 
-def _member(cache: Cache, fields: dict[str, Any]) -> dict[str, Any]:
+def _member(cache: Contents, fields: dict[str, Any]) -> dict[str, Any]:
     return {
         "split": fields["split"],
         "corpus": cache.prefixes[fields["source"]],
@@ -72,7 +72,7 @@ def _is_array_column(name: str) -> bool:
     return any(name.startswith(f"{array}_") for names in ARRAY_NAMES.values() for array in names)
 
 
-def _arrays(cache: Cache, table: str, row: int) -> dict[str, Any]:
+def _arrays(cache: Contents, table: str, row: int) -> dict[str, Any]:
     return {
         name: {
             "dtype": view.dtype.name,

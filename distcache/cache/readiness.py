@@ -17,6 +17,7 @@ from distcache.cache.contents import read_contents
 from distcache.errors import BuildInterrupted, ConfigError, NotReady
 from distcache.staging.heartbeat import Monitor
 from distcache.staging.workspace import directories_of, hidden_directory
+from distcache.storage import is_url, located
 from distcache.timeouts import limits
 
 __all__ = ["Readiness", "State", "Watch", "building_directory", "look", "wait"]
@@ -109,7 +110,7 @@ class Watch:
         *,
         sparing: bool = False,
     ) -> None:
-        self._path = Path(os.path.abspath(path))
+        self._path = located(path)
         self._clock = clock
         self._sparing = sparing
         self._seen: dict[Path, Monitor] = {}
@@ -126,20 +127,24 @@ class Watch:
             If there is a file that is not a whole cache.
         """
         if self._exists():
-            return Readiness(str(self._path), State.ready)
+            return Readiness(self._path, State.ready)
+        if is_url(self._path):
+            return Readiness(self._path, State.absent)  # a bucket has no signs of a builder
         # A network filesystem may list a directory for a while after it has gone.
         directories = [
-            path for path, _ in directories_of(building_directory(self._path)) if path.is_dir()
+            path
+            for path, _ in directories_of(building_directory(Path(self._path)))
+            if path.is_dir()
         ]
         found = [self._look_at(directory) for directory in directories]
         # It may have been published in between.
         if not any(entry.state is State.building for entry in found) and self._exists():
-            return Readiness(str(self._path), State.ready)
+            return Readiness(self._path, State.ready)
         for state in (State.building, State.hung, State.dead):
             for entry in found:
                 if entry.state is state:
                     return entry
-        return Readiness(str(self._path), State.absent)
+        return Readiness(self._path, State.absent)
 
     def _exists(self) -> bool:
         """Return whether the cache is there; raise `NotReady` if it cannot be opened."""
@@ -156,7 +161,7 @@ class Watch:
         monitor.look()
         missing = monitor.silence > limits().silent
         locked = (missing or not self._sparing) and monitor.locked
-        found = Readiness(str(self._path), self._state_of(monitor, locked=locked), locked=locked)
+        found = Readiness(self._path, self._state_of(monitor, locked=locked), locked=locked)
         if monitor.hidden:
             return msgspec.structs.replace(found, builder="of another user, and not to be seen")
         if (beat := monitor.beat) is None:

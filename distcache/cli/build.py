@@ -23,6 +23,7 @@ from distcache.cli.common import (
 )
 from distcache.cli.show import make_progress, print_json, print_result, print_table, size_text
 from distcache.configuration import complete, load_config
+from distcache.corpus.fetched import fetched_indices
 from distcache.errors import ConfigError
 from distcache.megatron.command_line import is_command
 from distcache.megatron.options import config_from_options
@@ -36,6 +37,7 @@ from distcache.progress import NullProgress
 from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.connect import connect, share_of_cores, threads_of
+from distcache.storage import require_file
 
 __all__ = ["build_command", "plan_command", "read_config"]
 
@@ -97,7 +99,9 @@ def plan_command(
     """
     settings = read_config(config, context)
     threads = threads or threads_of(len(os.sched_getaffinity(0)), ranks)
-    plan = make_plan_together(SerialCommunicator(), settings, threads, NullProgress())
+    communicator, silent = SerialCommunicator(), NullProgress()
+    with fetched_indices(communicator, settings.prefixes(), silent):
+        plan = make_plan_together(communicator, settings, threads, silent)
     layout = make_layout(plan.items)
     work = assign_all(plan.items, layout, ranks, threads, optional_size(memory_limit))
     document = plan_document(plan, layout)
@@ -227,7 +231,7 @@ def _show_estimate(document: dict[str, Any]) -> None:
 def build_command(
     context: typer.Context,
     directory: Annotated[
-        Path, typer.Option("--output", "-o", help="Directory that all ranks share.")
+        str, typer.Option("--output", "-o", help="Directory that all ranks share.")
     ],
     config: ConfigArgument = None,
     name: Annotated[
@@ -268,6 +272,7 @@ def build_command(
 
     def read() -> Config:
         require_name(name)
+        require_file(directory, "--output", "build to a filesystem, then `distcache upload`")
         return read_config(config, context)
 
     settings = on_rank_0(communicator, read, Config, "reading the configuration")

@@ -16,24 +16,28 @@ from distcache.builder.build_record import (
     read_build_record,
     total_own_seconds,
 )
-from distcache.cache.contents import Cache, open_cache
+from distcache.cache.contents import Cache, Contents, open_cache, read_contents, read_version
+from distcache.cache.corpus_places import corpus_places
 from distcache.cache.digests import verify_cache
 from distcache.cache.inspect import inspect_document
 from distcache.cli.common import FimOption, JsonOption, MegatronOption, TokenizerOption
 from distcache.cli.show import print_json, print_table, size_text
 from distcache.configuration import complete, load_config, naming_from
 from distcache.corpus.examine import examine, require_sound
+from distcache.corpus.fetched import fetched_indices
 from distcache.errors import ConfigError, CorpusError, KeyMismatch
 from distcache.megatron.command_line import require_command
 from distcache.megatron.export import export, prefix_renamer
 from distcache.megatron.names import Naming
 from distcache.megatron.options import config_from_options
 from distcache.plan.config import Config, canonical_json, identity_of, key_of
+from distcache.progress import NullProgress
 from distcache.ranks.communicator import SerialCommunicator
+from distcache.storage import require_file
 
 __all__ = ["explain_command", "export_command", "inspect_command", "verify_command"]
 
-CacheArgument = Annotated[Path, typer.Argument(help="A cache file.", readable=False)]
+CacheArgument = Annotated[str, typer.Argument(help="A cache: a file, or s3://bucket/name.h5.")]
 
 
 def inspect_command(
@@ -52,9 +56,10 @@ def inspect_command(
         distcache inspect /shared/caches/pretrain.h5 --timings
     """
     if timings:
-        _show_timings(cache, as_json=as_json)
+        require_file(cache, "the build record of", "it stays where the cache was built")
+        _show_timings(Path(cache), as_json=as_json)
         return
-    document = inspect_document(open_cache(cache))
+    document = inspect_document(read_contents(cache))
     if as_json:
         print_json(document)
         return
@@ -130,17 +135,19 @@ def verify_command(
 
         distcache verify /shared/caches/pretrain.h5 --corpora
     """
-    opened = open_cache(cache)
-    verify_cache(opened, threads)
+    opened, version = read_version(cache)
+    verify_cache(opened, threads, version)
     if corpora:
         _verify_corpora(opened, threads)
     typer.echo(f"{cache}: {size_text(opened.header.file_size)} verified, key {opened.key}")
 
 
-def _verify_corpora(cache: Cache, threads: int) -> None:
-    facts, faults = examine(SerialCommunicator(), cache.prefixes, threads)
+def _verify_corpora(cache: Contents, threads: int) -> None:
+    communicator, prefixes = SerialCommunicator(), corpus_places(cache)
+    with fetched_indices(communicator, prefixes, NullProgress()):
+        facts, faults = examine(communicator, prefixes, threads)
     problems = [str(fault) for fault in faults]
-    for entry, prefix in zip(cache.table("sources"), cache.prefixes, strict=True):
+    for entry, prefix in zip(cache.table("sources"), prefixes, strict=True):
         if prefix not in facts:
             continue
         for name, found in facts[prefix].identity.items():
@@ -165,8 +172,10 @@ def explain_command(
 
         distcache explain blend.yaml /shared/caches/pretrain.h5
     """
-    wanted_config, opened = load_config(config), open_cache(cache)
-    facts = require_sound(SerialCommunicator(), wanted_config.prefixes(), threads=2)
+    wanted_config, opened = load_config(config), read_contents(cache)
+    communicator = SerialCommunicator()
+    with fetched_indices(communicator, wanted_config.prefixes(), NullProgress()):
+        facts = require_sound(communicator, wanted_config.prefixes(), threads=2)
     wanted = identity_of(wanted_config, facts)
     fields = [
         {
@@ -206,7 +215,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _naming_differences(config: Config, cache: Cache) -> list[str]:
+def _naming_differences(config: Config, cache: Contents) -> list[str]:
     """List what differs without changing an array; it enters Megatron's names when exporting."""
     lines = []
     if config.prefixes() != cache.prefixes:

@@ -17,11 +17,12 @@ from distcache.cli.common import (
 from distcache.cli.show import LogFormat, make_progress, print_json, print_result, print_table
 from distcache.corpus import CorpusFacts, Fault
 from distcache.corpus.examine import examine
+from distcache.corpus.fetched import fetched_indices
 from distcache.corpus.receipt import Receipt
 from distcache.errors import CorpusError
 from distcache.ingest.merge import convert, materialize, merge
 from distcache.io.files import require_text
-from distcache.progress import Progress
+from distcache.progress import NullProgress, Progress
 from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.connect import connect, share_of_cores
@@ -180,14 +181,15 @@ def check_command(
     communicator = connect()
     interrupt_on_signals()
     on_rank_0(communicator, lambda: require_text(*unique), None, "reading names")
-    facts, faults = examine(communicator, unique, threads)
-    if against or readback or vocab_size is not None:
-        faults = (
-            *faults,
-            *_audit(
-                communicator, facts, len(unique), against or [], readback, vocab_size, tokenizer
-            ),
-        )
+    with fetched_indices(communicator, unique, NullProgress()):
+        facts, faults = examine(communicator, unique, threads)
+        if against or readback or vocab_size is not None:
+            faults = (
+                *faults,
+                *_audit(
+                    communicator, facts, len(unique), against or [], readback, vocab_size, tokenizer
+                ),
+            )
     if communicator.rank == 0:
         wrong = {fault.prefix for fault in faults}
         sound = [found for prefix, found in facts.items() if prefix not in wrong]

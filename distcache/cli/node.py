@@ -49,7 +49,7 @@ local_app = typer.Typer(
 
 
 def localize_command(
-    cache: Annotated[Path, typer.Argument(help="The shared cache.", readable=False)],
+    cache: Annotated[str, typer.Argument(help="The shared cache: a path, or a URL.")],
     to: Annotated[
         str | None,
         typer.Option(
@@ -58,7 +58,12 @@ def localize_command(
         ),
     ] = None,
     tokens: Annotated[
-        Literal["link", "none"], typer.Option("--bin", help="Links to the .bin files, or none.")
+        Literal["link", "copy", "none"],
+        typer.Option(
+            "--bin",
+            help="Links to the .bin files, or verified copies, or none. Those of a bucket are not "
+            "linked: training reads what it needs of them.",
+        ),
     ] = "link",
     shards: Annotated[
         Literal["compressed", "all", "windows", "none"] | None,
@@ -122,7 +127,8 @@ def localize_command(
     interrupt_on_signals()
     options = LocalizeOptions(
         directory=to,
-        link=tokens == "link",
+        link=tokens != "none",
+        copy=tokens == "copy",
         megatron=megatron is not None,
         shards=shards,
         naming=naming_from(tokenizer, megatron, fim_data=fim_data),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -16,7 +15,7 @@ __all__ = ["ready_command"]
 
 
 def ready_command(
-    cache: Annotated[Path, typer.Argument(help="The cache that is built.", readable=False)],
+    cache: Annotated[str, typer.Argument(help="The cache that is built: a path, or a URL.")],
     patience: Annotated[
         float | None, typer.Option("--wait", min=0, help="Seconds to wait for it.")
     ] = None,

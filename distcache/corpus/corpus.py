@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.corpus.idx import ITEM_TYPES, Idx, bin_path, idx_path, open_idx
-from distcache.corpus.shard_table import TableFacts, shards_path
+from distcache.corpus.shard_table import TableFacts, has_table, shards_path
 from distcache.errors import ConfigError, CorpusError
 from distcache.io.files import FileVersion
 
@@ -203,7 +203,7 @@ def require_tokens(facts: CorpusFacts) -> None:
     prefix = facts.prefix
     if facts.rows:
         raise ConfigError(f"{prefix}: consists of rows of several columns, which are not copied")
-    if os.path.lexists(shards_path(prefix)) and not os.path.lexists(bin_path(prefix)):
+    if has_table(prefix) and not os.path.lexists(bin_path(prefix)):
         raise CorpusError(
             f"{prefix}: consists of MDS shards and has no .bin to read; `distcache index unpack` "
             "makes one"

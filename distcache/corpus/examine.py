@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Final
 
@@ -21,16 +20,18 @@ from distcache.corpus.soundness import (
     summarize,
 )
 from distcache.errors import CorpusError
-from distcache.io.files import digest_range, version_of
+from distcache.io.files import digest_range
 from distcache.io.threads import map_in_threads
 from distcache.partition import balance
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator
+from distcache.storage import is_url, version_at
 
 __all__ = ["changes_of", "examine", "require_sound", "require_unchanged"]
 
 RANGE: Final = 1 << 23  # sequences of a task; 160 MiB of an .idx
 BYTES_PER_SEQUENCE: Final = 20
+OBJECTS: Final = 16  # that are asked for at a time
 WORTH_A_THREAD: Final = 4 << 20  # bytes of a task
 PER_FILE: Final = 1 << 16  # cost of opening a file, in bytes read
 
@@ -73,8 +74,9 @@ def examine(
         Of all others, in the order of the prefixes.
     """
     own = prefixes[communicator.rank :: communicator.size]
+    at_once = max(threads, OBJECTS) if any(map(is_url, own)) else threads
     mine = on_all_ranks(
-        communicator, lambda: map_in_threads(outline, own, threads), "reading headers"
+        communicator, lambda: map_in_threads(outline, own, at_once), "reading headers"
     )
     shares = communicator.allgather(mine, list[Outline], "headers of corpora")
     heads = [shares[i % communicator.size][i // communicator.size] for i in range(len(prefixes))]
@@ -104,14 +106,20 @@ def examine(
 def _changes(communicator: Communicator, corpora: Sequence[CorpusFacts]) -> dict[str, list[Fault]]:
     """Return the corpora that were modified while they were read, by prefix. Collective."""
     own = corpora[communicator.rank :: communicator.size]
+    at_once = _at_once(own)
     mine = on_all_ranks(
-        communicator, lambda: [_changed(facts) for facts in own], "examining corpora again"
+        communicator, lambda: map_in_threads(_changed, own, at_once), "examining corpora again"
     )
     found: dict[str, list[Fault]] = {}
     for share in communicator.allgather(mine, list[list[Fault]], "changes of corpora"):
         for faults in filter(None, share):
             found[faults[0].prefix] = faults
     return found
+
+
+def _at_once(corpora: Sequence[CorpusFacts]) -> int:
+    """Return how many corpora are looked at at a time: several, if they are in a bucket."""
+    return OBJECTS if any(is_url(facts.prefix) for facts in corpora) else 1
 
 
 def _changed(facts: CorpusFacts) -> list[Fault]:
@@ -211,8 +219,11 @@ def require_unchanged(
     """
     own = corpora[communicator.rank :: communicator.size]
 
+    at_once = _at_once(own)
+
     def compare() -> None:
-        problems = [problem for facts in own for problem in changes_of(facts, tokens=tokens)]
+        found = map_in_threads(lambda facts: changes_of(facts, tokens=tokens), own, at_once)
+        problems = [problem for changes in found for problem in changes]
         if problems:
             raise CorpusError(*problems)
 
@@ -225,13 +236,15 @@ def changes_of(facts: CorpusFacts, *, tokens: bool = False) -> list[str]:
     paths = facts.files
     for path, known in zip(paths, facts.file_versions, strict=False):
         try:
-            found = version_of(os.stat(path))
+            found = version_at(path)
         except OSError as error:
             problems.append(f"{path}: cannot be read any more: {error.strerror}")
             continue
         if found == known:
             continue
-        if path == paths[0]:
+        if is_url(path):
+            same = False  # its bytes would have to be fetched again to tell
+        elif path == paths[0]:
             same = (  # to one byte more: it may be growing
                 found.size == known.size
                 and digest_range(path, 0, found.size + 1) == facts.idx_digest

@@ -19,6 +19,8 @@ from numpy.typing import DTypeLike, NDArray
 from distcache.errors import ConfigError, CorpusError, NotReady
 from distcache.io.files import FileVersion, open_regular, version_of
 from distcache.kernels import Mapping
+from distcache.storage import is_url
+from distcache.storage.copies import copy_of
 
 __all__ = [
     "HEADER_SIZE",
@@ -71,7 +73,7 @@ class Idx:
     path : str
         Where it was opened.
     file_version : FileVersion
-        Of the file, when it was opened.
+        Of the file, when it was opened; of the object that it is a copy of.
     type_code : int
         The token type's code in the header, a key of `ITEM_TYPES`.
     lengths : ndarray of int32, shape (sequences,)
@@ -135,7 +137,7 @@ def open_idx(prefix: str) -> Idx:
     Parameters
     ----------
     prefix : str
-        The corpus's path without suffix.
+        The corpus's path without suffix; or its URL, if its objects were fetched.
 
     Returns
     -------
@@ -150,8 +152,11 @@ def open_idx(prefix: str) -> Idx:
         If it is not an `.idx` file, or not as long as its header says.
     """
     path = idx_path(prefix)
+    copy = copy_of(path)
+    if copy is None and is_url(path):
+        raise NotReady(f"{path}: no such object")
     try:
-        descriptor = open_regular(path)
+        descriptor = open_regular(path if copy is None else copy.path)
     except FileNotFoundError as error:
         raise NotReady(f"{path}: no such file") from error
     except OSError as error:
@@ -159,8 +164,8 @@ def open_idx(prefix: str) -> Idx:
             raise
         raise CorpusError(f"{path}: cannot be opened: {error.strerror}") from error
     try:
-        file_version = version_of(os.fstat(descriptor))
-        size = file_version.size
+        file_version = version_of(os.fstat(descriptor)) if copy is None else copy.version
+        size = os.fstat(descriptor).st_size
         header = os.pread(descriptor, HEADER_SIZE, 0)
         type_code, sequences, entries = _parse_header(path, header)
         has_modes = _has_modes(path, size, sequences, entries)

@@ -17,6 +17,8 @@ from distcache.corpus.corpus import CorpusFacts
 from distcache.errors import ConfigError, CorpusError, NotReady
 from distcache.io.files import atomic_write, no_space_as_error, read_file
 from distcache.io.threads import decodable
+from distcache.storage import is_url
+from distcache.storage.copies import copy_of
 
 __all__ = [
     "FORMAT",
@@ -312,6 +314,9 @@ def write_receipt(prefix: str, receipt: Receipt) -> None:
 def find_receipt(prefix: str) -> Receipt | None:
     """Return the receipt beside a corpus, if there is one."""
     path = receipt_path(prefix)
+    if is_url(path):
+        copy = copy_of(path)
+        return None if copy is None else read_receipt(copy.path)
     return read_receipt(path) if os.path.lexists(path) else None
 
 

@@ -7,6 +7,7 @@ byte.
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from distcache.errors import CorpusError, NotReady
 from distcache.io.files import atomic_write, no_space_as_error, read_file
 from distcache.mds.index_json import CODECS, columns_from
+from distcache.storage import is_url
 
 __all__ = [
     "ALIGNMENT",
@@ -28,6 +30,7 @@ __all__ = [
     "ShardTable",
     "TableFacts",
     "content_digest",
+    "has_table",
     "read_table",
     "shards_at",
     "shards_path",
@@ -128,6 +131,11 @@ class ShardTable:
 def shards_path(prefix: str) -> str:
     """Return the path of the `.shards` file of a corpus."""
     return prefix + ".shards"
+
+
+def has_table(prefix: str) -> bool:
+    """Return whether shards make up the `.bin` of a corpus; those in buckets have files only."""
+    return not is_url(prefix) and os.path.lexists(shards_path(prefix))
 
 
 def shards_at(begins: NDArray[np.int64], offsets: Any) -> Any:

@@ -25,11 +25,19 @@ from numpy.typing import NDArray
 
 from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.idx import HEADER_SIZE, ITEM_TYPES, Idx, bin_path, idx_path, open_idx
-from distcache.corpus.shard_table import ShardTable, TableFacts, read_table, shards_at, shards_path
-from distcache.errors import BuildInterrupted, DistcacheError
+from distcache.corpus.shard_table import (
+    ShardTable,
+    TableFacts,
+    has_table,
+    read_table,
+    shards_at,
+    shards_path,
+)
+from distcache.errors import BuildInterrupted, DistcacheError, ObjectMissing, StorageError
 from distcache.io.files import FileVersion, version_of
 from distcache.io.watchdog import tick
 from distcache.kernels import check_sequences, find_outside, first_descent
+from distcache.storage import is_url, version_at
 
 __all__ = ["Fault", "Outline", "RangeFacts", "check_range", "digest_idx", "outline", "summarize"]
 
@@ -104,7 +112,7 @@ def outline(prefix: str) -> Outline:
     faults: list[Fault] = []
     shards = None
     bin_size, bin_version = 0, FileVersion(0, 0, 0)
-    if os.path.lexists(shards_path(prefix)):
+    if has_table(prefix):
         shards, bin_size, bin_version = _look_at_shards(prefix, faults)
     else:
         bin_size, bin_version = _look_at_tokens(prefix, faults)
@@ -136,8 +144,10 @@ def _look_at_tokens(prefix: str, faults: list[Fault]) -> tuple[int, FileVersion]
     """Return the size and the version of the `.bin`, or add a fault."""
     path = bin_path(prefix)
     try:
-        found = version_of(os.stat(path))
+        found = version_at(path)
     except OSError as error:
+        if isinstance(error, StorageError) and not isinstance(error, ObjectMissing):
+            raise  # nobody knows whether it is there
         faults.append(Fault(prefix, path, f"cannot be read: {error.strerror}{_hint(prefix)}"))
         return 0, FileVersion(0, 0, 0)
     return found.size, found
@@ -168,7 +178,7 @@ def _hint(prefix: str) -> str:
     for suffix in (".bin", ".idx"):
         if prefix.endswith(suffix):
             return f"; name the corpus without {suffix}: {prefix.removesuffix(suffix)}"
-    return "" if os.path.isabs(prefix) else f"; relative to {os.getcwd()}"  # noqa: PTH109, PTH117
+    return "" if os.path.isabs(prefix) or is_url(prefix) else f"; relative to {os.getcwd()}"  # noqa: PTH109, PTH117
 
 
 def _bounds_faults(prefix: str, idx: Idx) -> list[Fault]:

@@ -43,6 +43,7 @@ __all__ = [
     "require_links",
     "require_text",
     "sync_directory",
+    "sync_file",
     "temporary_name",
     "version_of",
     "write_range",
@@ -200,6 +201,12 @@ def sync_directory(path: str | Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def sync_file(path: str | Path) -> None:
+    """Wait until what a file holds is on its disk."""
+    with closing_fd(open_to_write(path)) as descriptor:
+        os.fsync(descriptor)
 
 
 def make_directories(directory: Path) -> None:

@@ -12,9 +12,15 @@ import msgspec
 from distcache.cache.contents import read_contents
 from distcache.errors import DistcacheError
 from distcache.io.files import closing_fd, is_plain_file, open_regular, read_range
-from distcache.node.manifest import CACHE, Block, File, Manifest, manifest_blocks
+from distcache.node.manifest import CACHE, Block, File, Manifest, manifest_blocks, origin_of
 from distcache.node.records import Ready, read_records
-from distcache.node.staged_files import block_matches, differs, digest_of, read_shared
+from distcache.node.staged_files import (
+    block_matches,
+    differs,
+    digest_of,
+    read_shared,
+    recorded_digest,
+)
 from distcache.node.store import Store
 
 __all__ = [
@@ -119,19 +125,22 @@ def _has_time(file: File) -> bool:
 
 
 def _is_valid(file: File, block: Block) -> bool:
-    if block.file == CACHE or block.source is not None:
-        # What is being repaired, or has been unpacked in part, has only its unfinished name.
+    if block.file == CACHE or file.kind != "whole":
+        # What is being repaired, or was unpacked or copied in part, has only its unfinished name.
         path = file.part if os.path.lexists(file.part) else file.final
     elif has_final(file):
         path = file.final
     else:
         return False  # an unfinished index is not kept: only the whole file has a digest
+    digest = recorded_digest(file, block)
     try:
         descriptor = open_regular(path, follow=False)
     except OSError:
         return False
     with closing_fd(descriptor):
-        return block_matches(descriptor, block)
+        return bool(digest) and block_matches(
+            descriptor, msgspec.structs.replace(block, digest=digest)
+        )
 
 
 def require_same_content(manifest: Manifest, files: Iterable[int]) -> None:
@@ -144,11 +153,12 @@ def require_same_content(manifest: Manifest, files: Iterable[int]) -> None:
     Unreadable
         If one cannot be read.
     """
-    whole = [block for block in manifest.blocks if block.source is None]
-    by_file = {block.file: block for block in whole if block.file != CACHE}
+    indices = {number for number, file in enumerate(manifest.files) if file.kind == "whole"}
+    by_file = {block.file: block for block in manifest.blocks if block.file in indices}
     for file in files:
         block, digest = by_file[file], digest_of(by_file[file])
-        for piece in read_shared(manifest.files[file].shared, 0, block.end):
+        origin = origin_of(manifest, block)
+        for piece in read_shared(origin.path, 0, block.end, origin.version):
             digest.update(piece.data)
         if digest.hexdigest() != block.digest:
             raise differs(manifest, block)

@@ -10,10 +10,10 @@ from typing import Final
 
 import msgspec
 
-from distcache.cache.contents import Contents, read_contents
+from distcache.cache.contents import Contents, read_version
 from distcache.cache.format import Header
 from distcache.errors import ConfigError, DistcacheError, NoSpace
-from distcache.io.files import require_text, temporary_name
+from distcache.io.files import FileVersion, require_text, temporary_name
 from distcache.megatron.names import Naming
 from distcache.node.localization import Localization
 from distcache.node.lock import exclusive
@@ -23,7 +23,7 @@ from distcache.node.manifest import (
     describe,
     make_manifest,
     shard_blocks,
-    stat_corpus,
+    stat_corpora,
 )
 from distcache.node.place import NODE_NAME, required_directory
 from distcache.node.records import (
@@ -50,6 +50,7 @@ from distcache.ranks.agreement import (
     on_rank_0,
 )
 from distcache.ranks.communicator import Communicator
+from distcache.storage import located
 
 __all__ = ["localize"]
 
@@ -74,7 +75,7 @@ def localize(
     communicator : Communicator
         Of all ranks. The first of each node is its agent, the others wait.
     cache : path
-        The shared cache.
+        The shared cache, or its URL.
     options : LocalizeOptions
         The same on all ranks.
     progress : Progress or None
@@ -93,7 +94,7 @@ def localize(
         On all ranks the same. A copy that is not complete has no ready record; the next run keeps
         its valid blocks.
     """
-    source = os.path.abspath(cache)
+    source = located(cache)
     with aborting_on_error(communicator):
         on_rank_0(communicator, lambda: require_text(source), None, "the cache's path")
         agents = communicator.agents(environment.get(NODE_NAME, ""))
@@ -180,7 +181,7 @@ def _localize(
     transport, reason = choose_transport(options.transport, agents.size)
     progress.note(f"transport {transport}: {reason}")
     progress.phase("reading cache metadata")
-    contents = _share_contents(agents, source)
+    contents, version = _share_contents(agents, source)
     store = on_all_ranks_watched(
         agents, lambda: _prepare(options, progress, environment), "making the store"
     )
@@ -198,7 +199,7 @@ def _localize(
             report = on_all_ranks(agents, lambda: make_report(store, record), "reporting")
         else:
             asked = _with_earlier_options(now, options)
-            manifest = _make_manifest(agents, store, source, contents, asked)
+            manifest = _make_manifest(agents, store, source, contents, version, asked)
             asked = msgspec.structs.replace(asked, transport=transport)
             staged = StagedFiles(manifest)
             run = Localization(agents, store, manifest, asked, progress, staged)
@@ -209,15 +210,17 @@ def _localize(
     return report, Localized(contents.key, source, transport, reason, [report], record.megatron)
 
 
-def _share_contents(agents: Communicator, source: str) -> Contents:
+def _share_contents(agents: Communicator, source: str) -> tuple[Contents, FileVersion]:
     """Read header and tables once, for all agents. Collective."""
 
-    def read() -> tuple[Header, bytes]:
-        contents = read_contents(source)
-        return contents.header, bytes(contents.tables)
+    def read() -> tuple[Header, bytes, FileVersion]:
+        contents, version = read_version(source)
+        return contents.header, bytes(contents.tables), version
 
-    header, tables = on_rank_0(agents, read, tuple[Header, bytes], "reading the cache's tables")
-    return Contents(Path(source), header, tables)
+    header, tables, version = on_rank_0(
+        agents, read, tuple[Header, bytes, FileVersion], "reading the cache's tables"
+    )
+    return Contents(source, header, tables), version
 
 
 def _prepare(options: LocalizeOptions, progress: Progress, environment: Mapping[str, str]) -> Store:
@@ -260,7 +263,8 @@ def _fulfils(record: Ready | None, options: LocalizeOptions) -> bool:
     named = _with_earlier_options(record, options).naming == record.naming
     unpacked = record.shards == _more_shards(record, options.shards)
     viewed = not options.megatron or (record.megatron is not None and named)
-    return record.linked >= options.link and viewed and unpacked and options.budget is None
+    tokens = record.linked >= options.link and record.copied >= options.copy
+    return tokens and viewed and unpacked and options.budget is None
 
 
 def _with_earlier_options(before: Ready | None, options: LocalizeOptions) -> LocalizeOptions:
@@ -270,6 +274,7 @@ def _with_earlier_options(before: Ready | None, options: LocalizeOptions) -> Loc
     return msgspec.structs.replace(
         options,
         link=options.link or before.linked,
+        copy=options.copy or before.copied,
         megatron=options.megatron or before.megatron is not None,
         shards=_more_shards(before, options.shards),
         naming=_latest(before.naming, options.naming),
@@ -293,7 +298,9 @@ def _require_possible(before: Ready | None, options: LocalizeOptions) -> None:
     ConfigError
         With what to do.
     """
-    unpacked = before is not None and any(corpus.bin_size for corpus in before.corpora)
+    unpacked = before is not None and any(
+        corpus.bin_size and not corpus.copied for corpus in before.corpora
+    )
     if before is not None and unpacked and options.shards == "windows":
         raise ConfigError(
             f"{before.source}: its shards are unpacked on this node already, so that nothing has "
@@ -310,19 +317,26 @@ def _latest(before: Naming, now: Naming) -> Naming:
 
 
 def _make_manifest(
-    agents: Communicator, store: Store, source: str, contents: Contents, options: LocalizeOptions
+    agents: Communicator,
+    store: Store,
+    source: str,
+    contents: Contents,
+    version: FileVersion,
+    options: LocalizeOptions,
 ) -> Manifest:
     """Stat every shared corpus once, and list what the cache needs. Collective."""
     corpora = describe(contents)
     own = corpora[agents.rank :: agents.size]
     mine = on_all_ranks_watched(
-        agents, lambda: [stat_corpus(corpus) for corpus in own], "examining corpora"
+        agents, lambda: stat_corpora(own, options.threads), "examining corpora"
     )
     shares = agents.allgather(mine, list[CorpusStat], "examined corpora")
     facts = [shares[i % agents.size][i // agents.size] for i in range(len(corpora))]
 
     def make() -> Manifest:
-        manifest = make_manifest(store, source, contents, facts, options.shards or SHARDS)
+        manifest = make_manifest(
+            store, source, contents, version, facts, options.shards or SHARDS, copy=options.copy
+        )
         if options.shards == "windows":
             for number in windowed_sources(contents):
                 shard_blocks(contents, number, 0)  # refuses those without digests

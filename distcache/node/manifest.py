@@ -5,37 +5,46 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
 from distcache.cache.contents import Contents
+from distcache.cache.corpus_places import corpus_places, corpus_stem
 from distcache.cache.digests import block_range, blocks_in
 from distcache.cache.format import HEADER_SIZE
 from distcache.corpus import bin_path, idx_path
 from distcache.corpus.shard_table import DIGESTED
-from distcache.errors import CacheCorrupt, CorpusError
+from distcache.errors import CacheCorrupt, CorpusError, ObjectMissing, StorageError
+from distcache.io.files import FileVersion
+from distcache.io.threads import map_in_threads
 from distcache.mds.index_json import CODECS
 from distcache.node.records import LocalCorpus
-from distcache.node.store import Store, cache_name, corpus_stem, part_of
+from distcache.node.store import Store, cache_name, part_of
+from distcache.storage import is_url, version_at
 
 __all__ = [
     "CACHE",
+    "UNIT",
     "Block",
     "CorpusStat",
     "Described",
     "File",
     "Manifest",
+    "Origin",
     "Source",
+    "copy_blocks",
     "describe",
     "make_manifest",
     "manifest_blocks",
     "origin_of",
     "shard_blocks",
-    "stat_corpus",
+    "stat_corpora",
 ]
 
 CACHE: Final = 0  # the first file is the cache, those of the corpora follow
+OBJECTS: Final = 16  # that are asked for at a time
+UNIT: Final = 64 << 20  # bytes of a `.bin` that are copied and digested together
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -57,7 +66,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Block(msgspec.Struct, frozen=True):
-    """Bytes that are copied and verified together: of the cache, a whole `.idx`, or a shard.
+    """Bytes that are copied and verified together: of the cache or a `.bin`, an `.idx`, a shard.
 
     Attributes
     ----------
@@ -66,7 +75,8 @@ class Block(msgspec.Struct, frozen=True):
     begin, end : int
         Bytes of that file.
     digest : str
-        XXH3 in hexadecimal, of 64 bits for a block of the cache and of 128 for others.
+        XXH3 in hexadecimal, of 64 bits for a block of the cache and of 128 for others; empty for
+        one of a `.bin`, whose digest the node records when it has been copied.
     source : Source or None
         Of a shard; None if the bytes are those of the shared file at the same place.
     """
@@ -89,7 +99,7 @@ class File(msgspec.Struct, frozen=True):
     Attributes
     ----------
     shared : str
-        Its path on the shared filesystem.
+        Its path on the shared filesystem, or its URL.
     final : Path
         Its path on the node.
     size : int
@@ -97,20 +107,29 @@ class File(msgspec.Struct, frozen=True):
     modified : int
         Modification time of the shared file in nanoseconds; 0 if it does not matter. If the time
         of a local index differs, the shared one is read, and compared with its digest.
-    unpacked : bool
-        Whether its blocks are shards.
+    kind : str
+        ``whole`` for the cache and an `.idx`; for a `.bin` ``shards``, which are its blocks, or
+        ``copy``.
+    version : FileVersion or None
+        Of an object: any other is refused.
     """
 
     shared: str
     final: Path
     size: int
     modified: int
-    unpacked: bool = False
+    kind: Literal["whole", "shards", "copy"] = "whole"
+    version: FileVersion | None = None
 
     @property
     def part(self) -> Path:
         """Its path while it is not complete."""
         return part_of(self.final)
+
+    @property
+    def digests(self) -> Path:
+        """Where the digests of a copied `.bin` are: a u64 for each `UNIT`, 0 if not copied yet."""
+        return self.final.with_name(f"{self.final.name}.xxh3")
 
 
 class Described(NamedTuple):
@@ -119,7 +138,7 @@ class Described(NamedTuple):
     Attributes
     ----------
     prefix : str
-        Absolute.
+        Absolute, or a URL.
     idx_size, bin_size : int
         Bytes of its files.
     digest : str
@@ -140,17 +159,15 @@ class CorpusStat(msgspec.Struct, frozen=True):
 
     Attributes
     ----------
-    modified : int
-        Time of its index.
+    idx, bin : FileVersion or None
+        Of its files; None if there is none.
     problems : tuple of str
         What is wrong.
-    has_bin : bool
-        Whether it has a `.bin`.
     """
 
-    modified: int
+    idx: FileVersion | None
+    bin: FileVersion | None
     problems: tuple[str, ...]
-    has_bin: bool = True
 
 
 class Manifest(msgspec.Struct, frozen=True):
@@ -186,45 +203,65 @@ def describe(contents: Contents) -> list[Described]:
     sources = contents.table("sources")
     return [
         Described(
-            str(Path(prefix).absolute()),
+            prefix,
             int(entry["idx_size"]),
             int(entry["bin_size"]),
             entry["idx_digest"].decode("ascii", "replace"),
             int(entry["shards_end"] - entry["shards_begin"]),
         )
-        for prefix, entry in zip(contents.prefixes, sources, strict=True)
+        for prefix, entry in zip(corpus_places(contents), sources, strict=True)
     ]
+
+
+def stat_corpora(corpora: Sequence[Described], threads: int) -> list[CorpusStat]:
+    """Stat shared corpora, several at a time; see `stat_corpus`."""
+    if any(is_url(corpus.prefix) for corpus in corpora):
+        threads = max(threads, OBJECTS)
+    return map_in_threads(stat_corpus, corpora, threads)
 
 
 def stat_corpus(corpus: Described) -> CorpusStat:
     """Compare the sizes of a shared corpus's files with those that a cache was built from."""
-    problems = []
-    modified = 0
-    path = bin_path(corpus.prefix)
-    has_bin = not corpus.shards or os.path.lexists(path)
-    files = [(idx_path(corpus.prefix), corpus.idx_size)]
-    files += [(path, corpus.bin_size)] if has_bin else []
-    for path, expected in files:
-        try:
-            found = os.stat(path)
-        except OSError as error:
-            problems.append(f"{path}: cannot be read: {error.strerror}")
-            continue
-        if found.st_size != expected:
-            problems.append(
-                f"{path}: has {found.st_size} bytes, the cache was built from {expected}; build "
-                "the cache again"
-            )
-        modified = modified or found.st_mtime_ns
-    return CorpusStat(modified, tuple(problems), has_bin)
+    problems: list[str] = []
+    idx = _stat(idx_path(corpus.prefix), corpus.idx_size, problems)
+    path, tokens = bin_path(corpus.prefix), None
+    if not corpus.shards or os.path.lexists(path):
+        tokens = _stat(path, corpus.bin_size, problems)
+    return CorpusStat(idx, tokens, tuple(problems))
+
+
+def _stat(path: str, expected: int, problems: list[str]) -> FileVersion | None:
+    """Return the version of a file or object, or add a problem.
+
+    Raises
+    ------
+    StorageError
+        If a store does not say whether it has an object.
+    """
+    try:
+        found = version_at(path)
+    except OSError as error:
+        if isinstance(error, StorageError) and not isinstance(error, ObjectMissing):
+            raise
+        problems.append(f"{path}: cannot be read: {error.strerror}")
+        return None
+    if found.size != expected:
+        problems.append(
+            f"{path}: has {found.size} bytes, the cache was built from {expected}; build the cache "
+            "again"
+        )
+    return found
 
 
 def make_manifest(
     store: Store,
     source: str,
     contents: Contents,
+    version: FileVersion,
     facts: Sequence[CorpusStat],
     shards: str = "compressed",
+    *,
+    copy: bool = False,
 ) -> Manifest:
     """Return what a cache needs in a store.
 
@@ -233,14 +270,18 @@ def make_manifest(
     store : Store
         This node's.
     source : str
-        Absolute path of the shared cache.
+        Absolute path or URL of the shared cache.
     contents : Contents
+        Of it.
+    version : FileVersion
         Of it.
     facts : sequence of CorpusStat
         Of its corpora, in their order.
     shards : str
         Of which corpora the node gets the `.bin` that shards make up: ``compressed`` for those with
         a compressed shard, ``all`` or ``none``. One that is beside the shared index is linked.
+    copy : bool
+        Whether the node gets a copy of each `.bin`, instead of a link.
 
     Raises
     ------
@@ -254,29 +295,65 @@ def make_manifest(
         raise CorpusError(*dict.fromkeys(problems))
     name = cache_name(contents.header)
     size = contents.header.file_size
-    files = [File(source, store.cache(name), size, 0)]
+    files = [File(source, store.cache(name), size, 0, version=version)]
     blocks = manifest_blocks(contents)
     corpora = []
     seen: set[str] = set()
     for number, (corpus, found) in enumerate(zip(describe(contents), facts, strict=True)):
-        unpacked = not found.has_bin and _is_wanted(contents, number, shards)
-        content = contents.table("sources")["shards_digest"][number].decode("ascii")
-        stem = corpus_stem(corpus.prefix, corpus.digest, content if unpacked else "")
-        size = corpus.bin_size if unpacked else 0
-        has_tokens = found.has_bin or unpacked
-        corpora.append(LocalCorpus(corpus.prefix, stem, corpus.idx_size, size, has_tokens))
-        if stem in seen:
+        local = _local_corpus(contents, number, corpus, found, shards, copy=copy)
+        corpora.append(local)
+        if local.stem in seen:
             continue
-        seen.add(stem)
-        final = Path(idx_path(store.prefix(stem)))
+        seen.add(local.stem)
+        prefix = store.prefix(local.stem)
         blocks.append(Block(len(files), 0, corpus.idx_size, corpus.digest))
-        files.append(File(idx_path(corpus.prefix), final, corpus.idx_size, found.modified))
-        if unpacked:
-            blocks += shard_blocks(contents, number, len(files))
-            final = Path(bin_path(store.prefix(stem)))
-            shared = bin_path(corpus.prefix)
-            files.append(File(shared, final, corpus.bin_size, 0, unpacked=True))
+        files.append(_index_file(corpus, found, Path(idx_path(prefix))))
+        if local.bin_size:
+            kind: Literal["copy", "shards"] = "copy" if local.copied else "shards"
+            own = copy_blocks(local.bin_size, len(files))
+            blocks += own if local.copied else shard_blocks(contents, number, len(files))
+            tokens, final = bin_path(corpus.prefix), Path(bin_path(prefix))
+            files.append(File(tokens, final, local.bin_size, 0, kind, found.bin))
     return Manifest(name, contents, source, tuple(corpora), tuple(files), tuple(blocks))
+
+
+def _local_corpus(
+    contents: Contents,
+    number: int,
+    corpus: Described,
+    found: CorpusStat,
+    shards: str,
+    *,
+    copy: bool,
+) -> LocalCorpus:
+    """Return how the node has a corpus; what its `.bin` holds enters the name of one of its own."""
+    unpacked = found.bin is None and _is_wanted(contents, number, shards)
+    own = ""
+    if unpacked:
+        own = contents.table("sources")["shards_digest"][number].decode("ascii")
+    elif copy and found.bin is not None:
+        own = f"copy of {found.bin.size} {found.bin.modified} {found.bin.tag}"
+    return LocalCorpus(
+        shared=corpus.prefix,
+        stem=corpus_stem(corpus.prefix, corpus.digest, own),
+        idx_size=corpus.idx_size,
+        bin_size=corpus.bin_size if own else 0,
+        has_tokens=found.bin is not None or unpacked,
+        copied=bool(own) and not unpacked,
+        bin_version=found.bin if is_url(corpus.prefix) or own else None,
+    )
+
+
+def _index_file(corpus: Described, found: CorpusStat, final: Path) -> File:
+    assert found.idx is not None, "corpora with problems were refused"
+    path = idx_path(corpus.prefix)
+    version = found.idx if is_url(path) else None
+    return File(path, final, corpus.idx_size, found.idx.modified, version=version)
+
+
+def copy_blocks(size: int, file: int) -> list[Block]:
+    """Return the blocks of a `.bin` that is copied."""
+    return [Block(file, begin, min(begin + UNIT, size), "") for begin in range(0, size, UNIT)]
 
 
 def _is_wanted(contents: Contents, source: int, shards: str) -> bool:
@@ -309,11 +386,21 @@ def shard_blocks(contents: Contents, source: int, file: int) -> list[Block]:
     return blocks
 
 
-def origin_of(manifest: Manifest, block: Block) -> tuple[str, int, int]:
-    """Return where the bytes of a block come from: a path, and bytes [begin, end) of that file."""
+class Origin(NamedTuple):
+    """Where the bytes of a block come from: bytes [begin, end) of a file, or of an object."""
+
+    path: str
+    begin: int
+    end: int
+    version: FileVersion | None
+
+
+def origin_of(manifest: Manifest, block: Block) -> Origin:
+    """Return where the bytes of a block come from."""
     if block.source is not None:
-        return block.source.path, 0, block.source.size
-    return manifest.files[block.file].shared, block.begin, block.end
+        return Origin(block.source.path, 0, block.source.size, None)
+    file = manifest.files[block.file]
+    return Origin(file.shared, block.begin, block.end, file.version)
 
 
 def manifest_blocks(contents: Contents) -> list[Block]:

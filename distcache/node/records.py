@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from distcache.io.files import atomic_write, read_file
+from distcache.io.files import FileVersion, atomic_write, read_file
 from distcache.io.threads import decodable
 from distcache.megatron.export import Exported
 from distcache.megatron.names import Naming
@@ -42,15 +42,20 @@ class LocalCorpus(msgspec.Struct, frozen=True):
     Attributes
     ----------
     shared : str
-        Its absolute path on the shared filesystem, without suffix.
+        Its absolute path on the shared filesystem, or its URL, without suffix.
     stem : str
         Its name in the store.
     idx_size : int
         Bytes of its index.
     bin_size : int
-        Bytes of its `.bin` in the store, into which shards were unpacked; 0 without one.
+        Bytes of its `.bin` in the store, into which shards were unpacked, or the shared one was
+        copied; 0 without one.
     has_tokens : bool
         Whether there is a `.bin`, here or beside the shared index; else shards are read.
+    copied : bool
+        Whether the `.bin` in the store is a copy of the shared one.
+    bin_version : FileVersion or None
+        Of the shared `.bin`, if it is an object, or was copied.
     """
 
     shared: str
@@ -58,6 +63,8 @@ class LocalCorpus(msgspec.Struct, frozen=True):
     idx_size: int
     bin_size: int = 0
     has_tokens: bool = True
+    copied: bool = False
+    bin_version: FileVersion | None = None
 
 
 @decodable
@@ -71,7 +78,7 @@ class Ready(msgspec.Struct, frozen=True):
     key : str
         The cache's identity.
     source : str
-        Absolute path of the shared cache.
+        Absolute path, or URL, of the shared cache.
     size : int
         Bytes of the cache.
     corpora : tuple of LocalCorpus
@@ -90,6 +97,8 @@ class Ready(msgspec.Struct, frozen=True):
         Modification time of the cache in nanoseconds; 0 if unknown.
     shards : str
         As `LocalizeOptions.shards`.
+    copied : bool
+        As `LocalizeOptions.copy`.
     """
 
     name: str
@@ -108,6 +117,7 @@ class Ready(msgspec.Struct, frozen=True):
     releases: tuple[Release, ...] = ()
     fim: bool | None = None
     shards: str = "none"
+    copied: bool = False
 
     @property
     def naming(self) -> Naming:
@@ -163,6 +173,8 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
         The store; by default the environment says it.
     link : bool
         Whether the store gets links to the `.bin` files.
+    copy : bool
+        Whether it gets copies of them instead.
     megatron : bool
         Whether it gets Megatron's files too.
     shards : str
@@ -186,6 +198,7 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
 
     directory: str | None = None
     link: bool = True
+    copy: bool = False
     megatron: bool = False
     shards: str | None = None
     naming: Naming = Naming()

@@ -12,7 +12,8 @@ from enum import Enum
 from typing import Final
 
 from distcache import __version__
-from distcache.errors import CorpusError, DistcacheError
+from distcache.corpus import bin_path
+from distcache.errors import CorpusError, DistcacheError, ObjectChanged
 from distcache.io.files import closing_fd, is_plain_file
 from distcache.node.local_state import (
     Duplicate,
@@ -24,7 +25,7 @@ from distcache.node.local_state import (
 )
 from distcache.node.localization import Localization
 from distcache.node.lock import is_used, try_exclusive
-from distcache.node.manifest import CACHE, Manifest, describe, stat_corpus
+from distcache.node.manifest import CACHE, Manifest, describe, stat_corpora
 from distcache.node.place import node_name
 from distcache.node.records import (
     SHARDS,
@@ -122,12 +123,17 @@ def _confirm(run: Localization, found: LocalState) -> None:
 
 def _require_unchanged(run: Localization) -> None:
     """Refuse corpora whose sizes have changed while they were copied. Collective."""
-    own = describe(run.manifest.contents)[run.agents.rank :: run.agents.size]
+    some = slice(run.agents.rank, None, run.agents.size)
+    own = list(zip(describe(run.manifest.contents)[some], run.manifest.corpora[some], strict=True))
 
     def check() -> None:
-        problems = [problem for corpus in own for problem in stat_corpus(corpus).problems]
+        stats = stat_corpora([corpus for corpus, _ in own], run.options.threads)
+        problems = [problem for found in stats for problem in found.problems]
         if problems:
             raise CorpusError(*problems)
+        for (corpus, local), found in zip(own, stats, strict=True):
+            if local.bin_version not in (None, found.bin):
+                raise ObjectChanged(bin_path(corpus.prefix))
 
     run.on_all_agents_watched(check, "examining corpora again")
 
@@ -221,13 +227,13 @@ def _reserve(run: Localization, found: LocalState, repair: Repair) -> None:
 
 
 def _is_mended(manifest: Manifest, file: int) -> bool:
-    """Return whether a file of unpacked shards is there, and keeps its name while it is mended.
+    """Return whether a `.bin` is there, and keeps its name while it is mended.
 
-    Whoever reads it meanwhile finds right bytes sooner, and never others: the digest of the shards
-    enters its name.
+    Whoever reads it meanwhile finds right bytes sooner, and never others: what it holds enters its
+    name.
     """
     target = manifest.files[file]
-    return target.unpacked and has_final(target)
+    return target.kind != "whole" and has_final(target)
 
 
 def _withdraw(run: Localization, repair: Repair) -> None:
@@ -280,6 +286,7 @@ def _mark_ready(run: Localization) -> Ready:
         size=manifest.files[CACHE].size,
         corpora=manifest.corpora,
         linked=options.link,
+        copied=options.copy,
         megatron=view,
         tokenizer=options.naming.tokenizer,
         releases=options.naming.releases,

@@ -2,40 +2,58 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from distcache.cache.digests import read_pieces
-from distcache.cache.format import HEADER_SIZE
+from distcache.cache.digests import pieces_of, read_pieces
+from distcache.cache.format import HEADER_SIZE, LEAF_SIZE
 from distcache.errors import CacheCorrupt, CorpusError, DistcacheError
 from distcache.io.files import (
+    FileVersion,
     closing_fd,
     is_plain_file,
     no_space_as_error,
     open_regular,
     open_to_write,
+    read_range,
     sync_directory,
+    sync_file,
     write_range,
 )
 from distcache.io.watchdog import tick
 from distcache.mds.codecs import MemorySource, unpack
 from distcache.mds.stored_shard import StoredShard, raw_pieces
-from distcache.node.manifest import CACHE, Block, Manifest, Source, origin_of
+from distcache.node.manifest import CACHE, UNIT, Block, File, Manifest, Source, origin_of
 from distcache.node.space import reserve
+from distcache.storage import PIECE, is_url, open_place
 
-__all__ = ["StagedFiles", "Unreadable", "block_matches", "differs", "digest_of", "read_shared"]
+__all__ = [
+    "DIGEST",
+    "StagedFiles",
+    "Unreadable",
+    "block_matches",
+    "differs",
+    "digest_of",
+    "read_shared",
+    "read_shared_into",
+    "recorded_digest",
+]
+
+DIGEST: Final = np.dtype("<u8")
 
 
 def digest_of(block: Block) -> Any:
     """Return an empty digest of a block's kind."""
-    return xxhash.xxh3_64() if len(block.digest) == 16 else xxhash.xxh3_128()
+    return xxhash.xxh3_128() if len(block.digest) == 32 else xxhash.xxh3_64()
 
 
 def block_matches(descriptor: int, block: Block) -> bool:
@@ -51,7 +69,7 @@ def block_matches(descriptor: int, block: Block) -> bool:
 
 def differs(manifest: Manifest, block: Block) -> DistcacheError:
     """Return the error for a shared file that differs from its digest."""
-    path, _, _ = origin_of(manifest, block)
+    path = origin_of(manifest, block).path
     if block.source is not None:
         return CorpusError(
             f"{path}: is not the shard that was indexed: its digest differs; index the data set "
@@ -77,36 +95,71 @@ class Damaged(Unreadable):
     exit_code = CorpusError.exit_code
 
 
+def recorded_digest(file: File, block: Block) -> str:
+    """Return the digest of a block, or the one that this node has recorded; empty if none."""
+    if block.digest:
+        return block.digest
+    place = DIGEST.itemsize * (block.begin // UNIT)
+    try:
+        with closing_fd(open_regular(file.digests, follow=False)) as descriptor:
+            recorded = read_range(descriptor, place, place + DIGEST.itemsize)
+    except (OSError, EOFError):
+        return ""
+    digest = int.from_bytes(recorded, "little")
+    return f"{digest:016x}" if digest else ""
+
+
 def _unreadable(path: str, error: OSError) -> Unreadable:
+    if error.errno == errno.ENODATA:
+        return Damaged(f"{path}: {error.strerror}; it was cut short while it was read; build again")
     if isinstance(error, FileNotFoundError):
         return Damaged(f"{path}: cannot be read: {error.strerror}; put it back, or build again")
     return Unreadable(f"{path}: cannot be read: {error.strerror}")
 
 
-def read_shared(path: str, begin: int, end: int) -> Iterator[NDArray[np.uint8]]:
-    """Yield bytes of a file, in pieces that are valid until the next.
+def read_shared(
+    path: str, begin: int, end: int, version: FileVersion | None = None
+) -> Iterator[NDArray[np.uint8]]:
+    """Yield bytes of a file or an object, in pieces that are valid until the next.
 
     Raises
     ------
     Unreadable
         If it cannot be read; `Damaged` if it is gone or too short.
+    ObjectChanged
+        If the object is of another version.
     """
-    try:
-        descriptor = open_regular(path)
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    with closing_fd(descriptor):
-        pieces = read_pieces(descriptor, begin, end)
-        while True:
+    size = PIECE if is_url(path) else LEAF_SIZE
+    with contextlib.ExitStack() as stack:
+        try:
+            place = stack.enter_context(open_place(path, version))
+            pieces = pieces_of(place, begin, end, size)
+            piece = next(pieces, None)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        while piece is not None:
+            yield piece
             try:
                 piece = next(pieces, None)
-            except CacheCorrupt as error:
-                raise Damaged(f"{path}: {error}; it was cut short while it was read") from error
             except OSError as error:
                 raise _unreadable(path, error) from error
-            if piece is None:
-                return
-            yield piece
+
+
+def read_shared_into(
+    out: NDArray[np.uint8], path: str, begin: int, version: FileVersion | None = None
+) -> None:
+    """Fill an array with bytes of a file or an object.
+
+    Raises
+    ------
+    Unreadable, ObjectChanged
+        As `read_shared`.
+    """
+    try:
+        with open_place(path, version) as place:
+            place.read_into(out, begin)
+    except OSError as error:
+        raise _unreadable(path, error) from error
 
 
 def _shard_pieces(
@@ -187,8 +240,15 @@ class StagedFiles:
         """Start write-back of a block early, so that the final fsync has little left to do."""
         os.posix_fadvise(descriptor, block.begin, block.size, os.POSIX_FADV_DONTNEED)
 
-    def copy(self, block: Block, path: str, begin: int, advance: Callable[[float], None]) -> bool:
-        """Copy a block from a file, where it starts at a byte; return whether it is valid.
+    def copy(
+        self,
+        block: Block,
+        path: str,
+        begin: int,
+        advance: Callable[[float], None],
+        version: FileVersion | None = None,
+    ) -> bool:
+        """Copy a block from where it starts in a file or object; return whether it is valid.
 
         Raises
         ------
@@ -198,13 +258,24 @@ class StagedFiles:
         digest = digest_of(block)
         offset = block.begin
         with closing_fd(self.open(block.file)) as target:
-            for piece in read_shared(path, begin, begin + block.size):
+            for piece in read_shared(path, begin, begin + block.size, version):
                 digest.update(piece.data)
                 self.write(target, offset, piece)
                 offset += piece.size
                 advance(piece.size)
             self.begin_writeback(target, block)
-        return bool(digest.hexdigest() == block.digest)
+        return self.accept(block, digest.hexdigest())
+
+    def accept(self, block: Block, digest: str) -> bool:
+        """Return whether the digest of what was written is right; record one that is not known."""
+        if block.digest:
+            return digest == block.digest
+        path = self._manifest.files[block.file].digests
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with no_space_as_error(path), closing_fd(os.open(path, flags, 0o600)) as descriptor:
+            number = np.array([int(digest, 16)], DIGEST)
+            write_range(descriptor, DIGEST.itemsize * (block.begin // UNIT), number)
+        return True
 
     def unpack(
         self, block: Block, packed: bytearray | None, advance: Callable[[float], None]
@@ -249,6 +320,8 @@ class StagedFiles:
                 self._write_frame(descriptor)
             os.fsync(descriptor)
             tick()
+            if target.kind == "copy" and target.size:
+                sync_file(target.digests)
             if target.modified:
                 os.utime(descriptor, ns=(target.modified, target.modified))
         if not in_place:

@@ -13,18 +13,15 @@ megatron/NAME/            the same cache as Megatron's files
 from __future__ import annotations
 
 import os
-import re
 import stat
 from pathlib import Path
 from typing import Final
-
-import xxhash
 
 from distcache.cache.format import Header
 from distcache.errors import DistcacheError
 from distcache.io.files import NOT_ALLOWED, TEMPORARY, closing_fd
 
-__all__ = ["Store", "cache_name", "corpus_stem", "existing_store", "make_store", "part_of", "sweep"]
+__all__ = ["Store", "cache_name", "existing_store", "make_store", "part_of", "sweep"]
 
 MARKER: Final = ".distcache-store"
 MARK: Final = b"distcache store, version 1\n"
@@ -34,25 +31,6 @@ PARTS: Final = ("caches", "corpora", "megatron", "windows")
 def cache_name(header: Header) -> str:
     """Return the name of a cache in a store, which tells content and tables apart."""
     return f"{header.key[:16]}-{header.tables_digest.hex()[:16]}"
-
-
-def corpus_stem(prefix: str, idx_digest: str, unpacked: str = "") -> str:
-    """Return the name of a corpus in a store.
-
-    Parameters
-    ----------
-    prefix : str
-        Its absolute shared path: equal indices may belong to different tokens.
-    idx_digest : str
-        Of its index.
-    unpacked : str
-        Of the shards that are unpacked beside it: the same index may lead into others. Where none
-        are, the `.bin` beside the index is a link.
-    """
-    identity = " ".join([idx_digest, prefix, *([unpacked] if unpacked else [])])
-    digest = xxhash.xxh3_64_hexdigest(identity.encode("utf-8", "surrogateescape"))
-    readable = re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(prefix))[:100].strip(".-")
-    return f"{readable or 'corpus'}-{digest}"
 
 
 class Store:

@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
+from distcache.node.arrivals import broadcast_blocks
 from distcache.node.local_state import Duplicate
 from distcache.node.localization import Localization
 from distcache.node.manifest import origin_of
 from distcache.node.place import node_count
 from distcache.node.staged_files import Unreadable, differs
-from distcache.node.striped_broadcast import striped_broadcast
 from distcache.ranks.agreement import on_all_ranks
 
 __all__ = ["AT_ONCE", "choose_transport", "copy_duplicates", "fetch", "turns"]
@@ -58,7 +58,7 @@ def fetch(run: Localization, mine: Sequence[int]) -> int:
     shares = run.agents.allgather(list(mine), list[int], "what the nodes need")
     needed = sorted({number for share in shares for number in share})
     return on_all_ranks(
-        run.agents, lambda: striped_broadcast(run, needed, frozenset(mine)), "broadcasting chunks"
+        run.agents, lambda: broadcast_blocks(run, needed, frozenset(mine)), "broadcasting chunks"
     )
 
 
@@ -97,9 +97,9 @@ def _copy_shared(run: Localization, numbers: Sequence[int]) -> int:
 
     def copy(number: int) -> int:
         block = run.manifest.blocks[number]
-        path, begin, end = origin_of(run.manifest, block)
+        path, begin, end, version = origin_of(run.manifest, block)
         if block.source is None:
-            valid = run.staged.copy(block, path, begin, run.progress.advance)
+            valid = run.staged.copy(block, path, begin, run.progress.advance, version)
         else:
             valid = run.staged.unpack(block, None, run.progress.advance)
         if not valid:

@@ -21,14 +21,15 @@ from distcache.errors import BuildInterrupted, CacheCorrupt, DistcacheError, Not
 from distcache.io.files import closing_fd, open_sized
 from distcache.megatron.export import wrong_files
 from distcache.node.lock import exclusive, is_used, try_exclusive
-from distcache.node.manifest import Block, Manifest, shard_blocks
+from distcache.node.manifest import Block, File, Manifest, copy_blocks, shard_blocks
 from distcache.node.records import LocalCorpus, Ready, read_records
 from distcache.node.space import allocated
-from distcache.node.staged_files import block_matches
+from distcache.node.staged_files import block_matches, recorded_digest
 from distcache.node.store import Store, existing_store
 from distcache.node.view import renamer
 from distcache.progress import Progress
 from distcache.ranks.communicator import SerialCommunicator
+from distcache.storage import is_url
 
 __all__ = [
     "Collected",
@@ -46,7 +47,9 @@ _CACHE: Final = r"[0-9a-f]{16}-[0-9a-f]{16}"
 _CORPUS: Final = r".+-[0-9a-f]{16}"
 # Files with other names are not distcache's, and are never removed.
 CACHES: Final = re.compile(rf"({_CACHE})\.(?:h5|json|lock)|\.({_CACHE})\.(?:h5|json)\..*part")
-CORPORA: Final = re.compile(rf"({_CORPUS})\.(?:idx|bin)|\.({_CORPUS})\.(?:idx|bin)\..*part")
+CORPORA: Final = re.compile(
+    rf"({_CORPUS})\.(?:idx|bin|bin\.xxh3)|\.({_CORPUS})\.(?:idx|bin)\..*part"
+)
 VIEWS: Final = re.compile(rf"({_CACHE})()")
 VIEW_FILES: Final = re.compile(
     r"\.?(?:[0-9a-f]{32}-(?:GPT|Blended)Dataset-|distcache-[0-9a-f]{16}).*"
@@ -175,7 +178,7 @@ def _verify_copy(store: Store, record: Ready, threads: int) -> Iterator[str]:
         )
         for corpus, digest in zip(record.corpora, digests, strict=True)
     )
-    blocks = itertools.chain(indices, _unpacked_blocks(store, record, cache))
+    blocks = itertools.chain(indices, _token_blocks(store, record, cache))
     with ThreadPoolExecutor(threads) as pool:
         yield from filter(None, pool.map(_compare, blocks))
     if record.megatron is not None:
@@ -183,21 +186,29 @@ def _verify_copy(store: Store, record: Ready, threads: int) -> Iterator[str]:
         yield from wrong_files(cache, store.view(record.name), rename, record.naming)
     if record.linked:
         for corpus in record.corpora:
-            if corpus.bin_size or not corpus.has_tokens:
+            if corpus.bin_size or not corpus.has_tokens or is_url(corpus.shared):
                 continue
             link = bin_path(store.prefix(corpus.stem))
             if not os.path.islink(link):
                 yield f"{link}: the link to the tokens is gone"
 
 
-def _unpacked_blocks(store: Store, record: Ready, cache: Cache) -> Iterator[tuple[str, int, Block]]:
-    """Yield the shards that were unpacked: the file, its bytes, and the block."""
+def _token_blocks(store: Store, record: Ready, cache: Cache) -> Iterator[tuple[str, int, Block]]:
+    """Yield the blocks of each `.bin`, shards or copies: the file, its bytes, and the block."""
     seen = set()
     for source, corpus in enumerate(record.corpora):
         if corpus.bin_size and corpus.stem not in seen:
             seen.add(corpus.stem)
             path = bin_path(store.prefix(corpus.stem))
-            for block in shard_blocks(cache, source, 0):
+            file = File(corpus.shared, Path(path), corpus.bin_size, 0, "copy")
+            if not corpus.copied:
+                blocks = shard_blocks(cache, source, 0)
+            else:
+                blocks = [
+                    msgspec.structs.replace(block, digest=recorded_digest(file, block))
+                    for block in copy_blocks(corpus.bin_size, 0)
+                ]
+            for block in blocks:
                 yield path, corpus.bin_size, block
 
 

@@ -16,6 +16,7 @@ from distcache.node.manifest import CACHE, Manifest
 from distcache.node.records import LocalCorpus
 from distcache.node.space import allocated
 from distcache.node.store import Store
+from distcache.storage import is_url
 
 __all__ = ["link_tokens", "make_view", "missing_view_bytes", "renamer"]
 
@@ -25,7 +26,7 @@ HEADER: int = 128  # bytes of a .npy file before its array
 def link_tokens(store: Store, manifest: Manifest) -> None:
     """Give every corpus of a cache a link to its shared `.bin`, if that is where it has one."""
     for corpus in manifest.corpora:
-        if corpus.bin_size or not corpus.has_tokens:
+        if corpus.bin_size or not corpus.has_tokens or is_url(corpus.shared):
             continue
         link, target = Path(bin_path(store.prefix(corpus.stem))), bin_path(corpus.shared)
         with contextlib.suppress(OSError):

@@ -35,12 +35,12 @@ from distcache.storage.access import Access, environment_access
 from distcache.storage.faults import as_ours, is_slow_down, is_transient, short_text
 from distcache.storage.msc import profile_access
 from distcache.storage.pace import Pace, Window
+from distcache.storage.place import PIECE
 from distcache.storage.url import Address, address_of
 from distcache.timeouts import limits
 
-__all__ = ["PIECE", "Bucket", "ObjectPlace", "find_bucket"]
+__all__ = ["Bucket", "ObjectPlace", "find_bucket"]
 
-PIECE: Final = 8 << 20  # bytes of a request
 RETRIES: Final = 3  # of the client's own, which continue a cut answer where it ended
 FIRST_PAUSE: Final = 0.2  # seconds, between our own attempts; each is twice the one before
 LONGEST_PAUSE: Final = 10.0

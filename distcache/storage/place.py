@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,10 @@ from distcache.storage.url import address_of, is_url
 if TYPE_CHECKING:
     from distcache.storage.bucket import Bucket
 
-__all__ = ["Place", "bucket_of", "exists", "open_place", "read_place", "version_at"]
+__all__ = ["PIECE", "Place", "bucket_of", "exists", "open_place", "read_place", "version_at"]
+
+
+PIECE: Final = 8 << 20  # bytes of an object that are requested at a time
 
 
 class Place(Protocol):

@@ -1,0 +1,234 @@
+"""Fetch the indices and receipts of corpora in buckets, each once for all ranks of a job.
+
+They go to a directory of each node, which is removed at the end. The `.bin` files stay where they
+are: nothing but training reads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from distcache.corpus.idx import idx_path
+from distcache.corpus.receipt import receipt_path
+from distcache.errors import DistcacheError, ObjectMissing
+from distcache.io.files import (
+    FileVersion,
+    closing_fd,
+    no_space_as_error,
+    open_to_write,
+    write_range,
+)
+from distcache.io.threads import map_in_threads
+from distcache.progress import Progress
+from distcache.ranks.agreement import on_all_ranks
+from distcache.ranks.communicator import Communicator
+from distcache.ranks.striped_broadcast import CHUNK, Buffer, striped_broadcast
+from distcache.staging.locks import try_lock
+from distcache.staging.owner import NODE_NAME
+from distcache.storage import is_url, open_place, version_at
+from distcache.storage.copies import ObjectCopy, forget_copies, register_copy
+
+__all__ = ["fetched_indices"]
+
+AT_ONCE: Final = 16  # objects that are asked for at a time
+AHEAD: Final = 8  # chunks that an agent reads ahead
+LOCK: Final = "lock"
+
+
+class _Object(msgspec.Struct, frozen=True):
+    """An object that exists."""
+
+    url: str
+    version: FileVersion
+
+
+class _Chunk(msgspec.Struct, frozen=True):
+    """Bytes [begin, end) of an object, by its number."""
+
+    number: int
+    begin: int
+    end: int
+
+
+@contextlib.contextmanager
+def fetched_indices(
+    communicator: Communicator, prefixes: Sequence[str], progress: Progress
+) -> Iterator[None]:
+    """Fetch what all ranks read of corpora in buckets, for the time of the block. Collective.
+
+    Those that do not exist are not fetched: whoever opens them says so.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Of all ranks.
+    prefixes : sequence of str
+        Of corpora, the same on all ranks; paths are left alone.
+    progress : Progress
+        Receives the bytes.
+
+    Raises
+    ------
+    DistcacheError
+        On all ranks the same.
+    """
+    wanted = [prefix for prefix in prefixes if is_url(prefix)]
+    if not wanted:
+        yield
+        return
+    progress.phase("looking for indices in buckets")
+    objects = _find(communicator, [idx_path(p) for p in wanted], [receipt_path(p) for p in wanted])
+    with contextlib.ExitStack() as stack:
+        directory = _directory(communicator, stack)
+        agents = communicator.subgroup(_first_of_nodes(communicator))
+        size = sum(found.version.size for found in objects)
+        progress.phase("fetching indices", size)
+
+        def fetch() -> None:
+            if agents is not None:
+                _fetch(agents, objects, directory, progress)
+
+        on_all_ranks(communicator, fetch, "fetching indices")
+        stack.callback(forget_copies, [found.url for found in objects])
+        for number, found in enumerate(objects):
+            register_copy(found.url, ObjectCopy(_path(directory, number), found.version))
+        yield
+
+
+def _find(
+    communicator: Communicator, indices: Sequence[str], receipts: Sequence[str]
+) -> list[_Object]:
+    """Return which objects exist; ranks share the requests. Collective."""
+    urls = list(itertools.chain.from_iterable(zip(indices, receipts, strict=True)))
+    own = urls[communicator.rank :: communicator.size]
+
+    def look(url: str) -> _Object | None:
+        try:
+            return _Object(url, version_at(url))
+        except ObjectMissing:
+            return None
+
+    mine = on_all_ranks(
+        communicator, lambda: map_in_threads(look, own, AT_ONCE), "looking for objects"
+    )
+    shares = communicator.allgather(mine, list[_Object | None], "objects")
+    return [found for share in shares for found in share if found is not None]
+
+
+def _node() -> str:
+    return os.environ.get(NODE_NAME) or socket.gethostname()
+
+
+def _first_of_nodes(communicator: Communicator) -> set[int]:
+    """Return the first rank of each node. Collective."""
+    names = communicator.allgather(_node(), str, "the names of nodes")
+    return {names.index(name) for name in names}
+
+
+def _directory(communicator: Communicator, stack: contextlib.ExitStack) -> str:
+    """Return this node's directory, made by its first rank, which removes it at the end."""
+    is_first = communicator.rank in _first_of_nodes(communicator)
+
+    def make() -> str:
+        if not is_first:
+            return ""
+        _sweep()
+        directory = tempfile.mkdtemp(prefix=_start())
+        lock = try_lock(Path(directory, LOCK))
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        if lock is not None:
+            stack.callback(os.close, lock)
+        return directory
+
+    made = on_all_ranks(communicator, make, "making a directory")
+    pairs = communicator.allgather((_node(), made), tuple[str, str], "directories of nodes")
+    return next(path for node, path in pairs if node == _node() and path)
+
+
+def _start() -> str:
+    return f"distcache-{os.geteuid()}-indices-"
+
+
+def _sweep() -> None:
+    """Remove the directories of killed jobs: those that nobody has locked."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_start()}*"):
+        with contextlib.suppress(OSError):
+            if path.is_symlink() or os.lstat(path).st_uid != os.geteuid():
+                continue
+            lock = try_lock(path / LOCK, make=False)
+            if lock is not None:
+                with closing_fd(lock):
+                    shutil.rmtree(path, ignore_errors=True)
+
+
+def _path(directory: str, number: int) -> str:
+    return os.path.join(directory, str(number))
+
+
+class _Files:
+    """Writes chunks that have arrived to the files of a directory."""
+
+    def __init__(self, directory: str, chunks: Sequence[_Chunk]) -> None:
+        self._directory = directory
+        self._chunks = chunks
+        self.problem: DistcacheError | OSError | None = None
+
+    def has_room(self) -> bool:
+        """Return that the next may come: `give` waits for the disk."""
+        return True
+
+    def give(self, chunk: int, data: Buffer) -> None:
+        """Write a chunk; what goes wrong is kept, since other agents are within broadcasts."""
+        if self.problem is not None:
+            return
+        found = self._chunks[chunk]
+        path = _path(self._directory, found.number)
+        try:
+            with no_space_as_error(path), closing_fd(open_to_write(path)) as descriptor:
+                write_range(descriptor, found.begin, data)
+        except (DistcacheError, OSError) as error:
+            self.problem = error
+
+    def close(self) -> None:
+        """Do nothing: all is written."""
+
+
+def _fetch(
+    agents: Communicator, objects: Sequence[_Object], directory: str, progress: Progress
+) -> None:
+    """Fetch objects to this node's directory. Collective over the agents.
+
+    Raises
+    ------
+    DistcacheError, OSError
+        Of what this agent saw, or all did.
+    """
+    chunks = [
+        _Chunk(number, begin, min(begin + CHUNK, found.version.size))
+        for number, found in enumerate(objects)
+        for begin in range(0, found.version.size, CHUNK)
+    ]
+    for number in range(len(objects)):
+        Path(_path(directory, number)).touch(0o600)
+
+    def read(place: int, out: Buffer) -> None:
+        chunk = chunks[place]
+        found = objects[chunk.number]
+        with open_place(found.url, found.version) as source:
+            source.read_into(out, chunk.begin)
+
+    sink = _Files(directory, chunks)
+    sizes = [chunk.end - chunk.begin for chunk in chunks]
+    striped_broadcast(agents, sizes, read, sink, progress.advance, AHEAD)
+    if sink.problem is not None:
+        raise sink.problem
