@@ -36,7 +36,7 @@ def corpus_stem(prefix: str, idx_digest: str, own: str = "") -> str:
 
 def beside(cache: str, prefix: str, idx_digest: str) -> str:
     """Return where `distcache upload --corpora` puts a corpus: beside the cache in the bucket."""
-    return f"{os.path.dirname(cache)}/{DIRECTORY}/{corpus_stem(located(prefix), idx_digest)}"
+    return f"{cache.rpartition('/')[0]}/{DIRECTORY}/{corpus_stem(prefix, idx_digest)}"
 
 
 def corpus_places(contents: Contents) -> list[str]:

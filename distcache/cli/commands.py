@@ -121,6 +121,12 @@ COMMANDS: Final = {
         "Say whether a cache is ready, or how far its build is.",
         interrupted="a build continues without this command",
     ),
+    "upload": Entry(
+        "upload",
+        "upload_command",
+        "Put a cache, and its corpora, into a bucket.",
+        interrupted=None,
+    ),
     "localize": Entry(
         "node",
         "localize_command",

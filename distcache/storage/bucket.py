@@ -24,9 +24,7 @@ from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 from distcache.errors import (
     AccessDenied,
     DistcacheError,
-    KeyMismatch,
     ObjectChanged,
-    ObjectMissing,
     StorageError,
 )
 from distcache.io.files import FileVersion
@@ -44,7 +42,6 @@ __all__ = ["Bucket", "ObjectPlace", "find_bucket"]
 RETRIES: Final = 3  # of the client's own, which continue a cut answer where it ended
 FIRST_PAUSE: Final = 0.2  # seconds, between our own attempts; each is twice the one before
 LONGEST_PAUSE: Final = 10.0
-WHOLE: Final = 64 << 20  # bytes that are uploaded in one request
 MOST_PARTS: Final = 9_000  # of a multipart upload; stores allow 10,000
 Result = TypeVar("Result")
 
@@ -182,44 +179,37 @@ class Bucket:
             raise StorageError(url, f"answered with {len(data)} bytes, not {end - begin}")
         return data
 
-    def create(self, url: str, path: Path) -> None:
-        """Upload a file under a name that no object has.
-
-        A larger file goes in parts, and appears when the last one is there.
+    def create(self, url: str, content: Path | bytes) -> bool:
+        """Send a file, or bytes, in one request; return whether: not if the name is taken.
 
         Raises
         ------
-        KeyMismatch
-            If an object has the name.
         StorageError
             If it cannot be written.
         """
-        key, size = self._key(url), path.stat().st_size
-        if size <= WHOLE:
-            try:
-                self._try(url, lambda store: obstore.put(store, key, path, mode="create"))
-            except _Exists:
-                raise KeyMismatch(f"{url}: an object has this name already") from None
-            return
-        if self._has(url):
-            raise KeyMismatch(f"{url}: an object has this name already")
-        part = max(PIECE, -(-size // MOST_PARTS))
-        self._try(
-            url,
-            lambda store: obstore.put(store, key, path, chunk_size=part, max_concurrency=8),
-        )
+        key = self._key(url)
+        try:
+            self._try(url, lambda store: obstore.put(store, key, content, mode="create"))
+        except _Exists:
+            return False
+        return True
+
+    def put_parts(self, url: str, path: Path) -> None:
+        """Send a file in parts; the object appears when the last one is there.
+
+        Raises
+        ------
+        StorageError
+            If it cannot be written.
+        """
+        key = self._key(url)
+        part = max(PIECE, -(-path.stat().st_size // MOST_PARTS))
+        self._try(url, lambda store: obstore.put(store, key, path, chunk_size=part))
 
     def remove(self, url: str) -> None:
         """Remove an object that this job has made."""
         key = self._key(url)
         self._try(url, lambda store: obstore.delete(store, key))
-
-    def _has(self, url: str) -> bool:
-        try:
-            self.version(url)
-        except ObjectMissing:
-            return False
-        return True
 
     def _key(self, url: str) -> str:
         key = address_of(url).key

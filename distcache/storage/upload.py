@@ -1,0 +1,60 @@
+"""Create objects that never replace others, also large ones, which stores write in parts.
+
+A small object is created by one request, which stores refuse if the name is taken. A large one is
+written in parts, without such a condition: another, small object claims its name meanwhile.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from distcache.errors import KeyMismatch
+from distcache.io.files import version_of
+from distcache.storage.place import bucket_of, exists, read_place, version_at
+
+__all__ = ["create_object"]
+
+WHOLE: Final = 64 << 20  # bytes that are sent in one request
+CLAIM: Final = ".uploading"
+
+
+def create_object(url: str, path: Path) -> bool:
+    """Send a file, and return whether it was; not if an object has the name already.
+
+    Raises
+    ------
+    KeyMismatch
+        If another job is sending an object of this name.
+    StorageError
+        If it cannot be written.
+    """
+    bucket = bucket_of(url)
+    if path.stat().st_size <= WHOLE:
+        return bucket.create(url, path)
+    if exists(url):
+        return False
+    claim, token = f"{url}{CLAIM}", _token(path)
+    if not bucket.create(claim, token) and not _is_ours(claim, token):
+        raise KeyMismatch(
+            f"{claim}: another file is being uploaded under this name; if no job is running, "
+            "remove this claim and upload again"
+        )
+    try:
+        if exists(url):
+            return False
+        bucket.put_parts(url, path)
+    finally:
+        bucket.remove(claim)
+    return True
+
+
+def _token(path: Path) -> bytes:
+    """Return what identifies a file: a run that goes on with a killed one has the same."""
+    return repr((str(path.absolute()), version_of(path.stat()))).encode("utf-8", "surrogateescape")
+
+
+def _is_ours(claim: str, token: bytes) -> bool:
+    """Return whether a claim is for the same file, as that of a killed run is."""
+    version = version_at(claim)
+    return version.size == len(token) and read_place(claim, 0, len(token), version) == token
