@@ -14,12 +14,16 @@ if TYPE_CHECKING:
     from distcache.cache.readiness import wait
     from distcache.errors import ShardWaitWarning, SharedFileWarning, StateWarning
     from distcache.train.batches import Batches
+    from distcache.train.bin_reader import MegatronBinReader
     from distcache.train.open import open_cache as open  # noqa: A004
+    from distcache.train.read_ahead import ReadAhead
     from distcache.train.same_cache import agree
     from distcache.train.sampler import ResumableSampler
 
 __all__ = [
     "Batches",
+    "MegatronBinReader",
+    "ReadAhead",
     "ResumableSampler",
     "ShardWaitWarning",
     "SharedFileWarning",
@@ -36,6 +40,8 @@ __getattr__ = importing(
     __name__,
     {
         "Batches": ("distcache.train.batches", "Batches"),
+        "MegatronBinReader": ("distcache.train.bin_reader", "MegatronBinReader"),
+        "ReadAhead": ("distcache.train.read_ahead", "ReadAhead"),
         "ResumableSampler": ("distcache.train.sampler", "ResumableSampler"),
         "ShardWaitWarning": ("distcache.errors", "ShardWaitWarning"),
         "SharedFileWarning": ("distcache.errors", "SharedFileWarning"),

@@ -122,6 +122,11 @@ class StorageError(DistcacheError, OSError):
         super().__init__(f"{url}: {reason}")
         self.errno, self.strerror, self.filename = number, reason, url
 
+    @property
+    def passes(self) -> bool:
+        """Whether another attempt, later, may succeed."""
+        return self.errno == errno.EIO
+
 
 class AccessDenied(StorageError, PermissionError):
     """There are no credentials, or they are not allowed what is asked."""

@@ -52,6 +52,10 @@ class TimeLimits(msgspec.Struct, frozen=True):
         Until another node sees a file, on a network filesystem.
     requeue : float
         Until Slurm has requeued what it may requeue.
+    fetcher_start : float
+        Until a fetcher answers that was started.
+    fetcher_idle : float
+        Without a client, after which a fetcher ends.
     object_silence : float
         Between two bytes of a store's answer.
     object_store : float
@@ -73,6 +77,8 @@ class TimeLimits(msgspec.Struct, frozen=True):
     first_import: float = 120.0
     visible: float = 60.0
     requeue: float = 15.0
+    fetcher_start: float = 60.0
+    fetcher_idle: float = 10.0
     object_silence: float = 20.0
     object_store: float = 300.0
     signal: float = 10.0

@@ -14,6 +14,7 @@ import typer
 
 from distcache.cli.show import LogFormat
 from distcache.errors import BuildInterrupted, ConfigError
+from distcache.units import parse_size
 
 __all__ = [
     "ENDING",
@@ -139,25 +140,6 @@ def _interrupt(number: int, _: FrameType | None) -> None:
         return
     _interrupted = True
     raise BuildInterrupted(f"interrupted by {signal.Signals(number).name}; {_advice}")
-
-
-def parse_size(text: str, least: int = 0) -> int:
-    """Parse a number of bytes with an optional suffix K, M, G or T, in powers of 1024.
-
-    Raises
-    ------
-    ConfigError
-        If it is not one, or less than `least`.
-    """
-    bare = text.strip().upper().removesuffix("B").removesuffix("I")
-    power = "KMGT".find(bare[-1:]) + 1 if bare[-1:] else 0
-    try:
-        size = int(float(bare[:-1] if power else bare) * 1024**power)
-    except (ValueError, OverflowError):
-        size = -1
-    if size < least:
-        raise ConfigError(f"{text!r} is not a size in bytes, such as 8G")
-    return size
 
 
 def optional_size(text: str | None) -> int | None:

@@ -65,6 +65,14 @@ def localize_command(
             "linked: training reads what it needs of them.",
         ),
     ] = "link",
+    read_ahead: Annotated[
+        bool,
+        typer.Option(
+            "--read-ahead",
+            help="Let the node's fetcher read .bin files of a slow shared filesystem ahead of "
+            "training, as it does those of a bucket.",
+        ),
+    ] = False,
     shards: Annotated[
         Literal["compressed", "all", "windows", "none"] | None,
         typer.Option(
@@ -129,6 +137,7 @@ def localize_command(
         directory=to,
         link=tokens != "none",
         copy=tokens == "copy",
+        read_ahead=read_ahead,
         megatron=megatron is not None,
         shards=shards,
         naming=naming_from(tokenizer, megatron, fim_data=fim_data),

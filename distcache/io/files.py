@@ -174,7 +174,7 @@ def digest_range(
     return digest.hexdigest()
 
 
-def write_range(descriptor: int, offset: int, data: bytes | NDArray[Any]) -> None:
+def write_range(descriptor: int, offset: int, data: bytes | memoryview | NDArray[Any]) -> None:
     """Write all bytes at an offset of an open file."""
     view = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
     done = 0

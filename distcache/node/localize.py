@@ -264,6 +264,7 @@ def _fulfils(record: Ready | None, options: LocalizeOptions) -> bool:
     unpacked = record.shards == _more_shards(record, options.shards)
     viewed = not options.megatron or (record.megatron is not None and named)
     tokens = record.linked >= options.link and record.copied >= options.copy
+    tokens &= record.read_ahead >= options.read_ahead
     return tokens and viewed and unpacked and options.budget is None
 
 
@@ -275,6 +276,7 @@ def _with_earlier_options(before: Ready | None, options: LocalizeOptions) -> Loc
         options,
         link=options.link or before.linked,
         copy=options.copy or before.copied,
+        read_ahead=options.read_ahead or before.read_ahead,
         megatron=options.megatron or before.megatron is not None,
         shards=_more_shards(before, options.shards),
         naming=_latest(before.naming, options.naming),
@@ -335,7 +337,14 @@ def _make_manifest(
 
     def make() -> Manifest:
         manifest = make_manifest(
-            store, source, contents, version, facts, options.shards or SHARDS, copy=options.copy
+            store,
+            source,
+            contents,
+            version,
+            facts,
+            options.shards or SHARDS,
+            copy=options.copy,
+            read_ahead=options.read_ahead,
         )
         if options.shards == "windows":
             for number in windowed_sources(contents):

@@ -262,6 +262,7 @@ def make_manifest(
     shards: str = "compressed",
     *,
     copy: bool = False,
+    read_ahead: bool = False,
 ) -> Manifest:
     """Return what a cache needs in a store.
 
@@ -282,6 +283,8 @@ def make_manifest(
         a compressed shard, ``all`` or ``none``. One that is beside the shared index is linked.
     copy : bool
         Whether the node gets a copy of each `.bin`, instead of a link.
+    read_ahead : bool
+        Whether a `.bin` that is a file is read by the fetcher.
 
     Raises
     ------
@@ -301,6 +304,8 @@ def make_manifest(
     seen: set[str] = set()
     for number, (corpus, found) in enumerate(zip(describe(contents), facts, strict=True)):
         local = _local_corpus(contents, number, corpus, found, shards, copy=copy)
+        if read_ahead or is_url(corpus.prefix) or local.copied:
+            local = msgspec.structs.replace(local, bin_version=found.bin)
         corpora.append(local)
         if local.stem in seen:
             continue
@@ -340,7 +345,6 @@ def _local_corpus(
         bin_size=corpus.bin_size if own else 0,
         has_tokens=found.bin is not None or unpacked,
         copied=bool(own) and not unpacked,
-        bin_version=found.bin if is_url(corpus.prefix) or own else None,
     )
 
 

@@ -55,7 +55,7 @@ class LocalCorpus(msgspec.Struct, frozen=True):
     copied : bool
         Whether the `.bin` in the store is a copy of the shared one.
     bin_version : FileVersion or None
-        Of the shared `.bin`, if it is an object, or was copied.
+        Of the shared `.bin`, if it is an object, was copied, or is read by the fetcher.
     """
 
     shared: str
@@ -99,6 +99,8 @@ class Ready(msgspec.Struct, frozen=True):
         As `LocalizeOptions.shards`.
     copied : bool
         As `LocalizeOptions.copy`.
+    read_ahead : bool
+        As `LocalizeOptions.read_ahead`.
     """
 
     name: str
@@ -118,6 +120,7 @@ class Ready(msgspec.Struct, frozen=True):
     fim: bool | None = None
     shards: str = "none"
     copied: bool = False
+    read_ahead: bool = False
 
     @property
     def naming(self) -> Naming:
@@ -175,6 +178,8 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
         Whether the store gets links to the `.bin` files.
     copy : bool
         Whether it gets copies of them instead.
+    read_ahead : bool
+        Whether those of a shared filesystem are read by the fetcher, as those of a bucket are.
     megatron : bool
         Whether it gets Megatron's files too.
     shards : str
@@ -199,6 +204,7 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
     directory: str | None = None
     link: bool = True
     copy: bool = False
+    read_ahead: bool = False
     megatron: bool = False
     shards: str | None = None
     naming: Naming = Naming()

@@ -287,6 +287,7 @@ def _mark_ready(run: Localization) -> Ready:
         corpora=manifest.corpora,
         linked=options.link,
         copied=options.copy,
+        read_ahead=options.read_ahead,
         megatron=view,
         tokenizer=options.naming.tokenizer,
         releases=options.naming.releases,

@@ -6,6 +6,7 @@ caches/NAME.h5            a cache
 caches/NAME.json          its ready record, written last
 caches/NAME.lock          locked, shared, by users of the cache; its time is the last use
 corpora/STEM.idx, .bin    the index of a corpus, and a link to its shared tokens
+ahead/                    what the fetcher of the node has read ahead of training
 megatron/NAME/            the same cache as Megatron's files
 **/.*.part                unfinished files
 """
@@ -25,7 +26,7 @@ __all__ = ["Store", "cache_name", "existing_store", "make_store", "part_of", "sw
 
 MARKER: Final = ".distcache-store"
 MARK: Final = b"distcache store, version 1\n"
-PARTS: Final = ("caches", "corpora", "megatron", "windows")
+PARTS: Final = ("caches", "corpora", "megatron", "windows", "ahead")
 
 
 def cache_name(header: Header) -> str:
@@ -43,6 +44,7 @@ class Store:
         self.corpora = root / "corpora"
         self.megatron = root / "megatron"
         self.windows = root / "windows"
+        self.ahead = root / "ahead"
 
     def cache(self, name: str) -> Path:
         """Return the cache file."""

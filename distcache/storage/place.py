@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -19,7 +20,16 @@ from distcache.storage.url import address_of, is_url
 if TYPE_CHECKING:
     from distcache.storage.bucket import Bucket
 
-__all__ = ["PIECE", "Place", "bucket_of", "exists", "open_place", "read_place", "version_at"]
+__all__ = [
+    "PIECE",
+    "Place",
+    "bucket_of",
+    "exists",
+    "open_place",
+    "read_place",
+    "used_buckets",
+    "version_at",
+]
 
 
 PIECE: Final = 8 << 20  # bytes of an object that are requested at a time
@@ -146,6 +156,12 @@ def read_place(path: str, begin: int, end: int, version: FileVersion | None = No
     with open_place(path, version) as place:
         place.read_into(out, begin)
     return out.tobytes()
+
+
+def used_buckets() -> list[Bucket]:
+    """Return the buckets that this process has used; nothing is imported for it."""
+    module = sys.modules.get("distcache.storage.bucket")
+    return [] if module is None else module.all_buckets()
 
 
 def bucket_of(url: str) -> Bucket:

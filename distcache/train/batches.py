@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, default_collate
 
 from distcache.errors import ConfigError
 from distcache.train.dataset import CachedDataset
+from distcache.train.read_ahead import ReadAhead
 from distcache.train.rows import RowDataset
 from distcache.train.sampler import ResumableSampler
 
@@ -39,6 +40,8 @@ class Batches(Iterator[Any]):
         Processes that read and collate; without any, a thread does.
     ahead : int
         Batches that are read ahead; with workers, by each of them.
+    read_ahead : int, str or None
+        The budget of `ReadAhead`, where the node's fetcher reads tokens.
     **order
         As of `ResumableSampler`: ``consumed_samples``, ``order``, ``data_sharding``, ``drop_last``.
 
@@ -58,6 +61,7 @@ class Batches(Iterator[Any]):
         collate: Callable[[list[Any]], Any] | None = None,
         workers: int = 0,
         ahead: int = 2,
+        read_ahead: int | str | None = None,
         **order: Any,
     ) -> None:
         counts = {"workers": workers, "ahead": ahead}
@@ -70,6 +74,9 @@ class Batches(Iterator[Any]):
         self._sampler = ResumableSampler(
             dataset, micro_batch_size, data_parallel_rank, data_parallel_size, **order
         )
+        self._ordered: Iterable[Sequence[int | None]] = self._sampler
+        if isinstance(dataset, CachedDataset):
+            self._ordered = ReadAhead(self._sampler, dataset, read_ahead)
         default = list if isinstance(dataset, RowDataset) else default_collate
         self._collate: Callable[[list[Any]], Any] = default if collate is None else collate
         self._workers = workers
@@ -146,7 +153,7 @@ class Batches(Iterator[Any]):
         """Yield the samples of each batch, and remember what is consumed with it."""
         while True:
             count = 0
-            for indices in self._sampler:
+            for indices in self._ordered:
                 count += 1
                 self._drawn.append(self._sampler.consumed_samples)
                 yield indices

@@ -14,6 +14,8 @@ import torch
 from torch.utils.data import Dataset
 
 from distcache.errors import ConfigError
+from distcache.fetcher.client import FetchClient
+from distcache.fetcher.protocol import Source
 from distcache.io.threads import decodable
 from distcache.kernels import SampleRules
 from distcache.train.batch import BatchMemory, BatchRow, attention_masks, rows_of
@@ -37,6 +39,7 @@ class _Open:
     split: Split
     reader: SplitReader
     gate: WindowGate | None
+    fetch_client: FetchClient | None
 
 
 class CachedDataset(Dataset[Any]):
@@ -109,6 +112,19 @@ class CachedDataset(Dataset[Any]):
         """Return several samples that are read together; called by `DataLoader`."""
         return rows_of(self._read(indices, whole=True)) if len(indices) else []
 
+    @property
+    def fetch_client(self) -> FetchClient | None:
+        """The client of the node's fetcher, if it reads any tokens of the cache."""
+        return self._here().fetch_client
+
+    def fetched_ranges(self, indices: Sequence[int | None]) -> list[tuple[Source, int, int]]:
+        """Return what the fetcher has to read of samples, in their order: source, byte, bytes."""
+        here = self._here()
+        size = here.split.size
+        positions = [0 if index is None else _position(index, size) for index in indices]
+        members, samples = here.split.look_up(np.array(positions, np.int64))
+        return here.reader.fetched_ranges(members.tolist(), np.asarray(samples, np.int64))
+
     def _read(self, indices: Sequence[int | None], *, whole: bool) -> dict[str, torch.Tensor]:
         """Read samples into new tensors, a row each; `whole` if they stay together as a batch."""
         here = self._here()
@@ -172,7 +188,8 @@ class CachedDataset(Dataset[Any]):
                     f"{cache.prefixes[source]}: consists of rows; open it with cache.rows(...)"
                 )
         reader = SplitReader(opened, found.members, self._rules())
-        return _Open(os.getpid(), cache.sequence_length, found, reader, opened.gate)
+        length, client = cache.sequence_length, opened.fetch_client
+        return _Open(os.getpid(), length, found, reader, opened.gate, client)
 
     def _rules(self) -> SampleRules:
         options = self.options

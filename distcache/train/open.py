@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
@@ -26,12 +28,15 @@ from distcache.errors import (
     NotReady,
     SharedFileWarning,
 )
+from distcache.fetcher.client import FetchClient
+from distcache.fetcher.protocol import Source
 from distcache.kernels import Section
 from distcache.node.lock import try_shared
 from distcache.node.place import local_directory
 from distcache.node.records import Ready, read_record, read_records
 from distcache.node.store import Store, cache_name, existing_store
 from distcache.node.windows import Windows, windowed_sources
+from distcache.storage import is_url, located, located_in
 from distcache.train.token_places import TokenPlaces, find_tokens
 from distcache.train.window_gate import WindowGate
 
@@ -53,7 +58,7 @@ class CacheHandle(msgspec.Struct, frozen=True):
     Attributes
     ----------
     path : str
-        The shared cache, absolute.
+        The shared cache, absolute, or its URL.
     store, name : str
         This node's store and the name of the copy in it; empty if the shared file is read.
     directory : str
@@ -88,9 +93,22 @@ class CacheHandle(msgspec.Struct, frozen=True):
             return self.open_shared()
 
     def open_shared(self) -> OpenCache:
-        """Open the shared file."""
+        """Open the shared file.
+
+        Raises
+        ------
+        NotReady
+            If it, or a corpus, is in a bucket, which only copies on a node are read of.
+        """
+        if is_url(self.path):
+            raise NotReady(f"{self.path}: {self.reason}; run `distcache localize` on this node")
         cache = open_mapped(self.path)
-        shared = [os.path.join(self.directory, prefix) for prefix in cache.prefixes]
+        shared = [located_in(self.directory, prefix) for prefix in cache.prefixes]
+        if (remote := next(filter(is_url, shared), None)) is not None:
+            raise NotReady(
+                f"{self.path}: its corpus {remote} is in a bucket; run `distcache localize` on "
+                "this node"
+            )
         return OpenCache(self, cache, shared, shared, None)
 
     def open_copy(self) -> OpenCache:
@@ -121,7 +139,13 @@ class CacheHandle(msgspec.Struct, frozen=True):
             for here, corpus in zip(local, record.corpora, strict=True)
         ]
         windows = Windows(store, self.name) if record.shards == "windows" else None
-        return OpenCache(self, cache, local, tokens, lock, windows)
+        fetched = {
+            source: Source(bin_path(corpus.shared), corpus.bin_version)
+            for source, corpus in enumerate(record.corpora)
+            if corpus.bin_version is not None and not corpus.bin_size
+        }
+        client = FetchClient(store.ahead) if fetched else None
+        return OpenCache(self, cache, local, tokens, lock, windows, fetched, client)
 
 
 def _require_files(store: Store, record: Ready) -> None:
@@ -155,6 +179,8 @@ class OpenCache:
         ``waits`` and ``seconds``.
     windows_of : frozenset of int
         The corpora of which it does.
+    fetch_client : FetchClient or None
+        Of the node's fetcher, if it reads the tokens of any corpus.
     """
 
     def __init__(
@@ -165,11 +191,15 @@ class OpenCache:
         tokens: Sequence[str],
         lock: int | None,
         windows: Windows | None = None,
+        fetched: Mapping[int, Source] = {},
+        client: FetchClient | None = None,
     ) -> None:
         self.handle = handle
         self.cache = cache
         self.gate = None if windows is None else WindowGate(windows, cache)
         self._windows = windows
+        self._fetched = fetched
+        self.fetch_client = client
         self.windows_of = frozenset(windowed_sources(cache) if windows is not None else ())
         self._indices = indices
         self._tokens = tokens
@@ -215,7 +245,10 @@ class OpenCache:
         size = int(self.cache.table("sources")["bin_size"][source])
         if self._windows is not None and source in self.windows_of:
             return TokenPlaces([(self._windows.bin(source), size)])
-        return find_tokens(self.cache, source, self._tokens[source], size)
+        found = find_tokens(self.cache, source, self._tokens[source], size)
+        if found.begins is None and source in self._fetched:
+            return dataclasses.replace(found, fetched=self._fetched[source])
+        return found
 
     def idx_of(self, source: int) -> Idx:
         """Map a corpus's index.
@@ -359,7 +392,8 @@ def open_cache(path: str | Path, local: str | Path | None = None) -> OpenCache:
     Parameters
     ----------
     path : path
-        The shared cache, as `distcache build` printed it.
+        The shared cache, as `distcache build` printed it, or its URL: then nothing but this node's
+        copy is opened.
     local : path or None
         This node's store; by default where `distcache localize` puts it.
 
@@ -379,7 +413,7 @@ def open_cache(path: str | Path, local: str | Path | None = None) -> OpenCache:
         if not isinstance(value, str | os.PathLike) and (name == "path" or value is not None):
             raise ConfigError(f"{name} is {value!r}, expected a path")
     root = local_directory(local, os.environ)
-    source, here = os.path.abspath(path), os.getcwd()  # noqa: PTH109
+    source, here = located(path), os.getcwd()  # noqa: PTH109
     reason = "no local directory is set"
     if root is not None:
         try:
@@ -400,8 +434,8 @@ def open_cache(path: str | Path, local: str | Path | None = None) -> OpenCache:
 def _name_in(root: Path, source: str) -> str:
     """Return the name that the copy of a shared cache has, or would have, in a store.
 
-    It follows from the header of the shared file; if that file is gone, it is the copy that was
-    made from this path.
+    It follows from the header of the shared file; if that file is gone, or is an object, which is
+    not looked at, it is the copy that was made from it.
 
     Raises
     ------
@@ -415,15 +449,15 @@ def _name_in(root: Path, source: str) -> str:
     store = existing_store(root)
     if store is None:
         raise NotReady(f"there is no store at {root}")
-    try:
-        descriptor, header = open_cache_file(Path(source))
-    except NotReady:
-        for record in read_records(store):
-            if record.source == source:
-                return record.name
-        raise NotReady(f"{root} has no copy of it") from None
-    os.close(descriptor)
-    return cache_name(header)
+    if not is_url(source):
+        with contextlib.suppress(NotReady):
+            descriptor, header = open_cache_file(Path(source))
+            os.close(descriptor)
+            return cache_name(header)
+    for record in read_records(store):
+        if record.source == source:
+            return record.name
+    raise NotReady(f"{root} has no copy of it")
 
 
 def _warn(path: str | Path, reason: object) -> None:

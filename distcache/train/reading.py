@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,10 @@ from numpy.typing import NDArray
 from distcache.corpus import Idx
 from distcache.corpus.shard_table import shards_at
 from distcache.errors import CacheCorrupt
+from distcache.fetcher.protocol import Source
 from distcache.io.files import write_range
-from distcache.kernels import Mapping, SampleRules, Section, find_shards, read_samples
+from distcache.kernels import Mapping as MappedFile
+from distcache.kernels import SampleRules, Section, find_shards, read_samples
 from distcache.train.open import OpenCache
 from distcache.train.shard_finder import ShardFinder
 from distcache.train.token_files import AT_ONCE, TokenFiles
@@ -51,6 +54,7 @@ class SplitReader:
         self._tokens: dict[int, TokenPlaces] = {}
         self._sections: dict[int, Section] = {}
         self._indices: dict[int, Idx] = {}
+        self._fetched: dict[str, tuple[Source, int]] = {}  # by path, with the bytes of a token
         self._faults = -1  # differs from the count: the cache may be damaged already
 
     @property
@@ -67,6 +71,9 @@ class SplitReader:
         """Open a section and the index of its corpus."""
         row, source = self._members[member]
         idx = self._indices[member] = self._opened.idx_of(source)
+        places = self._places(member)
+        if places.fetched is not None:
+            self._fetched[places.fetched.path] = (places.fetched, idx.item_size)
         return self._opened.section(row, idx, shards)
 
     def _places(self, member: int) -> TokenPlaces:
@@ -113,8 +120,65 @@ class SplitReader:
                     self._read_scattered(members[part.start], samples[rows], part.start, arrays)
                 else:
                     self._read_part(sections[rows], samples[rows], part.start, files[rows], arrays)
-            if Mapping.faults() != self._faults:
+            if MappedFile.faults() != self._faults:
                 self._require_intact()
+
+    def fetched_ranges(
+        self, members: Sequence[int], samples: NDArray[np.int64]
+    ) -> list[tuple[Source, int, int]]:
+        """Return what the node's fetcher has to read of samples, in order: source, byte, bytes.
+
+        Raises
+        ------
+        CacheCorrupt
+            If the arrays lead outside of one another.
+        """
+        with self._lock:
+            sections = [self._section(member) for member in members]
+            files = [self._places(member).files for member in members]
+            found: list[tuple[Source, int, int]] = []
+            for section, sample, own in zip(sections, samples.tolist(), files, strict=True):
+                if len(own) == 1 and own[0][0] in self._fetched:
+                    source, _ = self._fetched[own[0][0]]
+                    found += [
+                        (source, begin, size)
+                        for begin, size in self._ranges(section, sample, own[0][0])
+                        if size
+                    ]
+            return found
+
+    def _ranges(self, section: Section, sample: int, path: str) -> list[tuple[int, int]]:
+        """Return the first byte and the bytes of each part of a sample."""
+        item_size = self._fetched[path][1]
+        try:
+            return [(begin, count * item_size) for begin, count in section.parts(sample)]
+        except IndexError as wrong:
+            raise self._corrupt(wrong) from wrong
+
+    @contextlib.contextmanager
+    def _fetch(
+        self,
+        sections: Sequence[Section],
+        samples: NDArray[np.int64],
+        files: Sequence[Sequence[File]],
+    ) -> Iterator[dict[str, int]]:
+        """Yield descriptors of what the fetcher has read of samples, all at once, by path."""
+        wanted: dict[Source, dict[tuple[int, int], None]] = {}
+        for section, sample, own in zip(sections, samples.tolist(), files, strict=True):
+            if len(own) == 1 and own[0][0] in self._fetched:
+                path = own[0][0]
+                ranges = wanted.setdefault(self._fetched[path][0], {})
+                ranges.update(dict.fromkeys(self._ranges(section, sample, path)))
+        client = self._opened.fetch_client
+        if not wanted or client is None:
+            yield {}
+            return
+        found = client.read({source: list(ranges) for source, ranges in wanted.items()})
+        try:
+            yield {source.path: descriptor for source, descriptor in found.items()}
+        finally:
+            for descriptor in found.values():
+                os.close(descriptor)
 
     def _files_of(
         self, members: Sequence[int], sections: Sequence[Section], samples: NDArray[np.int64]
@@ -153,11 +217,27 @@ class SplitReader:
         arrays: Arrays,
     ) -> None:
         """Fill successive rows whose files can be open at the same time."""
+        with self._fetch(sections, samples, files) as fetched:
+            self._read_open(sections, samples, first, files, fetched, arrays)
+
+    def _read_open(
+        self,
+        sections: Sequence[Section],
+        samples: NDArray[np.int64],
+        first: int,
+        files: Sequence[Sequence[File]],
+        fetched: Mapping[str, int],
+        arrays: Arrays,
+    ) -> None:
         done = attempt = 0
         while done < len(sections):
             flat = [file for own in files[done:] for file in own]
-            wanted = iter(self._files.descriptors([file for file in flat if file != NO_FILE]))
-            descriptors = [-1 if file == NO_FILE else next(wanted) for file in flat]
+            own_files = [file for file in flat if file != NO_FILE and file[0] not in fetched]
+            wanted = iter(self._files.descriptors(own_files))
+            descriptors = [
+                fetched[file[0]] if file[0] in fetched else -1 if file == NO_FILE else next(wanted)
+                for file in flat
+            ]
             counts = [len(own) for own in files[done:]]
             begins = None if set(counts) == {1} else np.cumsum([0, *counts])
             try:
@@ -219,7 +299,7 @@ class SplitReader:
         CacheCorrupt, CorpusError
             If the cache or an index was cut short, or its filesystem has failed.
         """
-        faults = Mapping.faults()
+        faults = MappedFile.faults()
         indices, self._indices = self._indices, {}
         self._sections = {}
         self._opened.cache.require_intact()

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from distcache.cache import Cache
 from distcache.corpus import bin_path
 from distcache.errors import NotReady
+from distcache.fetcher.protocol import Source
 
 __all__ = ["NO_FILE", "File", "TokenPlaces", "cut_by_files", "find_tokens"]
 
@@ -31,10 +32,13 @@ class TokenPlaces:
         The `.bin`; or the shards, in their order.
     begins : ndarray of int64, shape (shards,), or None
         Bytes of the `.bin` at which the shards begin; None if there is a `.bin`.
+    fetched : Source or None
+        The `.bin`, if the node's fetcher reads it, and not this process.
     """
 
     files: Sequence[File]
     begins: NDArray[np.int64] | None = None
+    fetched: Source | None = None
 
 
 def find_tokens(cache: Cache, source: int, prefix: str, size: int) -> TokenPlaces:

@@ -1,0 +1,1 @@
+"""The fetcher: one process per node that reads tokens from buckets for all training processes."""

@@ -1,0 +1,22 @@
+"""``python -m distcache.fetcher DIRECTORY``: the fetcher of a node; clients start it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from distcache.fetcher.server import serve
+
+
+def main() -> None:
+    """Serve; a Ctrl-C on the terminal of training is for training, which then ends this, too."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    serve(Path(sys.argv[1]))
+    sys.stdout.flush()
+    os._exit(0)  # threads may still wait for a store that is away
+
+
+if __name__ == "__main__":
+    main()

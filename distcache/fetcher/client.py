@@ -1,0 +1,269 @@
+"""The client of a node's fetcher, in training processes and their workers: no network is here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from distcache.errors import DistcacheError, NotReady
+from distcache.fetcher.protocol import (
+    AheadRequest,
+    ReadRequest,
+    Reply,
+    Source,
+    Status,
+    StatusRequest,
+    connect_to,
+    encode_ranges,
+    receive,
+    send,
+)
+from distcache.io.files import closing_fd
+from distcache.staging.locks import try_lock
+from distcache.timeouts import limits
+
+__all__ = ["FetchClient", "fetcher_status"]
+
+START: Final = "start.lock"
+LOG: Final = "fetcher.out"
+POLL: Final = 0.02  # seconds
+ATTEMPTS: Final = 3  # with a fetcher that dies again and again
+GONE: Final = (EOFError, ConnectionError, FileNotFoundError)
+
+
+class FetchClient:
+    """A process's connections to its node's fetcher, which is started if there is none.
+
+    From any thread. After a fork, the child has connections of its own.
+
+    Parameters
+    ----------
+    directory : Path
+        Of the fetcher, in the node's store.
+
+    Attributes
+    ----------
+    directory : Path
+        As given.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._free: list[socket.socket] = []
+        self._stream: socket.socket | None = None
+
+    def __reduce__(self) -> Any:
+        return FetchClient, (self.directory,)
+
+    def read(self, wanted: Mapping[Source, Sequence[tuple[int, int]]]) -> dict[Source, int]:
+        """Read ranges (first byte, bytes) of sources, all at once.
+
+        Returns
+        -------
+        dict of Source to int
+            Descriptors of sparse files in memory, which have the ranges at their own offsets; the
+            caller closes them.
+
+        Raises
+        ------
+        DistcacheError
+            If they cannot be read.
+        """
+        sources = list(wanted)
+        ranges = [
+            (place, begin, size)
+            for place, source in enumerate(sources)
+            for begin, size in wanted[source]
+        ]
+        files = [os.memfd_create("distcache", os.MFD_CLOEXEC) for _ in sources]
+        try:
+            self._ask(ReadRequest(sources, encode_ranges(ranges)), files)
+        except BaseException:
+            for file in files:
+                os.close(file)
+            raise
+        return dict(zip(sources, files, strict=True))
+
+    def announce(
+        self, sources: Sequence[Source], ranges: Sequence[tuple[int, int, int]], budget: int
+    ) -> bool:
+        """Tell which ranges (source, first byte, bytes) this process will read next, in order.
+
+        Returns
+        -------
+        bool
+            Whether the fetcher knows all that was told before; if not, it is another one, and the
+            ranges that are still to come have to be told again.
+        """
+        self._require_process()
+        request = AheadRequest(list(sources), encode_ranges(ranges), budget)
+        known = self._stream is not None
+        for _ in range(ATTEMPTS):
+            if self._stream is None:
+                self._stream = self._connect()
+            try:
+                send(self._stream, request)
+                receive(self._stream, Reply)[0].raise_error()
+            except GONE:
+                self._stream.close()
+                self._stream, known = None, False
+                continue
+            return known
+        raise self._dead()
+
+    def end_stream(self) -> None:
+        """Give up what was announced, and is ahead of this process."""
+        self._require_process()
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.end_stream()
+        self._forget()
+
+    def status(self) -> Status:
+        """Return how the fetcher is."""
+        status = self._ask(StatusRequest()).status
+        assert status is not None, "it was asked for"
+        return status
+
+    def _ask(self, request: Any, descriptors: Sequence[int] = ()) -> Reply:
+        """Send a request and return the answer; again, if the fetcher has died meanwhile."""
+        self._require_process()
+        for _ in range(ATTEMPTS):
+            connection = self._take()
+            try:
+                send(connection, request, descriptors)
+                reply: Reply = receive(connection, Reply)[0]
+            except GONE:
+                connection.close()
+                self._forget()
+                continue
+            except TimeoutError:
+                connection.close()
+                raise NotReady(
+                    f"{self.directory}: the fetcher has not answered in {_patience():.0f} s; see "
+                    f"{self.directory / LOG}, and end it, so that another is started"
+                ) from None
+            except BaseException:
+                connection.close()
+                raise
+            with self._lock:
+                self._free.append(connection)
+            reply.raise_error()
+            return reply
+        raise self._dead()
+
+    def _dead(self) -> DistcacheError:
+        return DistcacheError(
+            f"{self.directory}: the fetcher died {ATTEMPTS} times; see {self.directory / LOG}"
+        )
+
+    def _take(self) -> socket.socket:
+        with self._lock:
+            if self._free:
+                return self._free.pop()
+        return self._connect()
+
+    def _forget(self) -> None:
+        with self._lock:
+            for connection in self._free:
+                connection.close()
+            self._free.clear()
+
+    def _require_process(self) -> None:
+        """After a fork, leave the parent's connections to the parent."""
+        if self._process != os.getpid():
+            self._process, self._lock = os.getpid(), threading.Lock()
+            for connection in [*self._free, *([self._stream] if self._stream else [])]:
+                connection.detach()  # its descriptor is closed with this process
+            self._free, self._stream = [], None
+
+    def _connect(self) -> socket.socket:
+        """Connect to the fetcher; start one, if there is none.
+
+        Raises
+        ------
+        NotReady
+            If it does not start.
+        """
+        end = time.monotonic() + limits().fetcher_start
+        while True:
+            try:
+                return connect_to(self.directory, _patience())
+            except GONE:
+                pass
+            if time.monotonic() > end:
+                raise NotReady(
+                    f"{self.directory}: the fetcher does not start; see {self.directory / LOG}"
+                )
+            with self._starting() as mine:
+                if mine:
+                    self._start()
+            time.sleep(POLL)
+
+    @contextlib.contextmanager
+    def _starting(self) -> Iterator[bool]:
+        """Yield whether this process may start a fetcher: nobody else does, and there is none."""
+        lock = try_lock(self.directory / START)
+        if lock is None:
+            yield False
+            return
+        with closing_fd(lock):
+            try:
+                connect_to(self.directory, _patience()).close()
+            except GONE:
+                yield True
+                return
+            yield False
+
+    def _start(self) -> None:
+        """Start a fetcher by exec, and wait until it answers."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with closing_fd(os.open(self.directory / LOG, flags, 0o600)) as output:
+            started = subprocess.Popen(
+                [sys.executable, "-m", "distcache.fetcher", str(self.directory)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        end = time.monotonic() + limits().fetcher_start
+        while started.poll() is None and time.monotonic() < end:
+            with contextlib.suppress(*GONE):
+                connect_to(self.directory, _patience()).close()
+                break
+            time.sleep(POLL)
+        started.returncode = started.returncode or 0  # it outlives this process, or is another's
+
+
+def _patience() -> float:
+    """Return how long an answer may take: a little longer than a store is waited for."""
+    return 2 * limits().object_store + limits().object_silence
+
+
+def fetcher_status(directory: Path) -> Status | None:
+    """Return how a node's fetcher is, or None if there is none: none is started."""
+    try:
+        connection = connect_to(directory, 10.0)
+    except OSError:
+        return None
+    with connection:
+        try:
+            send(connection, StatusRequest())
+            reply: Reply = receive(connection, Reply)[0]
+        except (OSError, EOFError, ValueError):
+            return None
+    return reply.status

@@ -1,0 +1,258 @@
+"""What clients and the fetcher say to each other: msgpack over a Unix socket, and descriptors.
+
+Each message is its length in four bytes, then a struct. A `ReadRequest` comes with a descriptor for
+each of its objects, into which the fetcher writes the ranges at their own offsets, so that a sparse
+file in memory stands for the object. Nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.errors import DistcacheError, error_from_exit_code
+from distcache.io.files import FileVersion, closing_fd, open_directory
+
+__all__ = [
+    "AheadRequest",
+    "ReadRequest",
+    "Reply",
+    "Source",
+    "Status",
+    "StatusRequest",
+    "connect_to",
+    "decode_ranges",
+    "encode_ranges",
+    "listen_at",
+    "peer_is_own",
+    "receive",
+    "send",
+]
+
+LENGTH: Final = struct.Struct("<I")
+LONGEST: Final = 1 << 28  # bytes of a message
+MOST_DESCRIPTORS: Final = 250  # of a message; the kernel allows 253
+SOCKET: Final = "socket"
+PEER: Final = struct.Struct("3i")  # process, user and group
+
+
+class Source(msgspec.Struct, frozen=True, array_like=True):
+    """An object, or a file, of one version."""
+
+    path: str
+    version: FileVersion
+
+
+class ReadRequest(msgspec.Struct, frozen=True, tag="read"):
+    """Write ranges into the descriptors that come with this message, one for each source.
+
+    `ranges` is int64 of shape (ranges, 3): source, first byte, bytes.
+    """
+
+    sources: list[Source]
+    ranges: bytes
+
+
+class AheadRequest(msgspec.Struct, frozen=True, tag="ahead"):
+    """Ranges that will be read, in the order of use, after those of earlier messages.
+
+    `budget` is what all streams of the node may take on its disk, in bytes.
+    """
+
+    sources: list[Source]
+    ranges: bytes
+    budget: int
+
+
+class StatusRequest(msgspec.Struct, frozen=True, tag="status"):
+    """Ask how the fetcher is."""
+
+
+class Status(msgspec.Struct, frozen=True):
+    """How a fetcher is.
+
+    Attributes
+    ----------
+    process : int
+        Of it.
+    clients, streams : int
+        Connections, and those that have told what they will read.
+    budget, held : int
+        Bytes that may be ahead, and that are.
+    queued, ahead : int
+        Ranges that were told and are not fetched yet, and those that are ahead.
+    hits, misses : int
+        Ranges that were read ahead of their use, or were fetched when they were asked for.
+    fetched, used : int
+        Bytes from stores, and bytes that were asked for.
+    requests, retries : int
+        Sent to stores.
+    note : str
+        What was wrong last; empty if nothing was.
+    """
+
+    process: int
+    clients: int = 0
+    streams: int = 0
+    budget: int = 0
+    held: int = 0
+    queued: int = 0
+    ahead: int = 0
+    hits: int = 0
+    misses: int = 0
+    fetched: int = 0
+    used: int = 0
+    requests: int = 0
+    retries: int = 0
+    note: str = ""
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """The answer to any request: `problems` if it failed, and the exit code of the error."""
+
+    problems: tuple[str, ...] = ()
+    exit_code: int = 0
+    status: Status | None = None
+
+    def raise_error(self) -> None:
+        """Raise the error, if there is one."""
+        if self.problems:
+            raise error_from_exit_code(self.exit_code, *self.problems)
+
+    @classmethod
+    def of(cls, error: DistcacheError | OSError) -> Reply:
+        """Return the answer that carries an error."""
+        if isinstance(error, DistcacheError):
+            return cls(error.problems, error.exit_code)
+        return cls((str(error),), DistcacheError.exit_code)
+
+
+def encode_ranges(ranges: Sequence[tuple[int, int, int]]) -> bytes:
+    """Return ranges (source, first byte, bytes) as a message has them."""
+    return np.array(ranges, "<i8").reshape(-1, 3).tobytes()
+
+
+def decode_ranges(content: bytes, sources: int) -> NDArray[np.int64]:
+    """Return ranges of a message.
+
+    Raises
+    ------
+    ValueError
+        If one is not of a source, or has no sensible bounds.
+    """
+    ranges = np.frombuffer(content, "<i8").reshape(-1, 3)
+    bad = (ranges < 0).any(axis=1) | (ranges[:, 0] >= sources)
+    bad |= ranges[:, 1] > np.iinfo(np.int64).max - ranges[:, 2]
+    if bad.any():
+        raise ValueError("a range is not of any source")
+    return ranges
+
+
+def _near(descriptor: int) -> str:
+    """Return a short path of the socket in an open directory: addresses have few bytes."""
+    return f"/proc/self/fd/{descriptor}/{SOCKET}"
+
+
+def listen_at(directory: Path) -> socket.socket:
+    """Return a socket that listens in a directory, in the place of one that nobody listens to."""
+    (directory / SOCKET).unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with closing_fd(open_directory(directory)) as descriptor:
+        listener.bind(_near(descriptor))
+    listener.listen(1024)
+    return listener
+
+
+def connect_to(directory: Path, patience: float) -> socket.socket:
+    """Connect to the fetcher of a directory.
+
+    Raises
+    ------
+    OSError
+        If there is none, or it is another user's.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with closing_fd(open_directory(directory)) as descriptor:
+            connection.connect(_near(descriptor))
+        if not peer_is_own(connection):
+            raise PermissionError("the fetcher belongs to another user")
+        connection.settimeout(patience)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def peer_is_own(connection: socket.socket) -> bool:
+    """Return whether a socket's other end is a process of this user."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
+    return bool(PEER.unpack(found)[1] == os.geteuid())
+
+
+def send(connection: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:
+    """Send a message, and descriptors with it.
+
+    Raises
+    ------
+    OSError
+        If the other end is gone, or does not take it in time.
+    """
+    content = msgspec.msgpack.encode(message)
+    head = LENGTH.pack(len(content))
+    if descriptors:
+        assert len(descriptors) <= MOST_DESCRIPTORS, "the caller reads fewer files at a time"
+        rights = array.array("i", descriptors)
+        connection.sendmsg([head], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
+    else:
+        connection.sendall(head)
+    connection.sendall(content)
+
+
+def receive(connection: socket.socket, kind: Any) -> tuple[Any, list[int]]:
+    """Receive a message and the descriptors that came with it, which are the caller's.
+
+    Raises
+    ------
+    EOFError
+        If the other end is gone.
+    OSError, ValueError
+        If it does not answer in time, or says what is no message.
+    """
+    size = array.array("i").itemsize * MOST_DESCRIPTORS
+    head, rights, _, _ = connection.recvmsg(LENGTH.size, socket.CMSG_SPACE(size))
+    descriptors: list[int] = []
+    for level, what, data in rights:
+        if (level, what) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            found = array.array("i")
+            found.frombytes(data[: len(data) - len(data) % found.itemsize])
+            descriptors += found
+    try:
+        head += _exactly(connection, LENGTH.size - len(head))
+        length = LENGTH.unpack(head)[0]
+        if length > LONGEST:
+            raise ValueError(f"a message of {length} bytes")
+        return msgspec.msgpack.decode(_exactly(connection, length), type=kind), descriptors
+    except BaseException:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    content = bytearray()
+    while len(content) < size:
+        piece = connection.recv(min(size - len(content), 1 << 20))
+        if not piece:
+            raise EOFError("the other end is gone")
+        content += piece
+    return bytes(content)

@@ -1,0 +1,126 @@
+"""A segment of the read-ahead log: a file of ranges in the order of use, and what lies where.
+
+Beside the file stands a journal with a line for each range, so that another fetcher can take up
+what one that was killed has left. The bytes are compared with their digest whenever they are read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+import xxhash
+
+from distcache.fetcher.protocol import Source
+from distcache.io.files import closing_fd, open_regular, read_range, write_range
+from distcache.staging.journal import Journal, read_journal
+
+__all__ = ["Held", "RangeKey", "Segment", "earlier_segments"]
+
+LOG: Final = ".log"
+JOURNAL: Final = ".jsonl"
+
+
+class RangeKey(NamedTuple):
+    """A range of bytes of one version of an object."""
+
+    source: Source
+    begin: int
+    size: int
+
+
+class Held(msgspec.Struct, frozen=True):
+    """A range that a segment has, from a byte of its file on, with its XXH3-64."""
+
+    source: Source
+    begin: int
+    size: int
+    offset: int
+    digest: int
+
+    @property
+    def key(self) -> RangeKey:
+        """Which range it is."""
+        return RangeKey(self.source, self.begin, self.size)
+
+
+class Segment:
+    """A file of the log; its owner holds a lock around all but reading and writing.
+
+    Parameters
+    ----------
+    directory : Path
+        Of the log.
+    number : int
+        Its name.
+    earlier : bool
+        Whether another fetcher has left it.
+    """
+
+    def __init__(self, directory: Path, number: int, *, earlier: bool = False) -> None:
+        self.number = number
+        self._path = directory / f"{number:08d}{LOG}"
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self._descriptor = os.open(self._path, flags, 0o600)
+        self._journal = None if earlier else Journal(self._path.with_suffix(JOURNAL))
+        self.keys: set[RangeKey] = set()
+        self.last = 0  # the number of its last range in its stream
+        self.allocated = 0
+        self.unread = 0  # ranges in it that somebody will read
+        self.sealed = earlier
+        self.dropped = False
+        self.users = 0  # threads that read it, or write to it
+
+    def allocate(self, size: int) -> int:
+        """Return where the next range goes."""
+        begin = self.allocated
+        self.allocated += size
+        return begin
+
+    def write(self, key: RangeKey, offset: int, data: memoryview) -> Held:
+        """Write a range to its place, and note it in the journal.
+
+        Raises
+        ------
+        OSError
+            If the disk is full.
+        """
+        write_range(self._descriptor, offset, data)
+        held = Held(*key, offset, xxhash.xxh3_64_intdigest(data))
+        assert self._journal is not None, "earlier segments are not written to"
+        self._journal.append(held)
+        return held
+
+    def read(self, held: Held) -> bytes | None:
+        """Return a range, or None if it is not what was written."""
+        try:
+            data = read_range(self._descriptor, held.offset, held.offset + held.size)
+        except (OSError, EOFError):
+            return None
+        return data if xxhash.xxh3_64_intdigest(data) == held.digest else None
+
+    def remove(self) -> None:
+        """Give its space back."""
+        for path in (self._path.with_suffix(JOURNAL), self._path):
+            path.unlink(missing_ok=True)
+        if self._journal is not None:
+            self._journal.__exit__()
+        os.close(self._descriptor)
+
+
+def earlier_segments(directory: Path) -> Iterator[tuple[Segment, list[Held]]]:
+    """Yield what a fetcher that was killed has left; a file without a journal is removed."""
+    for path in sorted(directory.glob(f"*{LOG}")):
+        if path.is_symlink() or not path.stem.isdecimal():
+            continue
+        held = list(read_journal(path.with_suffix(JOURNAL), Held))
+        with contextlib.suppress(OSError), closing_fd(open_regular(path, follow=False)) as opened:
+            size = os.fstat(opened).st_size
+            held = [entry for entry in held if 0 <= entry.offset <= size - entry.size]
+        segment = Segment(directory, int(path.stem), earlier=True)
+        segment.allocated = max((entry.offset + entry.size for entry in held), default=0)
+        yield segment, held

@@ -1,0 +1,316 @@
+"""The fetcher's process: it answers clients, and reads ahead for them.
+
+It ends when its last client is gone. It holds the only connections to stores, and so the
+credentials, of a node's training.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from distcache.errors import CorpusError, DistcacheError, StorageError
+from distcache.fetcher.ahead_log import AheadLog, Entry, Stream
+from distcache.fetcher.protocol import (
+    AheadRequest,
+    ReadRequest,
+    Reply,
+    Source,
+    Status,
+    StatusRequest,
+    decode_ranges,
+    listen_at,
+    peer_is_own,
+    receive,
+    send,
+)
+from distcache.fetcher.segment import RangeKey
+from distcache.io.files import open_sized, version_of, write_range
+from distcache.staging.locks import try_lock
+from distcache.storage import PIECE, is_url
+from distcache.storage.place import FilePlace, Place, bucket_of, used_buckets
+from distcache.storage.ranges import Joined, join_ranges
+from distcache.timeouts import limits
+
+__all__ = ["LOCK", "Fetcher", "serve"]
+
+LOCK: Final = "fetcher.lock"
+AHEAD_THREADS: Final = 48  # requests ahead of use at a time; a store's pace may allow fewer
+READ_THREADS: Final = 64  # requests for what is waited for
+GAP: Final = 512  # bytes between two ranges that cost less than a request
+OPEN_FILES: Final = 512
+PAUSE: Final = 5.0  # seconds between two attempts to read ahead from a store that is away
+Request = AheadRequest | ReadRequest | StatusRequest
+
+
+class _Places:
+    """What is open for reading: objects need nothing, files stay open."""
+
+    def __init__(self) -> None:
+        self._files: collections.OrderedDict[Source, tuple[int, FilePlace]] = (
+            collections.OrderedDict()
+        )
+        self._lock = threading.Lock()
+        self._users: collections.Counter[Source] = collections.Counter()
+
+    @contextlib.contextmanager
+    def open(self, source: Source) -> Iterator[Place]:
+        """Open a file or an object for the time of the block.
+
+        Raises
+        ------
+        OSError, CorpusError
+            If it cannot be opened, or is not the one of the version.
+        """
+        if is_url(source.path):
+            yield bucket_of(source.path).open(source.path, source.version)
+            return
+        with self._lock:
+            if source not in self._files:
+                self._files[source] = self._open_file(source)
+            self._users[source] += 1
+            place = self._files[source][1]
+        try:
+            yield place
+        finally:
+            with self._lock:
+                self._users[source] -= 1
+                self._close_unused()
+
+    def _open_file(self, source: Source) -> tuple[int, FilePlace]:
+        descriptor, size = open_sized(source.path)
+        found = version_of(os.fstat(descriptor))
+        if (size, found.modified) != (source.version.size, source.version.modified):
+            os.close(descriptor)
+            raise CorpusError(
+                f"{source.path}: is another file than when it was localized; localize again"
+            )
+        return descriptor, FilePlace(source.path, descriptor)
+
+    def _close_unused(self) -> None:
+        unused = [source for source in self._files if not self._users[source]]
+        for source in unused[: max(len(self._files) - OPEN_FILES, 0)]:
+            os.close(self._files.pop(source)[0])
+
+
+class Fetcher:
+    """Reads ranges for clients, from the log or from their stores.
+
+    Parameters
+    ----------
+    directory : Path
+        For the log.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.log = AheadLog(directory)
+        self._places = _Places()
+        self._readers = ThreadPoolExecutor(READ_THREADS)
+        self._lock = threading.Lock()
+        self._ahead: list[threading.Thread] = []
+        self.fetched = 0
+        self.used = 0
+
+    def close(self) -> None:
+        """End all threads, and remove what is ahead."""
+        self.log.close()
+        self._readers.shutdown(cancel_futures=True)
+
+    def announce(self, stream: Stream, request: AheadRequest) -> None:
+        """Read ranges ahead."""
+        self.log.announce(stream, _keys(request.sources, request.ranges), request.budget)
+        with self._lock:
+            while len(self._ahead) < AHEAD_THREADS:
+                thread = threading.Thread(target=self._read_ahead, daemon=True)
+                self._ahead.append(thread)
+                thread.start()
+
+    def read(self, request: ReadRequest, descriptors: Sequence[int]) -> None:
+        """Write ranges into descriptors, at their own offsets.
+
+        Raises
+        ------
+        DistcacheError, OSError
+            If one cannot be read.
+        """
+        if len(descriptors) != len(request.sources):
+            raise ValueError("there is not a descriptor for each source")
+        targets = dict(zip(request.sources, descriptors, strict=True))
+        missing: dict[Source, list[tuple[int, int]]] = {}
+        for key in _keys(request.sources, request.ranges):
+            data = self.log.take(key) if key.size else b""
+            if data is None:
+                missing.setdefault(key.source, []).append((key.begin, key.size))
+            else:
+                write_range(targets[key.source], key.begin, data)
+            with self._lock:
+                self.used += key.size
+        groups = [
+            (source, joined)
+            for source, ranges in missing.items()
+            for joined in join_ranges(ranges, GAP, PIECE)
+        ]
+        pending = [
+            self._readers.submit(self._copy, source, joined, targets[source])
+            for source, joined in groups
+        ]
+        problems = [error for future in pending if (error := future.exception()) is not None]
+        if problems:
+            raise problems[0]
+
+    def _copy(self, source: Source, joined: Joined, target: int) -> None:
+        write_range(target, joined.begin, self._fetch(source, joined.begin, joined.end))
+
+    def _fetch(self, source: Source, begin: int, end: int) -> np.ndarray:
+        out = np.empty(end - begin, np.uint8)
+        with self._places.open(source) as place:
+            place.read_into(out, begin)
+        with self._lock:
+            self.fetched += out.size
+        return out
+
+    def _read_ahead(self) -> None:
+        """Fetch what comes next, until the fetcher ends."""
+        while entries := self.log.next_group():
+            self._fetch_ahead(entries)
+
+    def _fetch_ahead(self, entries: list[Entry]) -> None:
+        """Fetch ranges that lie close together; a store that is away is waited for."""
+        source, begin = entries[0].key.source, entries[0].key.begin
+        end = entries[-1].key.begin + entries[-1].key.size
+        while True:
+            try:
+                data = self._fetch(source, begin, end)
+                break
+            except StorageError as error:
+                if not error.passes or not self.log.is_wanted(entries):
+                    self._fail(entries, error)
+                    return
+                self.log.note = str(error)
+                time.sleep(PAUSE)
+            except (DistcacheError, OSError) as error:
+                self._fail(entries, error)
+                return
+        for entry in entries:
+            first = entry.key.begin - begin
+            with contextlib.suppress(OSError):  # a full disk, which the log has noted
+                self.log.store(entry, data[first : first + entry.key.size].data)
+
+    def _fail(self, entries: list[Entry], error: Exception) -> None:
+        for entry in entries:
+            self.log.fail(entry, str(error))
+
+    def status(self, clients: int) -> Status:
+        """Return how it is."""
+        streams, queued, ahead = self.log.counts()
+        buckets = used_buckets()
+        return Status(
+            process=os.getpid(),
+            clients=clients,
+            streams=streams,
+            budget=self.log.budget,
+            held=self.log.used,
+            queued=queued,
+            ahead=ahead,
+            hits=self.log.hits,
+            misses=self.log.misses,
+            fetched=self.fetched,
+            used=self.used,
+            requests=sum(bucket.requests for bucket in buckets),
+            retries=sum(bucket.retries for bucket in buckets),
+            note=self.log.note,
+        )
+
+
+def _keys(sources: Sequence[Source], ranges: bytes) -> list[RangeKey]:
+    found = decode_ranges(ranges, len(sources)).tolist()
+    return [RangeKey(sources[source], begin, size) for source, begin, size in found]
+
+
+class _Server:
+    """Answers the clients of a fetcher, each in a thread of its own."""
+
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
+        self._lock = threading.Lock()
+        self._clients = 0
+        self._last = time.monotonic()
+
+    def run(self, listener: socket.socket) -> None:
+        """Serve until there has been no client for a while."""
+        listener.settimeout(0.5)
+        while not self._is_idle():
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                continue
+            if not peer_is_own(connection):
+                connection.close()
+                continue
+            with self._lock:
+                self._clients += 1
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _is_idle(self) -> bool:
+        with self._lock:
+            return not self._clients and time.monotonic() - self._last > limits().fetcher_idle
+
+    def _serve(self, connection: socket.socket) -> None:
+        connection.settimeout(None)
+        stream: Stream | None = None
+        try:
+            with contextlib.suppress(EOFError, OSError, ValueError), connection:
+                while True:
+                    request, descriptors = receive(connection, Request)
+                    if isinstance(request, AheadRequest) and stream is None:
+                        stream = self._fetcher.log.open_stream()
+                    send(connection, self._answer(request, descriptors, stream))
+        finally:
+            if stream is not None:
+                self._fetcher.log.close_stream(stream)
+            with self._lock:
+                self._clients -= 1
+                self._last = time.monotonic()
+
+    def _answer(self, request: Request, descriptors: list[int], stream: Stream | None) -> Reply:
+        try:
+            if isinstance(request, ReadRequest):
+                self._fetcher.read(request, descriptors)
+            elif isinstance(request, AheadRequest):
+                assert stream is not None, "the caller has opened it"
+                self._fetcher.announce(stream, request)
+            else:
+                return Reply(status=self._fetcher.status(self._clients))
+        except (DistcacheError, OSError) as error:
+            return Reply.of(error)
+        except ValueError as error:
+            return Reply((f"the fetcher was asked for what is not possible: {error}",), 1)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return Reply()
+
+
+def serve(directory: Path) -> None:
+    """Be the fetcher of a directory, unless another process is."""
+    lock = try_lock(directory / LOCK)
+    if lock is None:
+        return
+    listener = listen_at(directory)
+    fetcher = Fetcher(directory)
+    try:
+        _Server(fetcher).run(listener)
+    finally:
+        listener.close()
+        fetcher.close()
+        os.close(lock)

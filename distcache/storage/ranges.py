@@ -1,0 +1,48 @@
+"""Join byte ranges that lie close together, so that one request serves several: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+__all__ = ["Joined", "join_ranges"]
+
+
+class Joined(NamedTuple):
+    """Bytes [begin, end), and which of the ranges lie in them, by their places."""
+
+    begin: int
+    end: int
+    members: list[int]
+
+
+def join_ranges(ranges: Sequence[tuple[int, int]], gap: int, most: int) -> list[Joined]:
+    """Join ranges (first byte, bytes) of one object.
+
+    Parameters
+    ----------
+    ranges : sequence of (int, int)
+        In any order; they may overlap. Empty ones are left out.
+    gap : int
+        Bytes between two ranges that cost less than a request.
+    most : int
+        Bytes of a request, unless one range alone has more.
+
+    Returns
+    -------
+    list of Joined
+        In ascending order; each range lies in exactly one.
+    """
+    found: list[Joined] = []
+    for place in sorted(range(len(ranges)), key=ranges.__getitem__):
+        begin, size = ranges[place]
+        if not size:
+            continue
+        if found:
+            last = found[-1]
+            end = max(last.end, begin + size)
+            if begin <= last.end + gap and end - last.begin <= most:
+                found[-1] = Joined(last.begin, end, [*last.members, place])
+                continue
+        found.append(Joined(begin, begin + size, [place]))
+    return found

@@ -1,0 +1,93 @@
+"""A reader of Megatron-Core's own loader, for corpora in buckets: exact ranges, by the fetcher.
+
+Megatron has a table of readers by the scheme of a path. Two lines of a training script put this one
+into it::
+
+    from megatron.core.datasets import indexed_dataset
+    indexed_dataset.OBJECT_STORAGE_BIN_READERS["s3"] = distcache.MegatronBinReader
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.corpus import bin_path
+from distcache.errors import CorpusError, NotReady
+from distcache.fetcher.client import FetchClient
+from distcache.fetcher.protocol import Source
+from distcache.io.files import closing_fd, read_range
+from distcache.node.place import local_directory
+from distcache.node.records import read_records
+from distcache.node.store import existing_store
+from distcache.storage import located
+
+__all__ = ["MegatronBinReader"]
+
+
+class MegatronBinReader:
+    """Reads tokens of a `.bin` in a bucket, as Megatron's ``_BinReader`` classes do.
+
+    The node has localized a cache of the corpus, which says of which version the object is: another
+    one is refused. A process that was forked reads by connections of its own.
+
+    Parameters
+    ----------
+    bin_path : str
+        URL of the `.bin`.
+    object_storage_config : object
+        Megatron's; not needed.
+
+    Raises
+    ------
+    NotReady
+        If no cache on this node is of this corpus.
+    """
+
+    def __init__(self, bin_path: str, object_storage_config: Any = None) -> None:
+        del object_storage_config
+        self._client, self._source = _find(located(bin_path))
+
+    def read(self, dtype: Any, count: int, offset: int) -> NDArray[Any]:
+        """Return `count` values that begin at a byte.
+
+        Raises
+        ------
+        CorpusError
+            If it is another object than when it was localized, or has no such bytes.
+        DistcacheError
+            If it cannot be read.
+        """
+        kind = np.dtype(dtype)
+        size = int(count) * kind.itemsize
+        begin = int(offset)
+        if begin < 0 or size < 0 or begin + size > self._source.version.size:
+            raise CorpusError(
+                f"{self._source.path}: has {self._source.version.size} bytes, asked for {size} at "
+                f"byte {begin}"
+            )
+        found = self._client.read({self._source: [(begin, size)]})
+        with closing_fd(found[self._source]) as descriptor:
+            return np.frombuffer(read_range(descriptor, begin, begin + size), kind)
+
+
+@functools.cache
+def _client_of(directory: Any) -> FetchClient:
+    return FetchClient(directory)
+
+
+def _find(path: str) -> tuple[FetchClient, Source]:
+    """Return the client of this node's fetcher, and what its store knows of an object."""
+    root = local_directory(None, os.environ)
+    store = None if root is None else existing_store(root)
+    if store is None:
+        raise NotReady(f"{path}: localize its cache on this node, and set DISTCACHE_LOCAL_DIR")
+    for record in read_records(store):
+        for corpus in record.corpora:
+            if bin_path(corpus.shared) == path and corpus.bin_version is not None:
+                return _client_of(store.ahead), Source(path, corpus.bin_version)
+    raise NotReady(f"{path}: no cache in {root} is of this corpus; localize one that is")

@@ -1,0 +1,139 @@
+"""Let the node's fetcher read tokens ahead of training, in the order of a sampler."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from torch.utils.data import Sampler
+
+from distcache.errors import ConfigError
+from distcache.fetcher.client import FetchClient
+from distcache.fetcher.protocol import Source
+from distcache.train.dataset import CachedDataset
+from distcache.train.sampler import ResumableSampler
+from distcache.units import parse_size
+
+__all__ = ["ReadAhead"]
+
+Batch = Sequence[int | None]
+SAMPLES: Final = 4096  # of a rank, that are told ahead
+STEPS: Final = 8  # messages for so many
+MOST: Final = 4 << 30  # bytes, unless a budget is given
+SHARE: Final = 20  # at most the 20th part of what is free
+
+
+class ReadAhead(Sampler[Any]):
+    """A batch sampler whose samples are fetched before they are read.
+
+    Give it to a ``DataLoader`` as ``batch_sampler`` in the place of the sampler that it wraps: it
+    yields the same batches. Where tokens are not read by the fetcher, it does nothing else.
+
+    Parameters
+    ----------
+    sampler : iterable of batches
+        A `ResumableSampler` stays where it is: what comes next is told from a copy. From any other
+        one, batches are drawn ahead of their use.
+    dataset : CachedDataset
+        Of the samples.
+    budget : int, str or None
+        What all ranks of the node may have on its disk, in bytes, or as ``"20G"``; by default the
+        20th part of what is free, at most 4 GiB.
+    samples : int
+        Of this rank, that are told ahead.
+
+    Raises
+    ------
+    ConfigError
+        If the budget is no size.
+    """
+
+    def __init__(
+        self,
+        sampler: Iterable[Batch],
+        dataset: CachedDataset,
+        budget: int | str | None = None,
+        samples: int = SAMPLES,
+    ) -> None:
+        if type(samples) is not int or samples < 1:
+            raise ConfigError(f"samples is {samples!r}, expected a number")
+        self._sampler = sampler
+        self._dataset = dataset
+        self._samples = samples
+        self._budget = None if budget is None else parse_size(str(budget), least=1)
+
+    def __iter__(self) -> Iterator[Any]:
+        client = self._dataset.fetch_client
+        if client is None:
+            yield from self._sampler
+            return
+        client.end_stream()  # of an earlier iteration, which ended before its end
+        told = _Told(self._dataset, client, self._budget or _default_budget(client), self._samples)
+        if isinstance(self._sampler, ResumableSampler):
+            scout = iter(copy.deepcopy(self._sampler))
+            for batch in self._sampler:
+                told.fill(scout)
+                told.batches.popleft()
+                yield batch
+        else:
+            batches = iter(self._sampler)
+            told.fill(batches)
+            while told.batches:
+                yield told.batches.popleft()
+                told.fill(batches)
+
+    def __len__(self) -> int:
+        return len(self._sampler)  # type: ignore[arg-type]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "_sampler":
+            raise AttributeError(name)
+        return getattr(self._sampler, name)  # state_dict, consumed_samples, ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where another sampler stopped; see `ResumableSampler.load_state_dict`."""
+        self._sampler.load_state_dict(state)  # type: ignore[attr-defined]
+
+
+class _Told:
+    """The batches that the fetcher knows, and that are still to come."""
+
+    def __init__(
+        self, dataset: CachedDataset, client: FetchClient, budget: int, samples: int
+    ) -> None:
+        self.batches: deque[Batch] = deque()
+        self._dataset = dataset
+        self._client = client
+        self._budget = budget
+        self._samples = samples
+
+    def fill(self, source: Iterator[Batch]) -> None:
+        """Tell further batches, if many that were told have been used."""
+        known = sum(map(len, self.batches))
+        if known > self._samples - max(self._samples // STEPS, 1) and self.batches:
+            return
+        more: list[Batch] = []
+        while known < self._samples and (batch := next(source, None)) is not None:
+            more.append(batch)
+            known += len(batch)
+        if more:
+            self.batches.extend(more)
+            if not self._tell(more) and len(more) < len(self.batches):
+                self._tell(self.batches)  # to another fetcher: the one before has died
+
+    def _tell(self, batches: Iterable[Batch]) -> bool:
+        indices = [index for batch in batches for index in batch]
+        found = self._dataset.fetched_ranges(indices)
+        numbers: dict[Source, int] = {}
+        ranges = [
+            (numbers.setdefault(source, len(numbers)), begin, size) for source, begin, size in found
+        ]
+        return self._client.announce(list(numbers), ranges, self._budget)
+
+
+def _default_budget(client: FetchClient) -> int:
+    found = os.statvfs(client.directory)
+    return min(found.f_bavail * found.f_frsize // SHARE, MOST)
