@@ -23,7 +23,9 @@ from distcache.cli.common import (
 )
 from distcache.cli.show import make_progress, print_json, print_table, size_text
 from distcache.configuration import naming_from
-from distcache.errors import CacheCorrupt, ConfigError
+from distcache.errors import CacheCorrupt, ConfigError, NotReady
+from distcache.fetcher.client import fetcher_status
+from distcache.megatron.readers import parse_readers
 from distcache.node.localize import localize
 from distcache.node.place import required_directory
 from distcache.node.records import Localized, LocalizeOptions, NodeReport
@@ -100,6 +102,14 @@ def localize_command(
         str | None,
         typer.Option(help="Bytes that the store may take, for example 200G; older copies go."),
     ] = None,
+    readers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="tp=N,pp=N,cp=N,gpus=N",
+            help="The layout of training: nodes of which no rank reads data, such as those of "
+            "pipeline stages in the middle, localize nothing.",
+        ),
+    ] = None,
     quick: Annotated[
         bool,
         typer.Option(
@@ -147,6 +157,7 @@ def localize_command(
         quick=quick,
         best_effort=best_effort,
         budget=optional_size(budget),
+        readers=None if readers is None else parse_readers(readers),
     )
     begin = time.monotonic()
     with make_progress(log_format, communicator.rank) as progress:
@@ -246,6 +257,38 @@ def list_command(directory: StoreArgument = None, as_json: JsonOption = False) -
             for entry in held
         ],
     )
+
+
+@local_app.command("fetcher")
+def fetcher_command(directory: StoreArgument = None, as_json: JsonOption = False) -> None:
+    """Show how this node's fetcher is: what it has read ahead, from buckets and from the disk.
+
+    Exit code 5 if none runs: training starts it.
+
+    Example:
+
+        distcache local fetcher /scratch/distcache --json
+    """
+    store = _store_at(directory)
+    status = fetcher_status(store.ahead)
+    if status is None:
+        raise NotReady(f"{store.root}: no fetcher runs; training starts it when it needs one")
+    if as_json:
+        print_json(status)
+        return
+    served = status.hits + status.misses
+    typer.echo(f"process   {status.process}, {status.clients} clients, {status.streams} streams")
+    typer.echo(
+        f"ahead     {size_text(status.held)} of {size_text(status.budget)}: {status.ahead:,} "
+        f"ranges, {status.queued:,} more were asked for"
+    )
+    typer.echo(f"hits      {status.hits:,} of {served:,} ranges were ahead when they were read")
+    typer.echo(
+        f"fetched   {size_text(status.fetched)} for {size_text(status.used)} that were read, by "
+        f"{status.requests:,} requests, {status.retries:,} of them again"
+    )
+    if status.note:
+        typer.echo(f"# {status.note}")
 
 
 @local_app.command("verify")

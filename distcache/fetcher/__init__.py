@@ -1,1 +1,8 @@
 """The fetcher: one process per node that reads tokens from buckets for all training processes."""
+
+from typing import Final
+
+__all__ = ["LOCK"]
+
+LOCK: Final = "fetcher.lock"
+"""The name of the lock that a running fetcher holds in its directory."""

@@ -20,6 +20,7 @@ from typing import Final
 import numpy as np
 
 from distcache.errors import CorpusError, DistcacheError, StorageError
+from distcache.fetcher import LOCK
 from distcache.fetcher.ahead_log import AheadLog, Entry, Stream
 from distcache.fetcher.protocol import (
     AheadRequest,
@@ -42,9 +43,8 @@ from distcache.storage.place import FilePlace, Place, bucket_of, used_buckets
 from distcache.storage.ranges import Joined, join_ranges
 from distcache.timeouts import limits
 
-__all__ = ["LOCK", "Fetcher", "serve"]
+__all__ = ["Fetcher", "serve"]
 
-LOCK: Final = "fetcher.lock"
 AHEAD_THREADS: Final = 48  # requests ahead of use at a time; a store's pace may allow fewer
 READ_THREADS: Final = 64  # requests for what is waited for
 GAP: Final = 512  # bytes between two ranges that cost less than a request

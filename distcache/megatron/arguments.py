@@ -11,6 +11,7 @@ import msgspec
 
 from distcache.cache.contents import Contents
 from distcache.plan.config import SPLITS
+from distcache.storage import is_url
 
 __all__ = [
     "Arguments",
@@ -24,6 +25,11 @@ DEFAULT_SURPLUS = 0.005
 # Megatron takes the type of tokens from the vocabulary, where it does not read the header.
 TYPE_OF_SMALL_VOCABULARY = 8
 TYPE_OF_LARGE_VOCABULARY = 4
+OF_OBJECTS = (
+    "Megatron's own reader fetches 256 MiB for every document that is not in memory; with "
+    "distcache.MegatronBinReader in its place (docs/buckets.md), or copies of the .bin files on the "
+    "node (localize --bin copy), it does not"
+)
 
 
 def blend_words(
@@ -74,7 +80,11 @@ class Arguments(msgspec.Struct, frozen=True):
 
 
 def megatron_arguments(
-    cache: Contents, directory: Path, stem: Path, rename: Callable[[str], str] = str
+    cache: Contents,
+    directory: Path,
+    stem: Path,
+    rename: Callable[[str], str] = str,
+    objects: Path | None = None,
 ) -> Arguments:
     """Return the options that go with an exported directory, and the files that they name.
 
@@ -88,11 +98,17 @@ def megatron_arguments(
         What the paths of the files start with.
     rename : callable
         As in `blend_words`.
+    objects : Path or None
+        Where the `.idx` of corpora in buckets are, for ``--object-storage-cache-path``.
     """
     blend, files = _blend_option(cache, stem, rename)
+    options = [["--data-cache-path", str(directory)], *blend, *_size_options(cache)]
+    if any(is_url(rename(prefix)) for prefix in cache.prefixes):
+        options += [["--object-storage-cache-path", str(objects or "DIRECTORY")]]
+        options += [["--no-mmap-bin-files"]]
+        return Arguments(tuple(map(shlex.join, options)), files, (OF_OBJECTS,))
     sequences = Path(f"{stem}-sequences.json")
     files[sequences] = sequences_document(cache, rename)
-    options = [["--data-cache-path", str(directory)], *blend, *_size_options(cache)]
     options += _loading_options(cache)
     by_tokenizer = ["--per-dataset-sequences-path", str(sequences)]
     codes = set(cache.table("sources")["type_code"].tolist())

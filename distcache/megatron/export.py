@@ -78,6 +78,7 @@ def export(
     rename: Callable[[str], str] = str,
     naming: Naming = Naming(),  # noqa: B008  frozen
     threads: int = 2,
+    objects: Path | None = None,
 ) -> Exported:
     """Write Megatron's ``.npy`` layout of a cache.
 
@@ -98,6 +99,8 @@ def export(
         or copies where the filesystem has none.
     threads : int
         Sections or blends that are written at a time.
+    objects : Path or None
+        As for `megatron_arguments`.
 
     Returns
     -------
@@ -127,7 +130,7 @@ def export(
         alike = _by_arrays(wanted)
         written = pool.map(lambda entries: _write_entries(cache, entries, directory), alike)
         files = [name for names in written for name in names]
-        return _describe_export(cache, directory, files, rename)
+        return _describe_export(cache, directory, files, rename, objects)
 
 
 def _sweep(directory: Path, own: tuple[str, ...]) -> None:
@@ -186,11 +189,15 @@ def _link(source: Path, path: Path) -> bool:
 
 
 def _describe_export(
-    cache: Cache, directory: Path, files: list[str], rename: Callable[[str], str]
+    cache: Cache,
+    directory: Path,
+    files: list[str],
+    rename: Callable[[str], str],
+    objects: Path | None,
 ) -> Exported:
     """Write the files with the options and the blend."""
     stem = directory / f"distcache-{cache.key[:16]}"
-    arguments = megatron_arguments(cache, directory, stem, rename)
+    arguments = megatron_arguments(cache, directory, stem, rename, objects)
     for path, text in arguments.files.items():
         with atomic_write(path) as stream:
             stream.write(text.encode("utf-8"))

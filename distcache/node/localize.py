@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +15,7 @@ from distcache.cache.format import Header
 from distcache.errors import ConfigError, DistcacheError, NoSpace
 from distcache.io.files import FileVersion, require_text, temporary_name
 from distcache.megatron.names import Naming
+from distcache.megatron.readers import reading_nodes
 from distcache.node.localization import Localization
 from distcache.node.lock import exclusive
 from distcache.node.manifest import (
@@ -124,8 +125,15 @@ def _as_agent(
     progress: Progress,
     environment: Mapping[str, str],
 ) -> Localized:
-    """Localize on this agent's node; with best effort, on those that can. Collective."""
-    found = _on_able_nodes(agents, source, options, progress, environment)
+    """Localize on this agent's node, if it reads data; with best effort, if it can. Collective."""
+    readers: Sequence[int] = range(agents.size)
+    if options.readers is not None:
+        readers = sorted(reading_nodes(options.readers, agents.size))
+        progress.note(f"{len(readers)} of {agents.size} nodes read data")
+    group = agents.subgroup(readers)
+    found: _Outcome | DistcacheError = (failed_report(options, environment, ""), None)
+    if group is not None:
+        found = _on_able_nodes(group, source, options, progress, environment)
 
     def outcome() -> _Outcome:
         if isinstance(found, DistcacheError):

@@ -12,6 +12,7 @@ from distcache.io.files import FileVersion, atomic_write, read_file
 from distcache.io.threads import decodable
 from distcache.megatron.export import Exported
 from distcache.megatron.names import Naming
+from distcache.megatron.readers import Readers
 from distcache.megatron.tokenizers import Release
 from distcache.node.place import local_directory, node_name
 from distcache.node.space import space_at
@@ -199,6 +200,8 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
         Whether nodes that cannot hold a copy are reported, and the others continue.
     budget : int or None
         Bytes that the store may take; the least recently used copies are removed.
+    readers : Readers or None
+        The layout of training, if nodes whose ranks read no data localize nothing.
     """
 
     directory: str | None = None
@@ -214,6 +217,7 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
     quick: bool = False
     best_effort: bool = False
     budget: int | None = None
+    readers: Readers | None = None
 
 
 class NodeReport(msgspec.Struct, frozen=True):
@@ -272,7 +276,7 @@ class Localized(msgspec.Struct, frozen=True):
 def failed_report(
     options: LocalizeOptions, environment: Mapping[str, str], problem: str
 ) -> NodeReport:
-    """Return the report of a node that has no copy."""
+    """Return the report of a node that has no copy; without a problem, if it needs none."""
     directory = local_directory(options.directory, environment)
     return NodeReport(node_name(environment), str(directory), "", 0, 0, 0, 0, 0, problem)
 

@@ -6,6 +6,7 @@ caches/NAME.h5            a cache
 caches/NAME.json          its ready record, written last
 caches/NAME.lock          locked, shared, by users of the cache; its time is the last use
 corpora/STEM.idx, .bin    the index of a corpus, and a link to its shared tokens
+objects/BUCKET/KEY.idx    the index of a corpus in a bucket, where Megatron looks for it
 ahead/                    what the fetcher of the node has read ahead of training
 megatron/NAME/            the same cache as Megatron's files
 **/.*.part                unfinished files
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from distcache.cache.format import Header
+from distcache.corpus import idx_path
 from distcache.errors import DistcacheError
 from distcache.io.files import NOT_ALLOWED, TEMPORARY, closing_fd
 
@@ -26,7 +28,7 @@ __all__ = ["Store", "cache_name", "existing_store", "make_store", "part_of", "sw
 
 MARKER: Final = ".distcache-store"
 MARK: Final = b"distcache store, version 1\n"
-PARTS: Final = ("caches", "corpora", "megatron", "windows", "ahead")
+PARTS: Final = ("caches", "corpora", "megatron", "windows", "ahead", "objects")
 
 
 def cache_name(header: Header) -> str:
@@ -45,6 +47,7 @@ class Store:
         self.megatron = root / "megatron"
         self.windows = root / "windows"
         self.ahead = root / "ahead"
+        self.objects = root / "objects"
 
     def cache(self, name: str) -> Path:
         """Return the cache file."""
@@ -61,6 +64,10 @@ class Store:
     def prefix(self, stem: str) -> str:
         """Return the path of a corpus without suffix."""
         return str(self.corpora / stem)
+
+    def object_index(self, url: str) -> Path:
+        """Return where Megatron looks for the index of a corpus in a bucket."""
+        return self.objects / idx_path(url.partition("://")[2])
 
     def view(self, name: str) -> Path:
         """Return the directory of Megatron's files."""

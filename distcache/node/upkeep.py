@@ -18,6 +18,7 @@ from distcache.cache import Cache, open_cache
 from distcache.cache.digests import verify_cache
 from distcache.corpus import bin_path, idx_path
 from distcache.errors import BuildInterrupted, CacheCorrupt, DistcacheError, NotReady
+from distcache.fetcher import LOCK as FETCHER_LOCK
 from distcache.io.files import closing_fd, open_sized
 from distcache.megatron.export import wrong_files
 from distcache.node.lock import exclusive, is_used, try_exclusive
@@ -50,6 +51,7 @@ CACHES: Final = re.compile(rf"({_CACHE})\.(?:h5|json|lock)|\.({_CACHE})\.(?:h5|j
 CORPORA: Final = re.compile(
     rf"({_CORPUS})\.(?:idx|bin|bin\.xxh3)|\.({_CORPUS})\.(?:idx|bin)\..*part"
 )
+AHEAD: Final = re.compile(r"\d{8}\.(?:log|jsonl)")
 VIEWS: Final = re.compile(rf"({_CACHE})()")
 VIEW_FILES: Final = re.compile(
     r"\.?(?:[0-9a-f]{32}-(?:GPT|Blended)Dataset-|distcache-[0-9a-f]{16}).*"
@@ -278,7 +280,8 @@ def make_room(store: Store, budget: int, manifest: Manifest) -> Collected:
 
 def bytes_of(store: Store) -> int:
     """Return the bytes that a store takes."""
-    return sum(map(tree_bytes, (store.caches, store.corpora, store.megatron, store.windows)))
+    parts = (store.caches, store.corpora, store.megatron, store.windows, store.ahead)
+    return sum(map(tree_bytes, parts))
 
 
 class _Collection:
@@ -300,6 +303,7 @@ class _Collection:
         """Remove what is not needed, then caches, the least recently used first."""
         before = now = bytes_of(self._store)
         now -= self._discard(self._unneeded())
+        now -= self._discard(self._left_ahead())
         removed, in_use = [], []
         for held in reversed(list_store(self._store)):
             name = held.record.name
@@ -313,6 +317,7 @@ class _Collection:
             elif freed:
                 removed.append(name)
                 now -= freed
+        self._discard(self._unneeded_objects())
         return Collected(removed, in_use, before - now, now)
 
     def _remove(self, name: str) -> int | None:
@@ -343,6 +348,28 @@ class _Collection:
                 found = pattern.fullmatch(path.name)
                 if found and found.group(1) not in needed and found.group(2) not in unfinished:
                     yield from _with_content(path)
+
+    def _left_ahead(self) -> Iterator[Path]:
+        """Yield what a fetcher that was killed has read ahead, if no other one runs."""
+        if not self._store.ahead.is_dir():
+            return
+        lock = try_exclusive(self._store.ahead / FETCHER_LOCK)
+        if lock is not None:
+            with closing_fd(lock):
+                yield from (p for p in self._store.ahead.iterdir() if AHEAD.fullmatch(p.name))
+
+    def _unneeded_objects(self) -> Iterator[Path]:
+        """Yield the indices that Megatron would find of corpora of no kept cache."""
+        needed = {
+            self._store.object_index(corpus.shared)
+            for record in read_records(self._store)
+            for corpus in record.corpora
+            if is_url(corpus.shared)
+        }
+        for path in sorted(self._store.objects.rglob("*"), reverse=True):
+            is_empty = path.is_dir() and not path.is_symlink() and not any(path.iterdir())
+            if is_empty or (path.name.endswith(".idx") and path not in needed):
+                yield path
 
     def _discard(self, paths: Iterable[Path]) -> int:
         """Remove files, links and emptied directories; return the bytes. Each path counts once."""

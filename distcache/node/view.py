@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from distcache.cache import open_cache
-from distcache.corpus import bin_path
+from distcache.corpus import bin_path, idx_path
 from distcache.io.files import sync_directory, temporary_name
 from distcache.megatron.export import Exported, export
 from distcache.megatron.names import Naming, megatron_files
@@ -65,16 +65,39 @@ def make_view(store: Store, manifest: Manifest, naming: Naming) -> Exported:
     if directory.is_symlink():
         directory.unlink()  # a link could lead out of the store
     directory.mkdir(mode=0o700, exist_ok=True)
+    _lay_out_objects(store, manifest.corpora)
     cache = open_cache(manifest.files[CACHE].final)
-    return export(cache, store.view(manifest.name), _renamer(store, manifest), naming)
+    rename = _renamer(store, manifest)
+    return export(cache, store.view(manifest.name), rename, naming, objects=store.objects)
+
+
+def _lay_out_objects(store: Store, corpora: Sequence[LocalCorpus]) -> None:
+    """Link the `.idx` of corpora in buckets to where Megatron looks for what it has downloaded."""
+    for corpus in corpora:
+        if not _is_remote(corpus):
+            continue
+        path = store.object_index(corpus.shared)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        source, temporary = idx_path(store.prefix(corpus.stem)), temporary_name(path)
+        os.link(source, temporary, follow_symlinks=False)
+        os.replace(temporary, path)
+        temporary.unlink(missing_ok=True)  # where both were one file, a rename does nothing
+
+
+def _is_remote(corpus: LocalCorpus) -> bool:
+    """Return whether Megatron has to read the tokens of a corpus from a bucket."""
+    return is_url(corpus.shared) and not corpus.bin_size
 
 
 def renamer(
     store: Store, prefixes: Sequence[str], corpora: Sequence[LocalCorpus]
 ) -> Callable[[str], str]:
-    """Return the function from a prefix in a cache to the one in the store."""
+    """Return the function from a prefix in a cache to the one that Megatron is given."""
     pairs = zip(prefixes, corpora, strict=True)
-    return {prefix: store.prefix(corpus.stem) for prefix, corpus in pairs}.__getitem__
+    return {
+        prefix: corpus.shared if _is_remote(corpus) else store.prefix(corpus.stem)
+        for prefix, corpus in pairs
+    }.__getitem__
 
 
 def _renamer(store: Store, manifest: Manifest) -> Callable[[str], str]:
