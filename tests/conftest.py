@@ -74,6 +74,17 @@ def blend_config(corpora: dict[str, str]) -> dict[str, object]:
 
 
 @pytest.fixture
+def own_corpora(blend_config: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    """The configuration with copies of its corpora."""
+    for source in blend_config["blend"]:
+        own = tmp_path / Path(source["path"]).name
+        for suffix in (".idx", ".bin"):
+            shutil.copy(source["path"] + suffix, str(own) + suffix)
+        source["path"] = str(own)
+    return blend_config
+
+
+@pytest.fixture
 def scale_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[float], None]]:
     """Multiplies every time limit of this process, and of those that it starts."""
 

@@ -103,6 +103,7 @@ def fetched_indices(
         for number, found in enumerate(objects):
             register_copy(found.url, ObjectCopy(_path(directory, number), found.version))
         yield
+        communicator.allgather(True, bool, "the end of reading indices")
 
 
 def _find(

@@ -27,8 +27,8 @@ TYPE_OF_SMALL_VOCABULARY = 8
 TYPE_OF_LARGE_VOCABULARY = 4
 OF_OBJECTS = (
     "Megatron's own reader fetches 256 MiB for every document that is not in memory; with "
-    "distcache.MegatronBinReader in its place (docs/buckets.md), or copies of the .bin files on the "
-    "node (localize --bin copy), it does not"
+    "distcache.MegatronBinReader in its place (docs/buckets.md), or with copies of the .bin files "
+    "on the node (localize --bin copy), it does not"
 )
 
 

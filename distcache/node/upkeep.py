@@ -366,9 +366,14 @@ class _Collection:
             for corpus in record.corpora
             if is_url(corpus.shared)
         }
-        for path in sorted(self._store.objects.rglob("*"), reverse=True):
-            is_empty = path.is_dir() and not path.is_symlink() and not any(path.iterdir())
-            if is_empty or (path.name.endswith(".idx") and path not in needed):
+        going: set[Path] = set()
+        for path in sorted(self._store.objects.rglob("*"), reverse=True):  # children come first
+            if path.is_dir() and not path.is_symlink():
+                unneeded = going.issuperset(path.iterdir())
+            else:
+                unneeded = path.name.endswith(".idx") and path not in needed
+            if unneeded:
+                going.add(path)
                 yield path
 
     def _discard(self, paths: Iterable[Path]) -> int:

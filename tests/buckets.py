@@ -1,0 +1,35 @@
+"""Put caches and corpora into a scripted bucket, as `distcache upload` does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from distcache.cache.contents import read_contents
+from distcache.cache.corpus_places import beside
+from distcache.corpus import bin_path, idx_path
+from tests.storage.scripted_s3 import ScriptedS3
+
+__all__ = ["name_of", "put_cache", "put_corpus"]
+
+
+def name_of(url: str) -> str:
+    """Return how a server names an object."""
+    return url.removeprefix("s3://")
+
+
+def put_corpus(server: ScriptedS3, prefix: str, url: str) -> str:
+    """Put the files of a corpus under a prefix, and return that."""
+    for path in (idx_path, bin_path):
+        server.put(name_of(path(url)), Path(path(prefix)).read_bytes())
+    return url
+
+
+def put_cache(server: ScriptedS3, cache: str | Path, directory: str = "s3://lake/run") -> str:
+    """Put a cache and its corpora into a directory, and return the cache's URL."""
+    contents = read_contents(cache)
+    url = f"{directory}/{Path(cache).name}"
+    digests = contents.table("sources")["idx_digest"].tolist()
+    for prefix, digest in zip(contents.prefixes, digests, strict=True):
+        put_corpus(server, prefix, beside(url, prefix, digest.decode("ascii")))
+    server.put(name_of(url), Path(cache).read_bytes())
+    return url
