@@ -190,6 +190,7 @@ class AheadLog:
                 self.misses += 1
                 if entry is not None:
                     self._read_once(entry)
+                    self._drop_past(entry.stream)
                 return None
             self._wait_for(entry)
             held, segment = entry.held, entry.segment
@@ -288,14 +289,8 @@ class AheadLog:
         if self._earlier and time.monotonic() - self._begin > EARLIER:
             self._drop_earlier()
         for stream in sorted(self._streams, key=lambda stream: stream.taken):
-            while stream.queue and stream.queue[0].state is not State.queued:
-                stream.queue.popleft()
-            if not stream.queue:
-                continue
-            first = stream.queue[0]
-            if first.key.size > self.budget:
-                first.state = State.gone  # it is read when it is needed
-                self._entries.pop(first.key, None)
+            first = self._first_of(stream)
+            if first is None:
                 continue
             if self.used + first.key.size > self.budget:
                 if not self._earlier:
@@ -304,6 +299,19 @@ class AheadLog:
                 return self._next_entries()
             return self._start(stream)
         return []
+
+    def _first_of(self, stream: Stream) -> Entry | None:
+        """Return what comes next in a stream; what cannot be ahead, or is past, is given up."""
+        while stream.queue:
+            first = stream.queue[0]
+            if first.state is State.queued:
+                is_past = first.number < stream.position - BEHIND
+                if first.key.size <= self.budget and not is_past:
+                    return first
+                first.state = State.gone
+                self._entries.pop(first.key, None)
+            stream.queue.popleft()
+        return None
 
     def _start(self, stream: Stream) -> list[Entry]:
         """Give the next ranges of a stream their places, if they are close to one another."""

@@ -62,6 +62,11 @@ class FetchClient:
         self._free: list[socket.socket] = []
         self._stream: socket.socket | None = None
 
+    def __del__(self) -> None:
+        if self._process == os.getpid():
+            for connection in self._connections():
+                connection.close()
+
     def __reduce__(self) -> Any:
         return FetchClient, (self.directory,)
 
@@ -166,6 +171,9 @@ class FetchClient:
             return reply
         raise self._dead()
 
+    def _connections(self) -> list[socket.socket]:
+        return [*self._free, *([self._stream] if self._stream is not None else [])]
+
     def _dead(self) -> DistcacheError:
         return DistcacheError(
             f"{self.directory}: the fetcher died {ATTEMPTS} times; see {self.directory / LOG}"
@@ -187,7 +195,7 @@ class FetchClient:
         """After a fork, leave the parent's connections to the parent."""
         if self._process != os.getpid():
             self._process, self._lock = os.getpid(), threading.Lock()
-            for connection in [*self._free, *([self._stream] if self._stream else [])]:
+            for connection in self._connections():
                 connection.detach()  # its descriptor is closed with this process
             self._free, self._stream = [], None
 

@@ -1,0 +1,204 @@
+"""The read-ahead log by itself: order, budget, what is given up, and what is taken up again."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from distcache.fetcher.ahead_log import BEHIND, AheadLog, Entry, Stream
+from distcache.fetcher.protocol import Source
+from distcache.fetcher.segment import RangeKey
+from distcache.io.files import FileVersion
+
+SOURCE = Source("s3://lake/c.bin", FileVersion(1 << 40, 1, 0, '"tag"'))
+SIZE = 10_000
+
+
+def key(number: int, size: int = SIZE) -> RangeKey:
+    """Return a range that is far from others."""
+    return RangeKey(SOURCE, number * 100_000, size)
+
+
+def content(entry: RangeKey) -> bytes:
+    """Return the bytes of a range."""
+    return (entry.begin % 251).to_bytes(1, "little") * entry.size
+
+
+def fetch(log: AheadLog, most: int = 1000) -> int:
+    """Fetch what the budget allows, and return how many ranges."""
+    count = 0
+    while count < most and (entries := next_now(log)):
+        for entry in entries:
+            log.store(entry, memoryview(content(entry.key)))
+        count += len(entries)
+    return count
+
+
+def next_now(log: AheadLog) -> list[Entry]:
+    """Return what is to be fetched next, if anything is."""
+    with log._changed:
+        return log._next_entries()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> AheadLog:
+    """An empty log."""
+    return AheadLog(tmp_path)
+
+
+def stream_of(log: AheadLog, count: int, budget: int = 1 << 30) -> Stream:
+    """Return a stream of so many ranges."""
+    stream = log.open_stream()
+    log.announce(stream, [key(number) for number in range(count)], budget)
+    return stream
+
+
+def test_what_is_ahead_is_taken(log: AheadLog) -> None:
+    """In any order, with its bytes; what was not told is not there."""
+    stream_of(log, 5)
+    assert fetch(log) == 5
+    for number in (3, 0, 4, 1, 2):
+        assert log.take(key(number)) == content(key(number))
+    assert log.take(key(9)) is None
+    assert (log.hits, log.misses) == (5, 1)
+
+
+def test_the_budget(log: AheadLog, tmp_path: Path) -> None:
+    """Is never exceeded, and is used again when ranges were read."""
+    budget = 40 * SIZE
+    stream_of(log, 400, budget)
+    read = 0
+    while read < 400:
+        fetch(log)
+        assert log.used <= budget
+        assert sum(path.stat().st_size for path in tmp_path.glob("*.log")) <= budget
+        for _ in range(min(20, 400 - read)):
+            assert log.take(key(read)) == content(key(read))
+            read += 1
+    assert log.hits == 400
+
+
+def test_a_range_beyond_the_budget(log: AheadLog) -> None:
+    """Is left to be read when it is needed, and holds nobody up."""
+    stream = log.open_stream()
+    log.announce(stream, [key(0, 5000), key(1), key(2, 5000)], 9000)
+    fetch(log)
+    assert log.take(key(0, 5000)) is not None
+    assert log.take(key(1)) is None
+
+
+def test_what_is_skipped_is_given_up(log: AheadLog) -> None:
+    """When the reader is far beyond it."""
+    budget = 40 * SIZE
+    stream_of(log, BEHIND + 500, budget)
+    fetch(log)
+    for number in range(100, BEHIND + 400):  # the first hundred are never read
+        log.take(key(number))
+    assert fetch(log) > 0
+    assert log.take(key(BEHIND + 410)) is not None
+
+
+def test_streams_share_the_budget(log: AheadLog) -> None:
+    """In nearly equal parts."""
+    streams = []
+    for start in (0, 1000, 2000):
+        stream = log.open_stream()
+        log.announce(stream, [key(start + number) for number in range(200)], 90 * SIZE)
+        streams.append(stream)
+    fetch(log)
+    assert max(s.taken for s in streams) - min(s.taken for s in streams) <= 2 * SIZE
+
+
+def test_ranks_that_read_the_same(log: AheadLog) -> None:
+    """As context-parallel ranks do: it is fetched once, and stays until both have read it."""
+    first, second = stream_of(log, 10), stream_of(log, 10)
+    assert fetch(log) == 10
+    for number in range(10):
+        assert log.take(key(number)) is not None
+    for number in range(10):
+        assert log.take(key(number)) is not None
+    assert first is not second
+
+
+def test_a_client_that_is_gone(log: AheadLog, tmp_path: Path) -> None:
+    """Leaves nothing."""
+    stream = stream_of(log, 20)
+    fetch(log, 10)
+    log.close_stream(stream)
+    assert log.used == 0
+    assert list(tmp_path.glob("*.log")) == []
+    assert next_now(log) == []
+
+
+def test_a_flipped_bit(log: AheadLog, tmp_path: Path) -> None:
+    """Is noticed: the range counts as not there."""
+    stream_of(log, 3)
+    fetch(log)
+    path = next(tmp_path.glob("*.log"))
+    with path.open("r+b") as file:
+        file.seek(SIZE + 5)
+        file.write(b"\xee")
+    assert log.take(key(0)) is not None
+    assert log.take(key(1)) is None
+    assert log.take(key(2)) is not None
+
+
+def test_what_a_killed_fetcher_has_left(log: AheadLog, tmp_path: Path) -> None:
+    """Is taken up by the next: it is not fetched again, and what nobody wants is given up."""
+    stream_of(log, 10)
+    fetch(log, 6)
+    other = AheadLog(tmp_path)
+    assert other.used == 6 * SIZE
+    stream = other.open_stream()
+    other.announce(stream, [key(number) for number in range(3, 10)], 1 << 30)
+    assert fetch(other) == 4
+    for number in range(3, 10):
+        assert other.take(key(number)) == content(key(number))
+    other.close()
+    assert list(tmp_path.glob("*.log")) == []
+
+
+def test_a_torn_journal(log: AheadLog, tmp_path: Path) -> None:
+    """Loses what it does not say, and nothing more."""
+    stream_of(log, 4)
+    fetch(log)
+    path = next(tmp_path.glob("*.jsonl"))
+    path.write_bytes(path.read_bytes()[:-20])
+    other = AheadLog(tmp_path)
+    other.announce(other.open_stream(), [key(number) for number in range(4)], 1 << 30)
+    assert fetch(other) == 1
+    assert all(other.take(key(number)) == content(key(number)) for number in range(4))
+
+
+def test_a_reader_waits_for_what_is_on_its_way(log: AheadLog) -> None:
+    """It is not fetched twice."""
+    stream_of(log, 1)
+    (entry,) = next_now(log)
+    found: list[bytes | None] = []
+    reader = threading.Thread(target=lambda: found.append(log.take(key(0))))
+    reader.start()
+    reader.join(0.2)
+    assert reader.is_alive()
+    log.store(entry, memoryview(content(entry.key)))
+    reader.join(10)
+    assert found == [content(key(0))]
+
+
+def test_what_could_not_be_fetched(log: AheadLog) -> None:
+    """Is left to its reader, who gets the error."""
+    stream_of(log, 2)
+    (entry,) = next_now(log)
+    log.fail(entry, "it is another object")
+    assert log.take(key(0)) is None
+    assert log.note == "it is another object"
+    assert fetch(log) == 1
+
+
+def test_ranges_that_touch(log: AheadLog) -> None:
+    """Are fetched by one request."""
+    stream = log.open_stream()
+    log.announce(stream, [RangeKey(SOURCE, 0, 100), RangeKey(SOURCE, 100, 50), key(1)], 1 << 20)
+    assert [entry.key.begin for entry in next_now(log)] == [0, 100]
+    assert [entry.key.begin for entry in next_now(log)] == [100_000]
