@@ -16,7 +16,8 @@ MPI := tests/mpi tests/faults
 TORCHRUN := tests/torchrun
 SERIAL := $(MPI) $(TORCHRUN)
 CLUSTER := tests/cluster
-ELSEWHERE := $(SERIAL) $(CLUSTER) tests/aarch64
+OBJECTS := tests/objects
+ELSEWHERE := $(SERIAL) $(CLUSTER) $(OBJECTS) tests/aarch64
 SANITIZED := tests/kernels tests/cache tests/corpus tests/ingest/test_index_mds.py tests/ingest/test_select.py \
 	$(addprefix tests/train/test_,shards.py rows.py dataset.py)
 JUDGES := 0.17.1 0.18.2 0.19.2
@@ -25,7 +26,7 @@ MORE_COVERAGE := --cov --cov-append --cov-report=
 LEFT_OUT := build/left-out
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help install demo test test-fast lint docs wheel cpp-tests python-tests mpi-tests demo-test \
+.PHONY: help install demo test test-fast lint docs wheel cpp-tests python-tests mpi-tests object-tests demo-test \
 	sanitized-tests cluster-tests cluster-packages python-versions storm record-counts judges coverage aarch64 bench clean
 
 help:
@@ -69,7 +70,7 @@ demo: install
 # All of it; the last line says what could not be run here.
 test:
 	@mkdir -p build && rm -f $(LEFT_OUT)
-	$(MAKE) --no-print-directory lint docs cpp-tests sanitized-tests python-tests judges coverage aarch64 mpi-tests demo-test \
+	$(MAKE) --no-print-directory lint docs cpp-tests sanitized-tests python-tests judges coverage aarch64 mpi-tests object-tests demo-test \
 		python-versions storm cluster-tests
 	scripts/wheels $$($(BIN)/python -c "import sys; print('%d.%d' % sys.version_info[:2])")
 	@scripts/left_out $(LEFT_OUT)
@@ -145,6 +146,11 @@ mpi-tests: $(VENV)/test-installed
 	scripts/need openmpi-bin:mpirun.openmpi
 	pytest -q -n 2 --dist worksteal $(MPI)
 	pytest -q $(TORCHRUN)
+
+# A real S3 server, and whole jobs over it; some mount disks that are full, and so need root.
+object-tests: $(VENV)/test-installed
+	scripts/need openmpi-bin:mpirun.openmpi
+	pytest -q -n 2 --dist worksteal $(OBJECTS)
 
 # What make demo shows, since nothing else runs its scripts.
 demo-test: $(VENV)/test-installed

@@ -19,12 +19,13 @@ from distcache.errors import NoSpace, StorageError
 from distcache.fetcher.segment import Held, RangeKey, Segment, earlier_segments
 from distcache.timeouts import limits
 
-__all__ = ["AheadLog", "Entry", "Stream"]
+__all__ = ["AheadLog", "Entry", "Stream", "cost_of"]
 
 LARGEST: Final = 64 << 20  # bytes of a segment
 SMALLEST: Final = 64 << 10
 SEGMENTS: Final = 16  # that the budget holds at least, while they are not too small
 BEHIND: Final = 2048  # ranges by which a reader may be behind the first of its stream
+LINE: Final = 192  # bytes of a journal's line, but for the path and the tag
 GAP: Final = 512  # bytes between two ranges that cost less than a request
 JOINED: Final = 16  # ranges that one request may serve
 EARLIER: Final = 60.0  # seconds for which what a killed fetcher has left is kept
@@ -64,6 +65,16 @@ class Entry:
         self.held: Held | None = None
         self.wanted = 1  # how often it will be read
 
+    @property
+    def cost(self) -> int:
+        """Bytes that it takes on the disk."""
+        return cost_of(self.key)
+
+
+def cost_of(key: RangeKey) -> int:
+    """Return the bytes that a range takes on the disk, with its line of the journal."""
+    return key.size + LINE + len(key.source.path) + len(key.source.version.tag)
+
 
 class Stream:
     """What one process will read."""
@@ -77,7 +88,7 @@ class Stream:
     @property
     def taken(self) -> int:
         """Bytes on the disk."""
-        return sum(segment.allocated for segment in self.segments)
+        return sum(segment.cost for segment in self.segments)
 
 
 class AheadLog:
@@ -105,7 +116,8 @@ class AheadLog:
         self.note = ""
         for segment, held in earlier_segments(directory):
             self._number = max(self._number, segment.number + 1)
-            self.used += segment.allocated
+            segment.cost = sum(cost_of(entry.key) for entry in held)
+            self.used += segment.cost
             for entry in held:
                 self._earlier[entry.key] = (segment, entry)
                 segment.keys.add(entry.key)
@@ -256,7 +268,7 @@ class AheadLog:
         """Give a dropped segment's space back, when nobody uses it any more."""
         if segment.dropped and not segment.users:
             segment.users = -1
-            self.used -= segment.allocated
+            self.used -= segment.cost
             segment.remove()
 
     def _drop_earlier(self) -> None:
@@ -292,7 +304,7 @@ class AheadLog:
             first = self._first_of(stream)
             if first is None:
                 continue
-            if self.used + first.key.size > self.budget:
+            if self.used + first.cost > self.budget:
                 if not self._earlier:
                     return []
                 self._drop_earlier()
@@ -306,7 +318,7 @@ class AheadLog:
             first = stream.queue[0]
             if first.state is State.queued:
                 is_past = first.number < stream.position - BEHIND
-                if first.key.size <= self.budget and not is_past:
+                if first.cost <= self.budget and not is_past:
                     return first
                 first.state = State.gone
                 self._entries.pop(first.key, None)
@@ -323,7 +335,7 @@ class AheadLog:
                 continue
             if found and not _is_next(found[-1].key, entry.key):
                 break
-            if found and self.used + entry.key.size > self.budget:
+            if found and self.used + entry.cost > self.budget:
                 break
             segment = self._segment_for(stream)
             stream.queue.popleft()
@@ -333,7 +345,8 @@ class AheadLog:
             segment.users += 1
             segment.keys.add(entry.key)
             segment.last = entry.number
-            self.used += entry.key.size
+            segment.cost += entry.cost
+            self.used += entry.cost
             segment.sealed = segment.allocated >= self._capacity
             found.append(entry)
         return found
@@ -366,7 +379,7 @@ class AheadLog:
                 held = segment.write(entry.key, entry.offset, data)
         except (OSError, NoSpace):
             with self._changed:
-                self.budget = min(self.budget, max(self.used - entry.key.size, 0))
+                self.budget = min(self.budget, max(self.used - entry.cost, 0))
                 self.note = f"{self._directory}: the disk is full; {self.budget} bytes are ahead"
             raise
         finally:

@@ -69,7 +69,8 @@ class Segment:
         self._journal = None if earlier else Journal(self._path.with_suffix(JOURNAL))
         self.keys: set[RangeKey] = set()
         self.last = 0  # the number of its last range in its stream
-        self.allocated = 0
+        self.allocated = 0  # bytes of the file
+        self.cost = 0  # and those of the journal's lines
         self.unread = 0  # ranges in it that somebody will read
         self.sealed = earlier
         self.dropped = False

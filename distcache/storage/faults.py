@@ -23,6 +23,7 @@ EXPIRED: Final = ("ExpiredToken", "RequestTimeTooSkewed", "TokenRefreshRequired"
 SLOW: Final = ("SlowDown", "TooManyRequests", "ServiceUnavailable", "Throttling")
 LONGEST: Final = 300  # characters of a store's own words
 CLOCK: Final = "; this machine's clock differs from the store's: set it"
+MAYBE_EXPIRED: Final = "; the credentials may have expired: renew them"
 ANSWERS: Final = {
     "RequestTimeTooSkewed": CLOCK,
     "ExpiredToken": "; the credentials have expired: renew them",
@@ -87,8 +88,9 @@ def as_ours(error: BaseException, url: str, source: str) -> DistcacheError:
     if isinstance(error, FileNotFoundError):
         return ObjectMissing(url, "no such object")
     denied = kind in ("PermissionDeniedError", "UnauthenticatedError") or status in (401, 403)
-    if denied or code in EXPIRED:
-        advice = ANSWERS.get(code, "")
+    unsaid = status == 400 and not code  # answers to HEAD have no words
+    if denied or unsaid or code in EXPIRED:
+        advice = MAYBE_EXPIRED if unsaid else ANSWERS.get(code, "")
         return AccessDenied(url, f"access is denied ({text}), by {source}{advice}")
     if "without LOCATION" in str(error) or status in (301, 307):
         return StorageError(url, "is in another region, or its endpoint is wrong; set AWS_REGION")

@@ -35,6 +35,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         "--per-split-data-args-path",
         "--per-dataset-sequences-path",
         "--data-cache-path",
+        "--object-storage-cache-path",
         "--split",
     ):
         parser.add_argument(name)
@@ -46,6 +47,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--multiple-validation-sets", action="store_true")
     parser.add_argument("--dataloader-defer-npy-index-mmap", action="store_true")
     parser.add_argument("--dataloader-fast-cache-load", action="store_true")
+    parser.add_argument("--no-mmap-bin-files", dest="mmap_bin_files", action="store_false")
     return parser.parse_args(list(words))
 
 
@@ -99,6 +101,8 @@ def datasets_of(
         sequences_per_dataset=sequences,
         defer_npy_index_mmap=options.dataloader_defer_npy_index_mmap,
         fast_cache_load=options.dataloader_fast_cache_load,
+        object_storage_cache_path=options.object_storage_cache_path,
+        mmap_bin_files=options.mmap_bin_files,
         tokenizer=judge,
         reset_position_ids=False,
         reset_attention_mask=False,

@@ -74,6 +74,7 @@ class ScriptedS3:
         self.most_at_once = 0
         self._going = 0
         self._faults: list[str] = []
+        self._tags: dict[str, tuple[bytes, str]] = {}
         self._always = ""
         self._lock = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), _Handler)
@@ -112,7 +113,10 @@ class ScriptedS3:
 
     def tag(self, name: str) -> str:
         """Return the ETag of an object."""
-        return f'"{hashlib.md5(self.objects[name]).hexdigest()}"'
+        data = self.objects[name]
+        if name not in self._tags or self._tags[name][0] is not data:
+            self._tags[name] = (data, f'"{hashlib.md5(data).hexdigest()}"')
+        return self._tags[name][1]
 
     def bytes_of(self, suffix: str = "") -> int:
         """Return the bytes that GET requests asked for, of objects with a suffix."""

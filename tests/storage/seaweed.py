@@ -52,6 +52,7 @@ class Seaweed:
         ports = _free_ports(4)
         self.endpoint = f"http://127.0.0.1:{ports[0]}"
         names = ("s3.port", "master.port", "volume.port", "filer.port")
+        log = (directory / "log").open("wb")
         self._process = subprocess.Popen(
             [
                 str(SCRIPTS / "weed"),
@@ -69,10 +70,11 @@ class Seaweed:
                 "-volume.max=50",
                 "-master.telemetry=false",
             ],
-            stdout=(directory / "log").open("wb"),
+            stdout=log,
             stderr=subprocess.STDOUT,
             env=clean_environment(),
         )
+        log.close()
         self._wait(directory / "log")
         for bucket in ("lake", "public"):
             self.make_bucket(bucket)

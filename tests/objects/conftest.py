@@ -1,0 +1,17 @@
+"""A real S3 server for all tests of this directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.storage.seaweed import Seaweed
+
+
+@pytest.fixture(scope="session")
+def seaweed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seaweed]:
+    """It."""
+    server = Seaweed(tmp_path_factory.mktemp("seaweed") / "data")
+    yield server
+    server.close()

@@ -1,0 +1,231 @@
+"""Faults of whole jobs: agents and ranks that are killed, full disks, a store that is away."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distcache.fetcher.client import fetcher_status
+from distcache.node.records import read_records
+from distcache.node.store import Store
+from distcache.node.upkeep import verify_store
+from tests.buckets import put_cache
+from tests.caches import build_here
+from tests.mpi.test_localize import fail_alike, on_nodes
+from tests.processes import LIMIT, clean_environment, launch, start
+from tests.storage.scripted_s3 import ScriptedS3
+
+pytestmark = pytest.mark.mpi
+URL = "s3://lake/run/c.h5"
+
+
+@pytest.fixture
+def cache(blend_config: dict[str, Any], shared: Path) -> Path:
+    """A cache."""
+    return Path(build_here(blend_config, shared, "c").path)
+
+
+@pytest.fixture
+def server(cache: Path) -> Iterator[ScriptedS3]:
+    """A bucket with the cache."""
+    with ScriptedS3() as s3:
+        put_cache(s3, cache)
+        yield s3
+
+
+def size_of(server: ScriptedS3, suffix: str) -> int:
+    """Return the bytes of all objects with a suffix."""
+    return sum(len(data) for name, data in server.objects.items() if name.endswith(suffix))
+
+
+@pytest.mark.parametrize("launcher", ["mpich", "openmpi"])
+def test_each_byte_once_per_job(launcher: str, server: ScriptedS3, tmp_path: Path) -> None:
+    """By three agents, of the indices and of whole tokens; all nodes have them then."""
+    words = ["localize", URL, "--to", f"{tmp_path}/local{{node}}", "--bin", "copy"]
+    done = on_nodes(
+        tmp_path, tmp_path / "logs", words, 3, 1, launcher, environment=server.environment
+    )
+    assert done.returncode == 0, done.stderr
+    for suffix in (".idx", ".bin"):
+        assert server.bytes_of(suffix) == size_of(server, suffix)
+    for node in range(3):
+        assert verify_store(Store(tmp_path / f"local{node}")) == []
+
+
+def test_after_a_killed_agent(server: ScriptedS3, tmp_path: Path) -> None:
+    """The next run fetches what had not arrived, each byte once for all nodes."""
+    words = ["localize", URL, "--to", f"{tmp_path}/local{{node}}", "--bin", "copy"]
+    names = [name for name in server.objects if name.endswith(".bin")]
+    original = server.begin
+
+    def hang(handler: Any) -> tuple[str, str]:
+        found = original(handler)
+        if found[0] == names[-1] and handler.command == "GET":
+            time.sleep(30)
+        return found
+
+    server.begin = hang  # type: ignore[method-assign]
+    before, needed = launch("mpich", 3)
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    program = [sys.executable, "-m", "tests.mpi.on_node", "1", str(tmp_path), str(logs), "--"]
+    job = subprocess.Popen(
+        [*before, *program, *map(str, words)],
+        env=clean_environment({**needed, **server.environment}),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    end = time.monotonic() + LIMIT
+    while not any(r.name == names[-1] and r.method == "GET" for r in server.requests):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    time.sleep(1.0)  # what has arrived is being written
+    os.killpg(job.pid, signal.SIGKILL)
+    job.wait()
+    server.begin = original  # type: ignore[method-assign]
+    server.script()
+    done = on_nodes(tmp_path, logs, words, 3, 1, environment=server.environment)
+    assert done.returncode == 0, done.stderr
+    assert server.bytes_of(".bin") <= size_of(server, ".bin")
+    again = {r.name for r in server.requests if r.method == "GET" and r.name.endswith(".bin")}
+    assert len(again) < len(names)
+    for node in range(3):
+        assert verify_store(Store(tmp_path / f"local{node}")) == []
+
+
+@pytest.mark.parametrize(
+    ("always", "exit_code", "message"),
+    [
+        ("403", 1, "access is denied"),
+        ("400", 1, "the credentials may have expired"),
+        ("404", 5, "no such cache"),
+        ("301", 1, "is in another region"),
+        ("503", 1, "status 503"),
+        ("refuse", 1, "no answer in"),
+    ],
+)
+def test_one_clear_error_on_all_ranks(
+    always: str, exit_code: int, message: str, server: ScriptedS3, tmp_path: Path
+) -> None:
+    """From the first request, and by few."""
+    server.script(always=always)
+    environment = {**server.environment, "DISTCACHE_TIMEOUT_SCALE": "0.02"}
+    words = ["localize", URL, "--to", f"{tmp_path}/local{{node}}"]
+    done = on_nodes(tmp_path, tmp_path / "logs", words, 3, 1, environment=environment)
+    fail_alike(done, exit_code, message)
+    assert len(server.requests) <= 60
+    for node in range(3):
+        assert not list(read_records(Store(tmp_path / f"local{node}")))
+
+
+@pytest.mark.parametrize("suffix", [".h5", ".idx", ".bin"])
+def test_a_fault_in_the_middle(suffix: str, server: ScriptedS3, tmp_path: Path) -> None:
+    """Of any kind of file: healed, when it passes, and each byte is still asked for about once."""
+    faults = ["", "503", "", "reset:100", "", "refuse", "truncate:50"]
+    server.script(*6 * faults)
+    words = ["localize", URL, "--to", f"{tmp_path}/local{{node}}", "--bin", "copy"]
+    done = on_nodes(tmp_path, tmp_path / "logs", words, 3, 1, environment=server.environment)
+    assert done.returncode == 0, done.stderr
+    assert server.bytes_of(suffix) <= 4 * size_of(server, suffix)
+    for node in range(3):
+        assert verify_store(Store(tmp_path / f"local{node}")) == []
+
+
+def test_a_store_that_is_away_for_seconds(server: ScriptedS3, tmp_path: Path) -> None:
+    """Is waited for by build and localize alike."""
+    begin = time.monotonic()
+    original = server.begin
+
+    def away(handler: Any) -> tuple[str, str]:
+        name, fault = original(handler)
+        return name, "refuse" if 0.5 < time.monotonic() - begin < 20.5 else fault
+
+    server.begin = away  # type: ignore[method-assign]
+    time.sleep(0.6)
+    words = ["localize", URL, "--to", f"{tmp_path}/local{{node}}"]
+    done = on_nodes(tmp_path, tmp_path / "logs", words, 2, 1, environment=server.environment)
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - begin > 20
+    assert len(server.requests) < 300
+
+
+def test_a_full_disk(server: ScriptedS3, cache: Path, tmp_path: Path) -> None:
+    """Makes the read-ahead smaller, and says so; training goes on with the right samples."""
+    store = tmp_path / "small" / "store"
+    store.parent.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1200k", "tmpfs", str(store.parent)]
+    subprocess.run(mount, check=True)
+    try:
+        assert (
+            start(["localize", URL, "--to", store], environment=server.environment).returncode == 0
+        )
+        free = os.statvfs(store)
+        with (store.parent / "filler").open("wb") as filler:
+            filler.write(bytes(free.f_bavail * free.f_frsize - (80 << 10)))
+        words = ["-m", "tests.objects.trainer", URL, str(store), "0", "1", "300", "--budget", "8M"]
+        trained = subprocess.run(
+            [sys.executable, *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LIMIT,
+            env=clean_environment(server.environment),
+        )
+        assert trained.returncode == 0, trained.stderr
+        found = fetcher_status(store / "ahead")
+        assert found is not None
+        assert "the disk is full" in found.note
+        os.kill(found.process, signal.SIGKILL)
+        words = ["-m", "tests.objects.trainer", str(cache), "", "0", "1", "300"]
+        wanted = subprocess.run(
+            [sys.executable, *words], capture_output=True, text=True, check=True, timeout=LIMIT
+        )
+        digests = [json.loads(out)["digest"] for out in (trained.stdout, wanted.stdout)]
+        assert digests[0] == digests[1]
+    finally:
+        subprocess.run(["umount", "-l", str(store.parent)], check=True)
+
+
+def test_a_killed_rank(server: ScriptedS3, cache: Path, tmp_path: Path) -> None:
+    """Gives its share of the budget back; the other ranks go on, by the same fetcher."""
+    store = tmp_path / "store"
+    assert start(["localize", URL, "--to", store], environment=server.environment).returncode == 0
+    server.latency = 0.01
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.objects.trainer", URL, str(store), str(rank), "2", "200"],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=clean_environment(server.environment),
+        )
+        for rank in range(2)
+    ]
+    end = time.monotonic() + LIMIT
+    while (found := fetcher_status(store / "ahead")) is None or found.streams < 2:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    ranks[1].kill()
+    ranks[1].wait()
+    out, _ = ranks[0].communicate(timeout=LIMIT)
+    assert ranks[1].stdout is not None
+    ranks[1].stdout.close()
+    words = ["-m", "tests.objects.trainer", str(cache), "", "0", "2", "200"]
+    wanted = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, check=True, timeout=LIMIT
+    )
+    assert json.loads(out)["digest"] == json.loads(wanted.stdout)["digest"]
+    after = fetcher_status(store / "ahead")
+    assert after is not None
+    assert after.process == found.process
+    assert after.streams == 0
+    os.kill(after.process, signal.SIGKILL)

@@ -1,0 +1,174 @@
+"""The whole story: built and uploaded by one machine, localized and trained from by two others."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distcache.cache.corpus_places import beside
+from distcache.node.store import Store
+from distcache.node.upkeep import verify_store
+from tests.corpora import write_lengths
+from tests.mpi.test_localize import on_nodes
+from tests.processes import LIMIT, clean_environment, start
+from tests.storage.seaweed import READER, Seaweed
+
+pytestmark = pytest.mark.mpi
+STEPS = 60
+TRAINER = "tests.objects.trainer"
+
+
+@pytest.fixture
+def config(corpora: dict[str, str], tmp_path: Path) -> Path:
+    """A blend of three corpora."""
+    fields = {
+        "sequence_length": 64,
+        "seed": 5,
+        "split": "1,0,0",
+        "samples": {"train": 3000},
+        "blend": [
+            {"path": corpora[name], "weight": weight}
+            for name, weight in (("plain", 0.5), ("third", 0.3), ("long", 0.2))
+        ],
+        "tokenizer": {"class": "X"},
+    }
+    path = tmp_path / "blend.json"
+    path.write_text(json.dumps(fields))
+    return path
+
+
+def train(
+    cache: str, store: Path | None, rank: int, environment: dict[str, str], *more: str
+) -> dict[str, Any]:
+    """Train as one rank of two, and return what it has found."""
+    done = subprocess.run(
+        [sys.executable, "-m", TRAINER, cache, str(store or ""), str(rank), "2", str(STEPS), *more],
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+        env=clean_environment(environment),
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("public", [False, True])
+def test_from_one_machine_to_two(
+    public: bool, config: Path, seaweed: Seaweed, tmp_path: Path
+) -> None:
+    """With credentials to write, then only to read, or none; the samples are the same."""
+    directory = f"s3://{'public' if public else 'lake'}/hosting"
+    built = start(["build", config, "-o", tmp_path / "built", "--name", "c"])
+    assert built.returncode == 0, built.stderr
+    cache = tmp_path / "built" / "c.h5"
+    words = ["upload", cache, "--to", directory, "--corpora", "--readback", "--json"]
+    sent = start(words, environment=seaweed.environment())
+    assert sent.returncode == 0, sent.stderr
+    url = json.loads(sent.stdout)["url"]
+    reader = seaweed.environment(READER)
+    if public:
+        reader = {"AWS_ENDPOINT_URL": seaweed.endpoint, "AWS_SKIP_SIGNATURE": "true"}
+    (tmp_path / "disk").mkdir()
+    words = ["localize", url, "--to", f"{tmp_path}/disk/store", "--json"]
+    mount = ["--mount", str(tmp_path / "disk")]
+    logs = tmp_path / "logs"
+    done = on_nodes(tmp_path / "none", logs, words, 2, 1, before=mount, environment=reader)
+    assert done.returncode == 0, done.stderr
+    stores = [logs / f"disk-{node}" / "store" for node in range(2)]
+    texts = [sent.stdout, sent.stderr, done.stdout, done.stderr]
+    for rank, store in enumerate(stores):
+        assert verify_store(Store(store)) == []
+        found = train(url, store, rank, reader, "--workers", str(2 * rank))
+        wanted = train(str(cache), None, rank, {})
+        assert found["digest"] == wanted["digest"]
+        assert found["fetcher"]
+        assert not wanted["fetcher"]
+        texts.append(json.dumps(found))
+    files = [path for path in logs.rglob("*") if path.is_file()]
+    content = b"".join(path.read_bytes() for path in [*files, cache])
+    assert b"MARKED" not in content + "".join(texts).encode()
+
+
+def test_a_job_builds_from_a_bucket(config: Path, seaweed: Seaweed, tmp_path: Path) -> None:
+    """The arrays and the key are those of the files, by three ranks on three nodes."""
+    fields = json.loads(config.read_text())
+    built = start(["build", config, "-o", tmp_path / "built", "--name", "c"])
+    assert built.returncode == 0, built.stderr
+    cache = tmp_path / "built" / "c.h5"
+    words = ["upload", cache, "--to", "s3://lake/source", "--corpora"]
+    assert start(words, environment=seaweed.environment()).returncode == 0
+    shown = start(["inspect", "s3://lake/source/c.h5", "--json"], environment=seaweed.environment())
+    digests = {entry["prefix"]: entry for entry in json.loads(shown.stdout)["sources"]}
+    for entry in fields["blend"]:
+        digest = digests[entry["path"]]["idx_digest"]
+        entry["path"] = beside("s3://lake/source/c.h5", entry["path"], digest)
+    remote = tmp_path / "remote.json"
+    remote.write_text(json.dumps(fields))
+    reader = seaweed.environment(READER)
+    words = ["build", remote, "-o", tmp_path / "again", "--name", "c"]
+    done = on_nodes(tmp_path / "none", tmp_path / "logs", words, 3, 1, environment=reader)
+    assert done.returncode == 0, done.stderr
+    ours, theirs = (tmp_path / name / "c.h5" for name in ("again", "built"))
+    assert start(["explain", config, ours]).returncode == 0
+    sections = [
+        json.loads(start(["inspect", path, "--json"]).stdout)["sections"] for path in (ours, theirs)
+    ]
+    assert [[a["digest"] for a in s["arrays"].values()] for s in sections[0]] == [
+        [a["digest"] for a in s["arrays"].values()] for s in sections[1]
+    ]
+
+
+@pytest.mark.long
+def test_a_budget_far_below_the_corpus(seaweed: Seaweed, tmp_path: Path) -> None:
+    """64 MiB under 1 GiB: never exceeded on the disk, and each byte is fetched about once."""
+    lengths = np.random.default_rng(2).lognormal(8.5, 1.0, 64_000).astype(np.int64) + 1
+    lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), 1 << 29))]
+    prefix = write_lengths(tmp_path / "large", lengths)
+    fields = {
+        "sequence_length": 16_384,
+        "split": "1,0,0",
+        "samples": {"train": None},
+        "blend": [prefix],
+        "tokenizer": {"class": "X"},
+    }
+    (tmp_path / "c.json").write_text(json.dumps(fields))
+    assert start(["build", tmp_path / "c.json", "-o", tmp_path, "--name", "c"]).returncode == 0
+    words = ["upload", tmp_path / "c.h5", "--to", "s3://lake/large", "--corpora"]
+    sent = start(words, environment=seaweed.environment())
+    assert sent.returncode == 0, sent.stderr
+    store = tmp_path / "store"
+    words = ["localize", "s3://lake/large/c.h5", "--to", store]
+    assert start(words, environment=seaweed.environment()).returncode == 0
+    words = ["-m", "tests.objects.trainer", "s3://lake/large/c.h5", str(store), "0", "1", "600"]
+    trainer = subprocess.Popen(
+        [sys.executable, *words, "--budget", "64M", "--until", str(56 << 20)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=clean_environment(seaweed.environment()),
+    )
+    most = 0
+    while trainer.poll() is None:
+        sizes = []
+        for path in (store / "ahead").glob("[0-9]*"):
+            try:
+                sizes.append(path.stat().st_size)
+            except FileNotFoundError:
+                continue
+        most = max(most, sum(sizes))
+        try:
+            trainer.wait(0.02)
+        except subprocess.TimeoutExpired:
+            continue
+    out, _ = trainer.communicate(timeout=LIMIT)
+    found = json.loads(out)
+    assert 48 << 20 < most <= 64 << 20
+    assert found["used"] > 64 << 20
+    assert found["fetched"] <= 1.02 * found["used"] + (64 << 20)
