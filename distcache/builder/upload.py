@@ -1,39 +1,31 @@
 """Upload a cache, and the corpora that it was built from, to a bucket.
 
-Objects appear whole and never replace others; the cache is the last, so that whoever sees it finds
-its corpora. A journal beside the cache says what is there already: the next run goes on with it.
+The cache is the last object, so that whoever sees it finds its corpora. Then it is read back.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
-import xxhash
 
 from distcache.cache.contents import Contents, read_contents, read_version
 from distcache.cache.corpus_places import beside
-from distcache.cache.digests import pieces_of, verify_cache
+from distcache.cache.digests import verify_cache
 from distcache.corpus import bin_path, idx_path
 from distcache.corpus.receipt import receipt_path
-from distcache.errors import ConfigError, CorpusError, KeyMismatch, ObjectMissing, StorageError
-from distcache.io.files import FileVersion
+from distcache.errors import ConfigError, CorpusError, ObjectMissing, StorageError
 from distcache.io.threads import map_in_threads
-from distcache.partition import balance
 from distcache.progress import NullProgress, Progress
-from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
+from distcache.ranks.agreement import aborting_on_error, on_rank_0
 from distcache.ranks.communicator import Communicator
-from distcache.staging.journal import Journal, read_journal
-from distcache.storage import PIECE, is_url, located, open_place, version_at
-from distcache.storage.upload import create_object
+from distcache.staging.sending import FileToSend, Sender, digest_of_place
+from distcache.storage import is_url, located, version_at
 
 __all__ = ["UploadOptions", "Uploaded", "upload"]
-
-PER_OBJECT: Final = 1 << 20  # cost of an object, in bytes that are sent
 
 
 class UploadOptions(msgspec.Struct, frozen=True):
@@ -75,23 +67,6 @@ class Uploaded(msgspec.Struct, frozen=True):
     sent_bytes: int
 
 
-class _Task(msgspec.Struct, frozen=True):
-    """A file to send: `digest` is the XXH3-128 that it must have, if that is known."""
-
-    path: str
-    url: str
-    size: int
-    digest: str = ""
-
-
-class _Done(msgspec.Struct, frozen=True):
-    """An object that holds what a file held, by the versions of both."""
-
-    url: str
-    file: FileVersion
-    object: FileVersion
-
-
 def upload(
     communicator: Communicator,
     cache: str,
@@ -131,33 +106,34 @@ def upload(
     progress = progress or NullProgress()
     with aborting_on_error(communicator):
         target = f"{located(to)}/{os.path.basename(cache)}"
-        tasks, key = on_rank_0(
+        files, key = on_rank_0(
             communicator,
             lambda: _plan(cache, target, options, progress),
-            tuple[list[_Task], str],
+            tuple[list[FileToSend], str],
             "what to upload",
         )
-        journal = _journal_of(cache, communicator.rank)
-        known = {record.url: record for record in _earlier(cache)}
-        progress.phase("uploading", sum(task.size for task in tasks))
-        sent = _send_all(communicator, tasks[:-1], known, journal, options, progress)
-        sent += _send_all(communicator, tasks[-1:], known, journal, options, progress)
+        sender = Sender(
+            communicator, Path(cache), progress, options.threads, readback=options.readback
+        )
+        progress.phase("uploading", sum(file.size for file in files))
+        sent = sender.send(files[:-1])
+        sent += sender.send(files[-1:])
         progress.phase("reading back")
-        on_rank_0(communicator, lambda: _verify_uploaded(target, options), None, "reading back")
-        on_rank_0(communicator, lambda: _forget(cache), None, "removing journals")
+        on_rank_0(communicator, lambda: _read_back(target, options), None, "reading back")
+        on_rank_0(communicator, sender.forget, None, "removing journals")
     return Uploaded(
         url=target,
         key=key,
-        objects=len(tasks),
+        objects=len(files),
         sent=len(sent),
-        nbytes=sum(task.size for task in tasks),
+        nbytes=sum(file.size for file in files),
         sent_bytes=sum(sent),
     )
 
 
 def _plan(
     cache: str, target: str, options: UploadOptions, progress: Progress
-) -> tuple[list[_Task], str]:
+) -> tuple[list[FileToSend], str]:
     """Return the files to send, the cache last, and the key of the cache.
 
     Raises
@@ -168,7 +144,7 @@ def _plan(
     if is_url(cache) or not is_url(target):
         raise ConfigError(f"upload {cache} --to {target}: expected a path, and a URL as --to")
     contents = read_contents(cache)
-    tasks: dict[str, _Task] = {}
+    files: dict[str, FileToSend] = {}
     for prefix, entry in zip(contents.prefixes, contents.table("sources"), strict=True):
         if is_url(prefix):
             continue
@@ -179,13 +155,13 @@ def _plan(
             )
             break
         digest = entry["idx_digest"].decode("ascii")
-        for task in _corpus_tasks(prefix, beside(target, prefix, digest), digest, entry):
-            tasks[task.url] = task
-    cache_task = _Task(cache, target, contents.header.file_size)
-    return [*tasks.values(), cache_task], contents.key
+        for file in _corpus_files(prefix, beside(target, prefix, digest), digest, entry):
+            files[file.url] = file
+    cache_file = FileToSend(cache, target, contents.header.file_size)
+    return [*files.values(), cache_file], contents.key
 
 
-def _corpus_tasks(prefix: str, to: str, digest: str, entry: Any) -> Iterator[_Task]:
+def _corpus_files(prefix: str, to: str, digest: str, entry: Any) -> Iterator[FileToSend]:
     """Yield the files of a corpus.
 
     Raises
@@ -198,132 +174,13 @@ def _corpus_tasks(prefix: str, to: str, digest: str, entry: Any) -> Iterator[_Ta
             f"{bin_path(prefix)}: does not exist; corpora of MDS shards are uploaded after "
             "`distcache index unpack`"
         )
-    yield _Task(bin_path(prefix), bin_path(to), int(entry["bin_size"]))
+    yield FileToSend(bin_path(prefix), bin_path(to), int(entry["bin_size"]))
     if (receipt := Path(receipt_path(prefix))).exists():
-        yield _Task(str(receipt), receipt_path(to), receipt.stat().st_size)
-    yield _Task(idx_path(prefix), idx_path(to), int(entry["idx_size"]), digest)
+        yield FileToSend(str(receipt), receipt_path(to), receipt.stat().st_size)
+    yield FileToSend(idx_path(prefix), idx_path(to), int(entry["idx_size"]), digest)
 
 
-def _journal_of(cache: str, rank: int) -> Path:
-    path = Path(cache)
-    return path.with_name(f".{path.name}.upload.{rank}.jsonl")
-
-
-def _earlier(cache: str) -> Iterator[_Done]:
-    """Yield what earlier runs have finished, by any rank."""
-    path = Path(cache)
-    for journal in sorted(path.parent.glob(f".{path.name}.upload.*.jsonl")):
-        yield from read_journal(journal, _Done)
-
-
-def _forget(cache: str) -> None:
-    path = Path(cache)
-    for journal in path.parent.glob(f".{path.name}.upload.*.jsonl"):
-        journal.unlink(missing_ok=True)
-
-
-def _send_all(
-    communicator: Communicator,
-    tasks: Sequence[_Task],
-    known: dict[str, _Done],
-    journal: Path,
-    options: UploadOptions,
-    progress: Progress,
-) -> list[int]:
-    """Send files, each by one rank, and return the sizes of those that were sent. Collective."""
-    share = balance([PER_OBJECT + task.size for task in tasks], communicator.size)
-    own = [tasks[place] for place in share[communicator.rank]]
-
-    def send_own() -> list[int]:
-        with _open_journal(journal, known) as append:
-
-            def send(task: _Task) -> int:
-                done, found = _send(task, known.get(task.url), options)
-                append(done)
-                progress.advance(task.size)
-                return 0 if found else task.size
-
-            return [size for size in map_in_threads(send, own, options.threads) if size]
-
-    mine = on_all_ranks(communicator, send_own, "uploading")
-    shares = communicator.allgather(mine, list[int], "what was uploaded")
-    return [size for share in shares for size in share]
-
-
-@contextlib.contextmanager
-def _open_journal(path: Path, known: dict[str, _Done]) -> Iterator[Callable[[_Done], None]]:
-    """Yield what appends to a rank's journal; where none can be written, nothing is remembered."""
-    try:
-        journal = Journal(path, list(known.values()))
-    except OSError:
-        yield lambda _: None
-        return
-    with journal:
-        yield journal.append
-
-
-def _send(task: _Task, known: _Done | None, options: UploadOptions) -> tuple[_Done, bool]:
-    """Send a file, unless an object has its bytes; return both versions, and whether one had.
-
-    Raises
-    ------
-    CorpusError
-        If it is not the file that the cache was built from, or is being written to.
-    KeyMismatch
-        If an object with other bytes has the name.
-    """
-    file = version_at(task.path)
-    if file.size != task.size or (task.digest and _digest(task.path, file) != task.digest):
-        raise CorpusError(
-            f"{task.path}: is not the file that the cache was built from; build again"
-        )
-    there = _version_or_none(task.url)
-    if there is not None and known == _Done(task.url, file, there):
-        return known, True
-    found = there is not None
-    if not found:
-        found = not create_object(task.url, Path(task.path))
-        there = version_at(task.url)
-    assert there is not None, "it was created, or was there"
-    if found or options.readback:
-        _require_same(task, file, there)
-    if version_at(task.path) != file or there.size != task.size:
-        raise CorpusError(f"{task.path}: was written to while it was uploaded; upload again")
-    return _Done(task.url, file, there), found
-
-
-def _version_or_none(url: str) -> FileVersion | None:
-    try:
-        return version_at(url)
-    except ObjectMissing:
-        return None
-
-
-def _require_same(task: _Task, file: FileVersion, there: FileVersion) -> None:
-    """Compare an object with its file, byte for byte by a digest.
-
-    Raises
-    ------
-    KeyMismatch
-        If they differ.
-    """
-    same = file.size == there.size and _digest(task.path, file) == _digest(task.url, there)
-    if not same:
-        raise KeyMismatch(
-            f"{task.url}: another object has this name, and is not replaced; give another --to"
-        )
-
-
-def _digest(path: str, version: FileVersion) -> str:
-    """Return the XXH3-128 of a file or an object."""
-    digest = xxhash.xxh3_128()
-    with open_place(path, version) as place:
-        for piece in pieces_of(place, 0, version.size, PIECE):
-            digest.update(piece.data)
-    return digest.hexdigest()
-
-
-def _verify_uploaded(target: str, options: UploadOptions) -> None:
+def _read_back(target: str, options: UploadOptions) -> None:
     """Read the cache back, and the indices beside it.
 
     Raises
@@ -334,10 +191,10 @@ def _verify_uploaded(target: str, options: UploadOptions) -> None:
     contents, version = read_version(target)
     verify_cache(contents, options.threads, version)
     if options.corpora:
-        _verify_indices(contents, target, options.threads)
+        _read_indices_back(contents, target, options.threads)
 
 
-def _verify_indices(contents: Contents, target: str, threads: int) -> None:
+def _read_indices_back(contents: Contents, target: str, threads: int) -> None:
     sources = zip(contents.prefixes, contents.table("sources")["idx_digest"].tolist(), strict=True)
     wanted = {
         idx_path(beside(target, prefix, digest.decode("ascii"))): digest.decode("ascii")
@@ -347,7 +204,7 @@ def _verify_indices(contents: Contents, target: str, threads: int) -> None:
 
     def compare(url: str) -> str:
         try:
-            right = _digest(url, version_at(url)) == wanted[url]
+            right = digest_of_place(url, version_at(url)) == wanted[url]
         except ObjectMissing as error:
             raise StorageError(url, "was uploaded, and is gone") from error
         return "" if right else f"{url}: differs from what was uploaded"

@@ -18,6 +18,7 @@ from distcache.units import parse_size
 
 __all__ = [
     "ENDING",
+    "WORK",
     "FimOption",
     "JsonOption",
     "LimitOption",
@@ -27,6 +28,7 @@ __all__ = [
     "ReuseOption",
     "ThreadsOption",
     "TokenizerOption",
+    "WorkOption",
     "ignore_signals",
     "interrupt_on_signals",
     "needing_libraries",
@@ -37,7 +39,9 @@ __all__ = [
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON to standard output.")]
 LogOption = Annotated[LogFormat, typer.Option("--log-format", help="Progress on standard error.")]
-OutOption = Annotated[str, typer.Option("--out", "-o", help="Path of the corpus, without suffix.")]
+OutOption = Annotated[
+    str, typer.Option("--out", "-o", help="Path or URL of the corpus, without suffix.")
+]
 ThreadsOption = Annotated[
     int,
     typer.Option(
@@ -69,6 +73,16 @@ FimOption = Annotated[
         help="Names for training with --fim-data, or without; by default as the cache says.",
     ),
 ]
+WorkOption = Annotated[
+    str,
+    typer.Option(
+        "--work",
+        metavar="DIRECTORY",
+        help="That all ranks share: objects are fetched to it, and what goes to a bucket is made "
+        "in it.",
+    ),
+]
+WORK: Final = ".distcache-work"
 LimitOption = Annotated[
     str | None, typer.Option("--memory-limit", help="Memory per rank, for example 8G.")
 ]

@@ -8,9 +8,11 @@ from typing import Annotated
 import typer
 
 from distcache.cli.common import (
+    WORK,
     JsonOption,
     LogOption,
     OutOption,
+    WorkOption,
     interrupt_on_signals,
     needing_libraries,
 )
@@ -21,6 +23,7 @@ from distcache.corpus.fetched import fetched_indices
 from distcache.corpus.receipt import Receipt
 from distcache.errors import CorpusError
 from distcache.ingest.merge import convert, materialize, merge
+from distcache.ingest.objects import ObjectWork
 from distcache.io.files import require_text
 from distcache.progress import NullProgress, Progress
 from distcache.ranks.agreement import on_rank_0
@@ -65,6 +68,7 @@ def merge_command(
     mixed_tokenizers: Annotated[
         bool, typer.Option("--mixed-tokenizers", help="Allow corpora of different tokenizers.")
     ] = False,
+    work: WorkOption = WORK,
     log_format: LogOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
@@ -80,8 +84,12 @@ def merge_command(
     """
 
     def make(communicator: Communicator, threads: int, progress: Progress) -> Receipt:
-        unique = fold(prefixes)
-        return merge(communicator, unique, out, threads, progress, mixed=mixed_tokenizers)
+        objects = ObjectWork(communicator, work, progress)
+        unique, local = objects.corpora(fold(prefixes)), objects.output(out)
+        mixed = mixed_tokenizers
+        receipt = merge(communicator, unique, local, threads, progress, mixed=mixed)
+        objects.publish([local], out, threads)
+        return receipt
 
     write_corpus(make, out, log_format, as_json=as_json)
 

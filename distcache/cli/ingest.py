@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from distcache.cli.common import (
+    WORK,
     JsonOption,
     LogOption,
     OutOption,
     ThreadsOption,
+    WorkOption,
     interrupt_on_signals,
     optional_size,
     parse_size,
@@ -136,6 +138,7 @@ def text_command(
     shard_size: ShardOption = None,
     on_error: ErrorOption = "fail",
     empty: EmptyOption = "drop",
+    work: WorkOption = WORK,
     threads: ThreadsOption = 0,
     log_format: LogOption = "auto",
     as_json: JsonOption = False,
@@ -167,7 +170,7 @@ def text_command(
     release = None if megatron is None else one_release(megatron)
     _return_large_buffers()
     chosen = TokenizerOptions(tokenizer, eod, add_special_tokens, tiktoken_pattern, release, engine)
-    _run(inputs, out, options, chosen, threads, log_format, as_json)
+    _run(inputs, out, options, chosen, threads, log_format, as_json, work)
 
 
 @ingest_app.command("tokens")
@@ -193,6 +196,7 @@ def tokens_command(
     shard_size: ShardOption = None,
     on_error: ErrorOption = "fail",
     empty: EmptyOption = "drop",
+    work: WorkOption = WORK,
     threads: ThreadsOption = 0,
     log_format: LogOption = "auto",
     as_json: JsonOption = False,
@@ -218,7 +222,7 @@ def tokens_command(
         shard_size=optional_size(shard_size),
         empty=empty,
     )
-    _run(inputs, out, options, None, threads, log_format, as_json)
+    _run(inputs, out, options, None, threads, log_format, as_json, work)
 
 
 def _run(
@@ -229,16 +233,20 @@ def _run(
     threads: int,
     log_format: LogFormat,
     as_json: bool,
+    work: str,
 ) -> None:
+    from distcache.ingest.objects import ObjectWork  # noqa: PLC0415
     from distcache.ingest.pipeline import ingest  # noqa: PLC0415
 
     communicator = connect()
     interrupt_on_signals()
     threads = threads or share_of_cores(communicator, MOST_THREADS)
     with make_progress(log_format, communicator.rank) as progress:
-        outcome = ingest(communicator, inputs, out, options, tokenizer, threads, progress)
+        objects = ObjectWork(communicator, work, progress)
+        found, local = objects.inputs(inputs), objects.output(out)
+        outcome = ingest(communicator, found, local, options, tokenizer, threads, progress)
         progress.note(_summary(outcome))
-    made = [corpus.prefix for corpus in outcome.corpora]
+        made = objects.publish([corpus.prefix for corpus in outcome.corpora], out, threads)
     print_result(communicator.rank, outcome, made, as_json=as_json)
 
 

@@ -22,6 +22,7 @@ from distcache.ranks.communicator import Communicator, SerialCommunicator
 from distcache.staging.claim import claim, claim_together, conclude
 from distcache.staging.heartbeat import Heartbeat
 from distcache.staging.workspace import Workspace, hidden_directory, is_same_file
+from distcache.storage import is_url
 
 __all__ = ["Output"]
 
@@ -56,6 +57,11 @@ class Output(AbstractContextManager["Output"]):
         self, prefix: str, *, numbered: bool = False, tokens: Literal["bin", "shards"] = "bin"
     ) -> None:
         self.tokens = tokens
+        if is_url(prefix):
+            raise ConfigError(
+                f"--out {prefix}: cannot be in a bucket; write to a filesystem (`ingest` and "
+                "`merge` upload what they make)"
+            ).of_all_ranks()
         self.prefix = os.path.abspath(prefix)
         self._given = prefix
         self.numbered = numbered

@@ -185,6 +185,25 @@ class Bucket:
             raise StorageError(url, f"answered with {len(data)} bytes, not {end - begin}")
         return data
 
+    def names_below(self, url: str) -> list[str]:
+        """Return the URLs of all objects below a directory, in the order of their names.
+
+        Raises
+        ------
+        StorageError
+            If the store does not say.
+        """
+        address = address_of(url)
+        start = f"{self._key(url)}/".lstrip("/")
+        cut = len(self._access.prefix) + 1 if self._access.prefix else 0
+
+        def look(store: Any) -> list[str]:
+            pages = obstore.list(store, prefix=start)
+            return [entry["path"] for page in pages for entry in page]
+
+        found = sorted(path for path in self._try(url, look) if path.startswith(start))
+        return [str(address._replace(key=path[cut:])) for path in found]
+
     def create(self, url: str, content: Path | bytes) -> bool:
         """Send a file, or bytes, in one request; return whether: not if the name is taken.
 

@@ -88,7 +88,7 @@ def test_a_killed_upload(server: ScriptedS3, cache: str) -> None:
     assert not there & set(puts(server))
     read = {r.name for r in server.requests if r.method == "GET" and r.name.endswith(".bin")}
     assert not read & there
-    assert not list(Path(cache).parent.glob(".*.upload.*"))
+    assert not list(Path(cache).parent.glob(".*.sent.*"))
 
 
 def test_ranks_share_the_objects(server: ScriptedS3, cache: str) -> None:

@@ -1,0 +1,223 @@
+"""Inputs that are in a bucket, and corpora that go to one, by way of a directory of files.
+
+Making a corpus reads inputs more than once, and its ranks write into one file, which no bucket can
+do. So what is read is fetched first, each object once for all ranks, and what is made is uploaded
+at the end. The directory is named by what is asked for: the same command goes on with it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+import xxhash
+
+from distcache.corpus import bin_path, idx_path
+from distcache.corpus.receipt import receipt_path
+from distcache.errors import NotReady
+from distcache.io.files import FileVersion, atomic_write, make_directories
+from distcache.io.threads import map_in_threads
+from distcache.partition import balance
+from distcache.progress import Progress
+from distcache.ranks.agreement import on_all_ranks, on_rank_0
+from distcache.ranks.communicator import Communicator
+from distcache.staging.sending import PER_OBJECT, FileToSend, Sender
+from distcache.storage import PIECE, exists, is_url, located, open_place, version_at
+from distcache.storage.place import bucket_of
+
+__all__ = ["ObjectWork"]
+
+AT_ONCE: Final = 4  # objects that a rank fetches at a time
+FINISHED: Final = (bin_path, receipt_path, idx_path)  # readers look for the last
+
+
+class _Fetched(msgspec.Struct, frozen=True):
+    """An object, and the file that it becomes."""
+
+    url: str
+    version: FileVersion
+    path: str
+
+
+class ObjectWork:
+    """A directory for one command; without URLs it is not made, and nothing is done.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Of all ranks.
+    directory : str
+        That all ranks share.
+    progress : Progress
+        Receives what is fetched and sent.
+    """
+
+    def __init__(self, communicator: Communicator, directory: str, progress: Progress) -> None:
+        self._communicator = communicator
+        self._root = Path(os.path.abspath(directory))
+        self._progress = progress
+        self._parts: list[Path] = []
+
+    def inputs(self, words: Sequence[str]) -> list[str]:
+        """Return inputs with a file in the place of every object. Collective.
+
+        A URL that ends with a slash stands for all objects below it.
+
+        Raises
+        ------
+        NotReady
+            If there is none.
+        DistcacheError
+            On all ranks the same.
+        """
+        if not any(map(is_url, words)):
+            return list(words)
+
+        def find() -> list[list[str]]:
+            return [_below(word) if is_url(word) else [word] for word in words]
+
+        found = on_rank_0(self._communicator, find, list[list[str]], "looking for objects")
+        urls = [url for group in found for url in group if is_url(url)]
+        files = self._fetch(urls)
+        return [files.get(url, url) for group in found for url in group]
+
+    def corpora(self, prefixes: Sequence[str]) -> list[str]:
+        """Return prefixes of corpora, with files in the place of objects. Collective.
+
+        Raises
+        ------
+        DistcacheError
+            On all ranks the same.
+        """
+        remote = [prefix for prefix in prefixes if is_url(prefix)]
+        if not remote:
+            return list(prefixes)
+
+        def find() -> list[str]:
+            receipts = [receipt_path(p) for p in remote if exists(receipt_path(p))]
+            return [path(p) for p in remote for path in (idx_path, bin_path)] + receipts
+
+        urls = on_rank_0(self._communicator, find, list[str], "looking for corpora")
+        files = self._fetch(urls)
+        return [files[idx_path(p)].removesuffix(".idx") if is_url(p) else p for p in prefixes]
+
+    def output(self, out: str) -> str:
+        """Return the prefix to write to: a local one, if it goes to a bucket. Collective."""
+        if not is_url(out):
+            return out
+        url = located(out)
+        part = self._root / f"out-{xxhash.xxh3_64_hexdigest(url.encode())}"
+        on_rank_0(self._communicator, lambda: make_directories(part), None, "making a directory")
+        self._parts.append(part)
+        return str(part / url.rpartition("/")[2])
+
+    def publish(self, made: Sequence[str], out: str, threads: int) -> list[str]:
+        """Upload corpora that were made, and return where they are. Collective.
+
+        Parameters
+        ----------
+        made : sequence of str
+            Their prefixes.
+        out : str
+            As it was asked for.
+        threads : int
+            Files that a rank sends at a time.
+
+        Raises
+        ------
+        KeyMismatch
+            If other objects have their names; the local files stay.
+        DistcacheError
+            On all ranks the same.
+        """
+        if not is_url(out):
+            return list(made)
+        directory = located(out).rpartition("/")[0]
+        urls = [f"{directory}/{os.path.basename(prefix)}" for prefix in made]
+        sender = Sender(self._communicator, self._parts[-1] / "upload", self._progress, threads)
+        for path in FINISHED:
+            pairs = [(path(prefix), path(url)) for prefix, url in zip(made, urls, strict=True)]
+            files = on_rank_0(
+                self._communicator,
+                functools.partial(_files_of, pairs),
+                list[FileToSend],
+                "what to upload",
+            )
+            self._progress.phase("uploading", sum(file.size for file in files))
+            sender.send(files)
+        on_rank_0(self._communicator, self._remove, None, "removing local files")
+        return urls
+
+    def _remove(self) -> None:
+        """Remove what this command has made: everything is in the bucket."""
+        for part in self._parts:
+            shutil.rmtree(part, ignore_errors=True)
+
+    def _fetch(self, urls: Sequence[str]) -> dict[str, str]:
+        """Fetch objects, each by one rank, and return the file of each. Collective."""
+        objects = on_rank_0(
+            self._communicator,
+            lambda: [self._place(url) for url in dict.fromkeys(urls)],
+            list[_Fetched],
+            "looking for objects",
+        )
+        self._progress.phase("fetching", sum(found.version.size for found in objects))
+        costs = [PER_OBJECT + found.version.size for found in objects]
+        share = balance(costs, self._communicator.size)[self._communicator.rank]
+        own = [objects[place] for place in share]
+        on_all_ranks(
+            self._communicator, lambda: map_in_threads(self._copy, own, AT_ONCE), "fetching"
+        )
+        self._parts += [Path(found.path).parent for found in objects]
+        return {found.url: found.path for found in objects}
+
+    def _place(self, url: str) -> _Fetched:
+        """Return where an object goes: files of a corpus lie beside one another."""
+        version = version_at(url)
+        parent = xxhash.xxh3_64_hexdigest(url.rpartition("/")[0].encode())
+        return _Fetched(url, version, str(self._root / f"in-{parent}" / url.rpartition("/")[2]))
+
+    def _copy(self, found: _Fetched) -> None:
+        path = Path(found.path)
+        make_directories(path.parent)
+        if path.exists() and path.stat().st_mtime_ns == found.version.modified:
+            return  # an earlier run has fetched it
+        buffer = np.empty(min(PIECE, found.version.size), np.uint8)
+        with open_place(found.url, found.version) as place, atomic_write(path) as stream:
+            for begin in range(0, found.version.size, PIECE):
+                piece = buffer[: found.version.size - begin]
+                place.read_into(piece, begin)
+                stream.write(piece.data)
+                self._progress.advance(piece.size)
+        os.utime(path, ns=(found.version.modified, found.version.modified))
+
+
+def _files_of(pairs: Sequence[tuple[str, str]]) -> list[FileToSend]:
+    """Return the files that exist, of paths and URLs."""
+    return [
+        FileToSend(path, url, Path(path).stat().st_size)
+        for path, url in pairs
+        if Path(path).exists()
+    ]
+
+
+def _below(url: str) -> list[str]:
+    """Return the objects that a URL stands for.
+
+    Raises
+    ------
+    NotReady
+        If there are none below a directory.
+    """
+    if not url.endswith("/"):
+        return [located(url)]
+    found = bucket_of(url).names_below(url)
+    if not found:
+        raise NotReady(f"{url}: there are no objects below it")
+    return found

@@ -1,0 +1,207 @@
+"""Send finished files to a bucket, shared out over ranks; a journal says what is there already.
+
+Objects appear whole and never replace others. The files of a group are sent in their order, and the
+groups too, so that what readers look for is the last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+import xxhash
+
+from distcache.errors import CorpusError, KeyMismatch, ObjectMissing
+from distcache.io.files import FileVersion
+from distcache.io.threads import map_in_threads
+from distcache.partition import balance
+from distcache.progress import Progress
+from distcache.ranks.agreement import on_all_ranks
+from distcache.ranks.communicator import Communicator
+from distcache.staging.journal import Journal, read_journal
+from distcache.storage import PIECE, open_place, version_at
+from distcache.storage.upload import create_object
+
+__all__ = ["PER_OBJECT", "FileToSend", "Sender", "digest_of_place"]
+
+PER_OBJECT: Final = 1 << 20  # cost of an object, in bytes that are sent
+
+
+class FileToSend(msgspec.Struct, frozen=True):
+    """A file, and the URL that it gets.
+
+    Attributes
+    ----------
+    path, url : str
+        From and to.
+    size : int
+        Bytes that it must have.
+    digest : str
+        XXH3-128 that it must have; empty if that is not known.
+    """
+
+    path: str
+    url: str
+    size: int
+    digest: str = ""
+
+
+class _Sent(msgspec.Struct, frozen=True):
+    """An object that holds what a file held, by the versions of both."""
+
+    url: str
+    file: FileVersion
+    object: FileVersion
+
+
+class Sender:
+    """Sends files with all ranks.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Of all ranks.
+    journal : Path
+        What its journals are named after; where they cannot be written, nothing is remembered.
+    progress : Progress
+        Receives the bytes.
+    threads : int
+        Files that a rank sends at a time.
+    readback : bool
+        Whether every byte is read back.
+    """
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        journal: Path,
+        progress: Progress,
+        threads: int,
+        *,
+        readback: bool = False,
+    ) -> None:
+        self._communicator = communicator
+        self._journal = journal
+        self._progress = progress
+        self._threads = threads
+        self._readback = readback
+        self._known = {record.url: record for record in self._earlier()}
+
+    def _journals(self) -> list[Path]:
+        return sorted(self._journal.parent.glob(f".{self._journal.name}.sent.*.jsonl"))
+
+    def _earlier(self) -> Iterator[_Sent]:
+        for path in self._journals():
+            yield from read_journal(path, _Sent)
+
+    def forget(self) -> None:
+        """Remove the journals, when everything is there. Not collective: one rank calls it."""
+        for path in self._journals():
+            path.unlink(missing_ok=True)
+
+    def send(self, files: Sequence[FileToSend]) -> list[int]:
+        """Send files, each by one rank, and return the sizes of those that were sent. Collective.
+
+        Raises
+        ------
+        CorpusError
+            If a file is not the one that it must be, or is being written to.
+        KeyMismatch
+            If an object with other bytes has a name.
+        DistcacheError
+            On all ranks the same.
+        """
+        share = balance([PER_OBJECT + file.size for file in files], self._communicator.size)
+        own = [files[place] for place in share[self._communicator.rank]]
+
+        def send_own() -> list[int]:
+            with self._open_journal() as append:
+
+                def send(file: FileToSend) -> int:
+                    sent, found = self._send(file)
+                    append(sent)
+                    self._progress.advance(file.size)
+                    return 0 if found else file.size
+
+                return [size for size in map_in_threads(send, own, self._threads) if size]
+
+        mine = on_all_ranks(self._communicator, send_own, "uploading")
+        shares = self._communicator.allgather(mine, list[int], "what was uploaded")
+        return [size for share in shares for size in share]
+
+    @contextlib.contextmanager
+    def _open_journal(self) -> Iterator[Callable[[_Sent], None]]:
+        """Yield what appends to this rank's journal."""
+        name = f".{self._journal.name}.sent.{self._communicator.rank}.jsonl"
+        try:
+            journal = Journal(self._journal.with_name(name), list(self._known.values()))
+        except OSError:
+            yield lambda _: None
+            return
+        with journal:
+            yield journal.append
+
+    def _send(self, file: FileToSend) -> tuple[_Sent, bool]:
+        """Send a file, unless an object has its bytes; return versions, and whether one had."""
+        before = version_at(file.path)
+        unlike = file.digest and digest_of_place(file.path, before) != file.digest
+        if before.size != file.size or unlike:
+            raise CorpusError(
+                f"{file.path}: is not the file that the cache was built from; build again"
+            )
+        there = _version_or_none(file.url)
+        known = self._known.get(file.url)
+        if there is not None and known == _Sent(file.url, before, there):
+            return known, True
+        found = there is not None or not create_object(file.url, Path(file.path))
+        there = there or version_at(file.url)
+        if found or self._readback:
+            _require_same(file, before, there)
+        if version_at(file.path) != before or there.size != file.size:
+            raise CorpusError(f"{file.path}: was written to while it was uploaded; upload again")
+        return _Sent(file.url, before, there), found
+
+
+def _version_or_none(url: str) -> FileVersion | None:
+    try:
+        return version_at(url)
+    except ObjectMissing:
+        return None
+
+
+def _require_same(file: FileToSend, before: FileVersion, there: FileVersion) -> None:
+    """Compare an object with its file, byte for byte by a digest.
+
+    Raises
+    ------
+    KeyMismatch
+        If they differ.
+    """
+    same = before.size == there.size
+    if not same or digest_of_place(file.path, before) != digest_of_place(file.url, there):
+        raise KeyMismatch(
+            f"{file.url}: another object has this name, and is not replaced; give another URL"
+        )
+
+
+def digest_of_place(path: str, version: FileVersion) -> str:
+    """Return the XXH3-128 of a file or an object.
+
+    Raises
+    ------
+    OSError, ObjectChanged
+        If it cannot be read, or is of another version.
+    """
+    digest = xxhash.xxh3_128()
+    buffer = np.empty(min(PIECE, version.size), np.uint8)
+    with open_place(os.fspath(path), version) as place:
+        for begin in range(0, version.size, PIECE):
+            piece = buffer[: version.size - begin]
+            place.read_into(piece, begin)
+            digest.update(piece.data)
+    return digest.hexdigest()

@@ -1,0 +1,149 @@
+"""Inputs from a bucket and corpora to one: the corpora of files, byte for byte."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from distcache.corpus import bin_path, idx_path
+from distcache.corpus.receipt import receipt_path
+from distcache.errors import KeyMismatch, NotReady
+from distcache.ingest.merge import merge
+from distcache.ingest.objects import ObjectWork
+from distcache.progress import NullProgress
+from distcache.ranks.communicator import Communicator, SerialCommunicator
+from tests import texts
+from tests.buckets import name_of, put_corpus
+from tests.processes import start
+from tests.storage.buckets import fresh_process_of_buckets
+from tests.storage.scripted_s3 import ScriptedS3
+from tests.threads import run_ranks
+
+ALONE = SerialCommunicator()
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedS3]:
+    """An empty bucket."""
+    with ScriptedS3() as s3, fresh_process_of_buckets(monkeypatch, s3.environment):
+        yield s3
+
+
+def test_text_becomes_objects(server: ScriptedS3, tmp_path: Path) -> None:
+    """By the command, from a directory of a bucket, and nothing is left on the disk."""
+    documents = texts.documents(60)
+    texts.train_bpe(tmp_path / "tokenizer.json", documents)
+    texts.write_jsonl(tmp_path / "a.jsonl", documents[:30])
+    texts.write_jsonl(tmp_path / "b.jsonl", documents[30:])
+    for name in ("a", "b"):
+        server.put(f"lake/text/{name}.jsonl", (tmp_path / f"{name}.jsonl").read_bytes())
+    words = ["ingest", "text", "--tokenizer", tmp_path / "tokenizer.json", "--work"]
+    words += [tmp_path / "work"]
+    inputs = [f"s3://lake/text/{name}.jsonl" for name in ("a", "b")]
+    out = "s3://lake/corpora/web"
+    done = start([*words, *inputs, "-o", out], environment=server.environment)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [out]
+    local = start([*words, tmp_path / "a.jsonl", tmp_path / "b.jsonl", "-o", tmp_path / "web"])
+    assert local.returncode == 0, local.stderr
+    for path in (idx_path, bin_path):
+        assert server.objects[name_of(path(out))] == Path(path(str(tmp_path / "web"))).read_bytes()
+    receipt = json.loads(server.objects[name_of(receipt_path(out))])
+    assert receipt["corpus"] == "web"
+    assert [p for p in (tmp_path / "work").rglob("*") if p.is_file()] == []
+    checked = start(["check", out], environment=server.environment)
+    assert checked.returncode == 0, checked.stderr
+
+
+def test_corpora_are_merged(server: ScriptedS3, corpora: dict[str, str], tmp_path: Path) -> None:
+    """From a bucket to a bucket, by three ranks; each object is fetched once."""
+    urls = [put_corpus(server, corpora[name], f"s3://lake/in/{name}") for name in ("plain", "tiny")]
+    out = "s3://lake/out/both"
+
+    def rank(communicator: Communicator) -> list[str]:
+        work = ObjectWork(communicator, str(tmp_path / "work"), NullProgress())
+        found, local = work.corpora(urls), work.output(out)
+        merge(communicator, found, local, 1, NullProgress())
+        return work.publish([local], out, 1)
+
+    server.script()
+    assert run_ranks(3, rank) == (3 * [[out]], [])
+    for suffix in (".idx", ".bin"):
+        read = [r for r in server.requests if r.method == "GET" and r.name.endswith(suffix)]
+        fetched = sum(request.size for request in read if "/in/" in request.name)
+        assert fetched == sum(len(server.objects[name_of(url) + suffix]) for url in urls)
+    prefixes = [corpora[name] for name in ("plain", "tiny")]
+    merge(ALONE, prefixes, str(tmp_path / "both"), 1, NullProgress())
+    for path in (idx_path, bin_path):
+        assert server.objects[name_of(path(out))] == Path(path(str(tmp_path / "both"))).read_bytes()
+
+
+def test_another_object_is_not_replaced(
+    server: ScriptedS3, corpora: dict[str, str], tmp_path: Path
+) -> None:
+    """What was made stays on the disk, for another name."""
+    server.put("lake/out/both.bin", b"somebody's")
+    work = ObjectWork(ALONE, str(tmp_path / "work"), NullProgress())
+    local = work.output("s3://lake/out/both")
+    merge(ALONE, [corpora["plain"]], local, 1, NullProgress())
+    with pytest.raises(KeyMismatch, match=r"both\.bin"):
+        work.publish([local], "s3://lake/out/both", 1)
+    assert Path(bin_path(local)).exists()
+    assert server.objects["lake/out/both.bin"] == b"somebody's"
+
+
+def test_what_was_fetched_is_not_fetched_again(server: ScriptedS3, tmp_path: Path) -> None:
+    """Unless the object has changed."""
+    server.put("lake/a.jsonl", b"one")
+    for content, size in ((b"one", 3), (b"one", 0), (b"other", 5)):
+        if server.objects["lake/a.jsonl"] != content:
+            server.modified["lake/a.jsonl"] += 100
+            server.objects["lake/a.jsonl"] = content
+        server.script()
+        work = ObjectWork(ALONE, str(tmp_path), NullProgress())
+        (path,) = work.inputs(["s3://lake/a.jsonl"])
+        assert Path(path).read_bytes() == content
+        assert server.bytes_of() == size
+
+
+def test_paths_are_left_alone(tmp_path: Path) -> None:
+    """No directory is made."""
+    work = ObjectWork(ALONE, str(tmp_path / "work"), NullProgress())
+    assert work.inputs(["a.jsonl"]) == ["a.jsonl"]
+    assert work.corpora(["data/a"]) == ["data/a"]
+    assert work.output("data/b") == "data/b"
+    assert work.publish(["data/b"], "data/b", 1) == ["data/b"]
+    assert not (tmp_path / "work").exists()
+
+
+def test_what_is_not_there(server: ScriptedS3, tmp_path: Path) -> None:
+    """Is named."""
+    work = ObjectWork(ALONE, str(tmp_path / "work"), NullProgress())
+    with pytest.raises(Exception, match=r"s3://lake/none\.jsonl: no such object"):
+        work.inputs(["s3://lake/none.jsonl"])
+
+
+def test_a_directory_without_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is no input."""
+    config = tmp_path / "msc.yaml"
+    provider = {"type": "file", "options": {"base_path": str(tmp_path / "data")}}
+    config.write_text(json.dumps({"profiles": {"mine": {"storage_provider": provider}}}))
+    (tmp_path / "data" / "some").mkdir(parents=True)
+    with fresh_process_of_buckets(monkeypatch, {"MSC_CONFIG": str(config)}):
+        work = ObjectWork(ALONE, str(tmp_path / "work"), NullProgress())
+        with pytest.raises(NotReady, match="no objects below"):
+            work.inputs(["msc://mine/some/"])
+        (tmp_path / "data" / "some" / "a.jsonl").write_text("x")
+        (path,) = work.inputs(["msc://mine/some/"])
+        assert Path(path).read_text() == "x"
+
+
+@pytest.mark.parametrize("command", ["convert", "materialize", "select"])
+def test_commands_that_write_files(command: str, corpora: dict[str, str]) -> None:
+    """Say that they do."""
+    done = start([command, corpora["plain"], "-o", "s3://lake/out"])
+    assert done.returncode == 2
+    assert "cannot be in a bucket" in done.stderr
