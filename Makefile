@@ -204,6 +204,7 @@ bench: $(VENV)/test-installed
 	python benchmarks/localizing.py
 	python benchmarks/loading.py
 	python benchmarks/selecting.py
+	python benchmarks/buckets.py
 	scripts/judges build/judges $(lastword $(JUDGES))
 	PYTHONPATH=$(CURDIR)/build/judges/streaming python benchmarks/shards.py
 	PYTHONPATH=$(CURDIR)/build/judges/$(lastword $(JUDGES)) python benchmarks/first_batch.py

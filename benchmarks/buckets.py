@@ -1,0 +1,196 @@
+"""Training from a bucket beside Megatron-Core's own reader, and localizing beside obstore alone.
+
+SeaweedFS serves a corpus on loopback, through links of 0, 25 and 100 ms. Each reader runs in a
+process of its own, in turn; its CPU includes the fetcher's, not the server's. Then `localize` of
+cache and tokens beside obstore alone, which fetches the same objects to the same disk and syncs.
+
+    python benchmarks/buckets.py
+    python benchmarks/buckets.py --documents 100000 --rounds 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from corpora import generate
+from machine import machine
+
+from tests.storage.seaweed import Seaweed
+
+HERE = Path(__file__).parent
+URL = "s3://lake/run/c.h5"
+OBSTORE = """
+import os, sys
+from concurrent.futures import ThreadPoolExecutor
+import obstore
+from obstore.store import S3Store
+store = S3Store("lake", client_options={"allow_http": True})
+os.makedirs(sys.argv[1])
+def fetch(entry):
+    with open(os.path.join(sys.argv[1], entry["path"].replace("/", "-")), "wb") as out:
+        out.truncate(entry["size"])
+        def piece(begin):
+            end = min(begin + (8 << 20), entry["size"])
+            options = {"range": (begin, end), "if_match": entry["e_tag"]}
+            data = obstore.get(store, entry["path"], options=options).bytes()
+            os.pwrite(out.fileno(), data, begin)
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(piece, range(0, entry["size"], 8 << 20)))
+        os.fsync(out.fileno())
+for page in obstore.list(store, prefix="run/"):
+    for entry in page:
+        if not entry["path"].endswith(".json"):
+            fetch(entry)
+"""
+
+
+@contextlib.contextmanager
+def link(endpoint: str, milliseconds: int) -> Iterator[str]:
+    """Yield an endpoint that is so far away."""
+    if not milliseconds:
+        yield endpoint
+        return
+    target = int(endpoint.rpartition(":")[2])
+    listen = target + 1000 + milliseconds
+    words = [str(HERE / "delay.py"), str(listen), str(target), str(milliseconds)]
+    proxy = subprocess.Popen([sys.executable, *words])
+    try:
+        time.sleep(1.0)
+        yield f"http://127.0.0.1:{listen}"
+    finally:
+        proxy.kill()
+        proxy.wait()
+
+
+def run(words: list[Any], environment: dict[str, str]) -> str:
+    """Run a program, and return what it writes."""
+    done = subprocess.run(
+        list(map(str, words)),
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
+def prepare(work: Path, documents: int, environment: dict[str, str]) -> dict[str, Any]:
+    """Build a cache of one corpus, upload and localize it; return what the node knows of it."""
+    prefix = generate(work / "corpus", documents, 2098, seed=1, real=True)
+    fields = {
+        "sequence_length": 4096,
+        "split": "1,0,0",
+        "blend": [prefix],
+        "tokenizer": {"class": "NullTokenizer"},
+    }
+    (work / "c.json").write_text(json.dumps(fields))
+    quiet = ["--log-format", "none"]
+    run(["distcache", "build", work / "c.json", "-o", work, "--name", "c", *quiet], {})
+    words = ["distcache", "upload", work / "c.h5", "--to", "s3://lake/run", "--corpora", *quiet]
+    run(words, environment)
+    words = ["distcache", "localize", URL, "--to", work / "store", "--megatron", *quiet]
+    run(words, environment)
+    record = next((work / "store" / "caches").glob("*.json"))
+    found: dict[str, Any] = json.loads(record.read_text())
+    return found
+
+
+def read(kind: str, work: Path, corpus: str, environment: dict[str, str], *more: Any) -> Any:
+    """Run a reader for some seconds, and return what it tells; the next one finds no fetcher."""
+    url = corpus if kind in ("megatron", "reader") else URL
+    words = [sys.executable, HERE / "buckets_peer.py", kind, url, work / "store", *more]
+    found = json.loads(run(words, environment).splitlines()[-1])
+    time.sleep(12)  # a fetcher without clients ends after 10 s
+    return found
+
+
+def samples(work: Path, corpus: str, seaweed: Seaweed, rounds: int, seconds: int) -> None:
+    """Compare the readers through each link."""
+    readers: list[tuple[str, int]] = [
+        ("megatron", 0), ("megatron", 16384), ("reader", 0), ("lazy", 0), ("ahead", 0)
+    ]  # fmt: skip
+    for milliseconds in (0, 25, 100):
+        with link(seaweed.endpoint, milliseconds) as endpoint:
+            environment = {**seaweed.environment(), "AWS_ENDPOINT_URL": endpoint}
+            found: dict[tuple[str, int], list[Any]] = {reader: [] for reader in readers}
+            for _ in range(rounds):
+                for kind, chunk in readers:
+                    one = read(kind, work, corpus, environment, seconds, chunk)
+                    found[kind, chunk].append(one)
+            for (kind, chunk), rows in found.items():
+                show(f"{milliseconds} ms, {kind}{f' {chunk}' if chunk else ''}", rows)
+            show(f"{milliseconds} ms, steady 64 samples/s",
+                 [read("steady", work, corpus, environment, seconds, 64)])  # fmt: skip
+
+
+def show(what: str, rows: list[Any]) -> None:
+    """Write the medians of one reader."""
+    middle = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+    each = 1e3 * middle["cpu"] / middle["samples"]
+    text = f"{what}: {middle['samples/s']:.2f} samples/s, {each:.2f} ms CPU each"
+    text += f", {middle['late']:.0f} late batches, the longest {1e3 * middle['longest']:.1f} ms"
+    if middle.get("used"):
+        ratio = (middle["fetched"] - min(middle["held"], middle["fetched"])) / middle["used"]
+        per_gb = 1e9 * middle["cpu"] / middle["used"]
+        text += f", {middle['fetched'] / middle['used']:.3f} bytes fetched per byte used"
+        text += f" ({ratio:.3f} without what is ahead), {per_gb:.1f} s CPU per GB"
+    print(text, flush=True)
+
+
+def localizing(work: Path, environment: dict[str, str], rounds: int) -> None:
+    """Compare localize with obstore alone."""
+    seconds: dict[str, list[float]] = {"localize": [], "obstore": []}
+    for _ in range(rounds):
+        for name, times in seconds.items():
+            target = work / "target"
+            shutil.rmtree(target, ignore_errors=True)
+            os.sync()
+            time.sleep(2)
+            words: list[Any] = [sys.executable, "-c", OBSTORE, target]
+            if name == "localize":
+                words = ["distcache", "localize", URL, "--to", target, "--bin", "copy"]
+                words += ["--log-format", "none"]
+            begin = time.perf_counter()
+            run(words, environment)
+            times.append(time.perf_counter() - begin)
+    middle = {name: statistics.median(times) for name, times in seconds.items()}
+    print(f"localize --bin copy {middle['localize']:.2f} s, obstore {middle['obstore']:.2f} s: "
+          f"{middle['obstore'] / middle['localize']:.2f} of its speed")  # fmt: skip
+
+
+def main() -> None:
+    """Do it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--documents", type=int, default=250_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=int, default=10)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        print(json.dumps(machine(work)))
+        seaweed = Seaweed(work / "seaweed")
+        try:
+            record = prepare(work, options.documents, seaweed.environment())
+            corpus = record["corpora"][0]["shared"]
+            localizing(work, seaweed.environment(), options.rounds)
+            samples(work, corpus, seaweed, options.rounds, options.seconds)
+        finally:
+            seaweed.close()
+
+
+if __name__ == "__main__":
+    main()
