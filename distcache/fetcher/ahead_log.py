@@ -28,6 +28,7 @@ BEHIND: Final = 2048  # ranges by which a reader may be behind the first of its 
 LINE: Final = 192  # bytes of a journal's line, but for the path and the tag
 GAP: Final = 512  # bytes between two ranges that cost less than a request
 JOINED: Final = 16  # ranges that one request may serve
+FULL: Final = 60.0  # seconds until a full disk is written to again
 EARLIER: Final = 60.0  # seconds for which what a killed fetcher has left is kept
 
 
@@ -109,7 +110,9 @@ class AheadLog:
         self._number = 0
         self._earlier: dict[RangeKey, tuple[Segment, Held]] = {}
         self._closed = False
-        self.budget = 0
+        self._asked = 0
+        self._room: int | None = None  # what a full disk has held
+        self._full = float("-inf")
         self.used = 0
         self.hits = 0
         self.misses = 0
@@ -121,6 +124,13 @@ class AheadLog:
             for entry in held:
                 self._earlier[entry.key] = (segment, entry)
                 segment.keys.add(entry.key)
+
+    @property
+    def budget(self) -> int:
+        """Bytes that may be ahead: what was asked for, or for a while what a full disk holds."""
+        if self._room is None or time.monotonic() - self._full > FULL:
+            return self._asked
+        return min(self._asked, self._room)
 
     def open_stream(self) -> Stream:
         """Return a new stream, with nothing in it."""
@@ -138,7 +148,7 @@ class AheadLog:
     def announce(self, stream: Stream, keys: Sequence[RangeKey], budget: int) -> None:
         """Add ranges to the end of a stream; the largest budget that was asked for counts."""
         with self._changed:
-            self.budget = max(self.budget, budget)
+            self._asked = max(self._asked, budget)
             for key in keys:
                 stream.numbered += 1
                 if key in self._entries:
@@ -282,16 +292,14 @@ class AheadLog:
                 self._remove_dropped(segment)
 
     def next_group(self) -> list[Entry]:
-        """Wait for ranges to fetch by one request, and give them their places; none at the end.
-
-        Raises
-        ------
-        NoSpace
-            If the disk is full.
-        """
+        """Wait for ranges to fetch by one request, and give them their places; none at the end."""
         with self._changed:
             while not self._closed:
-                found = self._next_entries()
+                try:
+                    found = self._next_entries()
+                except (OSError, NoSpace):
+                    self._shrink(self.used)
+                    found = []
                 if found:
                     return found
                 self._changed.wait(1.0)
@@ -318,7 +326,7 @@ class AheadLog:
             first = stream.queue[0]
             if first.state is State.queued:
                 is_past = first.number < stream.position - BEHIND
-                if first.cost <= self.budget and not is_past:
+                if first.cost <= self._asked and not is_past:
                     return first
                 first.state = State.gone
                 self._entries.pop(first.key, None)
@@ -379,12 +387,16 @@ class AheadLog:
                 held = segment.write(entry.key, entry.offset, data)
         except (OSError, NoSpace):
             with self._changed:
-                self.budget = min(self.budget, max(self.used - entry.cost, 0))
-                self.note = f"{self._directory}: the disk is full; {self.budget} bytes are ahead"
+                self._shrink(max(self.used - entry.cost, 0))
             raise
         finally:
             with self._changed:
                 self._settle(entry, segment, held)
+
+    def _shrink(self, room: int) -> None:
+        """Note that the disk is full: it is tried again later."""
+        self._room, self._full = room, time.monotonic()
+        self.note = f"{self._directory}: the disk is full; {room} bytes are ahead"
 
     def is_wanted(self, entries: Sequence[Entry]) -> bool:
         """Return whether somebody will still read any of some ranges."""

@@ -198,7 +198,7 @@ class Fetcher:
                     return
                 self.log.note = str(error)
                 time.sleep(PAUSE)
-            except (DistcacheError, OSError) as error:
+            except Exception as error:  # noqa: BLE001  its readers would wait for this thread
                 self._fail(entries, error)
                 return
         for entry in entries:
