@@ -211,5 +211,9 @@ def _from_boto3(profile: str | None) -> Credentials:
             f"profile {profile or 'default'!r} of ~/.aws: needs boto3 for its single sign-on or "
             "role; pip install boto3"
         ) from error
-    provider: Any = Boto3CredentialProvider(Session(profile_name=profile))
+    try:
+        provider: Any = Boto3CredentialProvider(Session(profile_name=profile))
+    except Exception as error:  # noqa: BLE001  botocore's have no common base
+        kind = type(error).__name__
+        raise ConfigError(f"profile {profile or 'default'!r} of ~/.aws: {kind}") from None
     return provider  # type: ignore[no-any-return]

@@ -117,7 +117,6 @@ def test_public_buckets(home: Path) -> None:
     ("environment", "words"),
     [
         ({"AWS_PROFILE": "none"}, "no such profile"),
-        ({"AWS_PROFILE": "login"}, "boto3"),
         ({"AWS_CA_BUNDLE": "/nonexistent"}, "AWS_CA_BUNDLE"),
     ],
 )
@@ -125,6 +124,14 @@ def test_what_is_wrong(home: Path, environment: dict[str, str], words: str) -> N
     """Is said."""
     with pytest.raises(ConfigError, match=words):
         access(home, **environment)
+
+
+def test_single_sign_on(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is left to boto3, which says what it lacks; without it that is said."""
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(home / ".aws" / "none"))
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    with pytest.raises(ConfigError, match="pip install boto3"):
+        access(home, AWS_PROFILE="login")
 
 
 def test_a_broken_file(home: Path) -> None:
