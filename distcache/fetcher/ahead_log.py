@@ -1,13 +1,14 @@
 """The read-ahead log: what comes next in each stream, and what of it is on the disk already.
 
 A stream is the ranges that a training process will read, in its order. They are fetched as far
-ahead as the budget allows, into segments, which are removed when all of their ranges were read, or
-when the reader is far beyond them.
+ahead as the budget allows, into segments, which are removed when nobody will read any of their
+ranges any more, or when their reader is far beyond them.
 """
 
 from __future__ import annotations
 
 import collections
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -15,18 +16,19 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from distcache.errors import NoSpace, StorageError
+from distcache.errors import StorageError
 from distcache.fetcher.segment import Held, RangeKey, Segment, earlier_segments
+from distcache.storage.ranges import GAP
 from distcache.timeouts import limits
 
 __all__ = ["AheadLog", "Entry", "Stream", "cost_of"]
 
-LARGEST: Final = 64 << 20  # bytes of a segment
+LARGEST: Final = 64 << 20  # bytes of a segment, unless there would be more than `MOST` of them
 SMALLEST: Final = 64 << 10
 SEGMENTS: Final = 16  # that the budget holds at least, while they are not too small
+MOST: Final = 256  # each takes a descriptor
 BEHIND: Final = 2048  # ranges by which a reader may be behind the first of its stream
 LINE: Final = 192  # bytes of a journal's line, but for the path and the tag
-GAP: Final = 512  # bytes between two ranges that cost less than a request
 JOINED: Final = 16  # ranges that one request may serve
 FULL: Final = 60.0  # seconds until a full disk is written to again
 EARLIER: Final = 60.0  # seconds for which what a killed fetcher has left is kept
@@ -42,29 +44,25 @@ class State(Enum):
 
 
 class Entry:
-    """A range of a stream.
+    """A range of one or more streams.
 
     Attributes
     ----------
     key : RangeKey
         Which.
-    stream : Stream
-        The first that has it.
-    number : int
-        Its place in the stream.
+    readers : deque of (Stream, int)
+        Who will read it, and its number in that stream; once for each time.
     """
 
-    __slots__ = ("held", "key", "number", "offset", "segment", "state", "stream", "wanted")
+    __slots__ = ("held", "key", "offset", "readers", "segment", "state")
 
-    def __init__(self, key: RangeKey, stream: Stream, number: int) -> None:
+    def __init__(self, key: RangeKey) -> None:
         self.key = key
-        self.stream = stream
-        self.number = number
+        self.readers: collections.deque[tuple[Stream, int]] = collections.deque()
         self.state = State.queued
         self.segment: Segment | None = None
         self.offset = 0
         self.held: Held | None = None
-        self.wanted = 1  # how often it will be read
 
     @property
     def cost(self) -> int:
@@ -99,6 +97,15 @@ class AheadLog:
     ----------
     directory : Path
         For its segments.
+
+    Attributes
+    ----------
+    used : int
+        Bytes on the disk.
+    hits, misses : int
+        Ranges that were ahead when they were read, and others.
+    note : str
+        What was wrong last.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -119,11 +126,11 @@ class AheadLog:
         self.note = ""
         for segment, held in earlier_segments(directory):
             self._number = max(self._number, segment.number + 1)
-            segment.cost = sum(cost_of(entry.key) for entry in held)
+            segment.cost = max(segment.allocated, sum(cost_of(entry.key) for entry in held))
             self.used += segment.cost
             for entry in held:
                 self._earlier[entry.key] = (segment, entry)
-                segment.keys.add(entry.key)
+            segment.unread = sum(self._earlier[entry.key][0] is segment for entry in held)
 
     @property
     def budget(self) -> int:
@@ -132,6 +139,12 @@ class AheadLog:
             return self._asked
         return min(self._asked, self._room)
 
+    def counts(self) -> tuple[int, int, int]:
+        """Return how many streams there are, and how many ranges are queued, and ahead."""
+        with self._changed:
+            states = collections.Counter(entry.state for entry in self._entries.values())
+            return len(self._streams), states[State.queued], states[State.held]
+
     def open_stream(self) -> Stream:
         """Return a new stream, with nothing in it."""
         stream = Stream()
@@ -139,51 +152,39 @@ class AheadLog:
             self._streams.append(stream)
         return stream
 
-    def counts(self) -> tuple[int, int, int]:
-        """Return how many streams there are, and how many ranges are queued, and ahead."""
-        with self._changed:
-            states = collections.Counter(entry.state for entry in self._entries.values())
-            return len(self._streams), states[State.queued], states[State.held]
-
     def announce(self, stream: Stream, keys: Sequence[RangeKey], budget: int) -> None:
         """Add ranges to the end of a stream; the largest budget that was asked for counts."""
         with self._changed:
             self._asked = max(self._asked, budget)
             for key in keys:
                 stream.numbered += 1
-                if key in self._entries:
-                    self._want_again(self._entries[key])
-                    continue
-                entry = Entry(key, stream, stream.numbered)
-                self._entries[key] = entry
-                if key in self._earlier:
-                    self._adopt(entry, *self._earlier.pop(key))
-                else:
-                    stream.queue.append(entry)
+                entry = self._entries.get(key)
+                if entry is None:
+                    entry = self._entries[key] = Entry(key)
+                    if key in self._earlier:
+                        entry.segment, entry.held = self._earlier.pop(key)
+                        entry.state = State.held
+                    else:
+                        stream.queue.append(entry)
+                elif not entry.readers and entry.segment is not None:
+                    entry.segment.unread += 1  # it was read, and will be again
+                entry.readers.append((stream, stream.numbered))
             self._changed.notify_all()
 
-    def _want_again(self, entry: Entry) -> None:
-        entry.wanted += 1
-        if entry.wanted == 1 and entry.segment is not None:
-            entry.segment.unread += 1
-
-    def _adopt(self, entry: Entry, segment: Segment, held: Held) -> None:
-        entry.state, entry.segment, entry.held = State.held, segment, held
-        segment.unread += 1
-        segment.last = max(segment.last, entry.number)
-        if segment not in entry.stream.segments:
-            entry.stream.segments.append(segment)
-
     def close_stream(self, stream: Stream) -> None:
-        """Give up what a process would have read, unless others will read it."""
+        """Give up what a process would have read, but for what others will read."""
         with self._changed:
             self._streams.remove(stream)
-            for key, entry in list(self._entries.items()):
-                if entry.stream is stream and entry.segment is None:
-                    entry.state = State.gone
-                    del self._entries[key]
-            for segment in list(stream.segments):
-                self._drop(stream, segment)
+            for entry in list(self._entries.values()):
+                mine = sum(reader is stream for reader, _ in entry.readers)
+                if not mine:
+                    continue
+                others = [pair for pair in entry.readers if pair[0] is not stream]
+                entry.readers = collections.deque(others)
+                if not others:
+                    self._give_up(entry)
+                elif entry.state is State.queued:
+                    others[0][0].queue.append(entry)  # it may be queued twice, and is fetched once
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -196,100 +197,110 @@ class AheadLog:
         with self._changed:
             self._drop_earlier()
 
-    def take(self, key: RangeKey) -> bytes | None:
-        """Return a range if it is ahead, also one that is just being fetched; or None.
+    def claim(self, key: RangeKey) -> Entry | None:
+        """Return a range that is ahead, or on its way, for `read`; None if the caller fetches it.
+
+        Either counts as a reading of it.
+        """
+        with self._changed:
+            entry = self._entries.get(key)
+            if entry is not None and entry.state in (State.fetching, State.held):
+                if entry.segment is not None:
+                    entry.segment.users += 1
+                return entry
+            self.misses += 1
+            if entry is not None:
+                self._read_once(entry)
+            return None
+
+    def read(self, entry: Entry) -> bytes | None:
+        """Return a range that was claimed, as soon as it is there; None if it does not come.
 
         Raises
         ------
         StorageError
-            If it is being fetched, and its store does not answer.
+            If its store does not answer.
         """
-        with self._changed:
-            entry = self._entries.get(key)
-            if entry is not None:
-                entry.stream.position = max(entry.stream.position, entry.number)
-            if entry is None or entry.state is State.queued:
-                self.misses += 1
-                if entry is not None:
-                    self._read_once(entry)
-                    self._drop_past(entry.stream)
-                return None
+        segment = entry.segment
+        assert segment is not None, "it has a place on the disk"
+        data = None
+        try:
             self._wait_for(entry)
-            held, segment = entry.held, entry.segment
-            if entry.state is not State.held or held is None or segment is None:
-                self.misses += 1
-                return None
-            segment.users += 1
-        data = segment.read(held)
-        with self._changed:
-            segment.users -= 1
-            self.hits += data is not None
-            self.misses += data is None
-            self._read_once(entry)
-            self._remove_dropped(segment)
-            self._drop_past(entry.stream)
-            self._changed.notify_all()
+            if entry.held is not None:
+                data = segment.read(entry.held)
+        finally:
+            with self._changed:
+                segment.users -= 1
+                self.hits += data is not None
+                self.misses += data is None
+                self._read_once(entry)
+                self._drop_if_done(segment)
+                self._changed.notify_all()
         return data
 
     def _wait_for(self, entry: Entry) -> None:
         begin = time.monotonic()
-        while entry.state is State.fetching:
-            if time.monotonic() - begin > limits().object_store:
-                raise StorageError(
-                    entry.key.source.path,
-                    f"no answer in {limits().object_store:.0f} s; {self.note}",
-                )
-            self._changed.wait(1.0)
+        with self._changed:
+            while entry.state is State.fetching:
+                if (late := time.monotonic() - begin) > limits().object_store:
+                    why = f"no answer in {late:.0f} s; {self.note}"
+                    raise StorageError(entry.key.source.path, why)
+                self._changed.wait(1.0)
 
     def _read_once(self, entry: Entry) -> None:
-        """Note that a range was read."""
-        entry.wanted -= 1
-        if entry.wanted > 0:
+        """Note that a range was read by one of those who will."""
+        if not entry.readers:
             return
-        segment = entry.segment
-        if segment is None:
-            entry.state = State.gone
-            self._entries.pop(entry.key, None)
-        elif entry.wanted == 0:
-            segment.unread -= 1
-            if segment.sealed and not segment.unread:
-                self._drop(entry.stream, segment)
-
-    def _drop_past(self, stream: Stream) -> None:
-        """Give up segments that a reader has left behind."""
+        stream, number = entry.readers.popleft()
+        stream.position = max(stream.position, number)
+        if not entry.readers:
+            self._give_up(entry)
         for segment in list(stream.segments):
             if segment.last < stream.position - BEHIND:
-                self._drop(stream, segment)
+                self._drop(segment)
 
-    def _drop(self, stream: Stream, segment: Segment) -> None:
-        if segment in stream.segments:
-            stream.segments.remove(segment)
+    def _give_up(self, entry: Entry) -> None:
+        """Note that nobody will read a range."""
+        if entry.segment is None:
+            entry.state = State.gone
+            self._entries.pop(entry.key, None)
+        elif not entry.segment.dropped:
+            entry.segment.unread -= 1
+            self._drop_if_done(entry.segment)
+
+    def _drop_if_done(self, segment: Segment) -> None:
+        """Drop a segment that nobody will read, and give a dropped one's space back."""
+        if not segment.unread and not segment.users:
+            self._drop(segment)
+        if segment.dropped and not segment.users and not segment.removed:
+            self.used -= segment.cost
+            segment.remove()
+
+    def _drop(self, segment: Segment) -> None:
+        """Give up a segment; it is removed when nobody uses it."""
         if segment.dropped:
             return
         segment.dropped = True
+        for stream in self._streams:
+            if segment in stream.segments:
+                stream.segments.remove(segment)
         for key in segment.keys:
             entry = self._entries.get(key)
             if entry is not None and entry.segment is segment:
                 entry.state = State.gone
                 del self._entries[key]
-        self._remove_dropped(segment)
-
-    def _remove_dropped(self, segment: Segment) -> None:
-        """Give a dropped segment's space back, when nobody uses it any more."""
-        if segment.dropped and not segment.users:
-            segment.users = -1
-            self.used -= segment.cost
-            segment.remove()
+            if key in self._earlier and self._earlier[key][0] is segment:
+                del self._earlier[key]
+        self._drop_if_done(segment)
 
     def _drop_earlier(self) -> None:
         """Give up what a killed fetcher has left and nobody has asked for."""
-        segments = {id(segment): segment for segment, _ in self._earlier.values()}
+        for segment, _ in list(self._earlier.values()):
+            segment.unread -= 1
+        segments = [segment for segment, _ in self._earlier.values()]
         self._earlier.clear()
-        taken = {id(segment) for stream in self._streams for segment in stream.segments}
-        for number, segment in segments.items():
-            if number not in taken and not segment.dropped:
-                segment.dropped = True
-                self._remove_dropped(segment)
+        for segment in segments:
+            self._drop_if_done(segment)
 
     def next_group(self) -> list[Entry]:
         """Wait for ranges to fetch by one request, and give them their places; none at the end."""
@@ -297,8 +308,8 @@ class AheadLog:
             while not self._closed:
                 try:
                     found = self._next_entries()
-                except (OSError, NoSpace):
-                    self._shrink(self.used)
+                except OSError as error:
+                    self._shrink(self.used, error)
                     found = []
                 if found:
                     return found
@@ -312,11 +323,10 @@ class AheadLog:
             first = self._first_of(stream)
             if first is None:
                 continue
-            if self.used + first.cost > self.budget:
-                if not self._earlier:
-                    return []
+            if self.used + first.cost > self.budget and self._earlier:
                 self._drop_earlier()
-                return self._next_entries()
+            if self.used + first.cost > self.budget:
+                return []
             return self._start(stream)
         return []
 
@@ -325,7 +335,7 @@ class AheadLog:
         while stream.queue:
             first = stream.queue[0]
             if first.state is State.queued:
-                is_past = first.number < stream.position - BEHIND
+                is_past = all(number < s.position - BEHIND for s, number in first.readers)
                 if first.cost <= self._asked and not is_past:
                     return first
                 first.state = State.gone
@@ -336,32 +346,34 @@ class AheadLog:
     def _start(self, stream: Stream) -> list[Entry]:
         """Give the next ranges of a stream their places, if they are close to one another."""
         found: list[Entry] = []
-        while stream.queue and len(found) < JOINED:
-            entry = stream.queue[0]
-            if entry.state is not State.queued:
-                stream.queue.popleft()
-                continue
+        while len(found) < JOINED and (entry := self._first_of(stream)) is not None:
             if found and not _is_next(found[-1].key, entry.key):
                 break
             if found and self.used + entry.cost > self.budget:
                 break
-            segment = self._segment_for(stream)
+            try:
+                segment = self._segment_for(stream)
+            except OSError:
+                if found:
+                    break  # what has its place is fetched
+                raise
             stream.queue.popleft()
-            entry.segment, entry.state = segment, State.fetching
-            entry.offset = segment.allocate(entry.key.size)
-            segment.unread += 1
-            segment.users += 1
-            segment.keys.add(entry.key)
-            segment.last = entry.number
-            segment.cost += entry.cost
-            self.used += entry.cost
-            segment.sealed = segment.allocated >= self._capacity
+            self._place(entry, segment)
             found.append(entry)
         return found
 
+    def _place(self, entry: Entry, segment: Segment) -> None:
+        """Give a range its place in a segment."""
+        entry.segment, entry.state = segment, State.fetching
+        entry.offset = segment.allocate(entry.key, max(n for _, n in entry.readers))
+        segment.cost += entry.cost
+        self.used += entry.cost
+        segment.sealed = segment.allocated >= self._capacity
+
     @property
     def _capacity(self) -> int:
-        return min(max(self.budget // SEGMENTS, SMALLEST), LARGEST)
+        usual = min(max(self._asked // SEGMENTS, SMALLEST), LARGEST)
+        return max(usual, self._asked // MOST)
 
     def _segment_for(self, stream: Stream) -> Segment:
         last = stream.segments[-1] if stream.segments else None
@@ -372,36 +384,18 @@ class AheadLog:
         return last
 
     def store(self, entry: Entry, data: memoryview) -> None:
-        """Write a range that has been fetched.
-
-        Raises
-        ------
-        OSError
-            If the disk is full: then less is read ahead from now on.
-        """
+        """Write a range that has been fetched; if the disk is full, it is given up."""
         segment = entry.segment
         assert segment is not None, "it was given a place"
         held = None
         try:
             if not segment.dropped:
                 held = segment.write(entry.key, entry.offset, data)
-        except (OSError, NoSpace):
+        except OSError as error:
             with self._changed:
-                self._shrink(max(self.used - entry.cost, 0))
-            raise
-        finally:
-            with self._changed:
-                self._settle(entry, segment, held)
-
-    def _shrink(self, room: int) -> None:
-        """Note that the disk is full: it is tried again later."""
-        self._room, self._full = room, time.monotonic()
-        self.note = f"{self._directory}: the disk is full; {room} bytes are ahead"
-
-    def is_wanted(self, entries: Sequence[Entry]) -> bool:
-        """Return whether somebody will still read any of some ranges."""
+                self._shrink(max(self.used - entry.cost, 0), error)
         with self._changed:
-            return any(entry.segment is not None and not entry.segment.dropped for entry in entries)
+            self._settle(entry, segment, held)
 
     def fail(self, entry: Entry, note: str) -> None:
         """Give up a range that cannot be fetched: who reads it will get the error."""
@@ -410,20 +404,29 @@ class AheadLog:
             if entry.segment is not None:
                 self._settle(entry, entry.segment, None)
 
+    def is_wanted(self, entries: Sequence[Entry]) -> bool:
+        """Return whether somebody will still read any of some ranges."""
+        with self._changed:
+            return any(entry.readers for entry in entries)
+
     def _settle(self, entry: Entry, segment: Segment, held: Held | None) -> None:
         """Note the end of fetching a range."""
-        segment.users -= 1
+        segment.written()
         if held is not None and not segment.dropped:
             entry.held, entry.state = held, State.held
         else:
             entry.state = State.gone
             if self._entries.get(entry.key) is entry:
                 del self._entries[entry.key]
-            segment.unread -= 1
-            if segment.sealed and not segment.unread and not segment.dropped:
-                self._drop(entry.stream, segment)
-        self._remove_dropped(segment)
+                segment.unread -= bool(entry.readers)
+        self._drop_if_done(segment)
         self._changed.notify_all()
+
+    def _shrink(self, room: int, error: OSError) -> None:
+        """Note that the disk takes no more: it is tried again later."""
+        self._room, self._full = room, time.monotonic()
+        why = os.strerror(error.errno) if error.errno else str(error)
+        self.note = f"{self._directory}: {why}; {room} bytes are ahead"
 
 
 def _is_next(last: RangeKey, following: RangeKey) -> bool:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,7 +30,7 @@ from distcache.io.files import closing_fd
 from distcache.staging.locks import try_lock
 from distcache.timeouts import limits
 
-__all__ = ["FetchClient", "fetcher_status"]
+__all__ = ["ATTEMPTS", "FetchClient", "FetchStream", "fetcher_status"]
 
 START: Final = "start.lock"
 LOG: Final = "fetcher.out"
@@ -60,12 +60,10 @@ class FetchClient:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._free: list[socket.socket] = []
-        self._stream: socket.socket | None = None
 
     def __del__(self) -> None:
-        if self._process == os.getpid():
-            for connection in self._connections():
-                connection.close()
+        for connection in self._free:
+            connection.close()
 
     def __reduce__(self) -> Any:
         return FetchClient, (self.directory,)
@@ -99,43 +97,13 @@ class FetchClient:
             raise
         return dict(zip(sources, files, strict=True))
 
-    def announce(
-        self, sources: Sequence[Source], ranges: Sequence[tuple[int, int, int]], budget: int
-    ) -> bool:
-        """Tell which ranges (source, first byte, bytes) this process will read next, in order.
-
-        Returns
-        -------
-        bool
-            Whether the fetcher knows all that was told before; if not, it is another one, and the
-            ranges that are still to come have to be told again.
-        """
-        self._require_process()
-        request = AheadRequest(list(sources), encode_ranges(ranges), budget)
-        known = self._stream is not None
-        for _ in range(ATTEMPTS):
-            if self._stream is None:
-                self._stream = self._connect()
-            try:
-                send(self._stream, request)
-                receive(self._stream, Reply)[0].raise_error()
-            except GONE:
-                self._stream.close()
-                self._stream, known = None, False
-                continue
-            return known
-        raise self._dead()
-
-    def end_stream(self) -> None:
-        """Give up what was announced, and is ahead of this process."""
-        self._require_process()
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+    def open_stream(self) -> FetchStream:
+        """Return a stream, by which the caller tells what it will read."""
+        return FetchStream(self.connect)
 
     def close(self) -> None:
-        """Close all connections."""
-        self.end_stream()
+        """Close all connections, but for those of streams."""
+        self._require_process()
         self._forget()
 
     def status(self) -> Status:
@@ -171,9 +139,6 @@ class FetchClient:
             return reply
         raise self._dead()
 
-    def _connections(self) -> list[socket.socket]:
-        return [*self._free, *([self._stream] if self._stream is not None else [])]
-
     def _dead(self) -> DistcacheError:
         return DistcacheError(
             f"{self.directory}: the fetcher died {ATTEMPTS} times; see {self.directory / LOG}"
@@ -183,7 +148,7 @@ class FetchClient:
         with self._lock:
             if self._free:
                 return self._free.pop()
-        return self._connect()
+        return self.connect()
 
     def _forget(self) -> None:
         with self._lock:
@@ -195,11 +160,9 @@ class FetchClient:
         """After a fork, leave the parent's connections to the parent."""
         if self._process != os.getpid():
             self._process, self._lock = os.getpid(), threading.Lock()
-            for connection in self._connections():
-                connection.detach()  # its descriptor is closed with this process
-            self._free, self._stream = [], None
+            self._forget()  # which closes this process's own descriptors of them
 
-    def _connect(self) -> socket.socket:
+    def connect(self) -> socket.socket:
         """Connect to the fetcher; start one, if there is none.
 
         Raises
@@ -254,7 +217,64 @@ class FetchClient:
                 connect_to(self.directory, _patience()).close()
                 break
             time.sleep(POLL)
-        started.returncode = started.returncode or 0  # it outlives this process, or is another's
+        threading.Thread(target=started.wait, daemon=True).start()  # it leaves no zombie
+
+
+class FetchStream:
+    """Tells the fetcher what a process will read, in order; what was told is given up at its end.
+
+    Parameters
+    ----------
+    connect : callable
+        Returns a connection to the fetcher.
+    """
+
+    def __init__(self, connect: Callable[[], socket.socket]) -> None:
+        self._connect = connect
+        self._process = os.getpid()
+        self._connection: socket.socket | None = None
+
+    def __del__(self) -> None:
+        self.close()
+
+    def announce(
+        self, sources: Sequence[Source], ranges: Sequence[tuple[int, int, int]], budget: int
+    ) -> bool:
+        """Tell the next ranges: source, first byte, bytes.
+
+        Returns
+        -------
+        bool
+            Whether the fetcher has them, and all that was told before. If not, it has died: all
+            that is still to come has to be told again.
+
+        Raises
+        ------
+        NotReady
+            If no fetcher starts.
+        """
+        request = AheadRequest(list(sources), encode_ranges(ranges), budget)
+        if self._connection is None:
+            self._connection = self._connect()
+        try:
+            send(self._connection, request)
+            reply: Reply = receive(self._connection, Reply)[0]
+        except GONE:
+            self._connection.close()
+            self._connection = None
+            return False
+        reply.raise_error()
+        return True
+
+    def close(self) -> None:
+        """End the stream. A process that was forked meanwhile does not keep it open."""
+        if self._connection is None:
+            return
+        if self._process == os.getpid():
+            with contextlib.suppress(OSError):
+                self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+        self._connection = None
 
 
 def _patience() -> float:

@@ -6,7 +6,6 @@ what one that was killed has left. The bytes are compared with their digest when
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ import msgspec
 import xxhash
 
 from distcache.fetcher.protocol import Source
-from distcache.io.files import closing_fd, open_regular, read_range, write_range
+from distcache.io.files import read_range, write_range
 from distcache.staging.journal import Journal, read_journal
 
 __all__ = ["Held", "RangeKey", "Segment", "earlier_segments"]
@@ -66,20 +65,33 @@ class Segment:
         self._path = directory / f"{number:08d}{LOG}"
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         self._descriptor = os.open(self._path, flags, 0o600)
-        self._journal = None if earlier else Journal(self._path.with_suffix(JOURNAL))
+        self._journal: Journal | None = None
+        if not earlier:
+            try:
+                self._journal = Journal(self._path.with_suffix(JOURNAL))
+            except BaseException:
+                os.close(self._descriptor)
+                raise
         self.keys: set[RangeKey] = set()
         self.last = 0  # the number of its last range in its stream
         self.allocated = 0  # bytes of the file
         self.cost = 0  # and those of the journal's lines
         self.unread = 0  # ranges in it that somebody will read
+        self.users = 0  # threads that read it, or write to it
+        self._writers = 0
         self.sealed = earlier
         self.dropped = False
-        self.users = 0  # threads that read it, or write to it
+        self.removed = False
 
-    def allocate(self, size: int) -> int:
-        """Return where the next range goes."""
+    def allocate(self, key: RangeKey, number: int) -> int:
+        """Return where the next range goes, of a number in its stream; `written` ends it."""
         begin = self.allocated
-        self.allocated += size
+        self.allocated += key.size
+        self.keys.add(key)
+        self.last = max(self.last, number)
+        self.unread += 1
+        self.users += 1
+        self._writers += 1
         return begin
 
     def write(self, key: RangeKey, offset: int, data: memoryview) -> Held:
@@ -92,9 +104,21 @@ class Segment:
         """
         write_range(self._descriptor, offset, data)
         held = Held(*key, offset, xxhash.xxh3_64_intdigest(data))
-        assert self._journal is not None, "earlier segments are not written to"
+        assert self._journal is not None, "it is open as long as somebody writes"
         self._journal.append(held)
         return held
+
+    def written(self) -> None:
+        """Note the end of a writing, whether it has succeeded or not."""
+        self.users -= 1
+        self._writers -= 1
+        if self.sealed and not self._writers:
+            self._close_journal()
+
+    def _close_journal(self) -> None:
+        if self._journal is not None:
+            self._journal.__exit__()
+            self._journal = None
 
     def read(self, held: Held) -> bytes | None:
         """Return a range, or None if it is not what was written."""
@@ -106,22 +130,33 @@ class Segment:
 
     def remove(self) -> None:
         """Give its space back."""
-        for path in (self._path.with_suffix(JOURNAL), self._path):
-            path.unlink(missing_ok=True)
-        if self._journal is not None:
-            self._journal.__exit__()
+        self.removed = True
+        self._close_journal()
         os.close(self._descriptor)
+        _unlink(self._path)
+
+
+def _unlink(log: Path) -> None:
+    """Remove a segment's file, then its journal: without the file that says nothing."""
+    log.unlink(missing_ok=True)
+    log.with_suffix(JOURNAL).unlink(missing_ok=True)
 
 
 def earlier_segments(directory: Path) -> Iterator[tuple[Segment, list[Held]]]:
-    """Yield what a fetcher that was killed has left; a file without a journal is removed."""
+    """Yield what a fetcher that was killed has left; what no journal names is removed."""
+    for journal in directory.glob(f"*{JOURNAL}"):
+        if not journal.with_suffix(LOG).exists():
+            journal.unlink(missing_ok=True)
     for path in sorted(directory.glob(f"*{LOG}")):
-        if path.is_symlink() or not path.stem.isdecimal():
+        if path.is_symlink() or not path.is_file() or not path.stem.isdecimal():
             continue
-        held = list(read_journal(path.with_suffix(JOURNAL), Held))
-        with contextlib.suppress(OSError), closing_fd(open_regular(path, follow=False)) as opened:
-            size = os.fstat(opened).st_size
-            held = [entry for entry in held if 0 <= entry.offset <= size - entry.size]
+        size = path.stat().st_size
+        found = read_journal(path.with_suffix(JOURNAL), Held)
+        held = [entry for entry in found if 0 <= entry.offset <= size - entry.size]
+        if not held:
+            _unlink(path)
+            continue
         segment = Segment(directory, int(path.stem), earlier=True)
-        segment.allocated = max((entry.offset + entry.size for entry in held), default=0)
+        segment.allocated = size
+        segment.keys.update(entry.key for entry in held)
         yield segment, held

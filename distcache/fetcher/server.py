@@ -12,8 +12,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -40,14 +40,13 @@ from distcache.io.files import open_sized, version_of, write_range
 from distcache.staging.locks import try_lock
 from distcache.storage import PIECE, is_url
 from distcache.storage.place import FilePlace, Place, bucket_of, used_buckets
-from distcache.storage.ranges import Joined, join_ranges
+from distcache.storage.ranges import GAP, Joined, join_ranges
 from distcache.timeouts import limits
 
 __all__ = ["Fetcher", "serve"]
 
 AHEAD_THREADS: Final = 48  # requests ahead of use at a time; a store's pace may allow fewer
 READ_THREADS: Final = 64  # requests for what is waited for
-GAP: Final = 512  # bytes between two ranges that cost less than a request
 OPEN_FILES: Final = 512
 PAUSE: Final = 5.0  # seconds between two attempts to read ahead from a store that is away
 Request = AheadRequest | ReadRequest | StatusRequest
@@ -57,9 +56,7 @@ class _Places:
     """What is open for reading: objects need nothing, files stay open."""
 
     def __init__(self) -> None:
-        self._files: collections.OrderedDict[Source, tuple[int, FilePlace]] = (
-            collections.OrderedDict()
-        )
+        self._files: dict[Source, tuple[int, FilePlace]] = {}
         self._lock = threading.Lock()
         self._users: collections.Counter[Source] = collections.Counter()
 
@@ -146,27 +143,42 @@ class Fetcher:
         if len(descriptors) != len(request.sources):
             raise ValueError("there is not a descriptor for each source")
         targets = dict(zip(request.sources, descriptors, strict=True))
-        missing: dict[Source, list[tuple[int, int]]] = {}
-        for key in _keys(request.sources, request.ranges):
-            data = self.log.take(key) if key.size else b""
-            if data is None:
-                missing.setdefault(key.source, []).append((key.begin, key.size))
-            else:
-                write_range(targets[key.source], key.begin, data)
-            with self._lock:
-                self.used += key.size
-        groups = [
-            (source, joined)
-            for source, ranges in missing.items()
-            for joined in join_ranges(ranges, GAP, PIECE)
-        ]
-        pending = [
-            self._readers.submit(self._copy, source, joined, targets[source])
-            for source, joined in groups
-        ]
-        problems = [error for future in pending if (error := future.exception()) is not None]
+        keys = [key for key in _keys(request.sources, request.ranges) if key.size]
+        claimed = [(key, self.log.claim(key)) for key in keys]
+        # What is missing is asked for before what is on its way is waited for.
+        pending = self._fetch_all([key for key, entry in claimed if entry is None], targets)
+        lost: list[RangeKey] = []
+        problems: list[BaseException] = []
+        for key, entry in claimed:
+            if entry is not None:
+                try:
+                    data = self.log.read(entry)
+                except StorageError as error:
+                    problems.append(error)
+                    continue
+                if data is None:
+                    lost.append(key)
+                else:
+                    write_range(targets[key.source], key.begin, data)
+        pending += self._fetch_all(lost, targets)
+        problems += [error for future in pending if (error := future.exception()) is not None]
         if problems:
             raise problems[0]
+        with self._lock:
+            self.used += sum(key.size for key in keys)
+
+    def _fetch_all(
+        self, keys: Sequence[RangeKey], targets: Mapping[Source, int]
+    ) -> list[Future[None]]:
+        """Begin to fetch ranges into descriptors."""
+        wanted: dict[Source, list[tuple[int, int]]] = {}
+        for key in keys:
+            wanted.setdefault(key.source, []).append((key.begin, key.size))
+        return [
+            self._readers.submit(self._copy, source, joined, targets[source])
+            for source, ranges in wanted.items()
+            for joined in join_ranges(ranges, GAP, PIECE)
+        ]
 
     def _copy(self, source: Source, joined: Joined, target: int) -> None:
         write_range(target, joined.begin, self._fetch(source, joined.begin, joined.end))
@@ -203,8 +215,7 @@ class Fetcher:
                 return
         for entry in entries:
             first = entry.key.begin - begin
-            with contextlib.suppress(OSError):  # a full disk, which the log has noted
-                self.log.store(entry, data[first : first + entry.key.size].data)
+            self.log.store(entry, data[first : first + entry.key.size].data)
 
     def _fail(self, entries: list[Entry], error: Exception) -> None:
         for entry in entries:
@@ -253,6 +264,9 @@ class _Server:
             try:
                 connection, _ = listener.accept()
             except TimeoutError:
+                continue
+            except OSError:  # too many descriptors are open: those of others are closed soon
+                time.sleep(PAUSE / 50)
                 continue
             if not peer_is_own(connection):
                 connection.close()

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from torch.utils.data import Sampler
 
-from distcache.errors import ConfigError
-from distcache.fetcher.client import FetchClient
+from distcache.errors import ConfigError, DistcacheError
+from distcache.fetcher.client import ATTEMPTS, FetchClient
 from distcache.fetcher.protocol import Source
 from distcache.train.dataset import CachedDataset
 from distcache.train.sampler import ResumableSampler
@@ -70,8 +70,13 @@ class ReadAhead(Sampler[Any]):
         if client is None:
             yield from self._sampler
             return
-        client.end_stream()  # of an earlier iteration, which ended before its end
         told = _Told(self._dataset, client, self._budget or _default_budget(client), self._samples)
+        try:
+            yield from self._batches(told)
+        finally:
+            told.close()
+
+    def _batches(self, told: _Told) -> Iterator[Any]:
         if isinstance(self._sampler, ResumableSampler):
             scout = iter(copy.deepcopy(self._sampler))
             for batch in self._sampler:
@@ -106,7 +111,7 @@ class _Told:
     ) -> None:
         self.batches: deque[Batch] = deque()
         self._dataset = dataset
-        self._client = client
+        self._stream = client.open_stream()
         self._budget = budget
         self._samples = samples
 
@@ -121,8 +126,25 @@ class _Told:
             known += len(batch)
         if more:
             self.batches.extend(more)
-            if not self._tell(more) and len(more) < len(self.batches):
-                self._tell(self.batches)  # to another fetcher: the one before has died
+            if not self._tell(more):
+                self._tell_again()
+
+    def close(self) -> None:
+        """Give up what is ahead."""
+        self._stream.close()
+
+    def _tell_again(self) -> None:
+        """Tell all that is still to come to another fetcher, since the one before has died.
+
+        Raises
+        ------
+        DistcacheError
+            If they die again and again.
+        """
+        for _ in range(ATTEMPTS):
+            if self._tell(self.batches):
+                return
+        raise DistcacheError(f"the fetcher died {ATTEMPTS} times; see `distcache local fetcher`")
 
     def _tell(self, batches: Iterable[Batch]) -> bool:
         indices = [index for batch in batches for index in batch]
@@ -131,7 +153,7 @@ class _Told:
         ranges = [
             (numbers.setdefault(source, len(numbers)), begin, size) for source, begin, size in found
         ]
-        return self._client.announce(list(numbers), ranges, self._budget)
+        return self._stream.announce(list(numbers), ranges, self._budget)
 
 
 def _default_budget(client: FetchClient) -> int:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from distcache.fetcher.ahead_log import BEHIND, AheadLog, Entry, Stream, cost_of
 from distcache.fetcher.protocol import Source
-from distcache.fetcher.segment import RangeKey
+from distcache.fetcher.segment import RangeKey, Segment
 from distcache.io.files import FileVersion
 
 SOURCE = Source("s3://lake/c.bin", FileVersion(1 << 40, 1, 0, '"tag"'))
@@ -24,6 +26,12 @@ def key(number: int, size: int = SIZE) -> RangeKey:
 def content(entry: RangeKey) -> bytes:
     """Return the bytes of a range."""
     return (entry.begin % 251).to_bytes(1, "little") * entry.size
+
+
+def take(log: AheadLog, wanted: RangeKey) -> bytes | None:
+    """Return a range, if it is ahead."""
+    entry = log.claim(wanted)
+    return None if entry is None else log.read(entry)
 
 
 def fetch(log: AheadLog, most: int = 1000) -> int:
@@ -60,8 +68,8 @@ def test_what_is_ahead_is_taken(log: AheadLog) -> None:
     stream_of(log, 5)
     assert fetch(log) == 5
     for number in (3, 0, 4, 1, 2):
-        assert log.take(key(number)) == content(key(number))
-    assert log.take(key(9)) is None
+        assert take(log, key(number)) == content(key(number))
+    assert take(log, key(9)) is None
     assert (log.hits, log.misses) == (5, 1)
 
 
@@ -75,7 +83,7 @@ def test_the_budget(log: AheadLog, tmp_path: Path) -> None:
         assert log.used <= budget
         assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= budget
         for _ in range(min(20, 400 - read)):
-            assert log.take(key(read)) == content(key(read))
+            assert take(log, key(read)) == content(key(read))
             read += 1
     assert log.hits == 400
 
@@ -85,10 +93,10 @@ def test_a_range_beyond_the_budget(log: AheadLog) -> None:
     stream = log.open_stream()
     log.announce(stream, [key(0, 4000), key(1), key(2, 4000)], 9000)
     fetch(log)
-    assert log.take(key(0, 4000)) is not None
+    assert take(log, key(0, 4000)) is not None
     fetch(log)
-    assert log.take(key(2, 4000)) is not None
-    assert log.take(key(1)) is None
+    assert take(log, key(2, 4000)) is not None
+    assert take(log, key(1)) is None
 
 
 def test_what_is_skipped_is_given_up(log: AheadLog) -> None:
@@ -97,9 +105,9 @@ def test_what_is_skipped_is_given_up(log: AheadLog) -> None:
     stream_of(log, BEHIND + 500, budget)
     fetch(log)
     for number in range(100, BEHIND + 400):  # the first hundred are never read
-        log.take(key(number))
+        take(log, key(number))
     assert fetch(log) > 0
-    assert log.take(key(BEHIND + 410)) is not None
+    assert take(log, key(BEHIND + 410)) is not None
 
 
 def test_streams_share_the_budget(log: AheadLog) -> None:
@@ -118,9 +126,9 @@ def test_ranks_that_read_the_same(log: AheadLog) -> None:
     first, second = stream_of(log, 10), stream_of(log, 10)
     assert fetch(log) == 10
     for number in range(10):
-        assert log.take(key(number)) is not None
+        assert take(log, key(number)) is not None
     for number in range(10):
-        assert log.take(key(number)) is not None
+        assert take(log, key(number)) is not None
     assert first is not second
 
 
@@ -142,9 +150,9 @@ def test_a_flipped_bit(log: AheadLog, tmp_path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(SIZE + 5)
         file.write(b"\xee")
-    assert log.take(key(0)) is not None
-    assert log.take(key(1)) is None
-    assert log.take(key(2)) is not None
+    assert take(log, key(0)) is not None
+    assert take(log, key(1)) is None
+    assert take(log, key(2)) is not None
 
 
 def test_what_a_killed_fetcher_has_left(log: AheadLog, tmp_path: Path) -> None:
@@ -157,7 +165,7 @@ def test_what_a_killed_fetcher_has_left(log: AheadLog, tmp_path: Path) -> None:
     other.announce(stream, [key(number) for number in range(3, 10)], 1 << 30)
     assert fetch(other) == 4
     for number in range(3, 10):
-        assert other.take(key(number)) == content(key(number))
+        assert take(other, key(number)) == content(key(number))
     other.close()
     assert list(tmp_path.glob("*.log")) == []
 
@@ -171,7 +179,7 @@ def test_a_torn_journal(log: AheadLog, tmp_path: Path) -> None:
     other = AheadLog(tmp_path)
     other.announce(other.open_stream(), [key(number) for number in range(4)], 1 << 30)
     assert fetch(other) == 1
-    assert all(other.take(key(number)) == content(key(number)) for number in range(4))
+    assert all(take(other, key(number)) == content(key(number)) for number in range(4))
 
 
 def test_a_reader_waits_for_what_is_on_its_way(log: AheadLog) -> None:
@@ -179,7 +187,7 @@ def test_a_reader_waits_for_what_is_on_its_way(log: AheadLog) -> None:
     stream_of(log, 1)
     (entry,) = next_now(log)
     found: list[bytes | None] = []
-    reader = threading.Thread(target=lambda: found.append(log.take(key(0))))
+    reader = threading.Thread(target=lambda: found.append(take(log, key(0))))
     reader.start()
     reader.join(0.2)
     assert reader.is_alive()
@@ -193,7 +201,7 @@ def test_what_could_not_be_fetched(log: AheadLog) -> None:
     stream_of(log, 2)
     (entry,) = next_now(log)
     log.fail(entry, "it is another object")
-    assert log.take(key(0)) is None
+    assert take(log, key(0)) is None
     assert log.note == "it is another object"
     assert fetch(log) == 1
 
@@ -204,3 +212,85 @@ def test_ranges_that_touch(log: AheadLog) -> None:
     log.announce(stream, [RangeKey(SOURCE, 0, 100), RangeKey(SOURCE, 100, 50), key(1)], 1 << 20)
     assert [entry.key.begin for entry in next_now(log)] == [0, 100]
     assert [entry.key.begin for entry in next_now(log)] == [100_000]
+
+
+@pytest.mark.parametrize("streams", [1, 4, 16, 33])
+def test_many_streams(log: AheadLog, streams: int) -> None:
+    """None is jammed by what the others have read."""
+    opened = [log.open_stream() for _ in range(streams)]
+    for place, stream in enumerate(opened):
+        keys = [key(1000 * place + number) for number in range(60)]
+        log.announce(stream, keys, 40 * SIZE)
+    hits = 0
+    for number in range(60):
+        for place in range(streams):
+            fetch(log)
+            hits += take(log, key(1000 * place + number)) is not None
+    assert hits > 0.9 * 60 * streams
+
+
+def test_another_reader_of_a_closed_stream(log: AheadLog) -> None:
+    """Finds what the first had told, on the disk or still to be fetched."""
+    first, _ = stream_of(log, 10), stream_of(log, 10)
+    fetch(log, 4)
+    log.close_stream(first)
+    assert fetch(log) == 6
+    assert all(take(log, key(number)) == content(key(number)) for number in range(10))
+    assert log.used == 0
+
+
+def test_an_earlier_segment_that_is_claimed_twice(log: AheadLog, tmp_path: Path) -> None:
+    """By two messages: nothing is read of a file that was removed."""
+    stream_of(log, 10)
+    fetch(log)
+    other = AheadLog(tmp_path)
+    stream = other.open_stream()
+    for numbers in (range(4), range(4, 8)):
+        other.announce(stream, [key(number) for number in numbers], 1 << 30)
+        fetch(other)
+        assert all(take(other, key(number)) == content(key(number)) for number in numbers)
+    other.close()
+    assert other.used == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_no_journal_names(log: AheadLog, tmp_path: Path) -> None:
+    """Is removed by the next fetcher."""
+    stream_of(log, 4)
+    fetch(log)
+    for path in tmp_path.glob("*.jsonl"):
+        path.write_bytes(b"")
+    other = AheadLog(tmp_path)
+    assert other.used == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_full(log: AheadLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves no range on its way for ever."""
+    stream = log.open_stream()
+    keys = [RangeKey(SOURCE, number * SIZE, SIZE) for number in range(60)]
+    log.announce(stream, keys, 1 << 20)
+    made = 0
+    original = Segment.__init__
+
+    def fail_the_second(self: Segment, *arguments: Any, **options: Any) -> None:
+        nonlocal made
+        made += 1
+        if made > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        original(self, *arguments, **options)
+
+    monkeypatch.setattr(Segment, "__init__", fail_the_second)
+    while entries := next_or_none(log):
+        for entry in entries:
+            log.store(entry, memoryview(content(entry.key)))
+    assert all(entry.state.name != "fetching" for entry in log._entries.values())
+    assert take(log, keys[0]) == content(keys[0])
+
+
+def next_or_none(log: AheadLog) -> list[Entry]:
+    """Return what is to be fetched next, or nothing if the disk is full."""
+    try:
+        return next_now(log)
+    except OSError:
+        return []
