@@ -105,13 +105,13 @@ def upload(
     """
     progress = progress or NullProgress()
     with aborting_on_error(communicator):
-        target = f"{located(to)}/{os.path.basename(cache)}"
         files, key = on_rank_0(
             communicator,
-            lambda: _plan(cache, target, options, progress),
+            lambda: _plan(cache, to, options, progress),
             tuple[list[FileToSend], str],
             "what to upload",
         )
+        target = files[-1].url
         sender = Sender(
             communicator, Path(cache), progress, options.threads, readback=options.readback
         )
@@ -132,7 +132,7 @@ def upload(
 
 
 def _plan(
-    cache: str, target: str, options: UploadOptions, progress: Progress
+    cache: str, to: str, options: UploadOptions, progress: Progress
 ) -> tuple[list[FileToSend], str]:
     """Return the files to send, the cache last, and the key of the cache.
 
@@ -141,8 +141,9 @@ def _plan(
     ConfigError
         If a corpus has no `.bin`, or the target is no URL.
     """
-    if is_url(cache) or not is_url(target):
-        raise ConfigError(f"upload {cache} --to {target}: expected a path, and a URL as --to")
+    if is_url(cache) or not is_url(to):
+        raise ConfigError(f"upload {cache} --to {to}: expected a path, and a URL as --to")
+    target = f"{located(to)}/{os.path.basename(cache)}"
     contents = read_contents(cache)
     files: dict[str, FileToSend] = {}
     for prefix, entry in zip(contents.prefixes, contents.table("sources"), strict=True):

@@ -32,7 +32,7 @@ from distcache.io.files import FileVersion, closing_fd, open_regular
 from distcache.io.threads import decodable
 from distcache.kernels import Mapping
 from distcache.mds.index_json import CODECS
-from distcache.storage import Place, is_url, open_place
+from distcache.storage import is_url, open_place, read_all
 
 __all__ = [
     "ArrayView",
@@ -339,20 +339,14 @@ def read_version(path: str | Path) -> tuple[Contents, FileVersion]:
             raise NotReady(f"{path}: cannot be opened: {error.strerror}") from error
         size = place.version.size
         try:
-            page = _read(place, 0, min(size, HEADER_SIZE))
+            page = read_all(place, 0, min(size, HEADER_SIZE))
             header = Header.unpack(page, str(path), size)
-            tables = _read(place, header.tables_begin, header.file_size)
+            tables = read_all(place, header.tables_begin, header.file_size)
         except DistcacheError:
             raise
         except OSError as error:
             raise CacheCorrupt(f"{path}: cannot be read: {error.strerror}") from error
         return Contents(path, header, tables), place.version
-
-
-def _read(place: Place, begin: int, end: int) -> bytes:
-    out = np.empty(end - begin, np.uint8)
-    place.read_into(out, begin)
-    return out.tobytes()
 
 
 class Cache(Contents):

@@ -16,7 +16,7 @@ from distcache.errors import CacheCorrupt, StorageError
 from distcache.io.files import FileVersion
 from distcache.io.threads import map_in_threads
 from distcache.io.watchdog import tick
-from distcache.storage import PIECE, Place, is_url, open_place
+from distcache.storage import PIECE, is_url, open_place, pieces_of
 
 __all__ = [
     "array_digest",
@@ -24,7 +24,6 @@ __all__ = [
     "blocks_in",
     "joined_digest",
     "leaves_of",
-    "pieces_of",
     "read_pieces",
     "verify_cache",
 ]
@@ -74,21 +73,6 @@ def read_pieces(descriptor: int, begin: int, end: int) -> Iterator[NDArray[np.ui
                 raise CacheCorrupt(f"the file ends at byte {offset + done}, expected {end}")
             done += count
             tick()
-        yield piece
-
-
-def pieces_of(place: Place, begin: int, end: int, size: int) -> Iterator[NDArray[np.uint8]]:
-    """Yield bytes [begin, end) of a place in pieces, all in the same buffer.
-
-    Raises
-    ------
-    OSError
-        If they cannot be read; with ENODATA if there are not so many.
-    """
-    buffer = np.empty(min(size, end - begin), np.uint8)
-    for offset in range(begin, end, size):
-        piece = buffer[: end - offset]
-        place.read_into(piece, offset)
         yield piece
 
 

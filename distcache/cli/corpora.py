@@ -84,7 +84,7 @@ def merge_command(
     """
 
     def make(communicator: Communicator, threads: int, progress: Progress) -> Receipt:
-        objects = ObjectWork(communicator, work, progress)
+        objects = ObjectWork(communicator, work, [*prefixes, out], progress)
         unique, local = objects.corpora(fold(prefixes)), objects.output(out)
         mixed = mixed_tokenizers
         receipt = merge(communicator, unique, local, threads, progress, mixed=mixed)

@@ -242,7 +242,7 @@ def _run(
     interrupt_on_signals()
     threads = threads or share_of_cores(communicator, MOST_THREADS)
     with make_progress(log_format, communicator.rank) as progress:
-        objects = ObjectWork(communicator, work, progress)
+        objects = ObjectWork(communicator, work, [*inputs, out], progress)
         found, local = objects.inputs(inputs), objects.output(out)
         outcome = ingest(communicator, found, local, options, tokenizer, threads, progress)
         progress.note(_summary(outcome))

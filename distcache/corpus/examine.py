@@ -25,13 +25,12 @@ from distcache.io.threads import map_in_threads
 from distcache.partition import balance
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator
-from distcache.storage import is_url, version_at
+from distcache.storage import is_url, require_answer, threads_for, version_at
 
 __all__ = ["changes_of", "examine", "require_sound", "require_unchanged"]
 
 RANGE: Final = 1 << 23  # sequences of a task; 160 MiB of an .idx
 BYTES_PER_SEQUENCE: Final = 20
-OBJECTS: Final = 16  # that are asked for at a time
 WORTH_A_THREAD: Final = 4 << 20  # bytes of a task
 PER_FILE: Final = 1 << 16  # cost of opening a file, in bytes read
 
@@ -74,7 +73,7 @@ def examine(
         Of all others, in the order of the prefixes.
     """
     own = prefixes[communicator.rank :: communicator.size]
-    at_once = max(threads, OBJECTS) if any(map(is_url, own)) else threads
+    at_once = threads_for(own, threads)
     mine = on_all_ranks(
         communicator, lambda: map_in_threads(outline, own, at_once), "reading headers"
     )
@@ -119,7 +118,7 @@ def _changes(communicator: Communicator, corpora: Sequence[CorpusFacts]) -> dict
 
 def _at_once(corpora: Sequence[CorpusFacts]) -> int:
     """Return how many corpora are looked at at a time: several, if they are in a bucket."""
-    return OBJECTS if any(is_url(facts.prefix) for facts in corpora) else 1
+    return threads_for((facts.prefix for facts in corpora), 1)
 
 
 def _changed(facts: CorpusFacts) -> list[Fault]:
@@ -238,6 +237,7 @@ def changes_of(facts: CorpusFacts, *, tokens: bool = False) -> list[str]:
         try:
             found = version_at(path)
         except OSError as error:
+            require_answer(error)
             problems.append(f"{path}: cannot be read any more: {error.strerror}")
             continue
         if found == known:

@@ -20,7 +20,7 @@ import msgspec
 
 from distcache.corpus.idx import idx_path
 from distcache.corpus.receipt import receipt_path
-from distcache.errors import DistcacheError, ObjectMissing
+from distcache.errors import DistcacheError
 from distcache.io.files import (
     FileVersion,
     closing_fd,
@@ -35,12 +35,11 @@ from distcache.ranks.communicator import Communicator
 from distcache.ranks.striped_broadcast import CHUNK, Buffer, striped_broadcast
 from distcache.staging.locks import try_lock
 from distcache.staging.owner import NODE_NAME
-from distcache.storage import is_url, open_place, version_at
+from distcache.storage import OBJECTS, is_url, open_place, version_or_none
 from distcache.storage.copies import ObjectCopy, forget_copies, register_copy
 
 __all__ = ["fetched_indices"]
 
-AT_ONCE: Final = 16  # objects that are asked for at a time
 AHEAD: Final = 8  # chunks that an agent reads ahead
 LOCK: Final = "lock"
 
@@ -89,8 +88,15 @@ def fetched_indices(
     progress.phase("looking for indices in buckets")
     objects = _find(communicator, [idx_path(p) for p in wanted], [receipt_path(p) for p in wanted])
     with contextlib.ExitStack() as stack:
-        directory = _directory(communicator, stack)
-        agents = communicator.subgroup(_first_of_nodes(communicator))
+        nodes = communicator.allgather(_node(), str, "the names of nodes")
+        first = nodes.index(nodes[communicator.rank]) == communicator.rank
+        directory = _directory(communicator, nodes, stack, is_first=first)
+        agents = communicator.subgroup({nodes.index(node) for node in nodes})
+        on_all_ranks(
+            communicator,
+            lambda: _make_files(directory, objects) if first else None,
+            "making files",
+        )
         size = sum(found.version.size for found in objects)
         progress.phase("fetching indices", size)
 
@@ -114,46 +120,52 @@ def _find(
     own = urls[communicator.rank :: communicator.size]
 
     def look(url: str) -> _Object | None:
-        try:
-            return _Object(url, version_at(url))
-        except ObjectMissing:
-            return None
+        version = version_or_none(url)
+        return None if version is None else _Object(url, version)
 
     mine = on_all_ranks(
-        communicator, lambda: map_in_threads(look, own, AT_ONCE), "looking for objects"
+        communicator, lambda: map_in_threads(look, own, OBJECTS), "looking for objects"
     )
     shares = communicator.allgather(mine, list[_Object | None], "objects")
     return [found for share in shares for found in share if found is not None]
 
 
 def _node() -> str:
-    return os.environ.get(NODE_NAME) or socket.gethostname()
+    """Return what all processes that share a temporary directory have in common."""
+    found = os.stat(tempfile.gettempdir())
+    name = os.environ.get(NODE_NAME) or socket.gethostname()
+    return f"{name} {found.st_dev} {found.st_ino}"
 
 
-def _first_of_nodes(communicator: Communicator) -> set[int]:
-    """Return the first rank of each node. Collective."""
-    names = communicator.allgather(_node(), str, "the names of nodes")
-    return {names.index(name) for name in names}
-
-
-def _directory(communicator: Communicator, stack: contextlib.ExitStack) -> str:
+def _directory(
+    communicator: Communicator,
+    nodes: Sequence[str],
+    stack: contextlib.ExitStack,
+    *,
+    is_first: bool,
+) -> str:
     """Return this node's directory, made by its first rank, which removes it at the end."""
-    is_first = communicator.rank in _first_of_nodes(communicator)
+    made = on_all_ranks(
+        communicator, lambda: _make_directory(stack) if is_first else "", "making a directory"
+    )
+    paths = communicator.allgather(made, str, "directories of nodes")
+    return paths[nodes.index(nodes[communicator.rank])]
 
-    def make() -> str:
-        if not is_first:
-            return ""
-        _sweep()
+
+def _make_directory(stack: contextlib.ExitStack) -> str:
+    _sweep()
+    while True:
         directory = tempfile.mkdtemp(prefix=_start())
         lock = try_lock(Path(directory, LOCK))
-        stack.callback(shutil.rmtree, directory, ignore_errors=True)
-        if lock is not None:
+        if lock is not None:  # else another job has taken it for a dead one's
+            stack.callback(shutil.rmtree, directory, ignore_errors=True)
             stack.callback(os.close, lock)
-        return directory
+            return directory
 
-    made = on_all_ranks(communicator, make, "making a directory")
-    pairs = communicator.allgather((_node(), made), tuple[str, str], "directories of nodes")
-    return next(path for node, path in pairs if node == _node() and path)
+
+def _make_files(directory: str, objects: Sequence[_Object]) -> None:
+    for number in range(len(objects)):
+        Path(_path(directory, number)).touch(0o600)
 
 
 def _start() -> str:
@@ -219,8 +231,6 @@ def _fetch(
         for number, found in enumerate(objects)
         for begin in range(0, found.version.size, CHUNK)
     ]
-    for number in range(len(objects)):
-        Path(_path(directory, number)).touch(0o600)
 
     def read(place: int, out: Buffer) -> None:
         chunk = chunks[place]

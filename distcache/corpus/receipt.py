@@ -277,8 +277,8 @@ def receipt_path(prefix: str) -> str:
     return prefix + ".receipt.json"
 
 
-def read_receipt(path: str | Path) -> Receipt:
-    """Read a receipt.
+def read_receipt(path: str | Path, url: str | None = None) -> Receipt:
+    """Read a receipt, or the copy of one that is an object of a bucket.
 
     Raises
     ------
@@ -289,6 +289,7 @@ def read_receipt(path: str | Path) -> Receipt:
     """
     try:
         content = read_file(path, LONGEST + 1)
+        path = path if url is None else url  # for messages
     except FileNotFoundError as error:
         raise NotReady(f"{path}: no such receipt") from error
     except OSError as error:
@@ -316,7 +317,7 @@ def find_receipt(prefix: str) -> Receipt | None:
     path = receipt_path(prefix)
     if is_url(path):
         copy = copy_of(path)
-        return None if copy is None else read_receipt(copy.path)
+        return None if copy is None else read_receipt(copy.path, path)
     return read_receipt(path) if os.path.lexists(path) else None
 
 

@@ -33,11 +33,11 @@ from distcache.corpus.shard_table import (
     shards_at,
     shards_path,
 )
-from distcache.errors import BuildInterrupted, DistcacheError, ObjectMissing, StorageError
+from distcache.errors import BuildInterrupted, DistcacheError
 from distcache.io.files import FileVersion, version_of
 from distcache.io.watchdog import tick
 from distcache.kernels import check_sequences, find_outside, first_descent
-from distcache.storage import is_url, version_at
+from distcache.storage import is_url, require_answer, version_at
 
 __all__ = ["Fault", "Outline", "RangeFacts", "check_range", "digest_idx", "outline", "summarize"]
 
@@ -146,8 +146,7 @@ def _look_at_tokens(prefix: str, faults: list[Fault]) -> tuple[int, FileVersion]
     try:
         found = version_at(path)
     except OSError as error:
-        if isinstance(error, StorageError) and not isinstance(error, ObjectMissing):
-            raise  # nobody knows whether it is there
+        require_answer(error)
         faults.append(Fault(prefix, path, f"cannot be read: {error.strerror}{_hint(prefix)}"))
         return 0, FileVersion(0, 0, 0)
     return found.size, found

@@ -153,8 +153,8 @@ class Fetcher:
             if entry is not None:
                 try:
                     data = self.log.read(entry)
-                except StorageError as error:
-                    problems.append(error)
+                except StorageError as missing:
+                    problems.append(missing)
                     continue
                 if data is None:
                     lost.append(key)

@@ -2,7 +2,8 @@
 
 Making a corpus reads inputs more than once, and its ranks write into one file, which no bucket can
 do. So what is read is fetched first, each object once for all ranks, and what is made is uploaded
-at the end. The directory is named by what is asked for: the same command goes on with it.
+at the end. Each command has a directory of its own, named by what is asked for: run again, it goes
+on with what is there.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
-import numpy as np
 import xxhash
 
 from distcache.corpus import bin_path, idx_path
 from distcache.corpus.receipt import receipt_path
-from distcache.errors import NotReady
-from distcache.io.files import FileVersion, atomic_write, make_directories
+from distcache.errors import ConfigError, NotReady
+from distcache.io.files import FileVersion, atomic_write, make_directories, may_write
 from distcache.io.threads import map_in_threads
 from distcache.partition import balance
 from distcache.progress import Progress
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
+from distcache.staging.locks import LOCK, try_lock
 from distcache.staging.sending import PER_OBJECT, FileToSend, Sender
-from distcache.storage import PIECE, exists, is_url, located, open_place, version_at
+from distcache.storage import PIECE, exists, is_url, located, open_place, pieces_of, version_at
 from distcache.storage.place import bucket_of
 
 __all__ = ["ObjectWork"]
@@ -46,23 +47,48 @@ class _Fetched(msgspec.Struct, frozen=True):
 
 
 class ObjectWork:
-    """A directory for one command; without URLs it is not made, and nothing is done.
+    """The files of one command; without URLs there are none, and nothing is done.
 
     Parameters
     ----------
     communicator : Communicator
         Of all ranks.
     directory : str
-        That all ranks share.
+        That all ranks share; the command has one below it.
+    asked : sequence of str
+        What the command reads and writes.
     progress : Progress
         Receives what is fetched and sent.
     """
 
-    def __init__(self, communicator: Communicator, directory: str, progress: Progress) -> None:
+    def __init__(
+        self,
+        communicator: Communicator,
+        directory: str,
+        asked: Sequence[str],
+        progress: Progress,
+    ) -> None:
         self._communicator = communicator
-        self._root = Path(os.path.abspath(directory))
+        name = xxhash.xxh3_64_hexdigest("\0".join(asked).encode("utf-8", "surrogateescape"))
+        self._root = Path(os.path.abspath(directory)) / name
         self._progress = progress
-        self._parts: list[Path] = []
+        self._lock: int | None = None
+        if any(map(is_url, asked)):
+            on_rank_0(communicator, self._make, None, "making a directory")
+
+    def _make(self) -> None:
+        """Make the directory, and keep others out of it.
+
+        Raises
+        ------
+        ConfigError
+            If another job does the same.
+        """
+        with may_write(self._root.parent, "choose another --work"):
+            make_directories(self._root)
+            self._lock = try_lock(self._root / LOCK)
+        if self._lock is None:
+            raise ConfigError(f"{self._root}: another job does the same; wait for its end")
 
     def inputs(self, words: Sequence[str]) -> list[str]:
         """Return inputs with a file in the place of every object. Collective.
@@ -111,11 +137,9 @@ class ObjectWork:
         """Return the prefix to write to: a local one, if it goes to a bucket. Collective."""
         if not is_url(out):
             return out
-        url = located(out)
-        part = self._root / f"out-{xxhash.xxh3_64_hexdigest(url.encode())}"
+        part = self._root / "out"
         on_rank_0(self._communicator, lambda: make_directories(part), None, "making a directory")
-        self._parts.append(part)
-        return str(part / url.rpartition("/")[2])
+        return str(part / located(out).rpartition("/")[2])
 
     def publish(self, made: Sequence[str], out: str, threads: int) -> list[str]:
         """Upload corpora that were made, and return where they are. Collective.
@@ -137,10 +161,11 @@ class ObjectWork:
             On all ranks the same.
         """
         if not is_url(out):
+            on_rank_0(self._communicator, self._remove, None, "removing local files")
             return list(made)
         directory = located(out).rpartition("/")[0]
         urls = [f"{directory}/{os.path.basename(prefix)}" for prefix in made]
-        sender = Sender(self._communicator, self._parts[-1] / "upload", self._progress, threads)
+        sender = Sender(self._communicator, self._root / "upload", self._progress, threads)
         for path in FINISHED:
             pairs = [(path(prefix), path(url)) for prefix, url in zip(made, urls, strict=True)]
             files = on_rank_0(
@@ -155,9 +180,11 @@ class ObjectWork:
         return urls
 
     def _remove(self) -> None:
-        """Remove what this command has made: everything is in the bucket."""
-        for part in self._parts:
-            shutil.rmtree(part, ignore_errors=True)
+        """Remove what this command has made: it is not needed any more."""
+        if self._lock is not None:
+            shutil.rmtree(self._root, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = None
 
     def _fetch(self, urls: Sequence[str]) -> dict[str, str]:
         """Fetch objects, each by one rank, and return the file of each. Collective."""
@@ -174,7 +201,6 @@ class ObjectWork:
         on_all_ranks(
             self._communicator, lambda: map_in_threads(self._copy, own, AT_ONCE), "fetching"
         )
-        self._parts += [Path(found.path).parent for found in objects]
         return {found.url: found.path for found in objects}
 
     def _place(self, url: str) -> _Fetched:
@@ -184,18 +210,19 @@ class ObjectWork:
         return _Fetched(url, version, str(self._root / f"in-{parent}" / url.rpartition("/")[2]))
 
     def _copy(self, found: _Fetched) -> None:
+        """Fetch an object, unless an earlier run has: then its version is beside the file."""
         path = Path(found.path)
+        version = path.with_name(f".{path.name}.version")
+        wanted = msgspec.json.encode(found.version)
         make_directories(path.parent)
-        if path.exists() and path.stat().st_mtime_ns == found.version.modified:
-            return  # an earlier run has fetched it
-        buffer = np.empty(min(PIECE, found.version.size), np.uint8)
+        if path.exists() and version.exists() and version.read_bytes() == wanted:
+            return
         with open_place(found.url, found.version) as place, atomic_write(path) as stream:
-            for begin in range(0, found.version.size, PIECE):
-                piece = buffer[: found.version.size - begin]
-                place.read_into(piece, begin)
+            for piece in pieces_of(place, 0, found.version.size, PIECE):
                 stream.write(piece.data)
                 self._progress.advance(piece.size)
-        os.utime(path, ns=(found.version.modified, found.version.modified))
+        with atomic_write(version) as stream:
+            stream.write(wanted)
 
 
 def _files_of(pairs: Sequence[tuple[str, str]]) -> list[FileToSend]:

@@ -132,7 +132,7 @@ def _is_valid(file: File, block: Block) -> bool:
         path = file.final
     else:
         return False  # an unfinished index is not kept: only the whole file has a digest
-    digest = recorded_digest(file, block)
+    digest = recorded_digest(file.digests, block)
     try:
         descriptor = open_regular(path, follow=False)
     except OSError:

@@ -33,7 +33,7 @@ from distcache.node.records import (
     LocalizeOptions,
     NodeReport,
     Ready,
-    failed_report,
+    empty_report,
     make_report,
     read_record,
 )
@@ -128,10 +128,13 @@ def _as_agent(
     """Localize on this agent's node, if it reads data; with best effort, if it can. Collective."""
     readers: Sequence[int] = range(agents.size)
     if options.readers is not None:
-        readers = sorted(reading_nodes(options.readers, agents.size))
+        layout = options.readers
+        readers = on_all_ranks(
+            agents, lambda: sorted(reading_nodes(layout, agents.size)), "nodes that read data"
+        )
         progress.note(f"{len(readers)} of {agents.size} nodes read data")
     group = agents.subgroup(readers)
-    found: _Outcome | DistcacheError = (failed_report(options, environment, ""), None)
+    found: _Outcome | DistcacheError = (empty_report(options, environment, ""), None)
     if group is not None:
         found = _on_able_nodes(group, source, options, progress, environment)
 
@@ -174,7 +177,7 @@ def _on_able_nodes(
                 return error
             able = group.subgroup(set(range(group.size)).difference(error.failed_ranks))
             if able is None:
-                return failed_report(options, environment, str(error)), None
+                return empty_report(options, environment, str(error)), None
             group = able
 
 

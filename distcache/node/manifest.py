@@ -15,13 +15,13 @@ from distcache.cache.digests import block_range, blocks_in
 from distcache.cache.format import HEADER_SIZE
 from distcache.corpus import bin_path, idx_path
 from distcache.corpus.shard_table import DIGESTED
-from distcache.errors import CacheCorrupt, CorpusError, ObjectMissing, StorageError
+from distcache.errors import CacheCorrupt, CorpusError
 from distcache.io.files import FileVersion
 from distcache.io.threads import map_in_threads
 from distcache.mds.index_json import CODECS
 from distcache.node.records import LocalCorpus
 from distcache.node.store import Store, cache_name, part_of
-from distcache.storage import is_url, version_at
+from distcache.storage import is_url, require_answer, threads_for, version_at
 
 __all__ = [
     "CACHE",
@@ -35,6 +35,7 @@ __all__ = [
     "Source",
     "copy_blocks",
     "describe",
+    "digests_path",
     "make_manifest",
     "manifest_blocks",
     "origin_of",
@@ -43,7 +44,6 @@ __all__ = [
 ]
 
 CACHE: Final = 0  # the first file is the cache, those of the corpora follow
-OBJECTS: Final = 16  # that are asked for at a time
 UNIT: Final = 64 << 20  # bytes of a `.bin` that are copied and digested together
 
 
@@ -128,8 +128,13 @@ class File(msgspec.Struct, frozen=True):
 
     @property
     def digests(self) -> Path:
-        """Where the digests of a copied `.bin` are: a u64 for each `UNIT`, 0 if not copied yet."""
-        return self.final.with_name(f"{self.final.name}.xxh3")
+        """Where the digests of a copied `.bin` are."""
+        return digests_path(self.final)
+
+
+def digests_path(tokens: Path) -> Path:
+    """Return where the digests of a copied `.bin` are: u64 for each `UNIT`, 0 if not copied yet."""
+    return tokens.with_name(f"{tokens.name}.xxh3")
 
 
 class Described(NamedTuple):
@@ -215,9 +220,8 @@ def describe(contents: Contents) -> list[Described]:
 
 def stat_corpora(corpora: Sequence[Described], threads: int) -> list[CorpusStat]:
     """Stat shared corpora, several at a time; see `stat_corpus`."""
-    if any(is_url(corpus.prefix) for corpus in corpora):
-        threads = max(threads, OBJECTS)
-    return map_in_threads(stat_corpus, corpora, threads)
+    at_once = threads_for((corpus.prefix for corpus in corpora), threads)
+    return map_in_threads(stat_corpus, corpora, at_once)
 
 
 def stat_corpus(corpus: Described) -> CorpusStat:
@@ -241,8 +245,7 @@ def _stat(path: str, expected: int, problems: list[str]) -> FileVersion | None:
     try:
         found = version_at(path)
     except OSError as error:
-        if isinstance(error, StorageError) and not isinstance(error, ObjectMissing):
-            raise
+        require_answer(error)
         problems.append(f"{path}: cannot be read: {error.strerror}")
         return None
     if found.size != expected:

@@ -25,7 +25,7 @@ __all__ = [
     "Localized",
     "NodeReport",
     "Ready",
-    "failed_report",
+    "empty_report",
     "invalidate",
     "make_report",
     "read_record",
@@ -273,7 +273,7 @@ class Localized(msgspec.Struct, frozen=True):
     megatron: Exported | None
 
 
-def failed_report(
+def empty_report(
     options: LocalizeOptions, environment: Mapping[str, str], problem: str
 ) -> NodeReport:
     """Return the report of a node that has no copy; without a problem, if it needs none."""

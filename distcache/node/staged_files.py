@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from distcache.cache.digests import pieces_of, read_pieces
+from distcache.cache.digests import read_pieces
 from distcache.cache.format import HEADER_SIZE, LEAF_SIZE
 from distcache.errors import CacheCorrupt, CorpusError, DistcacheError
 from distcache.io.files import (
@@ -32,9 +32,9 @@ from distcache.io.files import (
 from distcache.io.watchdog import tick
 from distcache.mds.codecs import MemorySource, unpack
 from distcache.mds.stored_shard import StoredShard, raw_pieces
-from distcache.node.manifest import CACHE, UNIT, Block, File, Manifest, Source, origin_of
+from distcache.node.manifest import CACHE, UNIT, Block, Manifest, Source, origin_of
 from distcache.node.space import reserve
-from distcache.storage import PIECE, is_url, open_place
+from distcache.storage import PIECE, is_url, open_place, pieces_of
 
 __all__ = [
     "DIGEST",
@@ -95,13 +95,13 @@ class Damaged(Unreadable):
     exit_code = CorpusError.exit_code
 
 
-def recorded_digest(file: File, block: Block) -> str:
-    """Return the digest of a block, or the one that this node has recorded; empty if none."""
+def recorded_digest(digests: Path, block: Block) -> str:
+    """Return the digest of a block, or the one that a file of digests has; empty if none."""
     if block.digest:
         return block.digest
     place = DIGEST.itemsize * (block.begin // UNIT)
     try:
-        with closing_fd(open_regular(file.digests, follow=False)) as descriptor:
+        with closing_fd(open_regular(digests, follow=False)) as descriptor:
             recorded = read_range(descriptor, place, place + DIGEST.itemsize)
     except (OSError, EOFError):
         return ""

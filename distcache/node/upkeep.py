@@ -22,7 +22,7 @@ from distcache.fetcher import LOCK as FETCHER_LOCK
 from distcache.io.files import closing_fd, open_sized
 from distcache.megatron.export import wrong_files
 from distcache.node.lock import exclusive, is_used, try_exclusive
-from distcache.node.manifest import Block, File, Manifest, copy_blocks, shard_blocks
+from distcache.node.manifest import Block, Manifest, copy_blocks, digests_path, shard_blocks
 from distcache.node.records import LocalCorpus, Ready, read_records
 from distcache.node.space import allocated
 from distcache.node.staged_files import block_matches, recorded_digest
@@ -202,12 +202,13 @@ def _token_blocks(store: Store, record: Ready, cache: Cache) -> Iterator[tuple[s
         if corpus.bin_size and corpus.stem not in seen:
             seen.add(corpus.stem)
             path = bin_path(store.prefix(corpus.stem))
-            file = File(corpus.shared, Path(path), corpus.bin_size, 0, "copy")
             if not corpus.copied:
                 blocks = shard_blocks(cache, source, 0)
             else:
                 blocks = [
-                    msgspec.structs.replace(block, digest=recorded_digest(file, block))
+                    msgspec.structs.replace(
+                        block, digest=recorded_digest(digests_path(Path(path)), block)
+                    )
                     for block in copy_blocks(corpus.bin_size, 0)
                 ]
             for block in blocks:

@@ -7,16 +7,14 @@ groups too, so that what readers look for is the last.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import msgspec
-import numpy as np
 import xxhash
 
-from distcache.errors import CorpusError, KeyMismatch, ObjectMissing
+from distcache.errors import CorpusError, KeyMismatch
 from distcache.io.files import FileVersion
 from distcache.io.threads import map_in_threads
 from distcache.partition import balance
@@ -24,7 +22,7 @@ from distcache.progress import Progress
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator
 from distcache.staging.journal import Journal, read_journal
-from distcache.storage import PIECE, open_place, version_at
+from distcache.storage import PIECE, open_place, pieces_of, version_at, version_or_none
 from distcache.storage.upload import create_object
 
 __all__ = ["PER_OBJECT", "FileToSend", "Sender", "digest_of_place"]
@@ -90,17 +88,22 @@ class Sender:
         self._progress = progress
         self._threads = threads
         self._readback = readback
-        self._known = {record.url: record for record in self._earlier()}
+        self._known: dict[str, _Sent] | None = None
 
     def _journals(self) -> list[Path]:
         return sorted(self._journal.parent.glob(f".{self._journal.name}.sent.*.jsonl"))
 
-    def _earlier(self) -> Iterator[_Sent]:
-        for path in self._journals():
-            yield from read_journal(path, _Sent)
+    def _earlier(self) -> dict[str, _Sent]:
+        """Return what any rank of an earlier run has sent, by URL."""
+        if self._known is None:
+            self._known = {}
+            for path in self._journals():
+                with contextlib.suppress(OSError):  # another user's
+                    self._known |= {sent.url: sent for sent in read_journal(path, _Sent)}
+        return self._known
 
     def forget(self) -> None:
-        """Remove the journals, when everything is there. Not collective: one rank calls it."""
+        """Remove the journals, after all have sent everything. Not collective: for one rank."""
         for path in self._journals():
             path.unlink(missing_ok=True)
 
@@ -120,11 +123,13 @@ class Sender:
         own = [files[place] for place in share[self._communicator.rank]]
 
         def send_own() -> list[int]:
+            known = self._earlier()
             with self._open_journal() as append:
 
                 def send(file: FileToSend) -> int:
                     sent, found = self._send(file)
                     append(sent)
+                    known[sent.url] = sent
                     self._progress.advance(file.size)
                     return 0 if found else file.size
 
@@ -139,7 +144,7 @@ class Sender:
         """Yield what appends to this rank's journal."""
         name = f".{self._journal.name}.sent.{self._communicator.rank}.jsonl"
         try:
-            journal = Journal(self._journal.with_name(name), list(self._known.values()))
+            journal = Journal(self._journal.with_name(name), list(self._earlier().values()))
         except OSError:
             yield lambda _: None
             return
@@ -154,8 +159,8 @@ class Sender:
             raise CorpusError(
                 f"{file.path}: is not the file that the cache was built from; build again"
             )
-        there = _version_or_none(file.url)
-        known = self._known.get(file.url)
+        there = version_or_none(file.url)
+        known = self._earlier().get(file.url)
         if there is not None and known == _Sent(file.url, before, there):
             return known, True
         found = there is not None or not create_object(file.url, Path(file.path))
@@ -165,13 +170,6 @@ class Sender:
         if version_at(file.path) != before or there.size != file.size:
             raise CorpusError(f"{file.path}: was written to while it was uploaded; upload again")
         return _Sent(file.url, before, there), found
-
-
-def _version_or_none(url: str) -> FileVersion | None:
-    try:
-        return version_at(url)
-    except ObjectMissing:
-        return None
 
 
 def _require_same(file: FileToSend, before: FileVersion, there: FileVersion) -> None:
@@ -190,18 +188,15 @@ def _require_same(file: FileToSend, before: FileVersion, there: FileVersion) -> 
 
 
 def digest_of_place(path: str, version: FileVersion) -> str:
-    """Return the XXH3-128 of a file or an object.
+    """Return the XXH3-128 of a file, or of an object of a version.
 
     Raises
     ------
     OSError, ObjectChanged
-        If it cannot be read, or is of another version.
+        If it cannot be read, or is another object.
     """
     digest = xxhash.xxh3_128()
-    buffer = np.empty(min(PIECE, version.size), np.uint8)
-    with open_place(os.fspath(path), version) as place:
-        for begin in range(0, version.size, PIECE):
-            piece = buffer[: version.size - begin]
-            place.read_into(piece, begin)
+    with open_place(path, version) as place:
+        for piece in pieces_of(place, 0, version.size, PIECE):
             digest.update(piece.data)
     return digest.hexdigest()

@@ -1,9 +1,23 @@
 """Places of bytes: files, and objects of a bucket; the only importer of obstore."""
 
-from distcache.storage.place import PIECE, Place, exists, open_place, read_place, version_at
+from distcache.storage.place import (
+    OBJECTS,
+    PIECE,
+    Place,
+    exists,
+    open_place,
+    pieces_of,
+    read_all,
+    read_place,
+    require_answer,
+    threads_for,
+    version_at,
+    version_or_none,
+)
 from distcache.storage.url import is_url, located, located_in, require_file
 
 __all__ = [
+    "OBJECTS",
     "PIECE",
     "Place",
     "exists",
@@ -11,7 +25,12 @@ __all__ = [
     "located",
     "located_in",
     "open_place",
+    "pieces_of",
+    "read_all",
     "read_place",
+    "require_answer",
     "require_file",
+    "threads_for",
     "version_at",
+    "version_or_none",
 ]

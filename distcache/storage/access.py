@@ -123,7 +123,7 @@ def _credentials(
 ) -> tuple[str, Credentials | None]:
     """Return where credentials are from, and the function that returns them."""
     named = environment.get("AWS_PROFILE")
-    if all(environment.get(name) for name in KEYS) and not named:
+    if all(environment.get(name) for name in KEYS):
         return "AWS_ACCESS_KEY_ID of the environment", None
     label = f"profile {named or 'default'!r} of ~/.aws"
     if profile.get("aws_access_key_id") and profile.get("aws_secret_access_key"):
@@ -153,7 +153,8 @@ def _read_profile(environment: Mapping[str, str]) -> dict[str, str]:
     shared = environment.get("AWS_SHARED_CREDENTIALS_FILE") or str(home / "credentials")
     section = name if name == "default" else f"profile {name}"
     found = [_read_section(config, section), _read_section(shared, name)]
-    if environment.get("AWS_PROFILE") and found == [None, None]:
+    has_keys = all(environment.get(key) for key in KEYS)
+    if environment.get("AWS_PROFILE") and found == [None, None] and not has_keys:
         raise ConfigError(f"AWS_PROFILE={name}: there is no such profile in {config} or {shared}")
     return {key: value for fields in found if fields for key, value in fields.items()}
 

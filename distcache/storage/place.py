@@ -6,13 +6,13 @@ import contextlib
 import errno
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.errors import ConfigError, ObjectMissing
+from distcache.errors import ConfigError, ObjectMissing, StorageError
 from distcache.io.files import FileVersion, closing_fd, open_regular, version_of
 from distcache.io.watchdog import tick
 from distcache.storage.url import address_of, is_url
@@ -21,17 +21,24 @@ if TYPE_CHECKING:
     from distcache.storage.bucket import Bucket
 
 __all__ = [
+    "OBJECTS",
     "PIECE",
     "Place",
     "bucket_of",
     "exists",
     "open_place",
+    "pieces_of",
+    "read_all",
     "read_place",
+    "require_answer",
+    "threads_for",
     "used_buckets",
     "version_at",
+    "version_or_none",
 ]
 
 
+OBJECTS: Final = 16  # that are asked for at a time
 PIECE: Final = 8 << 20  # bytes of an object that are requested at a time
 
 
@@ -133,15 +140,57 @@ def version_at(path: str) -> FileVersion:
     return version_of(os.stat(path))
 
 
+def version_or_none(path: str) -> FileVersion | None:
+    """Return what identifies the bytes at a path or URL; None if nothing is there.
+
+    Raises
+    ------
+    OSError
+        If nobody can tell.
+    """
+    try:
+        return version_at(path)
+    except FileNotFoundError:
+        return None
+
+
 def exists(path: str) -> bool:
     """Return whether there is a file, or a link, or an object."""
-    if not is_url(path):
-        return os.path.lexists(path)
-    try:
-        version_at(path)
-    except ObjectMissing:
-        return False
-    return True
+    return version_or_none(path) is not None if is_url(path) else os.path.lexists(path)
+
+
+def require_answer(error: OSError) -> None:
+    """Raise the error of a store that does not say whether it has an object.
+
+    What is missing, or cannot be read of a file, is a fault of that file.
+
+    Raises
+    ------
+    StorageError
+        If it is one, and not that there is no such object.
+    """
+    if isinstance(error, StorageError) and not isinstance(error, ObjectMissing):
+        raise error
+
+
+def pieces_of(place: Place, begin: int, end: int, size: int) -> Iterator[NDArray[np.uint8]]:
+    """Yield bytes [begin, end) of a place in pieces, all in the same buffer.
+
+    Raises
+    ------
+    OSError
+        If they cannot be read; with ENODATA if there are not so many.
+    """
+    buffer = np.empty(min(size, end - begin), np.uint8)
+    for offset in range(begin, end, size):
+        piece = buffer[: end - offset]
+        place.read_into(piece, offset)
+        yield piece
+
+
+def threads_for(paths: Iterable[str], threads: int) -> int:
+    """Return how many places are asked at a time: more if any is an object, which takes longer."""
+    return max(threads, OBJECTS) if any(map(is_url, paths)) else threads
 
 
 def read_place(path: str, begin: int, end: int, version: FileVersion | None = None) -> bytes:
@@ -152,9 +201,20 @@ def read_place(path: str, begin: int, end: int, version: FileVersion | None = No
     OSError, ObjectChanged
         As `Place.read_into`.
     """
-    out = np.empty(end - begin, np.uint8)
     with open_place(path, version) as place:
-        place.read_into(out, begin)
+        return read_all(place, begin, end)
+
+
+def read_all(place: Place, begin: int, end: int) -> bytes:
+    """Return bytes [begin, end) of an open place.
+
+    Raises
+    ------
+    OSError, ObjectChanged
+        As `Place.read_into`.
+    """
+    out = np.empty(end - begin, np.uint8)
+    place.read_into(out, begin)
     return out.tobytes()
 
 

@@ -6,12 +6,13 @@ written in parts, without such a condition: another, small object claims its nam
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Final
 
-from distcache.errors import KeyMismatch
+from distcache.errors import DistcacheError, KeyMismatch
 from distcache.io.files import version_of
-from distcache.storage.place import bucket_of, exists, read_place, version_at
+from distcache.storage.place import bucket_of, exists, read_place, version_or_none
 
 __all__ = ["create_object"]
 
@@ -41,12 +42,15 @@ def create_object(url: str, path: Path) -> bool:
             "remove this claim and upload again"
         )
     try:
-        if exists(url):
-            return False
-        bucket.put_parts(url, path)
-    finally:
-        bucket.remove(claim)
-    return True
+        created = not exists(url)
+        if created:
+            bucket.put_parts(url, path)
+    except BaseException:
+        with contextlib.suppress(DistcacheError):  # the first error is what matters
+            bucket.remove(claim)
+        raise
+    bucket.remove(claim)
+    return created
 
 
 def _token(path: Path) -> bytes:
@@ -56,5 +60,7 @@ def _token(path: Path) -> bytes:
 
 def _is_ours(claim: str, token: bytes) -> bool:
     """Return whether a claim is for the same file, as that of a killed run is."""
-    version = version_at(claim)
+    version = version_or_none(claim)
+    if version is None:
+        return True  # whoever had it has just finished: the object is there
     return version.size == len(token) and read_place(claim, 0, len(token), version) == token

@@ -81,12 +81,12 @@ def _client_of(directory: Any) -> FetchClient:
 
 
 def _find(path: str) -> tuple[FetchClient, Source]:
-    """Return the client of this node's fetcher, and what its store knows of an object."""
+    """Return the client of this node's fetcher, and the version of an object localized last."""
     root = local_directory(None, os.environ)
     store = None if root is None else existing_store(root)
     if store is None:
         raise NotReady(f"{path}: localize its cache on this node, and set DISTCACHE_LOCAL_DIR")
-    for record in read_records(store):
+    for record in sorted(read_records(store), key=lambda record: record.when, reverse=True):
         for corpus in record.corpora:
             if bin_path(corpus.shared) == path and corpus.bin_version is not None:
                 return _client_of(store.ahead), Source(path, corpus.bin_version)

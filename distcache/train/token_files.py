@@ -11,7 +11,6 @@ import functools
 import itertools
 import os
 import random
-import resource
 import threading
 import time
 from collections import OrderedDict
@@ -19,6 +18,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from distcache.errors import CorpusError, NotReady
+from distcache.io.descriptors import raise_descriptor_limit
 from distcache.io.files import open_sized, read_range
 
 __all__ = ["AT_ONCE", "TRANSIENT", "TokenFiles", "descriptor_budget", "pause_before"]
@@ -26,7 +26,6 @@ __all__ = ["AT_ONCE", "TRANSIENT", "TokenFiles", "descriptor_budget", "pause_bef
 AT_ONCE: Final = 56  # files that each reader may always have open: those of a part of a batch
 MOST: Final = 8192  # open files of a process, even if its limit is higher
 RESERVE: Final = 128  # descriptors for the rest of the process; of a low limit, a quarter
-LARGE: Final = 1024  # descriptors of the rest of a training process, roughly
 ATTEMPTS: Final = 8
 FIRST_PAUSE: Final = 0.05  # seconds; each is twice the one before, and a factor of 0.5 to 1.5
 # What a network filesystem returns while a server restarts or a connection is restored.
@@ -61,13 +60,7 @@ def descriptor_budget() -> int:
     The first call raises the soft limit of open files to the hard one: every open of a file is a
     request to the metadata server of a shared filesystem.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = MOST + RESERVE + LARGE if hard == resource.RLIM_INFINITY else hard
-    with contextlib.suppress(OSError, ValueError):
-        if soft != resource.RLIM_INFINITY and soft < limit:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-            soft = limit
-    soft = limit if soft == resource.RLIM_INFINITY else soft
+    soft = raise_descriptor_limit()
     free = soft - len(os.listdir("/proc/self/fd")) - min(RESERVE, soft // 4)
     return max(min(free, MOST), AT_ONCE)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from distcache.corpus import bin_path, idx_path
 from distcache.corpus.receipt import receipt_path
-from distcache.errors import KeyMismatch, NotReady
+from distcache.errors import ConfigError, KeyMismatch, NotReady
 from distcache.ingest.merge import merge
 from distcache.ingest.objects import ObjectWork
 from distcache.progress import NullProgress
@@ -64,7 +65,7 @@ def test_corpora_are_merged(server: ScriptedS3, corpora: dict[str, str], tmp_pat
     out = "s3://lake/out/both"
 
     def rank(communicator: Communicator) -> list[str]:
-        work = ObjectWork(communicator, str(tmp_path / "work"), NullProgress())
+        work = ObjectWork(communicator, str(tmp_path / "work"), [*urls, out], NullProgress())
         found, local = work.corpora(urls), work.output(out)
         merge(communicator, found, local, 1, NullProgress())
         return work.publish([local], out, 1)
@@ -86,7 +87,7 @@ def test_another_object_is_not_replaced(
 ) -> None:
     """What was made stays on the disk, for another name."""
     server.put("lake/out/both.bin", b"somebody's")
-    work = ObjectWork(ALONE, str(tmp_path / "work"), NullProgress())
+    work = ObjectWork(ALONE, str(tmp_path / "work"), ["s3://lake/out/both"], NullProgress())
     local = work.output("s3://lake/out/both")
     merge(ALONE, [corpora["plain"]], local, 1, NullProgress())
     with pytest.raises(KeyMismatch, match=r"both\.bin"):
@@ -103,15 +104,17 @@ def test_what_was_fetched_is_not_fetched_again(server: ScriptedS3, tmp_path: Pat
             server.modified["lake/a.jsonl"] += 100
             server.objects["lake/a.jsonl"] = content
         server.script()
-        work = ObjectWork(ALONE, str(tmp_path), NullProgress())
+        work = ObjectWork(ALONE, str(tmp_path), ["s3://lake/a.jsonl"], NullProgress())
         (path,) = work.inputs(["s3://lake/a.jsonl"])
         assert Path(path).read_bytes() == content
         assert server.bytes_of() == size
+        assert work._lock is not None
+        os.close(work._lock)  # as a killed process does
 
 
 def test_paths_are_left_alone(tmp_path: Path) -> None:
     """No directory is made."""
-    work = ObjectWork(ALONE, str(tmp_path / "work"), NullProgress())
+    work = ObjectWork(ALONE, str(tmp_path / "work"), ["a.jsonl", "data/b"], NullProgress())
     assert work.inputs(["a.jsonl"]) == ["a.jsonl"]
     assert work.corpora(["data/a"]) == ["data/a"]
     assert work.output("data/b") == "data/b"
@@ -121,7 +124,7 @@ def test_paths_are_left_alone(tmp_path: Path) -> None:
 
 def test_what_is_not_there(server: ScriptedS3, tmp_path: Path) -> None:
     """Is named."""
-    work = ObjectWork(ALONE, str(tmp_path / "work"), NullProgress())
+    work = ObjectWork(ALONE, str(tmp_path / "work"), ["s3://lake/none.jsonl"], NullProgress())
     with pytest.raises(Exception, match=r"s3://lake/none\.jsonl: no such object"):
         work.inputs(["s3://lake/none.jsonl"])
 
@@ -133,12 +136,26 @@ def test_a_directory_without_objects(tmp_path: Path, monkeypatch: pytest.MonkeyP
     config.write_text(json.dumps({"profiles": {"mine": {"storage_provider": provider}}}))
     (tmp_path / "data" / "some").mkdir(parents=True)
     with fresh_process_of_buckets(monkeypatch, {"MSC_CONFIG": str(config)}):
-        work = ObjectWork(ALONE, str(tmp_path / "work"), NullProgress())
+        work = ObjectWork(ALONE, str(tmp_path / "work"), ["msc://mine/some/"], NullProgress())
         with pytest.raises(NotReady, match="no objects below"):
             work.inputs(["msc://mine/some/"])
         (tmp_path / "data" / "some" / "a.jsonl").write_text("x")
         (path,) = work.inputs(["msc://mine/some/"])
         assert Path(path).read_text() == "x"
+
+
+def test_inputs_are_removed_after_a_local_output(
+    server: ScriptedS3, corpora: dict[str, str], tmp_path: Path
+) -> None:
+    """And a second job that does the same is told to wait."""
+    url = put_corpus(server, corpora["plain"], "s3://lake/in/plain")
+    out = str(tmp_path / "merged")
+    work = ObjectWork(ALONE, str(tmp_path / "work"), [url, out], NullProgress())
+    with pytest.raises(ConfigError, match="another job does the same"):
+        ObjectWork(ALONE, str(tmp_path / "work"), [url, out], NullProgress())
+    merge(ALONE, work.corpora([url]), work.output(out), 1, NullProgress())
+    assert work.publish([out], out, 1) == [out]
+    assert list((tmp_path / "work").iterdir()) == []
 
 
 @pytest.mark.parametrize("command", ["convert", "materialize", "select"])

@@ -67,6 +67,7 @@ def test_the_environment_comes_first(home: Path) -> None:
     """Keys, region and endpoint."""
     found = access(
         home,
+        AWS_PROFILE="none",
         AWS_ACCESS_KEY_ID="E",
         AWS_SECRET_ACCESS_KEY="MARKED-E",
         AWS_REGION="auto",

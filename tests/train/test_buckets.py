@@ -406,3 +406,39 @@ def test_a_fetcher_without_clients(local: Path, scale_time: Callable[[float], No
         time.sleep(0.05)
     assert fetcher_status(local / "ahead") is None
     assert list((local / "ahead").glob("*.log")) == []
+
+
+def test_validation_beside_training(
+    remote: CachedDataset, files: CachedDataset, local: Path
+) -> None:
+    """Each has a stream of its own: what was told for one stays ahead."""
+    valid = distcache.open("s3://lake/run/c.h5", local).dataset("valid")
+    train = iter(distcache.ReadAhead(distcache.ResumableSampler(remote, 4), remote, "8M", 100))
+    first = next(train)
+    while status(local).queued:
+        time.sleep(0.01)
+    other = iter(distcache.ReadAhead(distcache.ResumableSampler(valid, 4), valid, "8M", 100))
+    valid.__getitems__(next(other))
+    assert status(local).streams == 2
+    before = status(local).misses
+    remote.__getitems__(first)
+    for _ in range(10):
+        remote.__getitems__(next(train))
+    assert status(local).misses == before
+    other.close()
+    train.close()
+    end = time.monotonic() + 30
+    while status(local).streams and time.monotonic() < end:
+        time.sleep(0.01)
+    assert status(local).streams == 0
+
+
+def test_an_iteration_that_is_broken_off(remote: CachedDataset, local: Path) -> None:
+    """Gives its share back, also if workers that were forked meanwhile still live."""
+    sampler = distcache.ReadAhead(distcache.ResumableSampler(remote, 4), remote, "8M", 100)
+    loader = DataLoader(remote, batch_sampler=sampler, num_workers=2, persistent_workers=True)
+    for number, _ in enumerate(loader):
+        if number == 3:
+            break
+    assert len(list(zip(range(5), loader, strict=False))) == 5
+    assert status(local).streams <= 1
