@@ -24,12 +24,18 @@ from distcache.doctor.training import examine_training
 from distcache.errors import ConfigError
 from distcache.megatron.command_line import megatron_words
 from distcache.megatron.options import config_from_options
+from distcache.node.localize import localize
+from distcache.node.records import LocalizeOptions
+from distcache.ranks.communicator import SerialCommunicator
 from tests import texts
+from tests.buckets import put_cache
 from tests.corpora import write_corpus
 from tests.peers.megatron import OPTIONS, RELEASE, alone, build_with_megatron
 from tests.peers.test_samples import require_equal
 from tests.peers.training import parse, samples_of
 from tests.processes import start
+from tests.storage.buckets import fresh_process_of_buckets
+from tests.storage.scripted_s3 import ScriptedS3
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -203,3 +209,22 @@ def test_megatron_finds_those_in_an_export(corpora: list[str], tmp_path: Path) -
         assert levels == {"ok" if found else "problem"}
         assert {file.there for file in files} == {found}
         assert not any("GPTDataset" in file.name for file in files)
+
+
+def test_from_a_bucket(corpora: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The provider of a URL gives Megatron's loop the samples of files."""
+    words = [*COMMAND.split(), *data_words("blend", corpora), "--dataloader-type", "single"]
+    words += EVALUATION if RELEASE != "0.17" else ()
+    cache = cached(words, tmp_path)
+    start_training(words)
+    with ScriptedS3() as server, fresh_process_of_buckets(monkeypatch, server.environment):
+        url, store = put_cache(server, cache), tmp_path / "store"
+        localize(SerialCommunicator(), url, LocalizeOptions(directory=str(store)))
+        remote = distcache.megatron.provider(url, store)
+        ours = training.build_train_valid_test_datasets(remote)
+        theirs = training.build_train_valid_test_datasets(distcache.megatron.provider(cache))
+        server.script()
+        loaders = [build_pretraining_data_loader(found[0], 24) for found in (ours, theirs)]
+        for batch, wanted in itertools.islice(zip(*loaders, strict=True), 30):
+            require_equal(batch, wanted)
+        assert server.bytes_of(".bin") > 0
