@@ -19,7 +19,7 @@ from distcache.megatron.names import Naming
 from distcache.megatron.options import MEGATRON_KEYS, config_from_options, options_from_mapping
 from distcache.megatron.tokenizers import checked_tokenizer, releases_in
 from distcache.plan.config import BlendEntry, BlendPerSplit, Config, Samples, Slurm
-from distcache.storage import is_url
+from distcache.storage import is_url, require_file
 from distcache.storage.url import address_of
 
 __all__ = [
@@ -101,6 +101,7 @@ def read_document(path: str | Path) -> dict[str, Any]:
     ConfigError
         If it holds something else.
     """
+    require_file(path, "the configuration", "give a file")
     path = Path(path)
     try:
         with os.fdopen(open_regular(path), encoding="utf-8") as stream:

@@ -32,7 +32,7 @@ from distcache.io.files import FileVersion, closing_fd, open_regular
 from distcache.io.threads import decodable
 from distcache.kernels import Mapping
 from distcache.mds.index_json import CODECS
-from distcache.storage import is_url, open_place, read_all
+from distcache.storage import is_url, located, open_place, read_all
 
 __all__ = [
     "ArrayView",
@@ -414,7 +414,9 @@ def open_cache(path: str | Path) -> Cache:
         If it is an object, which cannot be mapped.
     """
     if is_url(path):
-        raise ConfigError(f"{path}: is in a bucket; localize it, and use the copy on this node")
+        raise ConfigError(
+            f"{located(path)}: is in a bucket; localize it, and use the copy on this node"
+        )
     path = Path(path)
     descriptor, header = open_cache_file(path)
     with closing_fd(descriptor):

@@ -229,8 +229,8 @@ def _naming_differences(config: Config, cache: Contents) -> list[str]:
 
 def export_command(
     context: typer.Context,
-    cache: CacheArgument,
-    to: Annotated[Path, typer.Option("--to", help="Directory for the .npy files.")],
+    cache: Annotated[str, typer.Argument(help="A cache file.")],
+    to: Annotated[str, typer.Option("--to", help="Directory for the .npy files.")],
     prefix: Annotated[
         list[str] | None,
         typer.Option(help="FROM=TO: training will be given the corpora under another path."),
@@ -256,11 +256,12 @@ def export_command(
         raise ConfigError(f"--prefix {' '.join(prefix or [])}: expected FROM=TO")
     rename = prefix_renamer([(pair[0], pair[1]) for pair in pairs])
     naming = naming_from(tokenizer, megatron, fim_data=fim_data)
+    require_file(to, "--to", "give a directory")
     opened = open_cache(cache)
     if context.args:
         require_command(context.args)
         naming = _as_trained(opened, context.args, rename, naming)
-    done = export(opened, to, rename, naming, threads)
+    done = export(opened, Path(to), rename, naming, threads)
     if as_json:
         print_json(done)
         return

@@ -17,7 +17,7 @@ __all__ = ["feed_command"]
 
 
 def feed_command(
-    cache: Annotated[Path, typer.Argument(help="The shared cache.", readable=False)],
+    cache: Annotated[str, typer.Argument(help="The shared cache.")],
     budget: Annotated[str, typer.Option(help="What unpacked shards may take, such as 200G.")],
     to: Annotated[
         Path | None, typer.Option(help="The store; by default where `localize` puts it.")

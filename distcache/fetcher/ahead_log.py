@@ -16,8 +16,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from distcache.errors import StorageError
+from distcache.errors import NoSpace, StorageError
 from distcache.fetcher.segment import Held, RangeKey, Segment, earlier_segments
+from distcache.io.files import NO_SPACE
 from distcache.storage.ranges import GAP
 from distcache.timeouts import limits
 
@@ -27,7 +28,9 @@ LARGEST: Final = 64 << 20  # bytes of a segment, unless there would be more than
 SMALLEST: Final = 64 << 10
 SEGMENTS: Final = 16  # that the budget holds at least, while they are not too small
 MOST: Final = 256  # each takes a descriptor
-BEHIND: Final = 2048  # ranges by which a reader may be behind the first of its stream
+BEHIND: Final = 2048  # ranges by which a reader may be behind the first of its stream, at most
+CLOSE: Final = 256  # and at least
+STRANGE: Final = 64  # readings far ahead, after which a stream has moved there
 LINE: Final = 192  # bytes of a journal's line, but for the path and the tag
 JOINED: Final = 16  # ranges that one request may serve
 FULL: Final = 60.0  # seconds until a full disk is written to again
@@ -50,15 +53,18 @@ class Entry:
     ----------
     key : RangeKey
         Which.
-    readers : deque of (Stream, int)
-        Who will read it, and its number in that stream; once for each time.
+    readers : dict of Stream to int
+        Who will read it, and its number in that stream.
+    streams : set of Stream
+        Those that will read it, or have.
     """
 
-    __slots__ = ("held", "key", "offset", "readers", "segment", "state")
+    __slots__ = ("held", "key", "offset", "readers", "segment", "state", "streams")
 
     def __init__(self, key: RangeKey) -> None:
         self.key = key
-        self.readers: collections.deque[tuple[Stream, int]] = collections.deque()
+        self.readers: dict[Stream, int] = {}
+        self.streams: set[Stream] = set()
         self.state = State.queued
         self.segment: Segment | None = None
         self.offset = 0
@@ -83,11 +89,18 @@ class Stream:
         self.segments: list[Segment] = []
         self.numbered = 0
         self.position = 0  # the furthest range that was read
+        self.placed = 0  # the furthest that has a place on the disk
+        self.strange = 0  # readings far ahead of the position, one after the other
 
     @property
     def taken(self) -> int:
         """Bytes on the disk."""
         return sum(segment.cost for segment in self.segments)
+
+    @property
+    def past(self) -> int:
+        """The number below which ranges are given up: their reader is far beyond them."""
+        return self.position - min(BEHIND, max((self.placed - self.position) // 2, CLOSE))
 
 
 class AheadLog:
@@ -111,7 +124,7 @@ class AheadLog:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._changed = threading.Condition()
-        self._entries: dict[RangeKey, Entry] = {}
+        self._entries: dict[RangeKey, list[Entry]] = {}  # one for each time that it is read
         self._streams: list[Stream] = []
         self._begin = time.monotonic()
         self._number = 0
@@ -142,8 +155,20 @@ class AheadLog:
     def counts(self) -> tuple[int, int, int]:
         """Return how many streams there are, and how many ranges are queued, and ahead."""
         with self._changed:
-            states = collections.Counter(entry.state for entry in self._entries.values())
+            states = collections.Counter(entry.state for entry in self._all())
             return len(self._streams), states[State.queued], states[State.held]
+
+    def _all(self) -> list[Entry]:
+        return [entry for entries in self._entries.values() for entry in entries]
+
+    def _forget(self, entry: Entry) -> None:
+        """Take a range out of the log."""
+        entry.state = State.gone
+        entries = self._entries.get(entry.key, [])
+        if entry in entries:
+            entries.remove(entry)
+        if not entries:
+            self._entries.pop(entry.key, None)
 
     def open_stream(self) -> Stream:
         """Return a new stream, with nothing in it."""
@@ -158,33 +183,37 @@ class AheadLog:
             self._asked = max(self._asked, budget)
             for key in keys:
                 stream.numbered += 1
-                entry = self._entries.get(key)
-                if entry is None:
-                    entry = self._entries[key] = Entry(key)
-                    if key in self._earlier:
-                        entry.segment, entry.held = self._earlier.pop(key)
-                        entry.state = State.held
-                    else:
-                        stream.queue.append(entry)
-                elif not entry.readers and entry.segment is not None:
-                    entry.segment.unread += 1  # it was read, and will be again
-                entry.readers.append((stream, stream.numbered))
+                self._add(stream, key)
             self._changed.notify_all()
+
+    def _add(self, stream: Stream, key: RangeKey) -> None:
+        """Add a range to a stream; ranks that read the same share it, once for each time."""
+        entries = self._entries.setdefault(key, [])
+        entry = next((entry for entry in entries if stream not in entry.streams), None)
+        if entry is None:
+            entry = Entry(key)
+            entries.append(entry)
+            if key in self._earlier:
+                entry.segment, entry.held = self._earlier.pop(key)
+                entry.state = State.held
+            else:
+                stream.queue.append(entry)
+        elif not entry.readers and entry.segment is not None:
+            entry.segment.unread += 1  # others have read it
+        entry.streams.add(stream)
+        entry.readers[stream] = stream.numbered
 
     def close_stream(self, stream: Stream) -> None:
         """Give up what a process would have read, but for what others will read."""
         with self._changed:
             self._streams.remove(stream)
-            for entry in list(self._entries.values()):
-                mine = sum(reader is stream for reader, _ in entry.readers)
-                if not mine:
+            for entry in self._all():
+                if entry.readers.pop(stream, None) is None:
                     continue
-                others = [pair for pair in entry.readers if pair[0] is not stream]
-                entry.readers = collections.deque(others)
-                if not others:
+                if not entry.readers:
                     self._give_up(entry)
                 elif entry.state is State.queued:
-                    others[0][0].queue.append(entry)  # it may be queued twice, and is fetched once
+                    next(iter(entry.readers)).queue.append(entry)  # twice queued is fetched once
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -203,7 +232,7 @@ class AheadLog:
         Either counts as a reading of it.
         """
         with self._changed:
-            entry = self._entries.get(key)
+            entry = self._nearest(key)
             if entry is not None and entry.state in (State.fetching, State.held):
                 if entry.segment is not None:
                     entry.segment.users += 1
@@ -212,6 +241,11 @@ class AheadLog:
             if entry is not None:
                 self._read_once(entry)
             return None
+
+    def _nearest(self, key: RangeKey) -> Entry | None:
+        """Return the range that is to be read next, of those that are equal."""
+        entries = self._entries.get(key, [])
+        return min(entries, key=_distance, default=None)
 
     def read(self, entry: Entry) -> bytes | None:
         """Return a range that was claimed, as soon as it is there; None if it does not come.
@@ -248,22 +282,31 @@ class AheadLog:
                 self._changed.wait(1.0)
 
     def _read_once(self, entry: Entry) -> None:
-        """Note that a range was read by one of those who will."""
+        """Note that a range was read, by whoever will read it soonest.
+
+        One that is far ahead of all was read by somebody who has not said so, and stays; unless
+        many are: then its stream has moved on.
+        """
         if not entry.readers:
             return
-        stream, number = entry.readers.popleft()
+        stream = min(entry.readers, key=lambda stream: abs(entry.readers[stream] - stream.position))
+        number = entry.readers[stream]
+        if number > stream.position + BEHIND and stream.strange < STRANGE:
+            stream.strange += 1
+            return
+        stream.strange = 0
+        del entry.readers[stream]
         stream.position = max(stream.position, number)
         if not entry.readers:
             self._give_up(entry)
         for segment in list(stream.segments):
-            if segment.last < stream.position - BEHIND:
+            if segment.last < stream.past:
                 self._drop(segment)
 
     def _give_up(self, entry: Entry) -> None:
         """Note that nobody will read a range."""
         if entry.segment is None:
-            entry.state = State.gone
-            self._entries.pop(entry.key, None)
+            self._forget(entry)
         elif not entry.segment.dropped:
             entry.segment.unread -= 1
             self._drop_if_done(entry.segment)
@@ -285,10 +328,8 @@ class AheadLog:
             if segment in stream.segments:
                 stream.segments.remove(segment)
         for key in segment.keys:
-            entry = self._entries.get(key)
-            if entry is not None and entry.segment is segment:
-                entry.state = State.gone
-                del self._entries[key]
+            for entry in [e for e in self._entries.get(key, []) if e.segment is segment]:
+                self._forget(entry)
             if key in self._earlier and self._earlier[key][0] is segment:
                 del self._earlier[key]
         self._drop_if_done(segment)
@@ -309,7 +350,7 @@ class AheadLog:
                 try:
                     found = self._next_entries()
                 except OSError as error:
-                    self._shrink(self.used, error)
+                    self._note(self.used, error)
                     found = []
                 if found:
                     return found
@@ -335,11 +376,10 @@ class AheadLog:
         while stream.queue:
             first = stream.queue[0]
             if first.state is State.queued:
-                is_past = all(number < s.position - BEHIND for s, number in first.readers)
+                is_past = all(number < s.past for s, number in first.readers.items())
                 if first.cost <= self._asked and not is_past:
                     return first
-                first.state = State.gone
-                self._entries.pop(first.key, None)
+                self._forget(first)
             stream.queue.popleft()
         return None
 
@@ -365,7 +405,9 @@ class AheadLog:
     def _place(self, entry: Entry, segment: Segment) -> None:
         """Give a range its place in a segment."""
         entry.segment, entry.state = segment, State.fetching
-        entry.offset = segment.allocate(entry.key, max(n for _, n in entry.readers))
+        entry.offset = segment.allocate(entry.key, max(entry.readers.values()))
+        for stream, number in entry.readers.items():
+            stream.placed = max(stream.placed, number)
         segment.cost += entry.cost
         self.used += entry.cost
         segment.sealed = segment.allocated >= self._capacity
@@ -378,10 +420,24 @@ class AheadLog:
     def _segment_for(self, stream: Stream) -> Segment:
         last = stream.segments[-1] if stream.segments else None
         if last is None or last.sealed or last.dropped:
-            last = Segment(self._directory, self._number)
-            self._number += 1
+            last = self._new_segment()
             stream.segments.append(last)
         return last
+
+    def _new_segment(self) -> Segment:
+        """Return a segment under the next name that nothing has.
+
+        Raises
+        ------
+        OSError
+            If the disk is full, or too many files are open.
+        """
+        while True:
+            self._number += 1
+            try:
+                return Segment(self._directory, self._number)
+            except FileExistsError:
+                continue
 
     def store(self, entry: Entry, data: memoryview) -> None:
         """Write a range that has been fetched; if the disk is full, it is given up."""
@@ -393,7 +449,7 @@ class AheadLog:
                 held = segment.write(entry.key, entry.offset, data)
         except OSError as error:
             with self._changed:
-                self._shrink(max(self.used - entry.cost, 0), error)
+                self._note(max(self.used - entry.cost, 0), error)
         with self._changed:
             self._settle(entry, segment, held)
 
@@ -415,18 +471,23 @@ class AheadLog:
         if held is not None and not segment.dropped:
             entry.held, entry.state = held, State.held
         else:
-            entry.state = State.gone
-            if self._entries.get(entry.key) is entry:
-                del self._entries[entry.key]
+            if entry in self._entries.get(entry.key, []):
                 segment.unread -= bool(entry.readers)
+            self._forget(entry)
         self._drop_if_done(segment)
         self._changed.notify_all()
 
-    def _shrink(self, room: int, error: OSError) -> None:
-        """Note that the disk takes no more: it is tried again later."""
-        self._room, self._full = room, time.monotonic()
+    def _note(self, room: int, error: OSError) -> None:
+        """Note that nothing could be written; a full disk is tried again later."""
         why = os.strerror(error.errno) if error.errno else str(error)
         self.note = f"{self._directory}: {why}; {room} bytes are ahead"
+        if isinstance(error, NoSpace) or error.errno in NO_SPACE:
+            self._room, self._full = room, time.monotonic()
+
+
+def _distance(entry: Entry) -> int:
+    """Return how far a range is from being read."""
+    return min((abs(n - s.position) for s, n in entry.readers.items()), default=1 << 62)
 
 
 def _is_next(last: RangeKey, following: RangeKey) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, Final
 from distcache.errors import DistcacheError, NotReady
 from distcache.fetcher.protocol import (
     AheadRequest,
+    Hello,
     ReadRequest,
     Reply,
     Source,
@@ -28,6 +29,7 @@ from distcache.fetcher.protocol import (
 )
 from distcache.io.files import closing_fd
 from distcache.staging.locks import try_lock
+from distcache.storage.access import identity_of
 from distcache.timeouts import limits
 
 __all__ = ["ATTEMPTS", "FetchClient", "FetchStream", "fetcher_status"]
@@ -173,7 +175,9 @@ class FetchClient:
         end = time.monotonic() + limits().fetcher_start
         while True:
             try:
-                return connect_to(self.directory, _patience())
+                connection = connect_to(self.directory, _patience())
+                if _is_accepted(connection):
+                    return connection
             except GONE:
                 pass
             if time.monotonic() > end:
@@ -205,7 +209,9 @@ class FetchClient:
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with closing_fd(os.open(self.directory / LOG, flags, 0o600)) as output:
             started = subprocess.Popen(
-                [sys.executable, "-m", "distcache.fetcher", str(self.directory)],
+                # -P: modules in the directory of training are none of the fetcher's.
+                [sys.executable, "-P", "-m", "distcache.fetcher", str(self.directory)],
+                cwd=self.directory,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -218,6 +224,26 @@ class FetchClient:
                 break
             time.sleep(POLL)
         threading.Thread(target=started.wait, daemon=True).start()  # it leaves no zombie
+
+
+def _is_accepted(connection: socket.socket) -> bool:
+    """Return whether the fetcher reaches stores as this process would; if not, it ends.
+
+    Raises
+    ------
+    DistcacheError
+        If it serves others, who reach them otherwise.
+    """
+    try:
+        send(connection, Hello(identity_of(os.environ)))
+        reply: Reply = receive(connection, Reply)[0]
+        reply.raise_error()
+    except BaseException:
+        connection.close()
+        raise
+    if reply.ends:
+        connection.close()
+    return not reply.ends
 
 
 class FetchStream:
@@ -283,7 +309,13 @@ def _patience() -> float:
 
 
 def fetcher_status(directory: Path) -> Status | None:
-    """Return how a node's fetcher is, or None if there is none: none is started."""
+    """Return how a node's fetcher is, or None if there is none: none is started.
+
+    Raises
+    ------
+    NotReady
+        If it does not answer.
+    """
     try:
         connection = connect_to(directory, 10.0)
     except OSError:
@@ -292,6 +324,8 @@ def fetcher_status(directory: Path) -> Status | None:
         try:
             send(connection, StatusRequest())
             reply: Reply = receive(connection, Reply)[0]
+        except TimeoutError as error:
+            raise NotReady(f"{directory}: the fetcher does not answer") from error
         except (OSError, EOFError, ValueError):
             return None
     return reply.status

@@ -24,6 +24,7 @@ from distcache.io.files import FileVersion, closing_fd, open_directory
 
 __all__ = [
     "AheadRequest",
+    "Hello",
     "ReadRequest",
     "Reply",
     "Source",
@@ -50,6 +51,12 @@ class Source(msgspec.Struct, frozen=True, array_like=True):
 
     path: str
     version: FileVersion
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """What a client begins with: an identity of the endpoints and credentials that it would use."""
+
+    identity: str
 
 
 class ReadRequest(msgspec.Struct, frozen=True, tag="read"):
@@ -117,11 +124,15 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """The answer to any request: `problems` if it failed, and the exit code of the error."""
+    """The answer to any request: `problems` if it failed, and the exit code of the error.
+
+    `ends` says that this fetcher makes room for another one.
+    """
 
     problems: tuple[str, ...] = ()
     exit_code: int = 0
     status: Status | None = None
+    ends: bool = False
 
     def raise_error(self) -> None:
         """Raise the error, if there is one."""

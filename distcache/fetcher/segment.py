@@ -6,6 +6,7 @@ what one that was killed has left. The bytes are compared with their digest when
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,7 +64,8 @@ class Segment:
     def __init__(self, directory: Path, number: int, *, earlier: bool = False) -> None:
         self.number = number
         self._path = directory / f"{number:08d}{LOG}"
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+        flags |= 0 if earlier else os.O_CREAT | os.O_EXCL
         self._descriptor = os.open(self._path, flags, 0o600)
         self._journal: Journal | None = None
         if not earlier:
@@ -71,6 +73,7 @@ class Segment:
                 self._journal = Journal(self._path.with_suffix(JOURNAL))
             except BaseException:
                 os.close(self._descriptor)
+                _unlink(self._path)
                 raise
         self.keys: set[RangeKey] = set()
         self.last = 0  # the number of its last range in its stream
@@ -138,15 +141,16 @@ class Segment:
 
 def _unlink(log: Path) -> None:
     """Remove a segment's file, then its journal: without the file that says nothing."""
-    log.unlink(missing_ok=True)
-    log.with_suffix(JOURNAL).unlink(missing_ok=True)
+    with contextlib.suppress(IsADirectoryError, PermissionError):  # nobody's of ours
+        log.unlink(missing_ok=True)
+        log.with_suffix(JOURNAL).unlink(missing_ok=True)
 
 
 def earlier_segments(directory: Path) -> Iterator[tuple[Segment, list[Held]]]:
     """Yield what a fetcher that was killed has left; what no journal names is removed."""
     for journal in directory.glob(f"*{JOURNAL}"):
         if not journal.with_suffix(LOG).exists():
-            journal.unlink(missing_ok=True)
+            _unlink(journal.with_suffix(LOG))
     for path in sorted(directory.glob(f"*{LOG}")):
         if path.is_symlink() or not path.is_file() or not path.stem.isdecimal():
             continue

@@ -24,6 +24,7 @@ from distcache.fetcher import LOCK
 from distcache.fetcher.ahead_log import AheadLog, Entry, Stream
 from distcache.fetcher.protocol import (
     AheadRequest,
+    Hello,
     ReadRequest,
     Reply,
     Source,
@@ -39,6 +40,7 @@ from distcache.fetcher.segment import RangeKey
 from distcache.io.files import open_sized, version_of, write_range
 from distcache.staging.locks import try_lock
 from distcache.storage import PIECE, is_url
+from distcache.storage.access import identity_of
 from distcache.storage.place import FilePlace, Place, bucket_of, used_buckets
 from distcache.storage.ranges import GAP, Joined, join_ranges
 from distcache.timeouts import limits
@@ -49,7 +51,7 @@ AHEAD_THREADS: Final = 48  # requests ahead of use at a time; a store's pace may
 READ_THREADS: Final = 64  # requests for what is waited for
 OPEN_FILES: Final = 512
 PAUSE: Final = 5.0  # seconds between two attempts to read ahead from a store that is away
-Request = AheadRequest | ReadRequest | StatusRequest
+Request = AheadRequest | Hello | ReadRequest | StatusRequest
 
 
 class _Places:
@@ -254,8 +256,10 @@ class _Server:
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher
         self._lock = threading.Lock()
+        self._identity = identity_of(os.environ)
         self._clients = 0
         self._last = time.monotonic()
+        self._ends = False
 
     def run(self, listener: socket.socket) -> None:
         """Serve until there has been no client for a while."""
@@ -277,7 +281,8 @@ class _Server:
 
     def _is_idle(self) -> bool:
         with self._lock:
-            return not self._clients and time.monotonic() - self._last > limits().fetcher_idle
+            idle = time.monotonic() - self._last > limits().fetcher_idle
+            return self._ends or (not self._clients and idle)
 
     def _serve(self, connection: socket.socket) -> None:
         connection.settimeout(None)
@@ -300,6 +305,8 @@ class _Server:
         try:
             if isinstance(request, ReadRequest):
                 self._fetcher.read(request, descriptors)
+            elif isinstance(request, Hello):
+                return self._greet(request)
             elif isinstance(request, AheadRequest):
                 assert stream is not None, "the caller has opened it"
                 self._fetcher.announce(stream, request)
@@ -313,6 +320,20 @@ class _Server:
             for descriptor in descriptors:
                 os.close(descriptor)
         return Reply()
+
+    def _greet(self, request: Hello) -> Reply:
+        """Accept a client that reaches stores as this process does; for others make room."""
+        with self._lock:
+            if request.identity == self._identity:
+                return Reply()
+            if self._clients > 1:
+                return Reply(
+                    ("the fetcher of this node serves a job with other credentials or endpoints; "
+                     "give each of these jobs a directory of its own (localize --to)",),
+                    DistcacheError.exit_code,
+                )  # fmt: skip
+            self._ends = True
+            return Reply(ends=True)
 
 
 def serve(directory: Path) -> None:

@@ -31,6 +31,7 @@ from distcache.staging.locks import LOCK, try_lock
 from distcache.staging.sending import PER_OBJECT, FileToSend, Sender
 from distcache.storage import PIECE, exists, is_url, located, open_place, pieces_of, version_at
 from distcache.storage.place import bucket_of
+from distcache.storage.url import address_of
 
 __all__ = ["ObjectWork"]
 
@@ -137,6 +138,8 @@ class ObjectWork:
         """Return the prefix to write to: a local one, if it goes to a bucket. Collective."""
         if not is_url(out):
             return out
+        if not address_of(out).key:
+            raise ConfigError(f"--out {out}: expected a name in the bucket").of_all_ranks()
         part = self._root / "out"
         on_rank_0(self._communicator, lambda: make_directories(part), None, "making a directory")
         return str(part / located(out).rpartition("/")[2])

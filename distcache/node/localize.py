@@ -51,7 +51,7 @@ from distcache.ranks.agreement import (
     on_rank_0,
 )
 from distcache.ranks.communicator import Communicator
-from distcache.storage import located
+from distcache.storage import is_url, located
 
 __all__ = ["localize"]
 
@@ -215,6 +215,11 @@ def _localize(
             staged = StagedFiles(manifest)
             run = Localization(agents, store, manifest, asked, progress, staged)
             record, report = stage(run)
+    if any(
+        c.bin_version is not None and is_url(c.shared) and not c.bin_version.tag
+        for c in record.corpora
+    ):
+        progress.note("warning: the store has no ETags: a changed object is told by size and time")
     directories = agents.allgather(report.directory, str, "the directories of the stores")
     if record.megatron is not None and len(set(directories)) > 1:
         progress.note("warning: the nodes use different directories, so Megatron's options differ")

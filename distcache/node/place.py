@@ -11,6 +11,7 @@ from typing import Final
 from distcache.errors import ConfigError
 from distcache.io.files import require_text
 from distcache.staging.owner import NODE_NAME
+from distcache.storage import require_file
 
 __all__ = [
     "NODE_NAME",
@@ -38,6 +39,7 @@ def local_directory(given: str | Path | None, environment: Mapping[str, str]) ->
     if given == "":
         raise ConfigError("--to is empty; give a directory of the node")
     if given is not None:
+        require_file(given, "--to", "give a directory of the node")
         return Path(given).absolute()
     if named := environment.get(LOCAL_DIRECTORY):
         return Path(named).absolute()

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import configparser
 import functools
+import hashlib
 import json
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Callable, Mapping
@@ -21,7 +23,7 @@ from typing import Any, Final
 from distcache.errors import ConfigError
 from distcache.storage.url import Address
 
-__all__ = ["Access", "Credentials", "environment_access"]
+__all__ = ["Access", "Credentials", "checked_endpoint", "environment_access", "identity_of"]
 
 REREAD: Final = timedelta(minutes=5)  # files of credentials, which others may renew
 PATIENCE: Final = 60.0  # seconds for a process that returns credentials
@@ -31,6 +33,16 @@ OF_MACHINES: Final = (
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
     "AWS_WEB_IDENTITY_TOKEN_FILE",
+)
+ENDPOINT: Final = re.compile(r"https?://[A-Za-z0-9._\[\]:-]+(/[A-Za-z0-9._~/-]*)?")
+VISIBLE: Final = re.compile(r"[\x21-\x7e]*")
+PROCESS_ERRORS: Final = (
+    OSError,
+    subprocess.SubprocessError,
+    ValueError,
+    KeyError,
+    AttributeError,
+    TypeError,
 )
 NEEDING_BOTO3: Final = ("sso_session", "sso_start_url", "role_arn", "credential_source")
 
@@ -60,8 +72,6 @@ class Access:
         Where the credentials are from, for messages.
     credentials : callable or None
         Returns them; None if the client finds them.
-    options : dict
-        More of the kind's own, which may be secret.
     """
 
     bucket: str
@@ -73,7 +83,6 @@ class Access:
     certificates: bytes | None = field(default=None, repr=False)
     source: str = "the environment"
     credentials: Credentials | None = field(default=None, repr=False)
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __reduce__(self) -> Any:
         raise TypeError("what reaches a bucket is never pickled")
@@ -90,6 +99,7 @@ def environment_access(address: Address, environment: Mapping[str, str] = os.env
     ConfigError
         If the profile does not exist, or needs what is not installed.
     """
+    _checked_keys(environment)
     profile = _read_profile(environment)
     endpoint = _first(environment, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
     region = _first(environment, "AWS_REGION", "AWS_DEFAULT_REGION") or profile.get("region")
@@ -98,13 +108,49 @@ def environment_access(address: Address, environment: Mapping[str, str] = os.env
     source, credentials = _credentials(environment, profile)
     return Access(
         bucket=address.root,
-        endpoint=endpoint or profile.get("endpoint_url"),
+        endpoint=checked_endpoint(
+            endpoint or profile.get("endpoint_url"), "AWS_ENDPOINT_URL, or endpoint_url in ~/.aws"
+        ),
         region=region,
         unsigned=unsigned,
         certificates=None if bundle is None else _read_certificates(bundle),
         source="requests without a signature" if unsigned else source,
         credentials=None if unsigned else credentials,
     )
+
+
+def identity_of(environment: Mapping[str, str]) -> str:
+    """Return what tells apart how environments reach stores, and says nothing of it."""
+    named = {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(("AWS_", "MSC_", "GOOGLE_", "AZURE_")) or name == "HOME"
+    }
+    return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
+
+
+def checked_endpoint(url: Any, where: str) -> str | None:
+    """Return an endpoint without what could be a secret, or surprises its client.
+
+    Raises
+    ------
+    ConfigError
+        If it is not ``http://`` or ``https://``, a host, and perhaps a port and a path.
+    """
+    if url is None:
+        return None
+    if not isinstance(url, str) or not ENDPOINT.fullmatch(url):
+        raise ConfigError(
+            f"{where}: expected an endpoint such as https://host:9000, without user and query"
+        )
+    return url
+
+
+def _checked_keys(environment: Mapping[str, str]) -> None:
+    """Refuse keys that no request can carry, such as those that end with a line break."""
+    for name in (*KEYS, "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        if not VISIBLE.fullmatch(environment.get(name, "")):
+            raise ConfigError(f"{name}: has blanks, line breaks or other characters of no key")
 
 
 def _first(environment: Mapping[str, str], *names: str) -> str | None:
@@ -182,25 +228,28 @@ def _from_files(environment: Mapping[str, str]) -> dict[str, Any]:
 
 def _from_process(command: str) -> dict[str, Any]:
     """Run the program of a profile, which writes credentials as JSON; no shell is started."""
-    name = shlex.split(command)[0]
+    name = command.split(maxsplit=1)[0]
     try:
-        done = subprocess.run(
-            shlex.split(command), capture_output=True, timeout=PATIENCE, check=True
-        )
+        words = shlex.split(command)
+        done = subprocess.run(words, capture_output=True, timeout=PATIENCE, check=True)
         found = json.loads(done.stdout)
         expires = found.get("Expiration")
         return {
             "access_key_id": found["AccessKeyId"],
             "secret_access_key": found["SecretAccessKey"],
             "token": found.get("SessionToken"),
-            "expires_at": datetime.fromisoformat(expires)
-            if expires
-            else datetime.now(UTC) + REREAD,
+            "expires_at": _time_of(expires) if expires else datetime.now(UTC) + REREAD,
         }
-    except (OSError, subprocess.SubprocessError, ValueError, KeyError, AttributeError) as error:
+    except PROCESS_ERRORS as error:
         # Neither its output nor the whole command are shown: they may hold secrets.
         kind = type(error).__name__
         raise ConfigError(f"credential_process {name}: returned no credentials ({kind})") from None
+
+
+def _time_of(text: str) -> datetime:
+    """Return a time, which is UTC if it does not say."""
+    found = datetime.fromisoformat(text)
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
 def _from_boto3(profile: str | None) -> Credentials:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -23,13 +23,14 @@ from obstore.store import AzureStore, GCSStore, LocalStore, S3Store
 
 from distcache.errors import (
     AccessDenied,
+    ConfigError,
     DistcacheError,
     ObjectChanged,
     StorageError,
 )
 from distcache.io.files import FileVersion
 from distcache.io.watchdog import tick
-from distcache.storage.access import Access, environment_access
+from distcache.storage.access import Access, Credentials, environment_access
 from distcache.storage.faults import as_ours, is_slow_down, is_transient, short_text
 from distcache.storage.msc import profile_access
 from distcache.storage.pace import Pace, Window
@@ -82,7 +83,7 @@ def all_buckets() -> list[Bucket]:
         return list(_buckets.values())
 
 
-def _make_store(access: Access) -> Any:
+def _make_store(access: Access, credentials: Credentials) -> Any:
     retry: Any = {
         "max_retries": RETRIES,
         "retry_timeout": timedelta(seconds=limits().object_store),
@@ -101,16 +102,14 @@ def _make_store(access: Access) -> Any:
     if access.kind == "gcs":
         return GCSStore(access.bucket, client_options=client, retry_config=retry)
     if access.kind == "azure":
-        return AzureStore(
-            access.bucket, client_options=client, retry_config=retry, **access.options
-        )
+        return AzureStore(access.bucket, client_options=client, retry_config=retry)
     settings: dict[str, Any] = {"region": access.region or "us-east-1"}
     if access.endpoint is not None:
         settings["endpoint"] = access.endpoint
     if access.unsigned:
         settings["skip_signature"] = True
     if access.credentials is not None:
-        settings["credential_provider"] = access.credentials
+        settings["credential_provider"] = credentials
     return S3Store(access.bucket, client_options=client, retry_config=retry, **settings)
 
 
@@ -127,6 +126,7 @@ class Bucket:
         self._access = access
         self._store: Any = None
         self._made = threading.Lock()
+        self._unreadable: ConfigError | None = None
         self._pace = Pace(Window())
         self.requests = 0
         self.retries = 0
@@ -197,12 +197,22 @@ class Bucket:
         start = f"{self._key(url)}/".lstrip("/")
         cut = len(self._access.prefix) + 1 if self._access.prefix else 0
 
-        def look(store: Any) -> list[str]:
+        def look(store: Any) -> list[tuple[str, int]]:
             pages = obstore.list(store, prefix=start)
-            return [entry["path"] for page in pages for entry in page]
+            return [(entry["path"], entry["size"]) for page in pages for entry in page]
 
-        found = sorted(path for path in self._try(url, look) if path.startswith(start))
-        return [str(address._replace(key=path[cut:])) for path in found]
+        found = sorted(pair for pair in self._try(url, look) if pair[0].startswith(start))
+        names = [path for path, _ in found]
+        parents = {str(parent) for path in names for parent in PurePosixPath(path).parents}
+        urls = []
+        for path, size in found:
+            if size or path not in parents:  # consoles make empty objects for directories
+                try:
+                    urls.append(str(address_of(str(address._replace(key=path[cut:])))))
+                except ConfigError:
+                    why = f"has an object with a name that is not supported: {path!r}"
+                    raise StorageError(url, why, errno.EINVAL) from None
+        return urls
 
     def create(self, url: str, content: Path | bytes) -> bool:
         """Send a file, or bytes, in one request; return whether: not if the name is taken.
@@ -243,8 +253,18 @@ class Bucket:
     def _client(self, *, anew: bool = False) -> Any:
         with self._made:
             if self._store is None or anew:
-                self._store = _make_store(self._access)
+                self._store = _make_store(self._access, self._read_credentials)
             return self._store
+
+    def _read_credentials(self) -> dict[str, Any]:
+        """Return credentials for the client, which would not tell why there are none."""
+        assert self._access.credentials is not None, "else the client finds them"
+        self._unreadable = None
+        try:
+            return self._access.credentials()
+        except ConfigError as error:
+            self._unreadable = error
+            raise
 
     def _try(self, url: str, action: Callable[[Any], Result]) -> Result:
         """Send a request, again after what may pass, until `limits().object_store` are over."""
@@ -255,10 +275,14 @@ class Bucket:
                 self.requests += 1
                 try:
                     result = action(self._client())
-                except (DistcacheError, TypeError):
+                except DistcacheError:
                     raise
                 except Exception as error:  # noqa: BLE001  the client's own, mapped below
                     failed = error
+                except BaseException as error:
+                    if type(error).__name__ != "PanicException":
+                        raise
+                    raise StorageError(url, "the client failed", errno.EPROTO) from None
             if failed is None:
                 self._pace.succeeded()
                 tick()
@@ -286,6 +310,8 @@ class Bucket:
         if is_slow_down(error):
             self._pace.slow_down()
         late = time.monotonic() - begin
+        if self._unreadable is not None:
+            raise self._unreadable from None
         ours = as_ours(error, url, self._access.source)
         if isinstance(ours, AccessDenied):
             return ours
@@ -351,6 +377,6 @@ def _is_strong(tag: str) -> bool:
 
 def _is_same(found: FileVersion, wanted: FileVersion) -> bool:
     """Return whether an answer is of a version: by its ETag, or else by size and time."""
-    if _is_strong(wanted.tag):
+    if found.tag and wanted.tag:
         return found.tag == wanted.tag and found.size == wanted.size
     return (found.size, found.modified) == (wanted.size, wanted.modified)

@@ -21,6 +21,21 @@ CODE: Final = re.compile(r"<Code>([A-Za-z0-9]+)</Code>")
 # Codes of answers with status 400 or 403, for which there may be other credentials later.
 EXPIRED: Final = ("ExpiredToken", "RequestTimeTooSkewed", "TokenRefreshRequired", "RequestExpired")
 SLOW: Final = ("SlowDown", "TooManyRequests", "ServiceUnavailable", "Throttling")
+# Of the client's own errors: all others are of the connection.
+PERMANENT: Final = (
+    "without LOCATION",
+    "non-partial",
+    "Requested ",
+    "Missing",
+    "not valid",
+    "invalid",
+    "builder error",
+    "parse",
+    "canonicalize",
+    "LocalFileSystem",
+    "credential",
+)
+URL: Final = re.compile(r"https?://\S+")  # of requests: it is not the user's own name for it
 LONGEST: Final = 300  # characters of a store's own words
 CLOCK: Final = "; this machine's clock differs from the store's: set it"
 MAYBE_EXPIRED: Final = "; the credentials may have expired: renew them"
@@ -39,7 +54,7 @@ def short_text(error: BaseException) -> str:
     status = STATUS.search(text)
     if status is not None:
         return f"status {status[1]}{f' {found[1]}' if found else ''}"
-    return " ".join(text.split())[:LONGEST]
+    return URL.sub("the store", " ".join(text.split()))[:LONGEST]
 
 
 def _status_of(error: BaseException) -> int:
@@ -65,8 +80,7 @@ def is_transient(error: BaseException) -> bool:
     if status:
         return status >= 500 or status in (408, 429)
     text = str(error).partition("Debug source")[0]
-    permanent = ("without LOCATION", "non-partial", "Requested ", "Missing", "not valid", "invalid")
-    return not any(words in text for words in permanent)
+    return not any(words in text for words in PERMANENT)
 
 
 def as_ours(error: BaseException, url: str, source: str) -> DistcacheError:

@@ -13,8 +13,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from distcache.errors import ConfigError
-from distcache.storage.access import Access, Credentials, environment_access
+from distcache.storage.access import (
+    Access,
+    Credentials,
+    checked_endpoint,
+    environment_access,
+)
 from distcache.storage.url import Address
 
 __all__ = ["profile_access"]
@@ -30,8 +37,29 @@ KINDS: Final = {
 }
 # What changes which bytes a path names, and is not translated.
 REFUSED: Final = ("metadata_provider", "provider_bundle", "storage_provider_profiles")
+FIELDS: Final = {
+    "access_key_id": "access_key",
+    "secret_access_key": "secret_key",
+    "token": "session_token",
+}
 VARIABLE: Final = re.compile(r"\$\{[^}]+\}|\$[A-Za-z_]\w*")
-NAMES: Final = ("msc_config", "config")
+
+
+class _Provider(msgspec.Struct, frozen=True):
+    """A provider of a profile."""
+
+    type: str
+    options: dict[str, Any] | None = None
+
+
+class _Profile(msgspec.Struct, frozen=True):
+    """A profile; other fields do not change which bytes a path names."""
+
+    storage_provider: _Provider
+    credentials_provider: _Provider | None = None
+    metadata_provider: Any = None
+    provider_bundle: Any = None
+    storage_provider_profiles: Any = None
 
 
 def profile_access(address: Address, environment: Mapping[str, str] = os.environ) -> Access:
@@ -43,67 +71,68 @@ def profile_access(address: Address, environment: Mapping[str, str] = os.environ
         If there is no such profile, or one of a type that is not known here.
     """
     path, document = _read(environment)
-    profile = document.get("profiles", {}).get(address.root)
-    if not isinstance(profile, dict):
+    raw = document.get("profiles")
+    if not isinstance(raw, dict) or address.root not in raw:
         raise ConfigError(f"{address}: {path} has no profile {address.root!r}")
-    refused = [name for name in REFUSED if profile.get(name)]
-    provider = profile.get("storage_provider") or {}
-    kind = KINDS.get(provider.get("type", ""))
+    try:
+        profile = msgspec.convert(raw[address.root], _Profile)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: profile {address.root!r}: {error}") from None
+    refused = [name for name in REFUSED if getattr(profile, name)]
+    provider = profile.storage_provider
+    kind = KINDS.get(provider.type)
     if refused or kind is None:
-        found = refused[0] if refused else f"storage_provider of type {provider.get('type')!r}"
+        found = refused[0] if refused else f"storage_provider of type {provider.type!r}"
         raise ConfigError(
             f"{address}: profile {address.root!r} of {path} has a {found}, which is not known "
             f"here; known types are {', '.join(KINDS)}"
         )
-    options = _expanded(provider.get("options") or {}, environment, path)
+    options = _expanded(provider.options or {}, environment, path)
     base = str(options.get("base_path", ""))
+    if "://" in base:
+        raise ConfigError(f"{path}: profile {address.root!r}: base_path is a bucket, not a URL")
     if kind == "file":
         return Access(base or "/", kind=kind, source=path)
     bucket, _, prefix = base.strip("/").partition("/")
     if not bucket:
         raise ConfigError(f"{address}: profile {address.root!r} of {path} has no base_path")
-    source, credentials, more = _credentials(profile, environment, path, kind)
+    source, credentials = _credentials(profile.credentials_provider, environment, path, kind)
     usual = environment_access(Address("s3", bucket, ""), environment) if kind == "s3" else None
     return Access(
         bucket=bucket,
         prefix=prefix,
         kind=kind,
-        endpoint=options.get("endpoint_url") or (usual.endpoint if usual else None),
+        endpoint=checked_endpoint(options.get("endpoint_url"), f"endpoint_url in {path}")
+        or (usual.endpoint if usual else None),
         region=options.get("region_name") or (usual.region if usual else None),
         unsigned=usual.unsigned if usual else False,
         certificates=usual.certificates if usual else None,
         source=source or (usual.source if usual else "the environment"),
         credentials=credentials or (usual.credentials if usual else None),
-        options=more,
     )
 
 
 def _credentials(
-    profile: Mapping[str, Any], environment: Mapping[str, str], path: str, kind: str
-) -> tuple[str, Credentials | None, dict[str, str]]:
-    """Return where a profile's credentials are from, and what returns them, or options with them.
+    provider: _Provider | None, environment: Mapping[str, str], path: str, kind: str
+) -> tuple[str, Credentials | None]:
+    """Return where a profile's credentials are from, and what returns them.
 
     Raises
     ------
     ConfigError
-        If they are of a type that is not known here.
+        If they are of a type that is not known here, or lack a key.
     """
-    provider = profile.get("credentials_provider")
-    if not provider:
-        return "", None, {}
-    options = _expanded(provider.get("options") or {}, environment, path)
-    source = f"{provider.get('type')} of {path}"
-    if kind == "s3" and provider.get("type") == "S3Credentials":
-        known = {
-            "access_key_id": options.get("access_key"),
-            "secret_access_key": options.get("secret_key"),
-            "token": options.get("session_token"),
-            "expires_at": None,
-        }
-        return source, lambda: known, {}
-    if kind == "azure" and provider.get("type") == "AzureCredentials":
-        return source, None, {"connection_string": str(options.get("connection", ""))}
-    raise ConfigError(f"{source}: is not known here; leave it out, or use S3Credentials")
+    if provider is None:
+        return "", None
+    source = f"{provider.type} of {path}"
+    if kind != "s3" or provider.type != "S3Credentials":
+        raise ConfigError(f"{source}: is not known here; leave it out, or use S3Credentials")
+    options = _expanded(provider.options or {}, environment, path)
+    known = {name: options.get(theirs) for name, theirs in FIELDS.items()}
+    wrong = [theirs for name, theirs in FIELDS.items() if not isinstance(known[name], str)]
+    if set(wrong) - {"session_token"}:
+        raise ConfigError(f"{source}: expected texts as {', '.join(wrong)}")
+    return source, lambda: {**known, "expires_at": None}
 
 
 def _expanded(

@@ -49,7 +49,8 @@ def create_object(url: str, path: Path) -> bool:
         with contextlib.suppress(DistcacheError):  # the first error is what matters
             bucket.remove(claim)
         raise
-    bucket.remove(claim)
+    with contextlib.suppress(DistcacheError):  # not everybody may remove; the object is there
+        bucket.remove(claim)
     return created
 
 

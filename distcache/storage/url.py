@@ -58,6 +58,8 @@ def address_of(url: str) -> Address:
         raise ConfigError(f"{shown}: expected a path, or a URL that begins with {known}")
     if any(mark in rest for mark in "?#\0\\") or any(mark in root for mark in "@:"):
         raise ConfigError(f"{shown}: expected a bucket and a key, without user, query or fragment")
+    if not url.isprintable():
+        raise ConfigError(f"{shown}: expected printable text in UTF-8")
     if not root or (key and not all(part not in ("", ".", "..") for part in key.split("/"))):
         raise ConfigError(f"{url}: expected a bucket and a key without empty or relative parts")
     return Address(scheme, root, key)
@@ -88,4 +90,4 @@ def require_file(path: str | Path, what: str, instead: str) -> None:
         With what to do instead.
     """
     if is_url(path):
-        raise ConfigError(f"{what} {path}: cannot be in a bucket; {instead}")
+        raise ConfigError(f"{what} {located(path)}: cannot be in a bucket; {instead}")

@@ -25,6 +25,7 @@ from distcache.node.place import local_directory
 from distcache.node.records import read_records
 from distcache.node.store import existing_store
 from distcache.storage import located
+from distcache.train.token_files import TokenFiles
 
 __all__ = ["MegatronBinReader"]
 
@@ -50,7 +51,8 @@ class MegatronBinReader:
 
     def __init__(self, bin_path: str, object_storage_config: Any = None) -> None:
         del object_storage_config
-        self._client, self._source = _find(located(bin_path))
+        self._client, self._source, self._copy = _find(located(bin_path))
+        self._files = TokenFiles()
 
     def read(self, dtype: Any, count: int, offset: int) -> NDArray[Any]:
         """Return `count` values that begin at a byte.
@@ -70,6 +72,9 @@ class MegatronBinReader:
                 f"{self._source.path}: has {self._source.version.size} bytes, asked for {size} at "
                 f"byte {begin}"
             )
+        if self._copy:
+            data = self._files.read((self._copy, self._source.version.size), begin, size)
+            return np.frombuffer(data, kind)
         found = self._client.read({self._source: [(begin, size)]})
         with closing_fd(found[self._source]) as descriptor:
             return np.frombuffer(read_range(descriptor, begin, begin + size), kind)
@@ -80,8 +85,18 @@ def _client_of(directory: Any) -> FetchClient:
     return FetchClient(directory)
 
 
-def _find(path: str) -> tuple[FetchClient, Source]:
-    """Return the client of this node's fetcher, and the version of an object localized last."""
+def _find(path: str) -> tuple[FetchClient, Source, str]:
+    """Return what reads an object, of the version that was localized last.
+
+    Returns
+    -------
+    client : FetchClient
+        Of this node's fetcher.
+    source : Source
+        The object.
+    copy : str
+        Path of the node's whole copy; empty if there is none.
+    """
     root = local_directory(None, os.environ)
     store = None if root is None else existing_store(root)
     if store is None:
@@ -89,5 +104,6 @@ def _find(path: str) -> tuple[FetchClient, Source]:
     for record in sorted(read_records(store), key=lambda record: record.when, reverse=True):
         for corpus in record.corpora:
             if bin_path(corpus.shared) == path and corpus.bin_version is not None:
-                return _client_of(store.ahead), Source(path, corpus.bin_version)
+                copy = bin_path(store.prefix(corpus.stem)) if corpus.bin_size else ""
+                return _client_of(store.ahead), Source(path, corpus.bin_version), copy
     raise NotReady(f"{path}: no cache in {root} is of this corpus; localize one that is")

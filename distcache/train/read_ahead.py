@@ -147,8 +147,7 @@ class _Told:
         raise DistcacheError(f"the fetcher died {ATTEMPTS} times; see `distcache local fetcher`")
 
     def _tell(self, batches: Iterable[Batch]) -> bool:
-        indices = [index for batch in batches for index in batch]
-        found = self._dataset.fetched_ranges(indices)
+        found = [part for batch in batches for part in self._dataset.fetched_ranges(batch)]
         numbers: dict[Source, int] = {}
         ranges = [
             (numbers.setdefault(source, len(numbers)), begin, size) for source, begin, size in found

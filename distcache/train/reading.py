@@ -145,7 +145,7 @@ class SplitReader:
                         for begin, size in self._ranges(section, sample, own[0][0])
                         if size
                     ]
-            return found
+            return list(dict.fromkeys(found))  # of a batch each range is read once
 
     def _ranges(self, section: Section, sample: int, path: str) -> list[tuple[int, int]]:
         """Return the first byte and the bytes of each part of a sample."""

@@ -254,6 +254,54 @@ def test_an_earlier_segment_that_is_claimed_twice(log: AheadLog, tmp_path: Path)
     assert list(tmp_path.iterdir()) == []
 
 
+def test_ranges_that_come_again(log: AheadLog) -> None:
+    """As of a small corpus in a large blend: they pin nothing."""
+    budget = 40 * cost_of(key(0))
+    stream = log.open_stream()
+    order = [number % 7 if number % 2 else 100 + number for number in range(1500)]
+    log.announce(stream, [key(number) for number in order], budget)
+    hits = 0
+    for number in order:
+        fetch(log)
+        assert log.used <= budget
+        hits += take(log, key(number)) == content(key(number))
+    assert hits == 1500
+
+
+def test_a_reader_that_has_not_said_so(log: AheadLog) -> None:
+    """Of a range that is far ahead: nobody's read-ahead is given up for it."""
+    stream_of(log, 4000, 1 << 22)
+    fetch(log)
+    take(log, key(3900))
+    hits = 0
+    for number in range(3000):
+        fetch(log)
+        hits += take(log, key(number)) is not None
+    assert hits == 3000
+
+
+def test_a_stream_that_moves_on(log: AheadLog) -> None:
+    """Without reading what lies between: it is followed."""
+    stream_of(log, 9000, 1 << 22)
+    fetch(log)
+    hits = 0
+    for number in range(5000, 8000):
+        fetch(log)
+        hits += take(log, key(number)) is not None
+    assert hits > 2000
+
+
+def test_names_that_something_has(tmp_path: Path) -> None:
+    """Links and directories are left alone, and hold nobody up."""
+    (tmp_path / "00000001.log").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "00000002.log").mkdir()
+    log = AheadLog(tmp_path)
+    stream_of(log, 20)
+    assert fetch(log) == 20
+    assert not (tmp_path / "elsewhere").exists()
+    assert take(log, key(7)) == content(key(7))
+
+
 def test_what_no_journal_names(log: AheadLog, tmp_path: Path) -> None:
     """Is removed by the next fetcher."""
     stream_of(log, 4)
@@ -284,7 +332,7 @@ def test_a_disk_that_is_full(log: AheadLog, monkeypatch: pytest.MonkeyPatch) -> 
     while entries := next_or_none(log):
         for entry in entries:
             log.store(entry, memoryview(content(entry.key)))
-    assert all(entry.state.name != "fetching" for entry in log._entries.values())
+    assert all(entry.state.name != "fetching" for entry in log._all())
     assert take(log, keys[0]) == content(keys[0])
 
 

@@ -158,6 +158,13 @@ def test_inputs_are_removed_after_a_local_output(
     assert list((tmp_path / "work").iterdir()) == []
 
 
+def test_an_output_without_a_name(tmp_path: Path) -> None:
+    """Is refused before anything is done: it would be other buckets."""
+    work = ObjectWork(ALONE, str(tmp_path), ["s3://lake"], NullProgress())
+    with pytest.raises(ConfigError, match="expected a name in the bucket"):
+        work.output("s3://lake")
+
+
 @pytest.mark.parametrize("command", ["convert", "materialize", "select"])
 def test_commands_that_write_files(command: str, corpora: dict[str, str]) -> None:
     """Say that they do."""

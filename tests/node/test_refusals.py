@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from distcache.cache.format import BLOCK_SIZE
-from distcache.errors import CacheCorrupt, CorpusError, NoSpace
-from distcache.node.records import read_records
+from distcache.errors import CacheCorrupt, ConfigError, CorpusError, NoSpace
+from distcache.node.localize import localize
+from distcache.node.records import LocalizeOptions, read_records
 from distcache.node.store import Store
+from distcache.ranks.communicator import SerialCommunicator
 from tests.node.agents import flip, run
 
 TRANSPORTS = ("copy", "mpi")
@@ -67,3 +69,9 @@ def test_too_little_space(cache: Path, tmp_path: Path) -> None:
     run(cache, tmp_path / "local", reserve=1 << 60)  # nothing is needed
     after = {path: path.stat().st_mtime_ns for path in (tmp_path / "local").rglob("*")}
     assert after.keys() == before.keys()
+
+
+def test_a_store_in_a_bucket(cache: Path) -> None:
+    """Is refused: no directory is made of its name."""
+    with pytest.raises(ConfigError, match="cannot be in a bucket"):
+        localize(SerialCommunicator(), cache, LocalizeOptions(directory="s3://lake/store"))

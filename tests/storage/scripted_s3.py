@@ -1,7 +1,7 @@
 """A small S3 on loopback that does what a test asks for, and records every request.
 
-It checks no signatures, and knows GET, HEAD, PUT and DELETE of whole objects; SeaweedFS is the real
-server of the tests.
+It checks no signatures, and knows GET, HEAD, PUT, DELETE and lists; SeaweedFS is the real server of
+the tests.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 __all__ = ["Request", "ScriptedS3"]
 
@@ -173,7 +173,26 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def do_GET(self) -> None:
-        self._answer()
+        if "list-type=2" in urlsplit(self.path).query:
+            self._list()
+        else:
+            self._answer()
+
+    def _list(self) -> None:
+        """Answer with all names below a prefix, on one page."""
+        parts = urlsplit(self.path)
+        bucket = parts.path.strip("/")
+        prefix = parse_qs(parts.query).get("prefix", [""])[0]
+        start = f"{bucket}/{prefix}"
+        entries = "".join(
+            f"<Contents><Key>{name.removeprefix(bucket + '/')}</Key><Size>{len(data)}</Size>"
+            "<LastModified>2026-11-24T00:00:00.000Z</LastModified><ETag>x</ETag></Contents>"
+            for name, data in sorted(self.server.owner.objects.items())
+            if name.startswith(start)
+        )
+        body = f"<ListBucketResult><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>"
+        self._head(200, len(body), {"Content-Type": "application/xml"})
+        self.wfile.write(body.encode())
 
     def do_PUT(self) -> None:
         owner = self.server.owner
@@ -240,7 +259,8 @@ class _Handler(BaseHTTPRequestHandler):
         part = data[begin:end]
         if kind == "flip":
             part = bytes([part[0] ^ 1]) + part[1:]
-        fields = {"ETag": tag, "Last-Modified": formatdate(modified, usegmt=True)}
+        fields = {"Last-Modified": formatdate(modified, usegmt=True)}
+        fields |= {"ETag": tag} if tag else {}
         if header:
             fields["Content-Range"] = f"bytes {begin}-{end - 1}/{len(data)}"
         self._head(206 if header else 200, len(part), fields)

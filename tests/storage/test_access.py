@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from distcache.errors import ConfigError
-from distcache.storage.access import Access, environment_access
+from distcache.storage.access import Access, environment_access, identity_of
 from distcache.storage.msc import profile_access
 from distcache.storage.url import address_of
 
@@ -212,6 +212,95 @@ def test_profiles_that_are_not_known(
     """Are refused, and what is not known is named."""
     with pytest.raises(ConfigError, match=words):
         profile(tmp_path, provider, **more)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"profiles": None},
+        {"profiles": {"mine": {"storage_provider": "s3"}}},
+        {"profiles": {"mine": {"storage_provider": {"type": ["s3"]}}}},
+        {"profiles": {"mine": {"storage_provider": {"type": "s3", "options": ["a"]}}}},
+        {
+            "profiles": {
+                "mine": {"storage_provider": {"type": "s3", "options": {"base_path": "s3://b"}}}
+            }
+        },
+        {
+            "profiles": {
+                "mine": {
+                    "storage_provider": {
+                        "type": "s3",
+                        "options": {"base_path": "b", "endpoint_url": 5},
+                    }
+                }
+            }
+        },
+        {
+            "profiles": {
+                "mine": {
+                    "storage_provider": {"type": "s3", "options": {"base_path": "b"}},
+                    "credentials_provider": {"type": "S3Credentials", "options": {"access_key": 1}},
+                }
+            }
+        },
+    ],
+)
+def test_malformed_profiles(tmp_path: Path, document: Any) -> None:
+    """Are one clear error."""
+    path = tmp_path / "msc.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(ConfigError, match=r"msc\.json|mine"):
+        profile_access(MSC, {"HOME": str(tmp_path), "MSC_CONFIG": str(path)})
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "http://u:MARKED@host:9000",
+        "http://host/?sig=MARKED",
+        "http://host#MARKED",
+        "localhost:9000",
+        "ftp://host",
+        " http://host",
+        "::::",
+    ],
+)
+def test_endpoints_that_are_none(home: Path, endpoint: str) -> None:
+    """Are refused without being shown, before any client sees them."""
+    with pytest.raises(ConfigError, match="AWS_ENDPOINT_URL") as raised:
+        access(home, AWS_ENDPOINT_URL=endpoint)
+    assert "MARKED" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION"])
+def test_keys_with_a_line_break(home: Path, name: str) -> None:
+    """As mounted secrets often end with: the variable is named, and not its value."""
+    with pytest.raises(ConfigError, match=name) as raised:
+        access(home, **{name: "MARKED\n"})
+    assert "MARKED" not in str(raised.value)
+
+
+@pytest.mark.parametrize("expiration", ["2030-01-01T00:00:00", 5, "soon"])
+def test_times_of_a_process(home: Path, expiration: Any) -> None:
+    """Are UTC if they do not say; what is no time is an error."""
+    keys = {"AccessKeyId": "P", "SecretAccessKey": "S", "Expiration": expiration}
+    (home / "keys.py").write_text(f"import json\nprint(json.dumps({keys!r}))\n")
+    found = access(home, AWS_PROFILE="process")
+    assert found.credentials is not None
+    if str(expiration).startswith("2030"):
+        assert found.credentials()["expires_at"].tzinfo is not None
+    else:
+        with pytest.raises(ConfigError, match="credential_process"):
+            found.credentials()
+
+
+def test_the_identity_of_an_environment() -> None:
+    """Tells credentials apart, and does not show them."""
+    one, other = ({"AWS_SECRET_ACCESS_KEY": value} for value in ("MARKED", "other"))
+    assert identity_of(one) != identity_of(other)
+    assert identity_of(one) == identity_of({**one, "PATH": "/bin"})
+    assert "MARKED" not in identity_of(one)
 
 
 def test_no_configuration(tmp_path: Path) -> None:

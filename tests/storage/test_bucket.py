@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 import numpy as np
+import obstore
 import pytest
 
 from distcache.errors import (
@@ -177,6 +178,46 @@ def test_no_secret_is_told(server: ScriptedS3, monkeypatch: pytest.MonkeyPatch) 
     for secret in (bucket, bucket._access):
         with pytest.raises(TypeError, match="never pickled"):
             pickle.dumps(secret)
+
+
+def test_what_lies_below(server: ScriptedS3) -> None:
+    """By the whole listing; objects that stand for directories are left out."""
+    for name in ("d/a", "d/sub/x", "e/a"):
+        server.put(f"bucket/{name}", b"content")
+    server.put("bucket/d/sub", b"")
+    assert find_bucket(address_of(URL)).names_below("s3://bucket/d/") == [
+        "s3://bucket/d/a",
+        "s3://bucket/d/sub/x",
+    ]
+    server.put("bucket/d/what?", b"content")
+    with pytest.raises(StorageError, match=r"what\?"):
+        find_bucket(address_of(URL)).names_below("s3://bucket/d/")
+
+
+@pytest.mark.parametrize("weak", [True, False])
+def test_other_tags(server: ScriptedS3, weak: bool) -> None:
+    """Weak ones are compared, too; without any, size and time are."""
+    server.tag = lambda name: f'W/"{hash(server.objects[name])}"' if weak else ""  # type: ignore[method-assign]
+    version = version_at(URL)
+    assert read_place(URL, 5, 900, version) == CONTENT[5:900]
+    server.objects["bucket/object"] = CONTENT[::-1]
+    server.modified["bucket/object"] += 0 if weak else 10
+    with pytest.raises(ObjectChanged):
+        read_place(URL, 5, 900, version)
+
+
+def test_a_client_that_panics(server: ScriptedS3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Is an error of its object, and no end of a thread."""
+
+    class PanicException(BaseException):
+        pass
+
+    def panic(*_: object, **__: object) -> None:
+        raise PanicException("in the client")
+
+    monkeypatch.setattr(obstore, "head", panic)
+    with pytest.raises(StorageError, match="the client failed"):
+        version_at(URL)
 
 
 @pytest.mark.parametrize(

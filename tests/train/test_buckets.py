@@ -442,3 +442,46 @@ def test_an_iteration_that_is_broken_off(remote: CachedDataset, local: Path) -> 
             break
     assert len(list(zip(range(5), loader, strict=False))) == 5
     assert status(local).streams <= 1
+
+
+def test_modules_in_the_directory_of_training(
+    local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Are none of the fetcher's."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "queue.py").write_text("raise SystemExit('planted')")
+    monkeypatch.chdir(tmp_path / "code")
+    assert distcache.open("s3://lake/run/c.h5", local).dataset("train")[0]
+
+
+def test_other_credentials(
+    local: Path, server: ScriptedS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Get a fetcher of their own, as soon as the one before has no clients."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "expired")
+    dataset = distcache.open("s3://lake/run/c.h5", local).dataset("train")
+    assert dataset[0]
+    before = status(local).process
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "renewed")
+    other = distcache.open("s3://lake/run/c.h5", local).dataset("train")
+    with pytest.raises(DistcacheError, match="other credentials or endpoints"):
+        other[0]
+    client = dataset.fetch_client
+    assert client is not None
+    client.close()
+    assert other[0]
+    assert status(local).process != before
+
+
+def test_the_reader_for_megatron_and_a_whole_copy(
+    local: Path, server: ScriptedS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asks no bucket."""
+    monkeypatch.setenv("DISTCACHE_LOCAL_DIR", str(local))
+    options = LocalizeOptions(directory=str(local), copy=True)
+    localize(SerialCommunicator(), "s3://lake/run/c.h5", options)
+    url = next(read_records(Store(local))).corpora[0].shared + ".bin"
+    server.script()
+    found = distcache.MegatronBinReader(url).read(np.uint16, 10, 20)
+    assert found.tobytes() == server.objects[name_of(url)][20:40]
+    assert server.requests == []
