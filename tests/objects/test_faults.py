@@ -49,16 +49,18 @@ def size_of(server: ScriptedS3, suffix: str) -> int:
 
 @pytest.mark.parametrize("launcher", ["mpich", "openmpi"])
 def test_each_byte_once_per_job(launcher: str, server: ScriptedS3, tmp_path: Path) -> None:
-    """By three agents, of the indices and of whole tokens; all nodes have them then."""
-    words = ["localize", URL, "--to", f"{tmp_path}/local{{node}}", "--bin", "copy"]
-    done = on_nodes(
-        tmp_path, tmp_path / "logs", words, 3, 1, launcher, environment=server.environment
-    )
+    """By three agents with disks of their own, of indices and whole tokens; all have them then."""
+    disk, logs = tmp_path / "disk", tmp_path / "logs"
+    disk.mkdir()
+    words = ["localize", URL, "--to", f"{disk}/store", "--bin", "copy"]
+    mount = ["--mount", str(disk)]
+    environment = server.environment
+    done = on_nodes(tmp_path, logs, words, 3, 1, launcher, before=mount, environment=environment)
     assert done.returncode == 0, done.stderr
     for suffix in (".idx", ".bin"):
         assert server.bytes_of(suffix) == size_of(server, suffix)
     for node in range(3):
-        assert verify_store(Store(tmp_path / f"local{node}")) == []
+        assert verify_store(Store(logs / f"disk-{node}" / "store")) == []
 
 
 def test_after_a_killed_agent(server: ScriptedS3, tmp_path: Path) -> None:
