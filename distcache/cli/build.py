@@ -20,6 +20,7 @@ from distcache.cli.common import (
     ThreadsOption,
     interrupt_on_signals,
     optional_size,
+    path_only,
 )
 from distcache.cli.show import make_progress, print_json, print_result, print_table, size_text
 from distcache.configuration import complete, load_config
@@ -45,6 +46,7 @@ ConfigArgument = Annotated[
     Path | None,
     typer.Argument(
         metavar="CONFIG | @FILE | -- COMMAND",
+        callback=path_only,
         help="YAML or TOML file; or the training command, as it is or in a file.",
     ),
 ]

@@ -8,12 +8,13 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from distcache.cli.show import LogFormat
 from distcache.errors import BuildInterrupted, ConfigError
+from distcache.storage.url import SCHEMES
 from distcache.units import parse_size
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "LogOption",
     "MegatronOption",
     "OutOption",
+    "PathOutOption",
     "ReuseOption",
     "ThreadsOption",
     "TokenizerOption",
@@ -35,12 +37,33 @@ __all__ = [
     "optional_size",
     "parse_minutes",
     "parse_size",
+    "path_only",
 ]
+
+
+def path_only(value: Any) -> Any:
+    """Refuse a URL where only a path will do; the callback of such arguments and options.
+
+    Raises
+    ------
+    ConfigError
+        If it is one, or one of them is.
+    """
+    for word in value if isinstance(value, list) else [value]:
+        # Path joins slashes.
+        if str(word).startswith(tuple(f"{scheme}:/" for scheme in SCHEMES)):
+            raise ConfigError(f"{word}: cannot be in a bucket; give a path")
+    return value
+
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON to standard output.")]
 LogOption = Annotated[LogFormat, typer.Option("--log-format", help="Progress on standard error.")]
 OutOption = Annotated[
     str, typer.Option("--out", "-o", help="Path or URL of the corpus, without suffix.")
+]
+PathOutOption = Annotated[
+    str,
+    typer.Option("--out", "-o", callback=path_only, help="Path of the corpus, without suffix."),
 ]
 ThreadsOption = Annotated[
     int,

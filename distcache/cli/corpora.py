@@ -12,9 +12,11 @@ from distcache.cli.common import (
     JsonOption,
     LogOption,
     OutOption,
+    PathOutOption,
     WorkOption,
     interrupt_on_signals,
     needing_libraries,
+    path_only,
 )
 from distcache.cli.show import LogFormat, make_progress, print_json, print_result, print_table
 from distcache.corpus import CorpusFacts, Fault
@@ -95,8 +97,10 @@ def merge_command(
 
 
 def convert_command(
-    prefix: Annotated[str, typer.Argument(help="A corpus: its path without .idx or .bin.")],
-    out: OutOption,
+    prefix: Annotated[
+        str, typer.Argument(callback=path_only, help="A corpus: its path without .idx or .bin.")
+    ],
+    out: PathOutOption,
     drop_modes: Annotated[
         bool, typer.Option("--drop-modes", help="Drop the modes of multimodal data.")
     ] = False,
@@ -120,8 +124,10 @@ def convert_command(
 
 
 def materialize_command(
-    view: Annotated[str, typer.Argument(help="A view: its path without .idx or .bin.")],
-    out: OutOption,
+    view: Annotated[
+        str, typer.Argument(callback=path_only, help="A view: its path without .idx or .bin.")
+    ],
+    out: PathOutOption,
     log_format: LogOption = "auto",
     as_json: JsonOption = False,
 ) -> None:

@@ -9,9 +9,10 @@ import typer
 from distcache.cli.common import (
     JsonOption,
     LogOption,
-    OutOption,
+    PathOutOption,
     ThreadsOption,
     interrupt_on_signals,
+    path_only,
 )
 from distcache.cli.corpora import bare_prefix
 from distcache.cli.show import make_progress, print_result
@@ -40,9 +41,12 @@ def _group() -> None:
 @index_app.command("mds")
 def mds_command(
     directories: Annotated[
-        list[str], typer.Argument(metavar="DIR...", help="MDS data sets: with an index.json each.")
+        list[str],
+        typer.Argument(
+            metavar="DIR...", callback=path_only, help="MDS data sets: with an index.json each."
+        ),
     ],
-    out: OutOption,
+    out: PathOutOption,
     column: Annotated[
         str | None, typer.Option(help="The column of tokens; without --rows, tokens.")
     ] = None,

@@ -17,6 +17,7 @@ from distcache.cli.common import (
     interrupt_on_signals,
     optional_size,
     parse_minutes,
+    path_only,
 )
 from distcache.cli.show import make_progress, print_json
 from distcache.errors import DistcacheError
@@ -39,7 +40,10 @@ TrainingArgument = Annotated[
     ),
 ]
 OutputOption = Annotated[
-    Path, typer.Option("--output", "-o", help="Directory for the cache, shared by all nodes.")
+    Path,
+    typer.Option(
+        "--output", "-o", callback=path_only, help="Directory for the cache, shared by all nodes."
+    ),
 ]
 NodesOption = Annotated[
     int, typer.Option("--nodes", "-N", min=1, max=10_000, help="Nodes of the pre-job.")
@@ -98,6 +102,7 @@ def submit_command(
         Path,
         typer.Argument(
             metavar="CONFIG | @FILE",
+            callback=path_only,
             help="YAML or TOML file, or a file with the training command, seen by all nodes.",
         ),
     ],

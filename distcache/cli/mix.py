@@ -6,7 +6,13 @@ from typing import Annotated, Literal
 
 import typer
 
-from distcache.cli.common import JsonOption, LogOption, ThreadsOption, interrupt_on_signals
+from distcache.cli.common import (
+    JsonOption,
+    LogOption,
+    ThreadsOption,
+    interrupt_on_signals,
+    path_only,
+)
 from distcache.cli.show import make_progress, print_result
 from distcache.configuration import read_document
 from distcache.errors import ConfigError
@@ -21,7 +27,10 @@ __all__ = ["mix_command"]
 def mix_command(
     recipe: Annotated[str, typer.Argument(help="A list of MDS data sets, as YAML or JSON.")],
     out: Annotated[
-        str, typer.Option("--out", "-o", help="Directory of the corpora, and of blend.json.")
+        str,
+        typer.Option(
+            "--out", "-o", callback=path_only, help="Directory of the corpora, and of blend.json."
+        ),
     ],
     rows: Annotated[
         bool, typer.Option("--rows", help="Whole samples, of any columns; else tokens.")

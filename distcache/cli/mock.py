@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from distcache.cli.common import JsonOption, LogOption, ThreadsOption
+from distcache.cli.common import JsonOption, LogOption, ThreadsOption, path_only
 from distcache.cli.show import make_progress, print_json
 from distcache.corpus.mock import Made, Mock, write_mock
 from distcache.errors import ConfigError
@@ -24,7 +24,9 @@ FEW_DOCUMENTS: Final = 200
 
 
 def mock_command(
-    out: Annotated[Path, typer.Option("--out", "-o", help="Directory for the corpora.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", callback=path_only, help="Directory for the corpora.")
+    ],
     documents: Annotated[
         str, typer.Option(help="Of all corpora together, for example 2e7.")
     ] = "1e6",

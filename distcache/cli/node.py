@@ -20,6 +20,7 @@ from distcache.cli.common import (
     interrupt_on_signals,
     optional_size,
     parse_size,
+    path_only,
 )
 from distcache.cli.show import make_progress, print_json, print_table, size_text
 from distcache.configuration import naming_from
@@ -38,7 +39,8 @@ __all__ = ["local_app", "localize_command"]
 
 MOST_ROWS: Final = 16  # of a table without --verbose
 StoreArgument = Annotated[
-    Path | None, typer.Argument(help="The store; by default where `localize` puts it.")
+    Path | None,
+    typer.Argument(callback=path_only, help="The store; by default where `localize` puts it."),
 ]
 
 local_app = typer.Typer(

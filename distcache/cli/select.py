@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from distcache.cli.common import JsonOption, LogOption, OutOption
+from distcache.cli.common import JsonOption, LogOption, PathOutOption, path_only
 from distcache.cli.corpora import bare_prefix, write_corpus
 from distcache.corpus.receipt import Receipt
 from distcache.errors import ConfigError
@@ -22,8 +22,10 @@ END = 1 << 62  # of documents, if none is given
 
 
 def select_command(
-    corpus: Annotated[str, typer.Argument(help="A corpus: its path without .idx or .bin.")],
-    out: OutOption,
+    corpus: Annotated[
+        str, typer.Argument(callback=path_only, help="A corpus: its path without .idx or .bin.")
+    ],
+    out: PathOutOption,
     rows: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Only the documents of these numbers, text or .npy."),

@@ -236,6 +236,13 @@ def test_check(corpora: dict[str, str], tmp_path: Path) -> None:
         (["merge", "/none/\udcff", "-o", "/tmp/c"], 2, "is not UTF-8"),
         (["convert", "/none/\udcff", "-o", "/tmp/c"], 2, "is not UTF-8"),
         (["check", "/none/\udcff"], 2, "is not UTF-8"),
+        (["plan", "s3://lake/c.yaml"], 2, "give a path"),
+        (["build", "x.yaml", "-o", "s3://lake/x"], 2, "distcache upload"),
+        (["submit", "s3://lake/c.yaml", "-o", "/tmp"], 2, "give a path"),
+        (["index", "mds", "/none", "s3://lake/d", "-o", "/tmp/c"], 2, "give a path"),
+        (["convert", "/none/a", "-o", "s3://lake/c"], 2, "give a path"),
+        (["materialize", "s3://lake/v", "-o", "/tmp/c"], 2, "give a path"),
+        (["select", "s3://lake/v", "-o", "/tmp/c"], 2, "give a path"),
     ],
 )
 def test_wrong_use_is_one_clear_error(words: list[str], exit_code: int, message: str) -> None:
