@@ -21,7 +21,7 @@ from distcache.node.upkeep import verify_store
 from tests.buckets import put_cache
 from tests.caches import build_here
 from tests.mpi.test_localize import fail_alike, on_nodes
-from tests.processes import LIMIT, clean_environment, launch, start
+from tests.processes import DISTCACHE, LIMIT, clean_environment, launch, start
 from tests.storage.scripted_s3 import ScriptedS3
 
 pytestmark = pytest.mark.mpi
@@ -61,6 +61,24 @@ def test_each_byte_once_per_job(launcher: str, server: ScriptedS3, tmp_path: Pat
         assert server.bytes_of(suffix) == size_of(server, suffix)
     for node in range(3):
         assert verify_store(Store(logs / f"disk-{node}" / "store")) == []
+
+
+def test_several_jobs_at_once(server: ScriptedS3, tmp_path: Path) -> None:
+    """That localize the same cache on one node: each byte once for all of them."""
+    server.latency = 0.01
+    words = [DISTCACHE, "localize", URL, "--to", str(tmp_path / "store"), "--bin", "copy"]
+    environment = clean_environment(server.environment)
+    jobs = [
+        subprocess.Popen([*words, "--json"], stdout=subprocess.PIPE, text=True, env=environment)
+        for _ in range(4)
+    ]
+    told = [job.communicate(timeout=LIMIT)[0] for job in jobs]
+    assert [job.returncode for job in jobs] == [0] * 4
+    read = [json.loads(out)["nodes"][0]["read"] for out in told]
+    assert sum(count > 0 for count in read) == 1
+    for suffix in (".idx", ".bin"):
+        assert server.bytes_of(suffix) == size_of(server, suffix)
+    assert verify_store(Store(tmp_path / "store")) == []
 
 
 def test_after_a_killed_agent(server: ScriptedS3, tmp_path: Path) -> None:
