@@ -247,8 +247,15 @@ class AheadLog:
         entries = self._entries.get(key, [])
         return min(entries, key=_distance, default=None)
 
-    def read(self, entry: Entry) -> bytes | None:
+    def read(self, entry: Entry, end: float) -> bytes | None:
         """Return a range that was claimed, as soon as it is there; None if it does not come.
+
+        Parameters
+        ----------
+        entry : Entry
+            As `claim` has returned it.
+        end : float
+            Of waiting, by ``time.monotonic``: the same for all ranges of a request.
 
         Raises
         ------
@@ -259,7 +266,7 @@ class AheadLog:
         assert segment is not None, "it has a place on the disk"
         data = None
         try:
-            self._wait_for(entry)
+            self._wait_for(entry, end)
             if entry.held is not None:
                 data = segment.read(entry.held)
         finally:
@@ -272,12 +279,11 @@ class AheadLog:
                 self._changed.notify_all()
         return data
 
-    def _wait_for(self, entry: Entry) -> None:
-        begin = time.monotonic()
+    def _wait_for(self, entry: Entry, end: float) -> None:
         with self._changed:
             while entry.state is State.fetching:
-                if (late := time.monotonic() - begin) > limits().object_store:
-                    why = f"no answer in {late:.0f} s; {self.note}"
+                if time.monotonic() > end:
+                    why = f"no answer in {limits().object_store:.0f} s; {self.note}"
                     raise StorageError(entry.key.source.path, why)
                 self._changed.wait(1.0)
 

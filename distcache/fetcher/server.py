@@ -147,6 +147,7 @@ class Fetcher:
         targets = dict(zip(request.sources, descriptors, strict=True))
         keys = [key for key in _keys(request.sources, request.ranges) if key.size]
         claimed = [(key, self.log.claim(key)) for key in keys]
+        end = time.monotonic() + limits().object_store
         # What is missing is asked for before what is on its way is waited for.
         pending = self._fetch_all([key for key, entry in claimed if entry is None], targets)
         lost: list[RangeKey] = []
@@ -154,7 +155,7 @@ class Fetcher:
         for key, entry in claimed:
             if entry is not None:
                 try:
-                    data = self.log.read(entry)
+                    data = self.log.read(entry, end)
                 except StorageError as missing:
                     problems.append(missing)
                     continue

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from distcache.errors import ConfigError
+from distcache.io.threads import decodable
 from distcache.storage.access import (
     Access,
     Credentials,
@@ -52,6 +53,7 @@ class _Provider(msgspec.Struct, frozen=True):
     options: dict[str, Any] | None = None
 
 
+@decodable
 class _Profile(msgspec.Struct, frozen=True):
     """A profile; other fields do not change which bytes a path names."""
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from distcache.errors import StorageError
 from distcache.fetcher.ahead_log import BEHIND, AheadLog, Entry, Stream, cost_of
 from distcache.fetcher.protocol import Source
 from distcache.fetcher.segment import RangeKey, Segment
@@ -31,7 +33,7 @@ def content(entry: RangeKey) -> bytes:
 def take(log: AheadLog, wanted: RangeKey) -> bytes | None:
     """Return a range, if it is ahead."""
     entry = log.claim(wanted)
-    return None if entry is None else log.read(entry)
+    return None if entry is None else log.read(entry, time.monotonic() + 60)
 
 
 def fetch(log: AheadLog, most: int = 1000) -> int:
@@ -194,6 +196,19 @@ def test_a_reader_waits_for_what_is_on_its_way(log: AheadLog) -> None:
     log.store(entry, memoryview(content(entry.key)))
     reader.join(10)
     assert found == [content(key(0))]
+
+
+def test_readers_wait_no_longer_than_they_said(log: AheadLog) -> None:
+    """For all ranges of a request together, however many are on their way."""
+    stream_of(log, 20)
+    while next_now(log):
+        pass
+    claimed = [log.claim(key(number)) for number in range(20)]
+    end = time.monotonic() - 1
+    for entry in claimed:
+        assert entry is not None
+        with pytest.raises(StorageError, match="no answer"):
+            log.read(entry, end)
 
 
 def test_what_could_not_be_fetched(log: AheadLog) -> None:

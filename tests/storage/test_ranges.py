@@ -33,8 +33,8 @@ def test_requests_are_bounded(ranges: list[tuple[int, int]], gap: int, most: int
         assert group.end - group.begin <= most or len(group.members) == 1
     for one, other in itertools.pairwise(joined):
         assert one.begin <= other.begin
-        together = max(one.end, other.begin) - one.begin
-        assert other.begin > one.end + gap or together <= most + 60
+        begin, size = ranges[other.members[0]]
+        assert begin > one.end + gap or max(one.end, begin + size) - one.begin > most
 
 
 @given(RANGES)

@@ -23,6 +23,7 @@ from distcache.node.localize import localize
 from distcache.node.records import LocalizeOptions, read_records
 from distcache.node.store import Store
 from distcache.ranks.communicator import SerialCommunicator
+from distcache.timeouts import limits
 from distcache.train.dataset import CachedDataset
 from tests.buckets import name_of, put_cache
 from tests.storage.buckets import fresh_process_of_buckets
@@ -275,6 +276,21 @@ def test_a_store_that_stays_away(
     assert "\n" not in str(raised.value)
     server.script()
     assert remote[70]
+
+
+def test_a_store_that_stays_away_from_what_is_on_its_way(
+    local: Path, server: ScriptedS3, scale_time: Callable[[float], None]
+) -> None:
+    """One error after the same time, however many ranges the read-ahead was fetching."""
+    scale_time(0.02)
+    remote = distcache.open("s3://lake/run/c.h5", local).dataset("train")
+    assert remote[0]
+    server.script(always="503")
+    sampler = distcache.ReadAhead(distcache.ResumableSampler(remote, 40), remote, "1M")
+    begin = time.monotonic()
+    with pytest.raises(DistcacheError, match="no answer in"):
+        remote.__getitems__(next(iter(sampler)))
+    assert time.monotonic() - begin < 5 * limits().object_store
 
 
 def test_expired_credentials(remote: CachedDataset, server: ScriptedS3) -> None:
