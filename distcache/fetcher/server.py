@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -43,6 +43,7 @@ from distcache.storage import PIECE, is_url
 from distcache.storage.access import identity_of
 from distcache.storage.place import FilePlace, Place, bucket_of, used_buckets
 from distcache.storage.ranges import GAP, Joined, join_ranges
+from distcache.storage.url import address_of
 from distcache.timeouts import limits
 
 __all__ = ["Fetcher", "serve"]
@@ -116,6 +117,7 @@ class Fetcher:
         self._places = _Places()
         self._readers = ThreadPoolExecutor(READ_THREADS)
         self._lock = threading.Lock()
+        self._probes: dict[str, threading.Lock] = collections.defaultdict(threading.Lock)
         self._ahead: list[threading.Thread] = []
         self.fetched = 0
         self.used = 0
@@ -200,18 +202,24 @@ class Fetcher:
             self._fetch_ahead(entries)
 
     def _fetch_ahead(self, entries: list[Entry]) -> None:
-        """Fetch ranges that lie close together; a store that is away is waited for."""
+        """Fetch ranges that lie close together; a store that is away is waited for.
+
+        Then one thread at a time asks: a store that comes back is not met by all of every node's.
+        """
         source, begin = entries[0].key.source, entries[0].key.begin
         end = entries[-1].key.begin + entries[-1].key.size
+        turn: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         while True:
             try:
-                data = self._fetch(source, begin, end)
+                with turn:
+                    data = self._fetch(source, begin, end)
                 break
             except StorageError as error:
                 if not error.passes or not self.log.is_wanted(entries):
                     self._fail(entries, error)
                     return
                 self.log.note = str(error)
+                turn = self._probes[_store_of(source.path)]
                 time.sleep(PAUSE)
             except Exception as error:  # noqa: BLE001  its readers would wait for this thread
                 self._fail(entries, error)
@@ -244,6 +252,11 @@ class Fetcher:
             retries=sum(bucket.retries for bucket in buckets),
             note=self.log.note,
         )
+
+
+def _store_of(path: str) -> str:
+    """Return what is away if a path is."""
+    return str(address_of(path)._replace(key="")) if is_url(path) else path
 
 
 def _keys(sources: Sequence[Source], ranges: bytes) -> list[RangeKey]:
