@@ -14,7 +14,6 @@ import typer
 
 from distcache.cli.show import LogFormat
 from distcache.errors import BuildInterrupted, ConfigError
-from distcache.storage.url import SCHEMES
 from distcache.units import parse_size
 
 __all__ = [
@@ -40,6 +39,8 @@ __all__ = [
     "path_only",
 ]
 
+URL: Final = re.compile("[a-z][a-z0-9+.-]*:/")  # Path joins slashes
+
 
 def path_only(value: Any) -> Any:
     """Refuse a URL where only a path will do; the callback of such arguments and options.
@@ -50,8 +51,7 @@ def path_only(value: Any) -> Any:
         If it is one, or one of them is.
     """
     for word in value if isinstance(value, list) else [value]:
-        # Path joins slashes.
-        if str(word).startswith(tuple(f"{scheme}:/" for scheme in SCHEMES)):
+        if URL.match(str(word)):
             raise ConfigError(f"{word}: cannot be in a bucket; give a path")
     return value
 
