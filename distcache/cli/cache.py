@@ -20,7 +20,13 @@ from distcache.cache.contents import Cache, Contents, open_cache, read_contents,
 from distcache.cache.corpus_places import corpus_places
 from distcache.cache.digests import verify_cache
 from distcache.cache.inspect import inspect_document
-from distcache.cli.common import FimOption, JsonOption, MegatronOption, TokenizerOption
+from distcache.cli.common import (
+    FimOption,
+    JsonOption,
+    MegatronOption,
+    TokenizerOption,
+    path_only,
+)
 from distcache.cli.show import print_json, print_table, size_text
 from distcache.configuration import complete, load_config, naming_from
 from distcache.corpus.examine import examine, require_sound
@@ -230,7 +236,9 @@ def _naming_differences(config: Config, cache: Contents) -> list[str]:
 def export_command(
     context: typer.Context,
     cache: Annotated[str, typer.Argument(help="A cache file.")],
-    to: Annotated[str, typer.Option("--to", help="Directory for the .npy files.")],
+    to: Annotated[
+        str, typer.Option("--to", callback=path_only, help="Directory for the .npy files.")
+    ],
     prefix: Annotated[
         list[str] | None,
         typer.Option(help="FROM=TO: training will be given the corpora under another path."),
@@ -256,7 +264,6 @@ def export_command(
         raise ConfigError(f"--prefix {' '.join(prefix or [])}: expected FROM=TO")
     rename = prefix_renamer([(pair[0], pair[1]) for pair in pairs])
     naming = naming_from(tokenizer, megatron, fim_data=fim_data)
-    require_file(to, "--to", "give a directory")
     opened = open_cache(cache)
     if context.args:
         require_command(context.args)

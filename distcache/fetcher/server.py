@@ -219,7 +219,8 @@ class Fetcher:
                     self._fail(entries, error)
                     return
                 self.log.note = str(error)
-                turn = self._probes[_store_of(source.path)]
+                with self._lock:
+                    turn = self._probes[_store_of(source.path)]
                 time.sleep(PAUSE)
             except Exception as error:  # noqa: BLE001  its readers would wait for this thread
                 self._fail(entries, error)

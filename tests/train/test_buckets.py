@@ -278,17 +278,24 @@ def test_a_store_that_stays_away(
     assert remote[70]
 
 
+def told_while_away(
+    local: Path, server: ScriptedS3
+) -> tuple[CachedDataset, Iterator[list[int]], list[int]]:
+    """Return a dataset, batches that the read-ahead cannot fetch, and the first of them."""
+    remote = distcache.open("s3://lake/run/c.h5", local).dataset("train")
+    assert remote[0]
+    server.script(always="503")
+    ahead = iter(distcache.ReadAhead(distcache.ResumableSampler(remote, 40), remote, "1M"))
+    return remote, ahead, next(ahead)
+
+
 @pytest.mark.long
 def test_a_store_that_stays_away_from_what_is_on_its_way(
     local: Path, server: ScriptedS3, scale_time: Callable[[float], None]
 ) -> None:
     """One error after the same time, however many ranges the read-ahead was fetching."""
     scale_time(0.1)
-    remote = distcache.open("s3://lake/run/c.h5", local).dataset("train")
-    assert remote[0]
-    server.script(always="503")
-    ahead = iter(distcache.ReadAhead(distcache.ResumableSampler(remote, 40), remote, "1M"))
-    indices = next(ahead)
+    remote, _ahead, indices = told_while_away(local, server)
     with pytest.raises(DistcacheError, match="no answer in"):  # not the fetcher's, after twice that
         remote.__getitems__(indices)
 
@@ -299,11 +306,8 @@ def test_a_store_that_is_away_is_asked_by_one(
 ) -> None:
     """Of the read-ahead's threads, once each has waited: all nodes wait for the store to return."""
     scale_time(0.01)
-    remote = distcache.open("s3://lake/run/c.h5", local).dataset("train")
-    assert remote[0]
-    server.script(always="503")
-    ahead = iter(distcache.ReadAhead(distcache.ResumableSampler(remote, 40), remote, "1M"))
-    assert next(ahead)
+    _remote, _ahead, indices = told_while_away(local, server)
+    assert indices
     time.sleep(5 * limits().object_store)
     before = len(server.requests)
     time.sleep(3 * limits().object_store)
