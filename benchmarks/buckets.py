@@ -145,10 +145,9 @@ def show(what: str, rows: list[Any]) -> None:
     text = f"{what}: {middle['samples/s']:.2f} samples/s, {each:.2f} ms CPU each"
     text += f", {middle['late']:.0f} late batches, the longest {1e3 * middle['longest']:.1f} ms"
     if middle.get("used"):
-        ratio = (middle["fetched"] - min(middle["held"], middle["fetched"])) / middle["used"]
-        per_gb = 1e9 * middle["cpu"] / middle["used"]
+        # With what is ahead at the end, which is most of it where training is slower.
         text += f", {middle['fetched'] / middle['used']:.3f} bytes fetched per byte used"
-        text += f" ({ratio:.3f} without what is ahead), {per_gb:.1f} s CPU per GB"
+        text += f", {1e9 * middle['cpu'] / middle['fetched']:.1f} s CPU per GB fetched"
     print(text, flush=True)
 
 

@@ -118,8 +118,6 @@ def main() -> None:
         found["cpu"] += cpu_of(after.process) - fetcher
         found["used"] = after.used
         found["fetched"] = after.fetched
-        found["held"] = after.held
-        found["requests"] = after.requests
     print(json.dumps(found))
     os._exit(0)
 

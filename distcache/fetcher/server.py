@@ -156,15 +156,14 @@ class Fetcher:
         problems: list[BaseException] = []
         for key, entry in claimed:
             if entry is not None:
-                try:
+                try:  # each that was claimed has to be read
                     data = self.log.read(entry, end)
-                except StorageError as missing:
-                    problems.append(missing)
-                    continue
-                if data is None:
-                    lost.append(key)
-                else:
-                    write_range(targets[key.source], key.begin, data)
+                    if data is None:
+                        lost.append(key)
+                    else:
+                        write_range(targets[key.source], key.begin, data)
+                except (DistcacheError, OSError) as problem:
+                    problems.append(problem)
         pending += self._fetch_all(lost, targets)
         problems += [error for future in pending if (error := future.exception()) is not None]
         if problems:
