@@ -1,0 +1,47 @@
+"""A node that has localized a cache from a bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import distcache
+from distcache.node.localize import localize
+from distcache.node.records import LocalizeOptions
+from distcache.ranks.communicator import SerialCommunicator
+from distcache.train.dataset import CachedDataset
+from tests.buckets import put_cache
+from tests.storage.buckets import fresh_process_of_buckets
+from tests.storage.scripted_s3 import ScriptedS3
+from tests.train.buckets.reading import end_fetcher
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedS3]:
+    """An empty bucket."""
+    with ScriptedS3() as s3, fresh_process_of_buckets(monkeypatch, s3.environment):
+        yield s3
+
+
+@pytest.fixture
+def files(cache: Path) -> CachedDataset:
+    """The samples, read from files."""
+    return distcache.open(cache).dataset("train")
+
+
+@pytest.fixture
+def local(server: ScriptedS3, cache: Path, tmp_path: Path) -> Iterator[Path]:
+    """The store of a node that has localized the cache from the bucket."""
+    root = tmp_path / "local"
+    localize(SerialCommunicator(), put_cache(server, cache), LocalizeOptions(directory=str(root)))
+    server.script()
+    yield root
+    end_fetcher(root)
+
+
+@pytest.fixture
+def remote(local: Path) -> CachedDataset:
+    """The samples, read from the bucket."""
+    return distcache.open("s3://lake/run/c.h5", local).dataset("train")

@@ -1,0 +1,67 @@
+"""Read batches, and ask and kill the fetcher that serves them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+import distcache
+from distcache.fetcher.client import fetcher_status
+from distcache.fetcher.protocol import Status
+from distcache.train.dataset import CachedDataset
+
+__all__ = ["Batches", "batches", "end_fetcher", "equal", "status"]
+
+Batches = list[torch.Tensor]
+
+
+def status(root: Path) -> Status:
+    """Return how the fetcher is."""
+    found = fetcher_status(root / "ahead")
+    assert found is not None
+    return found
+
+
+def end_fetcher(root: Path) -> None:
+    """Kill the fetcher, if there is one, and wait until it is gone."""
+    found = fetcher_status(root / "ahead")
+    if found is not None:
+        os.kill(found.process, signal.SIGKILL)
+        while fetcher_status(root / "ahead") is not None:
+            time.sleep(0.01)
+
+
+def batches(
+    dataset: CachedDataset,
+    workers: int = 0,
+    way: str | None = None,
+    *,
+    budget: str | None = None,
+    ranks: tuple[int, int] = (0, 1),
+    consumed: int = 0,
+    most: int = 200,
+) -> Batches:
+    """Return the first batches of a rank."""
+    sampler: Any = distcache.ResumableSampler(dataset, 4, *ranks, consumed_samples=consumed)
+    if budget is not None:
+        sampler = distcache.ReadAhead(sampler, dataset, budget, samples=200)
+    loader = DataLoader(
+        dataset, batch_sampler=sampler, num_workers=workers, multiprocessing_context=way
+    )
+    found = []
+    for batch in loader:
+        found.append(batch["tokens"].clone())
+        if len(found) == most:
+            break
+    return found
+
+
+def equal(one: Batches, other: Batches) -> bool:
+    """Return whether batches are the same, in the same order."""
+    return len(one) == len(other) and all(map(torch.equal, one, other))

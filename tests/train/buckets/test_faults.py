@@ -1,0 +1,148 @@
+"""Training from a bucket, whatever happens meanwhile: the right samples, or one clear error."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import distcache
+from distcache.errors import CorpusError, DistcacheError
+from distcache.timeouts import limits
+from distcache.train.dataset import CachedDataset
+from tests.storage.scripted_s3 import ScriptedS3
+from tests.train.buckets.reading import batches, end_fetcher, status
+
+
+@pytest.mark.parametrize("budget", [None, "1M"])
+def test_a_killed_fetcher(
+    budget: str | None, remote: CachedDataset, files: CachedDataset, local: Path
+) -> None:
+    """Is started again by whoever needs it, and goes on."""
+    sampler: Any = distcache.ResumableSampler(remote, 4)
+    if budget is not None:
+        sampler = distcache.ReadAhead(sampler, remote, budget, samples=100)
+    wanted = batches(files, most=90)
+    killed = []
+    for number, indices in enumerate(sampler):
+        if number == len(wanted):
+            break
+        if number in (20, 50):
+            killed.append(status(local).process)
+            end_fetcher(local)
+        found = torch.stack([row["tokens"] for row in remote.__getitems__(indices)])
+        assert torch.equal(found, wanted[number])
+    assert status(local).process not in killed
+
+
+def test_a_changed_object(remote: CachedDataset, server: ScriptedS3, local: Path) -> None:
+    """Is an error that names it, for what is read ahead and for what is not."""
+    assert remote[0]
+    for name in [name for name in server.objects if name.endswith(".bin")]:
+        server.put(name, server.objects[name][::-1])
+    with pytest.raises(CorpusError, match=r"s3://lake/run/corpora/.*\.bin: is another object"):
+        remote.__getitems__(range(100, 140))
+    with pytest.raises(CorpusError, match="is another object"):
+        batches(remote, budget="1M")
+    with pytest.raises(CorpusError, match="is another object"):
+        batches(remote, 2, "fork")
+
+
+def test_a_store_that_is_away_for_a_while(
+    remote: CachedDataset, files: CachedDataset, server: ScriptedS3
+) -> None:
+    """Is waited for."""
+    sampler = distcache.ReadAhead(distcache.ResumableSampler(remote, 4), remote, "1M", samples=100)
+    wanted = batches(files, most=60)
+    for number, indices in enumerate(sampler):
+        if number == len(wanted):
+            break
+        if number == 10:
+            server.script(*40 * ["refuse"], *40 * ["503"])
+        found = torch.stack([row["tokens"] for row in remote.__getitems__(indices)])
+        assert torch.equal(found, wanted[number])
+
+
+def test_a_store_that_stays_away(
+    local: Path, server: ScriptedS3, scale_time: Callable[[float], None]
+) -> None:
+    """Ends the reader with one clear error, after its time."""
+    scale_time(0.02)
+    remote = distcache.open("s3://lake/run/c.h5", local).dataset("train")
+    assert remote[0]
+    server.script(always="503")
+    with pytest.raises(DistcacheError, match=r"no answer in .* s: status 503 SlowDown") as raised:
+        remote.__getitems__(range(50, 60))
+    assert "\n" not in str(raised.value)
+    server.script()
+    assert remote[70]
+
+
+def told_while_away(
+    local: Path, server: ScriptedS3
+) -> tuple[CachedDataset, Iterator[list[int]], list[int]]:
+    """Return a dataset, batches that the read-ahead cannot fetch, and the first of them."""
+    remote = distcache.open("s3://lake/run/c.h5", local).dataset("train")
+    assert remote[0]
+    server.script(always="503")
+    ahead = iter(distcache.ReadAhead(distcache.ResumableSampler(remote, 40), remote, "1M"))
+    return remote, ahead, next(ahead)
+
+
+@pytest.mark.long
+def test_a_store_that_stays_away_from_what_is_on_its_way(
+    local: Path, server: ScriptedS3, scale_time: Callable[[float], None]
+) -> None:
+    """One error after the same time, however many ranges the read-ahead was fetching."""
+    scale_time(0.1)
+    remote, _ahead, indices = told_while_away(local, server)
+    with pytest.raises(DistcacheError, match="no answer in"):  # not the fetcher's, after twice that
+        remote.__getitems__(indices)
+
+
+@pytest.mark.long
+def test_a_store_that_is_away_is_asked_by_one(
+    local: Path, server: ScriptedS3, scale_time: Callable[[float], None]
+) -> None:
+    """Of the read-ahead's threads, once each has waited: all nodes wait for the store to return."""
+    scale_time(0.01)
+    _remote, _ahead, indices = told_while_away(local, server)
+    assert indices
+    time.sleep(5 * limits().object_store)
+    before = len(server.requests)
+    time.sleep(3 * limits().object_store)
+    asked = len(server.requests) - before
+    assert 0 < asked < 100
+    server.script()
+
+
+def test_expired_credentials(remote: CachedDataset, server: ScriptedS3) -> None:
+    """Are an error that says so."""
+    assert remote[0]
+    server.script(always="400")
+    with pytest.raises(DistcacheError, match="the credentials have expired"):
+        remote.__getitems__(range(50, 60))
+
+
+def test_a_bit_that_the_disk_has_flipped(
+    remote: CachedDataset, files: CachedDataset, local: Path
+) -> None:
+    """Is noticed when the log is read: the range is fetched again."""
+    sampler = distcache.ReadAhead(distcache.ResumableSampler(remote, 4), remote, "1M", samples=80)
+    wanted = batches(files, most=15)
+    for number, indices in enumerate(sampler):
+        if number == 0:
+            while status(local).queued:
+                time.sleep(0.01)
+            for path in (local / "ahead").glob("*.log"):
+                data = bytearray(path.read_bytes())
+                data[::7] = bytes(byte ^ 1 for byte in data[::7])
+                path.write_bytes(data)
+        if number == len(wanted):
+            break
+        found = torch.stack([row["tokens"] for row in remote.__getitems__(indices)])
+        assert torch.equal(found, wanted[number])

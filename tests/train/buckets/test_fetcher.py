@@ -1,0 +1,118 @@
+"""The fetcher that training starts: its secrets, its streams, its end."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from torch.utils.data import DataLoader
+
+import distcache
+from distcache.errors import DistcacheError
+from distcache.fetcher.client import fetcher_status
+from distcache.train.dataset import CachedDataset
+from tests.storage.scripted_s3 import ScriptedS3
+from tests.train.buckets.reading import batches, status
+
+
+def test_no_secret_is_kept(remote: CachedDataset, local: Path, server: ScriptedS3) -> None:
+    """By a dataset that is pickled, the store, or the fetcher's command line."""
+    batches(remote, budget="1M", most=20)
+    command = Path(f"/proc/{status(local).process}/cmdline").read_bytes()
+    texts = [pickle.dumps(remote), repr(remote).encode(), command]
+    texts += [path.read_bytes() for path in local.rglob("*") if path.is_file()]
+    assert b"knows-it" not in b"".join(texts)
+
+
+def test_the_directory_of_the_fetcher(remote: CachedDataset, local: Path) -> None:
+    """Is the user's own; the fetcher ends when its clients are gone."""
+    assert remote[0]
+    assert (local / "ahead").stat().st_mode & 0o077 == 0
+
+
+def test_a_fetcher_without_clients(local: Path, scale_time: Callable[[float], None]) -> None:
+    """Ends, and leaves nothing that was read ahead."""
+    scale_time(0.1)
+    dataset = distcache.open("s3://lake/run/c.h5", local).dataset("train")
+    batches(dataset, budget="1M", most=20)
+    process = status(local).process
+    client = dataset.fetch_client
+    assert client is not None
+    client.close()
+    end = time.monotonic() + 60
+    while Path(f"/proc/{process}/cmdline").exists() and time.monotonic() < end:
+        if b"fetcher" not in Path(f"/proc/{process}/cmdline").read_bytes():
+            break  # it is a zombie of this process
+        time.sleep(0.05)
+    assert fetcher_status(local / "ahead") is None
+    assert list((local / "ahead").glob("*.log")) == []
+
+
+def test_validation_beside_training(
+    remote: CachedDataset, files: CachedDataset, local: Path
+) -> None:
+    """Each has a stream of its own: what was told for one stays ahead."""
+    valid = distcache.open("s3://lake/run/c.h5", local).dataset("valid")
+    train = iter(distcache.ReadAhead(distcache.ResumableSampler(remote, 4), remote, "8M", 100))
+    first = next(train)
+    while status(local).queued:
+        time.sleep(0.01)
+    other = iter(distcache.ReadAhead(distcache.ResumableSampler(valid, 4), valid, "8M", 100))
+    valid.__getitems__(next(other))
+    assert status(local).streams == 2
+    before = status(local).misses
+    remote.__getitems__(first)
+    for _ in range(10):
+        remote.__getitems__(next(train))
+    assert status(local).misses == before
+    other.close()
+    train.close()
+    end = time.monotonic() + 30
+    while status(local).streams and time.monotonic() < end:
+        time.sleep(0.01)
+    assert status(local).streams == 0
+
+
+def test_an_iteration_that_is_broken_off(remote: CachedDataset, local: Path) -> None:
+    """Gives its share back, also if workers that were forked meanwhile still live."""
+    sampler = distcache.ReadAhead(distcache.ResumableSampler(remote, 4), remote, "8M", 100)
+    loader = DataLoader(remote, batch_sampler=sampler, num_workers=2, persistent_workers=True)
+    for number, _ in enumerate(loader):
+        if number == 3:
+            break
+    assert len(list(zip(range(5), loader, strict=False))) == 5
+    assert status(local).streams <= 1
+
+
+def test_modules_in_the_directory_of_training(
+    local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Are none of the fetcher's."""
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "queue.py").write_text("raise SystemExit('planted')")
+    monkeypatch.chdir(tmp_path / "code")
+    assert distcache.open("s3://lake/run/c.h5", local).dataset("train")[0]
+
+
+def test_other_credentials(
+    local: Path, server: ScriptedS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Get a fetcher of their own, as soon as the one before has no clients."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "expired")
+    dataset = distcache.open("s3://lake/run/c.h5", local).dataset("train")
+    assert dataset[0]
+    before = status(local).process
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "renewed")
+    other = distcache.open("s3://lake/run/c.h5", local).dataset("train")
+    with pytest.raises(DistcacheError, match="other credentials or endpoints"):
+        other[0]
+    client = dataset.fetch_client
+    assert client is not None
+    client.close()
+    while status(local).clients > 1:  # this question is one
+        time.sleep(0.01)
+    assert other[0]
+    assert status(local).process != before

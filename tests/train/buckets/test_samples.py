@@ -1,0 +1,214 @@
+"""Training from a bucket: the samples of files, by exact ranges."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, RandomSampler
+
+import distcache
+from distcache.errors import ConfigError, CorpusError, NotReady
+from distcache.node.localize import localize
+from distcache.node.records import LocalizeOptions, read_records
+from distcache.node.store import Store
+from distcache.ranks.communicator import SerialCommunicator
+from distcache.train.dataset import CachedDataset
+from tests.buckets import name_of, put_cache
+from tests.storage.scripted_s3 import ScriptedS3
+from tests.train.buckets.reading import batches, end_fetcher, equal, status
+
+
+def test_samples_are_those_of_files(
+    remote: CachedDataset, files: CachedDataset, server: ScriptedS3
+) -> None:
+    """All tensors; a process that trains has not sent a single request of its own."""
+    for number in (0, 7, 3999):
+        for name, values in files[number].items():
+            assert torch.equal(remote[number][name], values)
+    assert equal(batches(remote), batches(files))
+    gets = [request for request in server.requests if request.method == "GET"]
+    assert all(request.name.endswith(".bin") for request in gets)
+    assert all(request.if_match for request in gets)
+
+
+def test_all_ranges_of_a_batch_are_asked_for_at_once(
+    remote: CachedDataset, server: ScriptedS3
+) -> None:
+    """So that a batch takes about one round trip."""
+    assert remote[0]
+    server.latency = 0.2
+    server.script()
+    begin = time.monotonic()
+    remote.__getitems__(range(1, 9))
+    asked = len(server.requests)
+    assert asked > 10
+    assert time.monotonic() - begin < 0.2 * asked / 2
+    assert server.most_at_once > asked // 2
+
+
+@pytest.mark.parametrize("way", ["fork", "forkserver", "spawn"])
+def test_workers(remote: CachedDataset, files: CachedDataset, way: str) -> None:
+    """However they are started, also after the parent has read."""
+    assert remote[0]
+    assert equal(batches(remote, 2, way, budget="1M", most=60), batches(files, most=60))
+
+
+def test_read_ahead(
+    remote: CachedDataset, files: CachedDataset, server: ScriptedS3, local: Path
+) -> None:
+    """Each byte is fetched once, before it is read, in the order of the sampler."""
+    ours = batches(remote, budget="4M")
+    found = status(local)
+    assert equal(ours, batches(files))
+    assert found.hits > 0.9 * (found.hits + found.misses)
+    assert found.fetched <= 1.05 * found.used + 200 * 600  # some are ahead of the last batch
+    assert found.held <= 4 << 20
+
+
+def test_resuming_on_other_ranks(remote: CachedDataset, files: CachedDataset) -> None:
+    """Is a new list of samples, and nothing else."""
+    for ranks in ((0, 3), (2, 3)):
+        ours = batches(remote, budget="1M", ranks=ranks, consumed=400, most=40)
+        assert equal(ours, batches(files, ranks=ranks, consumed=400, most=40))
+
+
+def test_the_state_is_that_of_the_sampler(remote: CachedDataset) -> None:
+    """What was told ahead is not counted as consumed."""
+    sampler = distcache.ResumableSampler(remote, 4)
+    ahead = distcache.ReadAhead(sampler, remote)
+    iterator = iter(ahead)
+    for _ in range(5):
+        next(iterator)
+    assert ahead.state_dict()["consumed_samples"] == 20
+    assert len(ahead) == len(sampler)
+    other = distcache.ReadAhead(distcache.ResumableSampler(remote, 4), remote)
+    other.load_state_dict(ahead.state_dict())
+    assert next(iter(other)) == next(iterator)
+
+
+@pytest.mark.parametrize("order", ["sequential", "cyclic"])
+def test_batches(remote: CachedDataset, files: CachedDataset, order: str) -> None:
+    """The iterator of a rank reads ahead by itself, in any order, and goes on where it stopped."""
+    ours = distcache.Batches(remote, 4, order=order, read_ahead="1M")
+    theirs = distcache.Batches(files, 4, order=order)
+    for _ in range(30):
+        assert torch.equal(next(ours)["tokens"], next(theirs)["tokens"])
+    other = distcache.Batches(remote, 4, 0, 1, order=order)
+    other.restore_state(ours.save_state())
+    assert torch.equal(next(other)["tokens"], next(theirs)["tokens"])
+    ours.close()
+    other.close()
+
+
+def test_a_foreign_sampler(remote: CachedDataset, files: CachedDataset, local: Path) -> None:
+    """Is drawn from ahead of its use, in its own order."""
+    chosen = [[int(i) for i in RandomSampler(range(400))][n : n + 4] for n in range(0, 400, 4)]
+    ahead = distcache.ReadAhead(chosen, remote, "1M")
+    assert [list(batch) for batch in ahead] == chosen
+    ours = DataLoader(remote, batch_sampler=distcache.ReadAhead(chosen, remote, "1M"))  # type: ignore[arg-type]
+    theirs = DataLoader(files, batch_sampler=chosen)
+    assert all(torch.equal(a["tokens"], b["tokens"]) for a, b in zip(ours, theirs, strict=True))
+    assert status(local).hits > 0
+
+
+def test_where_files_are_read(files: CachedDataset) -> None:
+    """Nothing is told to anybody."""
+    sampler = distcache.ResumableSampler(files, 4)
+    assert list(distcache.ReadAhead(sampler, files))[:2] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert files.fetch_client is None
+
+
+def test_a_budget_that_is_none(files: CachedDataset) -> None:
+    """Is refused at once."""
+    for budget in ("much", 0, "-1G"):
+        with pytest.raises(ConfigError, match="size"):
+            distcache.ReadAhead([[0]], files, budget)
+
+
+def test_without_a_copy(server: ScriptedS3, cache: Path, tmp_path: Path) -> None:
+    """Opening a cache in a bucket is an error that says what to do, and asks no store."""
+    url = put_cache(server, cache)
+    server.script()
+    with pytest.raises(NotReady, match="localize"):
+        distcache.open(url)
+    with pytest.raises(NotReady, match="localize"):
+        distcache.open(url, tmp_path / "none")
+    assert server.requests == []
+
+
+def test_opening_touches_no_network(local: Path, server: ScriptedS3) -> None:
+    """Nor does looking at what there is."""
+    cache = distcache.open("s3://lake/run/c.h5", local)
+    assert len(cache.dataset("train")) == 4000
+    assert cache.is_local
+    assert server.requests == []
+
+
+def test_whole_copies(
+    local: Path, server: ScriptedS3, files: CachedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Are read as files: there is no fetcher."""
+    options = LocalizeOptions(directory=str(local), copy=True)
+    localize(SerialCommunicator(), "s3://lake/run/c.h5", options)
+    server.script()
+    dataset = distcache.open("s3://lake/run/c.h5", local).dataset("train")
+    assert equal(batches(dataset, most=50), batches(files, most=50))
+    assert server.requests == []
+    assert dataset.fetch_client is None
+
+
+def test_a_slow_shared_filesystem(cache: Path, files: CachedDataset, tmp_path: Path) -> None:
+    """Is read ahead in the same way."""
+    root = tmp_path / "local"
+    localize(SerialCommunicator(), cache, LocalizeOptions(directory=str(root), read_ahead=True))
+    dataset = distcache.open(cache, root).dataset("train")
+    try:
+        assert equal(batches(dataset, budget="1M"), batches(files))
+        found = status(root)
+        assert found.hits > 0.9 * (found.hits + found.misses)
+        assert found.requests == 0
+        corpus = next(read_records(Store(root))).corpora[0]
+        path = Path(f"{corpus.shared}.bin")
+        os.utime(path, ns=(1, 1))
+        end_fetcher(root)
+        with pytest.raises(CorpusError, match="another file than when it was localized"):
+            dataset.__getitems__(range(1000, 1050))
+        os.utime(path, ns=(1, corpus.bin_version.modified if corpus.bin_version else 0))
+    finally:
+        end_fetcher(root)
+
+
+def test_the_reader_for_megatron(
+    local: Path, cache: Path, server: ScriptedS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reads exact ranges of any type, and refuses what is not there."""
+    monkeypatch.setenv("DISTCACHE_LOCAL_DIR", str(local))
+    url = next(read_records(Store(local))).corpora[0].shared + ".bin"
+    data = server.objects[name_of(url)]
+    reader = distcache.MegatronBinReader(url, None)
+    assert reader.read(np.uint16, 10, 20).tobytes() == data[20:40]
+    assert reader.read(np.int32, 0, 0).size == 0
+    assert [request.size for request in server.requests] == [20]
+    with pytest.raises(CorpusError, match="bytes"):
+        reader.read(np.uint16, 10, len(data))
+    with pytest.raises(NotReady, match="localize"):
+        distcache.MegatronBinReader("s3://lake/other.bin")
+
+
+def test_the_reader_for_megatron_and_a_whole_copy(
+    local: Path, server: ScriptedS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asks no bucket."""
+    monkeypatch.setenv("DISTCACHE_LOCAL_DIR", str(local))
+    options = LocalizeOptions(directory=str(local), copy=True)
+    localize(SerialCommunicator(), "s3://lake/run/c.h5", options)
+    url = next(read_records(Store(local))).corpora[0].shared + ".bin"
+    server.script()
+    found = distcache.MegatronBinReader(url).read(np.uint16, 10, 20)
+    assert found.tobytes() == server.objects[name_of(url)][20:40]
+    assert server.requests == []
