@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -41,10 +41,13 @@ from distcache.io.files import open_sized, version_of, write_range
 from distcache.staging.locks import try_lock
 from distcache.storage import PIECE, is_url
 from distcache.storage.access import identity_of
-from distcache.storage.place import FilePlace, Place, bucket_of, used_buckets
+from distcache.storage.place import FilePlace, Place, bucket_of
 from distcache.storage.ranges import GAP, Joined, join_ranges
 from distcache.storage.url import address_of
 from distcache.timeouts import limits
+
+if TYPE_CHECKING:
+    from distcache.storage.bucket import Bucket
 
 __all__ = ["Fetcher", "serve"]
 
@@ -62,6 +65,7 @@ class _Places:
         self._files: dict[Source, tuple[int, FilePlace]] = {}
         self._lock = threading.Lock()
         self._users: collections.Counter[Source] = collections.Counter()
+        self._buckets: set[Bucket] = set()
 
     @contextlib.contextmanager
     def open(self, source: Source) -> Iterator[Place]:
@@ -73,7 +77,10 @@ class _Places:
             If it cannot be opened, or is not the one of the version.
         """
         if is_url(source.path):
-            yield bucket_of(source.path).open(source.path, source.version)
+            bucket = bucket_of(source.path)
+            with self._lock:
+                self._buckets.add(bucket)
+            yield bucket.open(source.path, source.version)
             return
         with self._lock:
             if source not in self._files:
@@ -86,6 +93,12 @@ class _Places:
             with self._lock:
                 self._users[source] -= 1
                 self._close_unused()
+
+    def requests(self) -> tuple[int, int]:
+        """Return how many requests were sent to stores, and how many again."""
+        with self._lock:
+            buckets = list(self._buckets)
+        return sum(b.requests for b in buckets), sum(b.retries for b in buckets)
 
     def _open_file(self, source: Source) -> tuple[int, FilePlace]:
         descriptor, size = open_sized(source.path)
@@ -235,7 +248,7 @@ class Fetcher:
     def status(self, clients: int) -> Status:
         """Return how it is."""
         streams, queued, ahead = self.log.counts()
-        buckets = used_buckets()
+        requests, retries = self._places.requests()
         return Status(
             process=os.getpid(),
             clients=clients,
@@ -248,8 +261,8 @@ class Fetcher:
             misses=self.log.misses,
             fetched=self.fetched,
             used=self.used,
-            requests=sum(bucket.requests for bucket in buckets),
-            retries=sum(bucket.retries for bucket in buckets),
+            requests=requests,
+            retries=retries,
             note=self.log.note,
         )
 

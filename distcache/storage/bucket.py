@@ -38,7 +38,7 @@ from distcache.storage.place import PIECE
 from distcache.storage.url import Address, address_of
 from distcache.timeouts import limits
 
-__all__ = ["Bucket", "ObjectPlace", "all_buckets", "find_bucket"]
+__all__ = ["Bucket", "ObjectPlace", "find_bucket"]
 
 RETRIES: Final = 3  # of the client's own, which continue a cut answer where it ended
 FIRST_PAUSE: Final = 0.2  # seconds, between our own attempts; each is twice the one before
@@ -75,12 +75,6 @@ def find_bucket(address: Address) -> Bucket:
             access = profile_access if address.scheme == "msc" else environment_access
             _buckets[key] = Bucket(access(address))
         return _buckets[key]
-
-
-def all_buckets() -> list[Bucket]:
-    """Return the buckets that this process has used."""
-    with _lock:
-        return list(_buckets.values())
 
 
 def _make_store(access: Access, credentials: Credentials) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import sys
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -32,7 +31,6 @@ __all__ = [
     "read_place",
     "require_answer",
     "threads_for",
-    "used_buckets",
     "version_at",
     "version_or_none",
 ]
@@ -216,12 +214,6 @@ def read_all(place: Place, begin: int, end: int) -> bytes:
     out = np.empty(end - begin, np.uint8)
     place.read_into(out, begin)
     return out.tobytes()
-
-
-def used_buckets() -> list[Bucket]:
-    """Return the buckets that this process has used; nothing is imported for it."""
-    module = sys.modules.get("distcache.storage.bucket")
-    return [] if module is None else module.all_buckets()
 
 
 def bucket_of(url: str) -> Bucket:

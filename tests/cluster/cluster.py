@@ -7,10 +7,11 @@ import os
 import shutil
 import subprocess
 
-from tests.cluster.daemons import detach, listens, run, stop, succeeds, wait_until
+from tests.cluster.daemons import detach, listens, run, stop, succeeds
 from tests.cluster.gluster import SharedFilesystem
 from tests.cluster.node import BRIDGES, Node
 from tests.cluster.settings import LOCAL, Settings, hosts, slurm_conf, slurmdbd_conf
+from tests.waiting import wait_until
 
 __all__ = ["Cluster", "what_is_missing"]
 

@@ -7,11 +7,12 @@ import os
 import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["detach", "listens", "run", "stop", "succeeds", "wait_until"]
+from tests.waiting import wait_until
+
+__all__ = ["detach", "listens", "run", "stop", "succeeds"]
 
 ENDS_WITHIN = 10.0  # seconds, after which a daemon is killed
 LIMIT = 120.0  # seconds that any command may take
@@ -66,26 +67,6 @@ def listens(host: str, port: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def wait_until(
-    condition: Callable[[], bool], what: str, limit: float = 60.0, logs: Sequence[Path] = ()
-) -> None:
-    """Wait for something, for so many seconds.
-
-    Raises
-    ------
-    TimeoutError
-        With what was waited for, and the end of some logs.
-    """
-    end = time.monotonic() + limit
-    while not condition():
-        if time.monotonic() > end:
-            tails = [
-                f"{log}:\n{log.read_text(errors='replace')[-3000:]}" for log in logs if log.exists()
-            ]
-            raise TimeoutError("\n".join([f"waited {limit:.0f} s for {what}", *tails]))
-        time.sleep(0.1)
 
 
 def stop(pid_file: Path, number: signal.Signals = signal.SIGTERM) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 import subprocess
 
-from tests.cluster.daemons import run, stop, succeeds, wait_until
+from tests.cluster.daemons import run, stop, succeeds
 from tests.cluster.node import Node
 from tests.cluster.settings import Settings
+from tests.waiting import wait_until
 
 __all__ = ["SharedFilesystem"]
 

@@ -16,11 +16,12 @@ from distcache.builder.job import Record
 from distcache.launch.slurm import look_at_job
 from distcache.staging.journal import read_journal
 from tests.caches import build_here
-from tests.cluster.daemons import run, wait_until
+from tests.cluster.daemons import run
 from tests.cluster.node import ETHERNET
 from tests.corpora import write_corpora
 from tests.large import write_large
 from tests.processes import DISTCACHE, OPEN_MPI, clean_environment
+from tests.waiting import wait_until
 
 __all__ = ["LIMIT", "Story", "background", "command", "environment", "recorded", "wait_for"]
 

@@ -6,9 +6,10 @@ import signal
 import subprocess
 from pathlib import Path
 
-from tests.cluster.daemons import detach, run, stop, wait_until
+from tests.cluster.daemons import detach, run, stop
 from tests.cluster.settings import HOSTS_FILE, LOCAL, Settings
 from tests.processes import DISTCACHE
+from tests.waiting import wait_until
 
 __all__ = ["BRIDGES", "ETHERNET", "STORAGE", "Node", "slow_down"]
 

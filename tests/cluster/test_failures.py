@@ -11,7 +11,7 @@ import pytest
 from distcache.corpus import bin_path
 from distcache.launch.slurm import look_at_job
 from tests.cluster.cluster import Cluster
-from tests.cluster.daemons import run, wait_until
+from tests.cluster.daemons import run
 from tests.cluster.jobs import (
     LIMIT,
     Story,
@@ -24,6 +24,7 @@ from tests.cluster.jobs import (
 from tests.cluster.node import STORAGE
 from tests.cluster.settings import SCRIPTS
 from tests.terminal import interrupt, require_sane
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.mpi
 

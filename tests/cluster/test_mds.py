@@ -16,12 +16,13 @@ from distcache.ingest.mix import MixOptions, mix, recipe_from
 from distcache.ranks.communicator import SerialCommunicator
 from tests.caches import build_here
 from tests.cluster.cluster import Cluster
-from tests.cluster.daemons import run, wait_until
+from tests.cluster.daemons import run
 from tests.cluster.epoch import digest
 from tests.cluster.jobs import Story, command, environment, wait_for
 from tests.cluster.node import STORAGE
 from tests.cluster.settings import LOCAL, SCRIPTS
 from tests.mds.writer import write_mds
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.mpi
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,9 @@ import pytest
 from distcache.fetcher.protocol import AheadRequest, ReadRequest, Source, encode_ranges
 from distcache.fetcher.server import Fetcher
 from distcache.io.files import version_of
+from tests.waiting import wait_until
 
 RANGES = [(0, begin, 1000) for begin in range(0, 10_000, 1000)]
-LIMIT = 60  # seconds
 
 
 def test_a_reader_that_cannot_be_given_its_ranges(tmp_path: Path) -> None:
@@ -25,14 +26,22 @@ def test_a_reader_that_cannot_be_given_its_ranges(tmp_path: Path) -> None:
     fetcher = Fetcher(tmp_path / "ahead")
     stream = fetcher.log.open_stream()
     fetcher.announce(stream, AheadRequest([source], encode_ranges(RANGES), 1 << 20))
-    end = time.monotonic() + LIMIT
-    while fetcher.log.counts()[2] < len(RANGES):
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_until(lambda: fetcher.log.counts()[2] == len(RANGES), "what is read ahead")
     target = os.open(path, os.O_RDONLY)
     with pytest.raises(OSError, match="Bad file descriptor"):
         fetcher.read(ReadRequest([source], encode_ranges(RANGES)), [target])
     os.close(target)
     fetcher.log.close_stream(stream)
     assert fetcher.log.used == 0
+    fetcher.close()
+
+
+def test_a_question_while_the_client_of_stores_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another thread, is answered."""
+    half_imported = types.ModuleType("distcache.storage.bucket")
+    monkeypatch.setitem(sys.modules, half_imported.__name__, half_imported)
+    fetcher = Fetcher(tmp_path)
+    assert fetcher.status(1).requests == 0
     fetcher.close()

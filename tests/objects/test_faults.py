@@ -23,6 +23,7 @@ from tests.caches import build_here
 from tests.mpi.test_localize import fail_alike, on_nodes
 from tests.processes import DISTCACHE, LIMIT, clean_environment, launch, start
 from tests.storage.scripted_s3 import ScriptedS3
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.mpi
 URL = "s3://lake/run/c.h5"
@@ -40,6 +41,12 @@ def server(cache: Path) -> Iterator[ScriptedS3]:
     with ScriptedS3() as s3:
         put_cache(s3, cache)
         yield s3
+
+
+def streams_of(store: Path) -> int:
+    """Return how many ranks have told a node's fetcher what they will read."""
+    found = fetcher_status(store / "ahead")
+    return 0 if found is None else found.streams
 
 
 def size_of(server: ScriptedS3, suffix: str) -> int:
@@ -105,10 +112,11 @@ def test_after_a_killed_agent(server: ScriptedS3, tmp_path: Path) -> None:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    end = time.monotonic() + LIMIT
-    while not any(r.name == names[-1] and r.method == "GET" for r in server.requests):
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(
+        lambda: any(r.name == names[-1] and r.method == "GET" for r in server.requests),
+        "a request for the last object",
+        LIMIT,
+    )
     time.sleep(1.0)  # what has arrived is being written
     os.killpg(job.pid, signal.SIGKILL)
     job.wait()
@@ -230,10 +238,9 @@ def test_a_killed_rank(server: ScriptedS3, cache: Path, tmp_path: Path) -> None:
         )
         for rank in range(2)
     ]
-    end = time.monotonic() + LIMIT
-    while (found := fetcher_status(store / "ahead")) is None or found.streams < 2:
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(lambda: streams_of(store) == 2, "two ranks that read", LIMIT)
+    found = fetcher_status(store / "ahead")
+    assert found is not None
     ranks[1].kill()
     ranks[1].wait()
     out, _ = ranks[0].communicate(timeout=LIMIT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,11 +11,12 @@ import distcache
 from distcache.node.localize import localize
 from distcache.node.records import LocalizeOptions
 from distcache.ranks.communicator import SerialCommunicator
+from distcache.timeouts import SCALE, TimeLimits, limits
 from distcache.train.dataset import CachedDataset
 from tests.buckets import put_cache
 from tests.storage.buckets import fresh_process_of_buckets
 from tests.storage.scripted_s3 import ScriptedS3
-from tests.train.buckets.reading import end_fetcher
+from tests.train.buckets.reading import end_fetcher, reached
 
 
 @pytest.fixture
@@ -45,3 +46,23 @@ def local(server: ScriptedS3, cache: Path, tmp_path: Path) -> Iterator[Path]:
 def remote(local: Path) -> CachedDataset:
     """The samples, read from the bucket."""
     return distcache.open("s3://lake/run/c.h5", local).dataset("train")
+
+
+@pytest.fixture
+def hurry(
+    local: Path, monkeypatch: pytest.MonkeyPatch, scale_time: Callable[[float], None]
+) -> Callable[[float], CachedDataset]:
+    """Multiplies all limits, and returns the samples of a fetcher that has started before.
+
+    Since a busy machine may start it after its limit.
+    """
+    kept: list[CachedDataset] = []
+
+    def hurried(factor: float) -> CachedDataset:
+        assert limits().fetcher_start == TimeLimits().fetcher_start
+        monkeypatch.setenv(SCALE, str(factor))  # for the fetcher, not yet for this process
+        kept.append(reached(local))
+        scale_time(factor)
+        return reached(local)
+
+    return hurried

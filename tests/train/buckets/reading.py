@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ import distcache
 from distcache.fetcher.client import fetcher_status
 from distcache.fetcher.protocol import Status
 from distcache.train.dataset import CachedDataset
+from tests.waiting import wait_until
 
-__all__ = ["Batches", "batches", "end_fetcher", "equal", "status"]
-
+__all__ = ["Batches", "batches", "end_fetcher", "equal", "reached", "status"]
 Batches = list[torch.Tensor]
 
 
@@ -28,13 +28,20 @@ def status(root: Path) -> Status:
     return found
 
 
+def reached(root: Path) -> CachedDataset:
+    """Return the samples of a bucket, after the fetcher has read one."""
+    dataset = distcache.open("s3://lake/run/c.h5", root).dataset("train")
+    assert dataset[0]
+    return dataset
+
+
 def end_fetcher(root: Path) -> None:
     """Kill the fetcher, if there is one, and wait until it is gone."""
     found = fetcher_status(root / "ahead")
     if found is not None:
-        os.kill(found.process, signal.SIGKILL)
-        while fetcher_status(root / "ahead") is not None:
-            time.sleep(0.01)
+        with contextlib.suppress(ProcessLookupError):  # it may just have ended by itself
+            os.kill(found.process, signal.SIGKILL)
+        wait_until(lambda: fetcher_status(root / "ahead") is None, "the fetcher's end")
 
 
 def batches(

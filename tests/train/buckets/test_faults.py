@@ -16,6 +16,7 @@ from distcache.timeouts import limits
 from distcache.train.dataset import CachedDataset
 from tests.storage.scripted_s3 import ScriptedS3
 from tests.train.buckets.reading import batches, end_fetcher, status
+from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize("budget", [None, "1M"])
@@ -68,12 +69,10 @@ def test_a_store_that_is_away_for_a_while(
 
 
 def test_a_store_that_stays_away(
-    local: Path, server: ScriptedS3, scale_time: Callable[[float], None]
+    server: ScriptedS3, hurry: Callable[[float], CachedDataset]
 ) -> None:
     """Ends the reader with one clear error, after its time."""
-    scale_time(0.02)
-    remote = distcache.open("s3://lake/run/c.h5", local).dataset("train")
-    assert remote[0]
+    remote = hurry(0.02)
     server.script(always="503")
     with pytest.raises(DistcacheError, match=r"no answer in .* s: status 503 SlowDown") as raised:
         remote.__getitems__(range(50, 60))
@@ -83,34 +82,31 @@ def test_a_store_that_stays_away(
 
 
 def told_while_away(
-    local: Path, server: ScriptedS3
-) -> tuple[CachedDataset, Iterator[list[int]], list[int]]:
-    """Return a dataset, batches that the read-ahead cannot fetch, and the first of them."""
-    remote = distcache.open("s3://lake/run/c.h5", local).dataset("train")
-    assert remote[0]
+    remote: CachedDataset, server: ScriptedS3
+) -> tuple[Iterator[list[int]], list[int]]:
+    """Return batches that the read-ahead cannot fetch, and the first of them."""
     server.script(always="503")
     ahead = iter(distcache.ReadAhead(distcache.ResumableSampler(remote, 40), remote, "1M"))
-    return remote, ahead, next(ahead)
+    return ahead, next(ahead)
 
 
 @pytest.mark.long
 def test_a_store_that_stays_away_from_what_is_on_its_way(
-    local: Path, server: ScriptedS3, scale_time: Callable[[float], None]
+    server: ScriptedS3, hurry: Callable[[float], CachedDataset]
 ) -> None:
     """One error after the same time, however many ranges the read-ahead was fetching."""
-    scale_time(0.1)
-    remote, _ahead, indices = told_while_away(local, server)
+    remote = hurry(0.1)
+    _ahead, indices = told_while_away(remote, server)
     with pytest.raises(DistcacheError, match="no answer in"):  # not the fetcher's, after twice that
         remote.__getitems__(indices)
 
 
 @pytest.mark.long
 def test_a_store_that_is_away_is_asked_by_one(
-    local: Path, server: ScriptedS3, scale_time: Callable[[float], None]
+    server: ScriptedS3, hurry: Callable[[float], CachedDataset]
 ) -> None:
     """Of the read-ahead's threads, once each has waited: all nodes wait for the store to return."""
-    scale_time(0.01)
-    _remote, _ahead, indices = told_while_away(local, server)
+    _ahead, indices = told_while_away(hurry(0.01), server)
     assert indices
     time.sleep(5 * limits().object_store)
     before = len(server.requests)
@@ -136,8 +132,7 @@ def test_a_bit_that_the_disk_has_flipped(
     wanted = batches(files, most=15)
     for number, indices in enumerate(sampler):
         if number == 0:
-            while status(local).queued:
-                time.sleep(0.01)
+            wait_until(lambda: status(local).queued == 0, "what is read ahead")
             for path in (local / "ahead").glob("*.log"):
                 data = bytearray(path.read_bytes())
                 data[::7] = bytes(byte ^ 1 for byte in data[::7])

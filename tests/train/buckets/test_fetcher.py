@@ -16,6 +16,7 @@ from distcache.fetcher.client import fetcher_status
 from distcache.train.dataset import CachedDataset
 from tests.storage.scripted_s3 import ScriptedS3
 from tests.train.buckets.reading import batches, status
+from tests.waiting import wait_until
 
 
 def test_no_secret_is_kept(remote: CachedDataset, local: Path, server: ScriptedS3) -> None:
@@ -28,7 +29,7 @@ def test_no_secret_is_kept(remote: CachedDataset, local: Path, server: ScriptedS
 
 
 def test_the_directory_of_the_fetcher(remote: CachedDataset, local: Path) -> None:
-    """Is the user's own; the fetcher ends when its clients are gone."""
+    """Is the user's own."""
     assert remote[0]
     assert (local / "ahead").stat().st_mode & 0o077 == 0
 
@@ -58,8 +59,7 @@ def test_validation_beside_training(
     valid = distcache.open("s3://lake/run/c.h5", local).dataset("valid")
     train = iter(distcache.ReadAhead(distcache.ResumableSampler(remote, 4), remote, "8M", 100))
     first = next(train)
-    while status(local).queued:
-        time.sleep(0.01)
+    wait_until(lambda: status(local).queued == 0, "what is read ahead")
     other = iter(distcache.ReadAhead(distcache.ResumableSampler(valid, 4), valid, "8M", 100))
     valid.__getitems__(next(other))
     assert status(local).streams == 2
@@ -70,10 +70,7 @@ def test_validation_beside_training(
     assert status(local).misses == before
     other.close()
     train.close()
-    end = time.monotonic() + 30
-    while status(local).streams and time.monotonic() < end:
-        time.sleep(0.01)
-    assert status(local).streams == 0
+    wait_until(lambda: status(local).streams == 0, "the streams' end")
 
 
 def test_an_iteration_that_is_broken_off(remote: CachedDataset, local: Path) -> None:
@@ -84,7 +81,7 @@ def test_an_iteration_that_is_broken_off(remote: CachedDataset, local: Path) -> 
         if number == 3:
             break
     assert len(list(zip(range(5), loader, strict=False))) == 5
-    assert status(local).streams <= 1
+    wait_until(lambda: status(local).streams <= 1, "the first stream's end")
 
 
 def test_modules_in_the_directory_of_training(
@@ -112,7 +109,6 @@ def test_other_credentials(
     client = dataset.fetch_client
     assert client is not None
     client.close()
-    while status(local).clients > 1:  # this question is one
-        time.sleep(0.01)
+    wait_until(lambda: status(local).clients == 1, "the connections' end")  # this question is one
     assert other[0]
     assert status(local).process != before
