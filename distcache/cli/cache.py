@@ -168,7 +168,7 @@ def _verify_corpora(cache: Contents, threads: int) -> None:
 
 
 def explain_command(
-    config: Annotated[Path, typer.Argument(help="A configuration file.")],
+    config: Annotated[Path, typer.Argument(callback=path_only, help="A configuration file.")],
     cache: CacheArgument,
     as_json: JsonOption = False,
 ) -> None:

@@ -85,6 +85,7 @@ TokenizerOption = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
+        callback=path_only,
         help="A description.txt that Megatron wrote, or YAML or JSON with its options of the "
         "tokenizer (tokenizer_type, tokenizer_model, ...); by default as the cache says.",
     ),
@@ -111,7 +112,10 @@ LimitOption = Annotated[
 ]
 ReuseOption = Annotated[
     list[Path] | None,
-    typer.Option(help="Another cache, from which sections with the same keys are copied."),
+    typer.Option(
+        callback=path_only,
+        help="Another cache, from which sections with the same keys are copied.",
+    ),
 ]
 
 # Those of the terminal, of Slurm at a time limit or preemption, and usual ones of --signal.

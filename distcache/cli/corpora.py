@@ -165,7 +165,9 @@ def check_command(
     prefixes: Annotated[list[str], typer.Argument(help="Corpora: paths without .idx or .bin.")],
     against: Annotated[
         list[str] | None,
-        typer.Option(help="Receipts, or directories with receipts, to compare with."),
+        typer.Option(
+            callback=path_only, help="Receipts, or directories with receipts, to compare with."
+        ),
     ] = None,
     readback: Annotated[
         int,
@@ -192,6 +194,8 @@ def check_command(
         mpiexec -n 8 distcache check data/* --against data/ --readback 100
     """
     unique = list(dict.fromkeys(map(bare_prefix, prefixes)))
+    if readback:
+        path_only(unique)  # their sources are beside them
     communicator = connect()
     interrupt_on_signals()
     on_rank_0(communicator, lambda: require_text(*unique), None, "reading names")

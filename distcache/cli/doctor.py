@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from distcache.cli.common import JsonOption
+from distcache.cli.common import JsonOption, path_only
 from distcache.cli.show import print_json
 from distcache.doctor.finding import Finding
 from distcache.doctor.machine import examine_machine
@@ -25,13 +25,17 @@ def doctor_command(
         Path | None,
         typer.Argument(
             metavar="[DIR -- COMMAND]",
+            callback=path_only,
             help="A directory that `export` or `localize --megatron` wrote, and the training "
             "command that is to find its files, as it is or as @FILE.",
         ),
     ] = None,
     shared: Annotated[
         Path | None,
-        typer.Option(help="A directory for caches on the shared filesystem, to try locks in."),
+        typer.Option(
+            callback=path_only,
+            help="A directory for caches on the shared filesystem, to try locks in.",
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from distcache.cli.common import LogOption, interrupt_on_signals, parse_size
+from distcache.cli.common import LogOption, interrupt_on_signals, parse_size, path_only
 from distcache.cli.show import make_progress
 from distcache.errors import BuildInterrupted
 from distcache.train.feed import Feeder
@@ -20,7 +20,8 @@ def feed_command(
     cache: Annotated[str, typer.Argument(help="The shared cache.")],
     budget: Annotated[str, typer.Option(help="What unpacked shards may take, such as 200G.")],
     to: Annotated[
-        Path | None, typer.Option(help="The store; by default where `localize` puts it.")
+        Path | None,
+        typer.Option(callback=path_only, help="The store; by default where `localize` puts it."),
     ] = None,
     start: Annotated[
         int, typer.Option(min=0, help="The first sample of training, when it resumes.")

@@ -57,8 +57,9 @@ def localize_command(
     to: Annotated[
         str | None,
         typer.Option(
+            callback=path_only,
             help="The store, a directory of the node; by default DISTCACHE_LOCAL_DIR, or "
-            "distcache-UID in SLURM_TMPDIR or TMPDIR."
+            "distcache-UID in SLURM_TMPDIR or TMPDIR.",
         ),
     ] = None,
     tokens: Annotated[

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -15,6 +17,9 @@ from distcache.errors import CorpusError
 from distcache.io.files import closing_fd, open_regular
 from distcache.io.watchdog import tick
 from distcache.kernels import read_ranges
+from distcache.storage import PIECE, is_url
+from distcache.storage.place import Place, open_place
+from distcache.storage.ranges import GAP, join_ranges
 
 __all__ = ["Ranges", "clip", "token_pieces"]
 
@@ -67,20 +72,46 @@ def token_pieces(
     OSError
         If it cannot be read.
     """
-    path = bin_path(source.prefix)
-    with closing_fd(open_regular(path)) as descriptor:
+    with _open_tokens(bin_path(source.prefix)) as read:
         for ranges in _ranges(source, low, high):
             ends = np.cumsum(ranges[1])
             for begin in range(0, int(ends[-1]) if len(ends) else 0, len(room)):
                 end = min(begin + len(room), int(ends[-1]))
                 piece = room[: end - begin]
-                _, error = read_ranges(descriptor, *clip(ranges, ends, begin, end), piece)
-                if error < 0:
-                    raise CorpusError(f"{path}: was truncated while it was copied")
-                if error:
-                    raise OSError(error, os.strerror(error), path)
+                read(clip(ranges, ends, begin, end), piece)
                 tick()
                 yield piece
+
+
+@contextlib.contextmanager
+def _open_tokens(path: str) -> Iterator[Callable[[Ranges, NDArray[np.uint8]], None]]:
+    """Open a `.bin`, and yield what reads ranges of it into an array, one after the other."""
+    if is_url(path):
+        with open_place(path) as place:
+            yield partial(_read_object, place)
+    else:
+        with closing_fd(open_regular(path)) as descriptor:
+            yield partial(_read_file, path, descriptor)
+
+
+def _read_file(path: str, descriptor: int, ranges: Ranges, out: NDArray[np.uint8]) -> None:
+    _, error = read_ranges(descriptor, *ranges, out)
+    if error < 0:
+        raise CorpusError(f"{path}: was truncated while it was read")
+    if error:
+        raise OSError(error, os.strerror(error), path)
+
+
+def _read_object(place: Place, ranges: Ranges, out: NDArray[np.uint8]) -> None:
+    firsts = np.cumsum(ranges[1]) - ranges[1]
+    wanted = list(zip(ranges[0].tolist(), ranges[1].tolist(), strict=True))
+    for joined in join_ranges(wanted, GAP, PIECE):
+        data = np.empty(joined.end - joined.begin, np.uint8)
+        place.read_into(data, joined.begin)
+        for member in joined.members:
+            begin, size = wanted[member]
+            own = data[begin - joined.begin :][:size]
+            out[firsts[member] : firsts[member] + size] = own
 
 
 def _ranges(source: CopySource, low: int, high: int) -> Iterator[Ranges]:
