@@ -15,6 +15,7 @@ from distcache.timeouts import SCALE, limits
 from tests.caches import build_here
 from tests.corpora import write_corpora
 from tests.large import write_large
+from tests.secrets import places_with_secrets
 
 FAILED: set[Path] = set()
 
@@ -48,6 +49,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     for path in base.iterdir():
         if path not in FAILED and not path.is_symlink() and not path.name.startswith("popen-"):
             shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def no_secret_is_kept(request: pytest.FixtureRequest) -> Iterator[None]:
+    """By any file that a test with a store has left, or on a command line."""
+    uses_store = bool({"server", "seaweed"} & set(request.fixturenames))
+    directory = request.getfixturevalue("tmp_path") if uses_store else None
+    yield
+    if directory is not None:
+        assert places_with_secrets(directory) == []
 
 
 @pytest.fixture(scope="session")

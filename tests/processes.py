@@ -9,6 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tests.secrets import MARK
+
 __all__ = ["LAUNCHERS", "LIMIT", "clean_environment", "launch", "start"]
 
 LIMIT = 240  # seconds, after which a test has hung; disks of noisy machines stall for a minute
@@ -51,9 +53,9 @@ def start(
     environment: Mapping[str, str] = {},
     program: Sequence[str] = (DISTCACHE,),
 ) -> subprocess.CompletedProcess[str]:
-    """Run distcache to its end; a run that takes too long fails."""
+    """Run distcache to its end; a run that takes too long, or tells a secret, fails."""
     before, needed = launch(launcher, ranks) if ranks > 1 else ([], {})
-    return subprocess.run(
+    done = subprocess.run(
         [*before, *program, *map(str, words)],
         capture_output=True,
         text=True,
@@ -61,3 +63,5 @@ def start(
         check=False,
         env=clean_environment({**needed, **environment}),
     )
+    assert MARK not in done.stdout + done.stderr
+    return done

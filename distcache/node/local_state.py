@@ -125,13 +125,12 @@ def _has_time(file: File) -> bool:
 
 
 def _is_valid(file: File, block: Block) -> bool:
-    if block.file == CACHE or file.kind != "whole":
-        # What is being repaired, or was unpacked or copied in part, has only its unfinished name.
-        path = file.part if os.path.lexists(file.part) else file.final
-    elif has_final(file):
+    if os.path.lexists(file.part):  # what is being repaired, or was interrupted
+        path = file.part
+    elif block.file == CACHE or file.kind != "whole" or has_final(file):
         path = file.final
     else:
-        return False  # an unfinished index is not kept: only the whole file has a digest
+        return False
     digest = recorded_digest(file.digests, block)
     try:
         descriptor = open_regular(path, follow=False)

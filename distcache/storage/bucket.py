@@ -31,7 +31,7 @@ from distcache.errors import (
 from distcache.io.files import FileVersion
 from distcache.io.watchdog import tick
 from distcache.storage.access import Access, Credentials, environment_access
-from distcache.storage.faults import as_ours, is_slow_down, is_transient, short_text
+from distcache.storage.faults import as_ours, is_slow_down, is_transient, is_unsaid, short_text
 from distcache.storage.msc import profile_access
 from distcache.storage.pace import Pace, Window
 from distcache.storage.place import PIECE
@@ -149,7 +149,17 @@ class Bucket:
             If there is none, or the store does not say.
         """
         key = self._key(url)
-        return _version_of(self._try(url, lambda store: obstore.head(store, key)))
+
+        def look(store: Any) -> Any:
+            try:
+                return obstore.head(store, key)
+            except Exception as error:
+                if is_unsaid(error):
+                    self.requests += 1
+                    obstore.get(store, key, options={"range": (0, 1)})  # whose refusal says why
+                raise
+
+        return _version_of(self._try(url, look))
 
     def read(self, url: str, begin: int, end: int, version: FileVersion) -> memoryview:
         """Return bytes [begin, end) of an object, at most `PIECE`, of one version.

@@ -14,7 +14,7 @@ from distcache.errors import (
     StorageError,
 )
 
-__all__ = ["as_ours", "is_slow_down", "is_transient", "short_text"]
+__all__ = ["as_ours", "is_slow_down", "is_transient", "is_unsaid", "short_text"]
 
 STATUS: Final = re.compile(r"status code: (\d{3})")
 CODE: Final = re.compile(r"<Code>([A-Za-z0-9]+)</Code>")
@@ -70,6 +70,11 @@ def _code_of(error: BaseException) -> str:
 def is_slow_down(error: BaseException) -> bool:
     """Return whether a store asks for fewer requests."""
     return _status_of(error) in (429, 503) or _code_of(error) in SLOW
+
+
+def is_unsaid(error: BaseException) -> bool:
+    """Return whether an answer to HEAD denies access: it has no words that say why."""
+    return _status_of(error) in (400, 401, 403) and not _code_of(error)
 
 
 def is_transient(error: BaseException) -> bool:

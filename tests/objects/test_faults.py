@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from distcache.fetcher.client import fetcher_status
 from distcache.node.records import read_records
 from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
-from tests.buckets import put_cache
+from tests.buckets import put_cache, put_corpus
 from tests.caches import build_here
 from tests.mpi.test_localize import fail_alike, on_nodes
 from tests.processes import DISTCACHE, LIMIT, clean_environment, launch, start
@@ -27,6 +29,7 @@ from tests.waiting import wait_until
 
 pytestmark = pytest.mark.mpi
 URL = "s3://lake/run/c.h5"
+SUFFIXES = (".h5", ".idx", ".bin")
 
 
 @pytest.fixture
@@ -64,7 +67,7 @@ def test_each_byte_once_per_job(launcher: str, server: ScriptedS3, tmp_path: Pat
     environment = server.environment
     done = on_nodes(tmp_path, logs, words, 3, 1, launcher, before=mount, environment=environment)
     assert done.returncode == 0, done.stderr
-    for suffix in (".idx", ".bin"):
+    for suffix in SUFFIXES:
         assert server.bytes_of(suffix) == size_of(server, suffix)
     for node in range(3):
         assert verify_store(Store(logs / f"disk-{node}" / "store")) == []
@@ -85,11 +88,12 @@ def test_several_jobs_at_once(server: ScriptedS3, tmp_path: Path) -> None:
     assert sum(count > 0 for count in read) == 1
     for suffix in (".idx", ".bin"):
         assert server.bytes_of(suffix) == size_of(server, suffix)
+    assert server.bytes_of(".h5") < 2 * size_of(server, ".h5")  # each reads what the cache is of
     assert verify_store(Store(tmp_path / "store")) == []
 
 
 def test_after_a_killed_agent(server: ScriptedS3, tmp_path: Path) -> None:
-    """The next run fetches what had not arrived, each byte once for all nodes."""
+    """The next run fetches what had not arrived: of both together each byte once, for all nodes."""
     words = ["localize", URL, "--to", f"{tmp_path}/local{{node}}", "--bin", "copy"]
     names = [name for name in server.objects if name.endswith(".bin")]
     original = server.begin
@@ -121,12 +125,15 @@ def test_after_a_killed_agent(server: ScriptedS3, tmp_path: Path) -> None:
     os.killpg(job.pid, signal.SIGKILL)
     job.wait()
     server.begin = original  # type: ignore[method-assign]
-    server.script()
     done = on_nodes(tmp_path, logs, words, 3, 1, environment=server.environment)
     assert done.returncode == 0, done.stderr
-    assert server.bytes_of(".bin") <= size_of(server, ".bin")
-    again = {r.name for r in server.requests if r.method == "GET" and r.name.endswith(".bin")}
-    assert len(again) < len(names)
+    for name, data in server.objects.items():
+        if name == names[-1]:
+            assert server.bytes_of(name) == 2 * len(data)  # it was on its way
+        elif name.endswith(".h5"):
+            assert len(data) <= server.bytes_of(name) < 1.1 * len(data)  # what it is of, again
+        else:
+            assert server.bytes_of(name) == len(data)
     for node in range(3):
         assert verify_store(Store(tmp_path / f"local{node}")) == []
 
@@ -135,8 +142,16 @@ def test_after_a_killed_agent(server: ScriptedS3, tmp_path: Path) -> None:
     ("always", "exit_code", "message"),
     [
         ("403", 1, "access is denied"),
-        ("400", 1, "the credentials may have expired"),
+        ("400", 1, "the credentials have expired"),
         ("404", 5, "no such cache"),
+        ("403:RequestTimeTooSkewed", 1, "clock"),
+        ("412", 3, "is another object"),
+        ("whole", 1, "non-partial"),
+        ("short:10", 1, "Requested"),
+        ("other:10", 1, "Requested"),
+        ("truncate:10", 1, "no answer in"),
+        ("reset:10", 1, "no answer in"),
+        ("stall:10:30", 1, "no answer in"),
         ("301", 1, "is in another region"),
         ("503", 1, "status 503"),
         ("refuse", 1, "no answer in"),
@@ -145,7 +160,7 @@ def test_after_a_killed_agent(server: ScriptedS3, tmp_path: Path) -> None:
 def test_one_clear_error_on_all_ranks(
     always: str, exit_code: int, message: str, server: ScriptedS3, tmp_path: Path
 ) -> None:
-    """From the first request, and by few."""
+    """From the first answer that is wrong, and by few requests."""
     server.script(always=always)
     environment = {**server.environment, "DISTCACHE_TIMEOUT_SCALE": "0.02"}
     words = ["localize", URL, "--to", f"{tmp_path}/local{{node}}"]
@@ -156,15 +171,107 @@ def test_one_clear_error_on_all_ranks(
         assert not list(read_records(Store(tmp_path / f"local{node}")))
 
 
-@pytest.mark.parametrize("suffix", [".h5", ".idx", ".bin"])
-def test_a_fault_in_the_middle(suffix: str, server: ScriptedS3, tmp_path: Path) -> None:
-    """Of any kind of file: healed, when it passes, and each byte is still asked for about once."""
-    faults = ["", "503", "", "reset:100", "", "refuse", "truncate:50"]
-    server.script(*6 * faults)
-    words = ["localize", URL, "--to", f"{tmp_path}/local{{node}}", "--bin", "copy"]
+def before_answers(server: ScriptedS3, act: Callable[[str, int, str], str]) -> Callable[[], None]:
+    """Let a test choose the fault of each GET: by the name, its number, and the fault so far.
+
+    Returns what ends that.
+    """
+    original = server.begin
+    counts: Counter[str] = Counter()
+
+    def begin(handler: BaseHTTPRequestHandler) -> tuple[str, str]:
+        name, fault = original(handler)
+        if handler.command == "GET":
+            counts[name] += 1
+            fault = act(name, counts[name], fault)
+        return name, fault
+
+    def end() -> None:
+        server.begin = original  # type: ignore[method-assign]
+
+    server.begin = begin  # type: ignore[method-assign]
+    return end
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("command", ["localize", "build"])
+def test_a_change_is_one_error_on_all_ranks(
+    command: str, suffix: str, server: ScriptedS3, blend_config: dict[str, Any], tmp_path: Path
+) -> None:
+    """An object that is replaced while three nodes read it: nothing is kept of it."""
+    if command == "build" and suffix != ".idx":
+        return  # it reads nothing else
+    changed: list[str] = []
+
+    def replace(name: str, _number: int, fault: str) -> str:
+        if name.endswith(suffix) and not changed:
+            changed.append(name)
+            server.put(name, server.objects[name][::-1])
+        return fault
+
+    before_answers(server, replace)
+    words: list[str | Path] = ["localize", URL, "--to", f"{tmp_path}/local{{node}}"]
+    words += ["--bin", "copy"]
+    if command == "build":
+        words = ["build", config_of(server, blend_config, tmp_path), "-o", tmp_path / "built"]
+    done = on_nodes(tmp_path, tmp_path / "logs", words, 3, 1, environment=server.environment)
+    fail_alike(done, 3, "is another object")
+    assert f"s3://{changed[0]}" in done.stderr
+    for node in range(3):
+        assert not list(read_records(Store(tmp_path / f"local{node}")))
+    assert not list(tmp_path.glob("built/*.h5"))
+
+
+def config_of(server: ScriptedS3, blend_config: dict[str, Any], tmp_path: Path) -> Path:
+    """Put the corpora of a configuration into the bucket, and return one that names them there."""
+    for source in blend_config["blend"]:
+        url = f"s3://lake/corpora/{Path(source['path']).name}"
+        source["path"] = put_corpus(server, source["path"], url)
+    path = tmp_path / "remote.json"
+    path.write_text(json.dumps(blend_config))
+    return path
+
+
+def test_a_build_fetches_each_index_once(
+    server: ScriptedS3, blend_config: dict[str, Any], tmp_path: Path
+) -> None:
+    """For three ranks on nodes of their own; no tokens."""
+    config = config_of(server, blend_config, tmp_path)
+    server.script()
+    words = ["build", config, "-o", tmp_path / "built"]
     done = on_nodes(tmp_path, tmp_path / "logs", words, 3, 1, environment=server.environment)
     assert done.returncode == 0, done.stderr
-    assert server.bytes_of(suffix) <= 4 * size_of(server, suffix)
+    indices = [name for name in server.objects if name.startswith("lake/corpora/")]
+    sizes = sum(len(server.objects[name]) for name in indices if name.endswith(".idx"))
+    assert server.bytes_of(".idx") == sizes
+    assert server.bytes_of(".bin") == 0
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_fault_in_the_middle(suffix: str, server: ScriptedS3, tmp_path: Path) -> None:
+    """Of any kind of file: healed, when it passes, by a request for each fault."""
+    words = ["localize", URL, "--bin", "copy", "--to"]
+    logs = tmp_path / "logs"
+    clean = f"{tmp_path}/clean{{node}}"
+    done = on_nodes(tmp_path, logs, [*words, clean], 3, 1, environment=server.environment)
+    assert done.returncode == 0, done.stderr
+    usual = len(server.requests)
+    server.script()
+    faults = iter(["503", "reset:100", "refuse", "truncate:50"])
+    made: list[str] = []
+
+    def fail(name: str, _number: int, fault: str) -> str:
+        if name.endswith(suffix) and (next_fault := next(faults, None)) is not None:
+            made.append(next_fault)
+            return next_fault
+        return fault
+
+    before_answers(server, fail)
+    local = f"{tmp_path}/local{{node}}"
+    done = on_nodes(tmp_path, logs, [*words, local], 3, 1, environment=server.environment)
+    assert done.returncode == 0, done.stderr
+    assert len(made) == 4
+    assert len(server.requests) <= usual + len(made)
     for node in range(3):
         assert verify_store(Store(tmp_path / f"local{node}")) == []
 

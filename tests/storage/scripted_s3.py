@@ -17,6 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from tests.secrets import MARK
+
 __all__ = ["Request", "ScriptedS3"]
 
 CODES = {
@@ -55,8 +57,8 @@ class ScriptedS3:
     (N bytes of the body, then an orderly end), "reset:N" (N bytes, then a reset), "refuse" (a reset
     before any answer), "stall:N:S" (N bytes, S seconds of silence, then the rest), "whole" (status
     200 and the whole object in spite of a range), "short:N" (N bytes fewer, and saying so),
-    "other:N" (another range of the same length), "flip" (one bit of the body), "change" (from now
-    on the object has other bytes), "" (none).
+    "other:N" (another range of the same length), "ignore" (an answer in spite of If-Match), "flip"
+    (one bit of the body), "change" (from now on the object has other bytes), "" (none).
 
     Parameters
     ----------
@@ -95,8 +97,9 @@ class ScriptedS3:
         """What leads a client here."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
-            "AWS_ACCESS_KEY_ID": "somebody",
-            "AWS_SECRET_ACCESS_KEY": "knows-it",
+            "AWS_ACCESS_KEY_ID": f"{MARK}-KEY",
+            "AWS_SECRET_ACCESS_KEY": f"{MARK}-SECRET",
+            "AWS_SESSION_TOKEN": f"{MARK}-TOKEN",
             "AWS_REGION": "us-east-1",
         }
 
@@ -241,7 +244,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._fail("404")
             return
         tag = owner.tag(name)
-        if self.headers.get("If-Match") not in (None, tag):
+        if self.headers.get("If-Match") not in (None, tag) and fault != "ignore":
             self._fail("412")
             return
         self._send_part(data, tag, owner.modified[name], fault)

@@ -17,13 +17,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tests.processes import clean_environment
+from tests.secrets import MARK
 
 __all__ = ["Seaweed"]
 
 SCRIPTS = Path(sys.executable).parent
 LIMIT = 60.0  # seconds to start
-WRITER = ("writer", "MARKED-SECRET-OF-WRITER")
-READER = ("reader", "MARKED-SECRET-OF-READER")
+WRITER = (f"{MARK}-WRITER", f"{MARK}-SECRET-OF-WRITER")
+READER = (f"{MARK}-READER", f"{MARK}-SECRET-OF-READER")
 
 
 class Seaweed:
