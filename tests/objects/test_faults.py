@@ -16,13 +16,16 @@ from typing import Any
 
 import pytest
 
+import distcache
 from distcache.fetcher.client import fetcher_status
 from distcache.node.records import read_records
 from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
-from tests.buckets import put_cache, put_corpus
+from distcache.storage.ranges import GAP
+from tests.buckets import name_of, put_cache, put_corpus
 from tests.caches import build_here
 from tests.mpi.test_localize import fail_alike, on_nodes
+from tests.objects.training import train
 from tests.processes import DISTCACHE, LIMIT, clean_environment, launch, start
 from tests.storage.scripted_s3 import ScriptedS3
 from tests.waiting import wait_until
@@ -276,22 +279,63 @@ def test_a_fault_in_the_middle(suffix: str, server: ScriptedS3, tmp_path: Path) 
         assert verify_store(Store(tmp_path / f"local{node}")) == []
 
 
-def test_a_store_that_is_away_for_seconds(server: ScriptedS3, tmp_path: Path) -> None:
-    """Is waited for by build and localize alike."""
+@pytest.mark.parametrize("command", ["build", "localize", "train"])
+def test_a_store_that_is_away_for_seconds(
+    command: str, server: ScriptedS3, blend_config: dict[str, Any], cache: Path, tmp_path: Path
+) -> None:
+    """For twenty, is waited for: nothing is wrong in the end."""
+    config, store = config_of(server, blend_config, tmp_path), tmp_path / "local0"
+    words: list[str | Path] = ["localize", URL, "--to", f"{tmp_path}/local{{node}}"]
+    if command == "train":
+        assert start(["localize", URL, "--to", store], environment=server.environment).stdout
+    elif command == "build":
+        words = ["build", config, "-o", tmp_path / "built"]
     begin = time.monotonic()
     original = server.begin
+    refused: list[str] = []
 
-    def away(handler: Any) -> tuple[str, str]:
+    def away(handler: BaseHTTPRequestHandler) -> tuple[str, str]:
         name, fault = original(handler)
-        return name, "refuse" if 0.5 < time.monotonic() - begin < 20.5 else fault
+        if time.monotonic() - begin > 20:
+            return name, fault
+        refused.append(name)
+        return name, "refuse"
 
+    server.script()
     server.begin = away  # type: ignore[method-assign]
-    time.sleep(0.6)
-    words = ["localize", URL, "--to", f"{tmp_path}/local{{node}}"]
-    done = on_nodes(tmp_path, tmp_path / "logs", words, 2, 1, environment=server.environment)
-    assert done.returncode == 0, done.stderr
+    if command == "train":
+        digests = [train(URL, store, 50, server.environment), train(str(cache), None, 50)]
+        assert digests[0]["digest"] == digests[1]["digest"]
+    else:
+        done = on_nodes(tmp_path, tmp_path / "logs", words, 2, 1, environment=server.environment)
+        assert done.returncode == 0, done.stderr
     assert time.monotonic() - begin > 20
-    assert len(server.requests) < 300
+    assert len(refused) < 1500  # of 48 threads that read ahead, with growing pauses
+
+
+def test_a_node_fetches_what_its_own_ranks_read(
+    server: ScriptedS3, cache: Path, tmp_path: Path
+) -> None:
+    """Of two nodes with a rank each: no range twice, and no byte that none of its samples has."""
+    samples = distcache.open(cache).dataset("train")
+    steps = len(samples) // 8
+    for rank in range(2):
+        store = tmp_path / f"local{rank}"
+        localized = start(["localize", URL, "--to", store], environment=server.environment)
+        assert localized.returncode == 0, localized.stderr
+        server.script()
+        found = train(URL, store, steps, server.environment, rank, 2)
+        assert found["digest"] == train(str(cache), None, steps, {}, rank, 2)["digest"]
+        dataset = distcache.open(URL, store).dataset("train")
+        batches = distcache.ResumableSampler(dataset, 4, rank, 2)
+        wanted = [part for batch in batches for part in dataset.fetched_ranges(batch)]
+        size = sum(size for _, _, size in wanted)
+        assert found["used"] == size
+        gaps = len(wanted) * GAP
+        assert size <= server.bytes_of(".bin") <= size + gaps
+        assert {r.name for r in server.requests} == {
+            name_of(source.path) for source, _, _ in wanted
+        }
 
 
 def test_a_full_disk(server: ScriptedS3, cache: Path, tmp_path: Path) -> None:
@@ -307,26 +351,12 @@ def test_a_full_disk(server: ScriptedS3, cache: Path, tmp_path: Path) -> None:
         free = os.statvfs(store)
         with (store.parent / "filler").open("wb") as filler:
             filler.write(bytes(free.f_bavail * free.f_frsize - (80 << 10)))
-        words = ["-m", "tests.objects.trainer", URL, str(store), "0", "1", "300", "--budget", "8M"]
-        trained = subprocess.run(
-            [sys.executable, *words],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=LIMIT,
-            env=clean_environment(server.environment),
-        )
-        assert trained.returncode == 0, trained.stderr
+        trained = train(URL, store, 300, server.environment, 0, 1, "--budget", "8M")
         found = fetcher_status(store / "ahead")
         assert found is not None
         assert "No space left" in found.note
         os.kill(found.process, signal.SIGKILL)
-        words = ["-m", "tests.objects.trainer", str(cache), "", "0", "1", "300"]
-        wanted = subprocess.run(
-            [sys.executable, *words], capture_output=True, text=True, check=True, timeout=LIMIT
-        )
-        digests = [json.loads(out)["digest"] for out in (trained.stdout, wanted.stdout)]
-        assert digests[0] == digests[1]
+        assert trained["digest"] == train(str(cache), None, 300)["digest"]
     finally:
         subprocess.run(["umount", "-l", str(store.parent)], check=True)
 
@@ -353,11 +383,8 @@ def test_a_killed_rank(server: ScriptedS3, cache: Path, tmp_path: Path) -> None:
     out, _ = ranks[0].communicate(timeout=LIMIT)
     assert ranks[1].stdout is not None
     ranks[1].stdout.close()
-    words = ["-m", "tests.objects.trainer", str(cache), "", "0", "2", "200"]
-    wanted = subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, check=True, timeout=LIMIT
-    )
-    assert json.loads(out)["digest"] == json.loads(wanted.stdout)["digest"]
+    wanted = train(str(cache), None, 200, {}, 0, 2)
+    assert json.loads(out)["digest"] == wanted["digest"]
     after = fetcher_status(store / "ahead")
     assert after is not None
     assert after.process == found.process

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,13 +15,13 @@ from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
 from tests.corpora import write_lengths
 from tests.mpi.test_localize import on_nodes
+from tests.objects.training import train
 from tests.processes import LIMIT, clean_environment, start
 from tests.secrets import MARK
 from tests.storage.seaweed import READER, Seaweed
 
 pytestmark = pytest.mark.mpi
 STEPS = 60
-TRAINER = "tests.objects.trainer"
 
 
 @pytest.fixture
@@ -42,23 +41,6 @@ def config(corpora: dict[str, str], tmp_path: Path) -> Path:
     path = tmp_path / "blend.json"
     path.write_text(json.dumps(fields))
     return path
-
-
-def train(
-    cache: str, store: Path | None, rank: int, environment: dict[str, str], *more: str
-) -> dict[str, Any]:
-    """Train as one rank of two, and return what it has found."""
-    done = subprocess.run(
-        [sys.executable, "-m", TRAINER, cache, str(store or ""), str(rank), "2", str(STEPS), *more],
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-        env=clean_environment(environment),
-    )
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 @pytest.mark.parametrize("public", [False, True])
@@ -87,8 +69,8 @@ def test_from_one_machine_to_two(
     texts = [sent.stdout, sent.stderr, done.stdout, done.stderr]
     for rank, store in enumerate(stores):
         assert verify_store(Store(store)) == []
-        found = train(url, store, rank, reader, "--workers", str(2 * rank))
-        wanted = train(str(cache), None, rank, {})
+        found = train(url, store, STEPS, reader, rank, 2, "--workers", str(2 * rank))
+        wanted = train(str(cache), None, STEPS, {}, rank, 2)
         assert found["digest"] == wanted["digest"]
         assert found["fetcher"]
         assert not wanted["fetcher"]
