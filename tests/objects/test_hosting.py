@@ -18,7 +18,7 @@ from tests.mpi.test_localize import on_nodes
 from tests.objects.training import train
 from tests.processes import LIMIT, clean_environment, start
 from tests.secrets import MARK
-from tests.storage.seaweed import READER, Seaweed
+from tests.storage.seaweed import READER, WRITER, Seaweed
 
 pytestmark = pytest.mark.mpi
 STEPS = 60
@@ -43,22 +43,45 @@ def config(corpora: dict[str, str], tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("public", [False, True])
+def profile_for(seaweed: Seaweed, who: tuple[str, str], directory: Path) -> dict[str, str]:
+    """Write a configuration of the Multi-Storage Client, and return the environment for it."""
+    options = {"base_path": "lake/by/profile", "endpoint_url": seaweed.endpoint}
+    profile = {
+        "storage_provider": {"type": "s3", "options": {**options, "region_name": "us-east-1"}},
+        "credentials_provider": {
+            "type": "S3Credentials",
+            "options": {"access_key": "${A_KEY}", "secret_key": "${A_SECRET}"},
+        },
+    }
+    path = directory / "msc.json"
+    path.write_text(json.dumps({"profiles": {"mine": profile}}))
+    return {"MSC_CONFIG": str(path), "A_KEY": who[0], "A_SECRET": who[1], "HOME": "/nonexistent"}
+
+
+@pytest.mark.parametrize(
+    ("directory", "way"),
+    [
+        ("s3://lake/hosting", "keys"),
+        ("s3://public/hosting", "public"),
+        ("msc://mine/hosting", "profile"),
+    ],
+)
 def test_from_one_machine_to_two(
-    public: bool, config: Path, seaweed: Seaweed, tmp_path: Path
+    directory: str, way: str, config: Path, seaweed: Seaweed, tmp_path: Path
 ) -> None:
     """With credentials to write, then only to read, or none; the samples are the same."""
-    directory = f"s3://{'public' if public else 'lake'}/hosting"
+    writer, reader = seaweed.environment(), seaweed.environment(READER)
+    if way == "public":
+        reader = {"AWS_ENDPOINT_URL": seaweed.endpoint, "AWS_SKIP_SIGNATURE": "true"}
+    elif way == "profile":
+        writer, reader = (profile_for(seaweed, who, tmp_path) for who in (WRITER, READER))
     built = start(["build", config, "-o", tmp_path / "built", "--name", "c"])
     assert built.returncode == 0, built.stderr
     cache = tmp_path / "built" / "c.h5"
     words = ["upload", cache, "--to", directory, "--corpora", "--readback", "--json"]
-    sent = start(words, environment=seaweed.environment())
+    sent = start(words, environment=writer)
     assert sent.returncode == 0, sent.stderr
     url = json.loads(sent.stdout)["url"]
-    reader = seaweed.environment(READER)
-    if public:
-        reader = {"AWS_ENDPOINT_URL": seaweed.endpoint, "AWS_SKIP_SIGNATURE": "true"}
     (tmp_path / "disk").mkdir()
     words = ["localize", url, "--to", f"{tmp_path}/disk/store", "--json"]
     mount = ["--mount", str(tmp_path / "disk")]

@@ -60,7 +60,7 @@ def test_who_may_what(seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) -> None
     assert read_place("s3://lake/access", 0, 7) == b"content"
     with pytest.raises(AccessDenied, match="access is denied"):
         bucket_of(URL).create("s3://lake/denied", b"content")
-    use(seaweed, monkeypatch, ("reader", "MARKED-WRONG"))
+    use(seaweed, monkeypatch, (READER[0], "MARKED-WRONG"))
     with pytest.raises(AccessDenied) as raised:
         version_at("s3://lake/access")
     assert "MARKED" not in str(raised.value)

@@ -6,6 +6,7 @@ import multiprocessing
 import pickle
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import numpy as np
 import obstore
@@ -91,13 +92,15 @@ def test_what_does_not(
     assert "\n" not in str(raised.value)
 
 
-def test_a_store_that_stays_away(server: ScriptedS3, scale_time: Scale) -> None:
+@pytest.mark.parametrize("always", ["503", "refuse", "truncate:10", "reset:10", "stall:10:9"])
+def test_a_store_that_stays_away(always: str, server: ScriptedS3, scale_time: Scale) -> None:
     """Ends with an error that says how long it was waited for, by few requests."""
     version = version_at(URL)
     scale_time(0.005)
     find_bucket(address_of(URL))._client(anew=True)
-    server.script(always="503")
-    with pytest.raises(StorageError, match=r"no answer in . s: status 503 SlowDown"):
+    server.script(always=always)
+    words = "status 503 SlowDown" if always == "503" else ""
+    with pytest.raises(StorageError, match=rf"no answer in . s: {words}"):
         read_place(URL, 0, 1000, version)
     assert len(server.requests) <= 6 * (RETRIES + 1)
 
@@ -108,6 +111,38 @@ def test_a_change_under_a_reset(server: ScriptedS3) -> None:
     server.script("reset:1000", "change")
     with pytest.raises((ObjectChanged, StorageError)):
         read_place(URL, 0, 100_000, version)
+    assert len(server.requests) == 2
+
+
+def test_a_store_that_ignores_the_condition(server: ScriptedS3) -> None:
+    """Is not believed: the tag of its answer is compared."""
+    version = version_at(URL)
+    server.put("bucket/object", CONTENT[::-1])
+    server.script(always="ignore")
+    with pytest.raises(ObjectChanged):
+        read_place(URL, 0, 1000, version)
+    assert len(server.requests) == 1
+
+
+def test_a_profile_whose_keys_are_renewed(
+    server: ScriptedS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is read again when they have expired."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "credentials").write_text(
+        "[default]\naws_access_key_id = some\naws_secret_access_key = body\n"
+    )
+    version = version_at(URL)
+    server.script("400")
+    assert read_place(URL, 100, 900, version) == CONTENT[100:900]
+    assert len(server.requests) == 2
+    server.script(always="400")
+    with pytest.raises(AccessDenied, match="the credentials have expired"):
+        read_place(URL, 100, 900, version)
+    assert len(server.requests) == 2
 
 
 def test_slowing_down(server: ScriptedS3) -> None:
