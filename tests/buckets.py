@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 from distcache.cache.contents import read_contents
 from distcache.cache.corpus_places import beside
 from distcache.corpus import bin_path, idx_path
 from tests.storage.scripted_s3 import ScriptedS3
 
-__all__ = ["name_of", "put_cache", "put_corpus"]
+__all__ = ["config_of", "name_of", "put_cache", "put_corpus"]
+
+CORPORA = "s3://lake/corpora"
 
 
 def name_of(url: str) -> str:
@@ -33,3 +37,18 @@ def put_cache(server: ScriptedS3, cache: str | Path, directory: str = "s3://lake
         put_corpus(server, prefix, beside(url, prefix, digest.decode("ascii")))
     server.put(name_of(url), Path(cache).read_bytes())
     return url
+
+
+def config_of(server: ScriptedS3, blend_config: dict[str, Any], directory: Path) -> Path:
+    """Put the corpora of a configuration into the bucket, and write one that names them there."""
+    sources = [
+        {**source, "path": put_corpus(server, source["path"], f"{CORPORA}/{_stem(source)}")}
+        for source in blend_config["blend"]
+    ]
+    path = directory / "remote.json"
+    path.write_text(json.dumps({**blend_config, "blend": sources}))
+    return path
+
+
+def _stem(source: dict[str, Any]) -> str:
+    return Path(source["path"]).name

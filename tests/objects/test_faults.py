@@ -22,7 +22,7 @@ from distcache.node.records import read_records
 from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
 from distcache.storage.ranges import GAP
-from tests.buckets import name_of, put_cache, put_corpus
+from tests.buckets import config_of, name_of, put_cache
 from tests.caches import build_here
 from tests.mpi.test_localize import fail_alike, on_nodes
 from tests.objects.training import train
@@ -223,16 +223,6 @@ def test_a_change_is_one_error_on_all_ranks(
     for node in range(3):
         assert not list(read_records(Store(tmp_path / f"local{node}")))
     assert not list(tmp_path.glob("built/*.h5"))
-
-
-def config_of(server: ScriptedS3, blend_config: dict[str, Any], tmp_path: Path) -> Path:
-    """Put the corpora of a configuration into the bucket, and return one that names them there."""
-    for source in blend_config["blend"]:
-        url = f"s3://lake/corpora/{Path(source['path']).name}"
-        source["path"] = put_corpus(server, source["path"], url)
-    path = tmp_path / "remote.json"
-    path.write_text(json.dumps(blend_config))
-    return path
 
 
 def test_a_build_fetches_each_index_once(
