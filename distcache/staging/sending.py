@@ -165,26 +165,22 @@ class Sender:
             return known, True
         found = there is not None or not create_object(file.url, Path(file.path))
         there = there or version_at(file.url)
-        if found or self._readback:
-            _require_same(file, before, there)
+        if (found or self._readback) and not _is_same(file, before, there):
+            if not found:
+                raise CorpusError(f"{file.url}: differs from what was uploaded")
+            raise KeyMismatch(
+                f"{file.url}: another object has this name, and is not replaced; give another URL"
+            )
         if version_at(file.path) != before or there.size != file.size:
             raise CorpusError(f"{file.path}: was written to while it was uploaded; upload again")
         return _Sent(file.url, before, there), found
 
 
-def _require_same(file: FileToSend, before: FileVersion, there: FileVersion) -> None:
-    """Compare an object with its file, byte for byte by a digest.
-
-    Raises
-    ------
-    KeyMismatch
-        If they differ.
-    """
-    same = before.size == there.size
-    if not same or digest_of_place(file.path, before) != digest_of_place(file.url, there):
-        raise KeyMismatch(
-            f"{file.url}: another object has this name, and is not replaced; give another URL"
-        )
+def _is_same(file: FileToSend, before: FileVersion, there: FileVersion) -> bool:
+    """Return whether an object has the bytes of its file, by a digest."""
+    if before.size != there.size:
+        return False
+    return digest_of_place(file.path, before) == digest_of_place(file.url, there)
 
 
 def digest_of_place(path: str, version: FileVersion) -> str:

@@ -165,17 +165,25 @@ def test_without_corpora(server: ScriptedS3, cache: str) -> None:
     assert "--corpora" in notes[0]
 
 
-def test_a_wrong_byte_is_noticed(server: ScriptedS3, cache: str) -> None:
-    """When the cache is read back."""
+@pytest.mark.parametrize(
+    ("suffix", "readback"),
+    [(".h5", False), (".h5", True), (".idx", False), (".idx", True), (".bin", True)],
+)
+def test_a_wrong_byte_is_noticed(
+    suffix: str, readback: bool, server: ScriptedS3, cache: str
+) -> None:
+    """When what was sent is read back: caches and indices always, tokens if that is asked for."""
     original = server.put
 
     def put_flipped(name: str, data: bytes) -> None:
-        flipped = data if not name.endswith(".h5") else data[:5000] + b"\xff\xfe" + data[5002:]
+        flipped = data if not name.endswith(suffix) else data[:5000] + b"\xff\xfe" + data[5002:]
         original(name, flipped)
 
     server.put = put_flipped  # type: ignore[method-assign]
-    with pytest.raises(DistcacheError, match="differs from its digest"):
-        send(cache)
+    with pytest.raises(DistcacheError, match="differs from") as raised:
+        send(cache, readback=readback)
+    assert f"{suffix}: " in str(raised.value)
+    assert ("lake/run/c.h5" in server.objects) == (suffix == ".h5" or not readback)
 
 
 def test_the_errors_are_of_the_store() -> None:
