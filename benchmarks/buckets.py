@@ -40,22 +40,25 @@ import obstore
 from obstore.store import S3Store
 store = S3Store("lake", client_options={"allow_http": True})
 os.makedirs(sys.argv[1])
-def fetch(entry):
-    with open(os.path.join(sys.argv[1], entry["path"].replace("/", "-")), "wb") as out:
-        out.truncate(entry["size"])
-        def piece(begin):
-            end = min(begin + (8 << 20), entry["size"])
-            options = {"range": (begin, end), "if_match": entry["e_tag"]}
-            data = obstore.get(store, entry["path"], options=options).bytes()
-            os.pwrite(out.fileno(), data, begin)
-        with ThreadPoolExecutor(4) as pool:
-            list(pool.map(piece, range(0, entry["size"], 8 << 20)))
-        os.fsync(out.fileno())
+pieces, files = [], []
 for page in obstore.list(store, prefix="run/"):
     for entry in page:
         if not entry["path"].endswith(".json"):
-            fetch(entry)
+            out = open(os.path.join(sys.argv[1], entry["path"].replace("/", "-")), "wb")
+            out.truncate(entry["size"])
+            files.append(out)
+            pieces += [(out, entry, begin) for begin in range(0, entry["size"], 8 << 20)]
+def fetch(piece):
+    out, entry, begin = piece
+    options = {"range": (begin, min(begin + (8 << 20), entry["size"])), "if_match": entry["e_tag"]}
+    data = obstore.get(store, entry["path"], options=options).bytes()
+    os.pwrite(out.fileno(), data, begin)
+with ThreadPoolExecutor(int(sys.argv[2])) as pool:
+    list(pool.map(fetch, pieces))
+for out in files:
+    os.fsync(out.fileno())
 """
+CONNECTIONS = (4, 16)  # of obstore
 
 
 @contextlib.contextmanager
@@ -122,7 +125,8 @@ def read(kind: str, work: Path, corpus: str, environment: dict[str, str], *more:
 def samples(work: Path, corpus: str, seaweed: Seaweed, rounds: int, seconds: int) -> None:
     """Compare the readers through each link."""
     readers: list[tuple[str, int]] = [
-        ("megatron", 0), ("megatron", 16384), ("reader", 0), ("lazy", 0), ("ahead", 0)
+        ("megatron", 0), ("megatron", 16384), ("reader", 0), ("lazy", 0), ("ahead", 0),
+        ("steady", 64),
     ]  # fmt: skip
     for milliseconds in (0, 25, 100):
         with link(seaweed.endpoint, milliseconds) as endpoint:
@@ -134,8 +138,6 @@ def samples(work: Path, corpus: str, seaweed: Seaweed, rounds: int, seconds: int
                     found[kind, chunk].append(one)
             for (kind, chunk), rows in found.items():
                 show(f"{milliseconds} ms, {kind}{f' {chunk}' if chunk else ''}", rows)
-            show(f"{milliseconds} ms, steady 64 samples/s",
-                 [read("steady", work, corpus, environment, seconds, 64)])  # fmt: skip
 
 
 def show(what: str, rows: list[Any]) -> None:
@@ -151,25 +153,34 @@ def show(what: str, rows: list[Any]) -> None:
     print(text, flush=True)
 
 
-def localizing(work: Path, environment: dict[str, str], rounds: int) -> None:
-    """Compare localize with obstore alone."""
-    seconds: dict[str, list[float]] = {"localize": [], "obstore": []}
-    for _ in range(rounds):
-        for name, times in seconds.items():
-            target = work / "target"
-            shutil.rmtree(target, ignore_errors=True)
-            os.sync()
-            time.sleep(2)
-            words: list[Any] = [sys.executable, "-c", OBSTORE, target]
-            if name == "localize":
-                words = ["distcache", "localize", URL, "--to", target, "--bin", "copy"]
-                words += ["--log-format", "none"]
-            begin = time.perf_counter()
-            run(words, environment)
-            times.append(time.perf_counter() - begin)
-    middle = {name: statistics.median(times) for name, times in seconds.items()}
-    print(f"localize --bin copy {middle['localize']:.2f} s, obstore {middle['obstore']:.2f} s: "
-          f"{middle['obstore'] / middle['localize']:.2f} of its speed")  # fmt: skip
+def localizing(work: Path, seaweed: Seaweed, rounds: int) -> None:
+    """Compare localize with obstore alone, by few and by many connections."""
+    ways = ["localize", *(f"obstore {count}" for count in CONNECTIONS)]
+    for milliseconds in (0, 25):
+        with link(seaweed.endpoint, milliseconds) as endpoint:
+            environment = {**seaweed.environment(), "AWS_ENDPOINT_URL": endpoint}
+            seconds: dict[str, list[float]] = {way: [] for way in ways}
+            for _ in range(rounds):
+                for way, times in seconds.items():
+                    times.append(fetch_all(way, work / "target", environment))
+        middle = {way: statistics.median(times) for way, times in seconds.items()}
+        told = ", ".join(f"{way} {value:.2f} s" for way, value in middle.items())
+        best = min(value for way, value in middle.items() if way != "localize")
+        print(f"{milliseconds} ms, {told}: {best / middle['localize']:.2f} of the best's speed")
+
+
+def fetch_all(way: str, target: Path, environment: dict[str, str]) -> float:
+    """Fetch everything, and return how long it took."""
+    shutil.rmtree(target, ignore_errors=True)
+    os.sync()
+    time.sleep(2)
+    words: list[Any] = [sys.executable, "-c", OBSTORE, target, way.partition(" ")[2]]
+    if way == "localize":
+        words = ["distcache", "localize", URL, "--to", target, "--bin", "copy"]
+        words += ["--log-format", "none"]
+    begin = time.perf_counter()
+    run(words, environment)
+    return time.perf_counter() - begin
 
 
 def main() -> None:
@@ -186,7 +197,7 @@ def main() -> None:
         try:
             record = prepare(work, options.documents, seaweed.environment())
             corpus = record["corpora"][0]["shared"]
-            localizing(work, seaweed.environment(), options.rounds)
+            localizing(work, seaweed, options.rounds)
             samples(work, corpus, seaweed, options.rounds, options.seconds)
         finally:
             seaweed.close()
