@@ -1,7 +1,7 @@
 """A rank of a job of Megatron-Core over corpora in a bucket, on a node of its own.
 
 python -m tests.peers.bucket_rank RANK RANKS STORE READER FLAGS...: prints a digest of its samples.
-READER is "stock", or "ours" for the two lines of docs/buckets.md.
+READER is "stock", or "ours" for the two lines of docs/buckets.md, then in workers that are forked.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import warnings
 from datetime import timedelta
 
 import torch
+from torch.utils.data import DataLoader
 
 warnings.simplefilter("ignore")
 
@@ -37,8 +38,11 @@ def main() -> None:
     tokenizer = {"class": "NullTokenizer", "vocab_size": 30000}
     train = datasets_of(flags, [400, 40, 4], tokenizer, 30000)[0]
     digest = hashlib.sha256()
-    for number in range(int(rank), len(train), int(ranks)):
-        digest.update(train[number]["tokens"].numpy().tobytes())
+    assert train[0]["tokens"].numel()  # before workers are forked
+    own = range(int(rank), len(train), int(ranks))
+    workers = 2 if reader == "ours" else 0
+    for row in DataLoader(train, batch_size=None, sampler=own, num_workers=workers):
+        digest.update(row["tokens"].numpy().tobytes())
     sys.stdout.write(f"{digest.hexdigest()}\n")
     sys.stdout.flush()
     torch.distributed.destroy_process_group()
