@@ -1,7 +1,7 @@
 """A small S3 on loopback that does what a test asks for, and records every request.
 
-It checks no signatures, and knows GET, HEAD, PUT, DELETE and lists; SeaweedFS is the real server of
-the tests.
+It checks no signatures, and knows GET, HEAD, PUT, parts, DELETE and lists; SeaweedFS is the real
+server of the tests.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
@@ -77,6 +77,7 @@ class ScriptedS3:
         self._going = 0
         self._faults: list[str] = []
         self._tags: dict[str, tuple[bytes, str]] = {}
+        self.parts: dict[str, dict[int, bytes]] = {}  # of objects that are being written
         self._always = ""
         self._lock = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), _Handler)
@@ -198,26 +199,66 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body.encode())
 
     def do_PUT(self) -> None:
-        owner = self.server.owner
-        name, fault = owner.begin(self)
-        try:
-            data = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            if fault.partition(":")[0] in CODES:
-                self._fail(fault)
-            elif self.headers.get("If-None-Match") == "*" and name in owner.objects:
-                self._fail("412")
-            else:
-                owner.put(name, data)
-                self._head(200, 0, {"ETag": owner.tag(name)})
-        finally:
-            owner.end()
+        data = self._body()
+        part = parse_qs(urlsplit(self.path).query).get("partNumber")
+        self._write(lambda name: self._put_part(name, int(part[0]), data) if part else
+                    self._put(name, data))  # fmt: skip
+
+    def do_POST(self) -> None:
+        """Begin to write an object in parts, or put these together."""
+        self._body()
+        begins = "uploadId" not in urlsplit(self.path).query
+        self._write(self._begin_parts if begins else self._join_parts)
 
     def do_DELETE(self) -> None:
-        owner = self.server.owner
+        """Remove an object, or the parts of one."""
+        owner, parts = self.server.owner, "uploadId" in urlsplit(self.path).query
         name, _ = owner.begin(self)
-        owner.objects.pop(name, None)
+        (owner.parts if parts else owner.objects).pop(name, None)
         self._head(204, 0, {})
         owner.end()
+
+    def _body(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+    def _write(self, answer: Callable[[str], None]) -> None:
+        name, fault = self.server.owner.begin(self)
+        try:
+            if fault == "refuse":
+                self._reset()
+            elif fault.partition(":")[0] in CODES:
+                self._fail(fault)
+            else:
+                answer(name)
+        finally:
+            self.server.owner.end()
+
+    def _put(self, name: str, data: bytes) -> None:
+        owner = self.server.owner
+        if self.headers.get("If-None-Match") == "*" and name in owner.objects:
+            self._fail("412")
+            return
+        owner.put(name, data)
+        self._head(200, 0, {"ETag": owner.tag(name)})
+
+    def _begin_parts(self, name: str) -> None:
+        self.server.owner.parts[name] = {}
+        self._tell("<UploadId>1</UploadId>", "Initiate")
+
+    def _put_part(self, name: str, number: int, data: bytes) -> None:
+        self.server.owner.parts[name][number] = data
+        self._head(200, 0, {"ETag": f'"{hashlib.md5(data).hexdigest()}"'})
+
+    def _join_parts(self, name: str) -> None:
+        parts = self.server.owner.parts.pop(name)
+        self.server.owner.put(name, b"".join(parts[number] for number in sorted(parts)))
+        self._tell(f"<ETag>{self.server.owner.tag(name)}</ETag>", "Complete")
+
+    def _tell(self, words: str, what: str) -> None:
+        root = f"{what}MultipartUploadResult"
+        body = f"<{root}>{words}</{root}>".encode()
+        self._head(200, len(body), {"Content-Type": "application/xml"})
+        self.wfile.write(body)
 
     def _answer(self) -> None:
         owner = self.server.owner

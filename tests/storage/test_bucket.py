@@ -20,7 +20,7 @@ from distcache.errors import (
     ObjectMissing,
     StorageError,
 )
-from distcache.storage import read_place, version_at
+from distcache.storage import bucket, read_place, version_at
 from distcache.storage.bucket import RETRIES, find_bucket
 from distcache.storage.url import address_of
 from tests.storage.buckets import fresh_process_of_buckets
@@ -122,6 +122,34 @@ def test_a_store_that_ignores_the_condition(server: ScriptedS3) -> None:
     with pytest.raises(ObjectChanged):
         read_place(URL, 0, 1000, version)
     assert len(server.requests) == 1
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that is sent in three parts."""
+    monkeypatch.setattr(bucket, "PIECE", 100_000)
+    path = tmp_path / "large"
+    path.write_bytes(CONTENT)
+    return path
+
+
+@pytest.mark.parametrize("fault", ["503", "500", "refuse"])
+@pytest.mark.parametrize("number", range(5))
+def test_parts_under_faults(number: int, fault: str, server: ScriptedS3, large: Path) -> None:
+    """Of any of the requests: sent again, and the object is whole."""
+    server.script(*number * [""], fault)
+    find_bucket(address_of(URL)).put_parts("s3://bucket/parts", large)
+    assert server.objects["bucket/parts"] == CONTENT
+    assert len(server.requests) == 6  # it begins, three parts, it ends; and one again
+    assert server.parts == {}
+
+
+def test_parts_that_are_refused(server: ScriptedS3, large: Path) -> None:
+    """Leave no object."""
+    server.script("", "", "403")
+    with pytest.raises(AccessDenied, match="access is denied"):
+        find_bucket(address_of(URL)).put_parts("s3://bucket/parts", large)
+    assert "bucket/parts" not in server.objects
 
 
 def test_a_profile_whose_keys_are_renewed(
