@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from distcache.errors import StorageError
+from distcache.fetcher import ahead_log
 from distcache.fetcher.ahead_log import BEHIND, AheadLog, Entry, Stream, cost_of
 from distcache.fetcher.protocol import Source
 from distcache.fetcher.segment import RangeKey, Segment
@@ -349,6 +350,19 @@ def test_a_disk_that_is_full(log: AheadLog, monkeypatch: pytest.MonkeyPatch) -> 
             log.store(entry, memoryview(content(entry.key)))
     assert all(entry.state.name != "fetching" for entry in log._all())
     assert take(log, keys[0]) == content(keys[0])
+
+
+def test_a_full_disk_is_tried_again(log: AheadLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a while; until then what it holds is the budget."""
+    keys = [RangeKey(SOURCE, number * SIZE, SIZE) for number in range(60)]
+    log.announce(log.open_stream(), keys, 1 << 20)
+    log._note(0, OSError(errno.ENOSPC, "No space left on device"))
+    assert log.budget == 0
+    assert next_or_none(log) == []
+    assert "No space left" in log.note
+    monkeypatch.setattr(ahead_log, "FULL", 0.0)
+    assert log.budget == 1 << 20
+    assert next_or_none(log)
 
 
 def next_or_none(log: AheadLog) -> list[Entry]:

@@ -116,12 +116,48 @@ def test_a_store_that_is_away_is_asked_by_one(
     server.script()
 
 
-def test_expired_credentials(remote: CachedDataset, server: ScriptedS3) -> None:
-    """Are an error that says so."""
+@pytest.mark.parametrize(
+    "fault", ["429", "500", "503", "refuse", "reset:10", "truncate:10", "stall:10:1"]
+)
+def test_a_fault_that_passes(
+    fault: str, remote: CachedDataset, files: CachedDataset, server: ScriptedS3
+) -> None:
+    """Costs a request at most."""
+    wanted = files.__getitems__(range(50, 60))
     assert remote[0]
-    server.script(always="400")
-    with pytest.raises(DistcacheError, match="the credentials have expired"):
+    server.script()
+    remote.__getitems__(range(50, 60))
+    usual = len(server.requests)
+    server.script("", fault, "", fault)
+    found = remote.__getitems__(range(50, 60))
+    assert all(torch.equal(a["tokens"], b["tokens"]) for a, b in zip(found, wanted, strict=True))
+    assert usual <= len(server.requests) <= usual + 2
+
+
+@pytest.mark.parametrize(
+    ("always", "words"),
+    [
+        ("400", "the credentials have expired"),
+        ("403", "access is denied"),
+        ("403:RequestTimeTooSkewed", "clock"),
+        ("404", "no such object"),
+        ("301", "region"),
+        ("whole", "non-partial"),
+        ("short:3", "Requested"),
+        ("other:3", "Requested"),
+    ],
+)
+def test_a_fault_that_does_not(
+    always: str, words: str, remote: CachedDataset, server: ScriptedS3
+) -> None:
+    """Is one error that says what it is, after no more requests than ranges."""
+    assert remote[0]
+    ranges = len(remote.fetched_ranges(range(50, 60)))
+    server.script(always=always)
+    with pytest.raises(DistcacheError, match=words) as raised:
         remote.__getitems__(range(50, 60))
+    assert "\n" not in str(raised.value)
+    assert 0 < len(server.requests) <= ranges
 
 
 def test_a_bit_that_the_disk_has_flipped(
