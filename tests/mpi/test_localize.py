@@ -228,7 +228,7 @@ def test_a_killed_agent_ends_the_job_and_the_next_heals(world: Path, tmp_path: P
             assert time.monotonic() < limit
             time.sleep(0.002)
         time.sleep(delay)
-        killed += kill_rank(1)
+        killed += kill_rank(1, tmp_path)
         job.wait(30)
         for node in range(3):
             root = Store(tmp_path / str(node))
@@ -246,15 +246,16 @@ def test_a_killed_agent_ends_the_job_and_the_next_heals(world: Path, tmp_path: P
         assert verify_store(Store(tmp_path / str(node))) == []
 
 
-def kill_rank(rank: int) -> bool:
-    """Kill the process of a rank that a job has started; return whether there was one."""
+def kill_rank(rank: int, directory: Path) -> bool:
+    """Kill a rank of the job that works in a directory; return whether there was one."""
     for path in Path("/proc").glob("[0-9]*"):
         try:
             environment = (path / "environ").read_bytes().split(b"\0")
             words = (path / "cmdline").read_bytes()
         except OSError:
             continue
-        if f"PMI_RANK={rank}".encode() in environment and b"on_node" in words:
+        ours = b"on_node" in words and os.fsencode(directory) in words
+        if ours and f"PMI_RANK={rank}".encode() in environment:
             os.kill(int(path.name), 9)
             return True
     return False
