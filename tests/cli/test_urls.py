@@ -14,6 +14,7 @@ from tests.caches import build_here
 from tests.processes import start
 from tests.storage.scripted_s3 import ScriptedS3
 
+pytestmark = pytest.mark.long
 URL = "s3://lake/run/c.h5"
 PLAIN = "s3://lake/corpora/plain"
 

@@ -116,6 +116,7 @@ def test_a_store_that_is_away_is_asked_by_one(
     server.script()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "fault", ["429", "500", "503", "refuse", "reset:10", "truncate:10", "stall:10:1"]
 )
@@ -134,6 +135,7 @@ def test_a_fault_that_passes(
     assert usual <= len(server.requests) <= usual + 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("always", "words"),
     [
