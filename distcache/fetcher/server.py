@@ -285,6 +285,7 @@ class _Server:
         self._lock = threading.Lock()
         self._identity = identity_of(os.environ)
         self._clients = 0
+        self._greeted = 0  # of these, those that read: others only ask how it is
         self._last = time.monotonic()
         self._ends = False
 
@@ -314,30 +315,34 @@ class _Server:
     def _serve(self, connection: socket.socket) -> None:
         connection.settimeout(None)
         stream: Stream | None = None
+        reads = False
         try:
             with contextlib.suppress(EOFError, OSError, ValueError), connection:
                 while True:
                     request, descriptors = receive(connection, Request)
                     if isinstance(request, AheadRequest) and stream is None:
                         stream = self._fetcher.log.open_stream()
-                    send(connection, self._answer(request, descriptors, stream))
+                    if isinstance(request, Hello) and not reads:
+                        reads, reply = self._greet(request)
+                    else:
+                        reply = self._answer(request, descriptors, stream)
+                    send(connection, reply)
         finally:
             if stream is not None:
                 self._fetcher.log.close_stream(stream)
             with self._lock:
                 self._clients -= 1
+                self._greeted -= reads
                 self._last = time.monotonic()
 
     def _answer(self, request: Request, descriptors: list[int], stream: Stream | None) -> Reply:
         try:
             if isinstance(request, ReadRequest):
                 self._fetcher.read(request, descriptors)
-            elif isinstance(request, Hello):
-                return self._greet(request)
             elif isinstance(request, AheadRequest):
                 assert stream is not None, "the caller has opened it"
                 self._fetcher.announce(stream, request)
-            else:
+            elif isinstance(request, StatusRequest):
                 return Reply(status=self._fetcher.status(self._clients))
         except (DistcacheError, OSError) as error:
             return Reply.of(error)
@@ -348,19 +353,20 @@ class _Server:
                 os.close(descriptor)
         return Reply()
 
-    def _greet(self, request: Hello) -> Reply:
+    def _greet(self, request: Hello) -> tuple[bool, Reply]:
         """Accept a client that reaches stores as this process does; for others make room."""
         with self._lock:
             if request.identity == self._identity:
-                return Reply()
-            if self._clients > 1:
-                return Reply(
+                self._greeted += 1
+                return True, Reply()
+            if self._greeted:
+                return False, Reply(
                     ("the fetcher of this node serves a job with other credentials or endpoints; "
                      "give each of these jobs a directory of its own (localize --to)",),
                     DistcacheError.exit_code,
                 )  # fmt: skip
             self._ends = True
-            return Reply(ends=True)
+            return False, Reply(ends=True)
 
 
 def serve(directory: Path) -> None:
