@@ -13,7 +13,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from distcache.cli.show import LogFormat
-from distcache.errors import BuildInterrupted, ConfigError
+from distcache.errors import ConfigError
+from distcache.io.interruption import interrupt
 from distcache.units import parse_size
 
 __all__ = [
@@ -170,17 +171,11 @@ def ignore_signals() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-_interrupted = False
-
 _advice = ""
 
 
 def _interrupt(number: int, _: FrameType | None) -> None:
-    global _interrupted  # noqa: PLW0603  a second signal must not interrupt the cleanup
-    if _interrupted:
-        return
-    _interrupted = True
-    raise BuildInterrupted(f"interrupted by {signal.Signals(number).name}; {_advice}")
+    interrupt(f"interrupted by {signal.Signals(number).name}; {_advice}")
 
 
 def optional_size(text: str | None) -> int | None:

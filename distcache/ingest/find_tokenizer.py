@@ -16,6 +16,7 @@ from distcache.ingest.tokenizer import (
     TokenizerSource,
     read_tokenizer_file,
 )
+from distcache.io.interruption import require_uninterrupted
 
 __all__ = ["find_tokenizer", "make_tokenizer"]
 
@@ -89,6 +90,7 @@ def _huggingface(source: TokenizerSource, options: TokenizerOptions) -> Tokenize
         reason = f'gigatoken cannot be imported ({error}); pip install "distcache[ingest]"'
     except ValueError as error:  # it needs what gigatoken does not have
         reason = str(error)
+    require_uninterrupted()
     if options.engine == "gigatoken":
         raise ConfigError(f"--engine gigatoken: {options.name}: {reason}")
     library.note = reason

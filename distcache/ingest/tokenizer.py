@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from distcache.corpus.receipt import TokenizerFacts
 from distcache.errors import ConfigError, DistcacheError
 from distcache.io.files import read_file
+from distcache.io.interruption import require_uninterrupted
 from distcache.io.threads import decodable
 from distcache.megatron.tokenizers import Release
 
@@ -231,6 +232,7 @@ def refusing() -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit, DistcacheError, MemoryError):
         raise
     except BaseException as error:
+        require_uninterrupted()
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ValueError(reason) from error
 
