@@ -175,6 +175,8 @@ class CopySource:
         Whether they lie anywhere in the `.bin`: where the offsets of the `.idx` say.
     idx : Idx or None
         Whose arrays these are, if they are mapped.
+    bin_version : FileVersion or None
+        Of the `.bin` that was examined, if it was; another object is refused.
     """
 
     prefix: str
@@ -185,6 +187,7 @@ class CopySource:
     nbytes: int
     view: bool = False
     idx: Idx | None = None
+    bin_version: FileVersion | None = None
 
     @property
     def tokens(self) -> int:
@@ -229,4 +232,5 @@ def open_copy_source(facts: CorpusFacts) -> CopySource:
         nbytes=facts.tokens * idx.item_size,
         view=facts.view,
         idx=idx,
+        bin_version=facts.file_versions[1] if len(facts.file_versions) > 1 else None,
     )

@@ -21,7 +21,7 @@ import numpy as np
 
 from distcache.errors import CorpusError, DistcacheError, StorageError
 from distcache.fetcher import LOCK
-from distcache.fetcher.ahead_log import AheadLog, Entry, Stream
+from distcache.fetcher.ahead_log import AheadLog
 from distcache.fetcher.protocol import (
     AheadRequest,
     Hello,
@@ -37,6 +37,7 @@ from distcache.fetcher.protocol import (
     send,
 )
 from distcache.fetcher.segment import RangeKey
+from distcache.fetcher.streams import Entry, Stream
 from distcache.io.files import open_sized, version_of, write_range
 from distcache.staging.locks import try_lock
 from distcache.storage import PIECE, is_url
@@ -285,7 +286,7 @@ class _Server:
         self._lock = threading.Lock()
         self._identity = identity_of(os.environ)
         self._clients = 0
-        self._greeted = 0  # of these, those that read: others only ask how it is
+        self._readers: set[socket.socket] = set()  # of these: others only ask how it is
         self._last = time.monotonic()
         self._ends = False
 
@@ -315,34 +316,37 @@ class _Server:
     def _serve(self, connection: socket.socket) -> None:
         connection.settimeout(None)
         stream: Stream | None = None
-        reads = False
         try:
             with contextlib.suppress(EOFError, OSError, ValueError), connection:
                 while True:
                     request, descriptors = receive(connection, Request)
                     if isinstance(request, AheadRequest) and stream is None:
                         stream = self._fetcher.log.open_stream()
-                    if isinstance(request, Hello) and not reads:
-                        reads, reply = self._greet(request)
-                    else:
-                        reply = self._answer(request, descriptors, stream)
-                    send(connection, reply)
+                    send(connection, self._answer(connection, request, descriptors, stream))
         finally:
             if stream is not None:
                 self._fetcher.log.close_stream(stream)
             with self._lock:
                 self._clients -= 1
-                self._greeted -= reads
+                self._readers.discard(connection)
                 self._last = time.monotonic()
 
-    def _answer(self, request: Request, descriptors: list[int], stream: Stream | None) -> Reply:
+    def _answer(
+        self,
+        connection: socket.socket,
+        request: Request,
+        descriptors: list[int],
+        stream: Stream | None,
+    ) -> Reply:
         try:
             if isinstance(request, ReadRequest):
                 self._fetcher.read(request, descriptors)
+            elif isinstance(request, Hello):
+                return self._greet(connection, request)
             elif isinstance(request, AheadRequest):
                 assert stream is not None, "the caller has opened it"
                 self._fetcher.announce(stream, request)
-            elif isinstance(request, StatusRequest):
+            else:
                 return Reply(status=self._fetcher.status(self._clients))
         except (DistcacheError, OSError) as error:
             return Reply.of(error)
@@ -353,20 +357,20 @@ class _Server:
                 os.close(descriptor)
         return Reply()
 
-    def _greet(self, request: Hello) -> tuple[bool, Reply]:
+    def _greet(self, connection: socket.socket, request: Hello) -> Reply:
         """Accept a client that reaches stores as this process does; for others make room."""
         with self._lock:
             if request.identity == self._identity:
-                self._greeted += 1
-                return True, Reply()
-            if self._greeted:
-                return False, Reply(
+                self._readers.add(connection)
+                return Reply()
+            if self._readers:
+                return Reply(
                     ("the fetcher of this node serves a job with other credentials or endpoints; "
                      "give each of these jobs a directory of its own (localize --to)",),
                     DistcacheError.exit_code,
                 )  # fmt: skip
             self._ends = True
-            return False, Reply(ends=True)
+            return Reply(ends=True)
 
 
 def serve(directory: Path) -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from distcache.corpus.corpus import CopySource
 from distcache.corpus.idx import ITEM_TYPES, bin_path
 from distcache.errors import CorpusError
-from distcache.io.files import closing_fd, open_regular
+from distcache.io.files import FileVersion, closing_fd, open_regular
 from distcache.io.watchdog import tick
 from distcache.kernels import read_ranges
 from distcache.storage import PIECE, is_url
@@ -68,11 +68,11 @@ def token_pieces(
     Raises
     ------
     CorpusError
-        If the `.bin` has become shorter.
+        If the `.bin` has become shorter; `ObjectChanged` if it is another object than was examined.
     OSError
         If it cannot be read.
     """
-    with _open_tokens(bin_path(source.prefix)) as read:
+    with _open_tokens(bin_path(source.prefix), source.bin_version) as read:
         for ranges in _ranges(source, low, high):
             ends = np.cumsum(ranges[1])
             for begin in range(0, int(ends[-1]) if len(ends) else 0, len(room)):
@@ -84,10 +84,12 @@ def token_pieces(
 
 
 @contextlib.contextmanager
-def _open_tokens(path: str) -> Iterator[Callable[[Ranges, NDArray[np.uint8]], None]]:
+def _open_tokens(
+    path: str, version: FileVersion | None
+) -> Iterator[Callable[[Ranges, NDArray[np.uint8]], None]]:
     """Open a `.bin`, and yield what reads ranges of it into an array, one after the other."""
     if is_url(path):
-        with open_place(path) as place:
+        with open_place(path, version) as place:
             yield partial(_read_object, place)
     else:
         with closing_fd(open_regular(path)) as descriptor:

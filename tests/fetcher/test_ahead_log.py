@@ -12,9 +12,10 @@ import pytest
 
 from distcache.errors import StorageError
 from distcache.fetcher import ahead_log
-from distcache.fetcher.ahead_log import BEHIND, AheadLog, Entry, Stream, cost_of
+from distcache.fetcher.ahead_log import AheadLog
 from distcache.fetcher.protocol import Source
 from distcache.fetcher.segment import RangeKey, Segment
+from distcache.fetcher.streams import BEHIND, Entry, Stream, cost_of
 from distcache.io.files import FileVersion
 
 SOURCE = Source("s3://lake/c.bin", FileVersion(1 << 40, 1, 0, '"tag"'))

@@ -10,8 +10,11 @@ from pathlib import Path
 import pytest
 
 from distcache.corpus import bin_path, idx_path
+from distcache.corpus.examine import require_sound
+from distcache.corpus.fetched import fetched_indices
 from distcache.corpus.receipt import receipt_path
-from distcache.errors import ConfigError, KeyMismatch, NotReady
+from distcache.errors import ConfigError, CorpusError, KeyMismatch, NotReady
+from distcache.ingest.audit import audit
 from distcache.ingest.merge import merge
 from distcache.ingest.objects import ObjectWork
 from distcache.progress import NullProgress
@@ -171,3 +174,16 @@ def test_commands_that_write_files(command: str, corpora: dict[str, str]) -> Non
     done = start([command, corpora["plain"], "-o", "s3://lake/out"])
     assert done.returncode == 2
     assert "cannot be in a bucket" in done.stderr
+
+
+def test_tokens_that_were_replaced_since_they_were_examined(
+    server: ScriptedS3, corpora: dict[str, str]
+) -> None:
+    """Are an error, also if nobody has read of the object before."""
+    url = put_corpus(server, corpora["plain"], "s3://lake/plain")
+    with fetched_indices(ALONE, [url], NullProgress()):
+        facts = require_sound(ALONE, [url], threads=1)[url]
+        assert audit(ALONE, {url: facts}, {}, vocabulary=60_000) == []
+        server.put("lake/plain.bin", server.objects["lake/plain.bin"][::-1])
+        with pytest.raises(CorpusError, match=r"s3://lake/plain\.bin: is another object"):
+            audit(ALONE, {url: facts}, {}, vocabulary=60_000)

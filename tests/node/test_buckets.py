@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from tests.buckets import name_of, put_cache
 from tests.node.agents import flip, only, run
 from tests.secrets import places_with_secrets
 from tests.storage.buckets import fresh_process_of_buckets
-from tests.storage.scripted_s3 import ScriptedS3
+from tests.storage.scripted_s3 import Request, ScriptedS3
 from tests.threads import run_ranks
 
 
@@ -142,17 +141,14 @@ def test_a_copy_that_was_interrupted(url: str, server: ScriptedS3, tmp_path: Pat
 def test_a_changed_object(suffix: str, url: str, server: ScriptedS3, tmp_path: Path) -> None:
     """Is an error that names it, and leaves no ready record."""
     name = [name for name in server.objects if name.endswith(suffix)][-1]
-    original = server.begin
     replaced: list[str] = []
 
-    def replace_when_read(handler: BaseHTTPRequestHandler) -> tuple[str, str]:
-        found = original(handler)
-        if handler.command == "GET" and found[0].endswith(".idx") and not replaced:
+    def replace_when_read(request: Request) -> None:
+        if request.method == "GET" and request.name.endswith(".idx") and not replaced:
             replaced.append(name)
             server.objects[name] = server.objects[name][::-1]
-        return found
 
-    server.begin = replace_when_read  # type: ignore[method-assign]
+    server.on_request = replace_when_read
     with pytest.raises(CorpusError, match=f"s3://{name}: is another object"):
         run(url, tmp_path / "local", copy=suffix == ".bin", threads=1)
     assert replaced

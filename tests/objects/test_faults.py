@@ -8,9 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,7 @@ from tests.caches import build_here
 from tests.mpi.test_localize import fail_alike, on_nodes
 from tests.objects.training import train
 from tests.processes import DISTCACHE, LIMIT, clean_environment, launch, start
-from tests.storage.scripted_s3 import ScriptedS3
+from tests.storage.scripted_s3 import Request, ScriptedS3
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.mpi
@@ -99,15 +97,12 @@ def test_after_a_killed_agent(server: ScriptedS3, tmp_path: Path) -> None:
     """The next run fetches what had not arrived: of both together each byte once, for all nodes."""
     words = ["localize", URL, "--to", f"{tmp_path}/local{{node}}", "--bin", "copy"]
     names = [name for name in server.objects if name.endswith(".bin")]
-    original = server.begin
 
-    def hang(handler: Any) -> tuple[str, str]:
-        found = original(handler)
-        if found[0] == names[-1] and handler.command == "GET":
+    def hang(request: Request) -> None:
+        if request.name == names[-1] and request.method == "GET":
             time.sleep(30)
-        return found
 
-    server.begin = hang  # type: ignore[method-assign]
+    server.on_request = hang
     before, needed = launch("mpich", 3)
     logs = tmp_path / "logs"
     logs.mkdir()
@@ -127,7 +122,7 @@ def test_after_a_killed_agent(server: ScriptedS3, tmp_path: Path) -> None:
     time.sleep(1.0)  # what has arrived is being written
     os.killpg(job.pid, signal.SIGKILL)
     job.wait()
-    server.begin = original  # type: ignore[method-assign]
+    server.on_request = None
     done = on_nodes(tmp_path, logs, words, 3, 1, environment=server.environment)
     assert done.returncode == 0, done.stderr
     for name, data in server.objects.items():
@@ -174,45 +169,21 @@ def test_one_clear_error_on_all_ranks(
         assert not list(read_records(Store(tmp_path / f"local{node}")))
 
 
-def before_answers(server: ScriptedS3, act: Callable[[str, int, str], str]) -> Callable[[], None]:
-    """Let a test choose the fault of each GET: by the name, its number, and the fault so far.
-
-    Returns what ends that.
-    """
-    original = server.begin
-    counts: Counter[str] = Counter()
-
-    def begin(handler: BaseHTTPRequestHandler) -> tuple[str, str]:
-        name, fault = original(handler)
-        if handler.command == "GET":
-            counts[name] += 1
-            fault = act(name, counts[name], fault)
-        return name, fault
-
-    def end() -> None:
-        server.begin = original  # type: ignore[method-assign]
-
-    server.begin = begin  # type: ignore[method-assign]
-    return end
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize("command", ["localize", "build"])
+@pytest.mark.parametrize(
+    ("command", "suffix"), [("build", ".idx"), *(("localize", suffix) for suffix in SUFFIXES)]
+)
 def test_a_change_is_one_error_on_all_ranks(
     command: str, suffix: str, server: ScriptedS3, blend_config: dict[str, Any], tmp_path: Path
 ) -> None:
     """An object that is replaced while three nodes read it: nothing is kept of it."""
-    if command == "build" and suffix != ".idx":
-        return  # it reads nothing else
     changed: list[str] = []
 
-    def replace(name: str, _number: int, fault: str) -> str:
-        if name.endswith(suffix) and not changed:
-            changed.append(name)
-            server.put(name, server.objects[name][::-1])
-        return fault
+    def replace(request: Request) -> None:
+        if request.method == "GET" and request.name.endswith(suffix) and not changed:
+            changed.append(request.name)
+            server.put(request.name, server.objects[request.name][::-1])
 
-    before_answers(server, replace)
+    server.on_request = replace
     words: list[str | Path] = ["localize", URL, "--to", f"{tmp_path}/local{{node}}"]
     words += ["--bin", "copy"]
     if command == "build":
@@ -253,13 +224,14 @@ def test_a_fault_in_the_middle(suffix: str, server: ScriptedS3, tmp_path: Path) 
     faults = iter(["503", "reset:100", "refuse", "truncate:50"])
     made: list[str] = []
 
-    def fail(name: str, _number: int, fault: str) -> str:
-        if name.endswith(suffix) and (next_fault := next(faults, None)) is not None:
-            made.append(next_fault)
-            return next_fault
+    def fail(request: Request) -> str | None:
+        fault = None
+        if request.method == "GET" and request.name.endswith(suffix):
+            fault = next(faults, None)
+            made.extend([fault] if fault else [])
         return fault
 
-    before_answers(server, fail)
+    server.on_request = fail
     local = f"{tmp_path}/local{{node}}"
     done = on_nodes(tmp_path, logs, [*words, local], 3, 1, environment=server.environment)
     assert done.returncode == 0, done.stderr
@@ -281,18 +253,15 @@ def test_a_store_that_is_away_for_seconds(
     elif command == "build":
         words = ["build", config, "-o", tmp_path / "built"]
     begin = time.monotonic()
-    original = server.begin
     refused: list[str] = []
 
-    def away(handler: BaseHTTPRequestHandler) -> tuple[str, str]:
-        name, fault = original(handler)
+    def away(request: Request) -> str | None:
         if time.monotonic() - begin > 20:
-            return name, fault
-        refused.append(name)
-        return name, "refuse"
+            return None
+        refused.append(request.name)
+        return "refuse"
 
-    server.script()
-    server.begin = away  # type: ignore[method-assign]
+    server.on_request = away
     if command == "train":
         digests = [train(URL, store, 50, server.environment), train(str(cache), None, 50)]
         assert digests[0]["digest"] == digests[1]["digest"]

@@ -66,12 +66,19 @@ class ScriptedS3:
         By ``bucket/key``.
     latency : float
         Seconds before every answer.
+
+    Attributes
+    ----------
+    on_request : callable or None
+        Called with every request before it is answered; returns its fault, or None for the
+        scripted one.
     """
 
     def __init__(self, objects: Mapping[str, bytes] = {}, latency: float = 0.0) -> None:
         self.objects = dict(objects)
         self.modified = dict.fromkeys(objects, time.time())
         self.latency = latency
+        self.on_request: Callable[[Request], str | None] | None = None
         self.requests: list[Request] = []
         self.most_at_once = 0
         self._going = 0
@@ -134,14 +141,16 @@ class ScriptedS3:
             size = len(self.objects.get(name, b""))
             begin, end = _range_of(handler.headers.get("Range"), size)
             if_match = handler.headers.get("If-Match")
-            self.requests.append(Request(handler.command, name, begin, end, if_match))
+            request = Request(handler.command, name, begin, end, if_match)
+            self.requests.append(request)
             fault = self._faults.pop(0) if self._faults else self._always
             if fault == "change":
                 self.objects[name] = bytes(byte ^ 255 for byte in self.objects[name])
                 fault = ""
             self._going += 1
             self.most_at_once = max(self.most_at_once, self._going)
-        return name, fault
+        chosen = self.on_request(request) if self.on_request else None
+        return name, fault if chosen is None else chosen
 
     def end(self) -> None:
         """Note that a request has been answered."""
