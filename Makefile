@@ -55,7 +55,7 @@ $(VENV)/installed: pyproject.toml
 $(VENV)/demo-installed: $(VENV)/installed $(wildcard cpp/*/*.[ch]pp cpp/include/distcache/*.hpp) cpp/CMakeLists.txt
 	$(BIN)/pip install --quiet mpich
 	$(BIN)/pip install --quiet torch==2.13.0
-	$(BIN)/pip install --quiet --no-build-isolation --editable ".[mpi,train,ingest,mds,s3]"
+	$(BIN)/pip install --quiet --no-build-isolation --editable ".[mpi,train,ingest,fast,mds,s3]"
 	touch $@
 
 $(VENV)/test-installed: $(VENV)/demo-installed

@@ -34,7 +34,7 @@ __all__ = [
     "wait",
 ]
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 __getattr__ = importing(
     __name__,

@@ -6,6 +6,8 @@ import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from distcache.extras import needing
+
 __all__ = ["importing"]
 
 
@@ -18,12 +20,18 @@ def importing(package: str, places: Mapping[str, tuple[str, str]]) -> Callable[[
         Its name.
     places : mapping of str to (str, str)
         The module and the attribute of each name.
+
+    Raises
+    ------
+    ConfigError
+        When a name is used whose library is not installed.
     """
 
     def find(name: str) -> Any:
         if name not in places:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, attribute = places[name]
-        return getattr(importlib.import_module(module), attribute)
+        with needing(f"{package}.{name}"):
+            return getattr(importlib.import_module(module), attribute)
 
     return find

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, Final
@@ -33,7 +31,6 @@ __all__ = [
     "WorkOption",
     "ignore_signals",
     "interrupt_on_signals",
-    "needing_libraries",
     "optional_size",
     "parse_minutes",
     "parse_size",
@@ -130,23 +127,6 @@ FORMS: Final = (
     ),
 )
 MINUTES: Final = {"days": 1440, "hours": 60, "minutes": 1}
-
-
-@contextlib.contextmanager
-def needing_libraries() -> Iterator[None]:
-    """Turn a failed import in the block into an error that names the extra to install.
-
-    Raises
-    ------
-    ConfigError
-        If one is missing.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f'{error.name} is not installed; pip install "distcache[ingest]"'
-        ) from error
 
 
 def interrupt_on_signals(advice: str = "run again to resume") -> None:

@@ -15,7 +15,6 @@ from distcache.cli.common import (
     PathOutOption,
     WorkOption,
     interrupt_on_signals,
-    needing_libraries,
     path_only,
 )
 from distcache.cli.show import LogFormat, make_progress, print_json, print_result, print_table
@@ -24,6 +23,7 @@ from distcache.corpus.examine import examine
 from distcache.corpus.fetched import fetched_indices
 from distcache.corpus.receipt import Receipt
 from distcache.errors import CorpusError
+from distcache.extras import needing
 from distcache.ingest.merge import convert, materialize, merge
 from distcache.ingest.objects import ObjectWork
 from distcache.io.files import require_text
@@ -229,7 +229,7 @@ def _audit(
     vocab_size: int | None,
     tokenizer: str | None,
 ) -> Sequence[Fault]:
-    with needing_libraries():
+    with needing("checking against a source"):
         from distcache.ingest.audit import audit, find_receipts  # noqa: PLC0415
 
     def find() -> tuple[dict[str, Receipt], list[Fault]]:

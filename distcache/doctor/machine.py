@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
+from distcache import __version__
 from distcache.doctor.finding import Finding
 from distcache.errors import ConfigError, DistcacheError
 from distcache.io.files import require_links, temporary_name
@@ -65,8 +66,8 @@ def _one_line(error: BaseException) -> str:
 
 
 def _versions() -> Finding:
-    named = []
-    for name in ("distcache", *LIBRARIES):
+    named = [f"distcache {__version__}"]
+    for name in LIBRARIES:
         try:
             named.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:

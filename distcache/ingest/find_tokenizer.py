@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from distcache.errors import ConfigError, DistcacheError, NotReady
+from distcache.extras import how_to_install, needing
 from distcache.ingest.tokenizer import (
     Tokenizer,
     TokenizerOptions,
@@ -87,7 +88,7 @@ def _huggingface(source: TokenizerSource, options: TokenizerOptions) -> Tokenize
 
         return Gigatoken(library, source.content)
     except ImportError as error:  # missing, or built for another system
-        reason = f'gigatoken cannot be imported ({error}); pip install "distcache[ingest]"'
+        reason = f"gigatoken cannot be imported ({error}): {how_to_install('fast')}"
     except ValueError as error:  # it needs what gigatoken does not have
         reason = str(error)
     require_uninterrupted()
@@ -101,16 +102,12 @@ def _huggingface(source: TokenizerSource, options: TokenizerOptions) -> Tokenize
 def _as_errors(options: TokenizerOptions) -> Iterator[None]:
     """Turn errors into ones that name the tokenizer."""
     try:
-        yield
+        with needing(f"--tokenizer {options.name}"):
+            yield
     except DistcacheError:
         raise
     except OSError as error:
         raise NotReady(f"--tokenizer {options.name}: cannot be read: {error.strerror}") from error
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"--tokenizer {options.name}: {error.name} is not installed; pip install "
-            '"distcache[ingest]"'
-        ) from error
 
 
 def _find_by_name(options: TokenizerOptions) -> TokenizerSource:

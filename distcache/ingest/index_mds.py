@@ -7,7 +7,6 @@ numbers, so that a killed run goes on; then the `.idx` is written, each rank its
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import secrets
 import threading
@@ -19,6 +18,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from distcache import __version__
 from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.examine import require_sound
 from distcache.corpus.idx import code_of, idx_path
@@ -252,7 +252,7 @@ def _origin(sets: Sequence[SetFacts], options: MdsOptions) -> Origin:
         made_from=xxhash.xxh3_128(identity).hexdigest(),
         tokenizer=None,
         options=chosen,
-        versions={"distcache": importlib.metadata.version("distcache")},
+        versions={"distcache": __version__},
     )
 
 

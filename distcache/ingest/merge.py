@@ -6,7 +6,6 @@ Every rank copies an equal share of the bytes.
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import itertools
 import os
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ import msgspec
 import numpy as np
 import xxhash
 
+from distcache import __version__
 from distcache.corpus.corpus import CopySource, CorpusFacts, open_copy_source, require_tokens
 from distcache.corpus.examine import require_sound, require_unchanged
 from distcache.corpus.idx import bin_path, idx_path
@@ -282,7 +282,7 @@ def _make(
         made_from=xxhash.xxh3_128(identity.encode()).hexdigest(),
         tokenizer=known.tokenizer,
         options={},
-        versions={"distcache": importlib.metadata.version("distcache")},
+        versions={"distcache": __version__},
     )
     with Output(out) as output:
         found = output.claim(communicator, origin, progress)

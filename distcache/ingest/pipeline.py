@@ -12,9 +12,11 @@ from typing import Any
 import msgspec
 import xxhash
 
+from distcache import __version__
 from distcache.corpus.idx import limit_of, named_type
 from distcache.corpus.receipt import Kind, Origin, Receipt, TokenizerFacts, receipt_path
 from distcache.errors import ConfigError, CorpusError, DistcacheError
+from distcache.extras import needing
 from distcache.ingest.find_tokenizer import find_tokenizer, make_tokenizer
 from distcache.ingest.inputs import Format, Input, find_inputs, require_unchanged
 from distcache.ingest.output import Output
@@ -267,12 +269,8 @@ def _require_arrow(inputs: Sequence[Input]) -> None:
     if such a thread is the first to use it (apache/arrow issues 50471 and 50908).
     """
     if any(entry.format == "parquet" or entry.compression for entry in inputs):
-        try:
+        with needing():
             importlib.import_module("pyarrow")
-        except ImportError as error:
-            raise ConfigError(
-                'pyarrow is not installed; pip install "distcache[ingest]"'
-            ) from error
 
 
 def _inspect_all(inputs: Sequence[Input], options: IngestOptions) -> list[Input]:
@@ -396,7 +394,8 @@ def _origin(
     kind: Kind = "text" if isinstance(options, TextOptions) else "tokens"
     chosen: dict[str, Any] = msgspec.to_builtins(options) | {"piece_bytes": step}
     named = {} if tokenizer is None else {"tokenizer": msgspec.to_builtins(tokenizer)}
-    versions = {name: importlib.metadata.version(name) for name in ("distcache", *libraries)}
+    versions = {name: importlib.metadata.version(name) for name in libraries}
+    versions["distcache"] = __version__
     identity = [kind, inputs, chosen, facts, versions]
     return Origin(
         kind=kind,

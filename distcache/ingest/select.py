@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from distcache import __version__
 from distcache.corpus.corpus import CorpusFacts, open_examined, require_tokens
 from distcache.corpus.examine import require_sound, require_unchanged
 from distcache.corpus.idx import Idx, bin_path, idx_path
@@ -204,7 +204,7 @@ def _origin(facts: CorpusFacts, known: _Known, options: SelectOptions) -> Origin
         made_from=xxhash.xxh3_128(identity).hexdigest(),
         tokenizer=known.tokenizer,
         options={name: value for name, value in chosen.items() if value is not None},
-        versions={"distcache": importlib.metadata.version("distcache")},
+        versions={"distcache": __version__},
     )
 
 

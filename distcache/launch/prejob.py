@@ -20,6 +20,7 @@ import msgspec
 import xxhash
 
 from distcache.errors import BuildInterrupted, ConfigError, DistcacheError, NotReady
+from distcache.extras import how_to_install
 from distcache.io.watchdog import Stalled, run_with_watchdog
 from distcache.launch.slurm import without_variables
 from distcache.timeouts import limits
@@ -139,7 +140,7 @@ def make_executor(directory: Path, cache: Path, options: JobOptions) -> SlurmExe
         from submitit import SlurmExecutor  # noqa: PLC0415
     except ImportError as error:
         raise ConfigError(
-            f"submitting needs submitit ({error}); install distcache[slurm]"
+            f"submitting needs submitit ({error}): {how_to_install('slurm')}"
         ) from error
     try:
         executor = SlurmExecutor(directory, python=f"{shlex.quote(sys.executable)} -P")

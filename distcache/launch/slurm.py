@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 
 from distcache.errors import BuildInterrupted, ConfigError, DistcacheError
+from distcache.extras import how_to_install
 from distcache.timeouts import limits
 
 __all__ = [
@@ -219,8 +220,8 @@ def find_plugin(tasks: int) -> str:
     if done.returncode:
         problem = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise ConfigError(
-            f"several tasks need MPI, but mpi4py cannot be loaded ({problem}); install "
-            "distcache[mpi] and an MPI library, or use --nodes 1 --ntasks-per-node 1"
+            f"several tasks need MPI, but mpi4py cannot be loaded ({problem}): "
+            f"{how_to_install('mpi')}, and an MPI library; or use --nodes 1 --ntasks-per-node 1"
         )
     return choose_plugin(done.stdout, parse_plugins(call(["srun", "--mpi=list"])))
 

@@ -10,7 +10,8 @@ from typing import IO, Any, Final, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.errors import ConfigError, CorpusError
+from distcache.errors import CorpusError
+from distcache.extras import needing
 from distcache.io.files import read_range
 from distcache.io.watchdog import tick
 
@@ -34,15 +35,11 @@ def require_library(codec: str) -> None:
     ConfigError
         With what to install.
     """
-    try:
+    with needing(codec):
         if codec == "zstd":
             import zstandard  # noqa: F401, PLC0415
         elif codec in WHOLE:
             import cramjam  # noqa: F401, PLC0415
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f'{error.name} is not installed, which {codec} needs; pip install "distcache[mds]"'
-        ) from error
 
 
 class _Source(Protocol):

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from distcache.errors import ConfigError
+from distcache.extras import how_to_install
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 
 __all__ = ["connect", "connected", "share_of_cores", "threads_of", "world_size"]
@@ -64,7 +65,7 @@ def _join(name: str, count: int) -> Communicator:
     except (ImportError, RuntimeError) as error:  # the latter if there is no MPI library
         raise ConfigError(
             f"{name} says that {count} processes were started, but mpi4py cannot be loaded "
-            f"({error}); install distcache[mpi] and an MPI library"
+            f"({error}): {how_to_install('mpi')}, and an MPI library"
         ) from error
     communicator = MpiCommunicator()
     if communicator.size != count:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.errors import ConfigError, ObjectMissing, StorageError
+from distcache.errors import ObjectMissing, StorageError
+from distcache.extras import needing
 from distcache.io.files import FileVersion, closing_fd, open_regular, version_of
 from distcache.io.watchdog import tick
 from distcache.storage.url import address_of, is_url
@@ -224,10 +225,6 @@ def bucket_of(url: str) -> Bucket:
     ConfigError
         If the client is not installed.
     """
-    try:
+    with needing(url):
         from distcache.storage.bucket import find_bucket  # noqa: PLC0415  imports obstore
-    except ModuleNotFoundError as error:
-        if error.name != "obstore":
-            raise
-        raise ConfigError('objects need obstore; pip install "distcache[s3]"') from error
     return find_bucket(address_of(url))

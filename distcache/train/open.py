@@ -28,6 +28,7 @@ from distcache.errors import (
     NotReady,
     SharedFileWarning,
 )
+from distcache.extras import needing
 from distcache.fetcher.client import FetchClient
 from distcache.fetcher.protocol import Source
 from distcache.kernels import Section
@@ -318,7 +319,8 @@ class OpenCache:
         ConfigError
             If there is no such split or option.
         """
-        from distcache.train.dataset import CachedDataset, SampleOptions  # noqa: PLC0415
+        with needing("dataset()"):
+            from distcache.train.dataset import CachedDataset, SampleOptions  # noqa: PLC0415
 
         try:
             chosen = msgspec.convert(options, SampleOptions)
@@ -349,7 +351,8 @@ class OpenCache:
         ConfigError
             If there is no such split.
         """
-        from distcache.train.rows import RowDataset  # noqa: PLC0415
+        with needing("rows()"):
+            from distcache.train.rows import RowDataset  # noqa: PLC0415
 
         return RowDataset(self.handle, split, self._number_of(split, number, "rows"), map, self)
 

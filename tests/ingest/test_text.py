@@ -121,7 +121,7 @@ def test_only_some_inputs_need_arrow(
     """What needs it says so before anything is read."""
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / name).write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"pyarrow is not installed; pip install"):
+    with pytest.raises(ConfigError, match=r"pyarrow is not installed: pip install"):
         run([tmp_path / name], tokenizers, tmp_path / "out")
 
 
