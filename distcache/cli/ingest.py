@@ -124,6 +124,13 @@ def text_command(
         str | None,
         typer.Option(help="Regular expression of a .tiktoken file; v1 and v2 are Megatron's."),
     ] = None,
+    special_text: Annotated[
+        Literal["parse", "text"],
+        typer.Option(
+            help="With tiktoken: whether the text of a special token in a document becomes that "
+            "token, as in Megatron, or stays text."
+        ),
+    ] = "parse",
     engine: Annotated[
         Literal["auto", "gigatoken", "tokenizers"],
         typer.Option(
@@ -169,7 +176,9 @@ def text_command(
     )
     release = None if megatron is None else one_release(megatron)
     _return_large_buffers()
-    chosen = TokenizerOptions(tokenizer, eod, add_special_tokens, tiktoken_pattern, release, engine)
+    chosen = TokenizerOptions(
+        tokenizer, eod, add_special_tokens, tiktoken_pattern, special_text, release, engine
+    )
     _run(inputs, out, options, chosen, threads, log_format, as_json, work)
 
 

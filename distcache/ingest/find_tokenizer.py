@@ -23,6 +23,7 @@ __all__ = ["find_tokenizer", "make_tokenizer"]
 
 SUFFIXES: Final = (".json", ".model", ".tiktoken")
 # Names of tokenizers: of tiktoken, or of the Hugging Face hub, with or without an owner.
+GPT2: Final = re.compile(rb'\{\s*"(?:[^"\\]|\\.)*"\s*:\s*\d')  # how a vocabulary of GPT-2 begins
 NAME: Final = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
 
 
@@ -37,9 +38,13 @@ def find_tokenizer(options: TokenizerOptions) -> TokenizerSource:
         If it is not a tokenizer, or the library is missing.
     """
     path = Path(options.name)
-    if path.is_dir():
-        path /= "tokenizer.json"
     with _as_errors(options):
+        if path.is_dir() and not (path / "tokenizer.json").exists():
+            path = _only_file(path, options)
+        if path.is_dir():
+            from distcache.ingest.huggingface import source_of_directory  # noqa: PLC0415
+
+            return source_of_directory(path, options, "tokenizer.json")
         if not path.is_file():
             return _find_by_name(options)
         content = read_tokenizer_file(path)
@@ -49,9 +54,11 @@ def find_tokenizer(options: TokenizerOptions) -> TokenizerSource:
             from distcache.ingest.tiktoken_ranks import source_of_file  # noqa: PLC0415
 
             return source_of_file(path, content, options)
-        from distcache.ingest.huggingface import stated_end  # noqa: PLC0415
+        if _is_gpt2(content):
+            return _of_vocabulary_and_merges(path, content, options)
+        from distcache.ingest.tokenizer_directory import stated_end  # noqa: PLC0415
 
-        return TokenizerSource("huggingface", path.name, content, stated_end(path.parent))
+        return TokenizerSource("huggingface", path.name, content, stated_end(path.parent, options))
 
 
 def make_tokenizer(source: TokenizerSource, options: TokenizerOptions) -> Tokenizer:
@@ -121,6 +128,50 @@ def _find_by_name(options: TokenizerOptions) -> TokenizerSource:
     from distcache.ingest.huggingface import download  # noqa: PLC0415
 
     return download(options)
+
+
+def _only_file(directory: Path, options: TokenizerOptions) -> Path:
+    """Return the tokenizer of a directory without `tokenizer.json`.
+
+    Raises
+    ------
+    NotReady
+        If there is none.
+    """
+    for name in ("vocab.json", "tokenizer.model"):
+        if (directory / name).is_file():
+            return directory / name
+    raise NotReady(
+        f"--tokenizer {options.name}: has no tokenizer.json, no vocab.json with merges.txt and no "
+        "tokenizer.model"
+    )
+
+
+def _is_gpt2(content: bytes) -> bool:
+    """Return whether a file is a vocabulary of GPT-2: an object of a number for each token."""
+    return GPT2.match(content[:4096].lstrip()) is not None
+
+
+def _of_vocabulary_and_merges(
+    path: Path, content: bytes, options: TokenizerOptions
+) -> TokenizerSource:
+    """Return the tokenizer of GPT-2's two files, as a `tokenizer.json`.
+
+    Raises
+    ------
+    NotReady
+        If there is no file of merges beside the vocabulary.
+    """
+    merges = path.with_name(path.name.replace("vocab.json", "merges.txt"))
+    if merges == path or not merges.is_file():
+        raise NotReady(
+            f"--tokenizer {options.name}: is a vocabulary of GPT-2; its merges are expected beside "
+            "it, in a file of that name with merges.txt for vocab.json"
+        )
+    from distcache.ingest.huggingface import gpt2_description  # noqa: PLC0415
+
+    made = gpt2_description(path, content, read_tokenizer_file(merges))
+    return TokenizerSource("huggingface", path.name, made, "<|endoftext|>")
 
 
 def _is_vocabulary(path: Path) -> bool:

@@ -92,7 +92,7 @@ class Gigatoken:
         """Compare both on trials."""
         size = self.facts.vocabulary
         chosen = range(0, size, max(size // TOKENS, 1))
-        tokens = [self._library.text_of(token) for token in chosen]
+        tokens = [self._library.decode([token]) for token in chosen]
         for texts in trials([text for text in tokens if text and "\ufffd" not in text]):
             try:
                 differing = _differing(self._library.encode(texts), self._pool.encode(texts))
@@ -125,6 +125,10 @@ class Gigatoken:
         return _interleaved(left, slow, fast)._replace(
             by_library=len(slow.lengths), compared=compared
         )
+
+    def decode(self, tokens: list[int]) -> str:
+        """Return the text of tokens, by the library."""
+        return self._library.decode(tokens)
 
     def _left_to_library(self, texts: list[str]) -> NDArray[np.bool_]:
         """Return which texts are left to the library; new code points are compared first."""

@@ -23,8 +23,9 @@ from distcache.ingest.tokenizer import (
     read_tokenizer_file,
     refusing,
 )
+from distcache.ingest.tokenizer_directory import FILES, read_directory
 
-__all__ = ["HuggingFace", "download", "stated_end"]
+__all__ = ["HuggingFace", "download", "source_of_directory"]
 
 # End-of-document tokens of common models, if no file names one.
 KNOWN_ENDS: Final = (
@@ -72,8 +73,7 @@ class HuggingFace:
             raise ConfigError(f"--tokenizer {options.name}: is not a tokenizer: {error}") from error
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        since = options.megatron is not None and options.megatron >= "0.17"
-        self._special = since if options.special_tokens is None else options.special_tokens
+        self._special = puts_around(options)
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         size = max(vocabulary.values(), default=-1) + 1
         eod = eod_of(options, vocabulary.get, _usual_end(vocabulary, stated_end))
@@ -91,9 +91,11 @@ class HuggingFace:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
-    def text_of(self, token: int) -> str:
-        """Return the text of a token, which may not be whole."""
-        return self._tokenizer.decode([token], skip_special_tokens=False)
+    def decode(self, tokens: list[int]) -> str:
+        """Return the text of tokens, which may not be whole."""
+        with refusing():
+            text: str = self._tokenizer.decode(tokens, skip_special_tokens=False)
+        return text
 
 
 def download(options: TokenizerOptions) -> TokenizerSource:
@@ -106,11 +108,29 @@ def download(options: TokenizerOptions) -> TokenizerSource:
             f"--tokenizer {options.name}: no such file, and not to be had from the hub of "
             f"Hugging Face: {error}"
         ) from error
-    with contextlib.suppress(ValueError), refusing():
-        huggingface_hub.hf_hub_download(options.name, "tokenizer_config.json")
-    return TokenizerSource(
-        "huggingface", options.name, read_tokenizer_file(path), stated_end(path.parent)
-    )
+    for name in FILES:
+        with contextlib.suppress(ValueError), refusing():
+            huggingface_hub.hf_hub_download(options.name, name)
+    return source_of_directory(path.parent, options, options.name)
+
+
+def puts_around(options: TokenizerOptions) -> bool:
+    """Return whether the tokens that belong around a text are added, as Megatron's release does."""
+    since = options.megatron is not None and options.megatron >= "0.17"
+    return since if options.special_tokens is None else options.special_tokens
+
+
+def source_of_directory(directory: Path, options: TokenizerOptions, name: str) -> TokenizerSource:
+    """Read a directory with `tokenizer.json`, as `AutoTokenizer` does.
+
+    Raises
+    ------
+    ConfigError
+        As `read_directory`.
+    """
+    content = read_tokenizer_file(directory / "tokenizer.json")
+    found = read_directory(directory, content, options, around=puts_around(options))
+    return TokenizerSource("huggingface", name, found.content, found.end)
 
 
 def _usual_end(vocabulary: dict[str, int], stated: str | None) -> int | None:
@@ -120,14 +140,28 @@ def _usual_end(vocabulary: dict[str, int], stated: str | None) -> int | None:
     return vocabulary[known[0]] if len(known) == 1 else None
 
 
-def stated_end(directory: Path) -> str | None:
-    """Return the `eos_token` of `tokenizer_config.json`."""
-    path = directory / "tokenizer_config.json"
-    if not path.is_file():
-        return None
+def gpt2_description(path: Path, vocabulary: bytes, merges: bytes) -> bytes:
+    """Return the `tokenizer.json` of the two files of GPT-2, as its tokenizer in transformers.
+
+    Raises
+    ------
+    ConfigError
+        If they are no such files.
+    """
     try:
-        stated = json.loads(read_tokenizer_file(path)).get("eos_token")
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise ConfigError(f"{path}: is not a tokenizer's configuration: {error}") from error
-    found = stated.get("content") if isinstance(stated, dict) else stated
-    return found if isinstance(found, str) else None
+        lines = merges.decode("utf-8").split("\n")
+        pairs = [
+            (first, second)
+            for first, _, second in (line.rstrip("\r").partition(" ") for line in lines)
+            if second and first != "#version:"
+        ]
+        numbers = json.loads(vocabulary)
+        with refusing():
+            made = tokenizers.Tokenizer(tokenizers.models.BPE(numbers, pairs))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"--tokenizer {path}: vocabulary and merges: {error}") from error
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    if "<|endoftext|>" in numbers:
+        made.add_special_tokens(["<|endoftext|>"])
+    return made.to_str().encode()

@@ -133,6 +133,8 @@ def ingest(
         work, origin = make_work_together(communicator, inputs, options, tokenizer, output)
         if isinstance(work.reader, TextReader):
             watch.note(f"tokenizing with {work.reader.engine}")
+            if work.reader.ending is not None:
+                watch.note(f"each document ends with token {work.reader.ending}")
         with contextlib.ExitStack() as stack:
             stack.enter_context(output)
             stack.callback(work.store.close)

@@ -72,3 +72,8 @@ class SentencePiece:
         with refusing():
             found = [encode(text) for text in texts]
         return encoded_lists([self._begin + ids for ids in found] if self._begin else found)
+
+    def decode(self, tokens: list[int]) -> str:
+        """Return the text of tokens."""
+        with refusing():
+            return str(self._model.decode_ids(tokens))

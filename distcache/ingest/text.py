@@ -43,6 +43,8 @@ class TextReader:
     ----------
     engine : str
         What encodes, and why not a faster one.
+    ending : str or None
+        Token that ends each document: its number and its text.
 
     Raises
     ------
@@ -60,6 +62,9 @@ class TextReader:
                 f"--append-eod: {tokenizer.facts.name} does not say which token ends a document; "
                 "name it with --eod"
             )
+        self.ending = None
+        if self._end is not None:
+            self.ending = f"{self._end} {tokenizer.decode([self._end])!r}"
 
     def read(
         self, entry: Input, piece: InputPiece, part: Sink, stopped: Callable[[], bool]

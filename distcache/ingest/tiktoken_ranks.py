@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Set
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar, Final, Literal
 
 import msgspec
 import tiktoken
@@ -146,7 +147,7 @@ def _encoded(name: str, pattern: str, special: dict[str, int], ranks: dict[bytes
 
 
 class Tiktoken:
-    """An encoding of tiktoken. Special tokens in a text are ordinary text.
+    """An encoding of tiktoken. Texts of special tokens become these, as in Megatron, or stay text.
 
     Parameters
     ----------
@@ -177,15 +178,26 @@ class Tiktoken:
                 sorted((rank, token.hex()) for token, rank in parts.mergeable_ranks.items()),
             ]
         )
+        parsed = options.special_text == "parse"
+        self._special: Literal["all"] | Set[str] = "all" if parsed else frozenset()
+        choices = {"special_text": "parse"} if parsed else {}
         eod = eod_of(options, special.get, special.get(source.end or ""))
         size = self._encoding.max_token_value + 1
-        self.facts = facts_of("tiktoken", source.name, content.encode(), size, eod, {})
+        self.facts = facts_of("tiktoken", source.name, content.encode(), size, eod, choices)
 
     def encode(self, texts: list[str]) -> Encoded:
         """Return the tokens of texts."""
         with refusing():
-            found = [self._encoding.encode_ordinary(text) for text in texts]
+            found = [
+                self._encoding.encode(text, allowed_special=self._special, disallowed_special=())
+                for text in texts
+            ]
         return encoded_lists(found)
+
+    def decode(self, tokens: list[int]) -> str:
+        """Return the text of tokens."""
+        with refusing():
+            return self._encoding.decode(tokens)
 
 
 def _read_ranks(content: bytes) -> dict[bytes, int]:

@@ -56,6 +56,9 @@ class TokenizerOptions(msgspec.Struct, frozen=True):
         default as Megatron does it.
     pattern : str or None
         Of tiktoken: the regular expression that cuts text, or ``v1`` or ``v2`` of Megatron.
+    special_text : str
+        Of tiktoken: whether the text of a special token in a document becomes that token,
+        ``parse``, as in Megatron, or stays ``text``.
     megatron : str or None
         The release that is followed where it has another default; None is 0.16.
     engine : str
@@ -67,6 +70,7 @@ class TokenizerOptions(msgspec.Struct, frozen=True):
     eod: str | None = None
     special_tokens: bool | None = None
     pattern: str | None = None
+    special_text: Literal["parse", "text"] = "parse"
     megatron: Release | None = None
     engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
 
@@ -137,6 +141,10 @@ class Tokenizer(Protocol):
 
     def encode(self, texts: list[str]) -> Encoded:
         """Return the tokens of texts; `ValueError` if one cannot be encoded."""
+        ...
+
+    def decode(self, tokens: list[int]) -> str:
+        """Return the text of tokens; what is not UTF-8 becomes U+FFFD."""
         ...
 
 

@@ -1,0 +1,413 @@
+"""A tokenizer's directory, as training's `AutoTokenizer` reads it.
+
+Files beside `tokenizer.json` can change tokens there: they put tokens around a text, and add
+tokens. Where releases 4 and 5 of transformers agree, the description is changed alike; whatever
+else would change tokens is refused by its key. If transformers is installed, it is the judge.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import tokenizers
+
+from distcache.errors import ConfigError
+from distcache.ingest.engine_trials import trials
+from distcache.ingest.tokenizer import TokenizerOptions, read_tokenizer_file, refusing
+from distcache.timeouts import limits
+
+__all__ = ["FILES", "TokenizerDirectory", "read_directory", "stated_end"]
+
+CONFIG: Final = "tokenizer_config.json"
+MAP: Final = "special_tokens_map.json"
+ADDED: Final = "added_tokens.json"
+MODEL: Final = "config.json"
+FILES: Final = (CONFIG, MAP, ADDED, MODEL)
+NAMED: Final = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+LISTS: Final = ("additional_special_tokens", "extra_special_tokens")
+FLAGS: Final = ("lstrip", "rstrip", "normalized", "single_word", "special")
+# Classes that take tokenizer.json unchanged, and those that put add_bos_token and add_eos_token
+# around a text, with the defaults of both (transformers 4.57, tokenization_*_fast.py).
+PLAIN: Final = (
+    *("PreTrainedTokenizer", "TokenizersBackend", "Qwen2Tokenizer", "GPT2Tokenizer"),
+    *("BloomTokenizer", "CodeGenTokenizer"),
+)
+AROUND: Final = {
+    "LlamaTokenizer": (True, False),
+    "CodeLlamaTokenizer": (True, False),
+    "GemmaTokenizer": (True, False),
+    "CohereTokenizer": (True, False),
+    "GPTNeoXTokenizer": (False, False),
+}
+CLASS_OF: Final = {
+    "llama": "LlamaTokenizer",
+    "gemma": "GemmaTokenizer",
+    "gemma2": "GemmaTokenizer",
+    "cohere": "CohereTokenizer",
+    "gpt_neox": "GPTNeoXTokenizer",
+    "gpt2": "GPT2Tokenizer",
+    "qwen2": "Qwen2Tokenizer",
+    "qwen3": "Qwen2Tokenizer",
+}
+TOKENS: Final = 300  # of the vocabulary, in texts that transformers encodes too
+JUDGE: Final = """
+import json, sys
+from transformers import AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+def encode(text):
+    if sys.argv[2] == "whole":
+        return tokenizer(text).input_ids
+    return tokenizer.convert_tokens_to_ids(tokenizer.tokenize(text))
+print("\\n" + json.dumps([encode(text) for text in json.load(sys.stdin)]))
+"""
+
+
+class TokenizerDirectory(NamedTuple):
+    """A tokenizer of a directory.
+
+    Attributes
+    ----------
+    content : bytes
+        A `tokenizer.json` that makes the tokens of training.
+    end : str or None
+        Token that ends a document.
+    """
+
+    content: bytes
+    end: str | None
+
+
+def read_directory(
+    directory: Path, content: bytes, options: TokenizerOptions, *, around: bool
+) -> TokenizerDirectory:
+    """Return the tokenizer that training makes of a directory.
+
+    Parameters
+    ----------
+    directory : Path
+        Directory of the files.
+    content : bytes
+        Its `tokenizer.json`.
+    options : TokenizerOptions
+        For messages.
+    around : bool
+        Whether the tokens that belong around a text are added.
+
+    Raises
+    ------
+    ConfigError
+        Naming every key that changes tokens in a way that is not followed here.
+    """
+    files = {name: _read_object(directory / name) for name in FILES}
+    if not any(files.values()):
+        return TokenizerDirectory(content, None)
+    description = _parsed(directory, content)
+    problems = list(_added_problems(files, description))
+    problems += _prefix_problems(files[CONFIG], description)
+    problems += _other_problems(files[CONFIG])
+    kind = _class_of(files)
+    judged = find_spec("transformers") is not None
+    if kind and not judged and kind not in (*PLAIN, *AROUND):
+        problems.append(
+            f"{CONFIG}: tokenizer_class {kind!r} may change tokens; install transformers here, so "
+            "that both can be compared"
+        )
+    stated = None
+    if around and not problems:
+        stated, problem = _stated_around(files, description, content, kind)
+        if problem and not (judged and stated):
+            problems = [problem]
+    if problems:
+        alone = f"give {directory / 'tokenizer.json'} to follow that file alone"
+        raise ConfigError(
+            *(f"--tokenizer {options.name}: {problem}; {alone}" for problem in problems)
+        )
+    if judged and files[CONFIG]:
+        choices = [content, *([] if stated is None else [stated])]
+        content = _equal_one(directory, choices, description, options, around=around)
+    return TokenizerDirectory(content, stated_end(directory, options))
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file; nothing if there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(read_tokenizer_file(path))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: is not an object, as a tokenizer's files are")
+    return found
+
+
+def _parsed(directory: Path, content: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{directory}/tokenizer.json: is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ConfigError(f"{directory}/tokenizer.json: is not a tokenizer")
+    return found
+
+
+def _text_of(token: Any) -> str | None:
+    """Return the text of a token that a file names, as text or as an object with its content."""
+    found = token.get("content") if isinstance(token, dict) else token
+    return found if isinstance(found, str) else None
+
+
+def _class_of(files: Mapping[str, dict[str, Any]]) -> str:
+    """Return the name of the class of transformers, without its `Fast`; empty if unknown."""
+    named = files[CONFIG].get("tokenizer_class") or files[MODEL].get("tokenizer_class")
+    if isinstance(named, str):
+        return named.removesuffix("Fast")
+    return CLASS_OF.get(str(files[MODEL].get("model_type")), "")
+
+
+def _added_problems(
+    files: Mapping[str, dict[str, Any]], description: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield the added tokens that `tokenizer.json` does not have."""
+    known: dict[str, dict[str, Any]] = {
+        str(token.get("content")): token for token in description.get("added_tokens") or []
+    }
+    for name in (CONFIG, MAP):
+        for text, key in _special_tokens(files[name]):
+            if text not in known:
+                yield f"{name}: {key} {text!r} is no added token of tokenizer.json"
+    stated = files[CONFIG].get("added_tokens_decoder")
+    for number, token in stated.items() if isinstance(stated, dict) else ():
+        if problem := _differing(str(number), token, known.get(_text_of(token) or "")):
+            yield f"{CONFIG}: added_tokens_decoder {_text_of(token)!r} {problem}"
+    for text, number in files[ADDED].items():
+        if text not in known or known[text].get("id") != number:
+            yield f"{ADDED}: {text!r} with id {number} is no added token of tokenizer.json"
+
+
+def _differing(number: str, token: Any, theirs: Mapping[str, Any] | None) -> str | None:
+    """Return how a token of `added_tokens_decoder` differs from that of `tokenizer.json`."""
+    if theirs is None:
+        return "is no added token of tokenizer.json"
+    if str(theirs.get("id")) != number:
+        return f"has id {number} there, {theirs.get('id')} in tokenizer.json"
+    stated = token if isinstance(token, dict) else {}
+    flags = [
+        flag for flag in FLAGS if bool(stated.get(flag, theirs.get(flag))) != bool(theirs.get(flag))
+    ]
+    return f"has another {', '.join(flags)} in tokenizer.json" if flags else None
+
+
+def _special_tokens(file: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the special tokens that a file names, each with its key."""
+    for key in (f"{name}_token" for name in NAMED):
+        if (text := _text_of(file.get(key))) is not None:
+            yield text, key
+    for key in LISTS:
+        listed = file.get(key) or []
+        for token in listed.values() if isinstance(listed, dict) else listed:
+            if (text := _text_of(token)) is not None:
+                yield text, key
+
+
+def _prefix_problems(config: Mapping[str, Any], description: Mapping[str, Any]) -> Iterator[str]:
+    """Yield whether a space is put before a text here and not there, or the other way round."""
+    stated = config.get("add_prefix_space")
+    pre_tokenizer = description.get("pre_tokenizer") or {}
+    parts = [pre_tokenizer, *(pre_tokenizer.get("pretokenizers") or [])]
+    found = [part["add_prefix_space"] for part in parts if "add_prefix_space" in part]
+    found += [part["prepend_scheme"] != "never" for part in parts if "prepend_scheme" in part]
+    if stated is not None and found and bool(stated) != any(found):
+        yield f"{CONFIG}: add_prefix_space is {json.dumps(stated)}, tokenizer.json differs"
+    if config and stated is None and pre_tokenizer.get("add_prefix_space"):
+        yield f"{CONFIG}: has no add_prefix_space, and tokenizer.json has it"
+
+
+def _other_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    if config.get("split_special_tokens"):
+        yield f"{CONFIG}: split_special_tokens is true"
+    automatic = config.get("auto_map") or {}
+    if isinstance(automatic, list) or "AutoTokenizer" in automatic:
+        yield f"{CONFIG}: auto_map names code of its own"
+    if config.get("fix_mistral_regex"):
+        yield f"{CONFIG}: fix_mistral_regex changes how text is cut"
+
+
+def _stated_around(
+    files: Mapping[str, dict[str, Any]],
+    description: Mapping[str, Any],
+    content: bytes,
+    kind: str,
+) -> tuple[bytes | None, str | None]:
+    """Return a `tokenizer.json` with the tokens around a text that files beside it state.
+
+    Returns
+    -------
+    changed : bytes or None
+        None if it has them, or if nothing is stated.
+    problem : str or None
+        Why both differ.
+    """
+    config = {**files[MAP], **files[CONFIG]}
+    stated = {f"add_{name}_token": config.get(f"add_{name}_token") for name in NAMED[:2]}
+    if set(stated.values()) == {None} and kind not in AROUND:
+        return None, None
+    ids = {token["content"]: token["id"] for token in description.get("added_tokens") or []}
+    around: list[str | None] = []
+    for name, default in zip(NAMED[:2], AROUND.get(kind, (False, False)), strict=True):
+        value = stated[f"add_{name}_token"]
+        text = _text_of(config.get(f"{name}_token"))
+        if (default if value is None else value) and text is None:
+            return None, f"{CONFIG}: add_{name}_token is true, but no {name}_token is named"
+        around.append(text if (default if value is None else value) else None)
+    if _is_put_around(content, [None if text is None else ids[text] for text in around]):
+        return None, None
+    named = {key: value for key, value in stated.items() if value is not None}
+    what = json.dumps(named or {"tokenizer_class": kind})
+    return _templated(description, around, ids), (
+        f"{CONFIG}: has {what}, tokenizer.json puts other tokens around a text, and releases of "
+        "transformers differ in which they follow; install the one of training here"
+    )
+
+
+def _is_put_around(content: bytes, around: list[int | None]) -> bool:
+    """Return whether a tokenizer puts just these tokens around a text."""
+    with refusing():
+        tokenizer = tokenizers.Tokenizer.from_buffer(content)
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        whole = tokenizer.encode("a").ids
+        bare = tokenizer.encode("a", add_special_tokens=False).ids
+    first, last = around
+    return bool(
+        whole == [*([] if first is None else [first]), *bare, *([] if last is None else [last])]
+    )
+
+
+def _templated(
+    description: Mapping[str, Any], around: list[str | None], ids: Mapping[str, int]
+) -> bytes:
+    """Return a `tokenizer.json` with a template, as `update_post_processor` makes it."""
+    first, last = around
+    whole: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
+    if first is not None:
+        whole.insert(0, {"SpecialToken": {"id": first, "type_id": 0}})
+    if last is not None:
+        whole.append({"SpecialToken": {"id": last, "type_id": 0}})
+    used = [text for text in (first, last) if text is not None]
+    template = {
+        "type": "TemplateProcessing",
+        "single": whole,
+        "pair": [*whole, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {
+            text: {"id": text, "ids": [ids[text]], "tokens": [text]} for text in used
+        },
+    }
+    changed = {**description, "post_processor": template}
+    return json.dumps(changed, ensure_ascii=False).encode()
+
+
+def _equal_one(
+    directory: Path,
+    choices: list[bytes],
+    description: Mapping[str, Any],
+    options: TokenizerOptions,
+    *,
+    around: bool,
+) -> bytes:
+    """Return the tokenizer that makes the tokens of this environment's transformers.
+
+    Raises
+    ------
+    ConfigError
+        Naming a text whose tokens differ, of some thousand, if none does.
+    """
+    loaded = []
+    for choice in choices:
+        with refusing():
+            loaded.append(tokenizers.Tokenizer.from_buffer(choice))
+        loaded[-1].no_truncation()
+        loaded[-1].no_padding()
+    texts = _texts(loaded[0], description)
+    theirs = _judged(directory, texts, options, around=around)
+    differing = ""
+    for choice, tokenizer in zip(choices, loaded, strict=True):
+        ours = [one.ids for one in tokenizer.encode_batch_fast(texts, add_special_tokens=around)]
+        if ours == theirs:
+            return choice
+        for text, here, there in zip(texts, ours, theirs, strict=True):
+            if here != there:
+                differing = differing or f"{text[:40]!r}: {there[:8]}, not {here[:8]}"
+                break
+    raise ConfigError(
+        f"--tokenizer {options.name}: this environment's transformers makes other tokens of "
+        f"{differing}; give {directory / 'tokenizer.json'} to follow that file alone"
+    )
+
+
+def _texts(tokenizer: tokenizers.Tokenizer, description: Mapping[str, Any]) -> list[str]:
+    """Return texts in which tokenizers differ: of the vocabulary, and with added tokens."""
+    size = tokenizer.get_vocab_size()
+    chosen = range(0, size, max(size // TOKENS, 1))
+    tokens = [tokenizer.decode([token], skip_special_tokens=False) for token in chosen]
+    texts = [text for batch in trials([token for token in tokens if token]) for text in batch]
+    for token in description.get("added_tokens") or []:
+        text = token["content"]
+        texts += [text, f"a{text}b", f" {text} ", f"a {text}\n", f"{text}{text}"]
+    return texts
+
+
+def _judged(
+    directory: Path, texts: list[str], options: TokenizerOptions, *, around: bool
+) -> list[list[int]]:
+    """Return the tokens of texts by transformers, in a process of its own."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    how = "whole" if around else "bare"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", JUDGE, os.path.abspath(directory), how],
+            input=json.dumps(texts),
+            capture_output=True,
+            text=True,
+            env=environment,
+            timeout=limits().first_import,
+            check=False,
+        )
+        problem = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+    except subprocess.TimeoutExpired:
+        problem = "it took too long"
+    else:
+        if done.returncode == 0:
+            found: list[list[int]] = json.loads(done.stdout.splitlines()[-1])
+            return found
+    raise ConfigError(
+        f"--tokenizer {options.name}: this environment's transformers cannot load it ({problem}); "
+        f"give {directory / 'tokenizer.json'} to follow that file alone"
+    )
+
+
+def stated_end(directory: Path, options: TokenizerOptions) -> str | None:
+    """Return the token that ends a document, of whichever file of a directory names it.
+
+    Raises
+    ------
+    ConfigError
+        If two files name two, and the options none.
+    """
+    found = {
+        name: _text_of(_read_object(directory / name).get("eos_token")) for name in (CONFIG, MAP)
+    }
+    named = {text for text in found.values() if text is not None}
+    if len(named) > 1 and options.eod is None:
+        raise ConfigError(
+            f"{directory}: eos_token is {found[CONFIG]!r} in {CONFIG} and {found[MAP]!r} in {MAP}; "
+            "name the right one with --eod"
+        )
+    return next(iter(named), None) if len(named) == 1 else found[CONFIG]
