@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from distcache.cli.common import interrupt_on_signals
+from distcache.errors import ConfigError
 
 __all__ = ["COMMANDS", "Entry", "LazyGroup", "add_commands", "load"]
 
@@ -163,7 +164,38 @@ class LazyGroup(TyperGroup):
         if args and args[0] in COMMANDS:
             self.commands[args[0]] = load(args[0])
             args = [args[0], *_with_values(args[1:], COMMANDS[args[0]].optional_values)]
+            _require_given_once(self.commands[args[0]], args[1:])
         return super().resolve_command(ctx, args)
+
+
+def _require_given_once(command: Any, words: Sequence[str]) -> None:
+    """Refuse an option with two values, of which the last would win without a word.
+
+    Raises
+    ------
+    ConfigError
+        If there is one.
+    """
+    if hasattr(command, "commands"):
+        if not words or words[0] not in command.commands:
+            return
+        command, words = command.commands[words[0]], words[1:]
+    options = {
+        name: option
+        for option in command.params
+        for name in option.opts
+        if name.startswith("-") and not option.multiple and not option.is_flag
+    }
+    given: dict[str, str] = {}
+    following = iter(words)
+    for word in itertools.takewhile(lambda word: word != "--", following):
+        name, equals, value = word.partition("=")
+        if name not in options:
+            continue
+        value = value if equals else next(following, "")
+        first = given.setdefault(options[name].name, value)
+        if first != value:
+            raise ConfigError(f"{name} is given twice, as {first!r} and {value!r}; give it once")
 
 
 def _with_values(words: Sequence[str], optional: Mapping[str, str]) -> list[str]:

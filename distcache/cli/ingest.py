@@ -21,6 +21,7 @@ from distcache.cli.common import (
     parse_size,
 )
 from distcache.cli.show import LogFormat, make_progress, print_result
+from distcache.errors import ConfigError
 from distcache.megatron.tokenizers import one_release
 from distcache.ranks.connect import connect, share_of_cores
 
@@ -72,7 +73,8 @@ def text_command(
     inputs: Annotated[
         list[str],
         typer.Argument(
-            help="Files .txt, .jsonl (also .gz, .zst), .parquet; patterns; directories."
+            help="Files .txt, .jsonl (also .gz, .zst, .bz2, .xz), .parquet, .arrow; patterns; "
+            "directories; - is standard input."
         ),
     ],
     tokenizer: Annotated[
@@ -145,6 +147,14 @@ def text_command(
     shard_size: ShardOption = None,
     on_error: ErrorOption = "fail",
     empty: EmptyOption = "drop",
+    format: Annotated[  # noqa: A002  the option's name
+        Literal["jsonl", "txt", "parquet", "arrow"] | None,
+        typer.Option(
+            help="Format of all files, whatever their names; suffixes .gz, .zst, .bz2 and .xz of "
+            "lines still count.",
+            show_default="from each name",
+        ),
+    ] = None,
     work: WorkOption = WORK,
     threads: ThreadsOption = 0,
     log_format: LogOption = "auto",
@@ -159,6 +169,8 @@ def text_command(
         distcache ingest text data/*.jsonl.zst --tokenizer tokenizer.json --append-eod -o web
 
         srun --mpi=pmi2 -n 64 distcache ingest text data/ --tokenizer llama.model -o web
+
+        zcat wiki.gz | distcache ingest text - --format jsonl --tokenizer gpt2/ -o wiki
     """
     from distcache.ingest.read_options import TextOptions  # noqa: PLC0415
     from distcache.ingest.tokenizer import TokenizerOptions  # noqa: PLC0415
@@ -173,6 +185,7 @@ def text_command(
         on_error=on_error,
         shard_size=optional_size(shard_size),
         empty=empty,
+        format=format,
     )
     release = None if megatron is None else one_release(megatron)
     _return_large_buffers()
@@ -184,11 +197,31 @@ def text_command(
 
 @ingest_app.command("tokens")
 def tokens_command(
-    inputs: Annotated[list[str], typer.Argument(help="Parquet files; patterns; directories.")],
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            help="Files .parquet, .arrow, .jsonl, .npy, .ds; patterns; directories; - is standard "
+            "input."
+        ),
+    ],
     out: OutOption,
-    column: Annotated[str, typer.Option(help="Column of token ids, lists of integers.")] = (
-        "input_ids"
-    ),
+    column: Annotated[
+        str, typer.Option(help="Column or field of token ids, lists of integers.")
+    ] = "input_ids",
+    format: Annotated[  # noqa: A002  the option's name
+        Literal["parquet", "arrow", "jsonl", "raw"] | None,
+        typer.Option(
+            help="Format of all files, whatever their names; raw are arrays of ids.",
+            show_default="from each name",
+        ),
+    ] = None,
+    dtype: Annotated[
+        Literal["uint8", "uint16", "uint32", "int32", "int64"] | None,
+        typer.Option(
+            help="Type of arrays without a header. Their documents end where NAME.index says, or "
+            "at each --eod."
+        ),
+    ] = None,
     vocab_size: Annotated[
         int | None, typer.Option(min=1, help="Token ids must be below it; sets the token type.")
     ] = None,
@@ -210,18 +243,22 @@ def tokens_command(
     log_format: LogOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Write tokenized Parquet shards as a corpus; every row is a document.
+    """Write tokenized documents as a corpus: rows of tables or lines, or parts of arrays.
 
     Examples
     --------
         distcache ingest tokens shards/*.parquet --vocab-size 128256 -o web
 
         mpiexec -n 8 distcache ingest tokens shards/ --column tokens --eod 2 -o web
+
+        distcache ingest tokens part-*.npy --dtype uint16 --eod 50279 --vocab-size 50280 -o dolma
     """
     from distcache.ingest.read_options import TokenOptions  # noqa: PLC0415
 
     options = TokenOptions(
         column=column,
+        format=format,
+        dtype=dtype,
         vocabulary=vocab_size,
         eod=eod,
         length_column=length_column,
@@ -244,9 +281,11 @@ def _run(
     as_json: bool,
     work: str,
 ) -> None:
-    from distcache.ingest.objects import ObjectWork  # noqa: PLC0415
+    from distcache.ingest.objects import ObjectWork, is_stream  # noqa: PLC0415
     from distcache.ingest.pipeline import ingest  # noqa: PLC0415
 
+    if options.format is None and any(map(is_stream, inputs)):
+        raise ConfigError("standard input and pipes have no name: give --format")
     communicator = connect()
     interrupt_on_signals()
     threads = threads or share_of_cores(communicator, MOST_THREADS)

@@ -167,6 +167,7 @@ class Gigatoken:
         ends = np.cumsum(fast.lengths)
         sums = np.concatenate([[0], np.cumsum(fast.ids, dtype=np.int64)])[ends].astype(np.uint64)
         chosen = np.flatnonzero((sums * MIXING >> np.uint64(32)) % np.uint64(COMPARED) == 0)
+        chosen = chosen[[bool(texts[places[index]]) for index in chosen]]
         if not len(chosen):
             return 0
         slow = self._library.encode([texts[places[index]] for index in chosen])

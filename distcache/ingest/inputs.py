@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -16,6 +16,8 @@ from distcache.errors import ConfigError, CorpusError, NotReady
 
 __all__ = [
     "SUFFIXES",
+    "TEXT_FORMATS",
+    "TOKEN_FORMATS",
     "Format",
     "Group",
     "Input",
@@ -23,19 +25,25 @@ __all__ = [
     "require_unchanged",
 ]
 
-Format = Literal["jsonl", "txt", "parquet"]
+Format = Literal["jsonl", "txt", "parquet", "arrow", "raw"]
 SUFFIXES: Final[dict[str, Format]] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".json": "jsonl",
     ".txt": "txt",
     ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".npy": "raw",
+    ".ds": "raw",
 }
-COMPRESSIONS: Final = {".gz": "gzip", ".zst": "zstd"}
+COMPRESSIONS: Final = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
+TEXT_FORMATS: Final[tuple[Format, ...]] = ("jsonl", "txt", "parquet", "arrow")
+TOKEN_FORMATS: Final[tuple[Format, ...]] = ("parquet", "arrow", "jsonl", "raw")
+LINES: Final = ("jsonl", "txt")  # formats that may be compressed
 
 
 class Group(msgspec.Struct, frozen=True, array_like=True):
-    """A row group of a Parquet file: its rows, and the bytes of the column when decompressed."""
+    """A row group of Parquet, or a batch of Arrow: its rows, and the column's bytes in memory."""
 
     rows: int
     nbytes: int
@@ -53,11 +61,11 @@ class Input(msgspec.Struct, frozen=True):
     changed : int
         Modification time, in nanoseconds since 1970.
     format : str
-        From its name.
+        From its name, or as it was given for all files.
     compression : str or None
-        ``gzip`` or ``zstd``.
+        ``gzip``, ``zstd``, ``bz2`` or ``xz``, from its name.
     groups : tuple of Group
-        Of a Parquet file.
+        Of a Parquet or Arrow file.
     """
 
     path: str
@@ -67,8 +75,15 @@ class Input(msgspec.Struct, frozen=True):
     compression: str | None = None
     groups: tuple[Group, ...] = ()
 
+    @property
+    def is_table(self) -> bool:
+        """Whether it has groups of rows, and columns."""
+        return self.format in ("parquet", "arrow")
 
-def find_inputs(words: Sequence[str], formats: Sequence[Format]) -> list[Input]:
+
+def find_inputs(
+    words: Sequence[str], formats: Sequence[Format], given: Format | None = None
+) -> list[Input]:
     """Find input files by paths, patterns with ``*``, ``?`` or ``[]``, and directories.
 
     Parameters
@@ -78,6 +93,8 @@ def find_inputs(words: Sequence[str], formats: Sequence[Format]) -> list[Input]:
         of the paths, without hidden files; each file is read once.
     formats : sequence of str
         Accepted formats.
+    given : str or None
+        The format of all files, whatever their names; then directories yield all their files.
 
     Returns
     -------
@@ -94,15 +111,22 @@ def find_inputs(words: Sequence[str], formats: Sequence[Format]) -> list[Input]:
     problems: list[str] = []
     missing: list[str] = []
     found: dict[tuple[int, int], Input] = {}
-    known = {suffix for suffix, kind in SUFFIXES.items() if kind in formats}
+    known = None
+    if given is None:
+        known = {suffix for suffix, kind in SUFFIXES.items() if kind in formats}
     for word in words:
         paths = list(_expand(word, known))
         if not paths:
             missing.append(_nothing(word, known))
         for path in paths:
-            entry, identity = _look(path)
+            entry, identity = _look(path, given)
             if entry is None or entry.format not in formats:
-                problems.append(f"{path}: expected a regular file with {_suffix_list(known)}")
+                problems.append(
+                    f"{path}: expected a regular file with {_suffix_list(known)}; name the format "
+                    "of other files with --format"
+                    if known is not None
+                    else f"{path}: expected a regular file, uncompressed unless it has lines"
+                )
             elif identity not in found:
                 found[identity] = entry
     if missing:
@@ -133,7 +157,7 @@ def require_unchanged(inputs: Sequence[Input]) -> None:
         raise CorpusError(*problems)
 
 
-def _expand(word: str, known: set[str]) -> Iterator[str]:
+def _expand(word: str, known: set[str] | None) -> Iterator[str]:
     if os.path.isdir(word):
         yield from _below(word, known)
     elif os.path.lexists(word):
@@ -143,7 +167,7 @@ def _expand(word: str, known: set[str]) -> Iterator[str]:
             yield from _below(path, known) if os.path.isdir(path) else [path]
 
 
-def _below(directory: str, known: set[str]) -> Iterator[str]:
+def _below(directory: str, known: set[str] | None) -> Iterator[str]:
     """Yield the files below a directory, following links, but each directory once."""
     seen = {_identity(directory)}
     for parent, names, files in os.walk(directory, onerror=_refuse, followlinks=True):
@@ -155,7 +179,9 @@ def _below(directory: str, known: set[str]) -> Iterator[str]:
                 seen.add(identity)
                 names.append(name)
         for name in sorted(files):
-            if not name.startswith((".", "_")) and _split(name)[0] in known:
+            if name.startswith((".", "_")) or name.endswith(receipt_path("")):
+                continue
+            if known is None or _split(name)[0] in known:
                 yield os.path.join(parent, name)
 
 
@@ -179,10 +205,10 @@ def _split(path: str) -> tuple[str, str | None]:
     return stem.suffix.lower(), compression
 
 
-def _look(path: str) -> tuple[Input | None, tuple[int, int]]:
+def _look(path: str, given: Format | None) -> tuple[Input | None, tuple[int, int]]:
     """Return a file as an input, or None if it cannot be one, and its identity."""
     suffix, compression = _split(path)
-    kind = SUFFIXES.get(suffix)
+    kind = given or SUFFIXES.get(suffix)
     try:
         path.encode("utf-8")
     except UnicodeEncodeError:
@@ -191,19 +217,26 @@ def _look(path: str) -> tuple[Input | None, tuple[int, int]]:
         found = os.stat(path)
     except OSError as error:
         raise NotReady(f"{path}: cannot be read: {error.strerror}") from error
-    if kind is None or not stat.S_ISREG(found.st_mode) or (compression and kind == "parquet"):
+    if kind is None or not stat.S_ISREG(found.st_mode) or (compression and kind not in LINES):
         return None, (0, 0)
     entry = Input(path, found.st_size, found.st_mtime_ns, kind, compression)
     return entry, (found.st_dev, found.st_ino)
 
 
-def _nothing(word: str, known: set[str]) -> str:
+def _nothing(word: str, known: set[str] | None) -> str:
     if os.path.isdir(word):
-        return f"{word}: has no file with {_suffix_list(known)}"
+        if known is None:
+            return f"{word}: has no file"
+        return (
+            f"{word}: has no file with {_suffix_list(known)}; name the format of other files with "
+            "--format"
+        )
     return f"{word}: matches no file" if glob.has_magic(word) else f"{word}: no such file"
 
 
 def _suffix_list(known: set[str]) -> str:
-    names: Mapping[str, str] = {".parquet": ".parquet"}
-    texts = [names.get(suffix, f"{suffix}[.gz|.zst]") for suffix in sorted(known)]
+    packed = f"[{'|'.join(COMPRESSIONS)}]"
+    texts = [
+        f"{suffix}{packed}" if SUFFIXES[suffix] in LINES else suffix for suffix in sorted(known)
+    ]
     return " or ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)

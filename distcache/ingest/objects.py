@@ -1,16 +1,19 @@
-"""Inputs that are in a bucket, and corpora that go to one, by way of a directory of files.
+"""Inputs in a bucket or a stream, and corpora that go to a bucket, through a directory of files.
 
 Making a corpus reads inputs more than once, and its ranks write into one file, which no bucket can
 do. So what is read is fetched first, each object once for all ranks, and what is made is uploaded
-at the end. Each command has a directory of its own, named by what is asked for: run again, it goes
-on with what is there.
+at the end. Standard input, and whatever else can be read once only, becomes a file too. Each
+command has a directory, named by what is asked for: run again, it continues with what is there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
+import stat
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -23,6 +26,7 @@ from distcache.corpus.receipt import receipt_path
 from distcache.errors import ConfigError, NotReady
 from distcache.io.files import FileVersion, atomic_write, make_directories, may_write
 from distcache.io.threads import map_in_threads
+from distcache.io.watchdog import tick
 from distcache.partition import balance
 from distcache.progress import Progress
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
@@ -33,8 +37,9 @@ from distcache.storage import PIECE, exists, is_url, located, open_place, pieces
 from distcache.storage.place import bucket_of
 from distcache.storage.url import address_of
 
-__all__ = ["ObjectWork"]
+__all__ = ["ObjectWork", "is_stream"]
 
+STDIN: Final = "-"
 AT_ONCE: Final = 4  # objects that a rank fetches at a time
 FINISHED: Final = (bin_path, receipt_path, idx_path)  # readers look for the last
 
@@ -74,7 +79,7 @@ class ObjectWork:
         self._root = Path(os.path.abspath(directory)) / name
         self._progress = progress
         self._lock: int | None = None
-        if any(map(is_url, asked)):
+        if any(is_url(word) or is_stream(word) for word in asked):
             on_rank_0(communicator, self._make, None, "making a directory")
 
     def _make(self) -> None:
@@ -92,7 +97,7 @@ class ObjectWork:
             raise ConfigError(f"{self._root}: another job does the same; wait for its end")
 
     def inputs(self, words: Sequence[str]) -> list[str]:
-        """Return inputs with a file in the place of every object. Collective.
+        """Return inputs with a file in the place of every object and stream. Collective.
 
         A URL that ends with a slash stands for all objects below it.
 
@@ -103,16 +108,34 @@ class ObjectWork:
         DistcacheError
             On all ranks the same.
         """
-        if not any(map(is_url, words)):
+        if not any(is_url(word) or is_stream(word) for word in words):
             return list(words)
 
         def find() -> list[list[str]]:
-            return [_below(word) if is_url(word) else [word] for word in words]
+            spooled = [self._spooled(word) if is_stream(word) else word for word in words]
+            return [_below(word) if is_url(word) else [word] for word in spooled]
 
         found = on_rank_0(self._communicator, find, list[list[str]], "looking for objects")
         urls = [url for group in found for url in group if is_url(url)]
         files = self._fetch(urls)
         return [files.get(url, url) for group in found for url in group]
+
+    def _spooled(self, word: str) -> str:
+        """Copy a stream to a file that is named by its content, so that the same is found again."""
+        self._progress.note(f"reading {'standard input' if word == STDIN else word}")
+        digest = xxhash.xxh3_128()
+        part = self._root / "stream"
+        with contextlib.ExitStack() as stack:
+            source = sys.stdin.buffer if word == STDIN else stack.enter_context(open(word, "rb"))
+            copy = stack.enter_context(open(part, "wb"))
+            while block := source.read(PIECE):
+                tick()
+                digest.update(block)
+                copy.write(block)
+        found = part.with_name(f"stream-{digest.hexdigest()}")
+        os.utime(part, (0, 0))  # an input is known by path, size and time
+        os.replace(part, found)
+        return str(found)
 
     def corpora(self, prefixes: Sequence[str]) -> list[str]:
         """Return prefixes of corpora, with files in the place of objects. Collective.
@@ -226,6 +249,17 @@ class ObjectWork:
                 self._progress.advance(piece.size)
         with atomic_write(version) as stream:
             stream.write(wanted)
+
+
+def is_stream(word: str) -> bool:
+    """Return whether an input is standard input, a pipe or a device: it can be read once only."""
+    if word == STDIN:
+        return True
+    try:
+        mode = os.stat(word).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
 
 
 def _files_of(pairs: Sequence[tuple[str, str]]) -> list[FileToSend]:

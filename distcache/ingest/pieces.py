@@ -84,9 +84,9 @@ def make_pieces(inputs: Sequence[Input], step: int, *, lines: bool) -> list[Inpu
     """
     pieces = []
     for source, entry in enumerate(inputs):
-        if entry.format == "parquet":
+        if entry.is_table:
             pieces += _row_groups(source, entry, step)
-        elif entry.compression or (entry.format == "txt" and not lines):
+        elif entry.compression or entry.format == "raw" or (entry.format == "txt" and not lines):
             pieces.append(InputPiece(source, 0, entry.size, 0, entry.size, entry.size))
         else:
             bounds = [*range(0, entry.size, step), entry.size] if entry.size else [0, 0]

@@ -7,7 +7,7 @@ import importlib
 import importlib.metadata
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import xxhash
@@ -18,7 +18,13 @@ from distcache.corpus.receipt import Kind, Origin, Receipt, TokenizerFacts, rece
 from distcache.errors import ConfigError, CorpusError, DistcacheError
 from distcache.extras import needing
 from distcache.ingest.find_tokenizer import find_tokenizer, make_tokenizer
-from distcache.ingest.inputs import Format, Input, find_inputs, require_unchanged
+from distcache.ingest.inputs import (
+    TEXT_FORMATS,
+    TOKEN_FORMATS,
+    Input,
+    find_inputs,
+    require_unchanged,
+)
 from distcache.ingest.output import Output
 from distcache.ingest.pieces import TaskRecord, make_pieces, make_tasks, owners_of, piece_bytes
 from distcache.ingest.read_options import TextOptions, TokenOptions
@@ -33,6 +39,8 @@ from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.staging.heartbeat import Heartbeat
 from distcache.staging.journal import Journal, read_journal
+
+ARROW_CODECS: Final = ("gzip", "zstd")  # Arrow decompresses them
 
 __all__ = [
     "IngestOptions",
@@ -122,6 +130,11 @@ def ingest(
         watch.note(
             "warning: documents will not end with an end-of-document token, which most models "
             "need; give --append-eod or --eod TOKEN"
+        )
+    if isinstance(options, TokenOptions) and options.eod is None and options.vocabulary is None:
+        watch.note(
+            "warning: neither --eod nor --vocab-size is given: documents get no end token, and no "
+            "token is compared with a vocabulary"
         )
     with aborting_on_error(communicator):
         on_rank_0(
@@ -246,11 +259,12 @@ def find_together(
     CorpusError
         Naming every Parquet file that is damaged, or lacks the column.
     """
-    formats: list[Format] = (
-        ["jsonl", "txt", "parquet"] if isinstance(options, TextOptions) else ["parquet"]
-    )
+    formats = TEXT_FORMATS if isinstance(options, TextOptions) else TOKEN_FORMATS
     inputs: list[Input] = on_rank_0(
-        communicator, lambda: find_inputs(words, formats), list[Input], "listing inputs"
+        communicator,
+        lambda: find_inputs(words, formats, options.format),
+        list[Input],
+        "listing inputs",
     )
     size = communicator.size
     own = inputs[communicator.rank :: size]
@@ -270,7 +284,7 @@ def _require_arrow(inputs: Sequence[Input]) -> None:
     Here, since the threads of an ingest end before the process does: Arrow's allocator crashes
     if such a thread is the first to use it (apache/arrow issues 50471 and 50908).
     """
-    if any(entry.format == "parquet" or entry.compression for entry in inputs):
+    if any(entry.is_table or entry.compression in ARROW_CODECS for entry in inputs):
         with needing():
             importlib.import_module("pyarrow")
 
@@ -291,9 +305,9 @@ def _inspect_all(inputs: Sequence[Input], options: IngestOptions) -> list[Input]
 
 
 def _inspect(entry: Input, options: IngestOptions) -> Input:
-    if entry.format != "parquet":
+    if not entry.is_table:
         return entry
-    from distcache.ingest.parquet import require_text_column, with_groups  # noqa: PLC0415
+    from distcache.ingest.tables import require_text_column, with_groups  # noqa: PLC0415
 
     if isinstance(options, TextOptions):
         require_text_column(entry, options)

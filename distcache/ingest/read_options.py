@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from distcache.ingest.inputs import Format
 from distcache.io.threads import decodable
 
 __all__ = ["Common", "TextOptions", "TokenOptions"]
@@ -24,6 +25,8 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
         Whether a row that is wrong ends the ingest, or is left out and reported.
     shard_size : int or None
         Bytes that no `.bin` exceeds, unless a single document does; None for one corpus.
+    format : str or None
+        The format of all files, whatever their names; None to take it from each name.
     empty : str
         Whether a row without tokens is dropped, or kept as a document without sequences: a
         repeated boundary, as Megatron's builder writes it.
@@ -33,6 +36,7 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
     on_error: OnError = "fail"
     shard_size: int | None = None
     empty: Literal["drop", "keep"] = "drop"
+    format: Format | None = None
 
 
 @decodable
@@ -67,7 +71,9 @@ class TokenOptions(Common, frozen=True, kw_only=True):
     Attributes
     ----------
     column : str
-        The column of token ids, a list of integers.
+        The column of token ids, a list of integers; or the field, in JSON lines.
+    dtype : str or None
+        The type of arrays without a header.
     vocabulary : int or None
         Token ids must be below it.
     eod : int or None
@@ -78,6 +84,7 @@ class TokenOptions(Common, frozen=True, kw_only=True):
     """
 
     column: str = "input_ids"
+    dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] | None = None
     vocabulary: int | None = None
     eod: int | None = None
     length_column: str = "length"

@@ -16,13 +16,13 @@ from distcache.corpus.legacy import is_legacy, open_legacy
 from distcache.corpus.receipt import InputReceipt, PieceReceipt, Receipt, find_receipt
 from distcache.errors import BuildInterrupted, CorpusError, DistcacheError
 from distcache.ingest.find_tokenizer import find_tokenizer, make_tokenizer
-from distcache.ingest.inputs import find_inputs
-from distcache.ingest.parquet import with_groups
+from distcache.ingest.inputs import TEXT_FORMATS, TOKEN_FORMATS, find_inputs
 from distcache.ingest.part import PieceFacts, Sink
 from distcache.ingest.pieces import InputPiece
 from distcache.ingest.read_options import TextOptions, TokenOptions
 from distcache.ingest.rounds import Reader
 from distcache.ingest.selection import split_lengths
+from distcache.ingest.tables import with_groups
 from distcache.ingest.text import TextReader
 from distcache.ingest.token_shards import ShardReader
 from distcache.ingest.tokenizer import TokenizerOptions, TokenizerSource
@@ -390,6 +390,7 @@ class _Files:
         if receipt.kind == "tokens":
             options = msgspec.convert(known, TokenOptions)
             self._column, self._reader = options.column, ShardReader(options)
+            self._formats, self._format = TOKEN_FORMATS, options.format
             return
         chosen = msgspec.convert(known, TextOptions)
         assert source is not None, "text needs a tokenizer"
@@ -400,13 +401,14 @@ class _Files:
                 f"says {receipt.tokenizer.digest}; name the right one with --tokenizer"
             )
         self._column, self._reader = chosen.text_key, TextReader(loaded, chosen)
+        self._formats, self._format = TEXT_FORMATS, chosen.format
 
     def read(self, sample: Sample) -> dict[int, Document]:
         """Return documents by their number in the piece."""
-        (source,) = find_inputs([sample.entry.path], ["jsonl", "txt", "parquet"])
+        (source,) = find_inputs([sample.entry.path], self._formats, self._format)
         if source.size != sample.entry.size:
             raise CorpusError(f"has {source.size} bytes, the receipt says {sample.entry.size}")
-        if source.format == "parquet":
+        if source.is_table:
             source = with_groups(source, self._column)
         picked = Picked(self._dtype, frozenset(sample.documents))
         piece = InputPiece(0, sample.piece.begin, sample.piece.end, 0, 0, 0)

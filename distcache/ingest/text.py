@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+import threading
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -16,13 +18,16 @@ from distcache.ingest.part import MOST_LISTED, Problem, Sink
 from distcache.ingest.pieces import InputPiece
 from distcache.ingest.read_options import TextOptions
 from distcache.ingest.rows import Row, text_rows
-from distcache.ingest.tokenizer import EnginesDiffer, Tokenizer
+from distcache.ingest.tokenizer import Encoded, EnginesDiffer, Tokenizer
 from distcache.kernels import narrow_tokens
 
 __all__ = ["TextReader"]
 
 BATCH: Final = 1 << 20  # characters of a call of the tokenizer
 ROWS: Final = 1 << 12  # rows of a call, if they are short
+LARGE: Final = 4 << 20  # characters; the library tokenizers takes about 100 times their bytes
+HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
+_large_texts = threading.Lock()
 
 
 class TextReader:
@@ -119,13 +124,14 @@ class TextReader:
             return self._end_at(batch, error, part)
         except ValueError as error:
             if len(batch) == 1:
-                return self._note(batch[0], f"the tokenizer refuses it: {error}", part)
+                half = _half_pair(batch[0])
+                return self._note(batch[0], half or f"the tokenizer refuses it: {error}", part)
             return all(self._flush([row], part) for row in batch)
         return True
 
     def _append(self, batch: list[Row], part: Sink) -> None:
         texts = [self._sentences(row) for row in batch]
-        encoded = self._tokenizer.encode(list(itertools.chain.from_iterable(texts)))
+        encoded = self._encode(list(itertools.chain.from_iterable(texts)))
         tokens = self._narrowed(encoded.ids, part.dtype)
         kept = encoded.lengths > 0
         lengths = encoded.lengths[kept].astype(np.int32)
@@ -144,6 +150,13 @@ class TextReader:
         piece.by_library += encoded.by_library
         piece.compared += encoded.compared
 
+    def _encode(self, texts: list[str]) -> Encoded:
+        """Return the tokens of texts; of large texts one thread at a time, which bounds memory."""
+        if sum(map(len, texts)) < LARGE:
+            return self._tokenizer.encode(texts)
+        with _large_texts:
+            return self._tokenizer.encode(texts)
+
     def _narrowed(self, ids: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
         """Return tokens in the type of the corpus."""
         limit = limit_of(dtype, self._tokenizer.facts.vocabulary)
@@ -157,6 +170,18 @@ class TextReader:
         if self._options.sentences == "no":
             return texts
         return [line for text in texts for line in text.splitlines()]
+
+
+def _half_pair(row: Row) -> str | None:
+    """Return where a row has half of a surrogate pair, which is no character."""
+    for text in row.texts or []:
+        found = HALF_PAIR.search(text)
+        if found is not None:
+            return (
+                f"has half of a surrogate pair, \\u{ord(found[0]):04x}, at character "
+                f"{found.start()} of its text"
+            )
+    return None
 
 
 def _sums(values: NDArray[Any], counts: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Token shards: list columns of Parquet files, from Arrow's buffers to the `.bin`'s type."""
+"""Token shards: lists of ids in tables, lines and arrays, as Arrow's buffers, to the `.bin`."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from distcache.corpus.idx import limit_of
 from distcache.errors import CorpusError
 from distcache.ingest.inputs import Group, Input
-from distcache.ingest.parquet import batches_of, column_type, columns_of, open_parquet
 from distcache.ingest.part import MOST_LISTED, Problem, Sink
 from distcache.ingest.pieces import InputPiece
 from distcache.ingest.read_options import TokenOptions
+from distcache.ingest.tables import Table, column_type, is_list, open_table
+from distcache.ingest.token_arrays import TokenRows, line_batches, raw_batches
 from distcache.kernels import first_outside, narrow_tokens
 
 __all__ = ["ShardReader", "require_token_column"]
@@ -28,19 +28,19 @@ MOST_ROWS: Final = 1 << 16
 
 
 def require_token_column(entry: Input, options: TokenOptions) -> None:
-    """Refuse a Parquet file whose column does not have lists of integers.
+    """Refuse a table whose column does not have lists of integers.
 
     Raises
     ------
     CorpusError
         Naming the file, the column and its type.
     """
-    with open_parquet(entry.path) as file:
-        kind = column_type(file, entry.path, options.column)
+    with open_table(entry) as table:
+        kind = column_type(table, entry.path, options.column)
         extra = {
-            name: column_type(file, entry.path, name)
+            name: column_type(table, entry.path, name)
             for name in (options.length_column, options.document_column)
-            if name in columns_of(file)
+            if name in table.schema.names
         }
     if (lengths := extra.get(options.length_column)) and not pa.types.is_integer(lengths):
         raise CorpusError(
@@ -52,15 +52,10 @@ def require_token_column(entry: Input, options: TokenOptions) -> None:
             f"{entry.path}: column {options.document_column!r} is of type {ids}, expected numbers "
             'or text; check nothing with --document-column ""'
         )
-    if not _is_list(kind) or not _is_integer(kind.value_type):
+    if not pa.types.is_null(kind) and not (is_list(kind) and _is_integer(kind.value_type)):
         raise CorpusError(
             f"{entry.path}: column {options.column!r} is of type {kind}, expected lists of integers"
         )
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(test(kind) for test in tests)
 
 
 def _is_id(kind: pa.DataType) -> bool:
@@ -69,7 +64,8 @@ def _is_id(kind: pa.DataType) -> bool:
 
 
 def _is_integer(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind.value_type if pa.types.is_dictionary(kind) else kind))
+    inner = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_integer(inner) or pa.types.is_null(inner))
 
 
 class ShardReader:
@@ -88,10 +84,18 @@ class ShardReader:
         self, entry: Input, piece: InputPiece, part: Sink, stopped: Callable[[], bool]
     ) -> bool:
         """Add the documents of a piece to a part; false if an error or `stopped` ends it."""
-        with open_parquet(entry.path) as file:
-            reading = _Reading(self._options, file, entry.groups, part)
-            groups = range(piece.begin, piece.end)
-            return all(reading.add_group(group, stopped) for group in groups)
+        if entry.is_table:
+            with open_table(entry) as table:
+                reading = _Reading(self._options, part, table.schema.names)
+                groups = range(piece.begin, piece.end)
+                return all(reading.add_group(table, entry, group, stopped) for group in groups)
+        reading = _Reading(self._options, part, [self._options.column])
+        batches = line_batches if entry.format == "jsonl" else raw_batches
+        for found in batches(entry, piece, self._options):
+            part.pieces[-1].lines += found.lines
+            if stopped() or not reading.add_rows(found):
+                return False
+        return True
 
 
 def _rows_at_a_time(group: Group) -> int:
@@ -102,49 +106,60 @@ def _rows_at_a_time(group: Group) -> int:
 class _Reading:
     """Reads one piece; document ids are compared with the row before."""
 
-    def __init__(
-        self, options: TokenOptions, file: pq.ParquetFile, groups: Sequence[Group], part: Sink
-    ) -> None:
+    def __init__(self, options: TokenOptions, part: Sink, names: Sequence[str]) -> None:
         self._options = options
-        self._groups = groups
-        self._file = file
         self._part = part
         self._limit = limit_of(part.dtype, options.vocabulary)
         wanted = (options.column, options.length_column, options.document_column)
-        self._columns = [name for name in dict.fromkeys(wanted) if name in columns_of(file)]
+        self._columns = [name for name in dict.fromkeys(wanted) if name in names]
         self._previous: pa.Scalar | None = None
         self._scratch = np.empty(0, part.dtype)
 
-    def add_group(self, group: int, stopped: Callable[[], bool]) -> bool:
-        """Add the documents of a row group; false if an error or `stopped` ends it."""
-        rows = _rows_at_a_time(self._groups[group])
+    def add_group(
+        self, table: Table, entry: Input, group: int, stopped: Callable[[], bool]
+    ) -> bool:
+        """Add the documents of a group of rows; false if an error or `stopped` ends it."""
+        rows = _rows_at_a_time(entry.groups[group])
         before = 0
         try:
             if self._previous is None and group > 0:
-                self._previous = self._last_id(group - 1)
-            for batch in batches_of(self._file, group, self._columns, rows):
-                if stopped() or not self._add_batch(batch, before, group):
+                self._previous = self._last_id(table, group - 1)
+            for batch in table.batches(group, self._columns, rows):
+                if stopped() or not self._add_batch(
+                    _as_lists(batch, self._options.column), before, group
+                ):
                     return False
                 before += len(batch)
         except ValueError as error:
-            lost = self._groups[group].rows - before
+            lost = entry.groups[group].rows - before
             reason = f"{error}; {lost} rows are left out" if lost > 1 else str(error)
             self._part.pieces[-1].rows += lost
             self._part.pieces[-1].skipped += max(lost - 1, 0)
             return self._note({0: reason}, before, group)
         return True
 
-    def _last_id(self, group: int) -> pa.Scalar | None:
+    def add_rows(self, found: TokenRows) -> bool:
+        """Add the documents of lines, or of an array; false if an error ends it."""
+        if found.rejected is not None:
+            self._part.pieces[-1].rows += 1
+            reason, byte = found.rejected
+            return self._note({0: reason}, found.first, None, byte)
+        batch = pa.RecordBatch.from_arrays([found.lists], [self._options.column])
+        return self._add_batch(batch, found.first, None, found.byte)
+
+    def _last_id(self, table: Table, group: int) -> pa.Scalar | None:
         """Return the document id of the last row of a row group, if rows have any."""
         column, last = self._options.document_column, None
         if column in self._columns:
-            for batch in batches_of(self._file, group, [column], MOST_ROWS):
+            for batch in table.batches(group, [column], MOST_ROWS):
                 last = batch.column(0)[-1]
         return last
 
-    def _note(self, problems: dict[int, str], before: int, group: int) -> bool:
+    def _note(
+        self, problems: dict[int, str], before: int, group: int | None, byte: int | None = None
+    ) -> bool:
         """Record invalid rows of a batch; false if that ends the ingest."""
-        ordered = [Problem(before + row, problems[row], None, group) for row in sorted(problems)]
+        ordered = [Problem(before + row, problems[row], byte, group) for row in sorted(problems)]
         if self._options.on_error == "fail":
             ordered = ordered[:1]
         listed = self._part.pieces[-1].problems
@@ -152,13 +167,15 @@ class _Reading:
         self._part.pieces[-1].skipped += len(ordered)
         return self._options.on_error == "skip" or not ordered
 
-    def _add_batch(self, batch: pa.RecordBatch, before: int, group: int) -> bool:
+    def _add_batch(
+        self, batch: pa.RecordBatch, before: int, group: int | None, byte: int | None = None
+    ) -> bool:
         lists = batch.column(self._options.column)
         problems = self._row_problems(batch)
         decoded = None if problems else self._decode(lists)
         if decoded is None:
             problems = {**dict(_wrong_values(lists, self._limit)), **problems}
-            if not self._note(problems, before, group):
+            if not self._note(problems, before, group, byte):
                 return False
             keep = np.ones(len(lists), bool)
             keep[list(problems)] = False
@@ -208,6 +225,23 @@ class _Reading:
             found |= _document_problems(name, batch.column(name), self._previous)
             self._previous = batch.column(name)[-1]
         return found
+
+
+def _as_lists(batch: pa.RecordBatch, column: str) -> pa.RecordBatch:
+    """Return a batch whose column of tokens has lists of integers: no views, and no null type."""
+    place = batch.schema.get_field_index(column)
+    lists = batch.column(place)
+    kind = lists.type
+    if pa.types.is_null(kind) or pa.types.is_null(kind.value_type):
+        lists = lists.cast(pa.large_list(pa.int64()))
+    elif pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        # Arrow casts no views (pyarrow 26).
+        lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+        offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        lists = pa.LargeListArray.from_arrays(offsets, lists.flatten(), mask=lists.is_null())
+    else:
+        return batch
+    return batch.set_column(place, column, lists)
 
 
 def _document_problems(name: str, ids: pa.Array, previous: pa.Scalar | None) -> dict[int, str]:

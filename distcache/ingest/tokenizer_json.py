@@ -73,8 +73,20 @@ class TokenizerJson(msgspec.Struct):
 
     @property
     def normalizes(self) -> bool:
-        """Whether text is normalized."""
-        return self.normalizer != NULL
+        """Whether text is normalized: a sequence of no normalizers does nothing."""
+        return not _does_nothing(msgspec.json.decode(self.normalizer))
+
+
+def _does_nothing(normalizer: Any) -> bool:
+    """Return whether a normalizer is none, or a sequence of such."""
+    if not isinstance(normalizer, dict):
+        return True
+    parts = normalizer.get("normalizers")
+    return (
+        normalizer.get("type") == "Sequence"
+        and isinstance(parts, list)
+        and all(map(_does_nothing, parts))
+    )
 
 
 def read_tokenizer_json(content: bytes) -> TokenizerJson:

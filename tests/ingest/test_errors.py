@@ -25,15 +25,20 @@ GOOD = b'{"text": "good"}\n'
     [
         (b'{"text": "\xff"}', "invalid UTF-8 at byte 10 of the line"),
         (b'{"text": "open', "Input data was truncated"),
-        (b'{"text": 5}', "Expected `str | array`, got `int`"),
-        (b'{"text": null}', "Expected `str | array`, got `null`"),
-        (b'{"text": ["a", 1]}', "Expected `str`, got `int`"),
-        (b'{"other": "a"}', "missing required field `text`"),
-        (b"[1]", "Expected `object`, got `array`"),
+        (b'{"text": 5}', "field 'text' is a number, expected a text or a list of texts"),
+        (b'{"text": null}', "field 'text' is null, expected a text or a list of texts"),
+        (b'{"text": ["a", 1]}', "field 'text' is a list with a number"),
+        (b'{"other": "a"}', "its fields are 'other': name one with --text-key"),
+        (b"[1]", "expected an object with a field 'text'; expected JSON lines"),
         (b"nonsense", "JSON is malformed"),
         (b'{"text": "a"} {"text": "b"}', "JSON is malformed"),
         (b'{"x":' * 100_000, "recursion"),
-        (b'{"text": "\\ud800"}', "the tokenizer refuses it"),
+        (b'{"text": "\\ud800"}', "half of a surrogate pair, \\ud800, at character 0"),
+        (b'{"text": "a\xed\xa0\xbdb"}', "invalid UTF-8 at byte 11 of the line (CESU-8"),
+        (b'{"id": "\xff", "text": "a"}', "invalid UTF-8 at byte 8 of the line"),
+        ('{"text": "good"}'.encode("utf-16-be"), "is UTF-16, not UTF-8"),
+        ('{"text": "good"}'.encode("utf-16-le"), "is UTF-16, not UTF-8"),
+        ('{"text": "good"}'.encode("utf-32-le"), "is UTF-32, not UTF-8"),
     ],
 )
 def test_a_wrong_line(line: bytes, reason: str, tokenizers: Path, tmp_path: Path) -> None:
@@ -116,7 +121,7 @@ def test_inputs_that_are_not_there(tokenizers: Path, tmp_path: Path) -> None:
     with pytest.raises(NotReady) as caught:
         run([*words], tokenizers, tmp_path / "out")
     directory, pattern, file = caught.value.problems
-    assert directory.startswith(f"{words[0]}: has no file with .json[.gz|.zst], ")
+    assert directory.startswith(f"{words[0]}: has no file with .arrow, .json[.gz|.zst|.bz2|.xz], ")
     assert pattern.endswith("*.jsonl: matches no file")
     assert file.endswith("no.txt: no such file")
     with pytest.raises(ConfigError, match=r"x\.csv: expected a regular file with"):

@@ -9,8 +9,7 @@ from typing import Literal
 
 import pytest
 
-from distcache.ingest import find_tokenizer as tokenizers_of_files
-from distcache.ingest import pieces
+from distcache.ingest import huggingface, pieces
 from distcache.ingest.merge import merge
 from distcache.ingest.part import Part
 from distcache.ingest.pipeline import IngestOutcome, ingest
@@ -55,13 +54,13 @@ def test_a_tokenizer_is_read_by_one_rank(
 ) -> None:
     """The others get its bytes: a hub is asked once, and all have the same."""
     readers: list[int | None] = []
-    original = tokenizers_of_files.read_tokenizer_file
+    original = huggingface.read_tokenizer_file
 
     def noting(path: Path) -> bytes:
         readers.append(rank_of_thread())
         return original(path)
 
-    monkeypatch.setattr(tokenizers_of_files, "read_tokenizer_file", noting)
+    monkeypatch.setattr(huggingface, "read_tokenizer_file", noting)
     run(inputs, tokenizers, tmp_path / "out")
     assert readers == [0]
 

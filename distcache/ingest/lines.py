@@ -1,0 +1,221 @@
+"""Lines of files, compressed or not, and their text in UTF-8."""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import os
+import re
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from distcache.io.files import closing_fd, open_regular
+
+__all__ = ["Line", "decoded", "lines_of_range", "lines_of_stream", "read_whole", "text_of_line"]
+
+BLOCK = 1 << 20  # bytes of a read
+BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+MARKS: Final = (
+    (b"\xff\xfe\x00\x00", "UTF-32"),
+    (b"\x00\x00\xfe\xff", "UTF-32"),
+    (b"\xff\xfe", "UTF-16"),
+    (b"\xfe\xff", "UTF-16"),
+)
+SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
+PYTHON: Final[dict[str | None, Any]] = {"bz2": bz2.BZ2File, "xz": lzma.LZMAFile}
+FRONT: Final = 256  # bytes that tell an encoding
+
+
+class Line(NamedTuple):
+    """A line without its end.
+
+    Attributes
+    ----------
+    position : int
+        Where it begins in the (decompressed) file, in bytes.
+    content : bytes or None
+        None if it is longer than the limit.
+    size : int
+        Bytes.
+    """
+
+    position: int
+    content: bytes | None
+    size: int
+
+
+def lines_of_range(path: str, begin: int, end: int, limit: int) -> Iterator[Line]:
+    """Yield the lines of a file that begin in bytes [begin, end).
+
+    Raises
+    ------
+    OSError
+        If the file cannot be read.
+    """
+    with closing_fd(open_regular(path)) as descriptor:
+        start = _line_start(descriptor, begin, end)
+        if start >= end:
+            return
+        for line in _split(_blocks(descriptor, start), start, limit):
+            if line.position >= end:
+                return
+            yield line
+
+
+def lines_of_stream(path: str, compression: str, limit: int) -> Iterator[Line]:
+    """Yield the lines of a compressed file; positions are of the decompressed data.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be read, is damaged, or ends too early.
+    """
+    yield from _split(_decompressed(path, compression), 0, limit)
+
+
+def read_whole(path: str, compression: str | None, limit: int) -> bytes | None:
+    """Return the (decompressed) content of a file, or None if it is longer than the limit.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be read, is damaged, or ends too early.
+    """
+    content = bytearray()
+    for block in _decompressed(path, compression):
+        content += block
+        if len(content) > limit:
+            return None
+    return bytes(content)
+
+
+def _decompressed(path: str, compression: str | None) -> Iterator[bytes]:
+    """Yield the decompressed data of a file, up to the last byte before any damage.
+
+    Arrow discards the decompressed part of a damaged block, so that block is read again in smaller
+    ones.
+    """
+    position = 0
+    for size in (BLOCK, 4096, 1):
+        try:
+            for block in _blocks_from(path, compression, position, size):
+                position += len(block)
+                yield block
+        except OSError:
+            if size == 1 or compression is None:
+                raise
+        else:
+            return
+
+
+def _blocks_from(path: str, compression: str | None, begin: int, size: int) -> Iterator[bytes]:
+    with os.fdopen(open_regular(path), "rb") as file:
+        if compression is not None and os.fstat(file.fileno()).st_size == 0:
+            raise OSError("Truncated compressed stream: the file is empty")
+        stream: Any = file
+        if compression in PYTHON:
+            stream = PYTHON[compression](file)
+        elif compression is not None:
+            import pyarrow as pa  # noqa: PLC0415
+
+            stream = pa.CompressedInputStream(pa.PythonFile(file, "r"), compression)
+        try:
+            while begin and (skipped := stream.read(min(begin, BLOCK))):
+                begin -= len(skipped)
+            while block := stream.read(size):
+                yield block
+        except (EOFError, lzma.LZMAError) as error:
+            raise OSError(f"Truncated or damaged compressed stream: {error}") from error
+
+
+def _line_start(descriptor: int, begin: int, end: int) -> int:
+    """Return the position of the first line that begins in [begin, end), else `end`."""
+    position = begin - 1
+    while 0 <= position < end - 1:
+        block = os.pread(descriptor, min(BLOCK, end - 1 - position), position)
+        if not block:
+            return end
+        found = block.find(b"\n")
+        if found >= 0:
+            return position + found + 1
+        position += len(block)
+    return begin if begin == 0 else end
+
+
+def _blocks(descriptor: int, position: int) -> Iterator[bytes]:
+    while block := os.pread(descriptor, BLOCK, position):
+        yield block
+        position += len(block)
+
+
+def _split(blocks: Iterator[bytes], position: int, limit: int) -> Iterator[Line]:
+    """Split blocks at line ends. Lines beyond the limit are counted, not kept."""
+    kept: list[bytes] = []
+    size = 0
+    for block in blocks:
+        begin = 0
+        while (end := block.find(b"\n", begin)) >= 0:
+            size += end - begin
+            kept.append(block[begin:end])
+            yield Line(position, b"".join(kept) if size <= limit else None, size)
+            position += size + 1
+            kept, size, begin = [], 0, end + 1
+        size += len(block) - begin
+        kept = [*kept, block[begin:]] if size <= limit else []
+    if size:
+        yield Line(position, b"".join(kept) if size <= limit else None, size)
+
+
+def text_of_line(line: Line) -> str:
+    """Return a line's text, without a byte order mark at the begin of a file.
+
+    Raises
+    ------
+    ValueError
+        If it is not UTF-8, with the encoding that it seems to have.
+    """
+    assert line.content is not None, "a line that is too long has no text"
+    return decoded(line.content, "of the line", at_begin=line.position == 0)
+
+
+def decoded(content: bytes, where: str, *, at_begin: bool) -> str:
+    """Return text in UTF-8.
+
+    Parameters
+    ----------
+    content : bytes
+        Text, which may begin with a byte order mark.
+    where : str
+        What bytes are counted in, for the message.
+    at_begin : bool
+        Whether a file begins with it.
+
+    Raises
+    ------
+    ValueError
+        If it is in another encoding, which is named where its bytes tell.
+    """
+    if (other := _other_encoding(content)) is not None:
+        raise ValueError(f"is {other}, not UTF-8; convert it, for example with iconv")
+    if at_begin:
+        content = content.removeprefix(BYTE_ORDER_MARK)
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        surrogate = SURROGATE.match(content, error.start) is not None
+        hint = " (CESU-8: half of a surrogate pair, encoded by itself)" if surrogate else ""
+        raise ValueError(f"invalid UTF-8 at byte {error.start} {where}{hint}") from error
+
+
+def _other_encoding(content: bytes) -> str | None:
+    """Return the encoding that a byte order mark, or the places of zero bytes, tell."""
+    front = content[:FRONT]
+    for mark, name in MARKS:
+        if front.startswith(mark):
+            return name
+    if front.count(0) * 4 < len(front) or not front:
+        return None
+    zeros = [front[place::4].count(0) * 4 > 3 * len(front[place::4]) for place in range(4)]
+    if sum(zeros) == 3:
+        return "UTF-32"
+    return "UTF-16" if zeros[0] == zeros[2] != zeros[1] == zeros[3] else None
