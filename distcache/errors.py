@@ -20,6 +20,7 @@ __all__ = [
     "NotReady",
     "ObjectChanged",
     "ObjectMissing",
+    "OptionWarning",
     "ShardWaitWarning",
     "SharedFileWarning",
     "StateWarning",
@@ -162,6 +163,10 @@ class ObjectChanged(CorpusError):
 
 class DistcacheWarning(UserWarning):
     """The base of all warnings of distcache."""
+
+
+class OptionWarning(DistcacheWarning):
+    """A training command has options that no release of Megatron has; they are passed over."""
 
 
 class SharedFileWarning(DistcacheWarning):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import gc
 import os
 from pathlib import Path
@@ -69,13 +70,23 @@ def read_config(path: Path | None, context: typer.Context) -> Config:
         raise ConfigError("give a configuration file, or a training command of Megatron")
     named = words[0].endswith((".json", ".yaml", ".yml"))
     if is_command(words) and not named:
-        return complete(config_from_options(words))
+        near = [name for option in context.command.params for name in option.opts]
+        return complete(config_from_options(words, near=near))
     if len(words) > 1:
-        raise ConfigError(
-            f"unknown option or word: {' '.join(words[1:])} (Megatron's options cannot be combined "
-            "with a configuration file)"
-        )
+        raise ConfigError(_beside_file(words[1:], context))
     return load_config(words[0])
+
+
+def _beside_file(words: list[str], context: typer.Context) -> str:
+    """Return what is wrong with words beside a configuration file."""
+    names = [name for option in context.command.params for name in option.opts]
+    near = difflib.get_close_matches(words[0].partition("=")[0], names, n=1)
+    if near:
+        return f"unknown option or word: {' '.join(words)}; did you mean {near[0]}?"
+    return (
+        f"unknown option or word: {' '.join(words)} (Megatron's options cannot be combined with a "
+        "configuration file)"
+    )
 
 
 def plan_command(

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -64,6 +65,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    warnings.showwarning = _show_warning
     try:
         app(standalone_mode=True)
     except SystemExit as done:
@@ -72,6 +74,14 @@ def main() -> None:
         raise
     except BaseException as error:  # noqa: BLE001  one rank's surprise must not hang the others
         _end_with(error)
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """Show a warning as other lines of a command, without a place in the code; rank 0 does."""
+    communicator = _connected()
+    if communicator is None or communicator.rank == 0:
+        with contextlib.suppress(OSError, ValueError):
+            print(f"distcache: warning: {message}", file=sys.stderr)  # noqa: T201
 
 
 def _end_with(error: BaseException) -> NoReturn:

@@ -24,6 +24,7 @@ import numpy as np
 
 from distcache.configuration import complete
 from distcache.doctor.finding import Finding
+from distcache.errors import OptionWarning
 from distcache.io.files import read_file
 from distcache.megatron.command_line import megatron_words
 from distcache.megatron.options import config_from_options
@@ -94,7 +95,11 @@ def examine_training(
         return [Finding("problem", "Megatron", text)], []
     release = _nearest_release(version)
     findings.append(_about_release(version, release))
-    config = complete(config_from_options(words, release))
+    known = _known_options()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", OptionWarning)
+        config = complete(config_from_options(words, release, known))
+    findings += [Finding("warning", "command", str(entry.message)) for entry in caught]
     try:
         with _quiet():
             expected = _ask(words, config, directory, release)
@@ -103,6 +108,24 @@ def examine_training(
         return [*findings, Finding("problem", "Megatron", f"would not start: {text}")], []
     findings += _judge(expected, directory)
     return findings, [file for entry in expected for file in entry.files]
+
+
+def _known_options() -> list[str]:
+    """Return the options that this environment's training has; none if it is not here."""
+    try:
+        with _quiet():
+            return list(_parser()._option_string_actions)
+    except Exception:  # noqa: BLE001  what is wrong with it is found when it is asked
+        return []
+
+
+def _parser() -> argparse.ArgumentParser:
+    """Return the parser of this environment's training, which is imported."""
+    arguments = importlib.import_module("megatron.training.arguments")
+    parser: argparse.ArgumentParser = arguments.add_megatron_arguments(
+        argparse.ArgumentParser(allow_abbrev=False)
+    )
+    return parser
 
 
 def _look_beside_script(words: Sequence[str]) -> None:
@@ -159,16 +182,15 @@ def _ask(
 def _options(words: Sequence[str], config: Config) -> argparse.Namespace:
     """Return what Megatron's own parser makes of a command, if its training is here."""
     try:
-        arguments = importlib.import_module("megatron.training.arguments")
+        parser = _parser()
     except ModuleNotFoundError as error:
         if error.name not in ("megatron.training", "megatron.training.arguments"):
             raise
         return _tokenizer_options(config)
-    parser = arguments.add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False))
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
-            options: argparse.Namespace = parser.parse_args(megatron_words(words))
+            options: argparse.Namespace = parser.parse_known_args(megatron_words(words))[0]
     except SystemExit as ended:
         lines = errors.getvalue().strip().splitlines() or ["no reason given"]
         raise ValueError(lines[-1]) from ended

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import itertools
+import os
 import re
 import shlex
-from collections.abc import Sequence
+import warnings
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn, get_args
 
 import msgspec
 
-from distcache.errors import ConfigError, NotReady
+from distcache.errors import ConfigError, NotReady, OptionWarning
 from distcache.io.files import read_file
 from distcache.megatron.samples import Arithmetic, Training
 from distcache.megatron.tokenizers import MegatronTokenizer, Release, one_release
@@ -28,7 +31,8 @@ __all__ = [
 ]
 
 # Every option of Megatron-Core 0.17.1, 0.18.2 and 0.19.2, by how many values argparse gives it:
-# `scripts/megatron_options` has asked them.
+# `scripts/megatron_options` has asked them; with those of 0.16.1 and of ModelOpt, read from their
+# sources (`megatron/training/arguments.py`, `megatron/post_training/arguments.py`).
 KNOWN: Final = Path(__file__).with_name("known_options.json")
 LARGEST: Final = 1 << 24  # bytes of a file with a command
 LISTS: Final[dict[str, dict[str, Any]]] = {
@@ -37,6 +41,17 @@ LISTS: Final[dict[str, dict[str, Any]]] = {
 }
 # Data that has no index.
 WITHOUT_INDEX: Final = ("mock_data", "sft")
+# Scripts that train from other datasets than GPTDataset, whose indices they would never look for.
+OTHER_SCRIPTS: Final = re.compile(
+    r"(?:pretrain|train|finetune)_(?:bert|t5|ict|biencoder|realm|retro|vision|vlm|llava|mimo)\w*\.py"
+)
+SHELLS: Final = ("sh", "bash", "zsh", "dash", "ksh")
+# What ends a command in a shell's line, and what sends its output elsewhere.
+SHELL_ENDS: Final = ("|", "|&", "&", "&&", "||", ";")
+REDIRECTION: Final = re.compile(r"(?:\d|&)?>>?(?:&\d|&-)?")
+OPTION: Final = re.compile(r"-+[A-Za-z_]")  # negative numbers are values
+LIKE: Final = (0.9, 0.95)  # similarity of misspelt names: of short ones, and from `LONG` letters
+LONG: Final = 16
 
 
 class _Parser(argparse.ArgumentParser):
@@ -51,6 +66,8 @@ def _data_parser() -> _Parser:
         parser.add_argument(name, nargs="*")
     for name in ("--data-args-path", "--per-split-data-args-path", "--split"):
         parser.add_argument(name)
+    parser.add_argument("--encoder-seq-length", type=int)
+    parser.add_argument("--dataloader-type")
     parser.add_argument("--seed", type=int, default=1234)
     parser.add_argument("--mid-level-dataset-surplus", type=float, default=0.005)
     parser.add_argument("--multiple-validation-sets", action="store_true")
@@ -67,6 +84,7 @@ def _own_parser() -> _Parser:
     parser.add_argument("--mixed-tokenizers", action="store_true")
     parser.add_argument("--tokenizer-description", help="a description.txt that Megatron wrote")
     parser.add_argument("--megatron", type=_release)
+    parser.add_argument("--strict", action="store_true")
     parser.add_argument("--arithmetic", choices=get_args(Arithmetic), default="megatron")
     parser.add_argument("--blend-arithmetic", choices=get_args(BlendArithmetic), default="separate")
     parser.add_argument("--data-parallel-size", type=int)
@@ -139,7 +157,9 @@ def require_command(words: Sequence[str]) -> None:
         )
 
 
-def parse(words: Sequence[str]) -> argparse.Namespace:
+def parse(
+    words: Sequence[str], known: Collection[str] = (), near: Collection[str] = ()
+) -> argparse.Namespace:
     """Parse a training command.
 
     Parameters
@@ -147,36 +167,111 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     words : sequence of str
         Options; or a whole command, of which all before the script is dropped, but for options
         that Megatron does not have; or ``@FILE`` with such a command.
+    known : collection of str
+        Further options that are passed over without a word: those of this environment's Megatron.
+    near : collection of str
+        Further options of which a misspelt one is an error: those of the command that asks.
 
     Returns
     -------
     argparse.Namespace
         With every option that is read, by Megatron's names.
 
+    Warns
+    -----
+    OptionWarning
+        Naming the options that no release has: they are passed over, with their values.
+
     Raises
     ------
     ConfigError
-        If a word is known to no release, or an option asks for data without an index.
+        If a word belongs to no option, an unknown option is like one that is read, or there is one
+        at all with ``--strict``; if an option asks for data without an index, or the script trains
+        from other datasets.
     NotReady
         If there is no such file.
     """
     before, after = _around_script(words)
     parser = _whole_parser()
+    own = _own_parser().parse_known_args(before)[0]
+    after, passed_over = _without_unknown(after, parser, known, near)
     options, unknown = parser.parse_known_args(after)
     if unknown:
-        raise ConfigError(_unknown(unknown, list(parser._option_string_actions)))
+        raise ConfigError(f"unknown option or word: {' '.join(unknown)}")
+    if passed_over:
+        text = f"not known to any release of Megatron: {' '.join(passed_over)}"
+        if own.strict or options.strict:
+            raise ConfigError(f"{text}; leave out --strict to pass over them")
+        warnings.warn(f"{text}; passed over with their values", OptionWarning, stacklevel=2)
+    options.seq_length = options.seq_length or options.encoder_seq_length
     if options.seq_length is None:
         raise ConfigError("Megatron options: --seq-length: missing")
-    own, _ = _own_parser().parse_known_args(before)
     if own.megatron and options.megatron and own.megatron != options.megatron:
         raise ConfigError(f"--megatron: both {own.megatron} and {options.megatron} are given")
     _own_parser().parse_known_args(before, options)
+    _require_gpt_data(options)
+    return options
+
+
+def _require_gpt_data(options: argparse.Namespace) -> None:
+    """Refuse options with which Megatron trains from no GPTDataset.
+
+    Raises
+    ------
+    ConfigError
+        Naming the option.
+    """
     if "yaml_cfg" in options:
         raise ConfigError("--yaml-cfg: is not read; give its options of data on the command line")
     for name in WITHOUT_INDEX:
         if name in options:
             raise ConfigError(f"--{name.replace('_', '-')}: such data has no index to build")
-    return options
+    if options.dataloader_type == "external":
+        raise ConfigError("--dataloader-type external: the script brings its own data: no index")
+
+
+def _without_unknown(
+    words: Sequence[str],
+    parser: argparse.ArgumentParser,
+    known: Collection[str],
+    near: Collection[str],
+) -> tuple[list[str], list[str]]:
+    """Return the words without options that are not known and their values, and their names."""
+    left: list[str] = []
+    passed_over: list[str] = []
+    dropping = False
+    read = [name for name in _data_parser()._option_string_actions if name.startswith("--")]
+    for word in words:
+        name = word.partition("=")[0]
+        if OPTION.match(word) is None:
+            if not dropping:
+                left.append(word)
+        elif name in parser._option_string_actions:
+            dropping = False
+            left.append(word)
+        else:
+            dropping = True
+            if name in known:
+                continue
+            if (meant := _misspelt(name, (*read, *near))) is not None:
+                raise ConfigError(f"unknown option or word: {word}; did you mean {meant}?")
+            passed_over.append(name)
+    return left, list(dict.fromkeys(passed_over))
+
+
+def _misspelt(name: str, known: Iterable[str]) -> str | None:
+    """Return the option that an unknown one is like: a letter or two aside, or with underscores."""
+    dashed = name.replace("_", "-")
+    for other in known:
+        same_length = len(dashed) == len(other)
+        differing = sum(a != b for a, b in zip(dashed, other, strict=False))
+        if (
+            dashed == other
+            or (same_length and (differing == 1 or sorted(dashed) == sorted(other)))
+            or difflib.SequenceMatcher(None, dashed, other).ratio() >= LIKE[len(dashed) >= LONG]
+        ):
+            return other
+    return None
 
 
 def megatron_words(words: Sequence[str]) -> list[str]:
@@ -195,8 +290,45 @@ def _around_script(words: Sequence[str]) -> tuple[list[str], list[str]]:
         theirs = _own_parser().parse_known_args(words)[1]
     if not theirs or theirs[0].startswith("-"):  # options alone
         return [], words
-    script = next((i for i, word in enumerate(words) if word.endswith(".py")), None)
-    return ([], words) if script is None else (words[:script], words[script + 1 :])
+    script = _script_of(words)
+    return words[:script], words[script + 1 :]
+
+
+def _script_of(words: Sequence[str]) -> int:
+    """Return which word of a command is the script that trains.
+
+    It is the last that ends like one before Megatron's first option: launchers may be such scripts.
+
+    Raises
+    ------
+    ConfigError
+        If there is none, or it does not train GPT.
+    """
+    known = _whole_parser()._option_string_actions.keys() - _own_parser()._option_string_actions
+    first = next(
+        (place for place, word in enumerate(words) if word.partition("=")[0] in known), len(words)
+    )
+    scripts = [place for place, word in enumerate(words) if word.endswith(".py")]
+    if not scripts:
+        raise ConfigError(_no_script(words))
+    found = max((place for place in scripts if place < first), default=scripts[0])
+    if OTHER_SCRIPTS.fullmatch(os.path.basename(words[found])) is not None:
+        raise ConfigError(
+            f"{words[found]}: trains from other datasets than GPTDataset, whose indices these are; "
+            "a cache would never be read"
+        )
+    return found
+
+
+def _no_script(words: Sequence[str]) -> str:
+    """Return why a command without a script cannot be read."""
+    names = [os.path.basename(word) for word in words]
+    for place, name in enumerate(names[:-1]):
+        if name in SHELLS and re.fullmatch("-[a-z]*c", names[place + 1]):
+            return f"{name} {names[place + 1]}: unpack the quoted command: write its words after --"
+    if "-m" in words:
+        return "-m: names a module; give the script that it is, as pretrain_gpt.py"
+    return f"unknown option or word: {' '.join(words)}; a training command has a script, as x.py"
 
 
 def _words_of(word: str) -> list[str]:
@@ -211,10 +343,16 @@ def _words_of(word: str) -> list[str]:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     if variables := [found for found in words if re.search(r"\$[\w{(]", found)]:
         raise ConfigError(f"{path}: write the value of {', '.join(variables)}: no shell expands it")
-    return words
+    return _command_of(words)
 
 
-def _unknown(words: Sequence[str], known: Sequence[str]) -> str:
-    message = f"unknown option or word: {' '.join(words)}"
-    near = difflib.get_close_matches(words[0].split("=")[0], known, n=1)
-    return f"{message}; did you mean {near[0]}?" if near else message
+def _command_of(words: Sequence[str]) -> list[str]:
+    """Return the words of a command without what a shell does with its output."""
+    found: list[str] = []
+    following = iter(itertools.takewhile(lambda word: word not in SHELL_ENDS, words))
+    for word in following:
+        if REDIRECTION.match(word) is None:
+            found.append(word)
+        elif REDIRECTION.fullmatch(word) is not None and "&" not in word[1:]:
+            next(following, None)
+    return found

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 
 import msgspec
 
-from distcache.errors import ConfigError
+from distcache.errors import ConfigError, OptionWarning
 from distcache.megatron.command_line import DATA_KEYS, ON_BY_DEFAULT, parse
 from distcache.megatron.samples import Training, samples_of
-from distcache.megatron.tokenizers import MegatronTokenizer, Release
+from distcache.megatron.tokenizers import MegatronTokenizer, Release, TokenizerType
 from distcache.plan.config import SPLITS, BlendEntry, BlendPerSplit, Config
 
 __all__ = ["MEGATRON_KEYS", "config_from_options", "options_from_mapping"]
@@ -59,7 +60,12 @@ def options_from_mapping(fields: Mapping[str, Any]) -> list[str]:
     return words
 
 
-def config_from_options(words: Sequence[str], release: Release | None = None) -> Config:
+def config_from_options(
+    words: Sequence[str],
+    release: Release | None = None,
+    known: Collection[str] = (),
+    near: Collection[str] = (),
+) -> Config:
     """Make a configuration from a training command.
 
     Parameters
@@ -69,6 +75,8 @@ def config_from_options(words: Sequence[str], release: Release | None = None) ->
         `distcache.megatron.command_line.parse` takes them.
     release : str or None
         Of Megatron-Core; by default the one that the options name.
+    known, near : collection of str
+        As for `distcache.megatron.command_line.parse`.
 
     Returns
     -------
@@ -82,7 +90,7 @@ def config_from_options(words: Sequence[str], release: Release | None = None) ->
     NotReady
         If a file of options does not exist.
     """
-    options = parse(words)
+    options = parse(words, known, near)
     options.megatron = release or options.megatron
     common = _common_entries(options)
     per_split = _per_split_entries(options)
@@ -119,14 +127,19 @@ def config_from_options(words: Sequence[str], release: Release | None = None) ->
 def _tokenizer_in(options: argparse.Namespace) -> dict[str, Any] | None:
     """Return the tokenizer of a training command, as a configuration has it; None without one.
 
-    Raises
-    ------
-    ConfigError
-        If Megatron does not know its type.
+    A type that is not known is none, with a warning: a fork's, or one that only names need.
     """
     if options.tokenizer_description:
         return {"description": options.tokenizer_description}
     if options.tokenizer_type is None:
+        return None
+    if options.tokenizer_type not in get_args(TokenizerType):  # no array depends on it
+        warnings.warn(
+            f"--tokenizer-type {options.tokenizer_type}: its names of files are not known; give a "
+            "description.txt to export, as --tokenizer",
+            OptionWarning,
+            stacklevel=2,
+        )
         return None
     release = {} if options.megatron is None else {"megatron": options.megatron}
     found: dict[str, Any] = msgspec.to_builtins(_fields_of(options, MegatronTokenizer))

@@ -130,7 +130,10 @@ def test_megatrons_names_in_a_file() -> None:
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ([*BASE, "--data-path", "a", "--unknown", "1"], "unknown option or word: --unknown 1"),
+        (
+            [*BASE, "--data-path", "a", "--sed", "1"],
+            "unknown option or word: --sed; did you mean --seed",
+        ),
         (BASE, "give either --data-path"),
         (["--data-path", "a", "--train-samples", "8", "--global-batch-size", "1"], "--seq-length"),
         ([*BASE, "--data-path", "a", "--train-data-path", "b"], "give either"),

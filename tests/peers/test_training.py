@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from distcache.configuration import complete
-from distcache.errors import ConfigError
+from distcache.errors import ConfigError, OptionWarning
 from distcache.megatron.command_line import _whole_parser
 from distcache.megatron.options import config_from_options
 from distcache.megatron.tokenizers import identifiers_of
@@ -152,7 +152,10 @@ def test_tokenizers(tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_word_that_no_release_knows() -> None:
-    """Is an error, which names the nearest option."""
+    """Is an error if it is like one of data, and else passed over with a warning."""
     words: list[Any] = ["--data-path", "a", "--seq-length", "64", "--train-iters", "1"]
-    with pytest.raises(ConfigError, match="--num-layer 3; did you mean --num-layers"):
-        config_from_options([*words, "--global-batch-size", "1", "--num-layer", "3"])
+    words += ["--global-batch-size", "1"]
+    with pytest.warns(OptionWarning, match="--num-layer; passed over"):
+        assert config_from_options([*words, "--num-layer", "3"]) == config_from_options(words)
+    with pytest.raises(ConfigError, match="--sead; did you mean --seed"):
+        config_from_options([*words, "--sead", "3"])

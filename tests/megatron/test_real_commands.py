@@ -1,0 +1,122 @@
+"""Commands of forks, as their scripts give them to the shell, are read with the right samples.
+
+Of swiss-ai's and ROCm's Megatron-LM, alibaba's Pai-Megatron-Patch, Ascend's MindSpeed-LLM and
+bigscience's Megatron-DeepSpeed: their options and shapes, with other paths.
+"""
+
+from __future__ import annotations
+
+import shlex
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distcache.errors import ConfigError, OptionWarning
+from distcache.megatron.options import config_from_options
+from distcache.plan.config import Config
+
+COMMANDS = Path(__file__).parents[1] / "fixtures" / "commands"
+BASE = "--data-path a --seq-length 64 --train-iters 10 --global-batch-size 8 --eval-interval 5"
+
+
+def read(text: str, *near: str) -> Config:
+    """Return the configuration of a command, without warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", OptionWarning)
+        return config_from_options(shlex.split(text), near=near)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # sequence length, seed, split, prefixes, and samples of the three splits
+        ("swiss_ai_llama3_8b", (8192, 28, "100,0,0", 2, (64_000, 12_800, 12_800))),
+        ("pai_llama3_1", (2048, 1234, "99,1,0", 1, (48_824, 80, 80))),
+        ("pai_baichuan2", (2048, 1234, "98,2,0", 1, (48_824, 62 * 80, 80))),
+        ("mindspeed_deepseek3", (4096, 1234, "100,0,0", 1, (7_680_000, 0, 0))),
+        ("mindspeed_llama2", (4096, 1234, "949,50,1", 1, (1_280_000, 153_600, 25_600))),
+        ("rocm_mixtral", (4096, 1234, "99990,8,2", 1, (132_000_000, 501 * 2640, 2640))),
+        ("bigscience_7b1", (2048, 42, "998,1,1", 1, (220_000, 1024, 1024))),
+        ("numa_launcher", (4096, 7, "99,1,0", 2, (1_000_000, 2 * 7168, 7168))),
+    ],
+)
+def test_commands_of_forks(name: str, expected: tuple[Any, ...], tmp_path: Path) -> None:
+    """What no release has is passed over, in one warning, and with ``--strict`` an error."""
+    text = (COMMANDS / f"{name}.txt").read_text()
+    (tmp_path / "data").write_text("0.5 a 0.5 b")
+    file = tmp_path / "command.txt"
+    file.write_text(text.replace("DATA", str(tmp_path / "data")))
+    release = () if "eval-interval" in text else ("--megatron", "0.16")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", OptionWarning)
+        config = config_from_options([*release, f"@{file}"])
+    assert sum("not known to any release" in str(entry.message) for entry in caught) <= 1
+    samples = tuple(config.samples_of(split) for split in ("train", "valid", "test"))
+    found = (config.sequence_length, config.seed, config.split, len(config.prefixes()), samples)
+    assert found == expected
+    if any("not known to any" in str(entry.message) for entry in caught):
+        with pytest.raises(ConfigError, match="leave out --strict"):
+            config_from_options(["--strict", *release, f"@{file}"])
+
+
+def test_the_values_of_an_unknown_option_go_with_it() -> None:
+    """Up to the next option; negative numbers are values, and a stray word is an error."""
+    plain = read(f"pretrain_gpt.py {BASE}")
+    assert read(f"pretrain_gpt.py --xielu a b -3 -1e-5 {BASE} --zero=1 x --flag") == plain
+    with pytest.raises(ConfigError, match="unknown option or word: stray"):
+        read(f"pretrain_gpt.py {BASE} --bf16 stray")
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("--seq-lenght", "--seq-length"),
+        ("--seq_length", "--seq-length"),
+        ("--spilt", "--split"),
+        ("--data-paths", "--data-path"),
+        ("--train-sample", "--train-samples"),
+        ("--sed", "--seed"),
+        ("--rnaks", "--ranks"),
+    ],
+)
+def test_a_misspelt_option_of_data_is_an_error(word: str, meant: str) -> None:
+    """It would change the arrays; those of the command that asks count too."""
+    with pytest.raises(ConfigError, match=f"{word}; did you mean {meant}"):
+        read(f"pretrain_gpt.py {BASE} {word} 3", "--ranks")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (f"bash -c 'torchrun pretrain_gpt.py {BASE}'", "bash -c: unpack the quoted command"),
+        (f"srun sh -lc 'pretrain_gpt.py {BASE}'", "sh -lc: unpack the quoted command"),
+        (f"python -m package.pretrain_gpt {BASE}", "-m: names a module; give the script"),
+        (f"echo {BASE}", "a training command has a script"),
+        (f"pretrain_bert.py {BASE}", "trains from other datasets than GPTDataset"),
+        (f"torchrun /x/pretrain_t5.py {BASE}", "trains from other datasets"),
+        (f"pretrain_vlm.py {BASE}", "trains from other datasets"),
+        (f"pretrain_vision_classify.py {BASE}", "trains from other datasets"),
+        (f"train.py {BASE} --dataloader-type external", "brings its own data"),
+    ],
+)
+def test_commands_that_train_otherwise(text: str, problem: str) -> None:
+    """Are refused by name: their training would never read a cache of GPTDataset."""
+    with pytest.raises(ConfigError, match=problem):
+        read(text)
+
+
+def test_the_script_is_behind_launchers_that_are_scripts() -> None:
+    """The last one before Megatron's first option; values of its options may end alike."""
+    plain = read(f"pretrain_gpt.py {BASE}")
+    assert read(f"python bind_numa.py --verbose pretrain_gpt.py {BASE} --spec my.py fn") == plain
+
+
+def test_a_tokenizer_that_is_not_known_stops_no_plan() -> None:
+    """No array depends on it."""
+    with pytest.warns(OptionWarning, match=r"--tokenizer-type MyTokenizer: its names of files"):
+        config = config_from_options(
+            shlex.split(f"pretrain_gpt.py {BASE} --tokenizer-type MyTokenizer")
+        )
+    assert config.tokenizer is None
