@@ -21,6 +21,7 @@ from distcache.megatron.tokenizers import checked_tokenizer, releases_in
 from distcache.plan.config import BlendEntry, BlendPerSplit, Config, Samples, Slurm
 from distcache.storage import is_url, require_file
 from distcache.storage.url import address_of
+from distcache.written_blends import as_configured
 
 __all__ = [
     "complete",
@@ -178,7 +179,7 @@ def config_from_mapping(fields: Mapping[str, Any]) -> Config:
     given = {str(key).replace("-", "_") for key in fields}
     if given & MEGATRON_KEYS and not given & OWN_KEYS:
         return complete(config_from_options(options_from_mapping(fields)))
-    return complete(_decode(fields))
+    return complete(_decode(as_configured(fields)))
 
 
 def _decode(fields: Mapping[str, Any]) -> Config:

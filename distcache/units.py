@@ -1,10 +1,10 @@
-"""Sizes in bytes, as people write them."""
+"""Sizes in bytes and counts of tokens, as people write them."""
 
 from __future__ import annotations
 
 from distcache.errors import ConfigError
 
-__all__ = ["parse_size"]
+__all__ = ["parse_size", "parse_tokens"]
 
 
 def parse_size(text: str, least: int = 0) -> int:
@@ -24,3 +24,22 @@ def parse_size(text: str, least: int = 0) -> int:
     if size < least:
         raise ConfigError(f"{text!r} is not a size in bytes, such as 8G")
     return size
+
+
+def parse_tokens(text: str) -> int:
+    """Parse a number of tokens: 1e9, 300B, 1.5T or 20_000_000, in powers of 1000.
+
+    Raises
+    ------
+    ConfigError
+        If it is none, or less than 1.
+    """
+    bare = text.strip().upper()
+    power = "KMBT".find(bare[-1:]) + 1 if bare[-1:] else 0
+    try:
+        count = int(float(bare[:-1] if power else bare) * 1000**power)
+    except (ValueError, OverflowError):
+        count = 0
+    if not 1 <= count < 1 << 62:
+        raise ConfigError(f"{text!r} is not a number of tokens, such as 300B")
+    return count

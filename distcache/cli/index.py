@@ -1,4 +1,4 @@
-"""`distcache index mds` and `distcache index unpack`."""
+"""`distcache index mds`, `distcache index unpack` and `distcache index rebuild`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from distcache.errors import ConfigError
 from distcache.ingest.index_mds import index_mds
 from distcache.ingest.mds_scan import MdsOptions
 from distcache.ingest.unpack import unpack_shards
+from distcache.mds.rebuild_index import rebuild_index
+from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.connect import connect, share_of_cores
 
 __all__ = ["index_app"]
@@ -114,6 +116,32 @@ def mds_command(
     if left_out and communicator.rank == 0 and not as_json:
         typer.echo(f"{left_out} samples were left out: see {out}.receipt.json", err=True)
     print_result(communicator.rank, receipt, [out], as_json=as_json)
+
+
+@index_app.command("rebuild")
+def rebuild_command(
+    directory: Annotated[
+        str,
+        typer.Argument(metavar="DIR", callback=path_only, help="Shards without an index.json."),
+    ],
+    threads: ThreadsOption = 0,
+    log_format: LogOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Write the index.json of a directory of MDS shards that has lost it, from their headers.
+
+    Digests of the shards cannot be made again: nothing says what they were.
+
+    Examples
+    --------
+        distcache index rebuild /data/web-mds/train
+    """
+    communicator = SerialCommunicator()
+    interrupt_on_signals("nothing has been changed")
+    with make_progress(log_format, 0) as progress:
+        progress.phase("reading headers")
+        done = rebuild_index(directory, threads or share_of_cores(communicator), progress.advance)
+    print_result(0, done, [done.path], as_json=as_json)
 
 
 @index_app.command("unpack")

@@ -15,6 +15,7 @@ from distcache.ingest.select import SelectOptions, select
 from distcache.ingest.selection import Selection
 from distcache.progress import Progress
 from distcache.ranks.communicator import Communicator
+from distcache.units import parse_tokens
 
 __all__ = ["select_command"]
 
@@ -46,7 +47,13 @@ def select_command(
     sample: Annotated[
         float | None, typer.Option(help="Each document with this probability, for example 0.1.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Of --sample.")] = 0,
+    tokens: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N", help="Documents at random until they have so many tokens, such as 1e9."
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Of --sample and --tokens.")] = 0,
     split_at: Annotated[
         int | None,
         typer.Option(
@@ -68,6 +75,8 @@ def select_command(
     --------
         distcache select data/web -o data/web-tenth --sample 0.1
 
+        distcache select data/web -o data/web-1b --tokens 1e9 --seed 7
+
         distcache select data/web -o data/web-clean --drop duplicates.npy --min-length 64
     """
     options = SelectOptions(
@@ -76,6 +85,7 @@ def select_command(
             min_length=min_length,
             max_length=max_length,
             sample=sample,
+            tokens=None if tokens is None else parse_tokens(tokens),
             seed=seed,
             split_at=split_at,
         ),

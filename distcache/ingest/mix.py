@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 import math
 import os
@@ -36,8 +37,12 @@ MOST_SAMPLES: Final = 1 << 40
 AT_ONCE: Final = 16  # data sets: most of the time goes to syncing small files
 BLEND: Final = "blend.json"
 NAME: Final = re.compile(r"[^\w.-]+")
-Positive = Annotated[float, msgspec.Meta(gt=0, le=1e18)]
-SPLITS: Final = {"train": "train", "valid": "valid", "val": "valid", "validation": "valid"}
+Share = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
+SPLITS: Final = {
+    **{"train": "train", "streams": "train", "train_loader": "train"},
+    **dict.fromkeys(("valid", "val", "validation", "eval", "eval_loader"), "valid"),
+}
+PLACES: Final = ("path", "local", "remote")
 
 
 @decodable
@@ -48,14 +53,16 @@ class _Entry(msgspec.Struct, frozen=True):
     local: str | None = None
     remote: str | None = None
     name: str | None = None
-    split: str = ""
+    split: str | None = None
     choose: Annotated[int, msgspec.Meta(ge=0, le=MOST_SAMPLES)] | None = None
-    proportion: Positive | None = None
-    repeat: Positive | None = None
+    proportion: Share | None = None
+    repeat: Share | None = None
 
     @property
     def directory(self) -> str | None:
-        """Where it is."""
+        """Where it is: streaming's `local` may hold a part of `remote`, as its cache."""
+        if self.path is None and self.remote is not None and os.path.isdir(self.remote):
+            return self.remote
         return self.path or self.local or self.remote
 
 
@@ -145,10 +152,12 @@ def recipe_from(document: Mapping[str, Any]) -> Recipe:
     Parameters
     ----------
     document : mapping
-        Of splits (``train``; ``valid``, ``val`` or ``validation``) to lists of data sets, or to
-        mappings of them by name; or ``streams`` with those of training. A data set has ``path``
-        (or ``local`` or ``remote``), and may have ``name``, ``split``, and ``choose``,
-        ``proportion`` or ``repeat``; other fields are passed over.
+        Of splits (``train``; ``valid``, ``val``, ``validation`` or ``eval``) to lists of data
+        sets, or to mappings of them by name; or ``streams`` with those of training; or
+        ``train_loader`` and ``eval_loader`` with ``dataset.streams``, as llm-foundry has them. A
+        data set has ``path`` (or ``local`` or ``remote``), and may have ``name``, ``split``, and
+        ``choose``, ``proportion`` or ``repeat``; other fields are passed over, unless they are
+        like one of these.
 
     Raises
     ------
@@ -158,10 +167,12 @@ def recipe_from(document: Mapping[str, Any]) -> Recipe:
     problems: list[str] = []
     streams: dict[str, list[Stream]] = {"train": [], "valid": []}
     for key, content in document.items():
-        split = SPLITS.get(key, "train" if key == "streams" else None)
+        split = SPLITS.get(key)
         if split is not None:
-            for where, fields in _entries(key, content, problems):
+            for where, fields in _entries(f"$.{key}", content, problems):
                 streams[split] += _stream(where, fields, problems)
+        elif _holds_data(content):
+            problems.append(f"$.{key}: holds data sets, but is none of {', '.join(SPLITS)}")
     if not streams["train"] and not problems:
         problems.append("$.train: expected a list of data sets")
     names = Counter(stream.name for split in streams.values() for stream in split)
@@ -174,19 +185,36 @@ def recipe_from(document: Mapping[str, Any]) -> Recipe:
     return Recipe(tuple(streams["train"]), tuple(streams["valid"]))
 
 
-def _entries(key: str, content: Any, problems: list[str]) -> list[tuple[str, Any]]:
+def _holds_data(content: Any) -> bool:
+    """Return whether a value has data sets somewhere in it."""
+    if isinstance(content, Mapping):
+        return any(content.get(name) for name in PLACES) or any(map(_holds_data, content.values()))
+    return isinstance(content, list) and any(map(_holds_data, content))
+
+
+def _entries(where: str, content: Any, problems: list[str]) -> list[tuple[str, Any]]:
     """Return each data set with its place in the document."""
     if isinstance(content, Mapping):
+        for name in ("dataset", "streams"):  # of a loader of llm-foundry
+            if content.get(name) is not None:
+                return _entries(f"{where}.{name}", content[name], problems)
+        if any(isinstance(content.get(name), str) for name in PLACES):
+            return [(where, content)]
         wrong = [name for name, fields in content.items() if not isinstance(fields, Mapping)]
-        problems += [f"$.{key}.{name}: expected fields of a data set" for name in wrong]
+        problems += [f"{where}.{name}: expected fields of a data set" for name in wrong]
         return [
-            (f"$.{key}.{name}", {"name": str(name), **fields})
+            (f"{where}.{name}", {"name": str(name), **fields})
             for name, fields in content.items()
             if name not in wrong
         ]
     if isinstance(content, Sequence) and not isinstance(content, str):
-        return [(f"$.{key}[{number}]", fields) for number, fields in enumerate(content)]
-    problems.append(f"$.{key}: expected a list of data sets")
+        found = []
+        for number, fields in enumerate(content):
+            loader = isinstance(fields, Mapping) and "dataset" in fields  # one of several
+            place = f"{where}[{number}]"
+            found += _entries(place, fields, problems) if loader else [(place, fields)]
+        return found
+    problems.append(f"{where}: expected a list of data sets")
     return []
 
 
@@ -196,23 +224,28 @@ def _stream(where: str, fields: Any, problems: list[str]) -> list[Stream]:
     except msgspec.ValidationError as error:
         problems.append(f"{where}: {error}")
         return []
+    known = _Entry.__struct_fields__
+    problems += [
+        f"{where}.{name}: unknown field; did you mean {near[0]}?"
+        for name in fields.keys() - set(known)
+        if (near := difflib.get_close_matches(str(name), known, n=1, cutoff=0.8))
+    ]
     if entry.directory is None:
         problems.append(f"{where}: has no path")
         return []
+    split = entry.split or ""
     given = [
         name for name in ("choose", "proportion", "repeat") if getattr(entry, name) is not None
     ]
     if len(given) > 1:
         problems.append(f"{where}: has {' and '.join(given)}; give one of them")
-    if not (entry.directory + entry.split).isprintable():
+    if not (entry.directory + split).isprintable():
         problems.append(f"{where}: its path has characters that cannot be printed")
-    parts = Path(entry.directory, entry.split).parts
-    name = NAME.sub("-", entry.name or "-".join(parts[-2:] if entry.split else parts[-1:]))
+    parts = Path(entry.directory, split).parts
+    name = NAME.sub("-", entry.name or "-".join(parts[-2:] if split else parts[-1:]))
     if name.strip(".") == "":
         problems.append(f"{where}: its path {entry.directory} names no corpus; give it a name")
-    return [
-        Stream(name, entry.directory, entry.split, entry.choose, entry.proportion, entry.repeat)
-    ]
+    return [Stream(name, entry.directory, split, entry.choose, entry.proportion, entry.repeat)]
 
 
 def mix(

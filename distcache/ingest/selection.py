@@ -18,8 +18,10 @@ from distcache.errors import ConfigError
 from distcache.io.files import open_regular
 
 __all__ = [
+    "BITS",
     "Kept",
     "Selection",
+    "bins_of_hashes",
     "hash_numbers",
     "numbers_in",
     "select_documents",
@@ -37,6 +39,7 @@ MALFORMED: Final = (
     tokenize.TokenError,
 )
 LINE: Final = 64  # characters of a number, at most
+BITS: Final = 16
 DOCUMENTS: Final = 1 << 17  # at a time: they stay in the processor's cache
 # Of splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
 GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -56,6 +59,10 @@ class Selection(msgspec.Struct, frozen=True):
     sample : float or None
         Each with this probability. Whether depends on the seed and its number only, so that a
         larger sample of the same seed holds a smaller one.
+    tokens : int or None
+        Documents in the order of the sample, until they have so many tokens.
+    up_to : int or None
+        Only documents whose hash is at most this: what `tokens` comes to.
     seed : int
         Of the sample.
     split_at : int or None
@@ -66,6 +73,8 @@ class Selection(msgspec.Struct, frozen=True):
     min_length: int | None = None
     max_length: int | None = None
     sample: float | None = None
+    tokens: int | None = None
+    up_to: int | None = None
     seed: int = 0
     split_at: int | None = None
 
@@ -83,6 +92,8 @@ class Selection(msgspec.Struct, frozen=True):
             found.append(f"--seed {self.seed}: expected at least 0, and less than 2**64")
         if self.sample is not None and not 0 < self.sample <= 1:
             found.append(f"--sample {self.sample}: expected more than 0, and at most 1")
+        if self.tokens is not None and self.tokens < 1:
+            found.append(f"--tokens {self.tokens}: expected at least 1 token")
         if self.split_at is not None and self.split_at < 1:
             found.append(f"--split-at {self.split_at}: expected at least 1 token")
         return found
@@ -108,6 +119,12 @@ class Kept(NamedTuple):
     lengths: NDArray[np.int32]
     offsets: NDArray[np.int64]
     modes: NDArray[np.int8] | None
+
+    @property
+    def tokens_of_documents(self) -> NDArray[np.int64]:
+        """Tokens of each document, shape (documents,)."""
+        bounds = np.concatenate([[0], np.cumsum(self.counts)])
+        return _tokens(self.lengths, bounds)
 
     @property
     def tokens(self) -> int:
@@ -187,6 +204,9 @@ def _by_number(
         numbers = np.arange(first, last, dtype=np.uint64)
         limit = np.uint64(int(selection.sample * 2.0**64))
         keep &= hash_numbers(numbers, selection.seed) < limit
+    if selection.up_to is not None:
+        numbers = np.arange(first, last, dtype=np.uint64)
+        keep &= hash_numbers(numbers, selection.seed) <= np.uint64(selection.up_to)
     return keep
 
 
@@ -214,6 +234,20 @@ def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
     value = (value ^ (value >> np.uint64(30))) * FIRST
     value = (value ^ (value >> np.uint64(27))) * SECOND
     return value ^ (value >> np.uint64(31))
+
+
+def bins_of_hashes(kept: Kept, seed: int, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the tokens of documents by the first bits of their hashes.
+
+    Returns
+    -------
+    ndarray of int64, shape (65536,)
+        For each value of the first 16 bits.
+    """
+    bins = hash_numbers(kept.documents.astype(np.uint64), seed) >> np.uint64(64 - BITS)
+    sums = np.zeros(1 << BITS, np.int64)
+    np.add.at(sums, bins.astype(np.int64), tokens)
+    return sums
 
 
 def _split(kept: Kept, most: int, item: int) -> Kept:

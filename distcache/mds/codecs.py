@@ -147,7 +147,7 @@ def unpack(codec: str, source: _Source, size: int, path: str) -> Iterator[NDArra
         raise CorpusError(f"{path}: decompresses to {more}{size} that the index says")
 
 
-def unpack_front(codec: str, source: _Source, size: int, most: int) -> bytes:
+def unpack_front(codec: str, source: _Source, size: int | None, most: int) -> bytes:
     """Return the first `most` bytes that a compressed file decompresses to, or all there are.
 
     Damage behind them is not noticed; if there is some before, fewer bytes come.
@@ -155,7 +155,7 @@ def unpack_front(codec: str, source: _Source, size: int, most: int) -> bytes:
     Parameters
     ----------
     codec, source, size
-        As `unpack`.
+        As `unpack`; the size may be unknown.
     most : int
         How many bytes are wanted.
     """
@@ -175,7 +175,7 @@ def unpack_front(codec: str, source: _Source, size: int, most: int) -> bytes:
     return bytes(front[:most])
 
 
-def _pieces(codec: str, source: _Source, size: int) -> Iterator[Buffer]:
+def _pieces(codec: str, source: _Source, size: int | None) -> Iterator[Buffer]:
     if codec in WHOLE:
         return _whole(codec, source, size)
     streams = {"zstd": _zstd, "gz": _gzip, "bz2": _bzip2}
@@ -195,31 +195,50 @@ def _zstd(source: _Source) -> Iterator[Buffer]:
 
 def _gzip(source: _Source) -> Iterator[Buffer]:
     decoder = zlib.decompressobj(wbits=31)
-    while not decoder.eof:
+    while True:
         data = decoder.unconsumed_tail or source.read(READ)
         piece = decoder.decompress(data, PIECE)
-        if not (data or piece):
-            raise ValueError("the stream has no end")
         if piece:
             yield piece
+        if decoder.eof:  # members follow one another
+            rest = decoder.unused_data.lstrip(b"\0") or source.read(READ).lstrip(b"\0")
+            if not rest:
+                return
+            decoder = zlib.decompressobj(wbits=31)
+            if piece := decoder.decompress(rest, PIECE):
+                yield piece
+        elif not (data or piece):
+            raise ValueError("the stream has no end")
 
 
 def _bzip2(source: _Source) -> Iterator[Buffer]:
     decoder = bz2.BZ2Decompressor()
-    while not decoder.eof:
-        data = source.read(READ) if decoder.needs_input else b""
+    rest = b""
+    while True:
+        data = (rest or source.read(READ)) if decoder.needs_input else b""
+        rest = b""
         if decoder.needs_input and not data:
             raise ValueError("the stream has no end")
         if piece := decoder.decompress(data, PIECE):
             yield piece
+        if decoder.eof:  # streams follow one another
+            rest = decoder.unused_data or source.read(READ)
+            if not rest:
+                return
+            decoder = bz2.BZ2Decompressor()
 
 
-def _whole(codec: str, source: _Source, size: int) -> Iterator[Buffer]:
+def _whole(codec: str, source: _Source, size: int | None) -> Iterator[Buffer]:
     import cramjam  # noqa: PLC0415
 
     data = bytearray()
     while piece := source.read(READ):
         data += piece
+    if size is None:
+        unpacked = cramjam.brotli if codec == "br" else cramjam.snappy
+        raw = unpacked.decompress if codec == "br" else unpacked.decompress_raw
+        yield bytes(raw(bytes(data)))
+        return
     if codec == "snappy" and cramjam.snappy.decompress_raw_len(data) != size:
         raise ValueError("its length is not the one that the index says")
     room: Any = np.empty(size + 1, np.uint8)  # one byte more: what is too long does not fit exactly

@@ -93,7 +93,9 @@ class ShardEntry(Columns, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 @decodable
-class _Index(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Index(msgspec.Struct, frozen=True):
+    """The whole file; streaming passes over other fields of it, and of it alone."""
+
     version: int
     shards: tuple[ShardEntry, ...]
 
@@ -187,6 +189,8 @@ def _hint(root: str) -> str:
     except OSError:
         return ""
     found = [name for name in names if Path(root, name, INDEX).exists()]
+    if not found and any(".mds" in name for name in names):
+        return "; there are shards: `distcache index rebuild` makes it again"
     if not found:
         return ""
     some = ", ".join(found[:5]) + (", ..." if len(found) > 5 else "")

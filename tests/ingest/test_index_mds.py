@@ -255,7 +255,7 @@ def spoil_index(data: Path, change: Any) -> None:
     ("change", "expected"),
     [
         (lambda d: d.update(version=1), "version is 1, expected 2"),
-        (lambda d: d.update(more=1), "unknown field"),
+        (lambda d: d["shards"][0].update(more=1), "unknown field"),
         (lambda d: d["shards"][1].update(format="csv"), "shard 1: is csv version 2"),
         (lambda d: d["shards"][1].pop("samples"), "missing required field"),
         (lambda d: d["shards"][0].update(samples=-1), "shards[0].samples"),

@@ -245,3 +245,39 @@ def test_ranks_divide_the_data_sets(tmp_path: Path) -> None:
     assert outcomes[0] == outcomes[1] == outcomes[2]
     fields = json.loads((tmp_path / "mix" / "blend.json").read_text())
     assert weights_of(fields) == list(range(1, 10))
+
+
+def test_lists_as_users_of_streaming_have_them(tmp_path: Path) -> None:
+    """A cache beside its source, no split, shares of nothing, loaders of llm-foundry."""
+    sets = write_sets(tmp_path, {"web/train": 30, "web/val": 9, "code": 10, "part": 3})
+    web = str(Path(sets["web/train"]).parent)
+    remote = {"remote": web, "local": sets["part"], "split": "train"}
+    assert run_mix({"streams": {"web": remote}}, tmp_path / "a")["samples"]["train"] == 30
+    away = {"remote": "s3://bucket/code", "local": sets["code"], "split": None}
+    assert run_mix({"streams": [away]}, tmp_path / "b")["samples"]["train"] == 10
+    shares = [{"local": sets["code"], "proportion": 0}, {"local": sets["part"], "proportion": 1}]
+    assert weights_of(run_mix({"streams": shares}, tmp_path / "c")) == [1]
+    loaders = {
+        "train_loader": {"name": "text", "dataset": {"streams": {"web": remote}, "shuffle": True}},
+        "eval_loader": [{"label": "v", "dataset": {"local": web, "split": "val"}}],
+    }
+    for document in (loaders, {"train": [remote], "eval": [{"path": sets["web/val"]}]}):
+        out = tmp_path / str(len(list(tmp_path.iterdir())))
+        fields = run_mix(document, out)
+        assert fields["samples"]["train"] == 30
+        assert [entry["samples"] for entry in fields["blend_per_split"]["valid"]] == [9]
+
+
+@pytest.mark.parametrize(
+    ("document", "problem"),
+    [
+        ({"train": [{"path": "a", "chose": 3}]}, "chose: unknown field; did you mean choose"),
+        ({"train": [{"path": "a", "repeats": 3}]}, "did you mean repeat"),
+        ({"train": [{"path": "a"}], "tets": [{"path": "b"}]}, r"\$.tets: holds data sets"),
+        ({"train": [{"path": "a"}], "x": {"y": {"z": {"local": "b"}}}}, r"\$.x: holds data sets"),
+    ],
+)
+def test_nothing_is_dropped_without_a_word(document: dict[str, Any], problem: str) -> None:
+    """Neither a misspelt field nor a key that holds data sets."""
+    with pytest.raises(ConfigError, match=problem):
+        recipe_from(document)

@@ -139,6 +139,34 @@ def test_a_larger_sample_holds_a_smaller_one(tmp_path: Path) -> None:
     assert abs(np.sum(other & tenth) - 1000) < 150
 
 
+@pytest.mark.parametrize("wanted", [1, 4_000, 40_000])
+def test_documents_until_they_have_so_many_tokens(wanted: int, tmp_path: Path) -> None:
+    """In the order of the sample: more tokens hold fewer, for any number of ranks."""
+    prefix = write_lengths(tmp_path / "a", np.random.default_rng(3).integers(0, 90, 3_000))
+    found = pick(prefix, tmp_path / "v", tokens=wanted, seed=7, min_length=2)
+    lengths = open_idx(str(tmp_path / "v")).lengths
+    assert wanted <= found.tokens < wanted + 90
+    assert lengths.min() >= 2
+    less = pick(prefix, tmp_path / "w", tokens=max(wanted // 2, 1), seed=7, min_length=2)
+    ours, theirs = (
+        {tuple(document[0]) for document in documents_of(tmp_path / name)} for name in "vw"
+    )
+    assert less.documents <= found.documents
+    assert theirs <= ours
+    other = pick(prefix, tmp_path / "o", tokens=wanted, seed=8, min_length=2)
+    assert wanted < 4_000 or other.idx_digest != found.idx_digest
+    options = SelectOptions(Selection(tokens=wanted, seed=7, min_length=2))
+    run_ranks(3, lambda ranks: select(ranks, prefix, str(tmp_path / "r"), options))
+    assert (tmp_path / "r.idx").read_bytes() == (tmp_path / "v.idx").read_bytes()
+
+
+def test_more_tokens_than_there_are(tmp_path: Path) -> None:
+    """Is an error that says how many there are."""
+    prefix = write_lengths(tmp_path / "a", np.array([5, 6]))
+    with pytest.raises(ConfigError, match="has 11 that can be selected"):
+        pick(prefix, tmp_path / "v", tokens=12)
+
+
 @given(
     lengths=st.lists(st.integers(0, 50), max_size=20),
     most=st.integers(1, 60),

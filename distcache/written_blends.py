@@ -1,0 +1,155 @@
+"""Blends and samples in the forms in which people write them, as a configuration has them.
+
+Weights and prefixes may stand in turn, as Megatron takes them, or in pairs; a folder or a pattern
+is each corpus in it, which share its weight by the sizes of their tokens; variables and ``~`` are
+expanded; samples may be given as tokens.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from distcache.corpus import bin_path, idx_path
+from distcache.errors import ConfigError, NotReady
+from distcache.storage import is_url
+from distcache.units import parse_tokens
+
+__all__ = ["as_configured"]
+
+TOKENS: Final = re.compile(r"(.*\S)\s*tokens?", re.IGNORECASE)
+VARIABLE: Final = re.compile(r"\$\w+|\$\{[^}]*\}")
+PAIR: Final = 2
+
+
+def as_configured(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return decoded fields of a configuration with blends and samples in their plain form.
+
+    Whatever has another form is left as it is, for the decoder to refuse.
+
+    Raises
+    ------
+    ConfigError
+        If a variable is not set, or a number of tokens cannot be read.
+    NotReady
+        If a folder or a pattern has no corpus.
+    """
+    found = dict(fields)
+    if "blend" in found:
+        found["blend"] = _blend(found["blend"])
+    if isinstance(per_split := found.get("blend_per_split"), Mapping):
+        found["blend_per_split"] = {split: _blend(blend) for split, blend in per_split.items()}
+    if isinstance(samples := found.get("samples"), Mapping):
+        length = found.get("sequence_length")
+        found["samples"] = {split: _samples(count, length) for split, count in samples.items()}
+    return found
+
+
+def _samples(count: Any, length: Any) -> Any:
+    """Return samples; of a text such as ``300B tokens``, the whole ones that have so many."""
+    written = TOKENS.fullmatch(count.strip()) if isinstance(count, str) else None
+    if written is None or not isinstance(length, int) or length < 1:
+        return count
+    return parse_tokens(written[1]) // length
+
+
+def _blend(blend: Any) -> Any:
+    if isinstance(blend, str):
+        blend = blend.split()
+    if not isinstance(blend, list | tuple):
+        return blend
+    return [member for entry in _in_pairs(blend) for member in _members(entry)]
+
+
+def _in_pairs(blend: Sequence[Any]) -> list[Any]:
+    """Return a blend whose weights and prefixes, in turn or in pairs, are entries."""
+    numbers = [_number(word) for word in blend[::2]]
+    texts = all(isinstance(word, str) for word in blend[1::2])
+    if len(blend) % 2 == 0 and texts and numbers and None not in numbers:
+        return [
+            {"path": path, "weight": weight}
+            for weight, path in zip(numbers, blend[1::2], strict=True)
+        ]
+    found = []
+    for entry in blend:
+        pair = isinstance(entry, list | tuple) and len(entry) == PAIR
+        if pair and (weight := _number(entry[0])) is not None:
+            found.append({"path": entry[1], "weight": weight})
+        else:
+            found.append(entry)
+    return found
+
+
+def _number(word: Any) -> float | None:
+    """Return the number that a word is, or None."""
+    if isinstance(word, bool) or not isinstance(word, int | float | str):
+        return None
+    try:
+        return float(word)
+    except ValueError:
+        return None
+
+
+def _members(entry: Any) -> Iterator[Any]:
+    """Yield what an entry stands for: itself, or each corpus of its folder or pattern."""
+    bare = isinstance(entry, str)
+    path = entry if bare else entry.get("path") if isinstance(entry, Mapping) else None
+    if not isinstance(path, str) or is_url(path):
+        yield entry
+        return
+    path = _expanded(path)
+    weight = None if bare else entry.get("weight")
+    found = _corpora(path)
+    if found is None:
+        yield path if bare else {**entry, "path": path}
+    elif weight is None or _number(weight) is None:
+        yield from ({"path": prefix} if bare else {**entry, "path": prefix} for prefix in found)
+    else:
+        sizes = [os.stat(bin_path(prefix)).st_size for prefix in found]
+        whole = sum(sizes) or 1
+        for prefix, size in zip(found, sizes, strict=True):
+            yield {**entry, "path": prefix, "weight": float(weight) * size / whole}
+
+
+def _expanded(path: str) -> str:
+    """Return a path with its variables and its ``~``, unless a corpus has that very name.
+
+    Raises
+    ------
+    ConfigError
+        If a variable is not set.
+    """
+    if os.path.lexists(idx_path(path)):
+        return path
+    expanded = os.path.expanduser(os.path.expandvars(path))  # noqa: PTH111  paths are text
+    if (left := VARIABLE.search(expanded)) is not None:
+        raise ConfigError(f"{path}: {left[0]} is not set, so that nothing expands it")
+    if expanded != path and _corpora(expanded) is None and not Path(idx_path(expanded)).exists():
+        raise NotReady(f"{path}: expands to {expanded}, and there is no {idx_path(expanded)}")
+    return expanded
+
+
+def _corpora(path: str) -> list[str] | None:
+    """Return the corpora of a folder or a pattern, in the order of their names; None for a prefix.
+
+    Raises
+    ------
+    NotReady
+        If there is none.
+    """
+    if os.path.lexists(idx_path(path)):
+        return None
+    if os.path.isdir(path):
+        pattern = os.path.join(glob.escape(path), "*")
+    elif glob.has_magic(path):
+        pattern = path.removesuffix(".idx").removesuffix(".bin")
+    else:
+        return None
+    found = sorted(name.removesuffix(".idx") for name in glob.glob(idx_path(pattern)))
+    if not found:
+        raise NotReady(f"{path}: there is no corpus in it: no pair of .idx and .bin")
+    return [prefix for prefix in found if Path(bin_path(prefix)).exists()] or found
