@@ -31,7 +31,9 @@ from distcache.cli.show import print_json, print_table, size_text
 from distcache.configuration import complete, load_config, naming_from
 from distcache.corpus.examine import examine, require_sound
 from distcache.corpus.fetched import fetched_indices
+from distcache.corpus.receipt import find_receipt
 from distcache.errors import ConfigError, CorpusError, KeyMismatch
+from distcache.extras import needing
 from distcache.megatron.command_line import require_command
 from distcache.megatron.export import export, prefix_renamer
 from distcache.megatron.names import Naming
@@ -131,7 +133,18 @@ def _rank_row(rank: RankRecord) -> list[object]:
 def verify_command(
     cache: CacheArgument,
     corpora: Annotated[
-        bool, typer.Option("--corpora", help="Also compare the .idx and .bin files.")
+        bool,
+        typer.Option(
+            "--corpora",
+            help="Also the corpora: each .idx by its digest, each .bin by its length and the right "
+            "to read it.",
+        ),
+    ] = False,
+    tokens: Annotated[
+        bool,
+        typer.Option(
+            "--tokens", help="Also every .bin by the digest that the receipt beside it has."
+        ),
     ] = False,
     threads: Annotated[int, typer.Option(min=1, help="Blocks read at a time.")] = 2,
 ) -> None:
@@ -143,28 +156,40 @@ def verify_command(
     """
     opened, version = read_version(cache)
     verify_cache(opened, threads, version)
-    if corpora:
-        _verify_corpora(opened, threads)
-    typer.echo(f"{cache}: {size_text(opened.header.file_size)} verified, key {opened.key}")
+    said = _verify_corpora(opened, threads, tokens=tokens) if corpora or tokens else ""
+    size = size_text(opened.header.file_size)
+    typer.echo(f"{cache}: {size} verified, key {opened.key}{said}")
 
 
-def _verify_corpora(cache: Contents, threads: int) -> None:
+def _verify_corpora(cache: Contents, threads: int, *, tokens: bool) -> str:
+    """Compare the corpora with what a cache was built from, and return what was compared."""
     communicator, prefixes = SerialCommunicator(), corpus_places(cache)
     with fetched_indices(communicator, prefixes, NullProgress()):
         facts, faults = examine(communicator, prefixes, threads)
-    problems = [str(fault) for fault in faults]
-    for entry, prefix in zip(cache.table("sources"), prefixes, strict=True):
-        if prefix not in facts:
-            continue
-        for name, found in facts[prefix].identity.items():
-            wanted = entry[name].item()
-            wanted = wanted.decode("ascii") if isinstance(wanted, bytes) else wanted
-            if found != wanted:
-                problems.append(
-                    f"{prefix}: {name} is {found}, the cache was built from {wanted}; build again"
-                )
+        problems = [str(fault) for fault in faults]
+        for entry, prefix in zip(cache.table("sources"), prefixes, strict=True):
+            for name, found in facts[prefix].identity.items() if prefix in facts else ():
+                wanted = entry[name].item()
+                wanted = wanted.decode("ascii") if isinstance(wanted, bytes) else wanted
+                if found != wanted:
+                    problems.append(
+                        f"{prefix}: {name} is {found}, the cache was built from {wanted}; build "
+                        "again"
+                    )
+        if tokens and not problems:
+            with needing("--tokens"):
+                from distcache.ingest.audit import digest_faults  # noqa: PLC0415
+            receipts = {prefix: own for prefix in facts if (own := find_receipt(prefix))}
+            problems += [str(fault) for fault in digest_faults(communicator, facts, receipts)]
+            problems += [
+                f"{prefix}: has no receipt, and so no digest of its tokens"
+                for prefix in facts
+                if prefix not in receipts
+            ]
     if problems:
         raise CorpusError(*problems)
+    bins = "digests of tokens equal" if tokens else ".bin lengths equal, tokens not read"
+    return f"; {len(prefixes)} corpora: .idx digests equal, {bins}"
 
 
 def explain_command(

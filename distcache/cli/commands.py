@@ -67,6 +67,11 @@ COMMANDS: Final = {
         "Check that corpora are sound; report every fault.",
         interrupted=None,
     ),
+    "show": Entry(
+        "documents",
+        "show_command",
+        "Show documents of a corpus: tokens, text, and their source.",
+    ),
     "merge": Entry(
         "corpora",
         "merge_command",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -21,7 +21,8 @@ from distcache.cli.show import LogFormat, make_progress, print_json, print_resul
 from distcache.corpus import CorpusFacts, Fault
 from distcache.corpus.examine import examine
 from distcache.corpus.fetched import fetched_indices
-from distcache.corpus.receipt import Receipt
+from distcache.corpus.receipt import Receipt, find_receipt, receipt_path
+from distcache.corpus.repair import is_repairable
 from distcache.errors import CorpusError
 from distcache.extras import needing
 from distcache.ingest.merge import convert, materialize, merge
@@ -104,21 +105,32 @@ def convert_command(
     drop_modes: Annotated[
         bool, typer.Option("--drop-modes", help="Drop the modes of multimodal data.")
     ] = False,
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair",
+            help="Make a damaged index again: offsets, boundaries, the token type, of its lengths.",
+        ),
+    ] = False,
     log_format: LogOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Write a legacy (TNTIDX) or multimodal corpus as one that today's Megatron reads.
+    """Write a legacy (TNTIDX), multimodal or damaged corpus as one that today's Megatron reads.
 
     Examples
     --------
         distcache convert old/web -o data/web
 
         distcache convert data/pictures -o data/text-only --drop-modes
+
+        distcache convert data/merged -o data/mended --repair
     """
 
     def make(communicator: Communicator, threads: int, progress: Progress) -> Receipt:
         source = bare_prefix(prefix)
-        return convert(communicator, source, out, threads, progress, drop_modes=drop_modes)
+        return convert(
+            communicator, source, out, threads, progress, drop_modes=drop_modes, repair=repair
+        )
 
     write_corpus(make, out, log_format, as_json=as_json)
 
@@ -176,6 +188,14 @@ def check_command(
     vocab_size: Annotated[
         int | None, typer.Option(min=1, help="Token ids must be below it; reads every token.")
     ] = None,
+    tokens: Annotated[
+        bool,
+        typer.Option(
+            "--tokens",
+            help="Read every token: compare the .bin with the digest of its receipt, and tokens "
+            "with its vocabulary.",
+        ),
+    ] = False,
     tokenizer: Annotated[
         str | None, typer.Option(help="For --readback, if it is not where the receipt says.")
     ] = None,
@@ -185,7 +205,8 @@ def check_command(
     """Check that corpora are sound, and report every fault of every corpus.
 
     Runs alone or under mpiexec or srun; the bytes are split over the ranks. Exit code 3 if any
-    corpus is unsound. With --against or --readback, it must also be what its receipt says.
+    corpus is unsound. A receipt that lies beside a corpus must be its own; tokens are read with
+    --tokens, --against or --vocab-size only.
 
     Examples
     --------
@@ -201,13 +222,12 @@ def check_command(
     on_rank_0(communicator, lambda: require_text(*unique), None, "reading names")
     with fetched_indices(communicator, unique, NullProgress()):
         facts, faults = examine(communicator, unique, threads)
-        if against or readback or vocab_size is not None:
-            faults = (
-                *faults,
-                *_audit(
-                    communicator, facts, len(unique), against or [], readback, vocab_size, tokenizer
-                ),
-            )
+        reads = bool(against or readback or tokens or vocab_size is not None)
+        if reads:
+            asked = _Asked(against or [], readback, vocab_size, tokenizer, tokens)
+            faults = (*faults, *_audit(communicator, facts, len(unique), asked))
+        else:
+            faults = (*faults, *_beside(communicator, facts))
     if communicator.rank == 0:
         wrong = {fault.prefix for fault in faults}
         sound = [found for prefix, found in facts.items() if prefix not in wrong]
@@ -215,30 +235,75 @@ def check_command(
             print_json({"corpora": sound, "faults": faults})
         else:
             _show_findings(sound, faults)
+            _show_limits(reads, readback, sound, faults)
     if faults:
         unsound = len({fault.prefix for fault in faults})
         raise CorpusError(f"{unsound} of {len(unique)} corpora are unsound").of_all_ranks()
 
 
+def _beside(communicator: Communicator, facts: dict[str, CorpusFacts]) -> list[Fault]:
+    """Return how corpora differ from the receipts that lie beside them. Collective."""
+
+    def compare() -> list[Fault]:
+        receipts = ((prefix, found, find_receipt(prefix)) for prefix, found in facts.items())
+        return [
+            Fault(prefix, receipt_path(prefix), message)
+            for prefix, found, receipt in receipts
+            if receipt is not None
+            for message in receipt.differences(found)
+        ]
+
+    return on_rank_0(communicator, compare, list[Fault], "comparing receipts")
+
+
+def _show_limits(
+    reads: bool, readback: int, sound: Sequence[CorpusFacts], faults: Sequence[Fault]
+) -> None:
+    """Say what was not compared, what was read back, and what can be repaired."""
+    if sound and not reads:
+        typer.echo("tokens were not read: give --tokens, or --vocab-size N", err=True)
+    if sound and readback:
+        count = sum(min(readback, found.documents) for found in sound)
+        typer.echo(f"{count:,} documents are equal to their sources", err=True)
+    for prefix in dict.fromkeys(fault.prefix for fault in faults):
+        if repairs := is_repairable(prefix):
+            typer.echo(
+                f"{prefix}: can be repaired ({'; '.join(repairs)}): `distcache convert --repair "
+                f"{prefix} -o OUT`",
+                err=True,
+            )
+
+
+class _Asked(NamedTuple):
+    """What is compared besides the soundness of corpora."""
+
+    against: list[str]
+    readback: int
+    vocab_size: int | None
+    tokenizer: str | None
+    tokens: bool
+
+
 def _audit(
-    communicator: Communicator,
-    facts: dict[str, CorpusFacts],
-    asked: int,
-    against: list[str],
-    readback: int,
-    vocab_size: int | None,
-    tokenizer: str | None,
+    communicator: Communicator, facts: dict[str, CorpusFacts], corpora: int, asked: _Asked
 ) -> Sequence[Fault]:
     with needing("checking against a source"):
-        from distcache.ingest.audit import audit, find_receipts  # noqa: PLC0415
+        from distcache.ingest.audit import audit, digest_faults, find_receipts  # noqa: PLC0415
 
     def find() -> tuple[dict[str, Receipt], list[Fault]]:
-        return find_receipts(facts, against, asked) if against or readback else ({}, [])
+        receipts: dict[str, Receipt] = {}
+        missing: list[Fault] = []
+        if asked.against or asked.readback or asked.tokens:
+            receipts, missing = find_receipts(facts, asked.against, corpora)
+        needed = asked.against or asked.readback or asked.vocab_size is None
+        return receipts, missing if needed else []
 
     receipts, missing = on_rank_0(
         communicator, find, tuple[dict[str, Receipt], list[Fault]], "reading receipts"
     )
-    found = audit(communicator, facts, receipts, vocab_size, readback, tokenizer)
+    found = audit(communicator, facts, receipts, asked.vocab_size, asked.readback, asked.tokenizer)
+    if asked.tokens:
+        found += digest_faults(communicator, facts, receipts)
     return [*missing, *found]
 
 

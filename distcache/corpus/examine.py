@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
+import xxhash
 
 from distcache.corpus.corpus import CorpusFacts
-from distcache.corpus.idx import open_idx
+from distcache.corpus.idx import bin_path, open_idx
 from distcache.corpus.shard_table import read_table
 from distcache.corpus.soundness import (
     Fault,
@@ -22,13 +24,14 @@ from distcache.corpus.soundness import (
 from distcache.errors import CorpusError
 from distcache.io.files import digest_range
 from distcache.io.threads import map_in_threads
-from distcache.partition import balance
+from distcache.partition import balance, slice_bounds
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator
 from distcache.storage import is_url, require_answer, threads_for, version_at
 
-__all__ = ["changes_of", "examine", "require_sound", "require_unchanged"]
+__all__ = ["changes_of", "digest_tokens", "examine", "require_sound", "require_unchanged"]
 
+BLOCK: Final = 64 << 20  # bytes of a `.bin` that are digested by one rank
 RANGE: Final = 1 << 23  # sequences of a task; 160 MiB of an .idx
 BYTES_PER_SEQUENCE: Final = 20
 WORTH_A_THREAD: Final = 4 << 20  # bytes of a task
@@ -140,6 +143,31 @@ def require_sound(
     if faults:
         raise CorpusError(*map(str, faults)).of_all_ranks()  # all ranks have all faults
     return facts
+
+
+def digest_tokens(communicator: Communicator, prefix: str, size: int) -> str:
+    """Return the digest of a `.bin`: XXH3-128 over the XXH3-128 of each 64 MiB. Collective.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Of all ranks, which divide the blocks.
+    prefix : str
+        Path of the corpus without suffix.
+    size : int
+        Bytes of the `.bin`.
+    """
+    blocks = range(-(-size // BLOCK))
+    bounds = slice_bounds(len(blocks), communicator.size, 1)
+    own = blocks[bounds[communicator.rank] : bounds[communicator.rank + 1]]
+
+    def digests() -> list[str]:
+        path = bin_path(prefix)
+        return [digest_range(path, block * BLOCK, min((block + 1) * BLOCK, size)) for block in own]
+
+    mine = on_all_ranks(communicator, digests, "digesting tokens")
+    shares = communicator.allgather(mine, list[str], "digests of tokens")
+    return xxhash.xxh3_128_hexdigest("".join(itertools.chain(*shares)).encode())
 
 
 def _tasks(index: int, head: Outline) -> list[_Task]:

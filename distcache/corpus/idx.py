@@ -23,8 +23,10 @@ from distcache.storage import is_url
 from distcache.storage.copies import copy_of
 
 __all__ = [
+    "HEADER",
     "HEADER_SIZE",
     "ITEM_TYPES",
+    "MAGIC",
     "NAMES",
     "Idx",
     "bin_path",
@@ -33,11 +35,13 @@ __all__ = [
     "limit_of",
     "named_type",
     "open_idx",
+    "require_no_pointer",
     "smallest_type",
 ]
 
 MAGIC: Final = b"MMIDIDX\x00\x00"
 LEGACY_MAGIC: Final = b"TNTIDX\x00\x00"
+LFS_POINTER: Final = b"version https://git-lfs"
 HEADER: Final = struct.Struct("<9sQBQQ")
 HEADER_SIZE: Final = HEADER.size
 ITEM_TYPES: Final[dict[int, np.dtype[Any]]] = {
@@ -195,6 +199,7 @@ def open_idx(prefix: str) -> Idx:
 def _parse_header(path: str, header: bytes) -> tuple[int, int, int]:
     if header.startswith(LEGACY_MAGIC):
         raise CorpusError(f"{path}: is a legacy TNTIDX file; `distcache convert` rewrites it")
+    require_no_pointer(path, header)
     if len(header) < HEADER_SIZE:
         raise CorpusError(
             f"{path}: has {len(header)} bytes, fewer than the {HEADER_SIZE} of a header"
@@ -207,6 +212,18 @@ def _parse_header(path: str, header: bytes) -> tuple[int, int, int]:
     if type_code not in ITEM_TYPES:
         raise CorpusError(f"{path}: token type code is {type_code}, expected 1 to 8")
     return type_code, sequences, entries
+
+
+def require_no_pointer(path: str, content: bytes) -> None:
+    """Refuse what git-lfs leaves in the place of a file that was not fetched.
+
+    Raises
+    ------
+    CorpusError
+        If it is one.
+    """
+    if content.startswith(LFS_POINTER):
+        raise CorpusError(f"{path}: is a pointer of git-lfs, not the file: run `git lfs pull`")
 
 
 def _has_modes(path: str, size: int, sequences: int, entries: int) -> bool:

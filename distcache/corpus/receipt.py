@@ -209,6 +209,9 @@ class Receipt(msgspec.Struct, frozen=True):
         Rows that were left out because of an error: of each piece the first 1,000, 100,000 in all.
     engine : EngineReceipt or None
         None if the tokenizer's own library encoded all texts.
+    bin_digest : str or None
+        Digest of the tokens, by `distcache.corpus.examine.digest_tokens`; None of a view, of
+        shards, and of corpora that were made before 0.3.
     """
 
     format: int
@@ -230,6 +233,7 @@ class Receipt(msgspec.Struct, frozen=True):
     skipped: tuple[Skipped, ...] = ()
     engine: EngineReceipt | None = None
     view: bool = False
+    bin_digest: str | None = None
 
     def differences(self, facts: CorpusFacts) -> list[str]:
         """Return how a corpus differs from its receipt."""
@@ -258,6 +262,7 @@ def receipt_of(
     skipped: Iterable[Skipped] = (),
     corpora: int = 1,
     engine: EngineReceipt | None = None,
+    bin_digest: str | None = None,
 ) -> Receipt:
     """Return the receipt of a corpus that has been examined, one of so many that were made."""
     return Receipt(
@@ -269,6 +274,7 @@ def receipt_of(
         inputs=tuple(inputs),
         skipped=tuple(skipped),
         engine=engine,
+        bin_digest=bin_digest,
     )
 
 

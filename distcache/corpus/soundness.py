@@ -24,7 +24,15 @@ import xxhash
 from numpy.typing import NDArray
 
 from distcache.corpus.corpus import CorpusFacts
-from distcache.corpus.idx import HEADER_SIZE, ITEM_TYPES, Idx, bin_path, idx_path, open_idx
+from distcache.corpus.idx import (
+    HEADER_SIZE,
+    ITEM_TYPES,
+    Idx,
+    bin_path,
+    idx_path,
+    open_idx,
+    require_no_pointer,
+)
 from distcache.corpus.shard_table import (
     ShardTable,
     TableFacts,
@@ -33,8 +41,8 @@ from distcache.corpus.shard_table import (
     shards_at,
     shards_path,
 )
-from distcache.errors import BuildInterrupted, DistcacheError
-from distcache.io.files import FileVersion, version_of
+from distcache.errors import BuildInterrupted, CorpusError, DistcacheError
+from distcache.io.files import FileVersion, closing_fd, open_regular, version_of
 from distcache.io.watchdog import tick
 from distcache.kernels import check_sequences, find_outside, first_descent
 from distcache.storage import is_url, require_answer, version_at
@@ -42,6 +50,7 @@ from distcache.storage import is_url, require_answer, version_at
 __all__ = ["Fault", "Outline", "RangeFacts", "check_range", "digest_idx", "outline", "summarize"]
 
 CHUNK: Final = 16 << 20
+POINTER: Final = 64  # bytes that tell a pointer of git-lfs
 SEQUENCES: Final = 1 << 18  # of shards, that are compared at a time
 
 
@@ -145,6 +154,12 @@ def _look_at_tokens(prefix: str, faults: list[Fault]) -> tuple[int, FileVersion]
     path = bin_path(prefix)
     try:
         found = version_at(path)
+        if not is_url(path):
+            with closing_fd(open_regular(path)) as descriptor:  # its permissions
+                require_no_pointer(path, os.pread(descriptor, POINTER, 0))
+    except CorpusError as error:
+        faults.append(Fault(prefix, path, str(error).removeprefix(f"{path}: ")))
+        return 0, FileVersion(0, 0, 0)
     except OSError as error:
         require_answer(error)
         faults.append(Fault(prefix, path, f"cannot be read: {error.strerror}{_hint(prefix)}"))

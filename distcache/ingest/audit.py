@@ -12,6 +12,7 @@ import numpy as np
 
 from distcache.corpus import CorpusFacts, Fault, bin_path, idx_path, open_idx
 from distcache.corpus.corpus import open_copy_source
+from distcache.corpus.examine import digest_tokens
 from distcache.corpus.idx import ITEM_TYPES, limit_of
 from distcache.corpus.receipt import Receipt, find_receipt, read_receipt, receipt_path
 from distcache.ingest.shard_readback import compare_shards
@@ -22,7 +23,7 @@ from distcache.partition import slice_bounds
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
 
-__all__ = ["audit", "find_receipts"]
+__all__ = ["audit", "digest_faults", "find_receipts"]
 
 BLOCK: Final = 4 << 20  # bytes of tokens at a time
 
@@ -134,6 +135,31 @@ def audit(
             faults += _check_range(communicator, prefix, facts, limit)
         if readback and receipt is not None:
             faults += _read_back(communicator, prefix, receipt, readback, tokenizer)
+    return faults
+
+
+def digest_faults(
+    communicator: Communicator,
+    corpora: Mapping[str, CorpusFacts],
+    receipts: Mapping[str, Receipt],
+) -> list[Fault]:
+    """Compare the `.bin` files of corpora with the digests of their receipts. Collective.
+
+    A receipt without a digest, of a view or from before 0.3, says so.
+    """
+    faults = []
+    for prefix, facts in corpora.items():
+        receipt = receipts.get(prefix)
+        if receipt is None or facts.shards is not None:
+            continue
+        if receipt.bin_digest is None:
+            message = "has no digest of the .bin, which is compared with nothing"
+            faults += [] if facts.view else [Fault(prefix, receipt_path(prefix), message)]
+            continue
+        found = digest_tokens(communicator, prefix, facts.bin_size)
+        if found != receipt.bin_digest:
+            message = f"its tokens have digest {found}, the receipt says {receipt.bin_digest}"
+            faults.append(Fault(prefix, bin_path(prefix), message))
     return faults
 
 

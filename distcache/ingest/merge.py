@@ -17,7 +17,7 @@ import xxhash
 
 from distcache import __version__
 from distcache.corpus.corpus import CopySource, CorpusFacts, open_copy_source, require_tokens
-from distcache.corpus.examine import require_sound, require_unchanged
+from distcache.corpus.examine import digest_tokens, require_sound, require_unchanged
 from distcache.corpus.idx import bin_path, idx_path
 from distcache.corpus.idx_writer import IdxPlan, lay_out_idx, write_bounds, write_lengths
 from distcache.corpus.legacy import is_legacy, open_legacy
@@ -32,6 +32,7 @@ from distcache.corpus.receipt import (
     require_one_tokenizer,
     tokenizers_of,
 )
+from distcache.corpus.repair import open_damaged
 from distcache.errors import ConfigError
 from distcache.ingest.output import Output
 from distcache.ingest.token_bytes import token_pieces
@@ -143,6 +144,7 @@ def convert(
     progress: Progress | None = None,
     *,
     drop_modes: bool = False,
+    repair: bool = False,
 ) -> Receipt:
     """Convert a legacy or multimodal corpus, or any other, to a current `.idx`. Collective.
 
@@ -154,11 +156,13 @@ def convert(
         Of the corpus.
     drop_modes : bool
         Whether to leave the modes of multimodal sequences out.
+    repair : bool
+        Whether a damaged index is made again, of its lengths and the size of the `.bin`.
 
     Raises
     ------
     CorpusError
-        If it is not sound.
+        If it is not sound, or cannot be repaired.
     """
     watch = Stopwatch(progress or NullProgress(), lambda: communicator.waited)
 
@@ -176,6 +180,12 @@ def convert(
             digest = xxhash.xxh3_128(source.lengths.data).hexdigest()
             known = _Known([digest], file_versions, None)
             examined: list[CorpusFacts] = []
+        elif repair:
+            found = on_all_ranks(communicator, lambda: open_damaged(prefix), "opening the corpus")
+            source, examined = found.source, []
+            watch.note("; ".join(found.repairs) or "nothing is wrong with it")
+            digest = xxhash.xxh3_128(np.ascontiguousarray(source.lengths).data).hexdigest()
+            known = _Known([digest], file_versions, None)
         else:
             facts = require_sound(communicator, [prefix], threads)[prefix]
             source, known = _open_one(communicator, facts, file_versions)
@@ -293,7 +303,8 @@ def _make(
             facts = join(communicator, sources, output, threads, progress)
             require_unchanged(communicator, examined, tokens=True)
             inputs = _input_receipts(sources, known.digests)
-            receipt = receipt_of(facts, output.name(0), origin, inputs)
+            digest = digest_tokens(communicator, output.unfinished(0), facts.bin_size)
+            receipt = receipt_of(facts, output.name(0), origin, inputs, bin_digest=digest)
             progress.phase("publishing")
             output.publish(communicator, [receipt], heartbeat)
         return receipt

@@ -13,6 +13,7 @@ import msgspec
 import xxhash
 
 from distcache import __version__
+from distcache.corpus.examine import digest_tokens
 from distcache.corpus.idx import limit_of, named_type
 from distcache.corpus.receipt import Kind, Origin, Receipt, TokenizerFacts, receipt_path
 from distcache.errors import ConfigError, CorpusError, DistcacheError
@@ -194,8 +195,12 @@ def _make(
         _require_documents(records)
         facts = make_corpora(communicator, work.store, records, owners, threads, progress)
         names = [output.name(shard) for shard in range(len(facts))]
+        digests = [
+            digest_tokens(communicator, output.unfinished(shard), entry.bin_size)
+            for shard, entry in enumerate(facts)
+        ]
         receipts = make_receipts(
-            work.inputs, work.pieces, work.tasks, records, facts, names, origin
+            work.inputs, work.pieces, work.tasks, records, facts, digests, names, origin
         )
         progress.phase("publishing")
         output.publish(communicator, receipts, heartbeat)

@@ -92,6 +92,7 @@ def make_receipts(
     tasks: Sequence[range],
     records: Sequence[TaskRecord],
     facts: Sequence[CorpusFacts],
+    bin_digests: Sequence[str],
     names: Sequence[str],
     origin: Origin,
 ) -> list[Receipt]:
@@ -105,6 +106,8 @@ def make_receipts(
         Of all tasks.
     facts : sequence of CorpusFacts
         Of each corpus.
+    bin_digests : sequence of str
+        Digest of the tokens of each corpus.
     names : sequence of str
         Of each corpus.
     origin : Origin
@@ -137,8 +140,11 @@ def make_receipts(
             left_out,
             len(facts),
             _engine(origin, share.values()),
+            bin_digest,
         )
-        for name, entry, share, left_out in zip(names, facts, shares, skipped, strict=True)
+        for name, entry, bin_digest, share, left_out in zip(
+            names, facts, bin_digests, shares, skipped, strict=True
+        )
     ]
 
 

@@ -30,7 +30,7 @@ from distcache.io.files import closing_fd, open_regular, read_range
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
 
-__all__ = ["Sample", "choose", "read_back", "root_of"]
+__all__ = ["Sample", "by_piece", "choose", "read_back", "read_document", "root_of"]
 
 MOST_PARENTS: Final = 32  # of a view of a view
 
@@ -198,7 +198,7 @@ def _compare(
             yield Fault(prefix, sample.entry.path, message)
             continue
         for place, document in sample.documents.items():
-            here = _from_pair(idx, bin_path(prefix), dtype, document)
+            here = read_document(idx, bin_path(prefix), dtype, document)
             if here is None or place not in there or not here.equals(there[place]):
                 message = (
                     f"document {document} is not what document {place} of {sample.entry.path} from "
@@ -244,7 +244,7 @@ def _sources(
         return _Files(receipt, dtype, tokenizer, source)
 
 
-def _from_pair(idx: Idx, path: str, dtype: np.dtype[Any], document: int) -> Document | None:
+def read_document(idx: Idx, path: str, dtype: np.dtype[Any], document: int) -> Document | None:
     """Read a document at the offsets of its `.idx`; None if they are outside of the file."""
     if document + 1 >= len(idx.bounds):
         return None
@@ -274,7 +274,7 @@ class _Corpora:
             return self._read_legacy(sample)
         idx, found = open_idx(prefix), {}
         for place in sample.documents:
-            document = _from_pair(idx, bin_path(prefix), self._dtype, place)
+            document = read_document(idx, bin_path(prefix), self._dtype, place)
             if document is None:
                 raise CorpusError(f"has no document {place} now")
             found[place] = document

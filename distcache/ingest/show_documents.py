@@ -1,0 +1,159 @@
+"""Documents of a corpus: their tokens, their text and the rows that they were made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from distcache.corpus.corpus import CorpusFacts, open_copy_source
+from distcache.corpus.idx import ITEM_TYPES, bin_path
+from distcache.corpus.receipt import Receipt, find_receipt
+from distcache.errors import ConfigError, DistcacheError
+from distcache.ingest.find_tokenizer import find_tokenizer, make_tokenizer
+from distcache.ingest.source_readback import by_piece, read_document
+from distcache.ingest.tokenizer import Tokenizer, TokenizerOptions
+
+__all__ = ["ShownDocument", "document_numbers", "show_documents", "tokenizer_of"]
+
+
+class ShownDocument(msgspec.Struct, frozen=True):
+    """A document of a corpus.
+
+    Attributes
+    ----------
+    document : int
+        Its number, from 0.
+    sequences : tuple of int
+        Tokens of each of its sequences.
+    tokens : tuple of int
+        Token ids.
+    text : str or None
+        Their text, if a tokenizer is known.
+    source : str or None
+        File or corpus that it comes from, as its receipt says.
+    row : int or None
+        Number of the document in the part of that file from `begin` to `end`.
+    begin, end : int or None
+        That part: bytes, row groups, or documents of a corpus.
+    """
+
+    document: int
+    sequences: tuple[int, ...]
+    tokens: tuple[int, ...]
+    text: str | None = None
+    source: str | None = None
+    row: int | None = None
+    begin: int | None = None
+    end: int | None = None
+
+
+def document_numbers(numbers: Sequence[str], random: int, seed: int, documents: int) -> list[int]:
+    """Return which documents are asked for.
+
+    Parameters
+    ----------
+    numbers : sequence of str
+        Numbers, from 0, and ranges A:B.
+    random : int
+        How many at random, besides.
+    seed : int
+        Seed of those.
+    documents : int
+        Documents of the corpus.
+
+    Raises
+    ------
+    ConfigError
+        If a number is none, or there is no such document.
+    """
+    found: list[int] = []
+    for word in numbers:
+        try:
+            first, colon, last = word.partition(":")
+            begin = int(first or 0)
+            end = (int(last) if last else documents) if colon else begin + 1
+        except ValueError:
+            raise ConfigError(f"{word!r}: expected the number of a document, or A:B") from None
+        if not 0 <= begin < end <= documents:
+            raise ConfigError(f"{word}: the corpus has documents 0 to {documents - 1}")
+        found += range(begin, end)
+    if random:
+        chosen = np.random.default_rng(seed).choice(documents, min(random, documents), False)
+        found += sorted(map(int, chosen))
+    return found or [0][:documents]
+
+
+def tokenizer_of(prefix: str, name: str | None) -> Tokenizer | None:
+    """Return the tokenizer that is named, or that the receipt beside a corpus names; or None.
+
+    Raises
+    ------
+    DistcacheError
+        If it is named and cannot be loaded.
+    """
+    receipt = find_receipt(prefix)
+    options = TokenizerOptions(name) if name is not None else None
+    if options is None and receipt is not None:
+        stated: Any = receipt.options.get("tokenizer")
+        try:
+            options = msgspec.convert(stated, TokenizerOptions) if stated is not None else None
+        except msgspec.ValidationError:
+            options = None
+    if options is None:
+        return None
+    options = msgspec.structs.replace(options, engine="auto" if name else "tokenizers")
+    try:
+        source = find_tokenizer(options)
+        if source.kind != "huggingface":
+            options = msgspec.structs.replace(options, engine="auto")
+        return make_tokenizer(source, options)
+    except DistcacheError:
+        if name is not None:
+            raise
+        return None
+
+
+def show_documents(
+    facts: CorpusFacts, numbers: Sequence[int], tokenizer: Tokenizer | None
+) -> list[ShownDocument]:
+    """Read documents of a sound corpus.
+
+    Raises
+    ------
+    CorpusError
+        If the corpus has no `.bin`, or has changed.
+    """
+    source = open_copy_source(facts)
+    assert source.idx is not None, "an examined corpus has an index"
+    dtype = ITEM_TYPES[facts.type_code]
+    origins = _origins(find_receipt(facts.prefix), numbers)
+    found = []
+    for number in numbers:
+        document = read_document(source.idx, bin_path(facts.prefix), dtype, number)
+        tokens = [] if document is None else document.tokens.tolist()
+        found.append(
+            ShownDocument(
+                number,
+                () if document is None else tuple(document.lengths.tolist()),
+                tuple(tokens),
+                None if tokenizer is None or dtype.kind == "f" else tokenizer.decode(tokens),
+                *origins.get(number, ()),
+            )
+        )
+    return found
+
+
+def _origins(
+    receipt: Receipt | None, numbers: Sequence[int]
+) -> dict[int, tuple[str, int, int, int]]:
+    """Return where documents come from, as far as a receipt says it."""
+    if receipt is None:
+        return {}
+    return {
+        number: (sample.entry.path, row, sample.piece.begin, sample.piece.end)
+        for sample in by_piece(receipt, sorted(set(numbers)))
+        for row, number in sample.documents.items()
+    }

@@ -1,0 +1,114 @@
+"""A damaged index is made again, where the lengths say exactly what the .bin has."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distcache.corpus import open_idx
+from distcache.corpus.repair import is_repairable, open_damaged
+from distcache.errors import CorpusError, NotReady
+from tests.corpora import write_lengths
+from tests.processes import start
+
+LENGTHS = np.array([3, 0, 5, 1])
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
+
+
+def damage(prefix: str, **changes: Any) -> None:
+    """Write the index of a corpus again, with other arrays or another type code."""
+    idx = open_idx(prefix)
+    offsets = changes.get("offsets", np.array(idx.offsets))
+    bounds = np.asarray(changes.get("bounds", np.array(idx.bounds)), np.int64)
+    code = changes.get("code", idx.type_code)
+    head = b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, code, len(idx.lengths), len(bounds))
+    content = head + idx.lengths.tobytes() + np.asarray(offsets, np.int64).tobytes()
+    Path(f"{prefix}.idx").write_bytes(content + bounds.tobytes())
+
+
+@pytest.mark.parametrize(
+    ("changes", "repaired"),
+    [
+        ({"offsets": [0, 6, 6 - 2**32, 16]}, "offsets that are not the running sum"),
+        ({"bounds": []}, "document boundaries: each sequence is a document now"),
+        ({"bounds": [0]}, "document boundaries"),
+        ({"bounds": [0, 1, 2]}, "document boundaries"),
+        ({"bounds": [0, 3, 2, 4]}, "document boundaries"),
+        ({"code": 4}, "token type code 4: the .bin has 2 bytes for each token"),
+        ({"code": 99}, "token type code 99"),
+    ],
+)
+def test_what_follows_from_lengths(changes: Any, repaired: str, tmp_path: Path) -> None:
+    """`check` names it, and `convert --repair` writes the sound pair."""
+    prefix = write_lengths(tmp_path / "a", LENGTHS)
+    truth = [Path(prefix + end).read_bytes() for end in (".idx", ".bin")]
+    damage(prefix, **changes)
+    checked = start(["check", prefix])
+    assert checked.returncode == 3
+    assert repaired in checked.stderr
+    assert f"convert --repair {prefix}" in checked.stderr
+    done = start(["convert", prefix, "--repair", "-o", tmp_path / "b"])
+    assert done.returncode == 0, done.stderr
+    assert [Path(f"{tmp_path}/b{end}").read_bytes() for end in (".idx", ".bin")] == truth
+
+
+def test_a_tail_is_left_out(tmp_path: Path) -> None:
+    """Of a .bin whose index is right: nothing says what it is."""
+    prefix = write_lengths(tmp_path / "a", LENGTHS)
+    truth = Path(f"{prefix}.bin").read_bytes()
+    Path(f"{prefix}.bin").write_bytes(truth + b"tail!")
+    assert is_repairable(prefix) == ("a tail of 5 bytes of the .bin, which no sequence has",)
+    done = start(["convert", prefix, "--repair", "-o", tmp_path / "b"])
+    assert done.returncode == 0, done.stderr
+    assert Path(f"{tmp_path}/b.bin").read_bytes() == truth
+
+
+def test_what_cannot_be_repaired(tmp_path: Path) -> None:
+    """Tokens that are lost, negative lengths, no header, no file, a pointer of git-lfs."""
+    prefix = write_lengths(tmp_path / "a", LENGTHS)
+    content, tokens = Path(f"{prefix}.idx").read_bytes(), Path(f"{prefix}.bin").read_bytes()
+    Path(f"{prefix}.bin").write_bytes(tokens[:-1])
+    with pytest.raises(CorpusError, match=r"9 tokens, and the \.bin has 17 bytes, which fit no"):
+        open_damaged(prefix)
+    Path(f"{prefix}.bin").write_bytes(tokens)
+    for changed, problem in (
+        (content[:34] + struct.pack("<i", -1) + content[38:], "has negative lengths"),
+        (content[:40], "ends within the lengths of its 4 sequences"),
+        (content[:20], "has no header of an index"),
+        (LFS, "is a pointer of git-lfs, not the file: run `git lfs pull`"),
+    ):
+        Path(f"{prefix}.idx").write_bytes(changed)
+        with pytest.raises(CorpusError, match=problem):
+            open_damaged(prefix)
+        assert is_repairable(prefix) == ()
+    Path(f"{prefix}.idx").unlink()
+    with pytest.raises(NotReady, match="no such file"):
+        open_damaged(prefix)
+
+
+def test_a_pointer_of_git_lfs_is_called_that(tmp_path: Path) -> None:
+    """Whichever of both files it is."""
+    for end in (".idx", ".bin"):
+        prefix = write_lengths(tmp_path / end[1:], LENGTHS)
+        Path(prefix + end).write_bytes(LFS)
+        done = start(["check", prefix])
+        assert done.returncode == 3
+        assert "pointer of git-lfs" in " ".join((done.stdout + done.stderr).split())
+
+
+@given(st.binary(max_size=200))
+def test_no_file_is_trusted(content: bytes) -> None:
+    """Whatever an index holds, the answer is a repair or an error."""
+    import tempfile  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory() as name:
+        prefix = write_lengths(Path(name) / "a", LENGTHS)
+        head = Path(f"{prefix}.idx").read_bytes()[:9]
+        Path(f"{prefix}.idx").write_bytes(head + content)
+        is_repairable(prefix)
