@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from distcache.builder.work import build_items
 from distcache.corpus.examine import require_unchanged
 from distcache.corpus.fetched import fetched_indices
 from distcache.errors import DistcacheError, KeyMismatch
+from distcache.io.files import closing_fd, open_regular, set_mode
 from distcache.plan.assignment import Assignment, assign
 from distcache.plan.config import Config
 from distcache.plan.layout import Layout, make_layout
@@ -244,7 +246,8 @@ def _publish(job: Job, workspace: Workspace, blocks: Sequence[int], final: Path)
         workspace.require_mine()
         finish(job, blocks)
         if workspace.publish([(job.data, str(final))]) is None:
-            final.chmod(final.stat().st_mode & 0o444)
+            with closing_fd(open_regular(final)) as descriptor:
+                set_mode(descriptor, os.fstat(descriptor).st_mode & 0o444)
             return True
         if not is_finished(final, job.plan.key):
             raise DistcacheError(

@@ -15,11 +15,12 @@ from typing import Final
 from distcache import __version__
 from distcache.doctor.finding import Finding
 from distcache.errors import ConfigError, DistcacheError
-from distcache.io.files import require_links, temporary_name
+from distcache.io.files import temporary_name
 from distcache.launch.slurm import find_plugin
 from distcache.node.place import local_directory
 from distcache.node.space import space_at
 from distcache.staging.locks import NO_LOCKS, try_lock
+from distcache.staging.publication import link_problem
 
 __all__ = ["examine_machine"]
 
@@ -111,17 +112,19 @@ def _locks(shared: Path) -> Finding:
         path.unlink(missing_ok=True)
     if first is None or second is not None:
         return Finding("warning", "locks", f"{shared}: locks do not exclude")
-    return Finding("ok", "locks", f"{shared}: a file that is locked cannot be locked again here")
+    return Finding("ok", "locks", f"{shared}: work between processes of this machine")
 
 
 def _links(shared: Path) -> Finding:
     directory = temporary_name(shared / "distcache-doctor")
     directory.mkdir(mode=0o700)
     try:
-        require_links(directory)
+        problem = link_problem(directory)
     finally:
         directory.rmdir()
-    return Finding("ok", "hard links", f"{shared}: has them")
+    text = f"{shared}: {problem or 'has them between directories'}"
+    more = "; finished files get their names by renames" if problem else ""
+    return Finding("ok", "hard links", text + more)
 
 
 def _local(environment: Mapping[str, str]) -> Finding:

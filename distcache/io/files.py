@@ -40,8 +40,8 @@ __all__ = [
     "read_file",
     "read_range",
     "recreate",
-    "require_links",
     "require_text",
+    "set_mode",
     "sync_directory",
     "sync_file",
     "temporary_name",
@@ -52,7 +52,8 @@ __all__ = [
 READ: Final = 4 << 20  # bytes that are digested at a time
 TEMPORARY: Final = re.compile(r"\.(.+)\.[0-9a-f]{8}\.part")
 PROBE: Final = re.compile(r"probe\.([0-9a-f]{8})")
-NO_LINKS: Final = (errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+NO_SYNC: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)  # of directories
+NO_MODES: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_ALLOWED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -197,10 +198,19 @@ def sync_directory(path: str | Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # some network filesystems cannot sync directories
+        if error.errno not in NO_SYNC:  # some network filesystems cannot sync directories
             raise
     finally:
         os.close(descriptor)
+
+
+def set_mode(descriptor: int, mode: int) -> None:
+    """Set the mode of an open file, where its filesystem has modes (9p and SMB may have none)."""
+    try:
+        os.fchmod(descriptor, mode)
+    except OSError as error:
+        if error.errno not in NO_MODES:
+            raise
 
 
 def sync_file(path: str | Path) -> None:
@@ -217,40 +227,6 @@ def make_directories(directory: Path) -> None:
     directory.mkdir(exist_ok=True)
     with contextlib.suppress(PermissionError):  # a directory that may be written to, but not read
         sync_directory(directory.parent)
-
-
-def require_links(directory: Path) -> None:
-    """Check that a file of a directory can get a hard link in the directory above.
-
-    Raises
-    ------
-    ConfigError
-        If the filesystem has no hard links, or makes copies or other files instead.
-    """
-    parent, token = directory.parent, secrets.token_hex(4)
-    probe, linked = directory / f"probe.{token}", parent / f".{directory.name}.{token}"
-    for earlier in map(PROBE.fullmatch, os.listdir(directory)):  # of a killed process
-        if earlier is not None:
-            (parent / f".{directory.name}.{earlier[1]}").unlink(missing_ok=True)
-            (directory / earlier[0]).unlink(missing_ok=True)
-    reason = ""
-    try:
-        probe.touch()
-        os.link(probe, linked, follow_symlinks=False)
-        if not os.path.samestat(os.lstat(linked), os.lstat(probe)):
-            reason = "a link becomes another file"
-    except OSError as error:
-        if error.errno not in NO_LINKS:
-            raise
-        reason = os.strerror(error.errno)
-    finally:
-        linked.unlink(missing_ok=True)
-        probe.unlink(missing_ok=True)
-    if reason:
-        raise ConfigError(
-            f"{parent}: its filesystem has no hard links between directories ({reason}), by which "
-            "finished files get their names; write to another filesystem"
-        )
 
 
 def temporary_name(path: Path) -> Path:

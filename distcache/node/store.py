@@ -22,7 +22,7 @@ from typing import Final
 from distcache.cache.format import Header
 from distcache.corpus import idx_path
 from distcache.errors import DistcacheError
-from distcache.io.files import NOT_ALLOWED, TEMPORARY, closing_fd
+from distcache.io.files import NOT_ALLOWED, TEMPORARY, closing_fd, open_directory, set_mode
 
 __all__ = ["Store", "cache_name", "existing_store", "make_store", "part_of", "sweep"]
 
@@ -119,7 +119,8 @@ def make_store(root: Path) -> Store:
             "name"
         )
     if not names:
-        root.chmod(0o700)
+        with closing_fd(open_directory(root)) as descriptor:
+            set_mode(descriptor, 0o700)
         _mark(marker)
     _require_private(root)
     _require_mark(marker)

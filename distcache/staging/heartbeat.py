@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.io.files import closing_fd, read_range
+from distcache.io.files import closing_fd, read_range, set_mode
 from distcache.io.threads import decodable
 from distcache.io.watchdog import ticks
 from distcache.progress import Stopwatch
@@ -89,7 +89,7 @@ def write_beat(
     temporary = directory / f"{NAME}.part"
     temporary.unlink(missing_ok=True)  # never write through a link or into a pipe
     with open(temporary, "xb") as stream:
-        os.fchmod(stream.fileno(), VISIBLE)
+        set_mode(stream.fileno(), VISIBLE)
         stream.write(msgspec.json.encode(beat))
     os.replace(temporary, directory / NAME)
 

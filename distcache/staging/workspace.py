@@ -25,12 +25,13 @@ from distcache.io.files import (
     may_write,
     open_directory,
     read_file,
-    require_links,
+    set_mode,
     sync_directory,
 )
 from distcache.staging.heartbeat import BEATS, VISIBLE
 from distcache.staging.locks import LOCK, NO_LOCKS, try_lock
 from distcache.staging.owner import OWNER, Owner
+from distcache.staging.publication import give_name, link_problem
 from distcache.timeouts import limits
 
 __all__ = [
@@ -107,6 +108,7 @@ class Workspace:
         self._stamp = self.path / STAMP
         self._lock: int | None = None
         self._made = False
+        self._links: bool | None = None  # between this directory and the one above
         self._owner = Owner(self.path)
 
     def as_private(self) -> Workspace:
@@ -141,7 +143,7 @@ class Workspace:
                 ) from None
             return found.st_uid == os.geteuid()
         with closing_fd(open_directory(self.path)) as descriptor:
-            os.fchmod(descriptor, MODE)  # whatever the umask
+            set_mode(descriptor, MODE)  # whatever the umask
         return True
 
     def lock(self) -> Lock:
@@ -159,7 +161,7 @@ class Workspace:
             return Lock.UNSUPPORTED
         if self._lock is None:
             return Lock.BUSY
-        os.fchmod(self._lock, VISIBLE)
+        set_mode(self._lock, VISIBLE)
         return Lock.HELD
 
     def take(self) -> bool:
@@ -204,8 +206,6 @@ class Workspace:
 
         Raises
         ------
-        ConfigError
-            If the filesystem has no hard links.
         DistcacheError
             If the directory has files but no stamp: then no job has made them.
         """
@@ -214,7 +214,8 @@ class Workspace:
                 f"{self.path}: has files of somebody else ({', '.join(others[:3])}); move it "
                 f"away, or {self.otherwise}"
             )
-        require_links(self.path)
+        self._links = not link_problem(self.path)
+        self._take_back()
         if self.stamp == stamp:
             self._discard_published()
             return
@@ -228,6 +229,26 @@ class Workspace:
             return []
         names = [name for name in os.listdir(self.path) if not UNSTAMPED.fullmatch(name)]
         return [name for name in names if name not in GUARDS]
+
+    def _aside(self, unfinished: str) -> Path:
+        """Return the hidden name beside the output that a file has while it is published."""
+        return self.path.with_name(f"{self.path.name}.{os.path.basename(unfinished)}")
+
+    def _take_back(self) -> None:
+        """Take back the files that a killed publication has put aside, without links."""
+        if self._links:
+            return
+        prefix = f"{self.path.name}."
+        for name in os.listdir(self.path.parent):
+            if not name.startswith(prefix):
+                continue
+            aside, own = self.path.with_name(name), self.path / name.removeprefix(prefix)
+            with contextlib.suppress(FileNotFoundError):
+                found = aside.lstat()
+                if found.st_nlink > 1 or os.path.lexists(own):
+                    aside.unlink()
+                elif not stat.S_ISDIR(found.st_mode):
+                    os.rename(aside, own)
 
     def _discard_published(self) -> None:
         """Unlink files that have another name too: a killed job has published them.
@@ -268,8 +289,14 @@ class Workspace:
             If another process has taken the workspace over.
         """
         self.require_mine()
+        if self._links is None:
+            self._links = not link_problem(self.path)
         for unfinished, final in names:
             if is_same_file(unfinished, final):
+                continue
+            if not self._links:
+                if not give_name(Path(unfinished), Path(final), self._aside(unfinished)):
+                    return final
                 continue
             try:
                 os.link(unfinished, final, follow_symlinks=False)
@@ -277,7 +304,7 @@ class Workspace:
                 return final
         sync_directory(self.path.parent)
         for unfinished, _ in names:
-            os.unlink(unfinished)
+            Path(unfinished).unlink(missing_ok=True)
         return None
 
     def release(self) -> None:

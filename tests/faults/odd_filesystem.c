@@ -1,5 +1,6 @@
 // A filesystem, or a kernel, that lacks something. Preloaded; ODD says what: words such as
 // "flock=37", "flock=0" (always granted), "link=1", "link=symlink", "madvise=22", "fallocate=95",
+// "link=within" (one directory only), "renameat2=22", "chmod=1", "dirsync=22" (fsync of directories),
 // "statvfs=none" (no blocks), "statvfs=full", "unlink=slow", "pread=hang:PART" and "fsync=hang:PART"
 // (for files whose path has that part), and "full=N": no space after N writes to files.
 #define _GNU_SOURCE
@@ -58,13 +59,63 @@ int flock(int descriptor, int operation) {
     return ORIGINAL("flock", int, int, int)(descriptor, operation);
 }
 
+static void parent_of(int directory, const char *path, char *out) {
+    char full[2 * PATH_MAX], link[64];
+    if (path[0] == '/') {
+        snprintf(full, sizeof full, "%s", path);
+    } else {
+        char base[PATH_MAX] = "";
+        snprintf(link, sizeof link, "/proc/self/%s", "cwd");
+        if (directory != AT_FDCWD) {
+            snprintf(link, sizeof link, "/proc/self/fd/%d", directory);
+        }
+        const ssize_t size = readlink(link, base, sizeof base - 1);
+        base[size > 0 ? size : 0] = 0;
+        snprintf(full, sizeof full, "%s/%s", base, path);
+    }
+    char *slash = strrchr(full, '/');
+    if (slash != NULL && slash != full) {
+        *slash = 0;
+    }
+    if (realpath(full, out) == NULL) {
+        snprintf(out, PATH_MAX, "%s", full);
+    }
+}
+
 int linkat(int from_directory, const char *from, int to_directory, const char *to, int flags) {
     const char *value = odd("link");
     if (value == NULL) {
         return ORIGINAL("linkat", int, int, const char *, int, const char *, int)(
             from_directory, from, to_directory, to, flags);
     }
+    if (*value == 'w') {  // within one directory only
+        char first[PATH_MAX], second[PATH_MAX];
+        parent_of(from_directory, from, first);
+        parent_of(to_directory, to, second);
+        if (strcmp(first, second) == 0) {
+            return ORIGINAL("linkat", int, int, const char *, int, const char *, int)(
+                from_directory, from, to_directory, to, flags);
+        }
+        return failed("1");
+    }
     return *value == 's' ? symlinkat(from, to_directory, to) : failed(value);
+}
+
+int renameat2(int from_directory, const char *from, int to_directory, const char *to, unsigned flags) {
+    const char *value = odd("renameat2");
+    return value != NULL ? failed(value)
+                         : ORIGINAL("renameat2", int, int, const char *, int, const char *, unsigned)(
+                               from_directory, from, to_directory, to, flags);
+}
+
+int fchmod(int descriptor, mode_t mode) {
+    const char *value = odd("chmod");
+    return value != NULL ? failed(value) : ORIGINAL("fchmod", int, int, mode_t)(descriptor, mode);
+}
+
+int chmod(const char *path, mode_t mode) {
+    const char *value = odd("chmod");
+    return value != NULL ? failed(value) : ORIGINAL("chmod", int, const char *, mode_t)(path, mode);
 }
 
 int link(const char *from, const char *to) { return linkat(AT_FDCWD, from, AT_FDCWD, to, 0); }
@@ -146,6 +197,10 @@ int fsync(int descriptor) {
     const char *value = odd("fsync");
     if (value != NULL) {
         hang(descriptor, value);
+    }
+    struct stat found;
+    if (odd("dirsync") != NULL && fstat(descriptor, &found) == 0 && S_ISDIR(found.st_mode)) {
+        return failed(odd("dirsync"));
     }
     return ORIGINAL("fsync", int, int)(descriptor);
 }
