@@ -34,7 +34,15 @@ from distcache.plan.config import canonical_json
 from distcache.plan.layout import ALIGNMENT, ArrayPlace, Layout, align
 from distcache.plan.model import Plan
 
-__all__ = ["compose_tables", "file_size", "finish", "lay_out", "table_bytes", "table_places"]
+__all__ = [
+    "compose_tables",
+    "file_size",
+    "finish",
+    "lay_out",
+    "naming_text",
+    "table_bytes",
+    "table_places",
+]
 
 Digests = Mapping[int, Mapping[str, str]]
 # Columns of `sources` that are fields of `CorpusFacts`.

@@ -21,12 +21,15 @@ from distcache.builder.prepare import (
     is_finished,
     journal_path,
     journals,
+    link_equal,
     make_plan_together,
     make_ready,
+    moves_of,
     require_name,
 )
 from distcache.builder.readback import read_back, still_there
 from distcache.builder.work import build_items
+from distcache.cache.corpus_places import add_known_moves
 from distcache.corpus.examine import require_unchanged
 from distcache.corpus.fetched import fetched_indices
 from distcache.errors import DistcacheError, KeyMismatch
@@ -158,8 +161,17 @@ def _build(
     )
     # Refuse a memory limit that cannot be kept before anything is claimed.
     _assign(communicator, plan, layout, frozenset(), adopted, options)
+    linked = on_rank_0(
+        communicator,
+        lambda: link_equal(final, plan, options.threads),
+        Path | None,
+        "looking for this cache",
+    )
+    if linked is not None:
+        watch.note(f"{linked} is the same cache: {final} is another name of it now")
     workspace = claim_build(communicator, plan.key, final, watch)
     if workspace is None:
+        _note_moves(communicator, plan, final, watch)
         return BuildOutcome(str(final), plan.key, reused=True)
     with contextlib.ExitStack() as stack:
         stack.callback(workspace.release)
@@ -167,6 +179,24 @@ def _build(
         data = data_path(workspace)
         job = Job(communicator, plan, layout, data, adopted, watch, options.threads)
         return _run(job, workspace, final, options, heartbeat)
+
+
+def _note_moves(communicator: Communicator, plan: Plan, final: Path, watch: Stopwatch) -> None:
+    """Say how the corpora of a finished cache are found, if it has other paths than the plan."""
+    if communicator.rank:
+        return
+    moves = moves_of(final, [source.prefix for source in plan.sources])
+    if moves:
+        pairs = ",".join(f"{old}={new}" for old, new in moves)
+        try:
+            add_known_moves(final, moves)
+            how = "by what is written beside it now"
+        except OSError:  # another user's
+            how = f"with DISTCACHE_PREFIX={pairs}, open(..., prefixes=...) or localize --prefix"
+        watch.note(
+            f"the cache was built where its corpora have other paths ({pairs}); readers that do "
+            f"not find them there do so {how}"
+        )
 
 
 def _require_key(plan: Plan, options: BuildOptions) -> None:

@@ -98,11 +98,18 @@ class Contents:
     tables : buffer
         The bytes from ``header.tables_begin`` to the end of the file.
 
+    Attributes
+    ----------
+    moves : tuple of (str, str)
+        Where directories of corpora were when the cache was built, and are now; set by readers.
+
     Raises
     ------
     CacheCorrupt
         If the tables do not match their digest, or name what does not exist.
     """
+
+    moves: tuple[tuple[str, str], ...] = ()
 
     def __init__(self, path: str | Path, header: Header, tables: bytes | memoryview) -> None:
         self.path = path if is_url(path) else Path(path)

@@ -4,14 +4,37 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
+import msgspec
 import xxhash
 
 from distcache.cache.contents import Contents
-from distcache.storage import is_url, located
+from distcache.corpus import idx_path
+from distcache.errors import ConfigError
+from distcache.io.files import atomic_write, read_file
+from distcache.storage import is_url, located, located_in
 
-__all__ = ["beside", "corpus_places", "corpus_stem"]
+__all__ = [
+    "PREFIX_VARIABLE",
+    "Moves",
+    "add_known_moves",
+    "beside",
+    "corpus_places",
+    "corpus_stem",
+    "find_moves",
+    "located_moved",
+    "moves_between",
+    "moves_from",
+    "prefix_renamer",
+]
+
+LONGEST: Final = 1 << 20  # bytes of the moves beside a cache
+PREFIX_VARIABLE: Final = "DISTCACHE_PREFIX"
+Moves = tuple[tuple[str, str], ...]
+"""Pairs of from and to: where directories of corpora were when a cache was built, and are now."""
 
 DIRECTORY: Final = "corpora"  # beside a cache in a bucket
 
@@ -40,16 +63,143 @@ def beside(cache: str, prefix: str, idx_digest: str) -> str:
 
 
 def corpus_places(contents: Contents) -> list[str]:
-    """Return the prefixes of a cache's corpora: absolute paths, or URLs.
+    """Return the prefixes of a cache's corpora, where they are now: absolute paths, or URLs.
 
     A cache in a bucket does not look for the paths of the machine that it was built on: what were
     paths there is beside it.
     """
     path = str(contents.path)
+    rename = prefix_renamer(contents.moves)
     digests = contents.table("sources")["idx_digest"].tolist()
     return [
         beside(path, prefix, digest.decode("ascii", "replace"))
         if is_url(path) and not is_url(prefix)
-        else located(prefix)
+        else rename(located(rename(prefix)))
         for prefix, digest in zip(contents.prefixes, digests, strict=True)
     ]
+
+
+def prefix_renamer(pairs: Sequence[tuple[str, str]]) -> Callable[[str], str]:
+    """Return the function that replaces the start of a path, by the longest pair that fits.
+
+    Parameters
+    ----------
+    pairs : sequence of (str, str)
+        From and to; a pair fits a path that is `from` or lies under it.
+    """
+    longest_first = sorted(pairs, key=lambda pair: -len(pair[0]))
+
+    def rename(prefix: str) -> str:
+        for start, target in longest_first:
+            bare = start.rstrip("/")
+            if prefix == bare or prefix.startswith(bare + "/"):
+                return target.rstrip("/") + prefix[len(bare) :]
+        return prefix
+
+    return rename
+
+
+def moves_from(words: Iterable[str], environment: Mapping[str, str]) -> Moves:
+    """Return the moves that options ``FROM=TO`` say, and else those of the environment.
+
+    Parameters
+    ----------
+    words : iterable of str
+        Values of ``--prefix``.
+    environment : mapping of str to str
+        With several pairs in ``DISTCACHE_PREFIX``, separated by commas.
+
+    Raises
+    ------
+    ConfigError
+        If one is no pair.
+    """
+    given = list(words)
+    name = "--prefix"
+    if not given:
+        name, value = PREFIX_VARIABLE, environment.get(PREFIX_VARIABLE, "")
+        given = [word for word in value.split(",") if word]
+    pairs = [tuple(word.split("=", 1)) for word in given]
+    if any(len(pair) != 2 or not all(pair) for pair in pairs):
+        raise ConfigError(f"{name} {' '.join(given)}: expected FROM=TO")
+    return tuple((pair[0], pair[1]) for pair in pairs)
+
+
+def moves_between(before: Sequence[str], now: Sequence[str]) -> Moves:
+    """Return the fewest moves by which prefixes became others: their equal last parts are cut off.
+
+    Parameters
+    ----------
+    before, now : sequence of str
+        Prefixes of the same corpora, in the same order.
+    """
+    found: dict[tuple[str, str], None] = {}
+    for old, new in zip(before, now, strict=True):
+        olds, news = old.split("/"), new.split("/")
+        while len(olds) > 1 and len(news) > 1 and olds[-1] == news[-1]:
+            olds.pop()
+            news.pop()
+        if old != new:
+            found["/".join(olds), "/".join(news)] = None
+    return tuple(found)
+
+
+def located_moved(directory: str, prefix: str, moves: Moves) -> str:
+    """Return where a corpus is now, whose prefix is relative to a directory, or a URL."""
+    rename = prefix_renamer(moves)
+    return rename(located_in(directory, rename(prefix)))
+
+
+def add_known_moves(cache: str | Path, moves: Moves) -> None:
+    """Write beside a cache by which moves its corpora are found elsewhere; those before are kept.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be written.
+    """
+    known = _known_moves(cache)
+    if moves not in known:
+        with atomic_write(_moves_path(cache)) as stream:
+            stream.write(msgspec.json.encode([*known, moves]))
+
+
+def find_moves(cache: str | Path, prefix: str, directory: str) -> Moves:
+    """Return the moves, of those written beside a cache, by which its first corpus is found.
+
+    Parameters
+    ----------
+    cache : path
+        Path of the cache.
+    prefix : str
+        Prefix of its first corpus, as the cache has it.
+    directory : str
+        Directory to which that prefix is relative.
+
+    Returns
+    -------
+    tuple of (str, str)
+        Empty if the corpus is where the cache says, or is nowhere.
+    """
+    if is_url(cache) or is_url(prefix) or os.path.lexists(idx_path(located_in(directory, prefix))):
+        return ()
+    return next(
+        (
+            moves
+            for moves in _known_moves(cache)
+            if os.path.lexists(idx_path(located_moved(directory, prefix, moves)))
+        ),
+        (),
+    )
+
+
+def _moves_path(cache: str | Path) -> str:
+    return f"{cache}.places.json"
+
+
+def _known_moves(cache: str | Path) -> list[Moves]:
+    try:
+        content = read_file(_moves_path(cache), LONGEST, follow=False)
+        return msgspec.json.decode(content, type=list[Moves])
+    except (OSError, msgspec.MsgspecError):
+        return []

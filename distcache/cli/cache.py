@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,13 +18,14 @@ from distcache.builder.build_record import (
     total_own_seconds,
 )
 from distcache.cache.contents import Cache, Contents, open_cache, read_contents, read_version
-from distcache.cache.corpus_places import corpus_places
+from distcache.cache.corpus_places import corpus_places, moves_from, prefix_renamer
 from distcache.cache.digests import verify_cache
 from distcache.cache.inspect import inspect_document
 from distcache.cli.common import (
     FimOption,
     JsonOption,
     MegatronOption,
+    PrefixOption,
     TokenizerOption,
     path_only,
 )
@@ -32,10 +34,10 @@ from distcache.configuration import complete, load_config, naming_from
 from distcache.corpus.examine import examine, require_sound
 from distcache.corpus.fetched import fetched_indices
 from distcache.corpus.receipt import find_receipt
-from distcache.errors import ConfigError, CorpusError, KeyMismatch
+from distcache.errors import CorpusError, KeyMismatch
 from distcache.extras import needing
 from distcache.megatron.command_line import require_command
-from distcache.megatron.export import export, prefix_renamer
+from distcache.megatron.export import export
 from distcache.megatron.names import Naming
 from distcache.megatron.options import config_from_options
 from distcache.plan.config import Config, canonical_json, identity_of, key_of
@@ -146,6 +148,7 @@ def verify_command(
             "--tokens", help="Also every .bin by the digest that the receipt beside it has."
         ),
     ] = False,
+    prefix: PrefixOption = None,
     threads: Annotated[int, typer.Option(min=1, help="Blocks read at a time.")] = 2,
 ) -> None:
     """Compare every byte of a cache with its digests.
@@ -155,6 +158,7 @@ def verify_command(
         distcache verify /shared/caches/pretrain.h5 --corpora
     """
     opened, version = read_version(cache)
+    opened.moves = moves_from(prefix or [], os.environ)
     verify_cache(opened, threads, version)
     said = _verify_corpora(opened, threads, tokens=tokens) if corpora or tokens else ""
     size = size_text(opened.header.file_size)
@@ -284,10 +288,7 @@ def export_command(
 
         distcache export CACHE --to DIR --megatron 0.19 -- torchrun pretrain_gpt.py ...
     """
-    pairs = [tuple(pair.split("=", 1)) for pair in prefix or []]
-    if any(len(pair) != 2 or not all(pair) for pair in pairs):
-        raise ConfigError(f"--prefix {' '.join(prefix or [])}: expected FROM=TO")
-    rename = prefix_renamer([(pair[0], pair[1]) for pair in pairs])
+    rename = prefix_renamer(moves_from(prefix or [], os.environ))
     naming = naming_from(tokenizer, megatron, fim_data=fim_data)
     opened = open_cache(cache)
     if context.args:

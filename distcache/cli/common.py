@@ -25,6 +25,7 @@ __all__ = [
     "MegatronOption",
     "OutOption",
     "PathOutOption",
+    "PrefixOption",
     "ReuseOption",
     "ThreadsOption",
     "TokenizerOption",
@@ -104,6 +105,14 @@ WorkOption = Annotated[
         "in it.",
     ),
 ]
+PrefixOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FROM=TO",
+        help="Where corpora were when the cache was built, and are now; may be repeated. By "
+        "default as DISTCACHE_PREFIX says, with commas between pairs.",
+    ),
+]
 WORK: Final = ".distcache-work"
 LimitOption = Annotated[
     str | None, typer.Option("--memory-limit", help="Memory per rank, for example 8G.")
@@ -116,8 +125,9 @@ ReuseOption = Annotated[
     ),
 ]
 
-# Those of the terminal, of Slurm at a time limit or preemption, and usual ones of --signal.
-ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+# Those of the terminal, of Slurm at a time limit or preemption, and usual ones of --signal and of
+# time limits of schedulers.
+ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 # minutes[:seconds], hours:minutes:seconds, days-hours[:minutes[:seconds]]
 FORMS: Final = (
     re.compile(r"(?P<minutes>\d{1,6})(:(?P<seconds>\d{1,6}))?"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Annotated, Final
@@ -20,15 +21,17 @@ from distcache.cli.common import (
     path_only,
 )
 from distcache.cli.show import make_progress, print_json
-from distcache.errors import DistcacheError
+from distcache.errors import ConfigError, DistcacheError
 from distcache.launch.follow import failure, follow
 from distcache.launch.prejob import JobOptions
+from distcache.launch.slurm import call, tasks_that_fit
 from distcache.launch.submit import Prejob, SubmitOptions, Submitted, submit
 from distcache.progress import Progress
 from distcache.timeouts import limits
 
 __all__ = ["submit_command"]
 
+TASKS: Final = 8  # ranks of a node, where its CPUs are enough
 SBATCHS: Final = "The pre-job's; as for sbatch."
 
 
@@ -49,9 +52,13 @@ NodesOption = Annotated[
     int, typer.Option("--nodes", "-N", min=1, max=10_000, help="Nodes of the pre-job.")
 ]
 TasksOption = Annotated[
-    int,
+    int | None,
     typer.Option(
-        "--ntasks-per-node", min=1, max=1024, help="Ranks of the pre-job on each of its nodes."
+        "--ntasks-per-node",
+        min=1,
+        max=1024,
+        help="Ranks of the pre-job on each of its nodes; by default 8, or as many as the "
+        "partition's nodes have CPUs for.",
     ),
 ]
 CpusOption = Annotated[
@@ -68,7 +75,10 @@ TimeOption = Annotated[
 ]
 MemoryOption = Annotated[
     str | None,
-    typer.Option("--mem", help="Memory of each node of the pre-job; by default estimated."),
+    typer.Option(
+        "--mem",
+        help="Memory of each node of the pre-job; by default estimated. none: what the site gives.",
+    ),
 ]
 MpiOption = Annotated[
     str | None,
@@ -83,7 +93,9 @@ LogsOption = Annotated[
 SbatchOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--sbatch", help="Any option of sbatch for the pre-job, as in --sbatch=--gres=gpu:1."
+        "--sbatch",
+        help="Any option of sbatch for the pre-job, as in --sbatch=--gres=gpu:1. It takes the "
+        "place of one that distcache writes; --sbatch=--NAME= leaves that one out.",
     ),
 ]
 SrunOption = Annotated[
@@ -112,7 +124,7 @@ def submit_command(
         str | None, typer.Option(help="File name without .h5; by default from the key.")
     ] = None,
     nodes: NodesOption = 1,
-    tasks: TasksOption = 8,
+    tasks: TasksOption = None,
     cpus: CpusOption = 1,
     partition: Annotated[str | None, typer.Option("--partition", "-p", help=SBATCHS)] = None,
     account: Annotated[str | None, typer.Option("--account", "-A", help=SBATCHS)] = None,
@@ -142,7 +154,7 @@ def submit_command(
     """
     job = JobOptions(
         nodes=nodes,
-        tasks_per_node=tasks,
+        tasks_per_node=tasks or tasks_that_fit(partition, cpus, TASKS),
         cpus_per_task=cpus,
         minutes=parse_minutes(time_limit),
         memory=memory,
@@ -174,7 +186,7 @@ def _show(done: Submitted) -> None:
     else:
         asked = prejob.options
         shape = f"{asked.nodes} node(s) with {asked.tasks_per_node} rank(s) each"
-        limits = f"--mpi={asked.mpi} --time={asked.minutes} --mem={asked.memory}"
+        limits = f"--mpi={asked.mpi} --time={asked.minutes} --mem={asked.memory or None}"
         typer.echo(f"pre-job    {prejob.job}: {shape}, {limits}")
         typer.echo(f"its logs   {prejob.logs}/{prejob.job}_*")
     if done.training is not None:
@@ -185,7 +197,13 @@ def _show(done: Submitted) -> None:
 def _follow(done: Submitted, prejob: Prejob, progress: Progress) -> None:
     """Wait for the pre-job, and raise the error of its ranks if it fails."""
     interrupt_on_signals(f"pre-job {prejob.job} continues; scancel {prejob.job} ends it")
-    state = follow(prejob.files, progress.note)
+    try:
+        state = follow(prejob.files, progress.note)
+    except ConfigError as never:
+        jobs = [prejob.job, *([] if done.training is None else [done.training])]
+        with contextlib.suppress(DistcacheError):
+            call(["scancel", *jobs])
+        raise ConfigError(*never.problems, f"cancelled job {' and '.join(jobs)}") from never
     if state.state != "COMPLETED":
         error = failure(prejob.files, state)
         if done.training is None:

@@ -12,10 +12,12 @@ from typing import Annotated, Final, Literal
 
 import typer
 
+from distcache.cache.corpus_places import moves_from
 from distcache.cli.common import (
     FimOption,
     JsonOption,
     LogOption,
+    PrefixOption,
     TokenizerOption,
     interrupt_on_signals,
     optional_size,
@@ -101,6 +103,7 @@ def localize_command(
         typer.Option(help="mpi: each byte is read once for all nodes; copy: by each node."),
     ] = "auto",
     reserve: Annotated[str, typer.Option(help="Space to leave free, for example 50G.")] = "0",
+    prefix: PrefixOption = None,
     budget: Annotated[
         str | None,
         typer.Option(help="Bytes that the store may take, for example 200G; older copies go."),
@@ -161,6 +164,7 @@ def localize_command(
         best_effort=best_effort,
         budget=optional_size(budget),
         readers=None if readers is None else parse_readers(readers),
+        moves=moves_from(prefix or [], os.environ),
     )
     begin = time.monotonic()
     with make_progress(log_format, communicator.rank) as progress:

@@ -27,6 +27,16 @@ LAST_WORDS: Final = 5  # lines
 LONGEST: Final = 1 << 20  # bytes of one read of a log
 
 
+# Reasons of a pending job that do not pass by waiting (Slurm, slurm_reason_string).
+NEVER: Final = re.compile(
+    r"PartitionConfig|PartitionNodeLimit|PartitionTimeLimit|PartitionInactive|BadConstraints|"
+    r"AccountNotAllowed|QOSNotAllowed|InvalidAccount|InvalidQOS|AssocMax\w*PerJob\w*|"
+    r"AssocMaxWallDurationPerJobLimit|QOSMax\w*PerJob\w*|QOSMaxWallDurationPerJobLimit|"
+    r"QOSTimeLimit|AssociationJobLimit|AssociationTimeLimit|AssociationResourceLimit|"
+    r"QOSJobLimit|QOSResourceLimit|Assoc\w*MinCpuLimit|QOSMin\w*"
+)
+
+
 class Tail:
     """Reads the lines that are appended to a file, which need not exist yet."""
 
@@ -107,6 +117,8 @@ def follow(
 
     Raises
     ------
+    ConfigError
+        If it waits for what can never be: it asks for more than the partition or the account has.
     DistcacheError
         If Slurm does not answer for ten minutes.
     """
@@ -119,6 +131,13 @@ def follow(
         if words != told or waits:
             tell(words.rstrip())
             told, told_at = words, now
+        if watcher.state.state == "PENDING" and NEVER.fullmatch(watcher.state.reason):
+            raise ConfigError(
+                f"pre-job {files.job}: can never start ({watcher.state.reason}): it asks for more "
+                "than the partition or the account may give; change --nodes, --ntasks-per-node, "
+                "--cpus-per-task, --mem, --time or --partition (sinfo and sacctmgr say what there "
+                "is)"
+            )
         for line in tail.lines():
             tell(line)
         time.sleep(0 if ended else POLL)

@@ -12,9 +12,9 @@ import re
 import shlex
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import msgspec
 import xxhash
@@ -39,15 +39,21 @@ __all__ = [
     "make_private",
     "sbatch_parameters",
     "submit_prejob",
+    "with_parameters",
 ]
 
 START: Final = "starting "  # begins the first line of every rank, each time it starts
-OPTION: Final = re.compile(r"--(?P<name>[a-z][a-z0-9-]*)(=(?P<value>.+))?")
-# Options of the job's files, its shape, its end and its restart.
-OURS: Final = (
-    "array chdir error input nodes ntasks ntasks-per-node open-mode output parsable requeue "
-    "no-requeue signal wrap"
-)
+OPTION: Final = re.compile(r"--(?P<name>[a-z][a-z0-9-]*)(=(?P<value>.*))?")
+# Options of the job's files, by which it is followed.
+OURS: Final = "array chdir error input output parsable wrap"
+# Options whose place others take, besides those of the same name.
+REPLACED: Final = {
+    "mem-per-cpu": "mem",
+    "mem-per-gpu": "mem",
+    "ntasks": "ntasks-per-node",
+    "no-requeue": "requeue",
+}
+NONE: Final = ("", "none", "default")  # of memory: what the site gives
 # With these variables, and those of given options, sbatch would override the script.
 OVERRULING: Final = (
     "ARRAY_INX EXPORT JOB_NAME NO_REQUEUE OPEN_MODE REQUEUE SIGNAL TIMELIMIT MEM_PER_CPU "
@@ -142,8 +148,16 @@ def make_executor(directory: Path, cache: Path, options: JobOptions) -> SlurmExe
         raise ConfigError(
             f"submitting needs submitit ({error}): {how_to_install('slurm')}"
         ) from error
+    given = sbatch_parameters(options.sbatch)
+
+    class Replacing(SlurmExecutor):
+        """Writes batch scripts in which given options take the place of submitit's."""
+
+        def _make_submission_file_text(self, command: str, uid: str) -> str:
+            return with_parameters(super()._make_submission_file_text(command, uid), given)
+
     try:
-        executor = SlurmExecutor(directory, python=f"{shlex.quote(sys.executable)} -P")
+        executor = Replacing(directory, python=f"{shlex.quote(sys.executable)} -P")
     except RuntimeError as error:
         raise ConfigError("srun: not found; run this where Slurm's commands are") from error
     assert options.minutes is not None
@@ -156,7 +170,7 @@ def make_executor(directory: Path, cache: Path, options: JobOptions) -> SlurmExe
         ntasks_per_node=options.tasks_per_node,
         cpus_per_task=options.cpus_per_task,
         time=options.minutes,
-        mem=options.memory,
+        mem=None if options.memory in NONE else options.memory,
         partition=options.partition,
         account=options.account,
         qos=options.qos,
@@ -164,21 +178,48 @@ def make_executor(directory: Path, cache: Path, options: JobOptions) -> SlurmExe
         wckey=None,  # submitit's own name, which a site may not know
         signal_delay_s=min(SIGNAL_DELAY, 15 * options.minutes),  # at most a quarter of the limit
         srun_args=srun,
+        setup=["trap : USR1 USR2  # those of --signal end the ranks, which requeue this job below"],
         teardown=_end_of_script(cache),
-        additional_parameters={"requeue": True, **sbatch_parameters(options.sbatch)},
+        additional_parameters={"requeue": True},
     )
     return executor
 
 
-def sbatch_parameters(words: Sequence[str]) -> dict[str, Any]:
-    """Return options of sbatch as names and values, for the batch script.
+def with_parameters(script: str, parameters: Mapping[str, str | None]) -> str:
+    """Return a batch script with options of sbatch in the place of those that it has.
+
+    Parameters
+    ----------
+    script : str
+        As submitit writes it.
+    parameters : mapping of str to str or None
+        From `sbatch_parameters`: an empty value leaves the option out, None is an option without.
+    """
+    dropped = {*parameters, *(REPLACED[name] for name in parameters if name in REPLACED)}
+    own = re.compile(r"#SBATCH --([a-z-]+)")
+    lines = []
+    for line in script.splitlines():
+        found = own.match(line)
+        if found is None or found[1] not in dropped:
+            lines.append(line)
+    given = [
+        f"#SBATCH --{name}" + ("" if value is None else f"={shlex.quote(value)}")
+        for name, value in parameters.items()
+        if value != ""
+    ]
+    place = max(number for number, line in enumerate(lines) if own.match(line)) + 1
+    return "\n".join([*lines[:place], *given, *lines[place:]])
+
+
+def sbatch_parameters(words: Sequence[str]) -> dict[str, str | None]:
+    """Return options of sbatch as names and values, None without one, for the batch script.
 
     Raises
     ------
     ConfigError
-        If one is not ``--name`` or ``--name=value``, or is one that distcache sets.
+        If one is not ``--name`` or ``--name=value``, or names the job's files.
     """
-    found: dict[str, Any] = {}
+    found: dict[str, str | None] = {}
     problems = []
     for word in words:
         match = OPTION.fullmatch(word)
@@ -187,9 +228,9 @@ def sbatch_parameters(words: Sequence[str]) -> dict[str, Any]:
                 f"--sbatch {word!r}: expected an option of sbatch, such as --gres=gpu:1"
             )
         elif match["name"] in OURS.split():
-            problems.append(f"--sbatch {word!r}: distcache sets this one itself")
+            problems.append(f"--sbatch {word!r}: distcache finds the job's files by this one")
         else:
-            found[match["name"]] = True if match["value"] is None else match["value"]
+            found[match["name"]] = match["value"]
     if problems:
         raise ConfigError(*problems)
     return found

@@ -26,6 +26,7 @@ __all__ = [
     "parse_plugins",
     "parse_sacct",
     "parse_scontrol",
+    "tasks_that_fit",
     "without_variables",
 ]
 
@@ -153,6 +154,32 @@ def job_number(said: str) -> str:
     if found is None:
         raise DistcacheError(f"sbatch: says {said.strip()!r} instead of the number of a job")
     return found.group(1)
+
+
+def tasks_that_fit(partition: str | None, cpus: int, most: int) -> int:
+    """Return how many tasks of so many CPUs fit on every node of a partition, at most `most`.
+
+    Where Slurm does not say it, that is `most`.
+    """
+    where = [] if partition is None else ["--partition", partition]
+    try:
+        said = call(["sinfo", "--noheader", "--format", "%P %c", *where])
+    except DistcacheError:
+        return most
+    return _tasks_in(said, partition, cpus, most)
+
+
+def _tasks_in(said: str, partition: str | None, cpus: int, most: int) -> int:
+    """Read what ``sinfo`` says of partitions and CPUs; a star marks the default partition."""
+    rows = [line.split() for line in said.splitlines()]
+    found = [
+        int(row[1].rstrip("+"))
+        for row in rows
+        if len(row) == 2
+        and row[1].rstrip("+").isdecimal()
+        and (partition is not None or row[0].endswith("*"))
+    ]
+    return max(1, min(most, min(found) // cpus)) if found else most
 
 
 def look_at_job(job: str) -> JobState:

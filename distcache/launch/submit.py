@@ -195,7 +195,7 @@ def _submit_prejob(config: Path, final: Path, plan: Plan, options: SubmitOptions
     asked = msgspec.structs.replace(
         asked,
         minutes=asked.minutes or predicted.minutes,
-        memory=asked.memory or f"{predicted.memory_gib}G",
+        memory=f"{predicted.memory_gib}G" if asked.memory is None else asked.memory,
         mpi=asked.mpi or find_plugin(ranks),
     )
     logs = Path(os.path.realpath(options.logs or job_directory(final)))

@@ -7,7 +7,7 @@ import io
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -37,7 +37,7 @@ from distcache.megatron.names import MegatronFile, Naming, megatron_files
 from distcache.plan.config import SPLITS
 from distcache.timeouts import limits
 
-__all__ = ["Exported", "export", "prefix_renamer", "wrong_files"]
+__all__ = ["Exported", "export", "wrong_files"]
 
 PIECE: Final = 8 << 20  # bytes that are written at a time
 
@@ -50,26 +50,6 @@ class Exported(msgspec.Struct, frozen=True):
     arguments: list[str]
     samples: dict[str, int | None]
     warnings: list[str]
-
-
-def prefix_renamer(pairs: Sequence[tuple[str, str]]) -> Callable[[str], str]:
-    """Return the function that replaces the start of a path, by the longest pair that fits.
-
-    Parameters
-    ----------
-    pairs : sequence of (str, str)
-        From and to; a pair fits a path that is `from` or lies under it.
-    """
-    longest_first = sorted(pairs, key=lambda pair: -len(pair[0]))
-
-    def rename(prefix: str) -> str:
-        for start, target in longest_first:
-            bare = start.rstrip("/")
-            if prefix == bare or prefix.startswith(bare + "/"):
-                return target.rstrip("/") + prefix[len(bare) :]
-        return prefix
-
-    return rename
 
 
 def export(

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from distcache.cache.contents import Contents, read_version
+from distcache.cache.corpus_places import Moves, find_moves
 from distcache.cache.format import Header
 from distcache.errors import ConfigError, DistcacheError, NoSpace
 from distcache.io.files import FileVersion, require_text, temporary_name
@@ -334,6 +335,10 @@ def _latest(before: Naming, now: Naming) -> Naming:
     return msgspec.structs.replace(now, tokenizer=tokenizer)
 
 
+def _moves_beside(source: str, contents: Contents) -> Moves:
+    return find_moves(source, contents.prefixes[0], str(Path.cwd())) if contents.prefixes else ()
+
+
 def _make_manifest(
     agents: Communicator,
     store: Store,
@@ -343,6 +348,9 @@ def _make_manifest(
     options: LocalizeOptions,
 ) -> Manifest:
     """Stat every shared corpus once, and list what the cache needs. Collective."""
+    contents.moves = options.moves or on_rank_0(
+        agents, lambda: _moves_beside(source, contents), Moves, "looking for corpora"
+    )
     corpora = describe(contents)
     own = corpora[agents.rank :: agents.size]
     mine = on_all_ranks_watched(

@@ -202,6 +202,8 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
         Bytes that the store may take; the least recently used copies are removed.
     readers : Readers or None
         The layout of training, if nodes whose ranks read no data localize nothing.
+    moves : tuple of (str, str)
+        Where corpora were when the cache was built, and are now.
     """
 
     directory: str | None = None
@@ -218,6 +220,7 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
     best_effort: bool = False
     budget: int | None = None
     readers: Readers | None = None
+    moves: tuple[tuple[str, str], ...] = ()
 
 
 class NodeReport(msgspec.Struct, frozen=True):

@@ -19,6 +19,12 @@ from numpy.typing import NDArray
 from distcache.cache import Cache
 from distcache.cache import open_cache as open_mapped
 from distcache.cache.contents import open_cache_file
+from distcache.cache.corpus_places import (
+    find_moves,
+    located_moved,
+    moves_from,
+    prefix_renamer,
+)
 from distcache.corpus import Idx, bin_path, idx_path, open_idx
 from distcache.errors import (
     CacheCorrupt,
@@ -37,7 +43,7 @@ from distcache.node.place import local_directory
 from distcache.node.records import Ready, read_record, read_records
 from distcache.node.store import Store, cache_name, existing_store
 from distcache.node.windows import Windows, windowed_sources
-from distcache.storage import is_url, located, located_in
+from distcache.storage import is_url, located
 from distcache.train.token_places import TokenPlaces, find_tokens
 from distcache.train.window_gate import WindowGate
 
@@ -66,6 +72,8 @@ class CacheHandle(msgspec.Struct, frozen=True):
         The working directory for relative paths of shared corpora.
     reason : str
         Why that file is read, in a few words.
+    moves : tuple of (str, str)
+        Where corpora were when the cache was built or localized, and are now.
     """
 
     path: str
@@ -73,6 +81,7 @@ class CacheHandle(msgspec.Struct, frozen=True):
     name: str
     directory: str
     reason: str
+    moves: tuple[tuple[str, str], ...] = ()
 
     def open(self) -> OpenCache:
         """Open this node's copy, or else the shared file with a `SharedFileWarning`.
@@ -104,7 +113,10 @@ class CacheHandle(msgspec.Struct, frozen=True):
         if is_url(self.path):
             raise NotReady(f"{self.path}: {self.reason}; run `distcache localize` on this node")
         cache = open_mapped(self.path)
-        shared = [located_in(self.directory, prefix) for prefix in cache.prefixes]
+        moves = self.moves
+        if not moves and cache.prefixes:
+            moves = find_moves(self.path, cache.prefixes[0], self.directory)
+        shared = [located_moved(self.directory, prefix, moves) for prefix in cache.prefixes]
         if (remote := next(filter(is_url, shared), None)) is not None:
             raise NotReady(
                 f"{self.path}: its corpus {remote} is in a bucket; run `distcache localize` on "
@@ -135,13 +147,14 @@ class CacheHandle(msgspec.Struct, frozen=True):
                 os.close(lock)
             raise
         local = [store.prefix(corpus.stem) for corpus in record.corpora]
+        rename = prefix_renamer(self.moves)
         tokens = [
-            here if corpus.bin_size else corpus.shared
+            here if corpus.bin_size else rename(corpus.shared)
             for here, corpus in zip(local, record.corpora, strict=True)
         ]
         windows = Windows(store, self.name) if record.shards == "windows" else None
         fetched = {
-            source: Source(bin_path(corpus.shared), corpus.bin_version)
+            source: Source(bin_path(rename(corpus.shared)), corpus.bin_version)
             for source, corpus in enumerate(record.corpora)
             if corpus.bin_version is not None and not corpus.bin_size
         }
@@ -259,7 +272,10 @@ class OpenCache:
         NotReady, CorpusError
             If it does not exist, or is not the index that the cache was built from.
         """
-        idx = open_idx(self._indices[source])
+        try:
+            idx = open_idx(self._indices[source])
+        except NotReady as error:
+            raise NotReady(f"{error}{_moved_advice(self.is_local)}") from error
         entry = self.cache.table("sources")[source]
         if (idx.size, len(idx.lengths)) != (int(entry["idx_size"]), int(entry["sequences"])):
             raise CorpusError(
@@ -385,7 +401,11 @@ class OpenCache:
         return number or 0
 
 
-def open_cache(path: str | Path, local: str | Path | None = None) -> OpenCache:
+def open_cache(
+    path: str | Path,
+    local: str | Path | None = None,
+    prefixes: Mapping[str, str] | None = None,
+) -> OpenCache:
     """Open a cache for training, at once: nothing is built or waited for.
 
     The cache's ``repr`` says which file is read. If a store is named, by `local` or the environment
@@ -399,6 +419,10 @@ def open_cache(path: str | Path, local: str | Path | None = None) -> OpenCache:
         copy is opened.
     local : path or None
         This node's store; by default where `distcache localize` puts it.
+    prefixes : mapping of str to str, or None
+        Where corpora were when the cache was built, and are now: ``{"/old/data": "/new/data"}``.
+        By default as the environment variable DISTCACHE_PREFIX says, ``FROM=TO`` with commas
+        between several.
 
     Returns
     -------
@@ -416,18 +440,19 @@ def open_cache(path: str | Path, local: str | Path | None = None) -> OpenCache:
         if not isinstance(value, str | os.PathLike) and (name == "path" or value is not None):
             raise ConfigError(f"{name} is {value!r}, expected a path")
     root = local_directory(local, os.environ)
+    moves = tuple(prefixes.items()) if prefixes else moves_from([], os.environ)
     source, here = located(path), os.getcwd()  # noqa: PTH109
     reason = "no local directory is set"
     if root is not None:
         try:
             name = _name_in(root, source)
             reason = "it is ready on this node"
-            cache = CacheHandle(source, str(root), name, here, reason).open_copy()
+            cache = CacheHandle(source, str(root), name, here, reason, moves).open_copy()
             logger.info("reading %r", cache)
             return cache
         except DistcacheError as error:
             reason = str(error)
-    cache = CacheHandle(source, "", "", here, reason).open_shared()
+    cache = CacheHandle(source, "", "", here, reason, moves).open_shared()
     logger.info("reading %r", cache)
     if root is not None:
         _warn(path, reason)
@@ -461,6 +486,16 @@ def _name_in(root: Path, source: str) -> str:
         if record.source == source:
             return record.name
     raise NotReady(f"{root} has no copy of it")
+
+
+def _moved_advice(is_local: bool) -> str:
+    """Return what to do about a corpus that is not where the cache says."""
+    if is_local:
+        return "; localize it again"
+    return (
+        "; if corpora have other paths here than where the cache was built, give "
+        "open(..., prefixes={FROM: TO}), or set DISTCACHE_PREFIX=FROM=TO"
+    )
 
 
 def _warn(path: str | Path, reason: object) -> None:

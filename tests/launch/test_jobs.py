@@ -30,7 +30,7 @@ from distcache.launch.prejob import (
     sbatch_parameters,
     submit_prejob,
 )
-from distcache.launch.slurm import JobState
+from distcache.launch.slurm import JobState, _tasks_in
 from distcache.launch.submit import require_script
 
 OPTIONS = JobOptions(
@@ -58,6 +58,9 @@ SCRIPT = """\
 #SBATCH --requeue
 #SBATCH --signal=USR2@90
 #SBATCH --time=10
+
+# setup
+trap : USR1 USR2  # those of --signal end the ranks, which requeue this job below
 
 # command
 export SUBMITIT_EXECUTOR=slurm
@@ -248,15 +251,85 @@ def test_options_of_sbatch_and_srun(tmp_path: Path) -> None:
     """Stand in the script as they were given; what distcache relies on cannot be overruled."""
     assert sbatch_parameters(["--gres=gpu:1", "--exclusive", "--comment=a b"]) == {
         "gres": "gpu:1",
-        "exclusive": True,
+        "exclusive": None,
         "comment": "a b",
     }
     options = msgspec.structs.replace(OPTIONS, cpus_per_task=3, srun=("--container-image=a.sqsh",))
     script = make_executor(tmp_path, tmp_path / "c.h5", options)._make_submission_file_text("X", "")
     assert "--cpus-per-task=3 --container-image=a.sqsh X" in script
     with pytest.raises(ConfigError) as caught:
-        sbatch_parameters(["gres=1", "--", "--nodes=4", "--signal=TERM", "--x=\n#SBATCH -w a"])
+        sbatch_parameters(["gres=1", "--", "--output=x", "--wrap=y", "--x=\n#SBATCH -w a"])
     assert len(caught.value.problems) == 5
+
+
+@pytest.mark.usefixtures("slurm_here")
+@pytest.mark.parametrize(
+    ("given", "gone", "there"),
+    [
+        (["--mem-per-cpu=4G"], "--mem=2G", "#SBATCH --mem-per-cpu=4G"),
+        (["--mem-per-gpu=4G"], "--mem=2G", "#SBATCH --mem-per-gpu=4G"),
+        (["--mem="], "--mem", "#SBATCH --nodes=3"),
+        (["--ntasks=4"], "--ntasks-per-node", "#SBATCH --ntasks=4"),
+        (["--no-requeue"], "--requeue", "#SBATCH --no-requeue"),
+        (["--signal=USR1@30"], "--signal=USR2@90", "#SBATCH --signal=USR1@30"),
+        (["--signal=", "--open-mode="], "--signal", "#SBATCH --time=10"),
+        (["--time=", "--time-min=5"], "--time=10", "#SBATCH --time-min=5"),
+        (["--nodes=1-2", "--exclusive"], "--nodes=3", "#SBATCH --exclusive"),
+        (["--job-name=my job"], "--job-name=distcache", "#SBATCH --job-name='my job'"),
+    ],
+)
+def test_an_option_takes_the_place_of_ours(
+    given: list[str], gone: str, there: str, tmp_path: Path
+) -> None:
+    """Sites forbid one or another; each can be replaced or left out, before the script begins."""
+    options = msgspec.structs.replace(OPTIONS, sbatch=tuple(given))
+    script = make_executor(tmp_path, tmp_path / "c.h5", options)._make_submission_file_text("X", "")
+    lines = script.splitlines()
+    assert there in lines
+    own = [line for line in lines if line.startswith(f"#SBATCH {gone}")]
+    assert not own or own == [there]
+    assert lines.index(there) < next(n for n, line in enumerate(lines) if line == "# command")
+
+
+@pytest.mark.parametrize("memory", ["", "none", "default"])
+@pytest.mark.usefixtures("slurm_here")
+def test_memory_can_be_left_to_the_site(memory: str, tmp_path: Path) -> None:
+    """Where every option of it is refused."""
+    options = msgspec.structs.replace(OPTIONS, memory=memory)
+    script = make_executor(tmp_path, tmp_path / "c.h5", options)._make_submission_file_text("X", "")
+    assert "--mem" not in script
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "PartitionConfig",
+        "PartitionTimeLimit",
+        "BadConstraints",
+        "AssocMaxCpuPerJobLimit",
+        "QOSMaxWallDurationPerJobLimit",
+    ],
+)
+def test_a_job_that_can_never_start_is_an_error(reason: str, tmp_path: Path) -> None:
+    """With what to change; one that waits for its turn is waited for."""
+    with pytest.raises(ConfigError, match=f"can never start .{reason}.*change --nodes"):
+        follow(JobFiles(tmp_path, "8"), lambda _: None, lambda _: JobState("PENDING", 0, reason))
+    states = iter([JobState("PENDING", 0, "Resources"), JobState("COMPLETED")])
+    assert follow(JobFiles(tmp_path, "8"), lambda _: None, lambda _: next(states)).ended
+
+
+@pytest.mark.parametrize(
+    ("said", "partition", "expected"),
+    [
+        ("cpu* 4\ngpu 64\n", None, 4),
+        ("gpu 64\n", "gpu", 8),
+        ("gpu 16+\ngpu 2\n", "gpu", 2),
+        ("nothing\n", None, 8),
+    ],
+)
+def test_ranks_fit_the_nodes(said: str, partition: str | None, expected: int) -> None:
+    """Of the partition that is asked for, or the default one; eight where Slurm does not say."""
+    assert _tasks_in(said, partition, 1, 8) == expected
 
 
 def test_slurm_that_does_not_answer(

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from distcache.cache import open_cache
+from distcache.cache.corpus_places import prefix_renamer
 from distcache.errors import CacheCorrupt, ConfigError
-from distcache.megatron.export import export, prefix_renamer, wrong_files
+from distcache.megatron.export import export, wrong_files
 from distcache.megatron.names import Naming
 from distcache.megatron.options import config_from_options
 from distcache.megatron.tokenizers import RELEASES, MegatronTokenizer, identifiers

@@ -1,0 +1,133 @@
+"""Corpora under other paths in training than in the build are found, or the error says how."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import distcache
+from distcache.cache.corpus_places import moves_between, moves_from, prefix_renamer
+from distcache.errors import ConfigError, NotReady
+from distcache.progress import NullProgress
+from tests.caches import build_here
+from tests.corpora import write_lengths
+from tests.processes import start
+
+CONFIG = {"sequence_length": 16, "split": "1", "samples": {"train": 50}}
+
+
+@pytest.fixture
+def moved(tmp_path: Path) -> tuple[Path, Path, Path]:
+    """A cache, and the directories where its corpora were and are."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    for place, name in enumerate(("a", "b")):
+        (old / "sub").mkdir(parents=True, exist_ok=True)
+        write_lengths(old / "sub" / name, np.full(40, 30 + place))
+    blend = [f"{old}/sub/a", f"{old}/sub/b"]
+    cache = build_here({**CONFIG, "blend": blend}, tmp_path / "caches", "c")
+    old.rename(new)
+    return Path(cache.path), old, new
+
+
+def first_tokens(opened: Any) -> list[int]:
+    """Return the tokens of a sample, and that a worker's copy of the dataset has the same."""
+    dataset = opened.dataset("train")
+    again = pickle.loads(pickle.dumps(dataset))
+    assert (again[3]["tokens"] == dataset[3]["tokens"]).all()
+    return list(map(int, dataset[3]["tokens"]))
+
+
+def test_the_error_names_the_way(moved: tuple[Path, Path, Path]) -> None:
+    """Of a corpus that is not where the cache says."""
+    cache, _, _ = moved
+    with pytest.raises(NotReady, match=r"no such file; .*prefixes=.*DISTCACHE_PREFIX=FROM=TO"):
+        distcache.open(cache).dataset("train")[0]
+
+
+def test_readers_say_where_corpora_are(
+    moved: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an argument, by the environment; `verify --corpora` by its option."""
+    cache, old, new = moved
+    by_argument = first_tokens(distcache.open(cache, prefixes={str(old): str(new)}))
+    monkeypatch.setenv("DISTCACHE_PREFIX", f"/none=/such,{old}={new}")
+    assert first_tokens(distcache.open(cache)) == by_argument
+    monkeypatch.delenv("DISTCACHE_PREFIX")
+    assert start(["verify", cache, "--corpora"]).returncode == 3
+    done = start(["verify", cache, "--corpora", "--prefix", f"{old}={new}"])
+    assert done.returncode == 0, done.stderr
+
+
+def test_localize_takes_corpora_from_where_they_are(
+    moved: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    """And training from the copy reads their tokens there."""
+    cache, old, new = moved
+    words = ["localize", cache, "--to", tmp_path / "local"]
+    assert start(words).returncode == 3
+    done = start([*words, "--prefix", f"{old}={new}"])
+    assert done.returncode == 0, done.stderr
+    opened = distcache.open(cache, tmp_path / "local")
+    assert opened.is_local
+    assert first_tokens(opened)
+
+
+def test_a_build_that_finds_the_cache_leaves_it_readable(
+    moved: tuple[Path, Path, Path], tmp_path: Path
+) -> None:
+    """Also for readers that are told nothing; those at the old paths are not disturbed."""
+    cache, old, new = moved
+    blend = [f"{new}/sub/a", f"{new}/sub/b"]
+
+    notes: list[str] = []
+
+    class Noting(NullProgress):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    found = build_here({**CONFIG, "blend": blend}, cache.parent, "c", progress=Noting())
+    assert found.reused
+    assert any(f"{old}={new}" in note for note in notes)
+    here = first_tokens(distcache.open(cache))
+    done = start(["localize", cache, "--to", tmp_path / "local"])
+    assert done.returncode == 0, done.stderr
+    new.rename(old)
+    assert first_tokens(distcache.open(cache)) == here
+
+
+def test_the_same_cache_under_another_name_is_linked(tmp_path: Path) -> None:
+    """Instead of built again; one whose names of files differ is another."""
+    prefix = write_lengths(tmp_path / "a", np.full(40, 30))
+    config = {**CONFIG, "blend": [prefix]}
+    first = build_here(config, tmp_path / "caches", "first")
+    second = build_here(config, tmp_path / "caches", "second")
+    assert second.reused
+    assert Path(first.path).samefile(second.path)
+    third = build_here({**config, "tokenizer": {"x": 1}}, tmp_path / "caches", "third")
+    assert (third.key, third.reused) == (first.key, False)
+
+
+def test_what_is_no_pair_is_refused() -> None:
+    """With what is expected."""
+    assert moves_from([], {"DISTCACHE_PREFIX": "/a=/b,/c=/d"}) == (("/a", "/b"), ("/c", "/d"))
+    for words in (["/a"], ["=/b"], ["/a="]):
+        with pytest.raises(ConfigError, match="expected FROM=TO"):
+            moves_from(words, {})
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("xyz"), st.text("ab/", max_size=6)), min_size=1, max_size=5)
+)
+def test_moves_lead_from_old_to_new(parts: list[tuple[str, str]]) -> None:
+    """Whatever the paths, where equal directories become equal ones."""
+    tails = ["/".join(part for part in tail.split("/") if part) or "c" for _, tail in parts]
+    before = [f"/old/{head}/{tail}" for (head, _), tail in zip(parts, tails, strict=True)]
+    now = [f"/new/{head}{head}/{tail}" for (head, _), tail in zip(parts, tails, strict=True)]
+    rename = prefix_renamer(moves_between(before, now))
+    assert list(map(rename, before)) == now
