@@ -8,7 +8,9 @@
 #include <array>
 #include <cerrno>
 #include <mutex>
+#include <new>
 #include <system_error>
+#include <utility>
 
 namespace distcache {
 namespace {
@@ -20,7 +22,8 @@ struct Slot {
     std::atomic<bool> damaged{false};
 };
 
-constexpr std::size_t most = std::size_t{1} << 16;  // mappings; Linux allows fewer
+constexpr std::size_t most_read = std::size_t{2} << 30;  // bytes of a file that cannot be mapped
+constexpr std::size_t most = std::size_t{1} << 16;       // mappings; Linux allows fewer
 std::array<Slot, most> slots;
 std::atomic<std::size_t> used{0};
 std::atomic<std::uint64_t> fault_count{0};
@@ -114,7 +117,13 @@ Mapping::Mapping(int descriptor, std::size_t size) : size_(size) {
     }
     void* address = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, descriptor, 0);
     if (address == MAP_FAILED) {
-        throw std::system_error(errno, std::generic_category(), "mmap");
+        const int error = errno;
+        // Clients of some filesystems allow a process few mappings, and some filesystems none.
+        const bool refused = error == EPERM || error == ENOMEM || error == ENODEV;
+        if (!refused || size > most_read || !read_all(descriptor)) {
+            throw std::system_error(error, std::generic_category(), "mmap");
+        }
+        return;
     }
     data_ = static_cast<std::byte*>(address);
     const auto begin = reinterpret_cast<std::uintptr_t>(address);
@@ -126,18 +135,48 @@ Mapping::Mapping(int descriptor, std::size_t size) : size_(size) {
     }
 }
 
+bool Mapping::read_all(int descriptor) {
+    std::unique_ptr<std::byte[]> room(new (std::nothrow) std::byte[size_]);
+    std::size_t done = 0;
+    while (room != nullptr && done < size_) {
+        const ssize_t count =
+            ::pread(descriptor, room.get() + done, size_ - done, static_cast<off_t>(done));
+        if (count < 0 && errno == EINTR) {
+            continue;
+        }
+        if (count < 0) {
+            return false;
+        }
+        if (count == 0) {  // the file is shorter now
+            std::fill_n(room.get() + done, size_ - done, std::byte{0});
+            cut_ = true;
+            break;
+        }
+        done += static_cast<std::size_t>(count);
+    }
+    copy_ = std::move(room);
+    data_ = copy_.get();
+    return data_ != nullptr;
+}
+
 Mapping::~Mapping() {
-    if (data_ != nullptr) {
+    if (data_ != nullptr && copy_ == nullptr) {
         slots[slot_].end.store(0, std::memory_order_release);
         ::munmap(data_, size_);
     }
 }
 
 bool Mapping::is_intact() const {
-    return data_ == nullptr || !slots[slot_].damaged.load(std::memory_order_acquire);
+    if (data_ == nullptr || copy_ != nullptr) {
+        return !cut_;
+    }
+    return !slots[slot_].damaged.load(std::memory_order_acquire);
 }
 
 void Mapping::release(std::size_t begin, std::size_t end) const {
+    if (copy_ != nullptr) {
+        return;
+    }
     const std::size_t page = page_size();
     const std::size_t first = begin / page * page;
     if (const std::size_t last = std::min(end, size_); last > first) {

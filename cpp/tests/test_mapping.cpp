@@ -1,11 +1,13 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstdlib>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "catch.hpp"
@@ -77,5 +79,37 @@ TEST_CASE("An error of a mapping that is not ours ends the process as ever") {
     REQUIRE(::waitpid(child, &status, 0) == child);
     CHECK(WIFSIGNALED(status));
     CHECK(WTERMSIG(status) == SIGBUS);
+    ::close(descriptor);
+}
+
+TEST_CASE("What cannot be mapped is read into memory") {
+    int ends[2];
+    REQUIRE(::pipe(ends) == 0);
+    CHECK_THROWS_AS(Mapping(ends[0], page), std::system_error);  // neither
+    ::close(ends[0]);
+    ::close(ends[1]);
+    const int descriptor = file_of_ones(3 * page);
+    struct rlimit before = {};
+    REQUIRE(::getrlimit(RLIMIT_AS, &before) == 0);
+    const pid_t child = ::fork();
+    if (child == 0) {  // with no address space left for mappings, but some in the heap
+        std::vector<char> heap(8 << 20, 0);
+        heap.clear();
+        const struct rlimit none = {0, before.rlim_max};
+        ::setrlimit(RLIMIT_AS, &none);
+        bool right = false;
+        try {
+            const Mapping mapping(descriptor, 3 * page);
+            right = mapping.is_copy() && mapping.is_intact() &&
+                    mapping.bytes()[3 * page - 1] == std::byte{1};
+            mapping.release(0, 3 * page);
+            right = right && mapping.bytes()[0] == std::byte{1};
+        } catch (...) {
+        }
+        ::_exit(right ? 0 : 1);
+    }
+    int status = 0;
+    REQUIRE(::waitpid(child, &status, 0) == child);
+    CHECK(status == 0);
     ::close(descriptor);
 }

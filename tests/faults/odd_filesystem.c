@@ -1,6 +1,6 @@
 // A filesystem, or a kernel, that lacks something. Preloaded; ODD says what: words such as
 // "flock=37", "flock=0" (always granted), "link=1", "link=symlink", "madvise=22", "fallocate=95",
-// "link=within" (one directory only), "renameat2=22", "chmod=1", "dirsync=22" (fsync of directories),
+// "mmap=1:PART" (of files whose path has that part), "link=within" (one directory only), "renameat2=22", "chmod=1", "dirsync=22" (fsync of directories),
 // "statvfs=none" (no blocks), "statvfs=full", "unlink=slow", "pread=hang:PART" and "fsync=hang:PART"
 // (for files whose path has that part), and "full=N": no space after N writes to files.
 #define _GNU_SOURCE
@@ -119,6 +119,31 @@ int chmod(const char *path, mode_t mode) {
 }
 
 int link(const char *from, const char *to) { return linkat(AT_FDCWD, from, AT_FDCWD, to, 0); }
+
+static int is_part_of_path(int descriptor, const char *part) {
+    char link[64], path[PATH_MAX], wanted[PATH_MAX];
+    snprintf(link, sizeof link, "/proc/self/fd/%d", descriptor);
+    const ssize_t size = readlink(link, path, sizeof path - 1);
+    path[size > 0 ? size : 0] = 0;
+    snprintf(wanted, sizeof wanted, "%s", part);
+    wanted[strcspn(wanted, " ")] = 0;
+    return strstr(path, wanted) != NULL;
+}
+
+void *mmap(void *address, size_t size, int protection, int flags, int descriptor, off_t offset) {
+    const char *value = odd("mmap");
+    if (value != NULL && descriptor >= 0 && strchr(value, ':') != NULL &&
+        is_part_of_path(descriptor, strchr(value, ':') + 1)) {
+        errno = atoi(value);
+        return MAP_FAILED;
+    }
+    return ORIGINAL("mmap", void *, void *, size_t, int, int, int, off_t)(
+        address, size, protection, flags, descriptor, offset);
+}
+
+void *mmap64(void *address, size_t size, int protection, int flags, int descriptor, off_t offset) {
+    return mmap(address, size, protection, flags, descriptor, offset);
+}
 
 int madvise(void *address, size_t size, int advice) {
     const char *value = odd("madvise");

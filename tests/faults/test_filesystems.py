@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,30 @@ def test_without_links_no_output_is_replaced(
     assert (shared / "m.bin").read_bytes() == b"mine"
     assert not (shared / "m.idx").exists()
     assert not any(path.is_symlink() for path in shared.iterdir())
+
+
+@pytest.mark.parametrize("number", [1, 12, 19])
+def test_files_that_cannot_be_mapped_are_read(
+    number: int,
+    commands: dict[str, list[Any]],
+    config: Path,
+    library: Path,
+    shared: Path,
+    corpora: dict[str, str],
+) -> None:
+    """By every command, and in training: some filesystems allow few mappings, or none."""
+    refusing = odd(library, f"mmap={number}:.idx mmap={number}:.h5")
+    for command in ("build", "ingest", "merge", "localize"):
+        done = start(commands[command], environment=refusing)
+        assert done.returncode == 0, done.stderr
+    code = f"import distcache; d = distcache.open({str(shared / 'c.h5')!r}).dataset('train'); "
+    code += "print(len(d), d[0]['tokens'][:5].tolist())"
+    words = [sys.executable, "-W", "ignore", "-c", code]
+    found = [
+        subprocess.run(words, env=clean_environment(more), capture_output=True, check=True).stdout
+        for more in ({}, refusing)
+    ]
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("command", ["build", "ingest", "merge"])

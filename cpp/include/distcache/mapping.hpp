@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 
 namespace distcache {
@@ -14,9 +15,11 @@ namespace distcache {
 /// kernel sends SIGBUS. From the first mapping on, this is handled: the bytes from there on read as
 /// zeros, and the mapping is no longer intact. Signals of other addresses continue to whoever
 /// handled them before.
+///
+/// Where a mapping is refused (EPERM, ENOMEM, ENODEV), a file of at most 2 GiB is read into memory.
 class Mapping {
 public:
-    /// Throws std::system_error if the file cannot be mapped.
+    /// Throws std::system_error if the file can neither be mapped nor read.
     Mapping(int descriptor, std::size_t size);
     Mapping(const Mapping&) = delete;
     Mapping& operator=(const Mapping&) = delete;
@@ -33,7 +36,15 @@ public:
     /// How often any mapping of this process could not be read.
     static std::uint64_t faults();
 
+    /// Whether the file was read into memory, since it could not be mapped.
+    [[nodiscard]] bool is_copy() const { return copy_ != nullptr; }
+
 private:
+    /// Read the whole file; false if that fails.
+    bool read_all(int descriptor);
+
+    std::unique_ptr<std::byte[]> copy_;
+    bool cut_ = false;
     std::byte* data_ = nullptr;
     std::size_t size_;
     std::size_t slot_ = 0;
