@@ -12,7 +12,7 @@ from distcache.lazy import importing
 
 if TYPE_CHECKING:
     from distcache.cache.readiness import wait
-    from distcache.errors import ShardWaitWarning, SharedFileWarning, StateWarning
+    from distcache.errors import LoaderWarning, ShardWaitWarning, SharedFileWarning, StateWarning
     from distcache.train.batches import Batches
     from distcache.train.bin_reader import MegatronBinReader
     from distcache.train.open import open_cache as open  # noqa: A004
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batches",
+    "LoaderWarning",
     "MegatronBinReader",
     "ReadAhead",
     "ResumableSampler",
@@ -40,6 +41,7 @@ __getattr__ = importing(
     __name__,
     {
         "Batches": ("distcache.train.batches", "Batches"),
+        "LoaderWarning": ("distcache.errors", "LoaderWarning"),
         "MegatronBinReader": ("distcache.train.bin_reader", "MegatronBinReader"),
         "ReadAhead": ("distcache.train.read_ahead", "ReadAhead"),
         "ResumableSampler": ("distcache.train.sampler", "ResumableSampler"),

@@ -16,6 +16,7 @@ __all__ = [
     "DistcacheError",
     "DistcacheWarning",
     "KeyMismatch",
+    "LoaderWarning",
     "NoSpace",
     "NotReady",
     "ObjectChanged",
@@ -179,6 +180,10 @@ class ShardWaitWarning(DistcacheWarning):
 
 class StateWarning(DistcacheWarning):
     """The state of a sampler does not identify its samples completely."""
+
+
+class LoaderWarning(DistcacheWarning):
+    """What iterates over a sampler would skip samples, or gets none."""
 
 
 def error_from_exit_code(exit_code: int, *problems: str) -> DistcacheError:

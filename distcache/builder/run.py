@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -32,7 +34,7 @@ from distcache.builder.work import build_items
 from distcache.cache.corpus_places import add_known_moves
 from distcache.corpus.examine import require_unchanged
 from distcache.corpus.fetched import fetched_indices
-from distcache.errors import DistcacheError, KeyMismatch
+from distcache.errors import ConfigError, DistcacheError, KeyMismatch
 from distcache.io.files import closing_fd, open_regular, set_mode
 from distcache.plan.assignment import Assignment, assign
 from distcache.plan.config import Config
@@ -46,8 +48,11 @@ from distcache.staging.claim import conclude
 from distcache.staging.heartbeat import Heartbeat
 from distcache.staging.journal import Journal, read_journal
 from distcache.staging.workspace import Workspace
+from distcache.timeouts import limits
 
 __all__ = ["BuildOptions", "BuildOutcome", "build"]
+
+POLL: Final = 0.1  # seconds between two looks for what another node has made
 
 
 class BuildOptions(msgspec.Struct, frozen=True):
@@ -175,10 +180,33 @@ def _build(
         return BuildOutcome(str(final), plan.key, reused=True)
     with contextlib.ExitStack() as stack:
         stack.callback(workspace.release)
+        _require_shared(communicator, workspace.path)
         heartbeat = stack.enter_context(Heartbeat(workspace.path, watch, communicator))
         data = data_path(workspace)
         job = Job(communicator, plan, layout, data, adopted, watch, options.threads)
         return _run(job, workspace, final, options, heartbeat)
+
+
+def _require_shared(communicator: Communicator, workspace: Path) -> None:
+    """Refuse an output that only some nodes see. Collective.
+
+    Raises
+    ------
+    ConfigError
+        After the seconds in which a network filesystem shows what rank 0 has made.
+    """
+
+    def look() -> None:
+        until = time.monotonic() + limits().visible
+        while not workspace.is_dir():
+            if time.monotonic() > until:
+                raise ConfigError(
+                    f"{workspace.parent}: does not have what rank 0 made there; the output must be "
+                    "on a filesystem that every node shares"
+                )
+            time.sleep(POLL)
+
+    on_all_ranks(communicator, look, "looking for the output")
 
 
 def _note_moves(communicator: Communicator, plan: Plan, final: Path, watch: Stopwatch) -> None:

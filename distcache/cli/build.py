@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import gc
-import os
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -38,7 +37,8 @@ from distcache.plan.shard_needs import shard_needs
 from distcache.progress import NullProgress
 from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.communicator import SerialCommunicator
-from distcache.ranks.connect import connect, share_of_cores, threads_of
+from distcache.ranks.connect import connect
+from distcache.ranks.cores import share_of_cores, threads_of, usable_cores
 from distcache.storage import require_file
 
 __all__ = ["build_command", "plan_command", "read_config"]
@@ -111,7 +111,7 @@ def plan_command(
         distcache plan --megatron 0.19 -- torchrun --nproc-per-node 8 pretrain_gpt.py ...
     """
     settings = read_config(config, context)
-    threads = threads or threads_of(len(os.sched_getaffinity(0)), ranks)
+    threads = threads or threads_of(usable_cores(), ranks)
     communicator, silent = SerialCommunicator(), NullProgress()
     with fetched_indices(communicator, settings.prefixes(), silent):
         plan = make_plan_together(communicator, settings, threads, silent)

@@ -31,7 +31,8 @@ from distcache.io.files import require_text
 from distcache.progress import NullProgress, Progress
 from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.communicator import Communicator
-from distcache.ranks.connect import connect, share_of_cores
+from distcache.ranks.connect import connect
+from distcache.ranks.cores import share_of_cores
 
 __all__ = [
     "bare_prefix",

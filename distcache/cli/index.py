@@ -22,7 +22,8 @@ from distcache.ingest.mds_scan import MdsOptions
 from distcache.ingest.unpack import unpack_shards
 from distcache.mds.rebuild_index import rebuild_index
 from distcache.ranks.communicator import SerialCommunicator
-from distcache.ranks.connect import connect, share_of_cores
+from distcache.ranks.connect import connect
+from distcache.ranks.cores import share_of_cores
 
 __all__ = ["index_app"]
 

@@ -23,7 +23,8 @@ from distcache.cli.common import (
 from distcache.cli.show import LogFormat, make_progress, print_result
 from distcache.errors import ConfigError
 from distcache.megatron.tokenizers import one_release
-from distcache.ranks.connect import connect, share_of_cores
+from distcache.ranks.connect import connect
+from distcache.ranks.cores import share_of_cores
 
 if TYPE_CHECKING:
     from distcache.ingest.pipeline import IngestOptions, IngestOutcome

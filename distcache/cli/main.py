@@ -31,6 +31,7 @@ app = typer.Typer(
     rich_markup_mode=None,  # importing rich takes as long as all the rest of `--help`
     help="Build Megatron-style index caches with all MPI ranks, before training starts.",
     no_args_is_help=True,
+    context_settings={"help_option_names": ["--help", "-h"]},
     pretty_exceptions_enable=False,
     epilog="Exit codes: 0 done, 2 usage or configuration, 3 unsound corpus, 4 corrupt cache, "
     "5 not found or not ready, 6 no space, 7 key mismatch, 8 interrupted and resumable, 1 anything "

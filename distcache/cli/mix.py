@@ -19,7 +19,8 @@ from distcache.errors import ConfigError
 from distcache.ingest.mds_scan import MdsOptions
 from distcache.ingest.mix import MOST_SAMPLES, MixOptions, Recipe, mix, recipe_from
 from distcache.ranks.agreement import on_rank_0
-from distcache.ranks.connect import connect, share_of_cores
+from distcache.ranks.connect import connect
+from distcache.ranks.cores import share_of_cores
 
 __all__ = ["mix_command"]
 

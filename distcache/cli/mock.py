@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -14,7 +13,7 @@ from distcache.cli.show import make_progress, print_json
 from distcache.corpus.mock import Made, Mock, write_mock
 from distcache.errors import ConfigError
 from distcache.io.files import atomic_write
-from distcache.ranks.connect import threads_of
+from distcache.ranks.cores import threads_of, usable_cores
 
 __all__ = ["mock_command"]
 
@@ -66,7 +65,7 @@ def mock_command(
         fill=fill,
     )
     directory = out.absolute()
-    threads = threads or threads_of(len(os.sched_getaffinity(0)), 1)
+    threads = threads or threads_of(usable_cores(), 1)
     with make_progress(log_format) as progress:
         made = write_mock(mock, directory, threads, progress)
     blend = directory / BLEND

@@ -10,7 +10,6 @@ import contextlib
 import itertools
 import os
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -31,10 +30,9 @@ from distcache.io.files import (
 from distcache.io.threads import map_in_threads
 from distcache.progress import Progress
 from distcache.ranks.agreement import on_all_ranks
-from distcache.ranks.communicator import Communicator
+from distcache.ranks.communicator import Communicator, node_name
 from distcache.ranks.striped_broadcast import CHUNK, Buffer, striped_broadcast
 from distcache.staging.locks import try_lock
-from distcache.staging.owner import NODE_NAME
 from distcache.storage import OBJECTS, is_url, open_place, version_or_none
 from distcache.storage.copies import ObjectCopy, forget_copies, register_copy
 
@@ -133,8 +131,7 @@ def _find(
 def _node() -> str:
     """Return what all processes that share a temporary directory have in common."""
     found = os.stat(tempfile.gettempdir())
-    name = os.environ.get(NODE_NAME) or socket.gethostname()
-    return f"{name} {found.st_dev} {found.st_ino}"
+    return f"{node_name(os.environ)} {found.st_dev} {found.st_ino}"
 
 
 def _directory(

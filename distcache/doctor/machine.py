@@ -19,6 +19,7 @@ from distcache.io.files import temporary_name
 from distcache.launch.slurm import find_plugin
 from distcache.node.place import local_directory
 from distcache.node.space import space_at
+from distcache.ranks.cores import cgroup_limits, usable_cores
 from distcache.staging.locks import NO_LOCKS, try_lock
 from distcache.staging.publication import link_problem
 
@@ -28,6 +29,11 @@ LIBRARIES: Final = ("numpy", "h5py", "msgspec", "mpi4py", "torch", "megatron-cor
 SEVERAL_TASKS: Final = 2
 FEW_DESCRIPTORS: Final = 1024
 LITTLE_SPACE: Final = 10 << 30  # bytes
+LITTLE_MEMORY: Final = 2 << 30  # bytes, of a rank that builds a large section, or of a trainer
+LITTLE_SHARED: Final = 256 << 20  # bytes; a container has 64 MiB by default
+UNLIMITED: Final = 1 << 60  # version 1 of cgroups writes a number about as large
+FEW_PROCESSES: Final = 256  # threads count too
+SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  it is looked at only
 
 
 def examine_machine(shared: Path | None, environment: Mapping[str, str]) -> Iterator[Finding]:
@@ -52,6 +58,7 @@ def examine_machine(shared: Path | None, environment: Mapping[str, str]) -> Iter
         yield _found("hard links", lambda: _links(shared))
     yield _found("local disk", lambda: _local(environment))
     yield _descriptors()
+    yield _found("limits", _limits)
 
 
 def _found(topic: str, examine: Callable[[], Finding]) -> Finding:
@@ -149,3 +156,34 @@ def _descriptors() -> Finding:
     if hard != resource.RLIM_INFINITY and hard < FEW_DESCRIPTORS:
         return Finding("warning", "descriptors", f"{text}: loaders reopen .bin files all the time")
     return Finding("ok", "descriptors", text)
+
+
+def _limits() -> Finding:
+    """Say what the cgroups of a container or a job leave of the machine."""
+    cores, all_cores = usable_cores(), os.cpu_count() or 1
+    memory, processes = _least("memory.max"), _least("pids.max")
+    memory = min(memory, _least("memory.limit_in_bytes"))
+    shared = space_at(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
+    said = [f"{cores} of {all_cores} cores", f"{shared / 2**20:,.0f} MiB in {SHARED_MEMORY}"]
+    problems = []
+    if memory < UNLIMITED:
+        said.append(f"{memory / 2**30:.1f} GiB of memory")
+    if processes < UNLIMITED:
+        said.append(f"{processes} processes and threads")
+    if memory < LITTLE_MEMORY:
+        problems.append("give more memory, or --memory-limit to a build")
+    if processes < FEW_PROCESSES:
+        problems.append("allow more processes (--pids-limit), or give --threads 1")
+    if shared < LITTLE_SHARED:
+        problems.append(
+            "ranks of one node and workers of loaders pass data through shared memory: give the "
+            "container more (--shm-size 1g, or --ipc host)"
+        )
+    text = "; ".join([", ".join(said), *problems])
+    return Finding("warning" if problems else "ok", "limits", text)
+
+
+def _least(name: str) -> int:
+    """Return the smallest limit of a name that any cgroup of this process has."""
+    numbers = [int(limit) for limit in cgroup_limits(name) if limit.isdecimal()]
+    return min([*numbers, UNLIMITED])

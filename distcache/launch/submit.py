@@ -35,7 +35,7 @@ from distcache.plan.model import Plan
 from distcache.plan.problems import plan_warnings
 from distcache.progress import NullProgress, Progress
 from distcache.ranks.communicator import SerialCommunicator
-from distcache.ranks.connect import share_of_cores
+from distcache.ranks.cores import share_of_cores
 
 __all__ = ["Prejob", "SubmitOptions", "Submitted", "require_script", "submit"]
 

@@ -177,7 +177,7 @@ def broadcast_blocks(run: Localization, needed: Sequence[int], mine: frozenset[i
     writer = _Writer(manifest, run.staged, chunks, mine)
     sizes = [chunk.end - chunk.begin for chunk in chunks]
     ahead = reads_ahead(manifest.source, run.agents.size)
-    striped_broadcast(run.agents, sizes, read, writer, run.progress.advance, ahead)
+    striped_broadcast(run.agents, sizes, read, writer, run.progress.advance, ahead, run.readers)
     if writer.problems:
         raise writer.problems[0]
     return sum(done)

@@ -27,6 +27,8 @@ class Localization:
     ----------
     agents : Communicator
         One of each node.
+    readers : tuple of int
+        The agents that see the shared cache, and read for the others.
     store : Store
         This node's, locked.
     manifest : Manifest
@@ -40,6 +42,7 @@ class Localization:
     """
 
     agents: Communicator
+    readers: tuple[int, ...]
     store: Store
     manifest: Manifest
     options: LocalizeOptions

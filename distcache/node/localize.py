@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -27,7 +27,7 @@ from distcache.node.manifest import (
     shard_blocks,
     stat_corpora,
 )
-from distcache.node.place import NODE_NAME, required_directory
+from distcache.node.place import required_directory
 from distcache.node.records import (
     SHARDS,
     Localized,
@@ -51,10 +51,13 @@ from distcache.ranks.agreement import (
     on_all_ranks_watched,
     on_rank_0,
 )
-from distcache.ranks.communicator import Communicator
+from distcache.ranks.communicator import NODE_NAME, Communicator, node_name
 from distcache.storage import is_url, located
 
 __all__ = ["localize"]
+
+Result = TypeVar("Result")
+MOST_NAMED: Final = 3  # nodes that a note names
 
 # Exit codes of errors of one node; all others concern files that all nodes share.
 OF_A_NODE: Final = (DistcacheError.exit_code, NoSpace.exit_code)
@@ -193,7 +196,8 @@ def _localize(
     transport, reason = choose_transport(options.transport, agents.size)
     progress.note(f"transport {transport}: {reason}")
     progress.phase("reading cache metadata")
-    contents, version = _share_contents(agents, source)
+    readers = _find_readers(agents, source, environment, progress)
+    contents, version = _share_contents(agents, readers, source)
     store = on_all_ranks_watched(
         agents, lambda: _prepare(options, progress, environment), "making the store"
     )
@@ -211,10 +215,10 @@ def _localize(
             report = on_all_ranks(agents, lambda: make_report(store, record), "reporting")
         else:
             asked = _with_earlier_options(now, options)
-            manifest = _make_manifest(agents, store, source, contents, version, asked)
+            manifest = _make_manifest(agents, readers, store, source, contents, version, asked)
             asked = msgspec.structs.replace(asked, transport=transport)
             staged = StagedFiles(manifest)
-            run = Localization(agents, store, manifest, asked, progress, staged)
+            run = Localization(agents, readers, store, manifest, asked, progress, staged)
             record, report = stage(run)
     if any(
         c.bin_version is not None and is_url(c.shared) and not c.bin_version.tag
@@ -227,16 +231,52 @@ def _localize(
     return report, Localized(contents.key, source, transport, reason, [report], record.megatron)
 
 
-def _share_contents(agents: Communicator, source: str) -> tuple[Contents, FileVersion]:
+def _find_readers(
+    agents: Communicator, source: str, environment: Mapping[str, str], progress: Progress
+) -> tuple[int, ...]:
+    """Return the agents that see the shared cache, or all if none does. Collective."""
+    found = is_url(source) or Path(source).exists()
+    seen = agents.allgather((found, node_name(environment)), tuple[bool, str], "who sees the cache")
+    readers = tuple(agent for agent, (sees, _) in enumerate(seen) if sees)
+    blind = [node for sees, node in seen if not sees]
+    if readers and blind:
+        progress.note(
+            f"{len(blind)} of {agents.size} nodes ({', '.join(blind[:MOST_NAMED])}) do not see "
+            f"{source}; the others read it for them"
+        )
+    return readers or tuple(range(agents.size))
+
+
+def _on_first(
+    agents: Communicator,
+    readers: tuple[int, ...],
+    action: Callable[[], Result],
+    kind: Any,
+    what: str,
+) -> Result:
+    """Run an action on the first reader only, and return its result on all agents. Collective."""
+
+    def act() -> list[Result]:
+        return [action()] if agents.rank == readers[0] else []
+
+    found: list[list[Result]] = agents.allgather(
+        on_all_ranks(agents, act, what, each=False), list[kind], what
+    )
+    return found[readers[0]][0]
+
+
+def _share_contents(
+    agents: Communicator, readers: tuple[int, ...], source: str
+) -> tuple[Contents, FileVersion]:
     """Read header and tables once, for all agents. Collective."""
 
     def read() -> tuple[Header, bytes, FileVersion]:
         contents, version = read_version(source)
         return contents.header, bytes(contents.tables), version
 
-    header, tables, version = on_rank_0(
-        agents, read, tuple[Header, bytes, FileVersion], "reading the cache's tables"
-    )
+    kind = tuple[Header, bytes, FileVersion]
+    what = "reading the cache's tables"
+    header, tables, version = _on_first(agents, readers, read, kind, what)
     return Contents(source, header, tables), version
 
 
@@ -341,6 +381,7 @@ def _moves_beside(source: str, contents: Contents) -> Moves:
 
 def _make_manifest(
     agents: Communicator,
+    readers: tuple[int, ...],
     store: Store,
     source: str,
     contents: Contents,
@@ -348,16 +389,18 @@ def _make_manifest(
     options: LocalizeOptions,
 ) -> Manifest:
     """Stat every shared corpus once, and list what the cache needs. Collective."""
-    contents.moves = options.moves or on_rank_0(
-        agents, lambda: _moves_beside(source, contents), Moves, "looking for corpora"
+    contents.moves = options.moves or _on_first(
+        agents, readers, lambda: _moves_beside(source, contents), Moves, "looking for corpora"
     )
     corpora = describe(contents)
-    own = corpora[agents.rank :: agents.size]
+    place = readers.index(agents.rank) if agents.rank in readers else len(corpora)
+    own = corpora[place :: len(readers)]
     mine = on_all_ranks_watched(
         agents, lambda: stat_corpora(own, options.threads), "examining corpora"
     )
     shares = agents.allgather(mine, list[CorpusStat], "examined corpora")
-    facts = [shares[i % agents.size][i // agents.size] for i in range(len(corpora))]
+    count = len(readers)
+    facts = [shares[readers[i % count]][i // count] for i in range(len(corpora))]
 
     def make() -> Manifest:
         manifest = make_manifest(

@@ -1,23 +1,19 @@
-"""The directory of a node's store, and the node's name, from the environment."""
+"""The directory of a node's store, and the number of nodes, from the environment."""
 
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from distcache.errors import ConfigError
 from distcache.io.files import require_text
-from distcache.staging.owner import NODE_NAME
 from distcache.storage import require_file
 
 __all__ = [
-    "NODE_NAME",
     "local_directory",
     "node_count",
-    "node_name",
     "required_directory",
 ]
 
@@ -66,11 +62,6 @@ def required_directory(given: str | Path | None, environment: Mapping[str, str])
             f"{' nor '.join(SCRATCH)} is set either"
         )
     return directory
-
-
-def node_name(environment: Mapping[str, str]) -> str:
-    """Return the name of this node; tests give several names to one machine."""
-    return environment.get(NODE_NAME) or socket.gethostname()
 
 
 def node_count(environment: Mapping[str, str]) -> int:

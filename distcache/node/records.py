@@ -14,9 +14,10 @@ from distcache.megatron.export import Exported
 from distcache.megatron.names import Naming
 from distcache.megatron.readers import Readers
 from distcache.megatron.tokenizers import Release
-from distcache.node.place import local_directory, node_name
+from distcache.node.place import local_directory
 from distcache.node.space import space_at
 from distcache.node.store import Store
+from distcache.ranks.communicator import node_name
 
 __all__ = [
     "SHARDS",

@@ -26,7 +26,6 @@ from distcache.node.local_state import (
 from distcache.node.localization import Localization
 from distcache.node.lock import is_used, try_exclusive
 from distcache.node.manifest import CACHE, Manifest, describe, stat_corpora
-from distcache.node.place import node_name
 from distcache.node.records import (
     SHARDS,
     NodeReport,
@@ -43,6 +42,7 @@ from distcache.node.upkeep import bytes_of, make_room
 from distcache.node.view import link_tokens, make_view, missing_view_bytes
 from distcache.node.windows import Windows
 from distcache.ranks.agreement import on_all_ranks
+from distcache.ranks.communicator import node_name
 
 __all__ = ["stage"]
 

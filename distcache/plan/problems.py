@@ -12,8 +12,8 @@ from distcache.kernels import Mt19937
 from distcache.plan.blend_counts import estimate_counts
 from distcache.plan.config import SPLITS, BlendEntry, Config
 from distcache.plan.model import NARROW, BlendPlan, Plan, SectionPlan
-from distcache.plan.shard_needs import whole_sample_hints
 from distcache.plan.sizes import normalize, split_matrix
+from distcache.plan.whole_samples import whole_sample_hints
 
 __all__ = [
     "blend_problems",

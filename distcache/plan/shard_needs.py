@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from distcache.corpus.receipt import find_receipt
 from distcache.corpus.shard_table import read_table
-from distcache.plan.config import Config
 from distcache.plan.model import Plan, SectionPlan
 
-__all__ = ["ShardNeeds", "shard_needs", "whole_sample_hints"]
+__all__ = ["ShardNeeds", "shard_needs"]
 
 
 class ShardNeeds(msgspec.Struct, frozen=True):
@@ -73,28 +71,3 @@ def _files_per_sample(plan: Plan) -> float:
 def _parts(section: SectionPlan) -> float:
     """Return the parts of all samples of a section: one for each, and one more at each document."""
     return section.size.samples + (0 if section.rows else section.documents)
-
-
-def whole_sample_hints(config: Config, plan: Plan) -> list[str]:
-    """Return a hint for corpora whose sequences all are samples, but for the extra token."""
-    length = config.sequence_length
-    if not config.add_extra_token or length == 1:
-        return []
-    found = [
-        source.prefix
-        for source in plan.sources
-        if source.shards is not None and source.tokens == source.sequences * length
-    ]
-    whole = [prefix for prefix in found if _length_of_all(prefix) == length]
-    if not whole:
-        return []
-    return [
-        f"{whole[0]}: all of its sequences have {length} tokens; with `add_extra_token: false` "
-        "each is one sample, and one read; now each sample takes parts of two"
-    ]
-
-
-def _length_of_all(prefix: str) -> object:
-    """Return the length of all sequences of a corpus, if its receipt knows that they have one."""
-    receipt = find_receipt(prefix)
-    return None if receipt is None else receipt.options.get("length_of_all")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import socket
+import os
 import sys
 import time
 import traceback
@@ -22,7 +22,7 @@ from distcache.errors import (
 )
 from distcache.io.files import NO_SPACE
 from distcache.io.watchdog import run_with_watchdog
-from distcache.ranks.communicator import Communicator
+from distcache.ranks.communicator import Communicator, node_name
 from distcache.timeouts import limits
 
 __all__ = ["abort_job", "aborting_on_error", "on_all_ranks", "on_all_ranks_watched", "on_rank_0"]
@@ -63,7 +63,9 @@ class _Failure(msgspec.Struct, frozen=True):
         return f"rank {self.rank} on {self.host}"
 
 
-def on_all_ranks(communicator: Communicator, action: Callable[[], Result], what: str) -> Result:
+def on_all_ranks(
+    communicator: Communicator, action: Callable[[], Result], what: str, *, each: bool = True
+) -> Result:
     """Run an action that may fail on some ranks. Collective.
 
     Parameters
@@ -74,6 +76,8 @@ def on_all_ranks(communicator: Communicator, action: Callable[[], Result], what:
         Run by this rank alone; it must not contain collectives.
     what : str
         For messages.
+    each : bool
+        Whether each rank does a part of its own, so that an error is one of its node.
 
     Returns
     -------
@@ -84,7 +88,7 @@ def on_all_ranks(communicator: Communicator, action: Callable[[], Result], what:
     ------
     DistcacheError
         On all ranks the same, with the problems of all ranks, if the action failed on any.
-        `failed_ranks` names them.
+        `failed_ranks` names them. A problem that only some of several nodes have names a node.
     BuildInterrupted, CollectiveTimeout
         On one rank, at once: the job is being ended.
     """
@@ -99,7 +103,8 @@ def on_all_ranks(communicator: Communicator, action: Callable[[], Result], what:
     found = communicator.allgather(failure, _Failure | None, what)
     failures = [entry for entry in found if entry is not None]
     if failures:
-        raised = error_from_exit_code(failures[0].exit_code, *_sentences(failures))
+        hosts = set(communicator.allgather(node_name(os.environ), str, what)) if each else set()
+        raised = error_from_exit_code(failures[0].exit_code, *_sentences(failures, hosts))
         raise raised.of_all_ranks(entry.rank for entry in failures) from cause
     return result
 
@@ -129,7 +134,9 @@ def on_rank_0(
     def act() -> Result | None:
         return action() if communicator.rank == 0 else None
 
-    result: Result = communicator.broadcast(on_all_ranks(communicator, act, what), kind, what)
+    result: Result = communicator.broadcast(
+        on_all_ranks(communicator, act, what, each=False), kind, what
+    )
     return result
 
 
@@ -201,7 +208,7 @@ def _write(text: str) -> None:
 
 
 def _failure_of(error: BaseException, rank: int) -> _Failure:
-    host = socket.gethostname()
+    host = node_name(os.environ)
     if isinstance(error, DistcacheError):
         problems = tuple(map(_as_utf8, error.problems))
         return _Failure(rank, host, error.exit_code, problems, error.local)
@@ -219,8 +226,11 @@ def _as_utf8(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _sentences(failures: list[_Failure]) -> list[str]:
-    """Return every problem once; a local one names the first rank that has it."""
+def _sentences(failures: list[_Failure], hosts: set[str]) -> list[str]:
+    """Return every problem once, with the first rank that has it if it is local.
+
+    So is one that only some of several nodes have.
+    """
     found: dict[tuple[str, bool], list[_Failure]] = {}
     for failure in failures:
         for problem in failure.problems:
@@ -228,5 +238,6 @@ def _sentences(failures: list[_Failure]) -> list[str]:
     sentences = []
     for (problem, local), ranks in found.items():
         others = f" and {len(ranks) - 1} more" if len(ranks) > 1 else ""
-        sentences.append(f"{ranks[0]}{others}: {problem}" if local else problem)
+        named = local or len({failure.host for failure in ranks}) < len(hosts)
+        sentences.append(f"{ranks[0]}{others}: {problem}" if named else problem)
     return sentences

@@ -5,24 +5,33 @@ Values are sent as msgpack of a stated type, arrays as raw bytes; nothing is eve
 
 from __future__ import annotations
 
+import socket
 import sys
-from collections.abc import Collection, Sequence
-from typing import Any, Literal, NoReturn, Protocol, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, Literal, NoReturn, Protocol, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "NODE_NAME",
     "Communicator",
     "Message",
     "Pending",
     "Reduction",
     "SerialCommunicator",
+    "node_name",
 ]
 
 Value = TypeVar("Value")
 Reduction = Literal["sum", "max"]
+NODE_NAME: Final = "DISTCACHE_NODE_NAME"
+
+
+def node_name(environment: Mapping[str, str]) -> str:
+    """Return the name of this node; tests give several names to one machine."""
+    return environment.get(NODE_NAME) or socket.gethostname()
 
 
 class Message(msgspec.Struct, frozen=True):

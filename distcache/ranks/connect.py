@@ -1,10 +1,9 @@
-"""Join the ranks that a launcher has started, and divide the cores of their machines."""
+"""Join the ranks that a launcher has started."""
 
 from __future__ import annotations
 
 import os
-import socket
-from collections import Counter
+import stat
 from collections.abc import Mapping
 from typing import Final
 
@@ -12,12 +11,16 @@ from distcache.errors import ConfigError
 from distcache.extras import how_to_install
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 
-__all__ = ["connect", "connected", "share_of_cores", "threads_of", "world_size"]
+__all__ = ["connect", "connected", "world_size"]
 
 # Set by Open MPI's mpirun, by MPICH's mpiexec and srun --mpi=pmi2, and by srun; the closest first.
 # Not SLURM_NTASKS, which an allocation has too, where no step has been started.
 WORLD_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-MOST_THREADS: Final = 8  # each thread of a build may hold a section of its own
+ALONE: Final = "DISTCACHE_ALONE"
+HOW_ALONE: Final = (
+    "if this process is none of the launcher's ranks, but a child of one or one of torchrun's, "
+    f"set {ALONE}=1 to run it alone"
+)
 
 _connected: Communicator | None = None
 
@@ -25,8 +28,10 @@ _connected: Communicator | None = None
 def world_size(environment: Mapping[str, str]) -> tuple[str, int]:
     """Return the variable with the number of processes that the launcher started, and its value.
 
-    Without a launcher the name is empty and the number is 1.
+    Without a launcher, or with ``DISTCACHE_ALONE=1``, the name is empty and the number is 1.
     """
+    if environment.get(ALONE, "0") not in ("", "0"):
+        return "", 1
     for name in WORLD_VARIABLES:
         value = environment.get(name, "")
         if value.isdecimal():
@@ -60,12 +65,17 @@ def connected() -> Communicator | None:
 
 
 def _join(name: str, count: int) -> Communicator:
+    if _lost_launcher(os.environ):
+        raise ConfigError(
+            f"{name} says that {count} processes were started, but the connection to the launcher "
+            f"(PMI_FD) is closed in this one; {HOW_ALONE}"
+        )
     try:
         from distcache.ranks.mpi import MpiCommunicator  # noqa: PLC0415
     except (ImportError, RuntimeError) as error:  # the latter if there is no MPI library
         raise ConfigError(
             f"{name} says that {count} processes were started, but mpi4py cannot be loaded "
-            f"({error}): {how_to_install('mpi')}, and an MPI library"
+            f"({error}): {how_to_install('mpi')}, and an MPI library; {HOW_ALONE}"
         ) from error
     communicator = MpiCommunicator()
     if communicator.size != count:
@@ -73,22 +83,20 @@ def _join(name: str, count: int) -> Communicator:
             f"{name} says that {count} processes were started, but MPI joins {communicator.size}: "
             "mpi4py was loaded with another MPI than the launcher's. Start it with the launcher of "
             "its own MPI (srun --mpi=pmi2 for MPICH, srun --mpi=pmix for Open MPI, mpiexec), or "
-            "set MPI4PY_MPIABI"
+            f"set MPI4PY_MPIABI; {HOW_ALONE}"
         )
     return communicator
 
 
-def share_of_cores(communicator: Communicator, most: int = MOST_THREADS) -> int:
-    """Return the smallest share that any rank has of the cores it may run on. Collective.
+def _lost_launcher(environment: Mapping[str, str]) -> bool:
+    """Return whether the launcher's descriptor is none: MPICH's library would abort the process.
 
-    The same on all ranks, from 1 to `most`. Ranks share the cores to which both are bound.
+    A child that does not inherit descriptors, as those of `subprocess`, lacks it.
     """
-    mine = (socket.gethostname(), sorted(os.sched_getaffinity(0)))
-    everyone = communicator.allgather(mine, tuple[str, tuple[int, ...]], "cores of the ranks")
-    sharing = Counter((host, tuple(cores)) for host, cores in everyone)
-    return min(threads_of(len(cores), ranks, most) for (_, cores), ranks in sharing.items())
-
-
-def threads_of(cores: int, ranks: int, most: int = MOST_THREADS) -> int:
-    """Return the threads of each of several ranks that share cores, from 1 to `most`."""
-    return max(min(cores // ranks, most), 1)
+    number = environment.get("PMI_FD", "")
+    if not number.isdecimal():
+        return False
+    try:
+        return not stat.S_ISSOCK(os.fstat(int(number)).st_mode)
+    except OSError:
+        return True

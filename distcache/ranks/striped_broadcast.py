@@ -1,9 +1,9 @@
 """A striped broadcast: agents read disjoint chunks and broadcast them, so that each is read once.
 
-Chunk p is read by agent p mod agents and broadcast to all. Every agent starts the broadcasts in the
-order of the chunks, at most `WINDOW` at a time; threads read its own next chunks ahead, and a sink
-takes what has arrived. So an agent holds a bounded number of buffers, however many agents and bytes
-there are.
+Chunk p is read by reader p mod readers, of which by default every agent is one, and broadcast to
+all. Every agent starts the broadcasts in the order of the chunks, at most `WINDOW` at a time;
+threads read its own next chunks ahead, and a sink takes what has arrived. So an agent holds a
+bounded number of buffers, however many agents and bytes there are.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Sink(Protocol):
         ...
 
 
-def reader_of(chunk: int, agents: int) -> int:
+def reader_of(chunk: int, readers: Sequence[int]) -> int:
     """Return the agent that reads a chunk."""
-    return chunk % agents
+    return readers[chunk % len(readers)]
 
 
 def _pack_error(error: DistcacheError, trailer: Buffer) -> None:
@@ -141,9 +141,15 @@ class _Relay:
     """
 
     def __init__(
-        self, agents: Communicator, sizes: Sequence[int], reader: _Reader, sink: Sink
+        self,
+        agents: Communicator,
+        readers: Sequence[int],
+        sizes: Sequence[int],
+        reader: _Reader,
+        sink: Sink,
     ) -> None:
         self._agents = agents
+        self._readers = readers
         self._sizes = sizes
         self._reader = reader
         self._sink = sink
@@ -173,7 +179,7 @@ class _Relay:
         """Start what can be started; return how many."""
         before = self._started
         while self._started < self._limit and len(self._going) < WINDOW and self._sink.has_room():
-            root = reader_of(self._started, self._agents.size)
+            root = reader_of(self._started, self._readers)
             if root != self._agents.rank:
                 buffer = np.empty(self._sizes[self._started] + TRAILER, np.uint8)
             elif self._reader.is_ready():
@@ -208,6 +214,7 @@ def striped_broadcast(
     sink: Sink,
     advance: Callable[[float], None],
     ahead: int = AHEAD,
+    readers: Sequence[int] | None = None,
 ) -> None:
     """Broadcast chunks, each read by one agent. Collective.
 
@@ -225,6 +232,8 @@ def striped_broadcast(
         Receives the bytes that have arrived.
     ahead : int
         Own chunks that are read ahead.
+    readers : sequence of int or None
+        Agents that read, the same on all; by default all of them.
 
     Raises
     ------
@@ -233,8 +242,10 @@ def striped_broadcast(
     CollectiveTimeout
         If the others do not answer.
     """
-    reader = _Reader(range(agents.rank, len(sizes), agents.size), sizes, read, ahead)
-    relay = _Relay(agents, sizes, reader, sink)
+    readers = range(agents.size) if readers is None else readers
+    own = [chunk for chunk in range(len(sizes)) if reader_of(chunk, readers) == agents.rank]
+    reader = _Reader(own, sizes, read, ahead)
+    relay = _Relay(agents, readers, sizes, reader, sink)
     try:
         relay.run(advance)
     except (CollectiveTimeout, BuildInterrupted):

@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from distcache.io.files import closing_fd, no_space_as_error
+from distcache.ranks.communicator import NODE_NAME
 from distcache.staging.heartbeat import Monitor
 from distcache.timeouts import limits
 
-__all__ = ["NODE_NAME", "OWNER", "Owner"]
+__all__ = ["OWNER", "Owner"]
 
 OWNER: Final = "owner"
 LONGEST: Final = 1 << 12  # bytes of the file; more are not read
 POLL: Final = 0.1  # seconds between two looks at an owner that may be dead
-NODE_NAME: Final = "DISTCACHE_NODE_NAME"
-"""The variable by which tests give several names to one machine."""
 
 
 class _Process(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Annotated, Any, Final, Literal
@@ -9,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from torch.utils.data import Sampler
 
-from distcache.errors import ConfigError, StateWarning
+from distcache.errors import ConfigError, LoaderWarning, StateWarning
 from distcache.io.threads import decodable
 from distcache.train.dataset import CachedDataset
 from distcache.train.order import Cyclic, Order, Sequential, Sharded
@@ -17,6 +18,8 @@ from distcache.train.rows import RowDataset
 
 __all__ = ["ResumableSampler"]
 
+# Of accelerate, which the Trainer of transformers uses too.
+DEALERS: Final = ("BatchSamplerShard", "DataLoaderDispatcher")
 ORDERS: Final = ("sequential", "cyclic")
 VERSION: Final = 2
 MOST_SAMPLES: Final = 1 << 62
@@ -68,6 +71,17 @@ def _beyond_limits(consumed: int, epoch: int) -> list[str]:
 def _lacks_identity(found: _State, own: _State) -> bool:
     fields = ("cache_key", "split", "dataset")
     return any(getattr(found, name) is None and getattr(own, name) is not None for name in fields)
+
+
+def _dealt_by() -> str:
+    """Return which class of accelerate's that deals batches to ranks iterates over a sampler."""
+    frame = sys._getframe(1)
+    while (outer := frame.f_back) is not None:
+        frame = outer
+        owner = frame.f_code.co_qualname.partition(".")[0]
+        if owner in DEALERS and frame.f_globals.get("__name__", "").startswith("accelerate."):
+            return f"accelerate's {owner}"
+    return ""
 
 
 class ResumableSampler(Sampler[list[int | None]]):
@@ -139,6 +153,7 @@ class ResumableSampler(Sampler[list[int | None]]):
         self._epoch_samples = self.total_samples - self.total_samples % self.step
         self._shuffled_samples = self.total_samples - self.total_samples % micro_batch_size
         self._order = self._make_order()
+        self._served = False  # whether a batch has been yielded
 
     def _require_possible(self, order: str) -> None:
         counts = {
@@ -187,7 +202,25 @@ class ResumableSampler(Sampler[list[int | None]]):
         return Cyclic(self._epoch_samples, self._shuffled_samples)
 
     def __iter__(self) -> Iterator[list[int | None]]:
-        """Yield this rank's batches, from `consumed_samples` to the end of the epoch."""
+        """Yield this rank's batches, from `consumed_samples` to the end of the epoch.
+
+        Issues a `LoaderWarning` if an earlier pass has left nothing, or if a library deals the
+        batches to ranks again.
+        """
+        if self._served and not len(self):
+            warnings.warn(
+                f"distcache's {self!r}: no batch is left; make another sampler, or give consumed_samples",
+                LoaderWarning,
+                stacklevel=2,
+            )
+        if self.data_parallel_size > 1 and (wrapper := _dealt_by()):
+            warnings.warn(
+                f"distcache's {self!r}: {wrapper} deals its batches to ranks once more, so that most are never "
+                "trained on; do not give the loader to prepare(), or make the sampler with "
+                "data_parallel_rank=0 and data_parallel_size=1",
+                LoaderWarning,
+                stacklevel=2,
+            )
         stop = self.consumed_samples + self._left()
         while self.consumed_samples < stop:
             begin, end = self.consumed_samples, self.consumed_samples + self.step
@@ -201,7 +234,7 @@ class ResumableSampler(Sampler[list[int | None]]):
             else:
                 first = self.data_parallel_rank * self.micro_batch_size
                 mine = ids[first : first + self.micro_batch_size]
-            self.consumed_samples = end
+            self.consumed_samples, self._served = end, True
             batch: list[int | None] = mine.tolist()
             yield batch + [None] * (self.micro_batch_size - len(batch))
 

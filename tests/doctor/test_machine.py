@@ -32,7 +32,7 @@ def test_a_good_directory(tmp_path: Path) -> None:
 
 
 def test_directories_that_lack_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Locks are dispensable, hard links are not, and neither is the directory."""
+    """Locks and hard links are dispensable, the directory is not."""
     assert finding("locks", tmp_path / "none").level == "problem"
     with monkeypatch.context() as patch:
         patch.setattr(fcntl, "flock", lambda *_: None)
@@ -45,7 +45,7 @@ def test_directories_that_lack_something(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(os, "link", refuse)
     assert finding("locks", tmp_path).level == "warning"
     links = finding("hard links", tmp_path)
-    assert (links.level, "no hard links" in links.text) == ("problem", True)
+    assert (links.level, "by renames" in links.text) == ("ok", True)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -107,3 +107,18 @@ def test_the_command(tmp_path: Path) -> None:
     assert wrong.returncode == 2
     assert "torchrun: is not a directory" in wrong.stderr
     assert start(["doctor", "--shared", tmp_path / "none"]).returncode == 5
+
+
+def test_limits_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its quota, memory and processes are said, and what to do where they are few."""
+    limits = {"memory.max": "1073741824", "pids.max": "64"}
+    monkeypatch.setattr(machine, "cgroup_limits", lambda name: iter([limits.get(name, "max")]))
+    monkeypatch.setattr(machine, "usable_cores", lambda: 1)
+    monkeypatch.setattr(machine, "SHARED_MEMORY", tmp_path / "none")
+    found = finding("limits", tmp_path)
+    assert found.level == "warning"
+    for text in ("1 of ", "1.0 GiB of memory", "64 processes", "--threads 1", "--shm-size"):
+        assert text in found.text
+    monkeypatch.setattr(machine, "SHARED_MEMORY", tmp_path)
+    limits.clear()
+    assert finding("limits", tmp_path).level == "ok"

@@ -35,7 +35,7 @@ def test_chunks_cover_blocks_in_order(
 @given(chunks=st.integers(0, 500), agents=st.integers(1, 40))
 def test_agents_read_equal_shares(chunks: int, agents: int) -> None:
     """Every chunk has one reader, and none reads two more than another."""
-    readers = [reader_of(chunk, agents) for chunk in range(chunks)]
+    readers = [reader_of(chunk, range(agents)) for chunk in range(chunks)]
     assert all(0 <= reader < agents for reader in readers)
     counts = [readers.count(agent) for agent in range(agents)]
     assert max(counts) - min(counts) <= 1

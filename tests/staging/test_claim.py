@@ -13,7 +13,8 @@ import pytest
 from distcache.builder.prepare import is_finished
 from distcache.progress import NullProgress
 from distcache.ranks.communicator import SerialCommunicator
-from distcache.ranks.connect import share_of_cores, world_size
+from distcache.ranks.connect import world_size
+from distcache.ranks.cores import share_of_cores
 from distcache.staging import claim as claims
 from distcache.staging.claim import claim
 from distcache.staging.heartbeat import read_beat, write_beat
@@ -138,6 +139,8 @@ def test_signs_of_life_differ(shared: Path) -> None:
         ({"SLURM_STEP_NUM_TASKS": "8", "PMI_SIZE": "4"}, ("PMI_SIZE", 4)),
         ({"OMPI_COMM_WORLD_SIZE": "2", "SLURM_STEP_NUM_TASKS": "8"}, ("OMPI_COMM_WORLD_SIZE", 2)),
         ({"SLURM_STEP_NUM_TASKS": "x"}, ("", 1)),
+        ({"SLURM_STEP_NUM_TASKS": "8", "DISTCACHE_ALONE": "1"}, ("", 1)),
+        ({"SLURM_STEP_NUM_TASKS": "8", "DISTCACHE_ALONE": "0"}, ("SLURM_STEP_NUM_TASKS", 8)),
     ],
 )
 def test_what_the_launcher_started(environment: dict[str, str], expected: tuple[str, int]) -> None:

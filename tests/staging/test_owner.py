@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from distcache.staging.owner import NODE_NAME, OWNER, Owner
+from distcache.ranks.communicator import NODE_NAME
+from distcache.staging.owner import OWNER, Owner
 
 
 def test_one_of_several(tmp_path: Path) -> None:

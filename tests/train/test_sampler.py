@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import distcache
-from distcache.errors import ConfigError
+from distcache.errors import ConfigError, LoaderWarning
 from distcache.train import order as orders
 from distcache.train.order import _Epochs
 from distcache.train.sampler import ResumableSampler
@@ -353,3 +353,11 @@ def test_a_sampler_says_what_it_is(cache: Path) -> None:
     )
     sampler = ResumableSampler(distcache.open(cache).dataset("train"), 2)
     assert "samples of split 'train', rank 0 of 1" in repr(sampler)
+
+
+def test_a_spent_sampler_says_so() -> None:
+    """A second pass would otherwise train on nothing, without a word."""
+    sampler = ResumableSampler(8, 4)
+    assert len(list(sampler)) == 2
+    with pytest.warns(LoaderWarning, match="no batch is left"):
+        assert list(sampler) == []

@@ -1,0 +1,61 @@
+"""The cores that a process may use: of its affinity, within the quotas of its cgroups."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from distcache.ranks import cores
+from distcache.ranks.communicator import SerialCommunicator
+from distcache.ranks.cores import cgroup_limits, share_of_cores, usable_cores
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Made-up cgroups; this process is in `job/step` of version 2."""
+    monkeypatch.setattr(cores, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(cores, "MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
+    (tmp_path / "membership").write_text("0::/job/step\n")
+    (tmp_path / "cgroup" / "job" / "step").mkdir(parents=True)
+    return tmp_path / "cgroup"
+
+
+def test_without_a_quota(groups: Path) -> None:
+    """The affinity counts."""
+    assert usable_cores() == 6
+    (groups / "job" / "cpu.max").write_text("max 100000\n")
+    assert usable_cores() == 6
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"), [("50000 100000", 1), ("250000 100000", 2), ("900000 100000", 6)]
+)
+def test_a_quota_of_an_outer_group(groups: Path, quota: str, expected: int) -> None:
+    """Whole cores of it, and at least one."""
+    (groups / "job" / "step" / "cpu.max").write_text("max 100000\n")
+    (groups / "job" / "cpu.max").write_text(quota + "\n")
+    assert usable_cores() == expected
+    assert share_of_cores(SerialCommunicator()) == expected
+
+
+def test_version_1(groups: Path, tmp_path: Path) -> None:
+    """The controller has a directory of its own; of -1 is no quota."""
+    (tmp_path / "membership").write_text("5:memory:/\n4:cpu,cpuacct:/job\n1:name=systemd:/x\n")
+    group = groups / "cpu,cpuacct" / "job"
+    group.mkdir(parents=True)
+    (group / "cpu.cfs_quota_us").write_text("300000\n")
+    (group / "cpu.cfs_period_us").write_text("100000\n")
+    assert usable_cores() == 3
+    (group / "cpu.cfs_quota_us").write_text("-1\n")
+    assert usable_cores() == 6
+
+
+def test_a_container_sees_its_own_group_as_the_root(groups: Path, tmp_path: Path) -> None:
+    """Its path in the host is not there."""
+    (tmp_path / "membership").write_text("0::/../../kubepods/pod7\n")
+    (groups / "cpu.max").write_text("200000 100000\n")
+    assert usable_cores() == 2
+    assert list(cgroup_limits("memory.max")) == []
