@@ -209,14 +209,15 @@ class ResumableSampler(Sampler[list[int | None]]):
         """
         if self._served and not len(self):
             warnings.warn(
-                f"distcache's {self!r}: no batch is left; make another sampler, or give consumed_samples",
+                f"distcache's {self!r}: no batch is left; make another sampler, or give "
+                "consumed_samples",
                 LoaderWarning,
                 stacklevel=2,
             )
         if self.data_parallel_size > 1 and (wrapper := _dealt_by()):
             warnings.warn(
-                f"distcache's {self!r}: {wrapper} deals its batches to ranks once more, so that most are never "
-                "trained on; do not give the loader to prepare(), or make the sampler with "
+                f"distcache's {self!r}: {wrapper} deals its batches to ranks once more, so that "
+                "most are never trained on; do not give the loader to prepare(), or make the sampler with "
                 "data_parallel_rank=0 and data_parallel_size=1",
                 LoaderWarning,
                 stacklevel=2,
