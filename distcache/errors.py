@@ -26,6 +26,7 @@ __all__ = [
     "SharedFileWarning",
     "StateWarning",
     "StorageError",
+    "StoreWaitWarning",
     "error_from_exit_code",
 ]
 
@@ -180,6 +181,10 @@ class ShardWaitWarning(DistcacheWarning):
 
 class StateWarning(DistcacheWarning):
     """The state of a sampler does not identify its samples completely."""
+
+
+class StoreWaitWarning(DistcacheWarning):
+    """A store of objects does not answer; it is asked again."""
 
 
 class LoaderWarning(DistcacheWarning):

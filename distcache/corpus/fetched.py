@@ -19,7 +19,7 @@ import msgspec
 
 from distcache.corpus.idx import idx_path
 from distcache.corpus.receipt import receipt_path
-from distcache.errors import DistcacheError
+from distcache.errors import AccessDenied, DistcacheError
 from distcache.io.files import (
     FileVersion,
     closing_fd,
@@ -116,9 +116,16 @@ def _find(
     """Return which objects exist; ranks share the requests. Collective."""
     urls = list(itertools.chain.from_iterable(zip(indices, receipts, strict=True)))
     own = urls[communicator.rank :: communicator.size]
+    optional = frozenset(receipts)
 
     def look(url: str) -> _Object | None:
-        version = version_or_none(url)
+        try:
+            version = version_or_none(url)
+        except AccessDenied:
+            # Who may not list is refused what does not exist, as most receipts.
+            if url not in optional:
+                raise
+            version = None
         return None if version is None else _Object(url, version)
 
     mine = on_all_ranks(

@@ -54,14 +54,15 @@ class AheadLog:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._changed = threading.Condition()
+        lock = threading.RLock()
+        self._changed = threading.Condition(lock)  # a range has come, or will not
+        self._work = threading.Condition(lock)  # there is something to fetch, or room for it
         self._entries: dict[RangeKey, list[Entry]] = {}  # one for each time that it is read
         self._streams: list[Stream] = []
         self._begin = time.monotonic()
         self._number = 0
         self._earlier: dict[RangeKey, tuple[Segment, Held]] = {}
         self._closed = False
-        self._asked = 0
         self._room: int | None = None  # what a full disk has held
         self._full = float("-inf")
         self.used = 0
@@ -75,6 +76,10 @@ class AheadLog:
             for entry in held:
                 self._earlier[entry.key] = (segment, entry)
             segment.unread = sum(self._earlier[entry.key][0] is segment for entry in held)
+
+    @property
+    def _asked(self) -> int:
+        return max((stream.budget for stream in self._streams), default=0)
 
     @property
     def budget(self) -> int:
@@ -109,13 +114,13 @@ class AheadLog:
         return stream
 
     def announce(self, stream: Stream, keys: Sequence[RangeKey], budget: int) -> None:
-        """Add ranges to the end of a stream; the largest budget that was asked for counts."""
+        """Add ranges to the end of a stream; the largest budget of the open streams counts."""
         with self._changed:
-            self._asked = max(self._asked, budget)
+            stream.budget = max(stream.budget, budget)
             for key in keys:
                 stream.numbered += 1
                 self._add(stream, key)
-            self._changed.notify_all()
+            self._work.notify()
 
     def _add(self, stream: Stream, key: RangeKey) -> None:
         """Add a range to a stream; ranks that read the same share it, once for each time."""
@@ -145,13 +150,14 @@ class AheadLog:
                     self._give_up(entry)
                 elif entry.state is State.queued:
                     next(iter(entry.readers)).queue.append(entry)  # twice queued is fetched once
-            self._changed.notify_all()
+            self._work.notify()
 
     def close(self) -> None:
         """Let the threads that wait for work end, and remove all segments."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+            self._work.notify_all()
         for stream in list(self._streams):
             self.close_stream(stream)
         with self._changed:
@@ -207,7 +213,7 @@ class AheadLog:
                 self.misses += data is None
                 self._read_once(entry)
                 self._drop_if_done(segment)
-                self._changed.notify_all()
+                self._work.notify()
         return data
 
     def _wait_for(self, entry: Entry, end: float) -> None:
@@ -290,8 +296,9 @@ class AheadLog:
                     self._note(self.used, error)
                     found = []
                 if found:
+                    self._work.notify()  # whoever wakes finds what is left, and wakes the next
                     return found
-                self._changed.wait(1.0)
+                self._work.wait(1.0)
             return []
 
     def _next_entries(self) -> list[Entry]:
@@ -402,6 +409,11 @@ class AheadLog:
         with self._changed:
             return any(entry.readers for entry in entries)
 
+    def is_awaited(self, entries: Sequence[Entry]) -> bool:
+        """Return whether somebody waits for what lies beside some ranges, or for one of them."""
+        with self._changed:
+            return any(entry.segment is not None and entry.segment.users for entry in entries)
+
     def _settle(self, entry: Entry, segment: Segment, held: Held | None) -> None:
         """Note the end of fetching a range."""
         segment.written()
@@ -413,6 +425,8 @@ class AheadLog:
             self._forget(entry)
         self._drop_if_done(segment)
         self._changed.notify_all()
+        if entry.state is State.gone:
+            self._work.notify()
 
     def _note(self, room: int, error: OSError) -> None:
         """Note that nothing could be written; a full disk is tried again later."""

@@ -13,7 +13,7 @@ import socket
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -77,7 +77,7 @@ class AheadRequest(msgspec.Struct, frozen=True, tag="ahead"):
 
     sources: list[Source]
     ranges: bytes
-    budget: int
+    budget: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class StatusRequest(msgspec.Struct, frozen=True, tag="status"):

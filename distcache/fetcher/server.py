@@ -9,7 +9,9 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
+import select
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from distcache.errors import CorpusError, DistcacheError, StorageError
+from distcache.errors import AccessDenied, CorpusError, DistcacheError, NoSpace, StorageError
 from distcache.fetcher import LOCK
 from distcache.fetcher.ahead_log import AheadLog
 from distcache.fetcher.protocol import (
@@ -42,6 +44,7 @@ from distcache.io.files import open_sized, version_of, write_range
 from distcache.staging.locks import try_lock
 from distcache.storage import PIECE, is_url
 from distcache.storage.access import identity_of
+from distcache.storage.pace import in_background
 from distcache.storage.place import FilePlace, Place, bucket_of
 from distcache.storage.ranges import GAP, Joined, join_ranges
 from distcache.storage.url import address_of
@@ -54,6 +57,7 @@ __all__ = ["Fetcher", "serve"]
 
 AHEAD_THREADS: Final = 48  # requests ahead of use at a time; a store's pace may allow fewer
 READ_THREADS: Final = 64  # requests for what is waited for
+FEWEST_THREADS: Final = 4
 OPEN_FILES: Final = 512
 PAUSE: Final = 5.0  # seconds between two attempts to read ahead from a store that is away
 Request = AheadRequest | Hello | ReadRequest | StatusRequest
@@ -129,7 +133,7 @@ class Fetcher:
     def __init__(self, directory: Path) -> None:
         self.log = AheadLog(directory)
         self._places = _Places()
-        self._readers = ThreadPoolExecutor(READ_THREADS)
+        self._readers = _started_threads()
         self._lock = threading.Lock()
         self._probes: dict[str, threading.Lock] = collections.defaultdict(threading.Lock)
         self._ahead: list[threading.Thread] = []
@@ -147,8 +151,13 @@ class Fetcher:
         with self._lock:
             while len(self._ahead) < AHEAD_THREADS:
                 thread = threading.Thread(target=self._read_ahead, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError:  # the node has no more threads
+                    if not self._ahead:
+                        raise
+                    break
                 self._ahead.append(thread)
-                thread.start()
 
     def read(self, request: ReadRequest, descriptors: Sequence[int]) -> None:
         """Write ranges into descriptors, at their own offsets.
@@ -176,9 +185,10 @@ class Fetcher:
                         lost.append(key)
                     else:
                         write_range(targets[key.source], key.begin, data)
-                except (DistcacheError, OSError) as problem:
+                except Exception as problem:  # noqa: BLE001  raised below, after the others
                     problems.append(problem)
         pending += self._fetch_all(lost, targets)
+        # Nothing may write to a descriptor after the caller has closed it.
         problems += [error for future in pending if (error := future.exception()) is not None]
         if problems:
             raise problems[0]
@@ -224,23 +234,35 @@ class Fetcher:
         turn: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         while True:
             try:
-                with turn:
+                with turn, in_background():
                     data = self._fetch(source, begin, end)
                 break
             except StorageError as error:
-                if not error.passes or not self.log.is_wanted(entries):
+                refused = isinstance(error, AccessDenied)
+                if not (error.passes or refused) or not self.log.is_wanted(entries):
                     self._fail(entries, error)
                     return
                 self.log.note = str(error)
                 with self._lock:
                     turn = self._probes[_store_of(source.path)]
-                time.sleep(PAUSE)
+                if refused and self._is_awaited_soon(entries):
+                    self._fail(entries, error)  # who waits asks by itself, and gets the refusal
+                    return
+                if not refused:
+                    time.sleep(PAUSE)
             except Exception as error:  # noqa: BLE001  its readers would wait for this thread
                 self._fail(entries, error)
                 return
         for entry in entries:
             first = entry.key.begin - begin
             self.log.store(entry, data[first : first + entry.key.size].data)
+
+    def _is_awaited_soon(self, entries: list[Entry]) -> bool:
+        """Pause; return whether somebody began to wait for some ranges meanwhile."""
+        until = time.monotonic() + PAUSE
+        while not (awaited := self.log.is_awaited(entries)) and time.monotonic() < until:
+            time.sleep(PAUSE / 50)
+        return awaited
 
     def _fail(self, entries: list[Entry], error: Exception) -> None:
         for entry in entries:
@@ -266,6 +288,27 @@ class Fetcher:
             retries=retries,
             note=self.log.note,
         )
+
+
+def _started_threads() -> ThreadPoolExecutor:
+    """Return a pool whose threads run already: none that is started later can fail.
+
+    Raises
+    ------
+    NoSpace
+        If not even a few can be started.
+    """
+    for count in (READ_THREADS, READ_THREADS // 4, FEWEST_THREADS):
+        pool, ready = ThreadPoolExecutor(count), threading.Barrier(count + 1)
+        try:
+            for _ in range(count):
+                pool.submit(ready.wait)
+            ready.wait()
+            return pool
+        except RuntimeError:
+            ready.abort()
+            pool.shutdown(wait=True, cancel_futures=True)
+    raise NoSpace(f"the fetcher cannot start {FEWEST_THREADS} threads; allow more processes")
 
 
 def _store_of(path: str) -> str:
@@ -306,7 +349,12 @@ class _Server:
                 continue
             with self._lock:
                 self._clients += 1
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            except RuntimeError:  # the node has no more threads: the client asks again
+                connection.close()
+                with self._lock:
+                    self._clients -= 1
 
     def _is_idle(self) -> bool:
         with self._lock:
@@ -317,8 +365,12 @@ class _Server:
         connection.settimeout(None)
         stream: Stream | None = None
         try:
-            with contextlib.suppress(EOFError, OSError, ValueError), connection:
-                while True:
+            with (
+                contextlib.suppress(EOFError, OSError, ValueError),
+                connection,
+                _end_of(connection) as ended,
+            ):
+                while not _has_ended(connection, ended):
                     request, descriptors = receive(connection, Request)
                     if isinstance(request, AheadRequest) and stream is None:
                         stream = self._fetcher.log.open_stream()
@@ -352,6 +404,8 @@ class _Server:
             return Reply.of(error)
         except ValueError as error:
             return Reply((f"the fetcher was asked for what is not possible: {error}",), 1)
+        except Exception as error:  # noqa: BLE001  without an answer, it would be taken for dead
+            return Reply((f"the fetcher failed: {type(error).__name__}: {error}",), 1)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -371,6 +425,35 @@ class _Server:
                 )  # fmt: skip
             self._ends = True
             return Reply(ends=True)
+
+
+@contextlib.contextmanager
+def _end_of(connection: socket.socket) -> Iterator[int | None]:
+    """Open what tells that the client's own process has ended, or None where nothing can.
+
+    A child that it has forked may keep the connection for long.
+    """
+    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    process = struct.unpack("3i", packed)[0]
+    try:
+        descriptor = os.pidfd_open(process) if process else None  # 0: of another PID namespace
+    except OSError:  # an old kernel
+        descriptor = None
+    try:
+        yield descriptor
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _has_ended(connection: socket.socket, ended: int | None) -> bool:
+    """Wait for a request; return whether the client's process ended without one."""
+    if ended is None:
+        return False
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    poll.register(ended, select.POLLIN)
+    return connection.fileno() not in dict(poll.poll())
 
 
 def serve(directory: Path) -> None:

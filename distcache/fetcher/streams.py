@@ -66,6 +66,7 @@ class Stream:
         self.queue: collections.deque[Entry] = collections.deque()
         self.segments: list[Segment] = []
         self.numbered = 0
+        self.budget = 0  # bytes that all streams together may have ahead, as this one asks
         self.position = 0  # the furthest range that was read
         self.placed = 0  # the furthest that has a place on the disk
         self.strange = 0  # readings far ahead of the position, one after the other

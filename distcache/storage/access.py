@@ -6,6 +6,7 @@ them, and a text that says where they are from.
 
 from __future__ import annotations
 
+import base64
 import configparser
 import functools
 import hashlib
@@ -28,6 +29,8 @@ __all__ = ["Access", "Credentials", "checked_endpoint", "environment_access", "i
 REREAD: Final = timedelta(minutes=5)  # files of credentials, which others may renew
 PATIENCE: Final = 60.0  # seconds for a process that returns credentials
 KEYS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+OF_SESSION: Final = ("AWS_SESSION_TOKEN", "AWS_CREDENTIAL_EXPIRATION", "AWS_SECURITY_TOKEN")
+ACCOUNT_BITS: Final = 0x7FFFFFFFFF80
 # Of these, the client asks the machine itself.
 OF_MACHINES: Final = (
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
@@ -120,13 +123,35 @@ def environment_access(address: Address, environment: Mapping[str, str] = os.env
 
 
 def identity_of(environment: Mapping[str, str]) -> str:
-    """Return what tells apart how environments reach stores, and says nothing of it."""
+    """Return what tells apart how environments reach stores, and says nothing of it.
+
+    Ranks of one job may have sessions of their own of one role: the account counts for them.
+    """
     named = {
         name: value
         for name, value in environment.items()
-        if name.startswith(("AWS_", "MSC_", "GOOGLE_", "AZURE_")) or name == "HOME"
+        if (name.startswith(("AWS_", "MSC_", "GOOGLE_", "AZURE_")) and name not in OF_SESSION)
+        or name == "HOME"
     }
+    if account := _account_of(named.get("AWS_ACCESS_KEY_ID", "")):
+        named["AWS_ACCESS_KEY_ID"] = account
+        named.pop("AWS_SECRET_ACCESS_KEY", None)
     return hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
+
+
+def _account_of(key: str) -> str:
+    """Return the account of a key of a session, which its ID has; empty for all others.
+
+    AWS's temporary keys begin with ASIA; the account's number is in bits 1 to 40 of the rest, which
+    is in base 32.
+    """
+    if not key.startswith("ASIA"):
+        return ""
+    try:
+        rest = base64.b32decode(key[4:])
+    except ValueError:
+        return ""
+    return str((int.from_bytes(rest[:6], "big") & ACCOUNT_BITS) >> 7)
 
 
 def checked_endpoint(url: Any, where: str) -> str | None:
@@ -218,6 +243,9 @@ def _read_section(path: str, section: str) -> dict[str, str] | None:
 
 def _from_files(environment: Mapping[str, str]) -> dict[str, Any]:
     profile = _read_profile(environment)
+    lacking = [name for name in map(str.lower, KEYS) if not profile.get(name)]
+    if lacking:
+        raise ConfigError(f"the profile of ~/.aws has no {' and no '.join(lacking)} any more")
     return {
         "access_key_id": profile["aws_access_key_id"],
         "secret_access_key": profile["aws_secret_access_key"],

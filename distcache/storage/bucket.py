@@ -11,8 +11,9 @@ import os
 import random
 import threading
 import time
+import warnings
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, TypeVar
 
@@ -27,6 +28,7 @@ from distcache.errors import (
     DistcacheError,
     ObjectChanged,
     StorageError,
+    StoreWaitWarning,
 )
 from distcache.io.files import FileVersion
 from distcache.io.watchdog import tick
@@ -43,6 +45,9 @@ __all__ = ["Bucket", "ObjectPlace", "find_bucket"]
 RETRIES: Final = 3  # of the client's own, which continue a cut answer where it ended
 FIRST_PAUSE: Final = 0.2  # seconds, between our own attempts; each is twice the one before
 LONGEST_PAUSE: Final = 10.0
+AGAIN: Final = timedelta(seconds=10)  # until credentials that cannot be read are read again
+SILENT: Final = 10.0  # seconds without an answer, after which it is said
+SAID: Final = 60.0  # seconds until it is said again
 MOST_PARTS: Final = 9_000  # of a multipart upload; stores allow 10,000
 Result = TypeVar("Result")
 
@@ -121,6 +126,8 @@ class Bucket:
         self._store: Any = None
         self._made = threading.Lock()
         self._unreadable: ConfigError | None = None
+        self._known: dict[str, Any] | None = None  # credentials that were read last
+        self._noted = float("-inf")
         self._pace = Pace(Window())
         self.requests = 0
         self.retries = 0
@@ -265,10 +272,14 @@ class Bucket:
         assert self._access.credentials is not None, "else the client finds them"
         self._unreadable = None
         try:
-            return self._access.credentials()
+            self._known = self._access.credentials()
         except ConfigError as error:
-            self._unreadable = error
-            raise
+            if self._known is None:
+                self._unreadable = error
+                raise
+            # A file that is being rewritten, or a program that fails once: what was right remains.
+            return {**self._known, "expires_at": datetime.now(UTC) + AGAIN}
+        return self._known
 
     def _try(self, url: str, action: Callable[[Any], Result]) -> Result:
         """Send a request, again after what may pass, until `limits().object_store` are over."""
@@ -323,6 +334,14 @@ class Bucket:
             raise ours from None
         if late > limits().object_store:
             raise StorageError(url, f"no answer in {late:.0f} s: {short_text(error)}") from None
+        if late > SILENT and time.monotonic() - self._noted > SAID:
+            self._noted = time.monotonic()
+            warnings.warn(
+                f"{url}: the store has not answered for {late:.0f} s ({short_text(error)}); it is "
+                f"asked for {limits().object_store:.0f} s",
+                StoreWaitWarning,
+                stacklevel=4,
+            )
         return None
 
 

@@ -40,6 +40,7 @@ LONGEST: Final = 300  # characters of a store's own words
 CLOCK: Final = "; this machine's clock differs from the store's: set it"
 MAYBE_EXPIRED: Final = "; the credentials may have expired: renew them"
 ANSWERS: Final = {
+    "AccessDenied": "; or there is no such object, and s3:ListBucket is not allowed",
     "RequestTimeTooSkewed": CLOCK,
     "ExpiredToken": "; the credentials have expired: renew them",
     "TokenRefreshRequired": "; the credentials have expired: renew them",
@@ -84,7 +85,8 @@ def is_transient(error: BaseException) -> bool:
         return False
     if status:
         return status >= 500 or status in (408, 429)
-    text = str(error).partition("Debug source")[0]
+    # Without the request's URL: a bucket or a key may be called anything.
+    text = URL.sub("", str(error).partition("Debug source")[0])
     return not any(words in text for words in PERMANENT)
 
 

@@ -6,14 +6,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Final
 
-__all__ = ["Pace", "Window"]
+__all__ = ["Pace", "Window", "in_background"]
 
 FIRST: Final = 32
 LEAST: Final = 4
 MOST: Final = 128
+_background: ContextVar[bool] = ContextVar("background", default=False)
 QUIET: Final = 1.0  # seconds: requests that were sent together are slowed down once
+
+
+@contextmanager
+def in_background() -> Iterator[None]:
+    """Let requests of this thread, for which nobody waits, come after those of others."""
+    token = _background.set(True)
+    try:
+        yield
+    finally:
+        _background.reset(token)
 
 
 class Window:
@@ -57,7 +69,10 @@ class Pace:
         self._window = window
         self._clock = clock
         self._going = 0
-        self._changed = threading.Condition()
+        self._urgent = 0  # requests that somebody waits for, and that wait for a place
+        lock = threading.Lock()
+        self._changed = threading.Condition(lock)
+        self._first = threading.Condition(lock)  # of those that somebody waits for
 
     @property
     def size(self) -> int:
@@ -67,16 +82,24 @@ class Pace:
     @contextmanager
     def request(self) -> Iterator[None]:
         """Wait for a place in the window, and hold it for the block."""
+        urgent = not _background.get()
         with self._changed:
-            while self._going >= int(self._window.size):
-                self._changed.wait()
+            self._urgent += urgent
+            while self._going >= int(self._window.size) or (self._urgent and not urgent):
+                (self._first if urgent else self._changed).wait()
+            self._urgent -= urgent
             self._going += 1
+            self._let_in()  # what has grown, or the last that came first
         try:
             yield
         finally:
             with self._changed:
                 self._going -= 1
-                self._changed.notify()
+                self._let_in()
+
+    def _let_in(self) -> None:
+        if self._going < int(self._window.size):
+            (self._first if self._urgent else self._changed).notify()
 
     def succeeded(self) -> None:
         """Note an answer."""

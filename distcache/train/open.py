@@ -463,7 +463,7 @@ def _name_in(root: Path, source: str) -> str:
     """Return the name that the copy of a shared cache has, or would have, in a store.
 
     It follows from the header of the shared file; if that file is gone, or is an object, which is
-    not looked at, it is the copy that was made from it.
+    not looked at, it is the copy that was made from it last: the object may have been replaced.
 
     Raises
     ------
@@ -482,10 +482,10 @@ def _name_in(root: Path, source: str) -> str:
             descriptor, header = open_cache_file(Path(source))
             os.close(descriptor)
             return cache_name(header)
-    for record in read_records(store):
-        if record.source == source:
-            return record.name
-    raise NotReady(f"{root} has no copy of it")
+    found = [record for record in read_records(store) if record.source == source]
+    if not found:
+        raise NotReady(f"{root} has no copy of it")
+    return max(found, key=lambda record: record.when).name
 
 
 def _moved_advice(is_local: bool) -> str:
