@@ -173,6 +173,7 @@ class AheadLog:
             if entry is not None and entry.state in (State.fetching, State.held):
                 if entry.segment is not None:
                     entry.segment.users += 1
+                entry.awaited += 1
                 return entry
             self.misses += 1
             if entry is not None:
@@ -209,6 +210,7 @@ class AheadLog:
         finally:
             with self._changed:
                 segment.users -= 1
+                entry.awaited -= 1
                 self.hits += data is not None
                 self.misses += data is None
                 self._read_once(entry)
@@ -410,9 +412,9 @@ class AheadLog:
             return any(entry.readers for entry in entries)
 
     def is_awaited(self, entries: Sequence[Entry]) -> bool:
-        """Return whether somebody waits for what lies beside some ranges, or for one of them."""
+        """Return whether somebody waits for any of some ranges."""
         with self._changed:
-            return any(entry.segment is not None and entry.segment.users for entry in entries)
+            return any(entry.awaited for entry in entries)
 
     def _settle(self, entry: Entry, segment: Segment, held: Held | None) -> None:
         """Note the end of fetching a range."""

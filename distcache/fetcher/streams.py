@@ -35,9 +35,11 @@ class Entry:
         Who will read it, and its number in that stream.
     streams : set of Stream
         Those that will read it, or have.
+    awaited : int
+        How many have claimed it, and wait for it or read it now.
     """
 
-    __slots__ = ("held", "key", "offset", "readers", "segment", "state", "streams")
+    __slots__ = ("awaited", "held", "key", "offset", "readers", "segment", "state", "streams")
 
     def __init__(self, key: RangeKey) -> None:
         self.key = key
@@ -46,6 +48,7 @@ class Entry:
         self.state = State.queued
         self.segment: Segment | None = None
         self.offset = 0
+        self.awaited = 0
         self.held: Held | None = None
 
     @property
