@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, Final
@@ -12,7 +13,7 @@ import typer
 
 from distcache.cli.show import LogFormat
 from distcache.errors import ConfigError
-from distcache.io.interruption import interrupt
+from distcache.io.interruption import end_by_itself, interrupt_at
 from distcache.units import parse_size
 
 __all__ = [
@@ -140,7 +141,7 @@ MINUTES: Final = {"days": 1440, "hours": 60, "minutes": 1}
 
 
 def interrupt_on_signals(advice: str = "run again to resume") -> None:
-    """From now on, raise `BuildInterrupted` on a signal.
+    """From now on, raise `BuildInterrupted` on a signal, as `interrupt_at` does.
 
     Call it after the ranks have joined: while they join, no Python code runs.
 
@@ -156,7 +157,8 @@ def interrupt_on_signals(advice: str = "run again to resume") -> None:
 
 
 def ignore_signals() -> None:
-    """From now on, ignore signals."""
+    """From now on, ignore signals: the process ends by itself."""
+    end_by_itself()
     for number in ENDING:
         signal.signal(number, signal.SIG_IGN)
 
@@ -164,8 +166,12 @@ def ignore_signals() -> None:
 _advice = ""
 
 
-def _interrupt(number: int, _: FrameType | None) -> None:
-    interrupt(f"interrupted by {signal.Signals(number).name}; {_advice}")
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    module = sys.modules.get("distcache.ranks.connect")
+    communicator = None if module is None else module.connected()
+    alone = communicator is None or communicator.size == 1
+    message = f"interrupted by {signal.Signals(number).name}; {_advice}"
+    interrupt_at(frame, number, message, alone=alone)
 
 
 def optional_size(text: str | None) -> int | None:

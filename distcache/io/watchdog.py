@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from distcache.errors import DistcacheError
+from distcache.io.interruption import answer_signals
 
 __all__ = [
     "Stalled",
@@ -31,9 +32,16 @@ class Stalled(DistcacheError):
 
 
 def tick() -> None:
-    """Count progress: something was read, written or finished. Called from any thread."""
+    """Count progress: something was read, written or finished. Called from any thread.
+
+    Raises
+    ------
+    BuildInterrupted
+        In the main thread, if a signal came while a library ran.
+    """
     global _count  # noqa: PLW0603  of the process
     _count += 1
+    answer_signals()
 
 
 def ticks() -> int:
