@@ -13,7 +13,7 @@ with warnings.catch_warnings():
     from megatron.core import num_microbatches_calculator as calculator
     from megatron.training import arguments, global_vars, training
 
-__all__ = ["counts", "parse", "samples_of"]
+__all__ = ["counts", "parse", "samples_of", "validate"]
 
 
 @functools.cache
@@ -49,6 +49,14 @@ def parse(words: Sequence[str], data_parallel_size: int) -> argparse.Namespace:
     options.rank, options.iteration = 0, 0
     options.data_parallel_size = data_parallel_size
     return options
+
+
+def validate(words: Sequence[str]) -> argparse.Namespace:
+    """Parse and validate options as Megatron does at its start, on rank 0 of eight."""
+    options = parser().parse_args(list(words))
+    options.rank, options.world_size = 0, 8
+    found: argparse.Namespace = arguments.validate_args(options)
+    return found
 
 
 def samples_of(options: argparse.Namespace) -> tuple[Any, Any, Any]:
