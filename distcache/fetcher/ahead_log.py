@@ -411,10 +411,10 @@ class AheadLog:
         with self._changed:
             return any(entry.readers for entry in entries)
 
-    def is_awaited(self, entries: Sequence[Entry]) -> bool:
-        """Return whether somebody waits for any of some ranges."""
+    def awaited(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Return those of some ranges that somebody waits for."""
         with self._changed:
-            return any(entry.awaited for entry in entries)
+            return [entry for entry in entries if entry.awaited]
 
     def _settle(self, entry: Entry, segment: Segment, held: Held | None) -> None:
         """Note the end of fetching a range."""

@@ -35,6 +35,7 @@ __all__ = [
     "encode_ranges",
     "listen_at",
     "peer_is_own",
+    "peer_of",
     "receive",
     "send",
 ]
@@ -206,8 +207,14 @@ def connect_to(directory: Path, patience: float) -> socket.socket:
 
 def peer_is_own(connection: socket.socket) -> bool:
     """Return whether a socket's other end is a process of this user."""
+    return peer_of(connection)[1] == os.geteuid()
+
+
+def peer_of(connection: socket.socket) -> tuple[int, int, int]:
+    """Return the process, user and group that connected; process 0 is of another PID namespace."""
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
-    return bool(PEER.unpack(found)[1] == os.geteuid())
+    process, user, group = PEER.unpack(found)
+    return process, user, group
 
 
 def send(connection: socket.socket, message: Any, descriptors: Sequence[int] = ()) -> None:

@@ -11,7 +11,6 @@ import contextlib
 import os
 import select
 import socket
-import struct
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +34,7 @@ from distcache.fetcher.protocol import (
     decode_ranges,
     listen_at,
     peer_is_own,
+    peer_of,
     receive,
     send,
 )
@@ -225,14 +225,16 @@ class Fetcher:
             self._fetch_ahead(entries)
 
     def _fetch_ahead(self, entries: list[Entry]) -> None:
-        """Fetch ranges that lie close together; a store that is away is waited for.
+        """Fetch ranges that lie close together; a store that is away or refuses is waited for.
 
         Then one thread at a time asks: a store that comes back is not met by all of every node's.
+        Whoever waits for a range that is refused asks for it, and gets the refusal.
         """
-        source, begin = entries[0].key.source, entries[0].key.begin
-        end = entries[-1].key.begin + entries[-1].key.size
+        source = entries[0].key.source
         turn: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        while True:
+        while entries:
+            begin = entries[0].key.begin
+            end = entries[-1].key.begin + entries[-1].key.size
             try:
                 with turn, in_background():
                     data = self._fetch(source, begin, end)
@@ -245,11 +247,7 @@ class Fetcher:
                 self.log.note = str(error)
                 with self._lock:
                     turn = self._probes[_store_of(source.path)]
-                if refused and self._is_awaited_soon(entries):
-                    self._fail(entries, error)  # who waits asks by itself, and gets the refusal
-                    return
-                if not refused:
-                    time.sleep(PAUSE)
+                entries = self._pause(entries, error if refused else None)
             except Exception as error:  # noqa: BLE001  its readers would wait for this thread
                 self._fail(entries, error)
                 return
@@ -257,12 +255,19 @@ class Fetcher:
             first = entry.key.begin - begin
             self.log.store(entry, data[first : first + entry.key.size].data)
 
-    def _is_awaited_soon(self, entries: list[Entry]) -> bool:
-        """Pause; return whether somebody began to wait for some ranges meanwhile."""
+    def _pause(self, entries: list[Entry], refusal: StorageError | None) -> list[Entry]:
+        """Wait before the next attempt; return the ranges that nobody waits for, of refused ones.
+
+        All others are given up, as soon as somebody waits for them.
+        """
         until = time.monotonic() + PAUSE
-        while not (awaited := self.log.is_awaited(entries)) and time.monotonic() < until:
-            time.sleep(PAUSE / 50)
-        return awaited
+        while entries and (left := until - time.monotonic()) > 0:
+            awaited = self.log.awaited(entries) if refusal is not None else []
+            if refusal is not None and awaited:
+                self._fail(awaited, refusal)
+                entries = [entry for entry in entries if entry not in awaited]
+            time.sleep(min(left, PAUSE / 50) if refusal is not None else left)
+        return entries
 
     def _fail(self, entries: list[Entry], error: Exception) -> None:
         for entry in entries:
@@ -433,10 +438,9 @@ def _end_of(connection: socket.socket) -> Iterator[int | None]:
 
     A child that it has forked may keep the connection for long.
     """
-    packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    process = struct.unpack("3i", packed)[0]
+    process = peer_of(connection)[0]
     try:
-        descriptor = os.pidfd_open(process) if process else None  # 0: of another PID namespace
+        descriptor = os.pidfd_open(process) if process else None
     except OSError:  # an old kernel
         descriptor = None
     try:

@@ -372,3 +372,13 @@ def next_or_none(log: AheadLog) -> list[Entry]:
         return next_now(log)
     except OSError:
         return []
+
+
+def test_the_budget_of_a_job_that_has_ended(log: AheadLog) -> None:
+    """It does not hold any more."""
+    first, second = log.open_stream(), log.open_stream()
+    log.announce(first, [key(0)], 4 << 20)
+    log.announce(second, [key(1)], 1 << 30)
+    assert log.budget == 1 << 30
+    log.close_stream(second)
+    assert log.budget == 4 << 20

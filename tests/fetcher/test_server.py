@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 import sys
+import threading
 import types
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from distcache.fetcher.protocol import AheadRequest, ReadRequest, Source, encode_ranges
-from distcache.fetcher.server import Fetcher
+from distcache.errors import AccessDenied, NoSpace
+from distcache.fetcher import server
+from distcache.fetcher.protocol import (
+    AheadRequest,
+    ReadRequest,
+    Source,
+    encode_ranges,
+    listen_at,
+)
+from distcache.fetcher.server import Fetcher, _Server, _started_threads
 from distcache.io.files import version_of
 from tests.waiting import wait_until
 
@@ -44,4 +56,108 @@ def test_a_question_while_the_client_of_stores_is_imported(
     monkeypatch.setitem(sys.modules, half_imported.__name__, half_imported)
     fetcher = Fetcher(tmp_path)
     assert fetcher.status(1).requests == 0
+    fetcher.close()
+
+
+def source_of(path: Path) -> Source:
+    """Write a file, and return it as a source."""
+    path.write_bytes(os.urandom(10_000))
+    return Source(str(path), version_of(path.stat()))
+
+
+def test_refusals_pause_what_is_read_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request at a time asks, and nothing is lost; who waits gets the refusal."""
+    source = source_of(tmp_path / "c.bin")
+    (tmp_path / "ahead").mkdir()
+    monkeypatch.setattr(server, "PAUSE", 0.2)
+    fetcher = Fetcher(tmp_path / "ahead")
+    original, asked, refused = fetcher._fetch, [0], [True]
+
+    def fetch(source: Source, begin: int, end: int) -> np.ndarray:
+        asked[0] += 1
+        if refused[0]:
+            raise AccessDenied(source.path, "access is denied")
+        return original(source, begin, end)
+
+    monkeypatch.setattr(fetcher, "_fetch", fetch)
+    stream = fetcher.log.open_stream()
+    fetcher.announce(stream, AheadRequest([source], encode_ranges(RANGES), 1 << 20))
+    wait_until(lambda: asked[0] > 0, "a refusal")
+    target = os.open(tmp_path / "target", os.O_RDWR | os.O_CREAT, 0o600)
+    with pytest.raises(AccessDenied):
+        fetcher.read(ReadRequest([source], encode_ranges(RANGES[:1])), [target])
+    os.close(target)
+    refused[0] = False
+    wait_until(lambda: fetcher.log.counts()[2] == len(RANGES) - 1, "what is read ahead")
+    assert asked[0] < 10 * len(RANGES)
+    fetcher.close()
+
+
+@pytest.mark.parametrize(("most", "expected"), [(1000, 64), (30, 16), (8, 4), (2, None)])
+def test_a_node_that_is_out_of_threads(
+    most: int, expected: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All threads of readers run before they are needed, or fewer, or none."""
+    begun = [0]
+    start = threading.Thread.start
+
+    def limited(thread: threading.Thread) -> None:
+        if begun[0] >= most:
+            raise RuntimeError("can't start new thread")
+        begun[0] += 1
+        start(thread)
+        if expected is not None and begun[0] == most:
+            begun[0] = 0  # those of a pool that was given up are free again
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    if expected is None:
+        with pytest.raises(NoSpace, match="allow more processes"):
+            _started_threads()
+        return
+    pool = _started_threads()
+    assert len(pool._threads) >= min(expected, most)
+    pool.shutdown()
+
+
+def test_an_error_that_nobody_expects_is_an_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without one, a client would take the fetcher for dead."""
+    fetcher = Fetcher(tmp_path)
+
+    def fail(*_: object) -> None:
+        raise MemoryError("8 TiB")
+
+    monkeypatch.setattr(fetcher, "read", fail)
+    ours, theirs = socket.socketpair()
+    request = ReadRequest([], encode_ranges([]))
+    reply = _Server(fetcher)._answer(theirs, request, [], None)
+    assert "MemoryError: 8 TiB" in reply.problems[0]
+    ours.close()
+    theirs.close()
+    fetcher.close()
+
+
+def test_a_client_that_leaves_a_child(tmp_path: Path) -> None:
+    """The child has the connection still, and the client counts as gone."""
+    listener = listen_at(tmp_path)
+    fetcher = Fetcher(tmp_path)
+    serving = _Server(fetcher)
+    thread = threading.Thread(target=serving.run, args=(listener,), daemon=True)
+    thread.start()
+    code = (
+        "import os, socket, sys, time\n"
+        "s = socket.socket(socket.AF_UNIX)\n"
+        "s.connect(sys.argv[1])\n"
+        "if os.fork() == 0:\n    time.sleep(30)\n    os._exit(0)\n"
+        "time.sleep(0.5)\n"
+        "os._exit(0)\n"
+    )
+    client = subprocess.Popen([sys.executable, "-c", code, "socket"], cwd=tmp_path)
+    wait_until(lambda: serving._clients == 1, "the client")
+    client.wait()
+    wait_until(lambda: serving._clients == 0, "its end")
+    serving._ends = True
+    thread.join(60)
+    listener.close()
     fetcher.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 from pathlib import Path
@@ -307,3 +308,23 @@ def test_no_configuration(tmp_path: Path) -> None:
     """Says which variable to set."""
     with pytest.raises(ConfigError, match="MSC_CONFIG"):
         profile_access(MSC, {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path)})
+
+
+def session(account: int, rest: int) -> dict[str, str]:
+    """Return the environment of a session of an account."""
+    digits = (account << 7 | rest % 128).to_bytes(6, "big") + rest.to_bytes(4, "big")
+    name = "ASIA" + base64.b32encode(digits).decode()
+    return {
+        "AWS_ACCESS_KEY_ID": name,
+        "AWS_SECRET_ACCESS_KEY": f"secret {rest}",
+        "AWS_SESSION_TOKEN": f"token {rest}",
+    }
+
+
+def test_sessions_of_one_account_share_a_fetcher() -> None:
+    """Ranks whose launchers made sessions of one role a second apart; other accounts do not."""
+    first = identity_of(session(123_456_789_012, 1))
+    assert identity_of(session(123_456_789_012, 2)) == first
+    assert identity_of(session(210_987_654_321, 1)) != first
+    lasting = {"AWS_ACCESS_KEY_ID": "AKIA1", "AWS_SECRET_ACCESS_KEY": "a"}
+    assert identity_of(lasting) != identity_of({**lasting, "AWS_ACCESS_KEY_ID": "AKIA2"})

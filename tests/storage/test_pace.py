@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distcache.storage.pace import QUIET, Window
+from distcache.storage.pace import QUIET, Pace, Window, in_background
+from tests.waiting import wait_until
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 3))))
@@ -37,3 +40,27 @@ def test_a_window_of_answers() -> None:
     for _ in range(10):
         window.succeeded()
     assert 10.9 < window.size <= 11
+
+
+def test_who_waits_goes_first() -> None:
+    """However many requests for which nobody waits stand in the queue."""
+    pace = Pace(Window(1, 1, 1))
+    order: list[str] = []
+
+    def ask(name: str) -> None:
+        with pace.request():
+            order.append(name)
+
+    def ask_ahead() -> None:
+        with in_background():
+            ask("ahead")
+
+    with pace.request():
+        threads = [threading.Thread(target=ask_ahead) for _ in range(5)]
+        threads.append(threading.Thread(target=ask, args=("waiting",)))
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: pace._urgent == 1, "who waits")
+    for thread in threads:
+        thread.join(60)
+    assert order == ["waiting", *["ahead"] * 5]
