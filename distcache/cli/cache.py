@@ -36,6 +36,7 @@ from distcache.corpus.fetched import fetched_indices
 from distcache.corpus.receipt import find_receipt
 from distcache.errors import CorpusError, KeyMismatch
 from distcache.extras import needing
+from distcache.megatron.arguments import IN_THE_PLACE
 from distcache.megatron.command_line import require_command
 from distcache.megatron.export import export
 from distcache.megatron.names import Naming
@@ -298,7 +299,8 @@ def export_command(
     if as_json:
         print_json(done)
         return
-    typer.echo(f"# {len(done.files)} files in {done.directory}; give Megatron:")
+    typer.echo(f"# {len(done.files)} files in {done.directory}; give Megatron these options,")
+    typer.echo(f"# {IN_THE_PLACE}, and of these where the command has them:")
     typer.echo(" \\\n    ".join(done.arguments))
     sizes = ", ".join(f"{split} {_epochs_or(count)}" for split, count in done.samples.items())
     for warning in done.warnings:

@@ -28,6 +28,7 @@ from distcache.cli.show import make_progress, print_json, print_table, size_text
 from distcache.configuration import naming_from
 from distcache.errors import CacheCorrupt, ConfigError, NotReady
 from distcache.fetcher.client import fetcher_status
+from distcache.megatron.arguments import IN_THE_PLACE
 from distcache.megatron.readers import parse_readers
 from distcache.node.localize import localize
 from distcache.node.place import required_directory
@@ -209,6 +210,7 @@ def _show(done: Localized, seconds: float, *, verbose: bool) -> None:
         )
     typer.echo(f"# for loaders: export DISTCACHE_LOCAL_DIR={shlex.quote(done.nodes[0].directory)}")
     if done.megatron is not None:
+        typer.echo(f"# below are options {IN_THE_PLACE}")
         typer.echo("# for Megatron:")
         typer.echo(" \\\n    ".join(done.megatron.arguments))
         for warning in done.megatron.warnings:

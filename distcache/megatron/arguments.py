@@ -14,6 +14,7 @@ from distcache.plan.config import SPLITS
 from distcache.storage import is_url
 
 __all__ = [
+    "IN_THE_PLACE",
     "Arguments",
     "blend_words",
     "megatron_arguments",
@@ -22,6 +23,8 @@ __all__ = [
 ]
 
 DEFAULT_SURPLUS = 0.005
+# Megatron refuses data paths beside the file of --data-args-path.
+IN_THE_PLACE = "in the place of --data-path, --{train,valid,test}-data-path and the like"
 # Megatron takes the type of tokens from the vocabulary, where it does not read the header.
 TYPE_OF_SMALL_VOCABULARY = 8
 TYPE_OF_LARGE_VOCABULARY = 4
