@@ -166,13 +166,12 @@ def _build(
     )
     # Refuse a memory limit that cannot be kept before anything is claimed.
     _assign(communicator, plan, layout, frozenset(), adopted, options)
-    linked = on_rank_0(
-        communicator,
-        lambda: link_equal(final, plan, options.threads),
-        Path | None,
-        "looking for this cache",
-    )
-    if linked is not None:
+
+    def link() -> str:
+        return str(link_equal(final, plan, options.threads) or "")
+
+    linked = on_rank_0(communicator, link, str, "looking for this cache")
+    if linked:
         watch.note(f"{linked} is the same cache: {final} is another name of it now")
     workspace = claim_build(communicator, plan.key, final, watch)
     if workspace is None:

@@ -153,3 +153,14 @@ def test_a_rank_that_ends_although_a_thread_hangs(launcher: str) -> None:
     """Signs off from its launcher, which otherwise kills the ranks that have not ended yet."""
     done = start(["-c", LEAVING], 3, launcher, program=[sys.executable])
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_same_cache_under_another_name(launcher: str, large_file: Path, shared: Path) -> None:
+    """It is linked, by several ranks as by one."""
+    paths = []
+    for name in ("first", "second"):
+        done = start(["build", large_file, "-o", shared, "--name", name], 2, launcher)
+        assert done.returncode == 0, done.stderr
+        paths.append(Path(done.stdout.strip()))
+    assert paths[0].samefile(paths[1])
