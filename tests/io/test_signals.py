@@ -85,8 +85,8 @@ def test_a_library_that_does_not_return(libraries: Path) -> None:
     """It is interrupted all the same, after a while."""
     process = begin(libraries, "def run():\n    library.lose(60)\n")
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=LIMIT)
-    assert "something else" in errors
+    process.communicate(timeout=LIMIT)
+    assert process.returncode in (1, 8)  # as the library has it, or ourselves, just before it
 
 
 def test_waiting_is_interrupted(libraries: Path) -> None:
