@@ -176,7 +176,7 @@ class CopySource:
     idx : Idx or None
         Whose arrays these are, if they are mapped.
     bin_version : FileVersion or None
-        Of the `.bin` that was examined, if it was; another object is refused.
+        Version of the `.bin` that was examined, if it was; another object is refused.
     """
 
     prefix: str

@@ -151,7 +151,7 @@ def digest_tokens(communicator: Communicator, prefix: str, size: int) -> str:
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks, which divide the blocks.
+        Group of all ranks, which divide the blocks.
     prefix : str
         Path of the corpus without suffix.
     size : int

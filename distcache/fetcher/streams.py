@@ -36,7 +36,7 @@ class Entry:
     streams : set of Stream
         Those that will read it, or have.
     awaited : int
-        How many have claimed it, and wait for it or read it now.
+        Number of readers that have claimed it, and wait for it or read it now.
     """
 
     __slots__ = ("awaited", "held", "key", "offset", "readers", "segment", "state", "streams")

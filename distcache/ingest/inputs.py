@@ -65,7 +65,7 @@ class Input(msgspec.Struct, frozen=True):
     compression : str or None
         ``gzip``, ``zstd``, ``bz2`` or ``xz``, from its name.
     groups : tuple of Group
-        Of a Parquet or Arrow file.
+        Path of a Parquet or Arrow file.
     """
 
     path: str

@@ -58,7 +58,7 @@ def document_numbers(numbers: Sequence[str], random: int, seed: int, documents: 
     numbers : sequence of str
         Numbers, from 0, and ranges A:B.
     random : int
-        How many at random, besides.
+        Number of further documents, drawn at random.
     seed : int
         Seed of those.
     documents : int

@@ -69,11 +69,11 @@ def interrupt_at(frame: FrameType | None, number: int, message: str, *, alone: b
     Parameters
     ----------
     frame : frame or None
-        That the signal has interrupted.
+        Frame that the signal has interrupted.
     number : int
-        Of the signal.
+        Number of the signal.
     message : str
-        Of the error.
+        Message of the error.
     alone : bool
         Whether no other rank waits for this process.
 

@@ -191,7 +191,7 @@ def with_parameters(script: str, parameters: Mapping[str, str | None]) -> str:
     Parameters
     ----------
     script : str
-        As submitit writes it.
+        Text of the batch script, as submitit writes it.
     parameters : mapping of str to str or None
         From `sbatch_parameters`: an empty value leaves the option out, None is an option without.
     """

@@ -64,7 +64,7 @@ def cgroup_limits(name: str) -> Iterator[str]:
     Parameters
     ----------
     name : str
-        Of the file: ``cpu.max``, or with its controller's name in version 1, ``memory.max``.
+        Name of the file: ``cpu.max``, or with its controller's name in version 1, ``memory.max``.
     """
     controller = name.partition(".")[0]
     for line in _lines(MEMBERSHIP):
