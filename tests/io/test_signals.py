@@ -88,8 +88,8 @@ def test_a_library_that_does_not_return(libraries: Path) -> None:
     process = begin(libraries, "def run():\n    library.lose(60)\n")
     wait_until((libraries / "inside").exists, "the library")
     process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=LIMIT)
-    assert "something else" in errors
+    process.communicate(timeout=LIMIT)
+    assert process.returncode in (1, 8)  # the library's error, or with Python 3.13 ours
 
 
 def test_waiting_is_interrupted(libraries: Path) -> None:
