@@ -97,10 +97,13 @@ TEST_CASE("What cannot be mapped is read into memory") {
         heap.clear();
         const struct rlimit none = {0, before.rlim_max};
         ::setrlimit(RLIMIT_AS, &none);
+        // Emulators of another processor keep no such limit; there it is mapped.
+        const bool refused =
+            ::mmap(nullptr, page, PROT_READ, MAP_SHARED, descriptor, 0) == MAP_FAILED;
         bool right = false;
         try {
             const Mapping mapping(descriptor, 3 * page);
-            right = mapping.is_copy() && mapping.is_intact() &&
+            right = mapping.is_copy() == refused && mapping.is_intact() &&
                     mapping.bytes()[3 * page - 1] == std::byte{1};
             mapping.release(0, 3 * page);
             right = right && mapping.bytes()[0] == std::byte{1};
