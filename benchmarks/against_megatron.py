@@ -119,7 +119,7 @@ def disk_speed(work: Path, nbytes: int) -> float:
 def require_equal(cache: Path, exported: Path, theirs: Path) -> None:
     """Compare every file that Megatron wrote with what distcache exports."""
     subprocess.run(
-        ["distcache", "export", str(cache), "--to", str(exported)], check=True, capture_output=True
+        ["distcache", "export", str(cache), "-o", str(exported)], check=True, capture_output=True
     )
     for path in theirs.iterdir():
         if (exported / path.name).read_bytes() != path.read_bytes():

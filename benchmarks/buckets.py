@@ -103,9 +103,9 @@ def prepare(work: Path, documents: int, environment: dict[str, str]) -> dict[str
     (work / "c.json").write_text(json.dumps(fields))
     quiet = ["--log-format", "none"]
     run(["distcache", "build", work / "c.json", "-o", work, "--name", "c", *quiet], {})
-    words = ["distcache", "upload", work / "c.h5", "--to", "s3://lake/run", "--corpora", *quiet]
+    words = ["distcache", "upload", work / "c.h5", "-o", "s3://lake/run", "--corpora", *quiet]
     run(words, environment)
-    words = ["distcache", "localize", URL, "--to", work / "store", "--megatron", *quiet]
+    words = ["distcache", "localize", URL, "--store", work / "store", "--megatron", *quiet]
     run(words, environment)
     record = next((work / "store" / "caches").glob("*.json"))
     found: dict[str, Any] = json.loads(record.read_text())
@@ -176,7 +176,7 @@ def fetch_all(way: str, target: Path, environment: dict[str, str]) -> float:
     time.sleep(2)
     words: list[Any] = [sys.executable, "-c", OBSTORE, target, way.partition(" ")[2]]
     if way == "localize":
-        words = ["distcache", "localize", URL, "--to", target, "--bin", "copy"]
+        words = ["distcache", "localize", URL, "--store", target, "--bin", "copy"]
         words += ["--log-format", "none"]
     begin = time.perf_counter()
     run(words, environment)

@@ -74,7 +74,7 @@ def make_cache(work: Path, case: Case, nbytes: int) -> tuple[Path, Path]:
     config.write_text(json.dumps(fields), encoding="utf-8")
     command = ["distcache", "build", str(config), "-o", str(work), "--name", "c", "--log-format"]
     subprocess.run([*command, "none"], check=True, stdout=subprocess.DEVNULL)
-    command = ["distcache", "export", str(work / "c.h5"), "--to", str(work / "megatron")]
+    command = ["distcache", "export", str(work / "c.h5"), "-o", str(work / "megatron")]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return config, work / "c.h5"
 

@@ -62,7 +62,7 @@ def copy(cache: Path, target: Path) -> None:
 
 def localize(cache: Path, root: Path) -> None:
     """Localize the cache; its one index comes too."""
-    command = ["distcache", "localize", str(cache), "--to", str(root), "--log-format", "none"]
+    command = ["distcache", "localize", str(cache), "--store", str(root), "--log-format", "none"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 

@@ -123,7 +123,7 @@ def reading(work: Path, gib: float, repeats: int) -> None:
             data = write(work / name, TOKENS, samples, codec)
             run("distcache", "index", "mds", data, "--out", work / f"c{name}")
             cache = build(work, f"h{name}", [work / f"c{name}"], length, count)
-            run("distcache", "localize", cache, "--to", work / "store")
+            run("distcache", "localize", cache, "--store", work / "store")
             for workers in (0, 2):
                 found = read_in_turn(
                     repeats, [cache, work / "store", workers, count], [data, length, workers, count]
@@ -184,7 +184,7 @@ def unpacking(work: Path, data: Path, cache: Path, repeats: int) -> None:
     def localized() -> float:
         shutil.rmtree(work / "fresh", ignore_errors=True)
         os.sync()
-        return seconds_of(["distcache", "localize", cache, "--to", work / "fresh"], ["sync"])
+        return seconds_of(["distcache", "localize", cache, "--store", work / "fresh"], ["sync"])
 
     found = in_turn(repeats, zstd=unpacked, localize=localized)
     show("localize beside zstd -d and sync, seconds", found, found["zstd"] / found["localize"])

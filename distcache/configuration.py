@@ -109,6 +109,8 @@ def read_document(path: str | Path) -> dict[str, Any]:
             text = stream.read()
     except FileNotFoundError as error:
         raise NotReady(f"{path}: no such configuration file") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not text; give a YAML, TOML or JSON file") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     try:
@@ -230,7 +232,8 @@ def _with_path(name: str, message: str) -> str:
     if (found := re.fullmatch(r"Object contains unknown field `(.*)`", text)) is not None:
         kind = BlendEntry if "[" in place else FIELDS_OF[name]
         return _unknown(f"{place}.{found[1]}", found[1], kind.__struct_fields__)
-    return f"{place}: {text}"
+    quoted = re.fullmatch(r"Expected `(int|float).*`, got `str`", text) is not None
+    return f"{place}: {text}{'; write numbers without quotes' if quoted else ''}"
 
 
 def complete(config: Config) -> Config:
@@ -256,7 +259,7 @@ def complete(config: Config) -> Config:
         return config
     if set(tokenizer) == {"description"}:
         tokenizer = tokenizer_from(Path(str(tokenizer["description"])))
-    elif "tokenizer_type" in tokenizer:
+    elif "class" not in tokenizer and any(map(_is_megatrons, tokenizer)):
         try:
             tokenizer = checked_tokenizer(tokenizer)
         except ConfigError as error:
@@ -266,6 +269,11 @@ def complete(config: Config) -> Config:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"$.tokenizer: is not JSON: {error}") from error
     return msgspec.structs.replace(config, tokenizer=tokenizer)
+
+
+def _is_megatrons(key: str) -> bool:
+    """Whether a key of a tokenizer is one of Megatron's options, maybe misspelt."""
+    return key == "megatron" or key.startswith("tokenizer_")
 
 
 def _url_problems(prefixes: Iterable[str]) -> list[str]:

@@ -1,10 +1,10 @@
-"""Sizes in bytes and counts of tokens, as people write them."""
+"""Sizes in bytes and counts of tokens, as people write and read them."""
 
 from __future__ import annotations
 
 from distcache.errors import ConfigError
 
-__all__ = ["parse_size", "parse_tokens"]
+__all__ = ["counted", "parse_size", "parse_tokens", "size_text"]
 
 
 def parse_size(text: str, least: int = 0) -> int:
@@ -43,3 +43,18 @@ def parse_tokens(text: str) -> int:
     if not 1 <= count < 1 << 62:
         raise ConfigError(f"{text!r} is not a number of tokens, such as 300B")
     return count
+
+
+def size_text(nbytes: int) -> str:
+    """Return a number of bytes for people, in powers of 1024."""
+    size = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} TiB"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number and its noun: 1 rank, 2 ranks."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

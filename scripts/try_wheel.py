@@ -36,7 +36,7 @@ for words in (
     ["plan", *command],
     ["build", str(config), "-o", str(directory), "--name", "c"],
     ["verify", str(cache), "--corpora"],
-    ["localize", str(cache), "--to", str(directory / "local")],
+    ["localize", str(cache), "--store", str(directory / "local")],
 ):
     subprocess.run([program, *words], check=True, capture_output=True)
 print(f"distcache {distcache.__version__} works in {sys.prefix}")

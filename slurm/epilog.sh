@@ -11,5 +11,5 @@ store="$disk/distcache-$SLURM_JOB_UID"
 [ -e "$store/.distcache-store" ] && [ ! -L "$store" ] && [ -x "$distcache" ] || exit 0
 group=$(id -g "$SLURM_JOB_UID") || exit 0
 timeout -k 10 120 setpriv --reuid="$SLURM_JOB_UID" --regid="$group" --clear-groups \
-    env -i PATH="$PATH" PYTHONNOUSERSITE=1 "$distcache" local gc "$store" --budget "$budget" >/dev/null 2>&1
+    env -i PATH="$PATH" PYTHONNOUSERSITE=1 "$distcache" local gc --store "$store" --budget "$budget" >/dev/null 2>&1
 exit 0  # anything else would drain the node

@@ -69,7 +69,7 @@ def _localize(cluster: Cluster, story: Story, transport: str, nodes: int, *, emp
         for node in cluster.nodes:
             cluster.shared.forget_on(node)
     words = ["srun", f"-N{nodes}", "--mpi=pmi2", "--ntasks-per-node=1", "distcache", "localize"]
-    words += [str(story.cache), "--to", str(STORE), "--transport", transport]
+    words += [str(story.cache), "--store", str(STORE), "--transport", transport]
     begin = time.perf_counter()
     subprocess.run(words, env=environment(), check=True, capture_output=True)
     return time.perf_counter() - begin

@@ -30,6 +30,7 @@ from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.staging.claim import claim, claim_together
 from distcache.staging.workspace import Workspace
+from distcache.units import size_text
 
 __all__ = [
     "cache_path",
@@ -219,6 +220,6 @@ def _require_space(needed: int, workspace: Workspace) -> None:
     available = free.f_bavail * free.f_frsize + 512 * os.stat(data_path(workspace)).st_blocks
     if needed > available:
         raise NoSpace(
-            f"{workspace.path.parent}: has {available} bytes for a cache of {needed}; free space, "
-            "or build with -o on another filesystem"
+            f"{workspace.path.parent}: has {size_text(available)} for a cache of "
+            f"{size_text(needed)}; free space, or build with -o on another filesystem"
         )

@@ -142,7 +142,7 @@ def _plan(
         If a corpus has no `.bin`, or the target is no URL.
     """
     if is_url(cache) or not is_url(to):
-        raise ConfigError(f"upload {cache} --to {to}: expected a path, and a URL as --to")
+        raise ConfigError(f"upload {cache} --out {to}: expected a path, and a URL as --out")
     target = f"{located(to)}/{os.path.basename(cache)}"
     contents = read_contents(cache)
     files: dict[str, FileToSend] = {}

@@ -22,7 +22,7 @@ from distcache.cli.common import (
     optional_size,
     path_only,
 )
-from distcache.cli.show import make_progress, print_json, print_result, print_table, size_text
+from distcache.cli.show import make_progress, print_json, print_result, print_table
 from distcache.configuration import complete, load_config
 from distcache.corpus.fetched import fetched_indices
 from distcache.errors import ConfigError
@@ -40,6 +40,7 @@ from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.connect import connect
 from distcache.ranks.cores import share_of_cores, threads_of, usable_cores
 from distcache.storage import require_file
+from distcache.units import counted, size_text
 
 __all__ = ["build_command", "plan_command", "read_config"]
 
@@ -230,7 +231,7 @@ def _show_estimate(document: dict[str, Any]) -> None:
     typer.echo(f"key      {document['key']}")
     typer.echo(f"file     {size_text(document['file_bytes'])}")
     ranks, threads = document["ranks"], document["threads"]
-    who = f"{ranks} rank(s), {threads} thread(s)"
+    who = f"{counted(ranks, 'rank')}, {counted(threads, 'thread')}"
     if (needs := document["shards"]) is not None:
         stored, unpacked = size_text(needs.stored_bytes), size_text(needs.node_bytes)
         typer.echo(f"shards   {needs.shards:,} of {needs.corpora:,} corpora, {stored}")
@@ -243,9 +244,7 @@ def _show_estimate(document: dict[str, Any]) -> None:
 
 def build_command(
     context: typer.Context,
-    directory: Annotated[
-        str, typer.Option("--output", "-o", help="Directory that all ranks share.")
-    ],
+    directory: Annotated[str, typer.Option("--out", "-o", help="Directory that all ranks share.")],
     config: ConfigArgument = None,
     name: Annotated[
         str | None, typer.Option(help="File name without .h5; by default from the key.")
@@ -285,7 +284,7 @@ def build_command(
 
     def read() -> Config:
         require_name(name)
-        require_file(directory, "--output", "build to a filesystem, then `distcache upload`")
+        require_file(directory, "--out", "build to a filesystem, then `distcache upload`")
         return read_config(config, context)
 
     settings = on_rank_0(communicator, read, Config, "reading the configuration")

@@ -29,15 +29,15 @@ from distcache.cli.common import (
     TokenizerOption,
     path_only,
 )
-from distcache.cli.show import print_json, print_table, size_text
+from distcache.cli.show import print_json, print_table
 from distcache.configuration import complete, load_config, naming_from
 from distcache.corpus.examine import examine, require_sound
 from distcache.corpus.fetched import fetched_indices
 from distcache.corpus.receipt import find_receipt
-from distcache.errors import CorpusError, KeyMismatch
+from distcache.errors import ConfigError, CorpusError, KeyMismatch
 from distcache.extras import needing
 from distcache.megatron.arguments import IN_THE_PLACE
-from distcache.megatron.command_line import require_command
+from distcache.megatron.command_line import is_command, require_command
 from distcache.megatron.export import export
 from distcache.megatron.names import Naming
 from distcache.megatron.options import config_from_options
@@ -45,6 +45,7 @@ from distcache.plan.config import Config, canonical_json, identity_of, key_of
 from distcache.progress import NullProgress
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.storage import require_file
+from distcache.units import size_text
 
 __all__ = ["explain_command", "export_command", "inspect_command", "verify_command"]
 
@@ -151,6 +152,7 @@ def verify_command(
     ] = False,
     prefix: PrefixOption = None,
     threads: Annotated[int, typer.Option(min=1, help="Blocks read at a time.")] = 2,
+    as_json: JsonOption = False,
 ) -> None:
     """Compare every byte of a cache with its digests.
 
@@ -161,13 +163,19 @@ def verify_command(
     opened, version = read_version(cache)
     opened.moves = moves_from(prefix or [], os.environ)
     verify_cache(opened, threads, version)
-    said = _verify_corpora(opened, threads, tokens=tokens) if corpora or tokens else ""
-    size = size_text(opened.header.file_size)
-    typer.echo(f"{cache}: {size} verified, key {opened.key}{said}")
+    compared = _verify_corpora(opened, threads, tokens=tokens) if corpora or tokens else 0
+    nbytes = opened.header.file_size
+    if as_json:
+        found = {"cache": cache, "key": opened.key, "nbytes": nbytes, "corpora": compared}
+        print_json(found | {"tokens": tokens})
+        return
+    bins = "digests of tokens equal" if tokens else ".bin lengths equal, tokens not read"
+    said = f"; {compared} corpora: .idx digests equal, {bins}" if compared else ""
+    typer.echo(f"{cache}: {size_text(nbytes)} verified, key {opened.key}{said}")
 
 
-def _verify_corpora(cache: Contents, threads: int, *, tokens: bool) -> str:
-    """Compare the corpora with what a cache was built from, and return what was compared."""
+def _verify_corpora(cache: Contents, threads: int, *, tokens: bool) -> int:
+    """Compare the corpora with what a cache was built from, and return their number."""
     communicator, prefixes = SerialCommunicator(), corpus_places(cache)
     with fetched_indices(communicator, prefixes, NullProgress()):
         facts, faults = examine(communicator, prefixes, threads)
@@ -193,22 +201,33 @@ def _verify_corpora(cache: Contents, threads: int, *, tokens: bool) -> str:
             ]
     if problems:
         raise CorpusError(*problems)
-    bins = "digests of tokens equal" if tokens else ".bin lengths equal, tokens not read"
-    return f"; {len(prefixes)} corpora: .idx digests equal, {bins}"
+    return len(prefixes)
 
 
 def explain_command(
-    config: Annotated[Path, typer.Argument(callback=path_only, help="A configuration file.")],
-    cache: CacheArgument,
+    context: typer.Context,
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="CONFIG CACHE | CACHE -- COMMAND",
+            help="A configuration file, or the training command, and a cache: a file or a URL.",
+        ),
+    ],
+    every: Annotated[
+        bool, typer.Option("--all", help="Also show the fields that are equal.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare a configuration with a cache, field by field. Exit code 7 if they differ.
+    """Show where a configuration and a cache differ. Exit code 7 if they do.
 
-    Example:
-
+    Examples
+    --------
         distcache explain blend.yaml /shared/caches/pretrain.h5
+
+        distcache explain /shared/caches/pretrain.h5 -- torchrun pretrain_gpt.py ...
     """
-    wanted_config, opened = load_config(config), read_contents(cache)
+    wanted_config, cache = _configuration_and_cache([*words, *context.args])
+    opened = read_contents(cache)
     communicator = SerialCommunicator()
     with fetched_indices(communicator, wanted_config.prefixes(), NullProgress()):
         facts = require_sound(communicator, wanted_config.prefixes(), threads=2)
@@ -235,15 +254,37 @@ def explain_command(
                 "" if entry["equal"] else _short(entry["cache"]),
             ]
             for entry in fields
+            if every or not entry["equal"]
         ]
-        print_table("", ["field", "", "configuration", "cache"], rows)
+        if rows:
+            print_table("", ["field", "", "configuration", "cache"], rows)
         for line in names_only:
             typer.echo(f"names only: {line}")
     if not same:
         differing = ", ".join(str(entry["field"]) for entry in fields if not entry["equal"])
         raise KeyMismatch(f"{cache}: differs from the configuration in: {differing}")
     if not as_json:
-        typer.echo(f"{cache} is the cache of this configuration")
+        typer.echo(f"{cache} is the cache of this configuration: all fields are the same")
+
+
+def _configuration_and_cache(words: list[str]) -> tuple[Config, str]:
+    """Return what was asked for, of a file or of a training command, and the cache.
+
+    Raises
+    ------
+    ConfigError
+        If the words are others, or come the other way round.
+    """
+    if len(words) > 1 and is_command(words[1:]):
+        require_command(words[1:])
+        return complete(config_from_options(words[1:])), words[0]
+    if len(words) != 2:
+        raise ConfigError(
+            "give a configuration file and a cache; or a cache, --, and a training command"
+        )
+    if words[0].endswith(".h5"):
+        raise ConfigError(f"{words[0]}: is a cache; give the configuration first")
+    return load_config(path_only(words[0])), words[1]
 
 
 def _short(value: Any) -> str:
@@ -267,7 +308,7 @@ def export_command(
     context: typer.Context,
     cache: Annotated[str, typer.Argument(help="A cache file.")],
     to: Annotated[
-        str, typer.Option("--to", callback=path_only, help="Directory for the .npy files.")
+        str, typer.Option("--out", "-o", callback=path_only, help="Directory for the .npy files.")
     ],
     prefix: Annotated[
         list[str] | None,
@@ -283,11 +324,11 @@ def export_command(
 
     Examples
     --------
-        distcache export /shared/caches/pretrain.h5 --to /shared/megatron-cache
+        distcache export /shared/caches/pretrain.h5 -o /shared/megatron-cache
 
-        distcache export /shared/caches/pretrain.h5 --to DIR --megatron 0.18,0.19
+        distcache export /shared/caches/pretrain.h5 -o DIR --megatron 0.18,0.19
 
-        distcache export CACHE --to DIR --megatron 0.19 -- torchrun pretrain_gpt.py ...
+        distcache export CACHE -o DIR --megatron 0.19 -- torchrun pretrain_gpt.py ...
     """
     rename = prefix_renamer(moves_from(prefix or [], os.environ))
     naming = naming_from(tokenizer, megatron, fim_data=fim_data)

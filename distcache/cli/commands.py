@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 from distcache.cli.common import interrupt_on_signals
 from distcache.errors import ConfigError
 
-__all__ = ["COMMANDS", "Entry", "LazyGroup", "add_commands", "load"]
+__all__ = ["COMMANDS", "PANELS", "Entry", "LazyGroup", "add_commands", "load"]
 
 
 class Entry(NamedTuple):
@@ -35,6 +35,8 @@ class Entry(NamedTuple):
         Options that may stand without a value, and the pattern of a value.
     interrupted : str or None
         What is said when it is interrupted; None if it joins other ranks first, and then says it.
+    former : dict of str to str
+        Options under the names that they had until 0.2, which are still taken, and today's names.
     """
 
     module: str
@@ -43,6 +45,7 @@ class Entry(NamedTuple):
     passes_options: bool = False
     interrupted: str | None = "nothing has been changed"
     optional_values: Mapping[str, str] = {}
+    former: Mapping[str, str] = {}
 
 
 KEPT: Final = "run again to continue"
@@ -53,13 +56,19 @@ COMMANDS: Final = {
         "build", "plan_command", "Show what a build makes and takes, or all problems.", True
     ),
     "build": Entry(
-        "build", "build_command", "Build a cache, alone or with all ranks of a job.", True, None
+        "build",
+        "build_command",
+        "Build a cache, alone or with all ranks of a job.",
+        True,
+        None,
+        former={"--output": "--out"},
     ),
     "submit": Entry(
         "jobs",
         "submit_command",
         "Submit a job that builds, and training after it.",
         interrupted="jobs that were submitted continue: see squeue",
+        former={"--output": "--out"},
     ),
     "check": Entry(
         "corpora",
@@ -89,6 +98,7 @@ COMMANDS: Final = {
         "select_command",
         "Select documents of a corpus as a view, without a copy.",
         interrupted=None,
+        former={"--rows": "--row-numbers"},
     ),
     "materialize": Entry(
         "corpora",
@@ -104,6 +114,7 @@ COMMANDS: Final = {
         "cache",
         "explain_command",
         "Compare a configuration with a cache; 7 if they differ.",
+        True,
     ),
     "export": Entry(
         "cache",
@@ -111,12 +122,14 @@ COMMANDS: Final = {
         "Write the files that an unmodified Megatron looks for.",
         True,
         KEPT,
+        former={"--to": "--out"},
     ),
     "mock": Entry(
         "mock",
         "mock_command",
         "Make up corpora, for tests of infrastructure.",
         interrupted=KEPT,
+        former={"--vocab": "--vocab-size"},
     ),
     "doctor": Entry(
         "doctor", "doctor_command", "Find what would break a first job, where it will run.", True
@@ -132,6 +145,7 @@ COMMANDS: Final = {
         "upload_command",
         "Put a cache, and its corpora, into a bucket.",
         interrupted=None,
+        former={"--to": "--out"},
     ),
     "localize": Entry(
         "node",
@@ -139,9 +153,13 @@ COMMANDS: Final = {
         "Bring a cache and its .idx files to every node's disk.",
         interrupted=None,
         optional_values={"--megatron": r"[0-9.,]+$"},
+        former={"--to": "--store"},
     ),
     "feed": Entry(
-        "feed", "feed_command", "Unpack windows of MDS shards beside training, on a node."
+        "feed",
+        "feed_command",
+        "Unpack windows of MDS shards beside training, on a node.",
+        former={"--to": "--store"},
     ),
     "local": Entry("node", "local_app", "Look after the copies on this node.", interrupted=KEPT),
     "index": Entry(
@@ -157,6 +175,18 @@ COMMANDS: Final = {
         "ingest", "ingest_app", "Make corpora of text and of token shards.", interrupted=None
     ),
 }
+PANELS: Final = {
+    "Corpora": (
+        *("ingest", "index", "mix", "check", "show"),
+        *("merge", "convert", "select", "materialize", "mock"),
+    ),
+    "Caches": (
+        *("plan", "build", "submit", "ready", "inspect", "verify"),
+        *("explain", "export", "upload"),
+    ),
+    "Nodes": ("localize", "feed", "local"),
+    "Environment": ("doctor",),
+}
 OPENBLAS: Final = "OPENBLAS_NUM_THREADS"
 PASS_THROUGH: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -168,9 +198,16 @@ class LazyGroup(TyperGroup):
         """Put the command in the place of its stand-in, and continue as usual."""
         if args and args[0] in COMMANDS:
             self.commands[args[0]] = load(args[0])
-            args = [args[0], *_with_values(args[1:], COMMANDS[args[0]].optional_values)]
+            args = [args[0], *_as_declared(args[1:], COMMANDS[args[0]])]
             _require_given_once(self.commands[args[0]], args[1:])
         return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands in groups, each in the order of work."""
+        del ctx
+        for panel, names in PANELS.items():
+            with formatter.section(panel):
+                formatter.write_dl([(name, COMMANDS[name].summary) for name in names])
 
 
 def _require_given_once(command: Any, words: Sequence[str]) -> None:
@@ -203,12 +240,20 @@ def _require_given_once(command: Any, words: Sequence[str]) -> None:
             raise ConfigError(f"{name} is given twice, as {first!r} and {value!r}; give it once")
 
 
-def _with_values(words: Sequence[str], optional: Mapping[str, str]) -> list[str]:
-    """Return words with an empty value for each option that stands without one."""
-    return [
-        f"{word}=" if word in optional and not re.match(optional[word], following) else word
-        for word, following in itertools.zip_longest(words, words[1:], fillvalue="")
-    ]
+def _as_declared(words: Sequence[str], entry: Entry) -> list[str]:
+    """Return words with today's names of options, and a value for each that stands without one."""
+    end = words.index("--") if "--" in words else len(words)
+    declared = []
+    for word, following in itertools.zip_longest(words[:end], words[1 : end + 1], fillvalue=""):
+        name, equals, value = word.partition("=")
+        optional = entry.optional_values.get(word)
+        if name in entry.former:
+            declared.append(f"{entry.former[name]}{equals}{value}")
+        elif optional is not None and not re.match(optional, following):
+            declared.append(f"{word}=")
+        else:
+            declared.append(word)
+    return [*declared, *words[end:]]
 
 
 def add_commands(app: typer.Typer) -> None:

@@ -77,7 +77,7 @@ ThreadsOption = Annotated[
 MegatronOption = Annotated[
     str | None,
     typer.Option(
-        metavar="[RELEASE,...]",
+        metavar="RELEASE,...",
         help="Names that these releases look for, for example 0.18,0.19.",
     ),
 ]

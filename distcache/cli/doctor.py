@@ -15,6 +15,7 @@ from distcache.doctor.machine import examine_machine
 from distcache.doctor.training import examine_training
 from distcache.errors import ConfigError, NotReady
 from distcache.megatron.command_line import require_command
+from distcache.units import counted
 
 __all__ = ["doctor_command"]
 
@@ -69,7 +70,7 @@ def doctor_command(
         for finding in findings:
             _show(finding)
     if problems:
-        raise NotReady(f"{len(problems)} problem(s): a job would fail, or build by itself")
+        raise NotReady(f"{counted(len(problems), 'problem')}: a job would fail, or build by itself")
 
 
 def _show(finding: Finding) -> None:

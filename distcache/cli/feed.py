@@ -21,7 +21,9 @@ def feed_command(
     budget: Annotated[str, typer.Option(help="What unpacked shards may take, such as 200G.")],
     to: Annotated[
         Path | None,
-        typer.Option(callback=path_only, help="The store; by default where `localize` puts it."),
+        typer.Option(
+            "--store", callback=path_only, help="The store; by default where `localize` puts it."
+        ),
     ] = None,
     start: Annotated[
         int, typer.Option(min=0, help="The first sample of training, when it resumes.")

@@ -310,8 +310,9 @@ def _return_large_buffers() -> None:
 
 def _summary(outcome: IngestOutcome) -> str:
     done = "found" if outcome.reused else "wrote"
+    corpora = "1 corpus" if len(outcome.corpora) == 1 else f"{len(outcome.corpora)} corpora"
     return (
-        f"{done} {len(outcome.corpora)} corpora: {outcome.documents:,} documents, "
+        f"{done} {corpora}: {outcome.documents:,} documents, "
         f"{outcome.tokens:,} tokens; of {outcome.rows:,} rows {outcome.empty:,} were empty and "
         f"{outcome.skipped:,} were skipped"
     )

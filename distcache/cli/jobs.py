@@ -28,6 +28,7 @@ from distcache.launch.slurm import call, tasks_that_fit
 from distcache.launch.submit import Prejob, SubmitOptions, Submitted, submit
 from distcache.progress import Progress
 from distcache.timeouts import limits
+from distcache.units import counted
 
 __all__ = ["submit_command"]
 
@@ -45,7 +46,7 @@ TrainingArgument = Annotated[
 OutputOption = Annotated[
     Path,
     typer.Option(
-        "--output", "-o", callback=path_only, help="Directory for the cache, shared by all nodes."
+        "--out", "-o", callback=path_only, help="Directory for the cache, shared by all nodes."
     ),
 ]
 NodesOption = Annotated[
@@ -185,7 +186,7 @@ def _show(done: Submitted) -> None:
         typer.echo("pre-job    none: the cache exists")
     else:
         asked = prejob.options
-        shape = f"{asked.nodes} node(s) with {asked.tasks_per_node} rank(s) each"
+        shape = f"{counted(asked.nodes, 'node')} with {counted(asked.tasks_per_node, 'rank')} each"
         limits = f"--mpi={asked.mpi} --time={asked.minutes} --mem={asked.memory or None}"
         typer.echo(f"pre-job    {prejob.job}: {shape}, {limits}")
         typer.echo(f"its logs   {prejob.logs}/{prejob.job}_*")

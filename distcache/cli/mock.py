@@ -34,7 +34,7 @@ def mock_command(
         typer.Option(help="constant:TOKENS, uniform:LEAST:MOST or lognormal:MEAN:SIGMA."),
     ] = "lognormal:600:1.2",
     vocabulary: Annotated[
-        int, typer.Option("--vocab", min=1, max=2**31 - 1, help="Size of the vocabulary.")
+        int, typer.Option("--vocab-size", min=1, max=2**31 - 1, help="Size of the vocabulary.")
     ] = 128_256,
     corpora: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="The same one gives the same bytes.")] = 0,

@@ -24,7 +24,7 @@ from distcache.cli.common import (
     parse_size,
     path_only,
 )
-from distcache.cli.show import make_progress, print_json, print_table, size_text
+from distcache.cli.show import make_progress, print_json, print_table
 from distcache.configuration import naming_from
 from distcache.errors import CacheCorrupt, ConfigError, NotReady
 from distcache.fetcher.client import fetcher_status
@@ -37,14 +37,18 @@ from distcache.node.store import Store
 from distcache.node.upkeep import collect, list_store, open_store, verify_store
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from distcache.ranks.connect import connect
+from distcache.units import counted, size_text
 
 __all__ = ["local_app", "localize_command"]
 
 MOST_ROWS: Final = 16  # of a table without --verbose
-StoreArgument = Annotated[
+StoreOption = Annotated[
     Path | None,
-    typer.Argument(callback=path_only, help="The store; by default where `localize` puts it."),
+    typer.Option(
+        "--store", callback=path_only, help="The store; by default where `localize` puts it."
+    ),
 ]
+StoreArgument = Annotated[Path | None, typer.Argument(callback=path_only, hidden=True)]  # until 0.2
 
 local_app = typer.Typer(
     name="local",
@@ -60,6 +64,7 @@ def localize_command(
     to: Annotated[
         str | None,
         typer.Option(
+            "--store",
             callback=path_only,
             help="The store, a directory of the node; by default DISTCACHE_LOCAL_DIR, or "
             "distcache-UID in SLURM_TMPDIR or TMPDIR.",
@@ -146,7 +151,7 @@ def localize_command(
     --------
         srun --mpi=pmi2 --ntasks-per-node=1 distcache localize /shared/caches/pretrain.h5
 
-        distcache localize /shared/caches/pretrain.h5 --to /scratch/distcache --megatron
+        distcache localize /shared/caches/pretrain.h5 --store /scratch/distcache --megatron
     """
     communicator, problem = _join(transport)
     interrupt_on_signals()
@@ -197,8 +202,9 @@ def _show(done: Localized, seconds: float, *, verbose: bool) -> None:
     read, kept = (sum(sizes) for sizes in zip(*((n.read, n.kept) for n in done.nodes), strict=True))
     failed = [node for node in done.nodes if node.problem]
     without = f"; {len(failed)} of them without a copy" if failed else ""
+    nodes = counted(len(done.nodes), "node")
     typer.echo(
-        f"done       {len(done.nodes)} node(s) in {seconds:.1f} s: {size_text(read)} read, "
+        f"done       {nodes} in {seconds:.1f} s: {size_text(read)} read, "
         f"{size_text(kept)} right already{without}"
     )
     for node in failed[:MOST_ROWS]:
@@ -240,14 +246,16 @@ def _store_at(directory: Path | None) -> Store:
 
 
 @local_app.command("ls")
-def list_command(directory: StoreArgument = None, as_json: JsonOption = False) -> None:
+def list_command(
+    directory: StoreOption = None, former: StoreArgument = None, as_json: JsonOption = False
+) -> None:
     """List the complete caches of this node's store, the most recently used first.
 
     Example:
 
-        distcache local ls /scratch/distcache
+        distcache local ls --store /scratch/distcache
     """
-    held = list_store(_store_at(directory))
+    held = list_store(_store_at(directory or former))
     if as_json:
         print_json(held)
         return
@@ -269,16 +277,18 @@ def list_command(directory: StoreArgument = None, as_json: JsonOption = False) -
 
 
 @local_app.command("fetcher")
-def fetcher_command(directory: StoreArgument = None, as_json: JsonOption = False) -> None:
+def fetcher_command(
+    directory: StoreOption = None, former: StoreArgument = None, as_json: JsonOption = False
+) -> None:
     """Show how this node's fetcher is: what it has read ahead, from buckets and from the disk.
 
     Exit code 5 if none runs: training starts it.
 
     Example:
 
-        distcache local fetcher /scratch/distcache --json
+        distcache local fetcher --store /scratch/distcache --json
     """
-    store = _store_at(directory)
+    store = _store_at(directory or former)
     status = fetcher_status(store.ahead)
     if status is None:
         raise NotReady(f"{store.root}: no fetcher runs; training starts it when it needs one")
@@ -302,7 +312,8 @@ def fetcher_command(directory: StoreArgument = None, as_json: JsonOption = False
 
 @local_app.command("verify")
 def verify_command(
-    directory: StoreArgument = None,
+    directory: StoreOption = None,
+    former: StoreArgument = None,
     threads: Annotated[int, typer.Option(min=1, help="Files read at a time.")] = 2,
     as_json: JsonOption = False,
 ) -> None:
@@ -310,9 +321,9 @@ def verify_command(
 
     Example:
 
-        distcache local verify /scratch/distcache
+        distcache local verify --store /scratch/distcache
     """
-    store = _store_at(directory)
+    store = _store_at(directory or former)
     problems = verify_store(store, threads)
     if as_json:
         print_json({"directory": str(store.root), "problems": problems})
@@ -325,7 +336,8 @@ def verify_command(
 @local_app.command("gc")
 def collect_command(
     budget: Annotated[str, typer.Option(help="What the store may take, for example 200G.")],
-    directory: StoreArgument = None,
+    directory: StoreOption = None,
+    former: StoreArgument = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Remove nothing; say what would be removed.")
     ] = False,
@@ -335,9 +347,9 @@ def collect_command(
 
     Example:
 
-        distcache local gc /scratch/distcache --budget 200G
+        distcache local gc --store /scratch/distcache --budget 200G
     """
-    store = _store_at(directory)
+    store = _store_at(directory or former)
     with make_progress("auto") as progress:
         done = collect(store, parse_size(budget), progress, dry_run=dry_run)
     if as_json:

@@ -29,7 +29,11 @@ def select_command(
     out: PathOutOption,
     rows: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Only the documents of these numbers, text or .npy."),
+        typer.Option(
+            "--row-numbers",
+            metavar="FILE",
+            help="Only the documents of these numbers, text or .npy.",
+        ),
     ] = None,
     drop: Annotated[
         str | None,

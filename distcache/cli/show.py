@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import threading
 import time
@@ -14,9 +15,11 @@ import msgspec
 
 from distcache.progress import NullProgress, Progress
 
-__all__ = ["LogFormat", "make_progress", "print_json", "print_result", "print_table", "size_text"]
+__all__ = ["LogFormat", "make_progress", "print_json", "print_result", "print_table"]
 
 PLAIN_INTERVAL = 10.0
+UNLIMITED = 100_000  # characters of a line, of what is not a terminal
+LEAST_CELL = 12  # characters
 # A log that is full or gone must not end a build.
 LOG_MAY_FAIL = contextlib.suppress(OSError, ValueError)
 LogFormat = Literal["auto", "bar", "plain", "json", "none"]
@@ -37,38 +40,83 @@ def print_result(rank: int, result: msgspec.Struct, lines: Sequence[str], *, as_
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Write a table to standard output, wide enough for most paths when it is not a terminal."""
+    """Write a table to standard output, on a terminal no wider than it is.
+
+    Where it would be wider, the directory that all paths of a column are in is named once, and long
+    cells lose their middle.
+    """
     from rich import box  # noqa: PLC0415
     from rich.console import Console  # noqa: PLC0415
-    from rich.markup import escape  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
 
     if sys.stdout is None:
         return
-    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD)
+    console = Console(width=None if sys.stdout.isatty() else UNLIMITED)
+    cells = [[_cell(row[place]) for row in rows] for place in range(len(columns))]
+    notes = _fit(list(columns), cells, console.width)
+    table = Table(box=box.SIMPLE_HEAD, safe_box=True)
     for place, column in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[place], int | float) for row in rows)
         table.add_column(column, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(_cell(value)) for value in row))
-    width = None if sys.stdout.isatty() else 200
-    Console(width=width).print(table)
+    for row in zip(*cells, strict=True):
+        table.add_row(*map(Text, row))
+    with console.capture() as captured:
+        for line in filter(None, [title, *notes]):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print(table)
+    for line in captured.get().splitlines():
+        print(line.rstrip())  # noqa: T201
+
+
+def _fit(columns: list[str], cells: list[list[str]], width: int) -> list[str]:
+    """Shorten cells until a table is no wider; return what the reader has to know of it."""
+    notes: list[str] = []
+    if _excess(columns, cells, width) > 0:
+        for place, column in enumerate(cells):
+            common = _common_directory(column)
+            if common:
+                notes.append(f"{columns[place]}: in {common}")
+                cells[place] = [cell.removeprefix(common) for cell in column]
+    while (excess := _excess(columns, cells, width)) > 0:
+        widths = [max(map(len, column), default=0) for column in cells]
+        place = widths.index(max(widths))
+        room = max(widths[place] - excess, len(columns[place]), LEAST_CELL)
+        if room >= widths[place]:
+            break  # numbers and headings alone are too wide
+        cells[place] = [_shorten(cell, room) for cell in cells[place]]
+    return notes
+
+
+def _excess(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> int:
+    """Return how much wider than so many characters a table is."""
+    widths = (max(map(len, [*column, name])) for name, column in zip(columns, cells, strict=True))
+    return sum(widths) + 3 * len(columns) + 2 - width
+
+
+def _common_directory(cells: Sequence[str]) -> str:
+    """Return the directory that all cells are in, with its slash; empty if there is none."""
+    if len(cells) < 2 or not all("/" in cell for cell in cells):
+        return ""
+    try:
+        common = os.path.commonpath([os.path.dirname(cell) for cell in cells])  # noqa: PTH120
+    except ValueError:  # paths and others
+        return ""
+    return common.rstrip("/") + "/" if common and "//" not in cells[0] else ""
+
+
+def _shorten(text: str, width: int) -> str:
+    """Return a text of at most so many characters; what it loses is in its middle."""
+    if len(text) <= width:
+        return text
+    head = (width - 1) // 2
+    return f"{text[:head]}~{text[len(text) - (width - 1 - head) :]}"
 
 
 def _cell(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, int):
         return "" if value is None else str(value)
     return f"{value:,}"
-
-
-def size_text(nbytes: int) -> str:
-    """Return a number of bytes for people, in powers of 1024."""
-    size = float(nbytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.4g} {unit}"
-        size /= 1024
-    return f"{size:.4g} TiB"
 
 
 @contextlib.contextmanager
@@ -82,7 +130,8 @@ def make_progress(log_format: LogFormat, rank: int = 0) -> Iterator[Progress]:
         with contextlib.closing(BarProgress()) as bar:
             yield bar
     else:
-        yield LineProgress(as_json=log_format == "json")
+        with contextlib.closing(LineProgress(as_json=log_format == "json")) as lines:
+            yield lines
 
 
 class LineProgress:
@@ -99,6 +148,17 @@ class LineProgress:
         self._begin = self._last = time.monotonic()
         self._phase, self._total, self._done = "", 0.0, 0.0
         self._lock = threading.Lock()
+        self._ended = threading.Event()
+        # One large section is one step: a line says that it goes on.
+        threading.Thread(target=self._repeat, name="progress", daemon=True).start()
+
+    def _repeat(self) -> None:
+        while not self._ended.wait(PLAIN_INTERVAL / 4):
+            self.advance(0)
+
+    def close(self) -> None:
+        """Write nothing more by itself."""
+        self._ended.set()
 
     def phase(self, name: str, total: float = 0) -> None:
         """Write that a phase begins."""
@@ -110,8 +170,9 @@ class LineProgress:
         """Write how far the phase is, if ten seconds have passed since the last line."""
         with self._lock:
             self._done += amount
-            if time.monotonic() - self._last >= PLAIN_INTERVAL and self._total:
-                self._write(self._phase, min(self._done / self._total, 1.0))
+            if time.monotonic() - self._last >= PLAIN_INTERVAL and self._phase:
+                share = min(self._done / self._total, 1.0) if self._total else None
+                self._write(self._phase, share)
 
     def note(self, message: str) -> None:
         """Write a message."""
@@ -136,7 +197,12 @@ class BarProgress:
 
     def __init__(self) -> None:
         from rich.console import Console  # noqa: PLC0415
-        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+        from rich.progress import (  # noqa: PLC0415
+            BarColumn,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
         from rich.progress import Progress as RichProgress  # noqa: PLC0415
 
         self._console = Console(stderr=True)
@@ -145,6 +211,9 @@ class BarProgress:
             BarColumn(),
             TextColumn("{task.percentage:>3.0f}%"),
             TimeElapsedColumn(),
+            TextColumn("so far,"),
+            TimeRemainingColumn(),
+            TextColumn("left"),
             console=self._console,
             transient=True,
         )

@@ -8,15 +8,18 @@ import typer
 
 from distcache.builder.upload import Uploaded, UploadOptions, upload
 from distcache.cli.common import JsonOption, LogOption, interrupt_on_signals
-from distcache.cli.show import make_progress, print_json, size_text
+from distcache.cli.show import make_progress, print_json
 from distcache.ranks.connect import connect
+from distcache.units import size_text
 
 __all__ = ["upload_command"]
 
 
 def upload_command(
     cache: Annotated[str, typer.Argument(help="A finished cache.")],
-    to: Annotated[str, typer.Option(help="A directory of a bucket: s3://bucket/directory.")],
+    to: Annotated[
+        str, typer.Option("--out", "-o", help="A directory of a bucket: s3://bucket/directory.")
+    ],
     corpora: Annotated[
         bool,
         typer.Option("--corpora", help="Also upload the .idx, .bin and receipts, beside it."),
@@ -37,9 +40,9 @@ def upload_command(
 
     Examples
     --------
-        distcache upload caches/pretrain.h5 --to s3://bucket/pretrain --corpora
+        distcache upload caches/pretrain.h5 -o s3://bucket/pretrain --corpora
 
-        srun -n 16 distcache upload caches/pretrain.h5 --to s3://bucket/pretrain --corpora
+        srun -n 16 distcache upload caches/pretrain.h5 -o s3://bucket/pretrain --corpora
     """
     communicator = connect()
     interrupt_on_signals()

@@ -14,6 +14,7 @@ of one of them.
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Sequence
 from typing import Any, Final
@@ -41,7 +42,7 @@ from distcache.corpus.shard_table import (
     shards_at,
     shards_path,
 )
-from distcache.errors import BuildInterrupted, CorpusError, DistcacheError
+from distcache.errors import BuildInterrupted, CorpusError, DistcacheError, NotReady
 from distcache.io.files import FileVersion, closing_fd, open_regular, version_of
 from distcache.io.watchdog import tick
 from distcache.kernels import check_sequences, find_outside, first_descent
@@ -51,6 +52,7 @@ __all__ = ["Fault", "Outline", "RangeFacts", "check_range", "digest_idx", "outli
 
 CHUNK: Final = 16 << 20
 POINTER: Final = 64  # bytes that tell a pointer of git-lfs
+MOST_NAMED: Final = 3  # corpora of a directory, in a message
 SEQUENCES: Final = 1 << 18  # of shards, that are compared at a time
 
 
@@ -133,7 +135,11 @@ def outline(prefix: str) -> Outline:
         raise
     except DistcacheError as error:
         path = idx_path(prefix)
-        faults.append(Fault(prefix, path, str(error).removeprefix(f"{path}: ")))
+        message = str(error).removeprefix(f"{path}: ")
+        bare = not is_url(prefix) and not os.path.lexists(bin_path(prefix))
+        if bare and isinstance(error, NotReady):
+            faults, message = [], f"{message}, nor {bin_path(prefix)}{_hint(prefix)}"
+        faults.append(Fault(prefix, path, message))
         return Outline(prefix, bin_size=bin_size, faults=tuple(faults))
     return Outline(
         prefix=prefix,
@@ -192,7 +198,20 @@ def _hint(prefix: str) -> str:
     for suffix in (".bin", ".idx"):
         if prefix.endswith(suffix):
             return f"; name the corpus without {suffix}: {prefix.removesuffix(suffix)}"
-    return "" if os.path.isabs(prefix) or is_url(prefix) else f"; relative to {os.getcwd()}"  # noqa: PTH109, PTH117
+    if is_url(prefix):
+        return ""
+    where = "" if os.path.isabs(prefix) else f"; relative to {os.getcwd()}"  # noqa: PTH109, PTH117
+    directory = prefix if os.path.isdir(prefix) else os.path.dirname(prefix) or "."  # noqa: PTH120
+    try:
+        names = sorted(name[:-4] for name in os.listdir(directory) if name.endswith(".idx"))
+    except OSError:
+        names = []
+    if directory == prefix and names:
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        named = ", ".join(os.path.join(prefix, name) for name in names[:MOST_NAMED])
+        return f"; it is a directory: give the corpora in it, {named}{more}{where}"
+    near = difflib.get_close_matches(os.path.basename(prefix), names, n=1)
+    return (f"; did you mean {os.path.join(directory, near[0])}?" if near else "") + where
 
 
 def _bounds_faults(prefix: str, idx: Idx) -> list[Fault]:

@@ -138,7 +138,7 @@ def _local(environment: Mapping[str, str]) -> Finding:
     topic = "local disk"
     directory = local_directory(None, environment)
     if directory is None:
-        text = "not set: give localize --to, or set DISTCACHE_LOCAL_DIR; loaders read shared files"
+        text = "not set: loaders read shared files; set DISTCACHE_LOCAL_DIR, or localize --store"
         return Finding("warning", topic, text)
     there = next(path for path in (directory, *directory.parents) if path.exists())
     space = space_at(there)

@@ -12,6 +12,7 @@ import contextlib
 import importlib
 import io
 import json
+import os
 import sys
 import tempfile
 import warnings
@@ -86,6 +87,8 @@ def examine_training(
         If the command cannot be read.
     """
     findings: list[Finding] = []
+    # Where there is no network, a tokenizer that is not here would be waited for.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     _look_beside_script(words)
     try:
         with _quiet():
@@ -104,8 +107,10 @@ def examine_training(
         with _quiet():
             expected = _ask(words, config, directory, release)
     except Exception as error:  # noqa: BLE001  Megatron's are of any kind
-        text = f"{type(error).__name__}: {error}"
-        return [*findings, Finding("problem", "Megatron", f"would not start: {text}")], []
+        text = f"would not start: {type(error).__name__}: {error}"
+        if "offline" in text.lower():
+            text += "; HF_HUB_OFFLINE=0 lets doctor download it"
+        return [*findings, Finding("problem", "Megatron", text)], []
     findings += _judge(expected, directory)
     return findings, [file for entry in expected for file in entry.files]
 

@@ -20,6 +20,7 @@ __all__ = ["Tail", "failure", "follow"]
 POLL: Final = 1.0  # seconds between two reads of the log
 ASK_EVERY: Final = 5.0  # seconds between two queries of Slurm
 TELL_EVERY: Final = 60.0  # seconds between two messages about a waiting job
+CLOCK: Final = re.compile(r"\[ *[\d.]+ s\] ")  # of our lines; whoever follows has one of its own
 OUR_PREFIX: Final = "distcache: "
 SLURM_PREFIXES: Final = ("srun: error:", "slurmstepd: error:", "slurmstepd-")
 MOST_LINES: Final = 20
@@ -139,7 +140,7 @@ def follow(
                 "is)"
             )
         for line in tail.lines():
-            tell(line)
+            tell(CLOCK.sub("", line, count=1))
         time.sleep(0 if ended else POLL)
     return watcher.state
 

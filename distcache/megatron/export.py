@@ -101,7 +101,7 @@ def export(
     require_text(str(directory), *map(rename, cache.prefixes))
     wanted = list(megatron_files(cache, rename, naming))
     own = (f"distcache-{cache.key[:16]}", *{entry.stem for entry in wanted})
-    with may_write(directory, "choose another --to"), ThreadPoolExecutor(threads) as pool:
+    with may_write(directory, "choose another --out"), ThreadPoolExecutor(threads) as pool:
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except FileExistsError as error:

@@ -110,6 +110,7 @@ def config_from_options(
         "mixed_tokenizers": options.mixed_tokenizers,
         "fim_data": options.fim_data,
         "tokenizer": _tokenizer_in(options),
+        "of_command": True,
     }
     if common is not None:
         fields["blend"] = msgspec.to_builtins(blend_from_words(common))

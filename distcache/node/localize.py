@@ -310,7 +310,7 @@ def _require_separate(agents: Communicator, store: Store) -> None:
     if any(seen):
         raise ConfigError(
             f"{store.root}: is one directory for several nodes; name one on the nodes' own disks "
-            "with --to"
+            "with --store"
         ).of_all_ranks()
 
 

@@ -40,7 +40,7 @@ def try_exclusive(path: Path) -> int | None:
             raise
         raise DistcacheError(
             f"{path.parent}: its filesystem has no locks ({error.strerror}), which a store needs; "
-            "choose a directory on another one with --to"
+            "choose a directory on another one with --store"
         ) from error
 
 

@@ -33,9 +33,9 @@ def local_directory(given: str | Path | None, environment: Mapping[str, str]) ->
         Then DISTCACHE_LOCAL_DIR, then a directory of the user's in SLURM_TMPDIR or TMPDIR.
     """
     if given == "":
-        raise ConfigError("--to is empty; give a directory of the node")
+        raise ConfigError("--store is empty; give a directory of the node")
     if given is not None:
-        require_file(given, "--to", "give a directory of the node")
+        require_file(given, "--store", "give a directory of the node")
         return Path(given).absolute()
     if named := environment.get(LOCAL_DIRECTORY):
         return Path(named).absolute()
@@ -58,7 +58,7 @@ def required_directory(given: str | Path | None, environment: Mapping[str, str])
         require_text(str(directory))
     else:
         raise ConfigError(
-            f"name a directory of the node (`localize --to`), or set {LOCAL_DIRECTORY}; neither "
+            f"name a directory of the node (`localize --store`), or set {LOCAL_DIRECTORY}; neither "
             f"{' nor '.join(SCRATCH)} is set either"
         )
     return directory

@@ -101,7 +101,7 @@ def require_space(directory: Path, needed: int, spare: int) -> None:
         kind = " (in memory)" if space.in_memory else ""
         raise NoSpace(
             f"{directory}: {needed} bytes are needed{keep}, {space.free} are free{kind}; free "
-            "space with `distcache local gc`, or choose another directory with --to"
+            "space with `distcache local gc`, or choose another directory with --store"
         )
 
 

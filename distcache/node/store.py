@@ -103,12 +103,12 @@ def make_store(root: Path) -> Store:
         root.parent.mkdir(parents=True, exist_ok=True)
         root.mkdir(mode=0o700, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
-        raise DistcacheError(f"{root}: is not a directory; choose another with --to") from None
+        raise DistcacheError(f"{root}: is not a directory; choose another with --store") from None
     except OSError as error:
         if error.errno not in NOT_ALLOWED:
             raise
         raise DistcacheError(
-            f"{root}: you may not make it ({error.strerror}); choose another with --to"
+            f"{root}: you may not make it ({error.strerror}); choose another with --store"
         ) from error
     _require_own(root)
     marker = root / MARKER

@@ -172,6 +172,6 @@ class Windows:
         if number in (errno.EOPNOTSUPP, errno.ENOSYS):
             raise ConfigError(
                 f"{path}: its filesystem cannot give back parts of a file, which windows need; "
-                "choose a directory on another one with --to"
+                "choose a directory on another one with --store"
             )
         raise DistcacheError(f"{path}: cannot be emptied: {os.strerror(number)}")

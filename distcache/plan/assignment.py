@@ -13,6 +13,7 @@ from distcache.partition import balance
 from distcache.plan.costs import BASE_MEMORY, UnitCosts, rest_memory, step_memory, upper_memory
 from distcache.plan.layout import Layout
 from distcache.plan.model import BlendPlan, Plan, SectionPlan
+from distcache.units import size_text
 
 __all__ = ["Assignment", "Estimate", "SplitUnit", "assign", "assign_all", "estimate"]
 
@@ -144,8 +145,8 @@ def assign(
         return min(fitting, key=lambda work: max(work.busy))
     least = min(max(work.memory) for work in found)
     raise NoSpace(
-        f"--memory-limit {memory_limit}: a rank needs {least} bytes to hold the section it "
-        "shuffles; no assignment to ranks makes that less"
+        f"--memory-limit {memory_limit}: a rank needs {size_text(least)} ({least} "
+        "bytes) to hold the section it shuffles; no assignment to ranks makes that less"
     )
 
 

@@ -127,6 +127,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         within windows of shards.
     window : int
         Shards of a window.
+    of_command : bool
+        Whether these are the options of a training command, which asks for samples of every split.
+        Changes no array.
     """
 
     sequence_length: Annotated[int, Meta(ge=1, le=2**31 - 2)]
@@ -147,6 +150,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slurm: Slurm | None = None
     order: Order = "megatron"
     window: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 16
+    of_command: bool = False
 
     def samples_of(self, split: str) -> int | None:
         """Return the samples to draw from a split; None is one epoch."""

@@ -163,6 +163,7 @@ def plan_warnings(config: Config, plan: Plan) -> list[str]:
         *_odd_split(config),
         *_repeated(plan),
         *_missing_splits(config),
+        *_odd_tokenizer(config),
         *_never_drawn(plan),
         *whole_sample_hints(config, plan),
     ]
@@ -191,8 +192,11 @@ def _repeated(plan: Plan) -> list[str]:
 
 
 def _missing_splits(config: Config) -> list[str]:
-    """Find samples that are requested of a split without sequences, and so never drawn."""
-    if config.split is None or config.samples is None:
+    """Find samples that are requested of a split without sequences, and so never drawn.
+
+    Every training command asks for them, whether there is such a split or not.
+    """
+    if config.split is None or config.samples is None or config.of_command:
         return []
     shares = zip(SPLITS, split_matrix(config.split), strict=True)
     return [
@@ -200,6 +204,15 @@ def _missing_splits(config: Config) -> list[str]:
         f"{config.split!r} gives {name} nothing, so there will be none"
         for name, share in shares
         if share is None and config.samples_of(name)
+    ]
+
+
+def _odd_tokenizer(config: Config) -> list[str]:
+    if config.tokenizer is None or {"class", "tokenizer_type"} & config.tokenizer.keys():
+        return []
+    return [
+        "$.tokenizer: has neither a class nor a tokenizer_type; it is taken as Megatron's "
+        "unique_identifiers as it is"
     ]
 
 

@@ -112,7 +112,9 @@ def as_ours(error: BaseException, url: str, source: str) -> DistcacheError:
     unsaid = status == 400 and not code  # answers to HEAD have no words
     if denied or unsaid or code in EXPIRED:
         advice = MAYBE_EXPIRED if unsaid else ANSWERS.get(code, "")
-        return AccessDenied(url, f"access is denied ({text}), by {source}{advice}")
+        return AccessDenied(
+            url, f"access is denied ({text}), with credentials from {source}{advice}"
+        )
     if "without LOCATION" in str(error) or status in (301, 307):
         return StorageError(url, "is in another region, or its endpoint is wrong; set AWS_REGION")
     if "Missing" in text or "credential" in text.lower():

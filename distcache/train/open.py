@@ -442,7 +442,10 @@ def open_cache(
     root = local_directory(local, os.environ)
     moves = tuple(prefixes.items()) if prefixes else moves_from([], os.environ)
     source, here = located(path), os.getcwd()  # noqa: PTH109
-    reason = "no local directory is set"
+    reason = (
+        "it is not known where this node's copy lies: set DISTCACHE_LOCAL_DIR to what `distcache "
+        "localize` printed, or give open(..., local=DIRECTORY)"
+    )
     if root is not None:
         try:
             name = _name_in(root, source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shlex
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from distcache.cache import open_cache
+from distcache.cli.commands import COMMANDS, PANELS
 from tests.processes import DISTCACHE, start
 from tests.texts import write_shard
 
@@ -137,7 +139,11 @@ def test_inspect(cache: Path, blend_config: dict[str, Any]) -> None:
 
 def test_verify(cache: Path, corpora: dict[str, str], tmp_path: Path) -> None:
     """Of the cache, and of the corpora it was built from."""
-    assert start(["verify", cache, "--corpora"]).returncode == 0
+    done = start(["verify", cache, "--corpora", "--json"])
+    assert done.returncode == 0
+    found = json.loads(done.stdout)
+    assert (found["corpora"], found["tokens"]) == (3, False)
+    assert found["nbytes"] == cache.stat().st_size
     cache.chmod(0o644)
     with open(cache, "r+b") as stream:
         stream.seek(open_cache(cache).header.tables_begin - 1)
@@ -170,8 +176,12 @@ def test_verify_notices_a_corpus_that_was_tokenized_anew(
 
 
 def test_explain(config: Path, cache: Path, blend_config: dict[str, Any]) -> None:
-    """Field by field, with what each has."""
-    assert start(["explain", config, cache]).returncode == 0
+    """The fields that differ, with what each has."""
+    same = start(["explain", config, cache])
+    assert (same.returncode, same.stdout.count("\n")) == (0, 1)
+    assert "sequence_length" in start(["explain", config, cache, "--all"]).stdout
+    swapped = start(["explain", cache, config])
+    assert (swapped.returncode, "give the configuration first" in swapped.stderr) == (2, True)
     config.write_text(json.dumps({**blend_config, "seed": 7, "tokenizer": None}))
     done = start(["explain", config, cache, "--json"])
     assert done.returncode == 7
@@ -180,6 +190,45 @@ def test_explain(config: Path, cache: Path, blend_config: dict[str, Any]) -> Non
     assert differing.keys() == {"seed"}
     assert (differing["seed"]["configuration"], differing["seed"]["cache"]) == (7, 99)
     assert found["names_only"] == ["tokenizers differ; export with --tokenizer FILE"]
+
+
+def test_explain_a_training_command(corpora: dict[str, str], shared: Path) -> None:
+    """Whatever follows --, as for build."""
+    words = f"pretrain_gpt.py --data-path {corpora['plain']} --split 1 --seq-length 32"
+    words += " --eval-iters 0 --train-samples 100 --global-batch-size 1 --eval-interval 10"
+    built = start(["build", "-o", shared, "--", *words.split()])
+    assert built.returncode == 0, built.stderr
+    assert "$.samples" not in built.stderr
+    cache = built.stdout.strip()
+    assert start(["explain", cache, "--", *words.split()]).returncode == 0
+    other = start(["explain", cache, "--", *words.split(), "--seed", "5"])
+    assert (other.returncode, other.stderr.count("seed")) == (7, 1)
+
+
+def test_options_under_their_former_names(config: Path, shared: Path, tmp_path: Path) -> None:
+    """Of 0.2: they are still taken, and not shown."""
+    built = start(["build", config, f"--output={shared}", "--name", "x"])
+    assert built.returncode == 0, built.stderr
+    cache = built.stdout.strip()
+    for command, option in (("export", "--out"), ("localize", "--store")):
+        done = start([command, cache, "--to", tmp_path / command])
+        assert done.returncode == 0, done.stderr
+        text = start([command, "--help"]).stdout
+        assert (option in text, "--to " in text) == (True, False)
+    store = tmp_path / "localize"
+    assert start(["local", "ls", store]).stdout == start(["local", "ls", "--store", store]).stdout
+
+
+def test_a_name_that_is_nearly_right(corpora: dict[str, str], tmp_path: Path) -> None:
+    """One fault for each corpus, with the nearest name, or those of a directory."""
+    plain = corpora["plain"]
+    near = start(["check", f"{plain}n", "--json"])
+    assert [fault["message"] for fault in json.loads(near.stdout)["faults"]] == [
+        f"no such file, nor {plain}n.bin; did you mean {plain}?"
+    ]
+    folder = json.loads(start(["check", Path(plain).parent, "--json"]).stdout)["faults"]
+    assert len(folder) == 1
+    assert "it is a directory: give the corpora in it, " in folder[0]["message"]
 
 
 def test_export(cache: Path, tmp_path: Path) -> None:
@@ -226,7 +275,7 @@ def test_check(corpora: dict[str, str], tmp_path: Path) -> None:
     [
         (["build", "/none/c.yaml", "-o", "/tmp"], 5, "no such configuration file"),
         (["build", "-o", "/tmp"], 2, "give a configuration file, or a training command"),
-        (["build", "x.yaml"], 2, "--output"),
+        (["build", "x.yaml"], 2, "--out"),
         (["plan", "x.yaml", "--unknown", "1"], 2, "--unknown"),
         (["plan", "x.yaml", "--", "pretrain_gpt.py"], 2, "with a configuration file"),
         (["inspect", "/none/x.h5"], 5, "no such cache"),
@@ -289,7 +338,13 @@ def test_names_with_markup_are_shown_as_they_are(tmp_path: Path) -> None:
 
 def test_help_has_examples() -> None:
     """Of every command; and the exit codes stand at the top."""
-    assert "6 no space" in start(["--help"]).stdout.replace("\n", " ")
+    text = start(["--help"]).stdout
+    assert "6 no space" in text.replace("\n", " ")
+    for panel, names in PANELS.items():
+        listed = text.partition(f"{panel}:\n")[2].partition("\n\n")[0].splitlines()
+        assert [line.split()[0] for line in listed] == list(names)
+        assert max(map(len, listed)) <= 80
+    assert sorted(itertools.chain.from_iterable(PANELS.values())) == sorted(COMMANDS)
     for command in ("plan", "build", "check", "inspect", "verify", "explain", "export"):
         text = start([command, "--help"]).stdout
         assert "Example" in text

@@ -70,7 +70,7 @@ def test_defaults_are_megatrons() -> None:
         ({"sequence_len": 3}, "mid_level_dataset_surplus"),  # one of the known ones
         ({"blend": []}, "$.blend: Expected `array` of length >= 1"),
         ({"blend": [{"path": ""}]}, "$.blend[0].path: Expected `str` of length >= 1"),
-        ({"blend": [{"path": "a", "weight": "x"}]}, "$.blend[0].weight: Expected `float | null`"),
+        ({"blend": [{"path": "a", "weight": "x"}]}, "write numbers without quotes"),
         ({"blend": [{"path": "a", "weight": math.nan}]}, "$.blend[0].weight: Expected `float`"),
         ({"blend": [{"path": "a", "weight": math.inf}]}, "$.blend[0].weight: Expected `float`"),
         ({"blend": "absent"}, "$.blend: missing"),
