@@ -49,6 +49,7 @@ __getattr__ = importing(
         "SharedFileWarning": ("distcache.errors", "SharedFileWarning"),
         "StateWarning": ("distcache.errors", "StateWarning"),
         "agree": ("distcache.train.same_cache", "agree"),
+        "megatron": ("distcache.megatron", ""),
         "open": ("distcache.train.open", "open_cache"),
         "wait": ("distcache.cache.readiness", "wait"),
     },

@@ -19,7 +19,7 @@ def importing(package: str, places: Mapping[str, tuple[str, str]]) -> Callable[[
     package : str
         Its name.
     places : mapping of str to (str, str)
-        The module and the attribute of each name.
+        The module and the attribute of each name; an empty attribute is the module itself.
 
     Raises
     ------
@@ -32,6 +32,7 @@ def importing(package: str, places: Mapping[str, tuple[str, str]]) -> Callable[[
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, attribute = places[name]
         with needing(f"{package}.{name}"):
-            return getattr(importlib.import_module(module), attribute)
+            found = importlib.import_module(module)
+            return getattr(found, attribute) if attribute else found
 
     return find

@@ -22,7 +22,9 @@ def main() -> None:
     cache = distcache.open(sys.argv[1])
     distcache.agree(cache)
     dataset = cache.dataset("train", eod=tokenizer.token_to_id("<|endoftext|>"))
-    sampler = distcache.ResumableSampler(len(dataset), 4, rank, ranks)
+    sampler = distcache.ResumableSampler(
+        dataset, micro_batch_size=4, data_parallel_rank=rank, data_parallel_size=ranks
+    )
     batches = iter(DataLoader(dataset, batch_sampler=sampler))
     first = next(batches)
     total = torch.tensor(sum(batch["tokens"].numel() for batch in (first, next(batches))))

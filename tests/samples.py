@@ -32,7 +32,7 @@ def tokens_of(opened: OpenCache, split: str = "train", batch: int = 1) -> list[l
     rows = opened.cache.table("members")
     rows = rows[rows["split"] == split.encode()]
     members = [(int(row["section"]), int(row["source"])) for row in rows]
-    reader = SplitReader(opened, members, SampleRules(-1, -1, False, False))
+    reader = SplitReader(opened._files, members, SampleRules(-1, -1, False, False))
     chosen, samples = members_of(opened, split)
     found: list[list[int]] = []
     for begin in range(0, len(samples), batch):

@@ -145,6 +145,12 @@ class Contents:
         return np.frombuffer(self.tables, dtype, place.rows, begin)
 
     @property
+    def splits(self) -> list[str]:
+        """The splits that have samples."""
+        splits = self.table("members")["split"].tolist()
+        return [split.decode("ascii") for split in dict.fromkeys(splits)]
+
+    @property
     def sequence_length(self) -> int:
         """Tokens per sample, without the extra one."""
         return self._identity.sequence_length
@@ -374,6 +380,9 @@ class Cache(Contents):
     def __init__(self, path: Path, header: Header, mapped: Mapping) -> None:
         super().__init__(path, header, memoryview(mapped)[header.tables_begin :])
         self.map = mapped
+
+    def __repr__(self) -> str:
+        return f"<cache {self.key[:16]}: {', '.join(self.splits)} in {self.path}>"
 
     def require_intact(self) -> None:
         """Refuse a file if parts of its mapping could not be read, and are zeros.

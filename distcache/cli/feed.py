@@ -11,7 +11,7 @@ from distcache.cli.common import LogOption, interrupt_on_signals, parse_size, pa
 from distcache.cli.show import make_progress
 from distcache.errors import BuildInterrupted
 from distcache.train.feed import Feeder
-from distcache.train.open import open_cache
+from distcache.train.files import open_files
 
 __all__ = ["feed_command"]
 
@@ -43,7 +43,7 @@ def feed_command(
         torchrun ... train.py; kill %1
     """
     interrupt_on_signals("training waits for shards until it is started again")
-    feeder = Feeder(open_cache(cache, to), parse_size(budget, least=1), threads, start)
+    feeder = Feeder(open_files(cache, to, None), parse_size(budget, least=1), threads, start)
     with make_progress(log_format) as progress:
         try:
             feeder.run(progress)

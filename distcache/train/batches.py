@@ -86,6 +86,9 @@ class Batches(Iterator[Any]):
         self._source: Iterator[Any] | None = None
         self._lock = threading.Lock()
 
+    def __repr__(self) -> str:
+        return f"<batches of {self._dataset!r}: {self._sampler!r}>"
+
     def __iter__(self) -> Batches:
         return self
 

@@ -6,7 +6,7 @@ import operator
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict
 
 import msgspec
 import numpy as np
@@ -14,17 +14,18 @@ import torch
 from torch.utils.data import Dataset
 
 from distcache.errors import ConfigError
+from distcache.extras import needing
 from distcache.fetcher.client import FetchClient
 from distcache.fetcher.protocol import Source
 from distcache.io.threads import decodable
 from distcache.kernels import SampleRules
 from distcache.train.batch import BatchMemory, BatchRow, attention_masks, rows_of
-from distcache.train.open import CacheHandle, OpenCache
+from distcache.train.files import CacheHandle, OpenFiles
+from distcache.train.provenance import SamplePart, parts_of, text_of
 from distcache.train.reading import SplitReader
 from distcache.train.split import Split, find_split
-from distcache.train.window_gate import WindowGate
 
-__all__ = ["CachedDataset", "SampleOptions"]
+__all__ = ["CachedDataset", "SampleFields", "SampleOptions"]
 
 NO_TOKEN = np.iinfo(np.int64).min
 Token = Annotated[int, msgspec.Meta(ge=1 - 2**63, le=2**63 - 1)]
@@ -38,11 +39,10 @@ class _Open:
     length: int
     split: Split
     reader: SplitReader
-    gate: WindowGate | None
-    fetch_client: FetchClient | None
+    files: OpenFiles
 
 
-class CachedDataset(Dataset[Any]):
+class CachedDataset(Dataset[dict[str, torch.Tensor]]):
     """The samples of a split, in the order of Megatron's indices.
 
     ``dataset[i]`` is a sample: a dict of tensors ``tokens``, ``labels`` and ``position_ids``
@@ -64,7 +64,7 @@ class CachedDataset(Dataset[Any]):
         How samples are made.
     number : int
         Which of several validation sets.
-    opened : OpenCache or None
+    opened : OpenFiles or None
         The cache, if this process has it open.
     """
 
@@ -74,7 +74,7 @@ class CachedDataset(Dataset[Any]):
         split: str,
         options: SampleOptions,
         number: int = 0,
-        opened: OpenCache | None = None,
+        opened: OpenFiles | None = None,
     ) -> None:
         self.handle = handle
         self.split = split
@@ -105,17 +105,58 @@ class CachedDataset(Dataset[Any]):
         key = self._here().reader.key
         return {"cache_key": key, "split": self.split, "dataset": self.number}
 
-    def __getitem__(self, index: int | None) -> dict[str, Any]:
+    def __getitem__(self, index: int | None) -> dict[str, torch.Tensor]:
         return {name: values[0] for name, values in self._read([index], whole=False).items()}
 
     def __getitems__(self, indices: Sequence[int | None]) -> list[BatchRow]:
         """Return several samples that are read together; called by `DataLoader`."""
         return rows_of(self._read(indices, whole=True)) if len(indices) else []
 
+    def corpus_of(self, index: int) -> str:
+        """Return the corpus of a sample, without suffix, as the cache was built from it."""
+        here = self._here()
+        return here.files.cache.prefixes[self._member_of(index)[1]]
+
+    def document_of(self, index: int) -> list[SamplePart]:
+        """Return which tokens of which documents a sample consists of, in their order.
+
+        With `add_extra_token`, as by default, these are one token more than the sample is long:
+        the last label.
+        """
+        section, source, sample = self._member_of(index)
+        return parts_of(self._here().files, section, source, sample)
+
+    def text_of(self, index: int, tokenizer: str | None = None) -> str:
+        """Return the text of a sample.
+
+        Parameters
+        ----------
+        index : int
+            Of the sample.
+        tokenizer : str or None
+            A tokenizer as `distcache ingest text --tokenizer` takes it; by default the one that the
+            receipt beside the corpus names.
+
+        Raises
+        ------
+        ConfigError
+            If no tokenizer is known, or its library is not installed.
+        """
+        tokens = self[index]["tokens"].tolist()
+        with needing("text_of()"):
+            return text_of(self._here().files, self._member_of(index)[1], tokens, tokenizer)
+
+    def _member_of(self, index: int) -> tuple[int, int, int]:
+        """Return section, source and number in the section of a sample."""
+        split = self._here().split
+        member, sample = split.look_up(np.array([_position(index, split.size)], np.int64))
+        section, source = split.members[int(member[0])]
+        return section, source, int(sample[0])
+
     @property
     def fetch_client(self) -> FetchClient | None:
         """The client of the node's fetcher, if it reads any tokens of the cache."""
-        return self._here().fetch_client
+        return self._here().files.fetch_client
 
     def fetched_ranges(self, indices: Sequence[int | None]) -> list[tuple[Source, int, int]]:
         """Return what the fetcher has to read of samples, in their order: source, byte, bytes."""
@@ -131,13 +172,14 @@ class CachedDataset(Dataset[Any]):
         size = here.split.size
         # None fills up the last batch, with the first sample as in Megatron. Where shards come and
         # go, those of the last one are there, since they are that batch's.
-        filling = 0 if here.gate is None else size - 1
+        gate = here.files.gate
+        filling = 0 if gate is None else size - 1
         positions = np.array(
             [filling if index is None else _position(index, size) for index in indices], np.int64
         )
         members, samples = here.split.look_up(positions)
-        if here.gate is not None and len(positions):
-            here.gate.publish(self.split, self.number, int(positions.min()))
+        if gate is not None and len(positions):
+            gate.publish(self.split, self.number, int(positions.min()))
         batch = self._new_batch(len(positions), here.length, whole=whole)
         arrays = {_KERNEL_NAMES[name]: values.numpy() for name, values in batch.items()}
         ends = self._new_ends(len(positions), here.length)
@@ -178,7 +220,7 @@ class CachedDataset(Dataset[Any]):
             here = self._open = self._open_in(self.handle.open())
         return here
 
-    def _open_in(self, opened: OpenCache) -> _Open:
+    def _open_in(self, opened: OpenFiles) -> _Open:
         """Look up the arrays of the split in an open cache."""
         found = find_split(opened, self.split, self.number)
         cache = opened.cache
@@ -188,8 +230,7 @@ class CachedDataset(Dataset[Any]):
                     f"{cache.prefixes[source]}: consists of rows; open it with cache.rows(...)"
                 )
         reader = SplitReader(opened, found.members, self._rules())
-        length, client = cache.sequence_length, opened.fetch_client
-        return _Open(os.getpid(), length, found, reader, opened.gate, client)
+        return _Open(os.getpid(), cache.sequence_length, found, reader, opened)
 
     def _rules(self) -> SampleRules:
         options = self.options
@@ -231,7 +272,7 @@ class SampleOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Whether `pad` is padding even if it is also `eod`.
     """
 
-    eod: Token | None = None
+    eod: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
     pad: Token = -1
     reset_position_ids: bool = False
     reset_attention_mask: bool = False
@@ -259,6 +300,19 @@ class SampleOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def has_attention_mask(self) -> bool:
         """Whether samples have an attention mask."""
         return self.create_attention_mask and not self.inter_document_masking
+
+
+class SampleFields(TypedDict, total=False):
+    """The fields of `SampleOptions`, as keywords of `OpenCache.dataset`."""
+
+    eod: int | None
+    pad: int
+    reset_position_ids: bool
+    reset_attention_mask: bool
+    eod_mask_loss: bool
+    create_attention_mask: bool
+    inter_document_masking: bool
+    allow_ambiguous_pad_tokens: bool
 
 
 def _position(index: int, size: int) -> int:

@@ -17,7 +17,7 @@ from distcache.node.store import Store
 from distcache.node.windows import Windows, windowed_sources
 from distcache.progress import Progress
 from distcache.staging.locks import try_lock
-from distcache.train.open import OpenCache
+from distcache.train.files import OpenFiles
 from distcache.train.shard_finder import ShardFinder
 from distcache.train.split import Split, dataset_count, find_split
 from distcache.train.window_gate import dataset_name, live_readers
@@ -38,7 +38,7 @@ class Feeder:
 
     Parameters
     ----------
-    opened : OpenCache
+    opened : OpenFiles
         This node's copy.
     budget : int
         Bytes that all shards together may take.
@@ -55,7 +55,7 @@ class Feeder:
         If training has no such position.
     """
 
-    def __init__(self, opened: OpenCache, budget: int, threads: int = 1, start: int = 0) -> None:
+    def __init__(self, opened: OpenFiles, budget: int, threads: int = 1, start: int = 0) -> None:
         cache = opened.cache
         if not opened.windows_of:
             raise NotReady(
@@ -71,7 +71,7 @@ class Feeder:
         count = len(cache.table("sources"))
         self._sizes = [cache.shards_of(s)["raw_size"].astype(np.int64) for s in range(count)]
         self._datasets = {}
-        for split in opened.splits:
+        for split in cache.splits:
             for number in range(dataset_count(opened, split)):
                 found = find_split(opened, split, number)
                 finder = ShardFinder(opened, found.members)

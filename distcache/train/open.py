@@ -1,227 +1,67 @@
-"""Open a cache for training: the node's ready copy if there is one, else the shared file."""
+"""What a training script opens: a cache, its splits, and what is in it."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import logging
-import os
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from distcache.cache import Cache
-from distcache.cache import open_cache as open_mapped
-from distcache.cache.contents import open_cache_file
-from distcache.cache.corpus_places import (
-    find_moves,
-    located_moved,
-    moves_from,
-    prefix_renamer,
-)
-from distcache.corpus import Idx, bin_path, idx_path, open_idx
-from distcache.errors import (
-    CacheCorrupt,
-    ConfigError,
-    CorpusError,
-    DistcacheError,
-    NotReady,
-    SharedFileWarning,
-)
+from distcache.errors import ConfigError
 from distcache.extras import needing
-from distcache.fetcher.client import FetchClient
-from distcache.fetcher.protocol import Source
-from distcache.kernels import Section
-from distcache.node.lock import try_shared
-from distcache.node.place import local_directory
-from distcache.node.records import Ready, read_record, read_records
-from distcache.node.store import Store, cache_name, existing_store
-from distcache.node.windows import Windows, windowed_sources
-from distcache.storage import is_url, located
-from distcache.train.token_places import TokenPlaces, find_tokens
-from distcache.train.window_gate import WindowGate
+from distcache.train.files import CacheHandle, OpenFiles, open_files
+from distcache.train.split import dataset_count
+from distcache.train.summary import CorpusUse, Summary, corpora_of, summary_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Unpack
 
     from distcache.mds.row import Row
-    from distcache.train.dataset import CachedDataset
+    from distcache.train.dataset import CachedDataset, SampleFields
     from distcache.train.rows import RowDataset
 
-__all__ = ["CacheHandle", "OpenCache", "open_cache"]
+__all__ = ["OpenCache", "open_cache"]
 
 logger = logging.getLogger(__name__)
 
 
-class CacheHandle(msgspec.Struct, frozen=True):
-    """What a process needs to open a cache; small, so that every worker can get it.
+class ShardWaits(msgspec.Struct, frozen=True):
+    """How this process has waited for shards that a feeder unpacks.
 
     Attributes
     ----------
-    path : str
-        The shared cache, absolute, or its URL.
-    store, name : str
-        This node's store and the name of the copy in it; empty if the shared file is read.
-    directory : str
-        The working directory for relative paths of shared corpora.
-    reason : str
-        Why that file is read, in a few words.
-    moves : tuple of (str, str)
-        Where corpora were when the cache was built or localized, and are now.
+    count : int
+        Number of waits.
+    seconds : float
+        Time of all of them.
     """
 
-    path: str
-    store: str
-    name: str
-    directory: str
-    reason: str
-    moves: tuple[tuple[str, str], ...] = ()
-
-    def open(self) -> OpenCache:
-        """Open this node's copy, or else the shared file with a `SharedFileWarning`.
-
-        Raises
-        ------
-        NotReady
-            If neither exists.
-        CacheCorrupt
-            If the shared file is not whole.
-        """
-        if not self.name:
-            return self.open_shared()
-        try:
-            return self.open_copy()
-        except (NotReady, CacheCorrupt) as error:
-            # Another job may be repairing it, or it may have been deleted.
-            _warn(self.path, error)
-            return self.open_shared()
-
-    def open_shared(self) -> OpenCache:
-        """Open the shared file.
-
-        Raises
-        ------
-        NotReady
-            If it, or a corpus, is in a bucket, which only copies on a node are read of.
-        """
-        if is_url(self.path):
-            raise NotReady(f"{self.path}: {self.reason}; run `distcache localize` on this node")
-        cache = open_mapped(self.path)
-        moves = self.moves
-        if not moves and cache.prefixes:
-            moves = find_moves(self.path, cache.prefixes[0], self.directory)
-        shared = [located_moved(self.directory, prefix, moves) for prefix in cache.prefixes]
-        if (remote := next(filter(is_url, shared), None)) is not None:
-            raise NotReady(
-                f"{self.path}: its corpus {remote} is in a bucket; run `distcache localize` on "
-                "this node"
-            )
-        return OpenCache(self, cache, shared, shared, None)
-
-    def open_copy(self) -> OpenCache:
-        """Open this node's copy, which cannot be removed until it is closed.
-
-        Raises
-        ------
-        NotReady
-            If it is not complete.
-        CacheCorrupt
-            If it is not whole.
-        """
-        store = Store(Path(self.store))
-        lock = try_shared(store.use_lock(self.name))
-        try:
-            record = read_record(store, self.name)
-            if lock is None or record is None:
-                raise NotReady(f"{store.root} has no complete copy of it")
-            _require_files(store, record)
-            cache = open_mapped(store.cache(self.name))
-        except BaseException:
-            if lock is not None:
-                os.close(lock)
-            raise
-        local = [store.prefix(corpus.stem) for corpus in record.corpora]
-        rename = prefix_renamer(self.moves)
-        tokens = [
-            here if corpus.bin_size else rename(corpus.shared)
-            for here, corpus in zip(local, record.corpora, strict=True)
-        ]
-        windows = Windows(store, self.name) if record.shards == "windows" else None
-        fetched = {
-            source: Source(bin_path(rename(corpus.shared)), corpus.bin_version)
-            for source, corpus in enumerate(record.corpora)
-            if corpus.bin_version is not None and not corpus.bin_size
-        }
-        client = FetchClient(store.ahead) if fetched else None
-        return OpenCache(self, cache, local, tokens, lock, windows, fetched, client)
-
-
-def _require_files(store: Store, record: Ready) -> None:
-    """Require that all files of a copy exist: some may have been deleted."""
-    files = {str(store.cache(record.name)): record.size}
-    for corpus in record.corpora:
-        prefix = store.prefix(corpus.stem)
-        files[idx_path(prefix)] = corpus.idx_size
-        if corpus.bin_size:
-            files[bin_path(prefix)] = corpus.bin_size
-    for path, size in files.items():
-        try:
-            found = os.lstat(path).st_size
-        except OSError as error:
-            raise NotReady(f"{path}: {error.strerror}; localize it again") from error
-        if found != size:
-            raise NotReady(f"{path} has {found} bytes, expected {size}; localize it again")
+    count: int
+    seconds: float
 
 
 class OpenCache:
-    """An open cache, and the paths of its corpora; made by `open_cache`.
+    """An open cache; made by `open_cache`.
+
+    ``print(cache)`` and a notebook show what is in it.
 
     Attributes
     ----------
     handle : CacheHandle
         By which another process opens it.
     cache : Cache
-        Mapped.
-    gate : WindowGate or None
-        Where this process waits for shards, if a feeder unpacks windows of them: it has the counts
-        ``waits`` and ``seconds``.
-    windows_of : frozenset of int
-        The corpora of which it does.
-    fetch_client : FetchClient or None
-        Of the node's fetcher, if it reads the tokens of any corpus.
+        Its tables and arrays, mapped.
     """
 
-    def __init__(
-        self,
-        handle: CacheHandle,
-        cache: Cache,
-        indices: Sequence[str],
-        tokens: Sequence[str],
-        lock: int | None,
-        windows: Windows | None = None,
-        fetched: Mapping[int, Source] = {},
-        client: FetchClient | None = None,
-    ) -> None:
-        self.handle = handle
-        self.cache = cache
-        self.gate = None if windows is None else WindowGate(windows, cache)
-        self._windows = windows
-        self._fetched = fetched
-        self.fetch_client = client
-        self.windows_of = frozenset(windowed_sources(cache) if windows is not None else ())
-        self._indices = indices
-        self._tokens = tokens
-        self._lock = lock
-
-    def __del__(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
+    def __init__(self, files: OpenFiles) -> None:
+        self._files = files
+        self.handle: CacheHandle = files.handle
+        self.cache: Cache = files.cache
 
     @property
     def key(self) -> str:
@@ -231,7 +71,7 @@ class OpenCache:
     @property
     def is_local(self) -> bool:
         """Whether the node's copy is read, and not the shared file."""
-        return self._lock is not None
+        return self._files.is_local
 
     @property
     def path(self) -> Path:
@@ -241,84 +81,40 @@ class OpenCache:
     @property
     def splits(self) -> list[str]:
         """The splits that have samples."""
-        splits = self.cache.table("members")["split"].tolist()
-        return [split.decode("ascii") for split in dict.fromkeys(splits)]
+        return self.cache.splits
+
+    @property
+    def corpora(self) -> list[CorpusUse]:
+        """What each split draws from each corpus: weight, epochs, samples, tokens."""
+        return corpora_of(self.cache)
+
+    @property
+    def shard_waits(self) -> ShardWaits:
+        """How often, and how long, this process has waited for shards of `distcache feed`."""
+        gate = self._files.gate
+        return ShardWaits(0, 0.0) if gate is None else ShardWaits(gate.waits, gate.seconds)
+
+    def summary(self) -> Summary:
+        """Return what is in the cache, as text for ``print`` and as a table for notebooks."""
+        return summary_of(self._files, repr(self))
 
     def __repr__(self) -> str:
         kind = "local copy" if self.is_local else "shared file"
         return f"<cache {self.key[:16]}: {kind} {self.path} ({self.handle.reason})>"
 
-    def tokens_of(self, source: int) -> TokenPlaces:
-        """Return where the tokens of a corpus are: in a `.bin`, or in the shards that make it up.
+    def __str__(self) -> str:
+        return str(self.summary())
 
-        Raises
-        ------
-        NotReady
-            If a shard is compressed, and the `.bin` is not there.
-        """
-        size = int(self.cache.table("sources")["bin_size"][source])
-        if self._windows is not None and source in self.windows_of:
-            return TokenPlaces([(self._windows.bin(source), size)])
-        found = find_tokens(self.cache, source, self._tokens[source], size)
-        if found.begins is None and source in self._fetched:
-            return dataclasses.replace(found, fetched=self._fetched[source])
-        return found
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()
 
-    def idx_of(self, source: int) -> Idx:
-        """Map a corpus's index.
+    def dataset_count(self, split: str) -> int:
+        """Return how many datasets a split has: one, or one for each validation set, or none."""
+        return dataset_count(self._files, split)
 
-        Raises
-        ------
-        NotReady, CorpusError
-            If it does not exist, or is not the index that the cache was built from.
-        """
-        try:
-            idx = open_idx(self._indices[source])
-        except NotReady as error:
-            raise NotReady(f"{error}{_moved_advice(self.is_local)}") from error
-        entry = self.cache.table("sources")[source]
-        if (idx.size, len(idx.lengths)) != (int(entry["idx_size"]), int(entry["sequences"])):
-            raise CorpusError(
-                f"{idx.path}: is not the index that {self.path} was built from; localize it "
-                "again, or build it again"
-            )
-        return idx
-
-    def section(self, row: int, idx: Idx, shards: NDArray[np.int64] | None) -> Section:
-        """Map the arrays of a section of tokens.
-
-        Parameters
-        ----------
-        row : int
-            Of the table of sections.
-        idx : Idx
-            Of its corpus.
-        shards : ndarray of int64, shape (shards,), or None
-            Bytes of the `.bin` at which the corpus's shards begin; None if there is a `.bin`.
-
-        Raises
-        ------
-        CorpusError
-            If the tokens are no integers.
-        """
-        views = self.cache.arrays("sections", row)
-        try:
-            return Section(
-                self.cache.read(views["document_index"]),
-                self.cache.read(views["sample_index"]),
-                self.cache.read(views["shuffle_index"]),
-                idx.lengths,
-                idx.offsets,
-                idx.type_code,
-                self.cache.add_extra_token,
-                shards,
-            )
-        except ValueError as error:
-            raise CorpusError(
-                f"{idx.path}: tokens have type code {idx.type_code}, expected an integer type"
-            ) from error
-
-    def dataset(self, split: str, number: int | None = None, **options: Any) -> CachedDataset:
+    def dataset(
+        self, split: str, number: int | None = None, **options: Unpack[SampleFields]
+    ) -> CachedDataset:
         """Return the samples of a split as a torch map-style dataset.
 
         Parameters
@@ -343,7 +139,7 @@ class OpenCache:
         except msgspec.ValidationError as error:
             raise ConfigError(f"dataset({split!r}): {error}") from error
         found = self._number_of(split, number, "dataset")
-        return CachedDataset(self.handle, split, chosen, found, self)
+        return CachedDataset(self.handle, split, chosen, found, self._files)
 
     def rows(
         self,
@@ -370,7 +166,9 @@ class OpenCache:
         with needing("rows()"):
             from distcache.train.rows import RowDataset  # noqa: PLC0415
 
-        return RowDataset(self.handle, split, self._number_of(split, number, "rows"), map, self)
+        return RowDataset(
+            self.handle, split, self._number_of(split, number, "rows"), map, self._files
+        )
 
     def _number_of(self, split: str, number: int | None, asked: str) -> int:
         """Return which dataset of a split is meant.
@@ -380,13 +178,11 @@ class OpenCache:
         ConfigError
             If there is no such one.
         """
-        from distcache.train.split import dataset_count  # noqa: PLC0415
-
         if type(split) is not str or type(number) not in (int, NoneType):
             raise ConfigError(
                 f"{asked}({split!r}, {number!r}): expected the name of a split, then a number"
             )
-        count = dataset_count(self, split) if split in self.splits else 0
+        count = self.dataset_count(split) if split in self.splits else 0
         if count == 0:
             raise ConfigError(f"{self.path}: has splits {', '.join(self.splits)}, not {split!r}")
         if count > 1 and number is None:
@@ -436,71 +232,6 @@ def open_cache(
     CacheCorrupt
         If the file is not a whole cache.
     """
-    for name, value in (("path", path), ("local", local)):
-        if not isinstance(value, str | os.PathLike) and (name == "path" or value is not None):
-            raise ConfigError(f"{name} is {value!r}, expected a path")
-    root = local_directory(local, os.environ)
-    moves = tuple(prefixes.items()) if prefixes else moves_from([], os.environ)
-    source, here = located(path), os.getcwd()  # noqa: PTH109
-    reason = (
-        "it is not known where this node's copy lies: set DISTCACHE_LOCAL_DIR to what `distcache "
-        "localize` printed, or give open(..., local=DIRECTORY)"
-    )
-    if root is not None:
-        try:
-            name = _name_in(root, source)
-            reason = "it is ready on this node"
-            cache = CacheHandle(source, str(root), name, here, reason, moves).open_copy()
-            logger.info("reading %r", cache)
-            return cache
-        except DistcacheError as error:
-            reason = str(error)
-    cache = CacheHandle(source, "", "", here, reason, moves).open_shared()
-    logger.info("reading %r", cache)
-    if root is not None:
-        _warn(path, reason)
-    return cache
-
-
-def _name_in(root: Path, source: str) -> str:
-    """Return the name that the copy of a shared cache has, or would have, in a store.
-
-    It follows from the header of the shared file; if that file is gone, or is an object, which is
-    not looked at, it is the copy that was made from it last: the object may have been replaced.
-
-    Raises
-    ------
-    NotReady
-        If there is no store, or no copy of this path.
-    DistcacheError
-        If there is something else at `root`.
-    CacheCorrupt
-        If the shared file exists and is not a cache.
-    """
-    store = existing_store(root)
-    if store is None:
-        raise NotReady(f"there is no store at {root}")
-    if not is_url(source):
-        with contextlib.suppress(NotReady):
-            descriptor, header = open_cache_file(Path(source))
-            os.close(descriptor)
-            return cache_name(header)
-    found = [record for record in read_records(store) if record.source == source]
-    if not found:
-        raise NotReady(f"{root} has no copy of it")
-    return max(found, key=lambda record: record.when).name
-
-
-def _moved_advice(is_local: bool) -> str:
-    """Return what to do about a corpus that is not where the cache says."""
-    if is_local:
-        return "; localize it again"
-    return (
-        "; if corpora have other paths here than where the cache was built, give "
-        "open(..., prefixes={FROM: TO}), or set DISTCACHE_PREFIX=FROM=TO"
-    )
-
-
-def _warn(path: str | Path, reason: object) -> None:
-    message = f"{path} is read from the shared filesystem: {reason}"
-    warnings.warn(message, SharedFileWarning, stacklevel=3)
+    opened = OpenCache(open_files(path, local, prefixes))
+    logger.info("reading %r", opened)
+    return opened

@@ -15,7 +15,6 @@ from distcache.train.batch import BatchRow
 from distcache.train.dataset import CachedDataset
 from distcache.train.open import OpenCache
 from distcache.train.same_cache import open_on_all_ranks
-from distcache.train.split import dataset_count
 
 __all__ = [
     "Asked",
@@ -129,7 +128,7 @@ def datasets_for(
         if split not in opened.splits:
             return None
         if split == "valid" and several:
-            return [dataset(split, number) for number in range(dataset_count(opened, split))]
+            return [dataset(split, number) for number in range(opened.dataset_count(split))]
         return dataset(split)
 
     train, valid, test = map(datasets, SPLITS)

@@ -65,6 +65,9 @@ class ReadAhead(Sampler[Any]):
         self._samples = samples
         self._budget = None if budget is None else parse_size(str(budget), least=1)
 
+    def __repr__(self) -> str:
+        return f"<reads ahead of {self._sampler!r}: {self._samples} samples>"
+
     def __iter__(self) -> Iterator[Any]:
         client = self._dataset.fetch_client
         if client is None:

@@ -19,7 +19,7 @@ from distcache.fetcher.protocol import Source
 from distcache.io.files import write_range
 from distcache.kernels import Mapping as MappedFile
 from distcache.kernels import SampleRules, Section, find_shards, read_samples
-from distcache.train.open import OpenCache
+from distcache.train.files import OpenFiles
 from distcache.train.shard_finder import ShardFinder
 from distcache.train.token_files import AT_ONCE, TokenFiles
 from distcache.train.token_places import NO_FILE, File, TokenPlaces, cut_by_files
@@ -34,7 +34,7 @@ class SplitReader:
 
     Parameters
     ----------
-    opened : OpenCache
+    opened : OpenFiles
         The cache.
     members : sequence of (int, int)
         Section and source of each dataset of the blend, or of the only one.
@@ -43,7 +43,7 @@ class SplitReader:
     """
 
     def __init__(
-        self, opened: OpenCache, members: Sequence[tuple[int, int]], rules: SampleRules
+        self, opened: OpenFiles, members: Sequence[tuple[int, int]], rules: SampleRules
     ) -> None:
         self._opened = opened
         self._members = members

@@ -17,7 +17,7 @@ from distcache.corpus.shard_table import shards_at
 from distcache.errors import CacheCorrupt, ConfigError, CorpusError
 from distcache.mds.index_json import Columns, columns_from
 from distcache.mds.row import Row
-from distcache.train.open import CacheHandle, OpenCache
+from distcache.train.files import CacheHandle, OpenFiles
 from distcache.train.shard_finder import ShardFinder
 from distcache.train.split import Split, find_split
 from distcache.train.token_files import TokenFiles
@@ -53,7 +53,7 @@ class RowDataset:
         Which of several validation sets.
     map : callable or None
         Called with each row, where it is read.
-    opened : OpenCache or None
+    opened : OpenFiles or None
         The cache, if this process has it open.
     """
 
@@ -63,7 +63,7 @@ class RowDataset:
         split: str,
         number: int = 0,
         map: Callable[[Row], Any] | None = None,  # noqa: A002  as elsewhere
-        opened: OpenCache | None = None,
+        opened: OpenFiles | None = None,
     ) -> None:
         self.handle = handle
         self.split = split
@@ -136,12 +136,12 @@ def _position(index: int, size: int) -> int:
 class _OpenRows:
     """What one process has open of a split of rows."""
 
-    def __init__(self, opened: OpenCache, split: str, number: int) -> None:
+    def __init__(self, opened: OpenFiles, split: str, number: int) -> None:
         self.process = os.getpid()
         self.split: Split = find_split(opened, split, number)
         self._name = (split, number)
         self._finder = ShardFinder(opened, self.split.members)
-        self.key = opened.key
+        self.key = opened.cache.key
         self._opened = opened
         self._members: dict[int, _Member] = {}
         self._files = TokenFiles()

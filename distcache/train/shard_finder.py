@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from distcache.corpus import Idx
 from distcache.corpus.shard_table import shards_at
 from distcache.kernels import Section, find_shards
-from distcache.train.open import OpenCache
+from distcache.train.files import OpenFiles
 
 __all__ = ["ShardFinder"]
 
@@ -30,13 +30,13 @@ class ShardFinder:
 
     Parameters
     ----------
-    opened : OpenCache
+    opened : OpenFiles
         The cache.
     members : sequence of (int, int)
         Section and source of each dataset of the blend.
     """
 
-    def __init__(self, opened: OpenCache, members: Sequence[tuple[int, int]]) -> None:
+    def __init__(self, opened: OpenFiles, members: Sequence[tuple[int, int]]) -> None:
         self._opened = opened
         self._members = members
         self._sections: dict[int, Section | _Rows] = {}

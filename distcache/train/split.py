@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.errors import ConfigError
-from distcache.train.open import OpenCache
+from distcache.train.files import OpenFiles
 
 __all__ = ["Split", "dataset_count", "find_split"]
 
 
-def dataset_count(opened: OpenCache, split: str) -> int:
+def dataset_count(opened: OpenFiles, split: str) -> int:
     """Return how many datasets a split has: one, or one for each validation set, or none."""
     members = opened.cache.table("members")
     blends = members["blend"][members["split"] == split.encode("ascii")]
@@ -47,7 +47,7 @@ class Split:
         return self.dataset_index[positions], self.sample_index[positions]
 
 
-def find_split(opened: OpenCache, split: str, number: int) -> Split:
+def find_split(opened: OpenFiles, split: str, number: int) -> Split:
     """Look up the arrays of a split in an open cache.
 
     Raises

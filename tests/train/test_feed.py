@@ -87,7 +87,7 @@ def test_training_reads_what_is_fed(cache: Path, tmp_path: Path) -> None:
     expected = tokens_of(distcache.open(build_here(fields, tmp_path / "caches").path))
     opened = open_here(cache, tmp_path)
     budget = budget_of(opened, 9)
-    feeder = Feeder(opened, budget, threads=2)
+    feeder = Feeder(opened._files, budget, threads=2)
     dataset = opened.dataset("train")
     most = 0
     found = []
@@ -102,22 +102,22 @@ def test_training_reads_what_is_fed(cache: Path, tmp_path: Path) -> None:
     shards = len(opened.cache.table("shards"))
     assert most <= budget + 4096 * 2 * shards  # holes are whole pages
     assert feeder.unpacked > shards
-    assert opened.gate.waits > 0
-    assert opened.gate.seconds > 0
+    assert opened.shard_waits.count > 0
+    assert opened.shard_waits.seconds > 0
     assert {entry.category for entry in caught} == {ShardWaitWarning}
 
 
 def test_it_starts_where_training_resumes(cache: Path, tmp_path: Path) -> None:
     """With what the next samples need, and nothing before."""
     opened = open_here(cache, tmp_path)
-    feeder = Feeder(opened, budget_of(opened, 6), start=200)
+    feeder = Feeder(opened._files, budget_of(opened, 6), start=200)
     while feeder.step():
         pass
     dataset = opened.dataset("train")
     assert len(dataset[200]["tokens"]) == 64
-    assert opened.gate.waits == 0
+    assert opened.shard_waits.count == 0
     feeder.close()
-    Feeder(opened, budget_of(opened, 6)).close()
+    Feeder(opened._files, budget_of(opened, 6)).close()
 
 
 def test_rows_are_fed_too(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_rows_are_fed_too(tmp_path: Path) -> None:
     run(path, tmp_path / "local", shards="windows")
     opened = open_here(path, tmp_path)
     rows = opened.rows("train")
-    with feeding(Feeder(opened, budget_of(opened, 5))):
+    with feeding(Feeder(opened._files, budget_of(opened, 5))):
         numbers = [rows[i]["n"] for i in range(120)]
     assert [sorted(numbers[k : k + 60]) for k in (0, 60)] == [list(range(60))] * 2
 
@@ -154,7 +154,7 @@ def test_nothing_waits_for_ever(
 def test_a_shard_that_goes_while_it_is_read(cache: Path, tmp_path: Path) -> None:
     """Is read again, once it is back."""
     opened = open_here(cache, tmp_path)
-    feeder = Feeder(opened, budget_of(opened, 30))
+    feeder = Feeder(opened._files, budget_of(opened, 30))
     while feeder.step():
         pass
     row = opened.cache.shards_of(0)[0]
@@ -167,7 +167,7 @@ def test_a_shard_that_goes_while_it_is_read(cache: Path, tmp_path: Path) -> None
             feeder._fill((0, 0))
         return len(calls)
 
-    assert opened.gate.read([(0, 0)], read) == 2
+    assert opened._files.gate.read([(0, 0)], read) == 2
     assert int(row["raw_size"]) > 0
     feeder.close()
 
@@ -178,23 +178,23 @@ def test_what_cannot_be_fed(cache: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="are unpacked on this node already"):
         run(cache, tmp_path / "all", shards="windows")
     opened = open_here(cache, tmp_path)
-    first = Feeder(opened, 10)
+    first = Feeder(opened._files, 10)
     with pytest.raises(NoSpace, match="does not hold a single shard"):
         first.step()
     with pytest.raises(NotReady, match="another process feeds"):
-        Feeder(opened, 10)
+        Feeder(opened._files, 10)
     first.close()
     with pytest.raises(ConfigError, match="--start 901: training has 900 samples"):
-        Feeder(opened, 10, start=901)
+        Feeder(opened._files, 10, start=901)
     for shard in tmp_path.glob("?-mds/*.zstd"):
         flip(shard, shard.stat().st_size // 2)
-    feeder = Feeder(opened, budget_of(opened, 4))
+    feeder = Feeder(opened._files, budget_of(opened, 4))
     with pytest.raises(CorpusError, match=r"\.mds\.zstd: "):
         feeder.step()
     feeder.close()
     run(cache, tmp_path / "other", shards="none")
     with pytest.raises(NotReady, match="was not localized for windows"):
-        Feeder(distcache.open(cache, local=tmp_path / "other"), 10)
+        Feeder(distcache.open(cache, local=tmp_path / "other")._files, 10)
 
 
 def test_validation_sets_are_fed(tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_validation_sets_are_fed(tmp_path: Path) -> None:
     path = Path(build_here(fields, tmp_path / "caches").path)
     run(path, tmp_path / "local", shards="windows")
     opened = open_here(path, tmp_path)
-    with feeding(Feeder(opened, budget_of(opened, 8))):
+    with feeding(Feeder(opened._files, budget_of(opened, 8))):
         for number, name in enumerate(("v1", "v2")):
             rows = opened.rows("valid", number)
             assert {rows[i]["tags"]["of"][0] for i in range(len(rows))} == {name}
@@ -228,7 +228,7 @@ def test_validation_sets_are_fed(tmp_path: Path) -> None:
 def test_windows_go_with_their_cache(cache: Path, tmp_path: Path) -> None:
     """And count as what the store takes."""
     opened = open_here(cache, tmp_path)
-    feeder = Feeder(opened, budget_of(opened, 4))
+    feeder = Feeder(opened._files, budget_of(opened, 4))
     feeder.step()
     feeder.close()
     store = Store(tmp_path / "local")
@@ -251,7 +251,7 @@ def test_a_batch_that_the_budget_does_not_hold(cache: Path, tmp_path: Path) -> N
     opened = open_here(cache, tmp_path)
     dataset = opened.dataset("train")
     with (
-        feeding(Feeder(opened, budget_of(opened, 2))),
+        feeding(Feeder(opened._files, budget_of(opened, 2))),
         pytest.raises(NoSpace, match="more than the --budget"),
     ):
         dataset.__getitems__(list(range(200)))
@@ -269,11 +269,11 @@ def test_what_is_waited_for_comes_before_what_is_read_ahead(tmp_path: Path) -> N
     path = Path(build_here(fields, tmp_path / "caches").path)
     run(path, tmp_path / "local", shards="windows")
     opened = open_here(path, tmp_path)
-    with feeding(Feeder(opened, budget_of(opened, 8))):
+    with feeding(Feeder(opened._files, budget_of(opened, 8))):
         for size in (12, 20, 24, 32):
             batches = list(distcache.Batches(opened.rows("valid"), size))
             assert sorted(row["n"] for row in batches[0])[0] >= 160
-    with feeding(Feeder(opened, budget_of(opened, 1))):
+    with feeding(Feeder(opened._files, budget_of(opened, 1))):
         train, valid = opened.rows("train"), opened.rows("valid")
         for step in range(8):
             assert train[step]["n"] < 160 <= valid[step]["n"]
@@ -283,9 +283,9 @@ def test_a_batch_that_is_filled_up_does_not_go_back(cache: Path, tmp_path: Path)
     """To the first sample: the feeder stays where training is."""
     opened = open_here(cache, tmp_path)
     dataset = opened.dataset("train")
-    with feeding(Feeder(opened, budget_of(opened, 8))):
+    with feeding(Feeder(opened._files, budget_of(opened, 8))):
         batch = dataset.__getitems__([len(dataset) - 1, None])
-        positions = window_gate.live_readers(opened.gate._windows.root).positions
+        positions = window_gate.live_readers(opened._files.gate._windows.root).positions
     assert positions == {"train.0": len(dataset) - 1}
     assert batch[1]["loss_mask"].sum() == 0
 
@@ -293,9 +293,9 @@ def test_a_batch_that_is_filled_up_does_not_go_back(cache: Path, tmp_path: Path)
 def test_a_feeder_that_is_ahead_of_who_has_ended(cache: Path, tmp_path: Path) -> None:
     """Stays where training was: the next process continues there."""
     opened = open_here(cache, tmp_path)
-    feeder = Feeder(opened, budget_of(opened, 6))
+    feeder = Feeder(opened._files, budget_of(opened, 6))
     process = open_here(cache, tmp_path)
-    process.gate.publish("train", 0, 500)
+    process._files.gate.publish("train", 0, 500)
     feeder.step()
     del process
     assert window_gate.live_readers(feeder._windows.root) == ({}, [])

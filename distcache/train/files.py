@@ -1,0 +1,364 @@
+"""What a process has open: the node's ready copy of a cache if there is one, or the shared file."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.cache import Cache
+from distcache.cache import open_cache as open_mapped
+from distcache.cache.contents import open_cache_file
+from distcache.cache.corpus_places import (
+    find_moves,
+    located_moved,
+    moves_from,
+    prefix_renamer,
+)
+from distcache.corpus import Idx, bin_path, idx_path, open_idx
+from distcache.errors import (
+    CacheCorrupt,
+    ConfigError,
+    CorpusError,
+    DistcacheError,
+    NotReady,
+    SharedFileWarning,
+)
+from distcache.fetcher.client import FetchClient
+from distcache.fetcher.protocol import Source
+from distcache.kernels import Section
+from distcache.node.lock import try_shared
+from distcache.node.place import local_directory
+from distcache.node.records import Ready, read_record, read_records
+from distcache.node.store import Store, cache_name, existing_store
+from distcache.node.windows import Windows, windowed_sources
+from distcache.storage import is_url, located
+from distcache.train.token_places import TokenPlaces, find_tokens
+from distcache.train.window_gate import WindowGate
+
+__all__ = ["CacheHandle", "OpenFiles", "open_files"]
+
+
+class CacheHandle(msgspec.Struct, frozen=True):
+    """What a process needs to open a cache; small, so that every worker can get it.
+
+    Attributes
+    ----------
+    path : str
+        The shared cache, absolute, or its URL.
+    store, name : str
+        This node's store and the name of the copy in it; empty if the shared file is read.
+    directory : str
+        The working directory for relative paths of shared corpora.
+    reason : str
+        Why that file is read, in a few words.
+    moves : tuple of (str, str)
+        Where corpora were when the cache was built or localized, and are now.
+    """
+
+    path: str
+    store: str
+    name: str
+    directory: str
+    reason: str
+    moves: tuple[tuple[str, str], ...] = ()
+
+    def open(self) -> OpenFiles:
+        """Open this node's copy, or else the shared file with a `SharedFileWarning`.
+
+        Raises
+        ------
+        NotReady
+            If neither exists.
+        CacheCorrupt
+            If the shared file is not whole.
+        """
+        if not self.name:
+            return self.open_shared()
+        try:
+            return self.open_copy()
+        except (NotReady, CacheCorrupt) as error:
+            # Another job may be repairing it, or it may have been deleted.
+            _warn(self.path, error)
+            return self.open_shared()
+
+    def open_shared(self) -> OpenFiles:
+        """Open the shared file.
+
+        Raises
+        ------
+        NotReady
+            If it, or a corpus, is in a bucket, which only copies on a node are read of.
+        """
+        if is_url(self.path):
+            raise NotReady(f"{self.path}: {self.reason}; run `distcache localize` on this node")
+        cache = open_mapped(self.path)
+        moves = self.moves
+        if not moves and cache.prefixes:
+            moves = find_moves(self.path, cache.prefixes[0], self.directory)
+        shared = [located_moved(self.directory, prefix, moves) for prefix in cache.prefixes]
+        if (remote := next(filter(is_url, shared), None)) is not None:
+            raise NotReady(
+                f"{self.path}: its corpus {remote} is in a bucket; run `distcache localize` on "
+                "this node"
+            )
+        return OpenFiles(self, cache, shared, shared, None)
+
+    def open_copy(self) -> OpenFiles:
+        """Open this node's copy, which cannot be removed until it is closed.
+
+        Raises
+        ------
+        NotReady
+            If it is not complete.
+        CacheCorrupt
+            If it is not whole.
+        """
+        store = Store(Path(self.store))
+        lock = try_shared(store.use_lock(self.name))
+        try:
+            record = read_record(store, self.name)
+            if lock is None or record is None:
+                raise NotReady(f"{store.root} has no complete copy of it")
+            _require_files(store, record)
+            cache = open_mapped(store.cache(self.name))
+        except BaseException:
+            if lock is not None:
+                os.close(lock)
+            raise
+        local = [store.prefix(corpus.stem) for corpus in record.corpora]
+        rename = prefix_renamer(self.moves)
+        tokens = [
+            here if corpus.bin_size else rename(corpus.shared)
+            for here, corpus in zip(local, record.corpora, strict=True)
+        ]
+        windows = Windows(store, self.name) if record.shards == "windows" else None
+        fetched = {
+            source: Source(bin_path(rename(corpus.shared)), corpus.bin_version)
+            for source, corpus in enumerate(record.corpora)
+            if corpus.bin_version is not None and not corpus.bin_size
+        }
+        client = FetchClient(store.ahead) if fetched else None
+        return OpenFiles(self, cache, local, tokens, lock, windows, fetched, client)
+
+
+def _require_files(store: Store, record: Ready) -> None:
+    """Require that all files of a copy exist: some may have been deleted."""
+    files = {str(store.cache(record.name)): record.size}
+    for corpus in record.corpora:
+        prefix = store.prefix(corpus.stem)
+        files[idx_path(prefix)] = corpus.idx_size
+        if corpus.bin_size:
+            files[bin_path(prefix)] = corpus.bin_size
+    for path, size in files.items():
+        try:
+            found = os.lstat(path).st_size
+        except OSError as error:
+            raise NotReady(f"{path}: {error.strerror}; localize it again") from error
+        if found != size:
+            raise NotReady(f"{path} has {found} bytes, expected {size}; localize it again")
+
+
+class OpenFiles:
+    """An open cache, and the paths of its corpora; made by `open_files`.
+
+    Attributes
+    ----------
+    handle : CacheHandle
+        By which another process opens it.
+    cache : Cache
+        Mapped.
+    gate : WindowGate or None
+        Where this process waits for shards, if a feeder unpacks windows of them: it has the counts
+        ``waits`` and ``seconds``.
+    windows_of : frozenset of int
+        The corpora of which it does.
+    fetch_client : FetchClient or None
+        Of the node's fetcher, if it reads the tokens of any corpus.
+    """
+
+    def __init__(
+        self,
+        handle: CacheHandle,
+        cache: Cache,
+        indices: Sequence[str],
+        tokens: Sequence[str],
+        lock: int | None,
+        windows: Windows | None = None,
+        fetched: Mapping[int, Source] = {},
+        client: FetchClient | None = None,
+    ) -> None:
+        self.handle = handle
+        self.cache = cache
+        self.gate = None if windows is None else WindowGate(windows, cache)
+        self._windows = windows
+        self._fetched = fetched
+        self.fetch_client = client
+        self.windows_of = frozenset(windowed_sources(cache) if windows is not None else ())
+        self._indices = indices
+        self._tokens = tokens
+        self._lock = lock
+
+    def __del__(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the node's copy is read, and not the shared file."""
+        return self._lock is not None
+
+    def tokens_of(self, source: int) -> TokenPlaces:
+        """Return where the tokens of a corpus are: in a `.bin`, or in the shards that make it up.
+
+        Raises
+        ------
+        NotReady
+            If a shard is compressed, and the `.bin` is not there.
+        """
+        size = int(self.cache.table("sources")["bin_size"][source])
+        if self._windows is not None and source in self.windows_of:
+            return TokenPlaces([(self._windows.bin(source), size)])
+        found = find_tokens(self.cache, source, self._tokens[source], size)
+        if found.begins is None and source in self._fetched:
+            return dataclasses.replace(found, fetched=self._fetched[source])
+        return found
+
+    def idx_of(self, source: int) -> Idx:
+        """Map a corpus's index.
+
+        Raises
+        ------
+        NotReady, CorpusError
+            If it does not exist, or is not the index that the cache was built from.
+        """
+        try:
+            idx = open_idx(self._indices[source])
+        except NotReady as error:
+            raise NotReady(f"{error}{_moved_advice(self.is_local)}") from error
+        entry = self.cache.table("sources")[source]
+        if (idx.size, len(idx.lengths)) != (int(entry["idx_size"]), int(entry["sequences"])):
+            raise CorpusError(
+                f"{idx.path}: is not the index that {self.cache.path} was built from; localize it "
+                "again, or build it again"
+            )
+        return idx
+
+    def section(self, row: int, idx: Idx, shards: NDArray[np.int64] | None) -> Section:
+        """Map the arrays of a section of tokens.
+
+        Parameters
+        ----------
+        row : int
+            Of the table of sections.
+        idx : Idx
+            Of its corpus.
+        shards : ndarray of int64, shape (shards,), or None
+            Bytes of the `.bin` at which the corpus's shards begin; None if there is a `.bin`.
+
+        Raises
+        ------
+        CorpusError
+            If the tokens are no integers.
+        """
+        views = self.cache.arrays("sections", row)
+        try:
+            return Section(
+                self.cache.read(views["document_index"]),
+                self.cache.read(views["sample_index"]),
+                self.cache.read(views["shuffle_index"]),
+                idx.lengths,
+                idx.offsets,
+                idx.type_code,
+                self.cache.add_extra_token,
+                shards,
+            )
+        except ValueError as error:
+            raise CorpusError(
+                f"{idx.path}: tokens have type code {idx.type_code}, expected an integer type"
+            ) from error
+
+    def shared_prefix(self, source: int) -> str:
+        """Return where a corpus lies now, of this process's own or of the shared filesystem."""
+        moves = self.handle.moves
+        if not moves and not self.is_local:
+            moves = find_moves(self.handle.path, self.cache.prefixes[0], self.handle.directory)
+        return located_moved(self.handle.directory, self.cache.prefixes[source], moves)
+
+
+def open_files(
+    path: str | Path, local: str | Path | None, prefixes: Mapping[str, str] | None
+) -> OpenFiles:
+    """Open what `distcache.open` is asked for, with its parameters and errors."""
+    for name, value in (("path", path), ("local", local)):
+        if not isinstance(value, str | os.PathLike) and (name == "path" or value is not None):
+            raise ConfigError(f"{name} is {value!r}, expected a path")
+    root = local_directory(local, os.environ)
+    moves = tuple(prefixes.items()) if prefixes else moves_from([], os.environ)
+    source, here = located(path), os.getcwd()  # noqa: PTH109
+    reason = (
+        "it is not known where this node's copy lies: set DISTCACHE_LOCAL_DIR to what `distcache "
+        "localize` printed, or give open(..., local=DIRECTORY)"
+    )
+    if root is not None:
+        try:
+            name = _name_in(root, source)
+            reason = "it is ready on this node"
+            return CacheHandle(source, str(root), name, here, reason, moves).open_copy()
+        except DistcacheError as error:
+            reason = str(error)
+    cache = CacheHandle(source, "", "", here, reason, moves).open_shared()
+    if root is not None:
+        _warn(path, reason)
+    return cache
+
+
+def _name_in(root: Path, source: str) -> str:
+    """Return the name that the copy of a shared cache has, or would have, in a store.
+
+    It follows from the header of the shared file; if that file is gone, or is an object, which is
+    not looked at, it is the copy that was made from it last: the object may have been replaced.
+
+    Raises
+    ------
+    NotReady
+        If there is no store, or no copy of this path.
+    DistcacheError
+        If there is something else at `root`.
+    CacheCorrupt
+        If the shared file exists and is not a cache.
+    """
+    store = existing_store(root)
+    if store is None:
+        raise NotReady(f"there is no store at {root}")
+    if not is_url(source):
+        with contextlib.suppress(NotReady):
+            descriptor, header = open_cache_file(Path(source))
+            os.close(descriptor)
+            return cache_name(header)
+    found = [record for record in read_records(store) if record.source == source]
+    if not found:
+        raise NotReady(f"{root} has no copy of it")
+    return max(found, key=lambda record: record.when).name
+
+
+def _moved_advice(is_local: bool) -> str:
+    """Return what to do about a corpus that is not where the cache says."""
+    if is_local:
+        return "; localize it again"
+    return (
+        "; if corpora have other paths here than where the cache was built, give "
+        "open(..., prefixes={FROM: TO}), or set DISTCACHE_PREFIX=FROM=TO"
+    )
+
+
+def _warn(path: str | Path, reason: object) -> None:
+    message = f"{path} is read from the shared filesystem: {reason}"
+    warnings.warn(message, SharedFileWarning, stacklevel=4)

@@ -1,0 +1,146 @@
+"""What a cache has, for people: a line for each corpus of each split."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from distcache.cache import Cache
+from distcache.train.files import OpenFiles
+from distcache.train.split import dataset_count, find_split
+from distcache.units import size_text
+
+__all__ = ["CorpusUse", "Summary", "corpora_of", "summary_of"]
+
+MOST_LINES: Final = 40  # of a summary
+COLUMNS: Final = ("split", "corpus", "weight", "epochs", "samples", "sequences", "tokens")
+
+
+class CorpusUse(msgspec.Struct, frozen=True):
+    """A corpus in a split.
+
+    Attributes
+    ----------
+    split : str
+        "train", "valid" or "test".
+    path : str
+        The corpus without suffix, as the cache was built from it.
+    weight : float or None
+        In the blend; None for a split of one corpus, or a blend by size.
+    epochs : int
+        How often its sequences are repeated.
+    samples : int
+        That the cache has of it; a weighted blend draws a few less.
+    sequences, tokens : int
+        Of one epoch of the split.
+    """
+
+    split: str
+    path: str
+    weight: float | None
+    epochs: int
+    samples: int
+    sequences: int
+    tokens: int
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """What a cache has; ``str`` is a text, and notebooks show a table.
+
+    Attributes
+    ----------
+    title : str
+        Which file it is.
+    facts : dict of str to str
+        Key, samples of each split, tokens of a sample, size.
+    corpora : tuple of CorpusUse
+        Of all splits.
+    """
+
+    title: str
+    facts: dict[str, str]
+    corpora: tuple[CorpusUse, ...]
+
+    def __str__(self) -> str:
+        wide = max(map(len, self.facts))
+        lines = [self.title, *(f"{name:{wide}}  {text}" for name, text in self.facts.items()), ""]
+        rows = [COLUMNS, *map(_cells, self.corpora[:MOST_LINES])]
+        widths = [max(len(row[place]) for row in rows) for place in range(len(COLUMNS))]
+        for row in rows:
+            cells = [
+                cell.ljust(width) if place < 2 else cell.rjust(width)  # names, then numbers
+                for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ]
+            lines.append("  ".join(cells).rstrip())
+        return "\n".join([*lines, *_more(self.corpora)])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        facts = "".join(
+            f"<tr><th>{html.escape(name)}</th><td>{html.escape(text)}</td></tr>"
+            for name, text in self.facts.items()
+        )
+        head = "".join(f"<th>{name}</th>" for name in COLUMNS)
+        rows = "".join(
+            f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in _cells(use))}</tr>"
+            for use in self.corpora[:MOST_LINES]
+        )
+        more = "".join(f"<p>{line}</p>" for line in _more(self.corpora))
+        return (
+            f"<p>{html.escape(self.title)}</p><table>{facts}</table>"
+            f"<table><tr>{head}</tr>{rows}</table>{more}"
+        )
+
+
+def _more(corpora: Sequence[CorpusUse]) -> list[str]:
+    left = len(corpora) - MOST_LINES
+    return [f"and {left:,} more: cache.corpora has all"] if left > 0 else []
+
+
+def _cells(use: CorpusUse) -> tuple[str, ...]:
+    numbers = (use.epochs, use.samples, use.sequences, use.tokens)
+    weight = "" if use.weight is None else f"{use.weight:g}"
+    return use.split, use.path, weight, *(f"{number:,}" for number in numbers)
+
+
+def corpora_of(cache: Cache) -> list[CorpusUse]:
+    """Return what each split draws from each corpus, in the order of the splits."""
+    sections, members = cache.table("sections"), cache.table("members")
+    found = []
+    for member in members:
+        section = sections[int(member["section"])]
+        weight = float(member["weight"])
+        found.append(
+            CorpusUse(
+                member["split"].decode("ascii"),
+                cache.prefixes[int(member["source"])],
+                None if math.isnan(weight) else weight,
+                int(section["epochs"]),
+                int(section["samples"]),
+                int(section["end"]) - int(section["begin"]),
+                int(section["tokens"]),
+            )
+        )
+    return found
+
+
+def summary_of(opened: OpenFiles, title: str) -> Summary:
+    """Return what a cache has."""
+    cache = opened.cache
+    samples = {
+        split: sum(find_split(opened, split, n).size for n in range(dataset_count(opened, split)))
+        for split in cache.splits
+    }
+    facts = {
+        "key": cache.key,
+        "samples": ", ".join(f"{split} {count:,}" for split, count in samples.items()),
+        "tokens of a sample": f"{cache.sequence_length:,}",
+        "corpora": f"{len(cache.prefixes):,}",
+        "size": size_text(cache.header.file_size),
+    }
+    return Summary(title, facts, tuple(corpora_of(cache)))
