@@ -12,6 +12,7 @@ BASELINE := -DDISTCACHE_DISPATCH=OFF -DDISTCACHE_BENCH=ON -DDISTCACHE_WERROR=ON
 AARCH64 := -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 	-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_EXE_LINKER_FLAGS=-static -DDISTCACHE_WERROR=ON
 HAS_HEADERS := import os, sysconfig; exit(not os.path.exists(sysconfig.get_path('include') + '/Python.h'))
+KERNELS := $(wildcard cpp/*/*.[ch]pp cpp/include/distcache/*.hpp) cpp/CMakeLists.txt
 MPI := tests/mpi tests/faults
 TORCHRUN := tests/torchrun
 SERIAL := $(MPI) $(TORCHRUN)
@@ -43,29 +44,42 @@ help:
 	@echo "make wheel      manylinux wheels, in dist"
 	@echo "make bench      Megatron-Core and distcache side by side"
 
-# pip, not uv: torch 2.13.0 is served to some machines as a CPU build that only pip finds.
-$(VENV)/installed: pyproject.toml
+# pip, not uv: it takes the wheel of torch that the machine is configured for.
+$(VENV)/installed: pyproject.toml scripts/install
 	@$(PYTHON) -c "import ensurepip" 2>/dev/null || scripts/need python3-venv:/missing
 	@$(PYTHON) -c "$(HAS_HEADERS)" || scripts/need python3-dev:/missing
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet "scikit-build-core>=0.10" "pybind11>=3.0" ninja cmake
+	@scripts/install "pip and what builds the extension" --upgrade pip \
+		"scikit-build-core>=0.10" "pybind11>=3.0" ninja cmake
 	touch $@
 
-$(VENV)/demo-installed: $(VENV)/installed $(wildcard cpp/*/*.[ch]pp cpp/include/distcache/*.hpp) cpp/CMakeLists.txt
-	$(BIN)/pip install --quiet mpich
-	$(BIN)/pip install --quiet torch==2.13.0
-	$(BIN)/pip install --quiet --no-build-isolation --editable ".[mpi,train,ingest,fast,mds,s3]"
+$(VENV)/docs-installed: $(VENV)/installed $(KERNELS)
+	@scripts/install "distcache, which is compiled, and Sphinx" --no-build-isolation --editable . --group docs
 	touch $@
 
-$(VENV)/test-installed: $(VENV)/demo-installed
-	$(BIN)/pip install --quiet --group test --group lint --group docs --group peers
+$(VENV)/demo-installed: $(VENV)/installed $(KERNELS)
+	@scripts/install "MPICH" mpich
+	@scripts/install "torch (0.8 GB; more with CUDA)" torch==2.13.0
+	@scripts/install "distcache, which is compiled, and its libraries" \
+		--no-build-isolation --editable ".[mpi,train,ingest,fast,mds,s3]"
+	touch $@
+
+$(VENV)/lint-installed: $(VENV)/demo-installed
+	@scripts/install "ruff, mypy, clang-format, import-linter" --group lint
+	touch $@
+
+$(VENV)/test-installed: $(VENV)/lint-installed
+	@scripts/install "pytest, Sphinx, Megatron-Core and its peers (2 GB)" --group test --group docs --group peers
 	touch $@
 
 install: $(VENV)/demo-installed
 
-demo: install
-	scripts/demo
+demo:
+	@[ -e $(VENV)/demo-installed ] || echo "This installs torch, MPICH, Megatron-Core and what builds distcache into .venv: 1.5 GB, two to four minutes."
+	@echo "The demonstration itself takes about a minute and a half, and 2 GB in demo-output."
+	@$(MAKE) --no-print-directory install
+	@python -c "import megatron.core" 2>/dev/null || scripts/install "Megatron-Core 0.16.1" megatron-core==0.16.1
+	@scripts/demo
 
 # All of it; the last line says what could not be run here.
 test:
@@ -78,7 +92,7 @@ test:
 test-fast: $(VENV)/test-installed
 	pytest -q -n auto -m "not long" --ignore tests/peers $(ELSEWHERE:%=--ignore %)
 
-lint: $(VENV)/test-installed
+lint: $(VENV)/lint-installed
 	ruff check .
 	ruff format --check .
 	mypy
@@ -87,7 +101,8 @@ lint: $(VENV)/test-installed
 	lint-imports
 
 # Fails on any warning, and so on a link that leads nowhere.
-docs: $(VENV)/test-installed
+docs: $(VENV)/docs-installed
+	scripts/need graphviz:dot
 	sphinx-build -q -W --keep-going -b html docs build/site
 
 cpp-tests: $(VENV)/test-installed
@@ -133,6 +148,7 @@ record-counts: $(VENV)/installed
 	scripts/count_instructions build/baseline/run_case --record
 
 python-tests: $(VENV)/test-installed
+	scripts/need chromium:chromium graphviz:dot
 	pytest -q -n auto --cov --cov-report=term:skip-covered $(ELSEWHERE:%=--ignore %)
 
 # Of the tests above, and of those that need a later Megatron.

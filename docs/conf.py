@@ -18,20 +18,26 @@ release = version = distcache.__version__
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
+    "sphinx.ext.graphviz",
     "sphinx.ext.napoleon",
-    "sphinxcontrib.mermaid",
+    "sphinx_copybutton",
 ]
 source_suffix = {".md": "markdown"}
 html_theme = "furo"
 html_title = f"distcache {release}"
 myst_enable_extensions = ["deflist", "attrs_inline"]
 myst_heading_anchors = 3
-myst_fence_as_directive = ["mermaid"]
 napoleon_google_docstring = False
 napoleon_use_rtype = False
 autodoc_typehints = "none"  # the docstrings say types and shapes
 autodoc_member_order = "bysource"
-mermaid_version = "11"
+graphviz_output_format = "svg"  # drawn when the site is built: it works without a network
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_favicon = "_static/favicon.svg"
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+copybutton_exclude = ".linenos, .gp, .go"
 suppress_warnings = ["ref.python"]  # a name in a docstring may be several attributes
 
 MARK = "<!-- commands -->"

@@ -227,7 +227,7 @@ class MegatronProvider:
 
     Examples
     --------
-    >>> train_valid_test_datasets_provider = distcache.megatron.provider("/caches/pretrain.h5")
+    >>> provider = distcache.megatron.provider("/caches/pretrain.h5")
     """
 
     is_distributed = True

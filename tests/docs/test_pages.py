@@ -48,5 +48,5 @@ def test_the_quick_start(tmp_path: Path) -> None:
             )
             assert done.returncode == 0, done.stderr
             said = done.stdout
-    assert shown == 12
+    assert shown == 15
     assert len(list((tmp_path / "megatron-cache").iterdir())) > 30

@@ -1,0 +1,169 @@
+"""10,000 corpora and 100 million samples: every command, with Megatron-Core beside it.
+
+The corpora are made up by `distcache mock`; the blend has lognormal weights. Of every command the
+seconds, and of its largest process the memory, open files, sockets, mappings and threads are
+recorded. Megatron-Core builds the same arrays, on one rank as always, and all files are compared.
+
+    python benchmarks/many_corpora.py                       # takes half an hour, and 30 GB of disk
+    python benchmarks/many_corpora.py --corpora 500 --samples 5000000 --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from against_megatron import configuration, require_equal
+from machine import machine
+
+HERE = Path(__file__).parent
+FIRST_BATCH = """
+import sys, time
+import torch, distcache
+begin = time.perf_counter()
+train = distcache.open(sys.argv[1], local=sys.argv[2]).dataset("train")
+train.__getitems__(list(range(8)))
+print(time.perf_counter() - begin)
+"""
+
+
+class Watch(threading.Thread):
+    """Looks at a process and all that it starts, until it has ended."""
+
+    def __init__(self, process: int) -> None:
+        super().__init__(daemon=True)
+        self._process = process
+        self.most = dict.fromkeys(("memory", "files", "sockets", "mappings", "threads"), 0)
+
+    def run(self) -> None:
+        """Look ten times a second."""
+        while True:
+            for process in family(self._process):
+                with contextlib.suppress(OSError):
+                    found = counts(process)
+                    self.most = {name: max(found[name], most) for name, most in self.most.items()}
+            if not Path(f"/proc/{self._process}").exists():
+                return
+            time.sleep(0.1)
+
+
+def family(process: int) -> list[int]:
+    """Return a process and its descendants."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
+                parents[int(entry.name)] = int(text.rpartition(")")[2].split()[1])
+    found, todo = [], [process]
+    while todo:
+        found.append(todo.pop())
+        todo += [child for child, parent in parents.items() if parent == found[-1]]
+    return found
+
+
+def counts(process: int) -> dict[str, int]:
+    """Return what a process holds now; its memory is the most it has held."""
+    place = Path(f"/proc/{process}")
+    status = (place / "status").read_text(encoding="utf-8")
+    names = [os.readlink(entry) for entry in (place / "fd").iterdir()]
+    return {
+        "memory": 1024 * int(status.partition("VmHWM:")[2].split()[0]),
+        "files": len(names),
+        "sockets": sum(name.startswith("socket:") for name in names),
+        "mappings": (place / "maps").read_bytes().count(b"\n"),
+        "threads": int(status.partition("Threads:")[2].split()[0]),
+    }
+
+
+def watched(command: list[str]) -> dict[str, Any]:
+    """Run a command; return its seconds, its last line and the most of what it held."""
+    begin = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    watch = Watch(process.pid)
+    watch.start()
+    said, wrong = process.communicate()
+    seconds = time.perf_counter() - begin
+    if process.returncode:
+        sys.exit(f"{' '.join(command)} failed:\n{wrong}")
+    return {"seconds": seconds, "said": (said.splitlines() or [""])[-1], **watch.most}
+
+
+def make_config(work: Path, corpora: int, documents: int, samples: int) -> Path:
+    """Make up corpora, and return a configuration of all of them."""
+    words = ["--corpora", str(corpora), "--documents", str(documents), "-o", str(work / "data")]
+    subprocess.run(["distcache", "mock", *words], check=True, capture_output=True)
+    paths = [path.with_suffix("") for path in sorted((work / "data").glob("*.idx"))]
+    weights = np.random.default_rng(0).lognormal(0, 1, len(paths))
+    blend = [
+        {"path": str(path), "weight": float(weight)}
+        for path, weight in zip(paths, weights, strict=True)
+    ]
+    config = work / "config.json"
+    fields = configuration(blend, "1", samples) | {"mid_level_dataset_surplus": 0.005}
+    config.write_text(json.dumps(fields), encoding="utf-8")
+    return config
+
+
+def measure(work: Path, config: Path) -> dict[str, dict[str, Any]]:
+    """Run every command, and Megatron-Core, and compare what they made."""
+    cache, exported = work / "cache.h5", work / "exported"
+    quiet = ["--log-format", "none"]
+    build = ["distcache", "build", str(config), "-o", str(work), "--name", "cache", *quiet]
+    prefixes = [entry["path"] for entry in json.loads(config.read_text())["blend"]]
+    store = str(work / "store")
+    results = {
+        "check": watched(["distcache", "check", *prefixes]),
+        "plan": watched(["distcache", "plan", str(config)]),
+        "build, 2 ranks": watched(["mpiexec", "-n", "2", *build, "--threads", "1"]),
+        "verify --corpora": watched(["distcache", "verify", str(cache), "--corpora"]),
+        "localize": watched(["distcache", "localize", str(cache), "--store", store, *quiet]),
+        "first batch": watched([sys.executable, "-c", FIRST_BATCH, str(cache), store]),
+    }
+    results["first batch"]["seconds"] = float(results["first batch"]["said"])
+    theirs = work / "megatron"
+    peer = [sys.executable, str(HERE / "peer.py"), str(config), str(theirs)]
+    found = results["Megatron-Core builds"] = watched(peer)
+    found["seconds"] = json.loads(found["said"])["builder"]
+    require_equal(cache, exported, theirs)
+    return results
+
+
+def main() -> None:
+    """Measure, and print a table or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--corpora", type=int, default=10_000)
+    parser.add_argument("--documents", type=int, default=20_000_000)
+    parser.add_argument("--samples", type=int, default=100_000_000)
+    parser.add_argument("--directory", help="where to work; what is made in it is removed")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.directory) as name:
+        work = Path(name)
+        config = make_config(work, options.corpora, options.documents, options.samples)
+        results = measure(work, config)
+        facts = machine(work)
+    if options.json:
+        print(json.dumps({"machine": facts, "results": results}, indent=2))
+        return
+    print(", ".join(f"{key}: {value}" for key, value in facts.items()), end="\n\n")
+    print("| | seconds | memory | open files | sockets | mappings | threads |")
+    print("|---|--:|--:|--:|--:|--:|--:|")
+    for command, found in results.items():
+        held = (found[name] for name in ("files", "sockets", "mappings", "threads"))
+        cells = [f"{found['seconds']:.2f}", f"{found['memory'] >> 20} MiB", *map(str, held)]
+        print(f"| {command} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()
