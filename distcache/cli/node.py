@@ -174,7 +174,7 @@ def localize_command(
     )
     begin = time.monotonic()
     with make_progress(log_format, communicator.rank) as progress:
-        if problem:
+        if problem and os.environ.get("SLURM_PROCID", "0") == "0":  # once per job
             progress.note(f"warning: every process copies for its own node: {problem}")
         done = localize(communicator, cache, options, progress)
     if communicator.rank == 0:

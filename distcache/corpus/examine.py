@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Sequence
 from typing import Final
 
@@ -10,7 +11,7 @@ import msgspec
 import xxhash
 
 from distcache.corpus.corpus import CorpusFacts
-from distcache.corpus.idx import bin_path, open_idx
+from distcache.corpus.idx import bin_path, idx_path, open_idx
 from distcache.corpus.shard_table import read_table
 from distcache.corpus.soundness import (
     Fault,
@@ -26,7 +27,7 @@ from distcache.io.files import digest_range
 from distcache.io.threads import map_in_threads
 from distcache.partition import balance, slice_bounds
 from distcache.ranks.agreement import on_all_ranks
-from distcache.ranks.communicator import Communicator
+from distcache.ranks.communicator import Communicator, node_name
 from distcache.storage import is_url, require_answer, threads_for, version_at
 
 __all__ = ["changes_of", "digest_tokens", "examine", "require_sound", "require_unchanged"]
@@ -35,6 +36,7 @@ BLOCK: Final = 64 << 20  # bytes of a `.bin` that are digested by one rank
 RANGE: Final = 1 << 23  # sequences of a task; 160 MiB of an .idx
 BYTES_PER_SEQUENCE: Final = 20
 WORTH_A_THREAD: Final = 4 << 20  # bytes of a task
+MOST_DIRECTORIES: Final = 256  # in which each node looks for one corpus
 PER_FILE: Final = 1 << 16  # cost of opening a file, in bytes read
 
 
@@ -75,6 +77,7 @@ def examine(
     faults : tuple of Fault
         Of all others, in the order of the prefixes.
     """
+    _require_one_view(communicator, prefixes)
     own = prefixes[communicator.rank :: communicator.size]
     at_once = threads_for(own, threads)
     mine = on_all_ranks(
@@ -103,6 +106,45 @@ def examine(
         *faults,
         *(fault for found in changed.values() for fault in found),
     )
+
+
+def _require_one_view(communicator: Communicator, prefixes: Sequence[str]) -> None:
+    """Refuse nodes that see other corpora than the rest, before any is read. Collective.
+
+    One index of each directory is looked for: what differs between nodes are filesystems.
+
+    Raises
+    ------
+    CorpusError
+        With the nodes that do not see an index, on all ranks.
+    """
+    if communicator.size == 1:
+        return
+    by_directory = {os.path.dirname(name): name for name in prefixes if not is_url(name)}  # noqa: PTH120
+    chosen = list(by_directory.values())[:MOST_DIRECTORIES]
+    mine = (node_name(os.environ), [_size_of(idx_path(prefix)) for prefix in chosen])
+    views = communicator.allgather(mine, tuple[str, list[int]], "looking for the corpora")
+    problems = []
+    for place, prefix in enumerate(chosen):
+        sizes = [sizes[place] for _, sizes in views]
+        wanted = max(sizes)
+        blind = [rank for rank, size in enumerate(sizes) if size != wanted]
+        if blind:
+            nodes = len({views[rank][0] for rank in blind})
+            what = "does not see it" if sizes[blind[0]] < 0 else "sees another file there"
+            problems.append(
+                f"{idx_path(prefix)}: rank {blind[0]} on {views[blind[0]][0]} {what} ({nodes} of "
+                f"{len({node for node, _ in views})} nodes); every node must see the same corpora"
+            )
+    if problems:
+        raise CorpusError(*problems).of_all_ranks()
+
+
+def _size_of(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return -1
 
 
 def _changes(communicator: Communicator, corpora: Sequence[CorpusFacts]) -> dict[str, list[Fault]]:

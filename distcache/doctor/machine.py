@@ -166,6 +166,8 @@ def _limits() -> Finding:
     shared = space_at(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0
     said = [f"{cores} of {all_cores} cores", f"{shared / 2**20:,.0f} MiB in {SHARED_MEMORY}"]
     problems = []
+    if _has_own_processes(Path("/proc/2/comm")):
+        said.append("a PID namespace of its own: other jobs that died are known by their silence")
     if memory < UNLIMITED:
         said.append(f"{memory / 2**30:.1f} GiB of memory")
     if processes < UNLIMITED:
@@ -181,6 +183,14 @@ def _limits() -> Finding:
         )
     text = "; ".join([", ".join(said), *problems])
     return Finding("warning" if problems else "ok", "limits", text)
+
+
+def _has_own_processes(second: Path) -> bool:
+    """Whether this is a PID namespace of its own: elsewhere process 2 is the kernel's."""
+    try:
+        return second.read_text(encoding="utf-8") != "kthreadd\n"
+    except OSError:
+        return True
 
 
 def _least(name: str) -> int:

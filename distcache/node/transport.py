@@ -30,7 +30,7 @@ def choose_transport(asked: str, agents: int) -> tuple[str, str]:
         return asked, "asked for"
     if agents > 1:
         return "mpi", f"{agents} nodes, so that each byte is read from the shared filesystem once"
-    return "copy", "a single node"
+    return "copy", "this process knows of one node"
 
 
 def fetch(run: Localization, mine: Sequence[int]) -> int:

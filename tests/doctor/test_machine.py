@@ -7,6 +7,8 @@ import fcntl
 import json
 import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +124,19 @@ def test_limits_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(machine, "SHARED_MEMORY", tmp_path)
     limits.clear()
     assert finding("limits", tmp_path).level == "ok"
+
+
+def test_a_pid_namespace_of_its_own() -> None:
+    """Is that of a process beside which the kernel's are not to be seen."""
+    unshared = ["unshare", "--pid", "--fork", "--mount-proc"]
+    program = "from distcache.doctor.machine import _limits; print(_limits().text)"
+    found = [
+        subprocess.run(
+            [*before, sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stdout
+        for before in ([], unshared)
+    ]
+    assert "a PID namespace of its own" in found[1]
+    second = Path("/proc/2/comm")
+    here = second.is_file() and second.read_text(encoding="utf-8") == "kthreadd\n"
+    assert ("a PID namespace of its own" in found[0]) == (not here)

@@ -82,12 +82,14 @@ def test_an_output_that_only_one_node_sees(config: Path, shared: Path) -> None:
 
 
 def test_corpora_that_only_one_node_sees(config: Path, shared: Path) -> None:
-    """The error names the node."""
+    """The error names the node, before anything is read."""
     words = [DISTCACHE, "build", str(config), "-o", str(shared / "out"), "--name", "c"]
     done = on_two_nodes(shared / "parts", [words, words])
     assert done.returncode != 0
     assert "rank 1 on node1" in done.stderr
     assert "rank 0 on" not in done.stderr
+    assert "does not see it (1 of 2 nodes); every node must see the same corpora" in done.stderr
+    assert done.stderr.count("distcache: ") == 1
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
