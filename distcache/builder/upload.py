@@ -23,7 +23,7 @@ from distcache.progress import NullProgress, Progress
 from distcache.ranks.agreement import aborting_on_error, on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.staging.sending import FileToSend, Sender, digest_of_place
-from distcache.storage import is_url, located, version_at
+from distcache.storage import is_url, listed, listed_version, located, threads_for
 
 __all__ = ["UploadOptions", "Uploaded", "upload"]
 
@@ -205,11 +205,13 @@ def _read_indices_back(contents: Contents, target: str, threads: int) -> None:
 
     def compare(url: str) -> str:
         try:
-            right = digest_of_place(url, version_at(url)) == wanted[url]
+            right = digest_of_place(url, listed_version(url)) == wanted[url]
         except ObjectMissing as error:
             raise StorageError(url, "was uploaded, and is gone") from error
         return "" if right else f"{url}: differs from what was uploaded"
 
-    problems = list(filter(None, map_in_threads(compare, list(wanted), threads)))
+    with listed(wanted):
+        at_once = threads_for(wanted, threads)
+        problems = list(filter(None, map_in_threads(compare, list(wanted), at_once)))
     if problems:
         raise CorpusError(*problems)

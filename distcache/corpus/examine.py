@@ -28,7 +28,7 @@ from distcache.io.threads import map_in_threads
 from distcache.partition import balance, slice_bounds
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator, node_name
-from distcache.storage import is_url, require_answer, threads_for, version_at
+from distcache.storage import is_url, listed, listed_version, require_answer, threads_for
 
 __all__ = ["changes_of", "digest_tokens", "examine", "require_sound", "require_unchanged"]
 
@@ -80,9 +80,12 @@ def examine(
     _require_one_view(communicator, prefixes)
     own = prefixes[communicator.rank :: communicator.size]
     at_once = threads_for(own, threads)
-    mine = on_all_ranks(
-        communicator, lambda: map_in_threads(outline, own, at_once), "reading headers"
-    )
+
+    def outline_own() -> list[Outline]:
+        with listed(map(bin_path, own)):
+            return map_in_threads(outline, own, at_once)
+
+    mine = on_all_ranks(communicator, outline_own, "reading headers")
     shares = communicator.allgather(mine, list[Outline], "headers of corpora")
     heads = [shares[i % communicator.size][i // communicator.size] for i in range(len(prefixes))]
     tasks = [task for index, head in enumerate(heads) for task in _tasks(index, head)]
@@ -151,9 +154,12 @@ def _changes(communicator: Communicator, corpora: Sequence[CorpusFacts]) -> dict
     """Return the corpora that were modified while they were read, by prefix. Collective."""
     own = corpora[communicator.rank :: communicator.size]
     at_once = _at_once(own)
-    mine = on_all_ranks(
-        communicator, lambda: map_in_threads(_changed, own, at_once), "examining corpora again"
-    )
+
+    def compare() -> list[list[Fault]]:
+        with listed(path for facts in own for path in facts.files):
+            return map_in_threads(_changed, own, at_once)
+
+    mine = on_all_ranks(communicator, compare, "examining corpora again")
     found: dict[str, list[Fault]] = {}
     for share in communicator.allgather(mine, list[list[Fault]], "changes of corpora"):
         for faults in filter(None, share):
@@ -291,7 +297,8 @@ def require_unchanged(
     at_once = _at_once(own)
 
     def compare() -> None:
-        found = map_in_threads(lambda facts: changes_of(facts, tokens=tokens), own, at_once)
+        with listed(path for facts in own for path in facts.files):
+            found = map_in_threads(lambda facts: changes_of(facts, tokens=tokens), own, at_once)
         problems = [problem for changes in found for problem in changes]
         if problems:
             raise CorpusError(*problems)
@@ -305,7 +312,7 @@ def changes_of(facts: CorpusFacts, *, tokens: bool = False) -> list[str]:
     paths = facts.files
     for path, known in zip(paths, facts.file_versions, strict=False):
         try:
-            found = version_at(path)
+            found = listed_version(path)
         except OSError as error:
             require_answer(error)
             problems.append(f"{path}: cannot be read any more: {error.strerror}")

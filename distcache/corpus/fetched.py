@@ -33,12 +33,13 @@ from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator, node_name
 from distcache.ranks.striped_broadcast import CHUNK, Buffer, striped_broadcast
 from distcache.staging.locks import try_lock
-from distcache.storage import OBJECTS, is_url, open_place, version_or_none
+from distcache.storage import OBJECTS, is_url, listed, listed_version, open_place
 from distcache.storage.copies import ObjectCopy, forget_copies, register_copy
 
 __all__ = ["fetched_indices"]
 
 AHEAD: Final = 8  # chunks that an agent reads ahead
+SMALL: Final = 1 << 20  # bytes of a chunk in the mean, of which more are read ahead
 LOCK: Final = "lock"
 
 
@@ -120,17 +121,20 @@ def _find(
 
     def look(url: str) -> _Object | None:
         try:
-            version = version_or_none(url)
+            return _Object(url, listed_version(url, sure=url not in optional))
+        except FileNotFoundError:
+            return None
         except AccessDenied:
             # Who may not list is refused what does not exist, as most receipts.
             if url not in optional:
                 raise
-            version = None
-        return None if version is None else _Object(url, version)
+            return None
 
-    mine = on_all_ranks(
-        communicator, lambda: map_in_threads(look, own, OBJECTS), "looking for objects"
-    )
+    def look_at_own() -> list[_Object | None]:
+        with listed(own):
+            return map_in_threads(look, own, OBJECTS)
+
+    mine = on_all_ranks(communicator, look_at_own, "looking for objects")
     shares = communicator.allgather(mine, list[_Object | None], "objects")
     return [found for share in shares for found in share if found is not None]
 
@@ -244,6 +248,8 @@ def _fetch(
 
     sink = _Files(directory, chunks)
     sizes = [chunk.end - chunk.begin for chunk in chunks]
-    striped_broadcast(agents, sizes, read, sink, progress.advance, AHEAD)
+    small = sum(sizes) < len(sizes) * SMALL
+    ahead = OBJECTS if small else AHEAD
+    striped_broadcast(agents, sizes, read, sink, progress.advance, ahead)
     if sink.problem is not None:
         raise sink.problem

@@ -46,7 +46,7 @@ from distcache.errors import BuildInterrupted, CorpusError, DistcacheError, NotR
 from distcache.io.files import FileVersion, closing_fd, open_regular, version_of
 from distcache.io.watchdog import tick
 from distcache.kernels import check_sequences, find_outside, first_descent
-from distcache.storage import is_url, require_answer, version_at
+from distcache.storage import is_url, listed_version, require_answer
 
 __all__ = ["Fault", "Outline", "RangeFacts", "check_range", "digest_idx", "outline", "summarize"]
 
@@ -159,7 +159,7 @@ def _look_at_tokens(prefix: str, faults: list[Fault]) -> tuple[int, FileVersion]
     """Return the size and the version of the `.bin`, or add a fault."""
     path = bin_path(prefix)
     try:
-        found = version_at(path)
+        found = listed_version(path)
         if not is_url(path):
             with closing_fd(open_regular(path)) as descriptor:  # its permissions
                 require_no_pointer(path, os.pread(descriptor, POINTER, 0))

@@ -21,7 +21,7 @@ from distcache.io.threads import map_in_threads
 from distcache.mds.index_json import CODECS
 from distcache.node.records import LocalCorpus
 from distcache.node.store import Store, cache_name, part_of
-from distcache.storage import is_url, require_answer, threads_for, version_at
+from distcache.storage import is_url, listed, listed_version, require_answer, threads_for
 
 __all__ = [
     "CACHE",
@@ -221,7 +221,8 @@ def describe(contents: Contents) -> list[Described]:
 def stat_corpora(corpora: Sequence[Described], threads: int) -> list[CorpusStat]:
     """Stat shared corpora, several at a time; see `stat_corpus`."""
     at_once = threads_for((corpus.prefix for corpus in corpora), threads)
-    return map_in_threads(stat_corpus, corpora, at_once)
+    with listed(place(corpus.prefix) for corpus in corpora for place in (idx_path, bin_path)):
+        return map_in_threads(stat_corpus, corpora, at_once)
 
 
 def stat_corpus(corpus: Described) -> CorpusStat:
@@ -243,7 +244,7 @@ def _stat(path: str, expected: int, problems: list[str]) -> FileVersion | None:
         If a store does not say whether it has an object.
     """
     try:
-        found = version_at(path)
+        found = listed_version(path)
     except OSError as error:
         require_answer(error)
         problems.append(f"{path}: cannot be read: {error.strerror}")

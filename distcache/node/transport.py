@@ -17,6 +17,7 @@ from distcache.node.manifest import origin_of
 from distcache.node.place import node_count
 from distcache.node.staged_files import Unreadable, differs
 from distcache.ranks.agreement import on_all_ranks
+from distcache.storage import threads_for
 
 __all__ = ["AT_ONCE", "choose_transport", "copy_duplicates", "fetch", "turns"]
 
@@ -106,7 +107,9 @@ def _copy_shared(run: Localization, numbers: Sequence[int]) -> int:
             raise differs(run.manifest, block)
         return end - begin
 
-    with ThreadPoolExecutor(run.options.threads) as pool:
+    blocks = (run.manifest.blocks[number] for number in numbers)
+    paths = (origin_of(run.manifest, block)[0] for block in blocks)
+    with ThreadPoolExecutor(threads_for(paths, run.options.threads)) as pool:
         futures = [pool.submit(copy, number) for number in numbers]
         try:
             return sum(future.result() for future in futures)

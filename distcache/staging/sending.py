@@ -22,7 +22,15 @@ from distcache.progress import Progress
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator
 from distcache.staging.journal import Journal, read_journal
-from distcache.storage import PIECE, open_place, pieces_of, version_at, version_or_none
+from distcache.storage import (
+    OBJECTS,
+    PIECE,
+    listed,
+    listed_version,
+    open_place,
+    pieces_of,
+    version_at,
+)
 from distcache.storage.upload import create_object
 
 __all__ = ["PER_OBJECT", "FileToSend", "Sender", "digest_of_place"]
@@ -124,7 +132,9 @@ class Sender:
 
         def send_own() -> list[int]:
             known = self._earlier()
-            with self._open_journal() as append:
+            large = [file for file in own if file.size > PIECE]
+            small = [file for file in own if file.size <= PIECE]
+            with self._open_journal() as append, listed(file.url for file in own):
 
                 def send(file: FileToSend) -> int:
                     sent, found = self._send(file)
@@ -133,7 +143,9 @@ class Sender:
                     self._progress.advance(file.size)
                     return 0 if found else file.size
 
-                return [size for size in map_in_threads(send, own, self._threads) if size]
+                done = map_in_threads(send, large, self._threads)
+                done += map_in_threads(send, small, max(self._threads, OBJECTS))
+                return [size for size in done if size]
 
         mine = on_all_ranks(self._communicator, send_own, "uploading")
         shares = self._communicator.allgather(mine, list[int], "what was uploaded")
@@ -159,12 +171,13 @@ class Sender:
             raise CorpusError(
                 f"{file.path}: is not the file that the cache was built from; build again"
             )
-        there = version_or_none(file.url)
+        there = _existing(file.url)
         known = self._earlier().get(file.url)
         if there is not None and known == _Sent(file.url, before, there):
             return known, True
-        found = there is not None or not create_object(file.url, Path(file.path))
-        there = there or version_at(file.url)
+        made = create_object(file.url, Path(file.path)) if there is None else None
+        found = made is None
+        there = there or _by_tag(made or version_at(file.url))
         if (found or self._readback) and not _is_same(file, before, there):
             if not found:
                 raise CorpusError(f"{file.url}: differs from what was uploaded")
@@ -174,6 +187,19 @@ class Sender:
         if version_at(file.path) != before or there.size != file.size:
             raise CorpusError(f"{file.path}: was written to while it was uploaded; upload again")
         return _Sent(file.url, before, there), found
+
+
+def _existing(url: str) -> FileVersion | None:
+    """Return the object that has a name, if there is one."""
+    try:
+        return _by_tag(listed_version(url, sure=False))
+    except FileNotFoundError:
+        return None
+
+
+def _by_tag(version: FileVersion) -> FileVersion:
+    """Return a version without its time, which not every answer has, if the ETag tells it."""
+    return msgspec.structs.replace(version, modified=0) if version.tag else version
 
 
 def _is_same(file: FileToSend, before: FileVersion, there: FileVersion) -> bool:

@@ -1,5 +1,6 @@
 """Places of bytes: files, and objects of a bucket; the only importer of obstore."""
 
+from distcache.storage.listing import listed, listed_version
 from distcache.storage.place import (
     OBJECTS,
     PIECE,
@@ -22,6 +23,8 @@ __all__ = [
     "Place",
     "exists",
     "is_url",
+    "listed",
+    "listed_version",
     "located",
     "located_in",
     "open_place",

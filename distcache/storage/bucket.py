@@ -225,8 +225,42 @@ class Bucket:
                     raise StorageError(url, why, errno.EINVAL) from None
         return urls
 
-    def create(self, url: str, content: Path | bytes) -> bool:
-        """Send a file, or bytes, in one request; return whether: not if the name is taken.
+    def versions_below(self, url: str, most: int) -> dict[str, FileVersion] | None:
+        """Return what identifies each object below a directory, by one listing.
+
+        Parameters
+        ----------
+        url : str
+            Of the directory.
+        most : int
+            Objects; where there are more, None is returned.
+
+        Raises
+        ------
+        StorageError
+            If the store does not say.
+        """
+        start = f"{self._key(url)}/".lstrip("/")
+
+        def look(store: Any) -> list[Any] | None:
+            entries: list[Any] = []
+            for page in obstore.list(store, prefix=start):
+                entries += page
+                if len(entries) > most:
+                    return None
+            return entries
+
+        entries = self._try(url, look)
+        if entries is None:
+            return None
+        return {
+            f"{url}/{entry['path'].removeprefix(start)}": _version_of(entry)
+            for entry in entries
+            if entry["path"].startswith(start) and _is_strong(entry["e_tag"] or "")
+        }
+
+    def create(self, url: str, content: Path | bytes) -> str | None:
+        """Send a file, or bytes, in one request; return its ETag, or None if the name is taken.
 
         Raises
         ------
@@ -235,10 +269,10 @@ class Bucket:
         """
         key = self._key(url)
         try:
-            self._try(url, lambda store: obstore.put(store, key, content, mode="create"))
+            made = self._try(url, lambda store: obstore.put(store, key, content, mode="create"))
         except _Exists:
-            return False
-        return True
+            return None
+        return str(made["e_tag"] or "")
 
     def put_parts(self, url: str, path: Path) -> None:
         """Send a file in parts; the object appears when the last one is there.
@@ -390,12 +424,13 @@ class ObjectPlace:
 
 
 def _version_of(meta: Any) -> FileVersion:
-    modified = round(meta["last_modified"].timestamp() * 1e6) * 1000
+    # Listings of some stores have fractions of the seconds that other answers have.
+    modified = int(meta["last_modified"].timestamp()) * 1_000_000_000
     return FileVersion(meta["size"], modified, 0, meta["e_tag"] or "")
 
 
 def _is_strong(tag: str) -> bool:
-    return bool(tag) and not tag.startswith("W/")
+    return tag.startswith('"')
 
 
 def _is_same(found: FileVersion, wanted: FileVersion) -> bool:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from distcache.errors import DistcacheError, KeyMismatch
-from distcache.io.files import version_of
-from distcache.storage.place import bucket_of, exists, read_place, version_or_none
+from distcache.io.files import FileVersion, version_of
+from distcache.storage.place import bucket_of, exists, read_place, version_at, version_or_none
 
 __all__ = ["create_object"]
 
@@ -20,8 +20,8 @@ WHOLE: Final = 64 << 20  # bytes that are sent in one request
 CLAIM: Final = ".uploading"
 
 
-def create_object(url: str, path: Path) -> bool:
-    """Send a file, and return whether it was; not if an object has the name already.
+def create_object(url: str, path: Path) -> FileVersion | None:
+    """Send a file, and return the version of the object; None if one has the name already.
 
     Raises
     ------
@@ -31,12 +31,16 @@ def create_object(url: str, path: Path) -> bool:
         If it cannot be written.
     """
     bucket = bucket_of(url)
-    if path.stat().st_size <= WHOLE:
-        return bucket.create(url, path)
+    size = path.stat().st_size
+    if size <= WHOLE:
+        tag = bucket.create(url, path)
+        if tag is None:
+            return None
+        return FileVersion(size, 0, 0, tag) if tag else version_at(url)
     if exists(url):
-        return False
+        return None
     claim, token = f"{url}{CLAIM}", _token(path)
-    if not bucket.create(claim, token) and not _is_ours(claim, token):
+    if bucket.create(claim, token) is None and not _is_ours(claim, token):
         raise KeyMismatch(
             f"{claim}: another file is being uploaded under this name; if no job is running, "
             "remove this claim and upload again"
@@ -51,7 +55,7 @@ def create_object(url: str, path: Path) -> bool:
         raise
     with contextlib.suppress(DistcacheError):  # not everybody may remove; the object is there
         bucket.remove(claim)
-    return created
+    return version_at(url) if created else None
 
 
 def _token(path: Path) -> bytes:

@@ -122,7 +122,7 @@ def test_where_a_store_is(tmp_path: Path) -> None:
     del environment["DISTCACHE_LOCAL_DIR"]
     assert local_directory(None, environment) == Path(f"/s/distcache-{os.geteuid()}")
     assert local_directory(None, {}) is None
-    with pytest.raises(ConfigError, match="--to is empty"):
+    with pytest.raises(ConfigError, match="--store is empty"):
         local_directory("", environment)
 
 

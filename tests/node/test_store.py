@@ -244,7 +244,7 @@ def test_a_wrong_root_is_one_clear_error(caches: list[Path], tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     done = start(["localize", caches[0], "--to", tmp_path / "file"])
     assert done.returncode == 1
-    assert "choose another with --to" in done.stderr
+    assert "choose another with --store" in done.stderr
     odd = os.fsdecode(b"%s/od\xffd" % os.fsencode(tmp_path))
     done = start(["localize", caches[0], "--to", odd])
     assert (done.returncode, "is not UTF-8" in done.stderr) == (2, True)

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from distcache.errors import AccessDenied, KeyMismatch, ObjectChanged
-from distcache.storage import exists, open_place, read_place, version_at
+from distcache.errors import AccessDenied, KeyMismatch, ObjectChanged, ObjectMissing
+from distcache.storage import exists, listed, listed_version, open_place, read_place, version_at
 from distcache.storage.bucket import find_bucket
 from distcache.storage.place import bucket_of
 from distcache.storage.upload import CLAIM, create_object
@@ -120,3 +120,15 @@ def test_a_claim(tmp_path: Path) -> None:
     bucket_of(url).create(f"{url}{CLAIM}", _token(large))
     assert create_object(url, large)
     assert not exists(f"{url}{CLAIM}")
+
+
+def test_a_listing_tells_what_requests_tell() -> None:
+    """Sizes, times and ETags, also of objects that are written in parts, and just now."""
+    urls = [f"s3://lake/listed/object {number}" for number in range(20)]
+    for number, url in enumerate(urls):
+        bucket_of(url).create(url, bytes(number))
+    bucket_of(urls[0]).remove(urls[0])
+    with listed(urls):
+        assert [listed_version(url) for url in urls[1:]] == [version_at(url) for url in urls[1:]]
+        with pytest.raises(ObjectMissing):
+            listed_version(urls[0], sure=False)

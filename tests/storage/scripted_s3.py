@@ -12,6 +12,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
@@ -82,6 +83,8 @@ class ScriptedS3:
         self.requests: list[Request] = []
         self.most_at_once = 0
         self._going = 0
+        self.listings = 0
+        self.may_list = True
         self._faults: list[str] = []
         self._tags: dict[str, tuple[bytes, str]] = {}
         self.parts: dict[str, dict[int, bytes]] = {}  # of objects that are being written
@@ -192,20 +195,32 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer()
 
     def _list(self) -> None:
-        """Answer with all names below a prefix, on one page."""
+        """Answer with all names below a prefix, on one page, unless nobody may list."""
+        owner = self.server.owner
+        owner.listings += 1
+        time.sleep(owner.latency)
+        if not owner.may_list:
+            self._fail("403")
+            return
         parts = urlsplit(self.path)
         bucket = parts.path.strip("/")
         prefix = parse_qs(parts.query).get("prefix", [""])[0]
         start = f"{bucket}/{prefix}"
         entries = "".join(
             f"<Contents><Key>{name.removeprefix(bucket + '/')}</Key><Size>{len(data)}</Size>"
-            "<LastModified>2026-11-24T00:00:00.000Z</LastModified><ETag>x</ETag></Contents>"
+            f"<LastModified>{self._moment(name)}</LastModified>"
+            f"<ETag>{self.server.owner.tag(name)}</ETag></Contents>"
             for name, data in sorted(self.server.owner.objects.items())
             if name.startswith(start)
         )
         body = f"<ListBucketResult><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>"
         self._head(200, len(body), {"Content-Type": "application/xml"})
         self.wfile.write(body.encode())
+
+    def _moment(self, name: str) -> str:
+        """Return when an object was made, with a fraction that other answers do not have."""
+        made = datetime.fromtimestamp(int(self.server.owner.modified[name]), UTC)
+        return made.strftime("%Y-%m-%dT%H:%M:%S.250Z")
 
     def do_PUT(self) -> None:
         data = self._body()

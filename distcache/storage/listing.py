@@ -1,0 +1,67 @@
+"""Versions of many objects by one listing of each directory, instead of a request for each.
+
+A listing is a view of one moment: it answers within a block, and whoever has to notice a change
+lists again. Where a store refuses, or a directory has much else in it, each object is asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+from distcache.errors import DistcacheError, ObjectMissing
+from distcache.io.files import FileVersion
+from distcache.storage.place import bucket_of, version_at
+from distcache.storage.url import is_url
+
+__all__ = ["listed", "listed_version"]
+
+FEW: Final = 16  # objects of a directory, for which a listing is not worth it
+MOST: Final = 4  # objects in a directory for each that is looked for
+
+_known: dict[str, FileVersion | None] = {}
+
+
+@contextlib.contextmanager
+def listed(paths: Iterable[str]) -> Iterator[None]:
+    """Let `listed_version` answer from listings of the directories, for the time of the block."""
+    groups: dict[str, list[str]] = {}
+    for path in paths:
+        if is_url(path):
+            groups.setdefault(path.rpartition("/")[0], []).append(path)
+    told: dict[str, FileVersion | None] = {}
+    for directory, urls in groups.items():
+        if len(urls) >= FEW:
+            # Who may not list asks for each; so does who gets no answer, and it says why.
+            with contextlib.suppress(DistcacheError):
+                found = bucket_of(directory).versions_below(directory, MOST * len(urls))
+                told |= {url: found.get(url) for url in urls} if found is not None else {}
+    _known.update(told)
+    try:
+        yield
+    finally:
+        for url in told:
+            _known.pop(url, None)
+
+
+def listed_version(path: str, *, sure: bool = True) -> FileVersion:
+    """Return what identifies the bytes at a path or URL.
+
+    Parameters
+    ----------
+    path : str
+        A path or a URL.
+    sure : bool
+        Whether what is not listed is asked for: stores may list an object some time after it is
+        made.
+
+    Raises
+    ------
+    OSError
+        If there is none: `ObjectMissing` of an object.
+    """
+    found = _known.get(path)
+    if found is None and path in _known and not sure:
+        raise ObjectMissing(path, "no such object")
+    return version_at(path) if found is None else found
