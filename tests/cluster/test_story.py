@@ -83,13 +83,14 @@ def test_a_cache_that_is_there_needs_no_prejob(cluster: Cluster, shared: Path) -
     assert wait_for(second["training"], "COMPLETED") == "COMPLETED"
     assert (shared / "out").read_text() == f"{story.cache} a b --c\n"
     for variables in ("NONE", "NIL", "HOME,USER"):
+        out = shared / f"out-{variables}"  # clients may keep what a file of one name had
         script.write_text(
-            f"#!/bin/bash\n#SBATCH --output={shared}/out --export={variables}\n"
+            f"#!/bin/bash\n#SBATCH --output={out} --export={variables}\n"
             "echo $DISTCACHE_CACHE\n"
         )
         found = json.loads(command(*story.words("--json", "--", script)).stdout)
         assert wait_for(found["training"], "COMPLETED") == "COMPLETED"
-        assert (shared / "out").read_text() == f"{story.cache}\n"
+        assert out.read_text() == f"{story.cache}\n"
     script.write_text("#!/bin/bash\n#SBATCH --partition=none\n")
     refused = command(*story.words("--", script))
     assert refused.returncode == 1
