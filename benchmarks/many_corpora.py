@@ -49,7 +49,7 @@ class Watch(threading.Thread):
         """Look ten times a second."""
         while True:
             for process in family(self._process):
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, IndexError):  # it has ended meanwhile
                     found = counts(process)
                     self.most = {name: max(found[name], most) for name, most in self.most.items()}
             if not Path(f"/proc/{self._process}").exists():
@@ -95,7 +95,8 @@ def watched(command: list[str]) -> dict[str, Any]:
     said, wrong = process.communicate()
     seconds = time.perf_counter() - begin
     if process.returncode:
-        sys.exit(f"{' '.join(command)} failed:\n{wrong}")
+        sys.exit(f"{' '.join(command)[:400]} failed:\n{wrong[:4000]}")
+    print(f"{seconds:8.2f} s  {' '.join(command)[:80]}", file=sys.stderr, flush=True)
     return {"seconds": seconds, "said": (said.splitlines() or [""])[-1], **watch.most}
 
 

@@ -85,8 +85,7 @@ def test_a_cache_that_is_there_needs_no_prejob(cluster: Cluster, shared: Path) -
     for variables in ("NONE", "NIL", "HOME,USER"):
         out = shared / f"out-{variables}"  # clients may keep what a file of one name had
         script.write_text(
-            f"#!/bin/bash\n#SBATCH --output={out} --export={variables}\n"
-            "echo $DISTCACHE_CACHE\n"
+            f"#!/bin/bash\n#SBATCH --output={out} --export={variables}\necho $DISTCACHE_CACHE\n"
         )
         found = json.loads(command(*story.words("--json", "--", script)).stdout)
         assert wait_for(found["training"], "COMPLETED") == "COMPLETED"

@@ -1,11 +1,13 @@
 """Commands of forks, as their scripts give them to the shell, are read with the right samples.
 
 Of swiss-ai's and ROCm's Megatron-LM, alibaba's Pai-Megatron-Patch, Ascend's MindSpeed-LLM and
-bigscience's Megatron-DeepSpeed: their options and shapes, with other paths.
+bigscience's and Microsoft's Megatron-DeepSpeed, megablocks, and Megatron-LM's own examples: their
+options and shapes, with other paths.
 """
 
 from __future__ import annotations
 
+import json
 import shlex
 import warnings
 from pathlib import Path
@@ -40,6 +42,18 @@ def read(text: str, *near: str) -> Config:
         ("rocm_mixtral", (4096, 1234, "99990,8,2", 1, (132_000_000, 501 * 2640, 2640))),
         ("bigscience_7b1", (2048, 42, "998,1,1", 1, (220_000, 1024, 1024))),
         ("numa_launcher", (4096, 7, "99,1,0", 2, (1_000_000, 2 * 7168, 7168))),
+        ("megablocks_dmoe", (1024, 1234, "969,30,1", 3, (10_240_000, 21 * 51_200, 51_200))),
+        ("deepspeed_1t", (1024, 1234, "98,2,0", 1, (8000, 640, 320))),
+        ("hybrid_per_split", (8192, 1234, None, 4, (36_621_094, 4578 * 112, 112))),
+        ("given_twice", (1024, 1234, "949,50,1", 1, (600_000, 151 * 40, 40))),
+        ("deepspeed_rampup", (2048, 1234, "98,2,0", 4, (439_453_125, 9 * 5120, 5120))),
+        ("rocm_llama3", (2048, 1234, "969, 30, 1", 1, (80, 80, 80))),
+        ("rocm_deepseek_v3", (4096, 1234, None, 3, (1280, 256, 256))),
+        ("pai_glm130b", (512, 1234, "98,2,0", 1, (19_528, 25 * 80, 80))),
+        ("bigscience_176b", (2048, 42, "998,1,1", 1, (220_000_000, 1024, 1024))),
+        ("no_split", (1024, 1234, "969, 30, 1", 1, (400, 80, 80))),
+        ("quoted_split", (1024, 1234, "'99,1,0'", 1, (47_340_000, 8 * 2048, 2048))),
+        ("engram", (1024, 11, "990,10,0", 2, (1_024_000, 9 * 5120, 5120))),
     ],
 )
 def test_commands_of_forks(name: str, expected: tuple[Any, ...], tmp_path: Path) -> None:
@@ -47,8 +61,12 @@ def test_commands_of_forks(name: str, expected: tuple[Any, ...], tmp_path: Path)
     text = (COMMANDS / f"{name}.txt").read_text()
     (tmp_path / "data").write_text("0.5 a 0.5 b")
     file = tmp_path / "command.txt"
-    file.write_text(text.replace("DATA", str(tmp_path / "data")))
-    release = () if "eval-interval" in text else ("--megatron", "0.16")
+    splits = {"train": ["0.7", "a", "0.3", "b"], "valid": ["c"], "test": ["d"]}
+    (tmp_path / "splits").write_text(json.dumps(splits))
+    text = text.replace("DATA", str(tmp_path / "data")).replace("SPLITS", str(tmp_path / "splits"))
+    file.write_text(text)
+    plain = "eval-interval" in text and "rampup-batch-size" not in text
+    release = () if plain else ("--megatron", "0.16")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", OptionWarning)
         config = config_from_options([*release, f"@{file}"])
