@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Literal
 
 import typer
@@ -19,11 +20,13 @@ from distcache.cli.show import make_progress, print_result
 from distcache.errors import ConfigError
 from distcache.ingest.index_mds import index_mds
 from distcache.ingest.mds_scan import MdsOptions
+from distcache.ingest.mirror import mirror
 from distcache.ingest.unpack import unpack_shards
 from distcache.mds.rebuild_index import rebuild_index
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.connect import connect
 from distcache.ranks.cores import share_of_cores
+from distcache.storage import is_url
 
 __all__ = ["index_app"]
 
@@ -46,7 +49,9 @@ def mds_command(
     directories: Annotated[
         list[str],
         typer.Argument(
-            metavar="DIR...", callback=path_only, help="MDS data sets: with an index.json each."
+            metavar="DIR...",
+            help="MDS data sets: with an index.json each; or URLs, whose shards are brought to "
+            "OUT.mds, where they stay.",
         ),
     ],
     out: PathOutOption,
@@ -105,9 +110,17 @@ def mds_command(
     communicator = connect()
     interrupt_on_signals()
     with make_progress(log_format, communicator.rank) as progress:
+        places = {
+            word: f"{out}.mds/{number}" for number, word in enumerate(directories) if is_url(word)
+        }
+        inner = {
+            f"{url.rstrip('/')}/{split}".rstrip("/"): os.path.join(place, split).rstrip("/")
+            for url, place in places.items()
+        }
+        mirror(communicator, inner, progress)
         receipt = index_mds(
             communicator,
-            directories,
+            [places.get(word, word) for word in directories],
             out,
             options,
             threads or share_of_cores(communicator),

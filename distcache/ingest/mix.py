@@ -25,11 +25,14 @@ from distcache.errors import (
 )
 from distcache.ingest.index_mds import index_mds
 from distcache.ingest.mds_scan import MdsOptions
+from distcache.ingest.mirror import mirror
 from distcache.io.files import atomic_write, make_directories, no_space_as_error
 from distcache.io.threads import decodable
+from distcache.mds.index_json import INDEX
 from distcache.progress import NullProgress, Progress, Stopwatch
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator, SerialCommunicator
+from distcache.storage import is_url
 
 __all__ = ["MOST_SAMPLES", "MixOptions", "Mixed", "Recipe", "mix", "recipe_from"]
 
@@ -65,6 +68,14 @@ class _Entry(msgspec.Struct, frozen=True):
             return self.remote
         return self.path or self.local or self.remote
 
+    @property
+    def url(self) -> str:
+        """Where its shards are brought from, if they are in a bucket, and not all in `local`."""
+        place = self.path or self.remote or ""
+        here = self.local is not None and self.path is None
+        index = os.path.join(self.local or "", self.split or "", INDEX)
+        return place if is_url(place) and not (here and Path(index).exists()) else ""
+
 
 class Stream(msgspec.Struct, frozen=True):
     """A data set of a mix.
@@ -75,6 +86,8 @@ class Stream(msgspec.Struct, frozen=True):
         Of its corpus.
     directory, split : str
         Of the data set.
+    url : str
+        Where its shards are brought from, to that directory; empty if they are there.
     choose, proportion, repeat
         How much of it, as ``Stream`` of mosaicml-streaming has it: samples of a pass, a share, or
         how often; at most one of them.
@@ -86,6 +99,7 @@ class Stream(msgspec.Struct, frozen=True):
     choose: int | None
     proportion: float | None
     repeat: float | None
+    url: str = ""
 
 
 class Recipe(msgspec.Struct, frozen=True):
@@ -245,7 +259,8 @@ def _stream(where: str, fields: Any, problems: list[str]) -> list[Stream]:
     name = NAME.sub("-", entry.name or "-".join(parts[-2:] if split else parts[-1:]))
     if name.strip(".") == "":
         problems.append(f"{where}: its path {entry.directory} names no corpus; give it a name")
-    return [Stream(name, entry.directory, split, entry.choose, entry.proportion, entry.repeat)]
+    much = (entry.choose, entry.proportion, entry.repeat)
+    return [Stream(name, entry.directory, split, *much, entry.url)]
 
 
 def mix(
@@ -280,8 +295,9 @@ def mix(
     """
     watch = Stopwatch(progress or NullProgress(), lambda: communicator.waited)
     with aborting_on_error(communicator):
-        streams = (*recipe.train, *recipe.valid)
+        asked = (*recipe.train, *recipe.valid)
         on_rank_0(communicator, lambda: _make_room(directory), None, "making room")
+        streams = _brought(communicator, asked, directory, watch)
         own = streams[communicator.rank :: communicator.size]
         watch.phase("indexing data sets", len(own))
         found = on_all_ranks(
@@ -293,6 +309,27 @@ def mix(
         return on_rank_0(
             communicator, lambda: _write(recipe, directory, options), Mixed, "writing the blend"
         )
+
+
+def _brought(
+    communicator: Communicator, streams: Sequence[Stream], directory: str, progress: Progress
+) -> list[Stream]:
+    """Bring the shards of data sets in buckets, and return all with their directories. Collective.
+
+    They go to streaming's `local`, or else beside the corpora.
+    """
+    placed: list[Stream] = []
+    places: dict[str, str] = {}
+    for stream in streams:
+        if stream.url:
+            own = os.path.join(directory, "mds", stream.name)
+            home = own if is_url(stream.directory) else stream.directory
+            url = f"{stream.url.rstrip('/')}/{stream.split}".rstrip("/")
+            places[url] = os.path.join(home, stream.split).rstrip("/")
+            stream = msgspec.structs.replace(stream, directory=home)  # noqa: PLW2901
+        placed.append(stream)
+    mirror(communicator, places, progress)
+    return placed
 
 
 def _make_room(directory: str) -> None:

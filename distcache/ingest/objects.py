@@ -14,7 +14,7 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -37,15 +37,15 @@ from distcache.storage import PIECE, exists, is_url, located, open_place, pieces
 from distcache.storage.place import bucket_of
 from distcache.storage.url import address_of
 
-__all__ = ["ObjectWork", "is_stream"]
+__all__ = ["Fetched", "ObjectWork", "fetch_objects", "is_stream"]
 
 STDIN: Final = "-"
 AT_ONCE: Final = 4  # objects that a rank fetches at a time
 FINISHED: Final = (bin_path, receipt_path, idx_path)  # readers look for the last
 
 
-class _Fetched(msgspec.Struct, frozen=True):
-    """An object, and the file that it becomes."""
+class Fetched(msgspec.Struct, frozen=True):
+    """An object of a version, and the path of the file that it becomes."""
 
     url: str
     version: FileVersion
@@ -214,41 +214,61 @@ class ObjectWork:
 
     def _fetch(self, urls: Sequence[str]) -> dict[str, str]:
         """Fetch objects, each by one rank, and return the file of each. Collective."""
-        objects = on_rank_0(
+        objects = fetch_objects(
             self._communicator,
             lambda: [self._place(url) for url in dict.fromkeys(urls)],
-            list[_Fetched],
-            "looking for objects",
-        )
-        self._progress.phase("fetching", sum(found.version.size for found in objects))
-        costs = [PER_OBJECT + found.version.size for found in objects]
-        share = balance(costs, self._communicator.size)[self._communicator.rank]
-        own = [objects[place] for place in share]
-        on_all_ranks(
-            self._communicator, lambda: map_in_threads(self._copy, own, AT_ONCE), "fetching"
+            self._progress,
         )
         return {found.url: found.path for found in objects}
 
-    def _place(self, url: str) -> _Fetched:
+    def _place(self, url: str) -> Fetched:
         """Return where an object goes: files of a corpus lie beside one another."""
         version = version_at(url)
         parent = xxhash.xxh3_64_hexdigest(url.rpartition("/")[0].encode())
-        return _Fetched(url, version, str(self._root / f"in-{parent}" / url.rpartition("/")[2]))
+        return Fetched(url, version, str(self._root / f"in-{parent}" / url.rpartition("/")[2]))
 
-    def _copy(self, found: _Fetched) -> None:
-        """Fetch an object, unless an earlier run has: then its version is beside the file."""
-        path = Path(found.path)
-        version = path.with_name(f".{path.name}.version")
-        wanted = msgspec.json.encode(found.version)
-        make_directories(path.parent)
-        if path.exists() and version.exists() and version.read_bytes() == wanted:
-            return
-        with open_place(found.url, found.version) as place, atomic_write(path) as stream:
-            for piece in pieces_of(place, 0, found.version.size, PIECE):
-                stream.write(piece.data)
-                self._progress.advance(piece.size)
-        with atomic_write(version) as stream:
-            stream.write(wanted)
+
+def fetch_objects(
+    communicator: Communicator, find: Callable[[], list[Fetched]], progress: Progress
+) -> list[Fetched]:
+    """Fetch objects, each by one rank, and return them with their files. Collective.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Group of all ranks.
+    find : callable
+        Called on rank 0; returns the objects.
+    progress : Progress
+        Receiver of the bytes.
+    """
+    objects = on_rank_0(communicator, find, list[Fetched], "looking for objects")
+    progress.phase("fetching", sum(found.version.size for found in objects))
+    costs = [PER_OBJECT + found.version.size for found in objects]
+    own = [objects[place] for place in balance(costs, communicator.size)[communicator.rank]]
+
+    def fetch() -> None:
+        map_in_threads(lambda found: _copy(found, progress), own, AT_ONCE)
+
+    on_all_ranks(communicator, fetch, "fetching")
+    return objects
+
+
+def _copy(found: Fetched, progress: Progress) -> None:
+    """Fetch an object, unless an earlier run has: then its version is beside the file."""
+    path = Path(found.path)
+    version = path.with_name(f".{path.name}.version")
+    wanted = msgspec.json.encode(found.version)
+    make_directories(path.parent)
+    if path.exists() and version.exists() and version.read_bytes() == wanted:
+        progress.advance(found.version.size)
+        return
+    with open_place(found.url, found.version) as place, atomic_write(path) as stream:
+        for piece in pieces_of(place, 0, found.version.size, PIECE):
+            stream.write(piece.data)
+            progress.advance(piece.size)
+    with atomic_write(version) as stream:
+        stream.write(wanted)
 
 
 def is_stream(word: str) -> bool:

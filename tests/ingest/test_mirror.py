@@ -1,0 +1,118 @@
+"""MDS sets in a bucket are indexed, mixed and localized: nobody copies them by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import distcache
+from distcache.corpus import idx_path
+from distcache.errors import NotReady
+from distcache.ingest.mirror import mirror
+from distcache.progress import NullProgress
+from distcache.ranks.communicator import Communicator, SerialCommunicator
+from tests.caches import build_here
+from tests.mds.writer import write_mds
+from tests.processes import start
+from tests.storage.buckets import fresh_process_of_buckets
+from tests.storage.scripted_s3 import ScriptedS3
+from tests.threads import run_ranks
+
+TOKENS = [{"tokens": np.arange(n, n + 9, dtype=np.int32)} for n in range(60)]
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedS3]:
+    """An empty bucket."""
+    with ScriptedS3() as s3, fresh_process_of_buckets(monkeypatch, s3.environment):
+        yield s3
+
+
+def put(server: ScriptedS3, directory: Path, name: str) -> None:
+    """Upload a directory."""
+    for path in directory.rglob("*"):
+        if path.is_file():
+            server.put(f"lake/{name}/{path.relative_to(directory)}", path.read_bytes())
+
+
+@pytest.mark.parametrize("codec", ["", "zstd"])
+def test_a_set_is_indexed_by_its_url(server: ScriptedS3, codec: str, tmp_path: Path) -> None:
+    """With the same index, and the same samples from a localized copy."""
+    here = write_mds(tmp_path / "own" / "train", {"tokens": "ndarray:int32"}, TOKENS, codec=codec)
+    put(server, tmp_path / "own", "c4")
+    done = start(
+        ["index", "mds", "s3://lake/c4", "--split", "train", "-o", tmp_path / "remote"],
+        environment=server.environment,
+    )
+    assert done.returncode == 0, done.stderr
+    own = start(["index", "mds", here, "-o", tmp_path / "local"])
+    assert own.returncode == 0, own.stderr
+    first, second = (Path(idx_path(str(tmp_path / n))).read_bytes() for n in ("remote", "local"))
+    assert first == second
+    fields = {"sequence_length": 8, "split": "1,0,0"}
+    found: list[Any] = []
+    for name in ("remote", "local"):
+        blend = {"blend": [str(tmp_path / name)]}
+        cache = build_here(fields | blend, tmp_path, name).path
+        store = tmp_path / f"store-{name}"
+        copied = start(["localize", cache, "--store", store, "--shards", "all"])
+        assert copied.returncode == 0, copied.stderr
+        train = distcache.open(cache, local=store).dataset("train")
+        found.append([train[i]["tokens"].tolist() for i in range(len(train))])
+    assert found[0] == found[1]
+
+
+def test_a_mix_brings_what_is_remote(server: ScriptedS3, tmp_path: Path) -> None:
+    """To streaming's `local`, or beside the corpora; what is there is left alone."""
+    sizes = {"a": 20, "b": 30, "c": 10}
+    for name, size in sizes.items():
+        own = write_mds(tmp_path / "own" / name, {"n": "int"}, [{"n": n} for n in range(size)])
+        put(server, own, name)
+    streams = {
+        "a": {"remote": "s3://lake/a", "local": str(tmp_path / "cache-a")},
+        "b": {"remote": "s3://lake/b"},
+        "c": {"remote": "s3://lake/none", "local": str(tmp_path / "own" / "c")},
+    }
+    recipe = tmp_path / "mix.yaml"
+    recipe.write_text(json.dumps({"streams": streams}))
+    words = ["mix", recipe, "--rows", "-o", tmp_path / "mix"]
+    done = start(words, environment=server.environment)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "mix/blend.json").read_text())["samples"]["train"] == 60
+    assert (tmp_path / "cache-a/index.json").is_file()
+    assert (tmp_path / "mix/mds/b/index.json").is_file()
+    server.script()
+    assert start(words, environment=server.environment).returncode == 0
+    assert not [request for request in server.requests if request.method == "GET"]
+
+
+def test_ranks_share_the_objects_and_continue(server: ScriptedS3, tmp_path: Path) -> None:
+    """Each object once, also after a run that was killed; a changed one again."""
+    own = write_mds(tmp_path / "own", {"tokens": "ndarray:int32"}, TOKENS, per_shard=2)
+    put(server, own, "c4")
+    places = {"s3://lake/c4": str(tmp_path / "mirror")}
+
+    def bring(communicator: Communicator) -> None:
+        mirror(communicator, places, NullProgress())
+
+    run_ranks(3, bring)
+    names = {path.name for path in own.iterdir()}
+    gets = [request.name for request in server.requests if request.method == "GET"]
+    assert len(gets) == len(names)
+    (tmp_path / "mirror" / "shard.00003.mds").unlink()
+    server.put("lake/c4/shard.00004.mds", b"other")
+    server.script()
+    bring(SerialCommunicator())
+    gets = [request.name for request in server.requests if request.method == "GET"]
+    assert sorted(name.rpartition("/")[2] for name in gets) == [
+        "shard.00003.mds",
+        "shard.00004.mds",
+    ]
+    assert {p.name for p in (tmp_path / "mirror").iterdir() if p.suffix != ".version"} == names
+    with pytest.raises(NotReady, match="no objects below"):
+        mirror(SerialCommunicator(), {"s3://lake/none": str(tmp_path / "x")}, NullProgress())
