@@ -1,5 +1,5 @@
 # make demo, make test: on a fresh machine with Python >= 3.11, a C++20 compiler and make.
-# Everything goes into .venv and build/; what only tests need from the system is installed by apt.
+# Everything goes into .venv and build/; what tests and the site need from the system is installed by apt.
 
 PYTHON ?= python3
 VENV := .venv
@@ -31,7 +31,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 	sanitized-tests cluster-tests cluster-packages python-versions storm record-counts judges coverage aarch64 bench clean
 
 help:
-	@echo "make demo       corpora from real text, a blend built by two ranks, training from its copy"
+	@echo "make demo       real text to training, with Megatron-Core beside it"
 	@echo "make test       every check: lint, C++ with sanitizers, Python, MPI, faults, Megatron-Core, Slurm"
 	@echo "make test-fast  the tests of a working minute"
 	@echo "make cluster-packages  what the test cluster needs: Slurm, munge, MariaDB, GlusterFS"

@@ -34,6 +34,7 @@ __all__ = [
 
 # A file with any of these fields is distcache's own.
 OWN_KEYS: Final = {"blend", "blend_per_split", "sequence_length", "samples"}
+NOT_WRITTEN: Final = {"of_command"}  # fields of a configuration that no file has
 FIELDS_OF: Final[dict[str, Any]] = {
     "blend": BlendEntry,
     "blend_per_split": BlendPerSplit,
@@ -185,7 +186,8 @@ def config_from_mapping(fields: Mapping[str, Any]) -> Config:
 
 
 def _decode(fields: Mapping[str, Any]) -> Config:
-    known = {field.encode_name: field for field in msgspec.structs.fields(Config)}
+    fields_of = msgspec.structs.fields(Config)
+    known = {field.name: field for field in fields_of if field.name not in NOT_WRITTEN}
     problems = [_unknown(f"$.{key}", str(key), known) for key in fields if key not in known]
     problems += [
         f"$.{name}: missing"

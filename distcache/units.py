@@ -55,6 +55,6 @@ def size_text(nbytes: int) -> str:
     return f"{size:.4g} TiB"
 
 
-def counted(count: int, noun: str) -> str:
-    """Return a number and its noun: 1 rank, 2 ranks."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Return a number and its noun: 1 rank, 2 ranks; 1 corpus, 2 corpora."""
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"

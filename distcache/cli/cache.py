@@ -45,7 +45,7 @@ from distcache.plan.config import Config, canonical_json, identity_of, key_of
 from distcache.progress import NullProgress
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.storage import require_file
-from distcache.units import size_text
+from distcache.units import counted, size_text
 
 __all__ = ["explain_command", "export_command", "inspect_command", "verify_command"]
 
@@ -170,7 +170,11 @@ def verify_command(
         print_json(found | {"tokens": tokens})
         return
     bins = "digests of tokens equal" if tokens else ".bin lengths equal, tokens not read"
-    said = f"; {compared} corpora: .idx digests equal, {bins}" if compared else ""
+    said = (
+        f"; {counted(compared, 'corpus', 'corpora')}: .idx digests equal, {bins}"
+        if compared
+        else ""
+    )
     typer.echo(f"{cache}: {size_text(nbytes)} verified, key {opened.key}{said}")
 
 
@@ -273,8 +277,13 @@ def _configuration_and_cache(words: list[str]) -> tuple[Config, str]:
     Raises
     ------
     ConfigError
-        If the words are others, or come the other way round.
+        If the words are neither form, or the cache comes first.
     """
+    strange = [word for word in words[:1] if word.startswith("-")]
+    if len(words) > 1 and not is_command(words[1:]):
+        strange = [word for word in words if word.startswith("-")]
+    if strange:
+        raise ConfigError(f"unknown option: {' '.join(strange)}")
     if len(words) > 1 and is_command(words[1:]):
         require_command(words[1:])
         return complete(config_from_options(words[1:])), words[0]

@@ -8,7 +8,7 @@ import inspect
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import typer
@@ -198,8 +198,9 @@ class LazyGroup(TyperGroup):
         """Put the command in the place of its stand-in, and continue as usual."""
         if args and args[0] in COMMANDS:
             self.commands[args[0]] = load(args[0])
-            args = [args[0], *_as_declared(args[1:], COMMANDS[args[0]])]
-            _require_given_once(self.commands[args[0]], args[1:])
+            command = self.commands[args[0]]
+            args = [args[0], *_as_declared(args[1:], COMMANDS[args[0]], _with_value(command))]
+            _require_given_once(command, args[1:])
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
@@ -240,14 +241,29 @@ def _require_given_once(command: Any, words: Sequence[str]) -> None:
             raise ConfigError(f"{name} is given twice, as {first!r} and {value!r}; give it once")
 
 
-def _as_declared(words: Sequence[str], entry: Entry) -> list[str]:
+def _with_value(command: Any) -> frozenset[str]:
+    """Return the options of a command that a word follows."""
+    options = (option for option in getattr(command, "params", ()) if not _is_flag(option))
+    return frozenset(name for option in options for name in option.opts if name.startswith("-"))
+
+
+def _is_flag(option: Any) -> bool:
+    return bool(getattr(option, "is_flag", False) or getattr(option, "count", False))
+
+
+def _as_declared(words: Sequence[str], entry: Entry, with_value: Collection[str]) -> list[str]:
     """Return words with today's names of options, and a value for each that stands without one."""
     end = words.index("--") if "--" in words else len(words)
-    declared = []
+    declared: list[str] = []
+    before = ""
     for word, following in itertools.zip_longest(words[:end], words[1 : end + 1], fillvalue=""):
         name, equals, value = word.partition("=")
         optional = entry.optional_values.get(word)
-        if name in entry.former:
+        is_value = before in with_value and before not in entry.optional_values
+        before = "" if is_value else entry.former.get(name, word)
+        if is_value:
+            declared.append(word)
+        elif name in entry.former:
             declared.append(f"{entry.former[name]}{equals}{value}")
         elif optional is not None and not re.match(optional, following):
             declared.append(f"{word}=")

@@ -60,6 +60,8 @@ def doctor_command(
         if not context.args:
             raise ConfigError("give the training command after the directory and --, or as @FILE")
         require_command(context.args)
+        # Where there is no network, a tokenizer that is not here would be waited for.
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
         found, files = examine_training(context.args, directory)
         findings += found
         document["files"] = files

@@ -12,6 +12,7 @@ from distcache.cli.show import print_json
 from distcache.corpus.examine import require_sound
 from distcache.extras import needing
 from distcache.ranks.communicator import SerialCommunicator
+from distcache.units import counted
 
 __all__ = ["show_command"]
 
@@ -46,10 +47,10 @@ def show_command(
         distcache show data/web --random 5 --tokenizer tokenizer.json
     """
     with needing("showing documents"):
+        from distcache.ingest.find_tokenizer import tokenizer_of  # noqa: PLC0415
         from distcache.ingest.show_documents import (  # noqa: PLC0415
             document_numbers,
             show_documents,
-            tokenizer_of,
         )
     prefix = bare_prefix(corpus)
     facts = require_sound(SerialCommunicator(), [prefix], 1)[prefix]
@@ -63,7 +64,7 @@ def show_command(
         more = f" ... of {len(document.tokens):,}" if len(shown) < len(document.tokens) else ""
         typer.echo(
             f"document {document.document}: {len(document.tokens):,} tokens in "
-            f"{len(document.sequences)} sequence(s)"
+            f"{counted(len(document.sequences), 'sequence')}"
         )
         if document.source is not None:
             typer.echo(

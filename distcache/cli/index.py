@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated, Literal
 
 import typer
@@ -20,7 +19,7 @@ from distcache.cli.show import make_progress, print_result
 from distcache.errors import ConfigError
 from distcache.ingest.index_mds import index_mds
 from distcache.ingest.mds_scan import MdsOptions
-from distcache.ingest.mirror import mirror
+from distcache.ingest.mirror import mirror, mirrored
 from distcache.ingest.unpack import unpack_shards
 from distcache.mds.rebuild_index import rebuild_index
 from distcache.ranks.communicator import SerialCommunicator
@@ -83,7 +82,10 @@ def mds_command(
     log_format: LogOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Index MDS shards as a corpus: OUT.idx and OUT.shards. Nothing is converted or written there.
+    """Index MDS shards as a corpus: OUT.idx and OUT.shards. Nothing is converted.
+
+    Nothing is written beside shards on a filesystem. Those of a URL are brought to OUT.mds, where
+    training and localizations read them.
 
     Runs alone or under mpiexec or srun; the shards are split over the ranks. A killed run goes on.
 
@@ -94,6 +96,8 @@ def mds_command(
         mpiexec -n 8 distcache index mds /data/c4/0 /data/c4/1 --dtype int64 -o corpora/c4
 
         distcache index mds /data/speech --rows -o corpora/speech
+
+        distcache index mds s3://lake/c4-mds --split train -o corpora/c4
     """
     if rows and column:
         raise ConfigError("--rows indexes whole samples: leave out --column, or --rows")
@@ -110,17 +114,16 @@ def mds_command(
     communicator = connect()
     interrupt_on_signals()
     with make_progress(log_format, communicator.rank) as progress:
-        places = {
-            word: f"{out}.mds/{number}" for number, word in enumerate(directories) if is_url(word)
-        }
-        inner = {
-            f"{url.rstrip('/')}/{split}".rstrip("/"): os.path.join(place, split).rstrip("/")
-            for url, place in places.items()
-        }
-        mirror(communicator, inner, progress)
+        homes = [
+            f"{out}.mds/{number}" if is_url(word) else word
+            for number, word in enumerate(directories)
+        ]
+        pairs = zip(directories, homes, strict=True)
+        sets = [mirrored(word, split, home) for word, home in pairs if is_url(word)]
+        mirror(communicator, sets, progress)
         receipt = index_mds(
             communicator,
-            [places.get(word, word) for word in directories],
+            homes,
             out,
             options,
             threads or share_of_cores(communicator),

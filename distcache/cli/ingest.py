@@ -25,6 +25,7 @@ from distcache.errors import ConfigError
 from distcache.megatron.tokenizers import one_release
 from distcache.ranks.connect import connect
 from distcache.ranks.cores import share_of_cores
+from distcache.units import counted
 
 if TYPE_CHECKING:
     from distcache.ingest.pipeline import IngestOptions, IngestOutcome
@@ -310,7 +311,7 @@ def _return_large_buffers() -> None:
 
 def _summary(outcome: IngestOutcome) -> str:
     done = "found" if outcome.reused else "wrote"
-    corpora = "1 corpus" if len(outcome.corpora) == 1 else f"{len(outcome.corpora)} corpora"
+    corpora = counted(len(outcome.corpora), "corpus", "corpora")
     return (
         f"{done} {corpora}: {outcome.documents:,} documents, "
         f"{outcome.tokens:,} tokens; of {outcome.rows:,} rows {outcome.empty:,} were empty and "

@@ -48,7 +48,8 @@ StoreOption = Annotated[
         "--store", callback=path_only, help="The store; by default where `localize` puts it."
     ),
 ]
-StoreArgument = Annotated[Path | None, typer.Argument(callback=path_only, hidden=True)]  # until 0.2
+# As until 0.2: the store without its option.
+StoreArgument = Annotated[Path | None, typer.Argument(callback=path_only, hidden=True, metavar="")]
 
 local_app = typer.Typer(
     name="local",
@@ -241,8 +242,8 @@ def _show_nodes(nodes: Sequence[NodeReport]) -> None:
     )
 
 
-def _store_at(directory: Path | None) -> Store:
-    return open_store(required_directory(directory, os.environ))
+def _store_at(directory: Path | None, former: Path | None) -> Store:
+    return open_store(required_directory(directory or former, os.environ))
 
 
 @local_app.command("ls")
@@ -255,7 +256,7 @@ def list_command(
 
         distcache local ls --store /scratch/distcache
     """
-    held = list_store(_store_at(directory or former))
+    held = list_store(_store_at(directory, former))
     if as_json:
         print_json(held)
         return
@@ -288,7 +289,7 @@ def fetcher_command(
 
         distcache local fetcher --store /scratch/distcache --json
     """
-    store = _store_at(directory or former)
+    store = _store_at(directory, former)
     status = fetcher_status(store.ahead)
     if status is None:
         raise NotReady(f"{store.root}: no fetcher runs; training starts it when it needs one")
@@ -323,7 +324,7 @@ def verify_command(
 
         distcache local verify --store /scratch/distcache
     """
-    store = _store_at(directory or former)
+    store = _store_at(directory, former)
     problems = verify_store(store, threads)
     if as_json:
         print_json({"directory": str(store.root), "problems": problems})
@@ -349,7 +350,7 @@ def collect_command(
 
         distcache local gc --store /scratch/distcache --budget 200G
     """
-    store = _store_at(directory or former)
+    store = _store_at(directory, former)
     with make_progress("auto") as progress:
         done = collect(store, parse_size(budget), progress, dry_run=dry_run)
     if as_json:

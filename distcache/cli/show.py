@@ -100,7 +100,7 @@ def _common_directory(cells: Sequence[str]) -> str:
         return ""
     try:
         common = os.path.commonpath([os.path.dirname(cell) for cell in cells])  # noqa: PTH120
-    except ValueError:  # paths and others
+    except ValueError:  # absolute and relative paths
         return ""
     return common.rstrip("/") + "/" if common and "//" not in cells[0] else ""
 
@@ -149,7 +149,7 @@ class LineProgress:
         self._phase, self._total, self._done = "", 0.0, 0.0
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        # One large section is one step: a line says that it goes on.
+        # One large section is one step: a line says that it continues.
         threading.Thread(target=self._repeat, name="progress", daemon=True).start()
 
     def _repeat(self) -> None:

@@ -28,7 +28,10 @@ def upload_command(
         bool,
         typer.Option("--readback", help="Read every byte back, and not only cache and .idx."),
     ] = False,
-    threads: Annotated[int, typer.Option(min=1, help="Objects that a rank sends at a time.")] = 2,
+    threads: Annotated[
+        int,
+        typer.Option(min=1, help="Large objects that a rank sends at a time; of small ones 16."),
+    ] = 2,
     log_format: LogOption = "auto",
     as_json: JsonOption = False,
 ) -> None:

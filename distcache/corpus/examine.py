@@ -125,19 +125,21 @@ def _require_one_view(communicator: Communicator, prefixes: Sequence[str]) -> No
         return
     by_directory = {os.path.dirname(name): name for name in prefixes if not is_url(name)}  # noqa: PTH120
     chosen = list(by_directory.values())[:MOST_DIRECTORIES]
-    mine = (node_name(os.environ), [_size_of(idx_path(prefix)) for prefix in chosen])
-    views = communicator.allgather(mine, tuple[str, list[int]], "looking for the corpora")
+    nodes = communicator.allgather(node_name(os.environ), str, "the names of nodes")
+    looks = nodes.index(nodes[communicator.rank]) == communicator.rank
+    mine = [_size_of(idx_path(prefix)) for prefix in chosen] if looks else []
+    views = communicator.allgather(mine, list[int], "looking for the corpora")
+    lookers = [rank for rank, node in enumerate(nodes) if nodes.index(node) == rank]
     problems = []
     for place, prefix in enumerate(chosen):
-        sizes = [sizes[place] for _, sizes in views]
-        wanted = max(sizes)
-        blind = [rank for rank, size in enumerate(sizes) if size != wanted]
+        sizes = {rank: views[rank][place] for rank in lookers}
+        wanted = max(sizes.values())
+        blind = [rank for rank, size in sizes.items() if size != wanted]
         if blind:
-            nodes = len({views[rank][0] for rank in blind})
             what = "does not see it" if sizes[blind[0]] < 0 else "sees another file there"
             problems.append(
-                f"{idx_path(prefix)}: rank {blind[0]} on {views[blind[0]][0]} {what} ({nodes} of "
-                f"{len({node for node, _ in views})} nodes); every node must see the same corpora"
+                f"{idx_path(prefix)}: rank {blind[0]} on {nodes[blind[0]]} {what} ({len(blind)} of "
+                f"{len(lookers)} nodes); every node must see the same corpora"
             )
     if problems:
         raise CorpusError(*problems).of_all_ranks()

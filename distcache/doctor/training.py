@@ -12,7 +12,6 @@ import contextlib
 import importlib
 import io
 import json
-import os
 import sys
 import tempfile
 import warnings
@@ -87,8 +86,6 @@ def examine_training(
         If the command cannot be read.
     """
     findings: list[Finding] = []
-    # Where there is no network, a tokenizer that is not here would be waited for.
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     _look_beside_script(words)
     try:
         with _quiet():

@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from distcache.ingest.tokenizer_json import TokenizerJson
 from distcache.kernels import TextScanner
 
-__all__ = ["TABLE", "PatternTable", "pattern_of", "tabled_code_points"]
+__all__ = ["TABLE", "PatternTable", "mark_known", "pattern_of"]
 
 TABLE: Final = Path(__file__).with_name("code_points.json")
 FIRST: Final = 0x80  # those of ASCII are part of the trials
-NOTHING: Final = "trim_offsets"  # changes no token
+WITHOUT_EFFECT: Final = "trim_offsets"  # on tokens
 
 
 class PatternTable(msgspec.Struct, frozen=True):
@@ -57,11 +57,11 @@ def pattern_of(description: TokenizerJson) -> str:
 def _bare(value: Any) -> Any:
     """Return a JSON value without the fields that change no token."""
     if isinstance(value, dict):
-        return {name: _bare(inner) for name, inner in value.items() if name != NOTHING}
+        return {name: _bare(inner) for name, inner in value.items() if name != WITHOUT_EFFECT}
     return [_bare(inner) for inner in value] if isinstance(value, list) else value
 
 
-def tabled_code_points(description: TokenizerJson, known: NDArray[np.uint8]) -> None:
+def mark_known(description: TokenizerJson, known: NDArray[np.uint8]) -> None:
     """Mark the code points of which the table says whether they are cut alike.
 
     Parameters

@@ -7,8 +7,11 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import msgspec
+
+from distcache.corpus.receipt import find_receipt
 from distcache.errors import ConfigError, DistcacheError, NotReady
 from distcache.extras import how_to_install, needing
 from distcache.ingest.tokenizer import (
@@ -19,7 +22,7 @@ from distcache.ingest.tokenizer import (
 )
 from distcache.io.interruption import require_uninterrupted
 
-__all__ = ["find_tokenizer", "make_tokenizer"]
+__all__ = ["find_tokenizer", "make_tokenizer", "tokenizer_of"]
 
 SUFFIXES: Final = (".json", ".model", ".tiktoken")
 # Names of tokenizers: of tiktoken, or of the Hugging Face hub, with or without an owner.
@@ -178,3 +181,33 @@ def _is_vocabulary(path: Path) -> bool:
     """Return whether a JSON file is a list, as Megatron's vocabularies for tiktoken are."""
     with path.open("rb") as stream:
         return stream.read(64).lstrip().startswith(b"[")
+
+
+def tokenizer_of(prefix: str, name: str | None) -> Tokenizer | None:
+    """Return the tokenizer that is named, or that the receipt beside a corpus names; or None.
+
+    Raises
+    ------
+    DistcacheError
+        If it is named and cannot be loaded.
+    """
+    receipt = find_receipt(prefix)
+    options = TokenizerOptions(name) if name is not None else None
+    if options is None and receipt is not None:
+        stated: Any = receipt.options.get("tokenizer")
+        try:
+            options = msgspec.convert(stated, TokenizerOptions) if stated is not None else None
+        except msgspec.ValidationError:
+            options = None
+    if options is None:
+        return None
+    options = msgspec.structs.replace(options, engine="auto" if name else "tokenizers")
+    try:
+        source = find_tokenizer(options)
+        if source.kind != "huggingface":
+            options = msgspec.structs.replace(options, engine="auto")
+        return make_tokenizer(source, options)
+    except DistcacheError:
+        if name is not None:
+            raise
+        return None

@@ -19,7 +19,7 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from distcache.ingest.code_points import tabled_code_points
+from distcache.ingest.code_points import mark_known
 from distcache.ingest.engine_trials import is_stable, neighbours, probe_of, trials
 from distcache.ingest.huggingface import HuggingFace
 from distcache.ingest.tokenizer import (
@@ -87,7 +87,7 @@ class Gigatoken:
         self._scanner = TextScanner([token.content for token in description.added_tokens])
         self._known = np.zeros(CODE_POINTS, np.uint8)
         if probe is not None:
-            tabled_code_points(description, self._known)
+            mark_known(description, self._known)
         self._lock = threading.Lock()
         self._require_equal()
 

@@ -7,8 +7,9 @@ stays. A run that was killed continues: the version of each object is beside its
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import PurePosixPath
+from typing import NamedTuple
 
 from distcache.errors import ConfigError, NotReady
 from distcache.ingest.objects import Fetched, fetch_objects
@@ -17,18 +18,44 @@ from distcache.ranks.communicator import Communicator
 from distcache.storage import listed, listed_version, located
 from distcache.storage.place import bucket_of
 
-__all__ = ["mirror"]
+__all__ = ["Mirrored", "mirror", "mirrored"]
 
 
-def mirror(communicator: Communicator, places: Mapping[str, str], progress: Progress) -> None:
-    """Bring all objects below URLs to directories, unless they are there. Collective.
+class Mirrored(NamedTuple):
+    """A data set in a bucket, and its place on a filesystem.
+
+    Attributes
+    ----------
+    url, directory : str
+        URL and directory of the shards, with the split.
+    """
+
+    url: str
+    directory: str
+
+
+def mirrored(url: str, split: str, home: str) -> Mirrored:
+    """Return the place of one split of a data set, below the directory of the whole.
+
+    Raises
+    ------
+    ConfigError
+        If the split leads elsewhere.
+    """
+    if split and (split.startswith("/") or ".." in PurePosixPath(split).parts):
+        raise ConfigError(f"--split {split}: expected the name of a subdirectory").of_all_ranks()
+    return Mirrored(f"{url.rstrip('/')}/{split}".rstrip("/"), os.path.join(home, split).rstrip("/"))
+
+
+def mirror(communicator: Communicator, sets: Sequence[Mirrored], progress: Progress) -> None:
+    """Bring all objects of data sets to their directories, unless they are there. Collective.
 
     Parameters
     ----------
     communicator : Communicator
         Group of all ranks, which share the objects.
-    places : mapping of str to str
-        Directory for the objects below each URL.
+    sets : sequence of Mirrored
+        Data sets, some of which may be the same.
     progress : Progress
         Receiver of the bytes.
 
@@ -39,12 +66,12 @@ def mirror(communicator: Communicator, places: Mapping[str, str], progress: Prog
     DistcacheError
         On all ranks the same.
     """
-    if not places:
+    if not sets:
         return
 
     def find() -> list[Fetched]:
         found: list[Fetched] = []
-        for url, directory in places.items():
+        for url, directory in dict.fromkeys(sets):
             names = bucket_of(url).names_below(url)
             if not names:
                 raise NotReady(f"{url}: there are no objects below it")

@@ -25,10 +25,10 @@ from distcache.errors import (
 )
 from distcache.ingest.index_mds import index_mds
 from distcache.ingest.mds_scan import MdsOptions
-from distcache.ingest.mirror import mirror
+from distcache.ingest.mirror import Mirrored, mirror, mirrored
 from distcache.io.files import atomic_write, make_directories, no_space_as_error
 from distcache.io.threads import decodable
-from distcache.mds.index_json import INDEX
+from distcache.mds.index_json import read_index
 from distcache.progress import NullProgress, Progress, Stopwatch
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator, SerialCommunicator
@@ -70,11 +70,9 @@ class _Entry(msgspec.Struct, frozen=True):
 
     @property
     def url(self) -> str:
-        """Where its shards are brought from, if they are in a bucket, and not all in `local`."""
+        """URL of its shards; empty if they are on a filesystem."""
         place = self.path or self.remote or ""
-        here = self.local is not None and self.path is None
-        index = os.path.join(self.local or "", self.split or "", INDEX)
-        return place if is_url(place) and not (here and Path(index).exists()) else ""
+        return place if is_url(place) else ""
 
 
 class Stream(msgspec.Struct, frozen=True):
@@ -87,7 +85,7 @@ class Stream(msgspec.Struct, frozen=True):
     directory, split : str
         Of the data set.
     url : str
-        Where its shards are brought from, to that directory; empty if they are there.
+        URL of its shards, of which that directory may have all; empty without one.
     choose, proportion, repeat
         How much of it, as ``Stream`` of mosaicml-streaming has it: samples of a pass, a share, or
         how often; at most one of them.
@@ -318,18 +316,41 @@ def _brought(
 
     They go to streaming's `local`, or else beside the corpora.
     """
-    placed: list[Stream] = []
-    places: dict[str, str] = {}
-    for stream in streams:
-        if stream.url:
-            own = os.path.join(directory, "mds", stream.name)
-            home = own if is_url(stream.directory) else stream.directory
-            url = f"{stream.url.rstrip('/')}/{stream.split}".rstrip("/")
-            places[url] = os.path.join(home, stream.split).rstrip("/")
-            stream = msgspec.structs.replace(stream, directory=home)  # noqa: PLW2901
-        placed.append(stream)
-    mirror(communicator, places, progress)
-    return placed
+    homes = [
+        os.path.join(directory, "mds", stream.name)
+        if is_url(stream.directory)
+        else stream.directory
+        for stream in streams
+    ]
+    sets = [
+        mirrored(stream.url, stream.split, home)
+        for stream, home in zip(streams, homes, strict=True)
+        if stream.url
+    ]
+
+    def find_missing() -> list[Mirrored]:
+        return [found for found in sets if not _is_whole(found.directory)]
+
+    missing = on_rank_0(communicator, find_missing, list[Mirrored], "looking for shards")
+    mirror(communicator, missing, progress)
+    pairs = zip(streams, homes, strict=True)
+    return [msgspec.structs.replace(stream, directory=home) for stream, home in pairs]
+
+
+def _is_whole(directory: str) -> bool:
+    """Return whether a data set is there with all its shards: streaming's cache may lack some."""
+    try:
+        shards = read_index(directory).shards
+    except DistcacheError:
+        return False
+    return all(
+        any(
+            os.path.lexists(os.path.join(directory, file.basename))
+            for file in (shard.raw_data, shard.zip_data)
+            if file is not None
+        )
+        for shard in shards
+    )
 
 
 def _make_room(directory: str) -> None:

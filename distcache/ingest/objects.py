@@ -45,7 +45,17 @@ FINISHED: Final = (bin_path, receipt_path, idx_path)  # readers look for the las
 
 
 class Fetched(msgspec.Struct, frozen=True):
-    """An object of a version, and the path of the file that it becomes."""
+    """An object that is fetched.
+
+    Attributes
+    ----------
+    url : str
+        Name of the object.
+    version : FileVersion
+        Version of the object.
+    path : str
+        Path of its file.
+    """
 
     url: str
     version: FileVersion
@@ -241,6 +251,11 @@ def fetch_objects(
         Called on rank 0; returns the objects.
     progress : Progress
         Receiver of the bytes.
+
+    Raises
+    ------
+    DistcacheError
+        On all ranks the same.
     """
     objects = on_rank_0(communicator, find, list[Fetched], "looking for objects")
     progress.phase("fetching", sum(found.version.size for found in objects))

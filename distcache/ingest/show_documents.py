@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,12 +10,11 @@ import numpy as np
 from distcache.corpus.corpus import CorpusFacts, open_copy_source
 from distcache.corpus.idx import ITEM_TYPES, bin_path
 from distcache.corpus.receipt import Receipt, find_receipt
-from distcache.errors import ConfigError, DistcacheError
-from distcache.ingest.find_tokenizer import find_tokenizer, make_tokenizer
+from distcache.errors import ConfigError
 from distcache.ingest.source_readback import by_piece, read_document
-from distcache.ingest.tokenizer import Tokenizer, TokenizerOptions
+from distcache.ingest.tokenizer import Tokenizer
 
-__all__ = ["ShownDocument", "document_numbers", "show_documents", "tokenizer_of"]
+__all__ = ["ShownDocument", "document_numbers", "show_documents"]
 
 
 class ShownDocument(msgspec.Struct, frozen=True):
@@ -84,36 +82,6 @@ def document_numbers(numbers: Sequence[str], random: int, seed: int, documents: 
         chosen = np.random.default_rng(seed).choice(documents, min(random, documents), False)
         found += sorted(map(int, chosen))
     return found or [0][:documents]
-
-
-def tokenizer_of(prefix: str, name: str | None) -> Tokenizer | None:
-    """Return the tokenizer that is named, or that the receipt beside a corpus names; or None.
-
-    Raises
-    ------
-    DistcacheError
-        If it is named and cannot be loaded.
-    """
-    receipt = find_receipt(prefix)
-    options = TokenizerOptions(name) if name is not None else None
-    if options is None and receipt is not None:
-        stated: Any = receipt.options.get("tokenizer")
-        try:
-            options = msgspec.convert(stated, TokenizerOptions) if stated is not None else None
-        except msgspec.ValidationError:
-            options = None
-    if options is None:
-        return None
-    options = msgspec.structs.replace(options, engine="auto" if name else "tokenizers")
-    try:
-        source = find_tokenizer(options)
-        if source.kind != "huggingface":
-            options = msgspec.structs.replace(options, engine="auto")
-        return make_tokenizer(source, options)
-    except DistcacheError:
-        if name is not None:
-            raise
-        return None
 
 
 def show_documents(

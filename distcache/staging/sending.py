@@ -23,12 +23,12 @@ from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator
 from distcache.staging.journal import Journal, read_journal
 from distcache.storage import (
-    OBJECTS,
     PIECE,
     listed,
     listed_version,
     open_place,
     pieces_of,
+    threads_for,
     version_at,
 )
 from distcache.storage.upload import create_object
@@ -144,7 +144,8 @@ class Sender:
                     return 0 if found else file.size
 
                 done = map_in_threads(send, large, self._threads)
-                done += map_in_threads(send, small, max(self._threads, OBJECTS))
+                at_once = threads_for((file.url for file in small), self._threads)
+                done += map_in_threads(send, small, at_once)
                 return [size for size in done if size]
 
         mine = on_all_ranks(self._communicator, send_own, "uploading")

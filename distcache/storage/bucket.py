@@ -231,9 +231,9 @@ class Bucket:
         Parameters
         ----------
         url : str
-            Of the directory.
+            URL of the directory.
         most : int
-            Objects; where there are more, None is returned.
+            Number of objects beyond which None is returned.
 
         Raises
         ------
@@ -430,7 +430,7 @@ def _version_of(meta: Any) -> FileVersion:
 
 
 def _is_strong(tag: str) -> bool:
-    return tag.startswith('"')
+    return tag.startswith('"')  # weak ones begin with W/; others are no ETags
 
 
 def _is_same(found: FileVersion, wanted: FileVersion) -> bool:

@@ -20,6 +20,8 @@ __all__ = ["listed", "listed_version"]
 FEW: Final = 16  # objects of a directory, for which a listing is not worth it
 MOST: Final = 4  # objects in a directory for each that is looked for
 
+UNLISTED: Final = "unlisted"
+# Of all blocks of this process, whose threads share a listing.
 _known: dict[str, FileVersion | None] = {}
 
 
@@ -37,12 +39,14 @@ def listed(paths: Iterable[str]) -> Iterator[None]:
             with contextlib.suppress(DistcacheError):
                 found = bucket_of(directory).versions_below(directory, MOST * len(urls))
                 told |= {url: found.get(url) for url in urls} if found is not None else {}
+    before = {url: _known[url] for url in told if url in _known}
     _known.update(told)
     try:
         yield
     finally:
         for url in told:
             _known.pop(url, None)
+        _known.update(before)
 
 
 def listed_version(path: str, *, sure: bool = True) -> FileVersion:
@@ -61,7 +65,7 @@ def listed_version(path: str, *, sure: bool = True) -> FileVersion:
     OSError
         If there is none: `ObjectMissing` of an object.
     """
-    found = _known.get(path)
-    if found is None and path in _known and not sure:
+    found = _known.get(path, UNLISTED)
+    if found is None and not sure:
         raise ObjectMissing(path, "no such object")
-    return version_at(path) if found is None else found
+    return found if isinstance(found, FileVersion) else version_at(path)

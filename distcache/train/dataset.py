@@ -132,7 +132,7 @@ class CachedDataset(Dataset[dict[str, torch.Tensor]]):
         Parameters
         ----------
         index : int
-            Of the sample.
+            Number of the sample.
         tokenizer : str or None
             A tokenizer as `distcache ingest text --tokenizer` takes it; by default the one that the
             receipt beside the corpus names.

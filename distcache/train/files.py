@@ -172,16 +172,16 @@ class OpenFiles:
     Attributes
     ----------
     handle : CacheHandle
-        By which another process opens it.
+        Handle for another process to open it.
     cache : Cache
-        Mapped.
+        Mapped cache.
     gate : WindowGate or None
-        Where this process waits for shards, if a feeder unpacks windows of them: it has the counts
-        ``waits`` and ``seconds``.
+        Gate at which this process waits for shards, if a feeder unpacks windows of them; with the
+        counts ``waits`` and ``seconds``.
     windows_of : frozenset of int
-        The corpora of which it does.
+        Corpora whose shards it unpacks.
     fetch_client : FetchClient or None
-        Of the node's fetcher, if it reads the tokens of any corpus.
+        Client of the node's fetcher, if that reads the tokens of any corpus.
     """
 
     def __init__(
@@ -303,10 +303,7 @@ def open_files(
     root = local_directory(local, os.environ)
     moves = tuple(prefixes.items()) if prefixes else moves_from([], os.environ)
     source, here = located(path), os.getcwd()  # noqa: PTH109
-    reason = (
-        "it is not known where this node's copy lies: set DISTCACHE_LOCAL_DIR to what `distcache "
-        "localize` printed, or give open(..., local=DIRECTORY)"
-    )
+    reason = "no local directory is set: DISTCACHE_LOCAL_DIR, or open(..., local=DIRECTORY)"
     if root is not None:
         try:
             name = _name_in(root, source)

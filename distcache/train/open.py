@@ -85,7 +85,7 @@ class OpenCache:
 
     @property
     def corpora(self) -> list[CorpusUse]:
-        """What each split draws from each corpus: weight, epochs, samples, tokens."""
+        """Samples, epochs and tokens that the cache has of each corpus, by split."""
         return corpora_of(self.cache)
 
     @property
@@ -191,7 +191,7 @@ class OpenCache:
             )
         if number is not None and not 0 <= number < count:
             raise ConfigError(
-                f"{self.path}: number is {number}, but split {split!r} has {count} dataset(s), "
+                f"{self.path}: number is {number}, but split {split!r} has {count} datasets, "
                 "counted from 0"
             )
         return number or 0

@@ -1,4 +1,4 @@
-"""Of which documents a sample consists."""
+"""Of which documents a sample consists, and its text."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def text_of(opened: OpenFiles, source: int, tokens: list[int], tokenizer: str | 
     ConfigError
         If neither is.
     """
-    from distcache.ingest.show_documents import tokenizer_of  # noqa: PLC0415  it imports pyarrow
+    from distcache.ingest.find_tokenizer import tokenizer_of  # noqa: PLC0415  of an extra
 
     prefix = opened.shared_prefix(source)
     found = tokenizer_of(prefix, tokenizer)

@@ -61,7 +61,7 @@ def find_split(opened: OpenFiles, split: str, number: int) -> Split:
     alone = members[members["blend"] < 0]
     if not len(members) or number >= max(len(alone), 1):
         raise ConfigError(
-            f"{cache.path}: has {dataset_count(opened, split)} dataset(s) in split "
+            f"{cache.path}: has {dataset_count(opened, split)} datasets in split "
             f"{split!r}, number {number} is not one"
         )
     dataset_index = sample_index = None

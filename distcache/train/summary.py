@@ -27,20 +27,20 @@ class CorpusUse(msgspec.Struct, frozen=True):
     ----------
     split : str
         "train", "valid" or "test".
-    path : str
-        The corpus without suffix, as the cache was built from it.
+    corpus : str
+        Path of the corpus without suffix, as the cache was built from it.
     weight : float or None
-        In the blend; None for a split of one corpus, or a blend by size.
+        Weight in the blend; None for a split of one corpus, or a blend by size.
     epochs : int
-        How often its sequences are repeated.
+        Number of passes over its sequences.
     samples : int
-        That the cache has of it; a weighted blend draws a few less.
+        Samples of it in the cache; a weighted blend draws a few less.
     sequences, tokens : int
-        Of one epoch of the split.
+        Sequences and tokens of one epoch of the split.
     """
 
     split: str
-    path: str
+    corpus: str
     weight: float | None
     epochs: int
     samples: int
@@ -54,11 +54,11 @@ class Summary(msgspec.Struct, frozen=True):
     Attributes
     ----------
     title : str
-        Which file it is.
+        Name of the file.
     facts : dict of str to str
         Key, samples of each split, tokens of a sample, size.
     corpora : tuple of CorpusUse
-        Of all splits.
+        Corpora of all splits.
     """
 
     title: str
@@ -105,11 +105,11 @@ def _more(corpora: Sequence[CorpusUse]) -> list[str]:
 def _cells(use: CorpusUse) -> tuple[str, ...]:
     numbers = (use.epochs, use.samples, use.sequences, use.tokens)
     weight = "" if use.weight is None else f"{use.weight:g}"
-    return use.split, use.path, weight, *(f"{number:,}" for number in numbers)
+    return use.split, use.corpus, weight, *(f"{number:,}" for number in numbers)
 
 
 def corpora_of(cache: Cache) -> list[CorpusUse]:
-    """Return what each split draws from each corpus, in the order of the splits."""
+    """Return what a cache has of each corpus, in the order of the splits."""
     sections, members = cache.table("sections"), cache.table("members")
     found = []
     for member in members:

@@ -301,7 +301,7 @@ def test_check(corpora: dict[str, str], tmp_path: Path) -> None:
         (["doctor", "--shared", "s3://lake/d"], 2, "give a path"),
         (["feed", "/none/c.h5", "--budget", "1G", "--to", "s3://lake/d"], 2, "give a path"),
         (["submit", "s3://lake/c.yaml", "-o", "/tmp"], 2, "give a path"),
-        (["index", "mds", "/none", "s3://lake/d", "-o", "/tmp/c"], 2, "give a path"),
+        (["index", "rebuild", "s3://lake/d"], 2, "give a path"),
         (["convert", "/none/a", "-o", "s3://lake/c"], 2, "give a path"),
         (["materialize", "s3://lake/v", "-o", "/tmp/c"], 2, "give a path"),
         (["select", "s3://lake/v", "-o", "/tmp/c"], 2, "give a path"),

@@ -85,7 +85,7 @@ def test_verify_says_what_it_compared(tmp_path: Path) -> None:
     config = {"sequence_length": 4, "split": "1", "blend": [str(tmp_path / "a")]}
     cache = build_here({**config, "samples": {"train": 5}}, tmp_path / "caches").path
     done = start(["verify", cache, "--corpora"])
-    assert "1 corpora: .idx digests equal, .bin lengths equal, tokens not read" in done.stdout
+    assert "1 corpus: .idx digests equal, .bin lengths equal, tokens not read" in done.stdout
     done = start(["verify", cache, "--tokens"])
     assert "digests of tokens equal" in done.stdout
     content = bytearray((tmp_path / "a.bin").read_bytes())

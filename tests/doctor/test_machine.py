@@ -126,6 +126,7 @@ def test_limits_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert finding("limits", tmp_path).level == "ok"
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes namespaces")
 def test_a_pid_namespace_of_its_own() -> None:
     """Is that of a process beside which the kernel's are not to be seen."""
     unshared = ["unshare", "--pid", "--fork", "--mount-proc"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from distcache.ingest import code_points
-from distcache.ingest.code_points import FIRST, TABLE, PatternTable, pattern_of, tabled_code_points
+from distcache.ingest.code_points import FIRST, TABLE, PatternTable, mark_known, pattern_of
 from distcache.ingest.find_tokenizer import find_tokenizer
 from distcache.ingest.gigatoken_engine import Gigatoken
 from distcache.ingest.huggingface import HuggingFace
@@ -62,7 +62,7 @@ def test_what_the_table_does_not_know(
         changed = bytes(description.pre_tokenizer).replace(b"{1,3}", b"{1,2}")
         description = msgspec.structs.replace(description, pre_tokenizer=msgspec.Raw(changed))
     known = np.zeros(0x110000, np.uint8)
-    tabled_code_points(description, known)
+    mark_known(description, known)
     assert not known.any()
 
 

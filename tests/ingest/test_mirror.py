@@ -13,7 +13,7 @@ import pytest
 import distcache
 from distcache.corpus import idx_path
 from distcache.errors import NotReady
-from distcache.ingest.mirror import mirror
+from distcache.ingest.mirror import Mirrored, mirror
 from distcache.progress import NullProgress
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from tests.caches import build_here
@@ -23,6 +23,7 @@ from tests.storage.buckets import fresh_process_of_buckets
 from tests.storage.scripted_s3 import ScriptedS3
 from tests.threads import run_ranks
 
+ALONE = SerialCommunicator()
 TOKENS = [{"tokens": np.arange(n, n + 9, dtype=np.int32)} for n in range(60)]
 
 
@@ -77,13 +78,16 @@ def test_a_mix_brings_what_is_remote(server: ScriptedS3, tmp_path: Path) -> None
         "a": {"remote": "s3://lake/a", "local": str(tmp_path / "cache-a")},
         "b": {"remote": "s3://lake/b"},
         "c": {"remote": "s3://lake/none", "local": str(tmp_path / "own" / "c")},
+        "again": {"remote": "s3://lake/b/", "local": str(tmp_path / "part")},
     }
+    (tmp_path / "part").mkdir()  # streaming's cache, with the index and none of its shards
+    (tmp_path / "part/index.json").write_bytes((tmp_path / "own/b/index.json").read_bytes())
     recipe = tmp_path / "mix.yaml"
     recipe.write_text(json.dumps({"streams": streams}))
     words = ["mix", recipe, "--rows", "-o", tmp_path / "mix"]
     done = start(words, environment=server.environment)
     assert done.returncode == 0, done.stderr
-    assert json.loads((tmp_path / "mix/blend.json").read_text())["samples"]["train"] == 60
+    assert json.loads((tmp_path / "mix/blend.json").read_text())["samples"]["train"] == 90
     assert (tmp_path / "cache-a/index.json").is_file()
     assert (tmp_path / "mix/mds/b/index.json").is_file()
     server.script()
@@ -95,10 +99,10 @@ def test_ranks_share_the_objects_and_continue(server: ScriptedS3, tmp_path: Path
     """Each object once, also after a run that was killed; a changed one again."""
     own = write_mds(tmp_path / "own", {"tokens": "ndarray:int32"}, TOKENS, per_shard=2)
     put(server, own, "c4")
-    places = {"s3://lake/c4": str(tmp_path / "mirror")}
+    sets = [Mirrored("s3://lake/c4", str(tmp_path / "mirror"))]
 
     def bring(communicator: Communicator) -> None:
-        mirror(communicator, places, NullProgress())
+        mirror(communicator, sets, NullProgress())
 
     run_ranks(3, bring)
     names = {path.name for path in own.iterdir()}
@@ -107,7 +111,7 @@ def test_ranks_share_the_objects_and_continue(server: ScriptedS3, tmp_path: Path
     (tmp_path / "mirror" / "shard.00003.mds").unlink()
     server.put("lake/c4/shard.00004.mds", b"other")
     server.script()
-    bring(SerialCommunicator())
+    bring(ALONE)
     gets = [request.name for request in server.requests if request.method == "GET"]
     assert sorted(name.rpartition("/")[2] for name in gets) == [
         "shard.00003.mds",
@@ -115,4 +119,4 @@ def test_ranks_share_the_objects_and_continue(server: ScriptedS3, tmp_path: Path
     ]
     assert {p.name for p in (tmp_path / "mirror").iterdir() if p.suffix != ".version"} == names
     with pytest.raises(NotReady, match="no objects below"):
-        mirror(SerialCommunicator(), {"s3://lake/none": str(tmp_path / "x")}, NullProgress())
+        mirror(ALONE, [Mirrored("s3://lake/none", str(tmp_path / "x"))], NullProgress())
