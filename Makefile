@@ -212,6 +212,7 @@ aarch64: $(VENV)/test-installed
 bench: $(VENV)/test-installed
 	python benchmarks/kernels.py
 	python benchmarks/against_megatron.py
+	python benchmarks/many_corpora.py
 	python benchmarks/growing.py
 	python benchmarks/links.py
 	python benchmarks/files.py

@@ -1,8 +1,9 @@
-"""10,000 corpora and 100 million samples: every command, with Megatron-Core beside it.
+"""10,000 corpora and 100 million samples: check to first batch, with Megatron-Core beside it.
 
 The corpora are made up by `distcache mock`; the blend has lognormal weights. Of every command the
-seconds, and of its largest process the memory, open files, sockets, mappings and threads are
-recorded. Megatron-Core builds the same arrays, on one rank as always, and all files are compared.
+seconds are recorded, also those of its processors, and of its largest process the memory, open
+files, sockets, mappings and threads. Megatron-Core builds the same arrays, on one rank as always,
+and all files are compared.
 
     python benchmarks/many_corpora.py                       # takes half an hour, and 30 GB of disk
     python benchmarks/many_corpora.py --corpora 500 --samples 5000000 --json
@@ -14,6 +15,7 @@ import argparse
 import contextlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -93,12 +95,15 @@ def watched(command: list[str]) -> dict[str, Any]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     watch = Watch(process.pid)
     watch.start()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     said, wrong = process.communicate()
     seconds = time.perf_counter() - begin
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     if process.returncode:
         sys.exit(f"{' '.join(command)[:400]} failed:\n{wrong[:4000]}")
     print(f"{seconds:8.2f} s  {' '.join(command)[:80]}", file=sys.stderr, flush=True)
-    return {"seconds": seconds, "said": (said.splitlines() or [""])[-1], **watch.most}
+    return {"seconds": seconds, "cpu": cpu, "said": (said.splitlines() or [""])[-1], **watch.most}
 
 
 def make_config(work: Path, corpora: int, documents: int, samples: int) -> Path:
@@ -159,11 +164,12 @@ def main() -> None:
         print(json.dumps({"machine": facts, "results": results}, indent=2))
         return
     print(", ".join(f"{key}: {value}" for key, value in facts.items()), end="\n\n")
-    print("| | seconds | memory | open files | sockets | mappings | threads |")
-    print("|---|--:|--:|--:|--:|--:|--:|")
+    print("| | seconds | CPU s | memory | open files | sockets | mappings | threads |")
+    print("|---|--:|--:|--:|--:|--:|--:|--:|")
     for command, found in results.items():
         held = (found[name] for name in ("files", "sockets", "mappings", "threads"))
-        cells = [f"{found['seconds']:.2f}", f"{found['memory'] >> 20} MiB", *map(str, held)]
+        times = (f"{found[name]:.2f}" for name in ("seconds", "cpu"))
+        cells = [*times, f"{found['memory'] >> 20} MiB", *map(str, held)]
         print(f"| {command} | {' | '.join(cells)} |")
 
 

@@ -1,4 +1,4 @@
-"""Run by `against_megatron.py` in a process of its own: Megatron-Core builds its index files.
+"""Run by other benchmarks in a process of its own: Megatron-Core builds its index files.
 
 Writes one line of JSON: the seconds that its builder took, and its peak memory in bytes.
 """

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import click
+import typer
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from distcache.cli.commands import COMMANDS, load
 
@@ -16,15 +17,15 @@ def reference() -> Iterator[str]:
     """Yield the lines of the reference."""
     for name in COMMANDS:
         command = load(name)
-        if isinstance(command, click.Group):
+        if isinstance(command, TyperGroup):
             for inner in sorted(command.commands):
                 yield from _describe(f"distcache {name} {inner}", command.commands[inner])
         else:
             yield from _describe(f"distcache {name}", command)
 
 
-def _describe(path: str, command: click.Command) -> Iterator[str]:
-    with click.Context(command, info_name=path) as context:
+def _describe(path: str, command: Any) -> Iterator[str]:
+    with typer.Context(command, info_name=path) as context:
         usage = command.get_usage(context).removeprefix("Usage: ")
     yield f"## {path}"
     yield ""
@@ -49,13 +50,13 @@ def _text_of(text: str) -> Iterator[str]:
             yield from [" ".join(line.strip() for line in lines), ""]
 
 
-def _row_of(parameter: click.Parameter) -> str:
+def _row_of(parameter: Any) -> str:
     """Return the row of an argument or option; empty if users do not see it."""
     if getattr(parameter, "hidden", False) or parameter.name == "help":
         return ""
     names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
-    if isinstance(parameter, click.Argument):
-        names = f"`{parameter.make_metavar(click.Context(click.Command('x')))}`"
+    if isinstance(parameter, TyperArgument):
+        names = f"`{parameter.make_metavar(typer.Context(TyperCommand('x')))}`"
     choices = getattr(parameter.type, "choices", None)
     values = " " + " ".join(f"`{choice}`" for choice in choices) if choices else ""
     default = "required" if parameter.required else _shown(parameter.default)

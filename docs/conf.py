@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from command_reference import reference
+from sphinx.ext.autodoc.mock import _MockObject
 
 import distcache
 
@@ -29,6 +31,9 @@ myst_enable_extensions = ["deflist", "attrs_inline"]
 myst_heading_anchors = 3
 napoleon_google_docstring = False
 napoleon_use_rtype = False
+# The site is built without what training needs, too; a registry of torch gets an entry of ours.
+autodoc_mock_imports = [name for name in ("torch", "megatron") if find_spec(name) is None]
+_MockObject.__setitem__ = lambda *_: None
 autodoc_typehints = "none"  # the docstrings say types and shapes
 autodoc_member_order = "bysource"
 graphviz_output_format = "svg"  # drawn when the site is built: it works without a network

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -250,16 +250,7 @@ def explain_command(
     if as_json:
         print_json({"same": same, "fields": fields, "names_only": names_only})
     else:
-        rows = [
-            [
-                entry["field"],
-                "same" if entry["equal"] else "differs",
-                _short(entry["configuration"]),
-                "" if entry["equal"] else _short(entry["cache"]),
-            ]
-            for entry in fields
-            if every or not entry["equal"]
-        ]
+        rows = [_explained(entry) for entry in fields if every or not entry["equal"]]
         if rows:
             print_table("", ["field", "", "configuration", "cache"], rows)
         for line in names_only:
@@ -296,8 +287,31 @@ def _configuration_and_cache(words: list[str]) -> tuple[Config, str]:
     return load_config(path_only(words[0])), words[1]
 
 
+def _explained(entry: dict[str, Any]) -> list[str]:
+    """Return a row of `explain`: of what differs, the first place at which it does."""
+    if entry["equal"]:
+        return [entry["field"], "same", _short(entry["configuration"]), ""]
+    place, wanted, found = _first_difference(entry["configuration"], entry["cache"])
+    return [f"{entry['field']}{place}", "differs", _short(wanted), _short(found)]
+
+
+def _first_difference(wanted: Any, found: Any) -> tuple[str, Any, Any]:
+    """Return the place within two JSON values at which they first differ, and the values there."""
+    pairs: Iterable[tuple[str, Any, Any]] = ()
+    if isinstance(wanted, list) and isinstance(found, list) and len(wanted) == len(found):
+        numbered = enumerate(zip(wanted, found, strict=True))
+        pairs = ((f"[{place}]", one, other) for place, (one, other) in numbered)
+    elif isinstance(wanted, dict) and isinstance(found, dict) and wanted.keys() == found.keys():
+        pairs = ((f".{name}", wanted[name], found[name]) for name in sorted(wanted))
+    for place, one, other in pairs:
+        if one != other:
+            inner, one, other = _first_difference(one, other)  # noqa: PLW2901
+            return f"{place}{inner}", one, other
+    return "", wanted, found
+
+
 def _short(value: Any) -> str:
-    text = json.dumps(value)
+    text = json.dumps(value, sort_keys=True)
     return text if len(text) <= 60 else text[:57] + "..."
 
 

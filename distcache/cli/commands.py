@@ -227,15 +227,19 @@ def _require_given_once(command: Any, words: Sequence[str]) -> None:
         name: option
         for option in command.params
         for name in option.opts
-        if name.startswith("-") and not option.multiple and not option.is_flag
+        if name.startswith("-") and not option.is_flag
     }
     given: dict[str, str] = {}
     following = iter(words)
     for word in itertools.takewhile(lambda word: word != "--", following):
         name, equals, value = word.partition("=")
+        if word[:2] in options and word[1:2] != "-" and len(word) > 2:  # -oDIR
+            name, equals, value = word[:2], "=", word[2:]
         if name not in options:
             continue
         value = value if equals else next(following, "")
+        if options[name].multiple:
+            continue
         first = given.setdefault(options[name].name, value)
         if first != value:
             raise ConfigError(f"{name} is given twice, as {first!r} and {value!r}; give it once")

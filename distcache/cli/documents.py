@@ -68,8 +68,8 @@ def show_command(
         )
         if document.source is not None:
             typer.echo(
-                f"  from {document.source}, row {document.row} of {document.begin} to "
-                f"{document.end}"
+                f"  from {document.source}, row {document.row} of its part from "
+                f"{document.begin:,} to {document.end:,}"
             )
         typer.echo(f"  tokens {' '.join(map(str, shown))}{more}")
         if document.text is not None:

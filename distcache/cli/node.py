@@ -243,6 +243,8 @@ def _show_nodes(nodes: Sequence[NodeReport]) -> None:
 
 
 def _store_at(directory: Path | None, former: Path | None) -> Store:
+    if directory is not None and former is not None:
+        raise ConfigError(f"{former} and --store {directory}: give one store")
     return open_store(required_directory(directory or former, os.environ))
 
 

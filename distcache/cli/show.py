@@ -54,7 +54,11 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
         return
     console = Console(width=None if sys.stdout.isatty() else UNLIMITED)
     cells = [[_cell(row[place]) for row in rows] for place in range(len(columns))]
-    notes = _fit(list(columns), cells, console.width)
+    whole = list(cells)
+    notes = _fit(columns, cells, console.width)
+    if _excess(columns, cells, console.width) > 0:
+        _print_records(title, columns, whole)
+        return
     table = Table(box=box.SIMPLE_HEAD, safe_box=True)
     for place, column in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[place], int | float) for row in rows)
@@ -69,7 +73,15 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[obje
         print(line.rstrip())  # noqa: T201
 
 
-def _fit(columns: list[str], cells: list[list[str]], width: int) -> list[str]:
+def _print_records(title: str, columns: Sequence[str], cells: Sequence[Sequence[str]]) -> None:
+    """Write a line for each cell, where no table fits."""
+    lines = [title] if title else []
+    for row in zip(*cells, strict=True):
+        lines += ["", *(f"{name}: {cell}" for name, cell in zip(columns, row, strict=True) if cell)]
+    print(*lines, sep="\n")  # noqa: T201
+
+
+def _fit(columns: Sequence[str], cells: list[list[str]], width: int) -> list[str]:
     """Shorten cells until a table is no wider; return what the reader has to know of it."""
     notes: list[str] = []
     if _excess(columns, cells, width) > 0:
@@ -79,9 +91,9 @@ def _fit(columns: list[str], cells: list[list[str]], width: int) -> list[str]:
                 notes.append(f"{columns[place]}: in {common}")
                 cells[place] = [cell.removeprefix(common) for cell in column]
     while (excess := _excess(columns, cells, width)) > 0:
-        widths = [max(map(len, column), default=0) for column in cells]
+        widths = [max(map(_width, column), default=0) for column in cells]
         place = widths.index(max(widths))
-        room = max(widths[place] - excess, len(columns[place]), LEAST_CELL)
+        room = max(widths[place] - excess, _width(columns[place]), LEAST_CELL)
         if room >= widths[place]:
             break  # numbers and headings alone are too wide
         cells[place] = [_shorten(cell, room) for cell in cells[place]]
@@ -90,27 +102,39 @@ def _fit(columns: list[str], cells: list[list[str]], width: int) -> list[str]:
 
 def _excess(columns: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> int:
     """Return how much wider than so many characters a table is."""
-    widths = (max(map(len, [*column, name])) for name, column in zip(columns, cells, strict=True))
+    pairs = zip(columns, cells, strict=True)
+    widths = (max(map(_width, [*column, name])) for name, column in pairs)
     return sum(widths) + 3 * len(columns) + 2 - width
 
 
 def _common_directory(cells: Sequence[str]) -> str:
     """Return the directory that all cells are in, with its slash; empty if there is none."""
-    if len(cells) < 2 or not all("/" in cell for cell in cells):
+    if len(cells) < 2 or not all("/" in cell and " " not in cell for cell in cells):
         return ""
     try:
         common = os.path.commonpath([os.path.dirname(cell) for cell in cells])  # noqa: PTH120
     except ValueError:  # absolute and relative paths
         return ""
-    return common.rstrip("/") + "/" if common and "//" not in cells[0] else ""
+    directory = common.rstrip("/") + "/"
+    return directory if common and all(cell.startswith(directory) for cell in cells) else ""
 
 
 def _shorten(text: str, width: int) -> str:
-    """Return a text of at most so many characters; what it loses is in its middle."""
-    if len(text) <= width:
+    """Return a text of at most so many columns; what it loses is in its middle."""
+    from rich.cells import set_cell_size  # noqa: PLC0415
+
+    if _width(text) <= width:
         return text
     head = (width - 1) // 2
-    return f"{text[:head]}~{text[len(text) - (width - 1 - head) :]}"
+    begin, end = set_cell_size(text, head), set_cell_size(text[::-1], width - 1 - head)[::-1]
+    return f"{begin}~{end}"
+
+
+def _width(text: str) -> int:
+    """Return how many columns of a terminal a text takes."""
+    from rich.cells import cell_len as columns_of  # noqa: PLC0415
+
+    return columns_of(text)
 
 
 def _cell(value: object) -> str:

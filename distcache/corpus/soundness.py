@@ -15,6 +15,7 @@ of one of them.
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 from collections.abc import Sequence
 from typing import Any, Final
@@ -53,6 +54,7 @@ __all__ = ["Fault", "Outline", "RangeFacts", "check_range", "digest_idx", "outli
 CHUNK: Final = 16 << 20
 POINTER: Final = 64  # bytes that tell a pointer of git-lfs
 MOST_NAMED: Final = 3  # corpora of a directory, in a message
+MOST_COMPARED: Final = 50  # names, with one that is not there
 SEQUENCES: Final = 1 << 18  # of shards, that are compared at a time
 
 
@@ -202,16 +204,31 @@ def _hint(prefix: str) -> str:
         return ""
     where = "" if os.path.isabs(prefix) else f"; relative to {os.getcwd()}"  # noqa: PTH109, PTH117
     directory = prefix if os.path.isdir(prefix) else os.path.dirname(prefix) or "."  # noqa: PTH120
-    try:
-        names = sorted(name[:-4] for name in os.listdir(directory) if name.endswith(".idx"))
-    except OSError:
-        names = []
+    names = _corpora_in(directory)
     if directory == prefix and names:
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
         named = ", ".join(os.path.join(prefix, name) for name in names[:MOST_NAMED])
         return f"; it is a directory: give the corpora in it, {named}{more}{where}"
-    near = difflib.get_close_matches(os.path.basename(prefix), names, n=1)
-    return (f"; did you mean {os.path.join(directory, near[0])}?" if near else "") + where
+    near = _nearest(os.path.basename(prefix), names)
+    parent = os.path.dirname(prefix)  # noqa: PTH120
+    return (f"; did you mean {os.path.join(parent, near)}?" if near else "") + where
+
+
+@functools.lru_cache(maxsize=4)
+def _corpora_in(directory: str) -> tuple[str, ...]:
+    """Return the names of the corpora in a directory, for hints."""
+    try:
+        names = os.listdir(directory)
+    except OSError:
+        return ()
+    return tuple(sorted(name[:-4] for name in names if name.endswith(".idx")))
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    """Return the first of the names that are most like one; empty if none is, or it is there."""
+    alike = [other for other in names if other[:2] == name[:2] and abs(len(other) - len(name)) < 4]
+    found = difflib.get_close_matches(name, alike[:MOST_COMPARED], n=3)
+    return "" if name in names else min(found, default="")
 
 
 def _bounds_faults(prefix: str, idx: Idx) -> list[Fault]:

@@ -183,22 +183,24 @@ def _is_vocabulary(path: Path) -> bool:
         return stream.read(64).lstrip().startswith(b"[")
 
 
-def tokenizer_of(prefix: str, name: str | None) -> Tokenizer | None:
+def tokenizer_of(prefix: str, name: str | None, *, needed: bool = False) -> Tokenizer | None:
     """Return the tokenizer that is named, or that the receipt beside a corpus names; or None.
+
+    Parameters
+    ----------
+    prefix : str
+        Path of the corpus.
+    name : str or None
+        Name of the tokenizer; by default that of the receipt.
+    needed : bool
+        Whether one that the receipt names, and that cannot be loaded, is an error.
 
     Raises
     ------
     DistcacheError
         If it is named and cannot be loaded.
     """
-    receipt = find_receipt(prefix)
-    options = TokenizerOptions(name) if name is not None else None
-    if options is None and receipt is not None:
-        stated: Any = receipt.options.get("tokenizer")
-        try:
-            options = msgspec.convert(stated, TokenizerOptions) if stated is not None else None
-        except msgspec.ValidationError:
-            options = None
+    options = TokenizerOptions(name) if name is not None else _stated_options(prefix)
     if options is None:
         return None
     options = msgspec.structs.replace(options, engine="auto" if name else "tokenizers")
@@ -208,6 +210,18 @@ def tokenizer_of(prefix: str, name: str | None) -> Tokenizer | None:
             options = msgspec.structs.replace(options, engine="auto")
         return make_tokenizer(source, options)
     except DistcacheError:
-        if name is not None:
+        if name is not None or needed:
             raise
         return None
+
+
+def _stated_options(prefix: str) -> TokenizerOptions | None:
+    """Return the tokenizer that the receipt beside a corpus names: as it was given, or by name."""
+    receipt = find_receipt(prefix)
+    if receipt is None:
+        return None
+    stated: Any = receipt.options.get("tokenizer")
+    if stated is not None:
+        with contextlib.suppress(msgspec.ValidationError):
+            return msgspec.convert(stated, TokenizerOptions)
+    return None if receipt.tokenizer is None else TokenizerOptions(receipt.tokenizer.name)

@@ -6,15 +6,19 @@ stays. A run that was killed continues: the version of each object is beside its
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from distcache.errors import ConfigError, NotReady
 from distcache.ingest.objects import Fetched, fetch_objects
+from distcache.io.files import make_directories, may_write
 from distcache.progress import Progress
+from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.communicator import Communicator
+from distcache.staging.locks import LOCK, try_lock
 from distcache.storage import listed, listed_version, located
 from distcache.storage.place import bucket_of
 
@@ -70,6 +74,7 @@ def mirror(communicator: Communicator, sets: Sequence[Mirrored], progress: Progr
         return
 
     def find() -> list[Fetched]:
+        _require_own_places(sets)
         found: list[Fetched] = []
         for url, directory in dict.fromkeys(sets):
             names = bucket_of(url).names_below(url)
@@ -82,7 +87,36 @@ def mirror(communicator: Communicator, sets: Sequence[Mirrored], progress: Progr
                 ]
         return found
 
-    fetch_objects(communicator, find, progress)
+    with contextlib.ExitStack() as stack:
+        on_rank_0(communicator, lambda: _lock(sets, stack), None, "making directories")
+        fetch_objects(communicator, find, progress)
+
+
+def _lock(sets: Sequence[Mirrored], stack: contextlib.ExitStack) -> None:
+    """Make the directories, and keep other jobs out of them.
+
+    Raises
+    ------
+    ConfigError
+        If another job brings shards to one of them.
+    """
+    for directory in dict.fromkeys(found.directory for found in sets):
+        path = Path(directory)
+        with may_write(path.parent, "choose another directory"):
+            make_directories(path)
+            lock = try_lock(path / LOCK)
+        if lock is None:
+            raise ConfigError(f"{directory}: another job brings shards to it; wait for its end")
+        stack.callback(os.close, lock)
+
+
+def _require_own_places(sets: Sequence[Mirrored]) -> None:
+    """Refuse two data sets in one directory, where one would take the place of the other."""
+    homes: dict[str, str] = {}
+    for url, directory in sets:
+        first = homes.setdefault(os.path.abspath(directory), url)
+        if first != url:
+            raise ConfigError(f"{directory}: is the place of both {first} and {url}")
 
 
 def _path(directory: str, url: str, name: str) -> str:

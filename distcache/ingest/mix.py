@@ -329,7 +329,12 @@ def _brought(
     ]
 
     def find_missing() -> list[Mirrored]:
-        return [found for found in sets if not _is_whole(found.directory)]
+        own = os.path.join(directory, "mds")  # where versions tell what has changed
+        return [
+            found
+            for found in sets
+            if found.directory.startswith(own) or not _is_whole(found.directory)
+        ]
 
     missing = on_rank_0(communicator, find_missing, list[Mirrored], "looking for shards")
     mirror(communicator, missing, progress)
@@ -345,12 +350,19 @@ def _is_whole(directory: str) -> bool:
         return False
     return all(
         any(
-            os.path.lexists(os.path.join(directory, file.basename))
+            _has_size(os.path.join(directory, file.basename), file.bytes)
             for file in (shard.raw_data, shard.zip_data)
             if file is not None
         )
         for shard in shards
     )
+
+
+def _has_size(path: str, size: int) -> bool:
+    try:
+        return os.stat(path).st_size == size
+    except OSError:
+        return False
 
 
 def _make_room(directory: str) -> None:

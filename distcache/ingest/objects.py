@@ -274,16 +274,18 @@ def _copy(found: Fetched, progress: Progress) -> None:
     path = Path(found.path)
     version = path.with_name(f".{path.name}.version")
     wanted = msgspec.json.encode(found.version)
-    make_directories(path.parent)
-    if path.exists() and version.exists() and version.read_bytes() == wanted:
-        progress.advance(found.version.size)
-        return
-    with open_place(found.url, found.version) as place, atomic_write(path) as stream:
-        for piece in pieces_of(place, 0, found.version.size, PIECE):
-            stream.write(piece.data)
-            progress.advance(piece.size)
-    with atomic_write(version) as stream:
-        stream.write(wanted)
+    with may_write(path.parent, "choose another directory"):
+        make_directories(path.parent)
+        whole = path.is_file() and path.stat().st_size == found.version.size
+        if whole and version.exists() and version.read_bytes() == wanted:
+            progress.advance(found.version.size)
+            return
+        with open_place(found.url, found.version) as place, atomic_write(path) as stream:
+            for piece in pieces_of(place, 0, found.version.size, PIECE):
+                stream.write(piece.data)
+                progress.advance(piece.size)
+        with atomic_write(version) as stream:
+            stream.write(wanted)
 
 
 def is_stream(word: str) -> bool:

@@ -184,7 +184,7 @@ def _repeated(plan: Plan) -> list[str]:
     if not many:
         return []
     most = max(many, key=lambda section: section.size.epochs)
-    others = f"; so are {len(many) - 1} more" if len(many) > 1 else ""
+    others = f", and so for {len(many) - 1} more" if len(many) > 1 else ""
     return [
         f"{plan.sources[most.source].prefix}: is repeated for {most.size.epochs:,} epochs of "
         f"{most.tokens:,} tokens{others}; are samples and weights as you mean them?"

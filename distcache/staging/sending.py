@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 import xxhash
 
-from distcache.errors import CorpusError, KeyMismatch
+from distcache.errors import CorpusError, DistcacheError, KeyMismatch
 from distcache.io.files import FileVersion
 from distcache.io.threads import map_in_threads
 from distcache.partition import balance
@@ -31,6 +31,7 @@ from distcache.storage import (
     threads_for,
     version_at,
 )
+from distcache.storage.place import bucket_of
 from distcache.storage.upload import create_object
 
 __all__ = ["PER_OBJECT", "FileToSend", "Sender", "digest_of_place"]
@@ -186,6 +187,9 @@ class Sender:
                 f"{file.url}: another object has this name, and is not replaced; give another URL"
             )
         if version_at(file.path) != before or there.size != file.size:
+            if not found:
+                with contextlib.suppress(DistcacheError):  # not everybody may remove
+                    bucket_of(file.url).remove(file.url)  # nobody may read what was torn
             raise CorpusError(f"{file.path}: was written to while it was uploaded; upload again")
         return _Sent(file.url, before, there), found
 

@@ -228,6 +228,8 @@ class Bucket:
     def versions_below(self, url: str, most: int) -> dict[str, FileVersion] | None:
         """Return what identifies each object below a directory, by one listing.
 
+        Not every store lists ETags as its other answers have them: those that do are quoted.
+
         Parameters
         ----------
         url : str
@@ -256,7 +258,7 @@ class Bucket:
         return {
             f"{url}/{entry['path'].removeprefix(start)}": _version_of(entry)
             for entry in entries
-            if entry["path"].startswith(start) and _is_strong(entry["e_tag"] or "")
+            if entry["path"].startswith(start)
         }
 
     def create(self, url: str, content: Path | bytes) -> str | None:

@@ -7,7 +7,7 @@ lists again. Where a store refuses, or a directory has much else in it, each obj
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from distcache.errors import DistcacheError, ObjectMissing
@@ -38,7 +38,7 @@ def listed(paths: Iterable[str]) -> Iterator[None]:
             # Who may not list asks for each; so does who gets no answer, and it says why.
             with contextlib.suppress(DistcacheError):
                 found = bucket_of(directory).versions_below(directory, MOST * len(urls))
-                told |= {url: found.get(url) for url in urls} if found is not None else {}
+                told |= {} if found is None else _trusted(urls, found)
     before = {url: _known[url] for url in told if url in _known}
     _known.update(told)
     try:
@@ -47,6 +47,15 @@ def listed(paths: Iterable[str]) -> Iterator[None]:
         for url in told:
             _known.pop(url, None)
         _known.update(before)
+
+
+def _trusted(
+    urls: Iterable[str], found: Mapping[str, FileVersion]
+) -> dict[str, FileVersion | None]:
+    """Return what a listing tells: nothing of objects whose ETag is weak, or not listed."""
+    return {
+        url: found.get(url) for url in urls if url not in found or found[url].tag.startswith('"')
+    }
 
 
 def listed_version(path: str, *, sure: bool = True) -> FileVersion:

@@ -59,8 +59,8 @@ class Feeder:
         cache = opened.cache
         if not opened.windows_of:
             raise NotReady(
-                f"{cache.path}: was not localized for windows; run `distcache localize --shards "
-                "windows`"
+                f"{cache.path}: was not localized for windows (`distcache localize --shards "
+                "windows`), or has no compressed shards, so that there is nothing to feed"
             )
         self._opened = opened
         self._budget = budget

@@ -109,7 +109,7 @@ class CacheHandle(msgspec.Struct, frozen=True):
                 f"{self.path}: its corpus {remote} is in a bucket; run `distcache localize` on "
                 "this node"
             )
-        return OpenFiles(self, cache, shared, shared, None)
+        return OpenFiles(self, cache, shared, shared, shared, None)
 
     def open_copy(self) -> OpenFiles:
         """Open this node's copy, which cannot be removed until it is closed.
@@ -146,7 +146,8 @@ class CacheHandle(msgspec.Struct, frozen=True):
             if corpus.bin_version is not None and not corpus.bin_size
         }
         client = FetchClient(store.ahead) if fetched else None
-        return OpenFiles(self, cache, local, tokens, lock, windows, fetched, client)
+        shared = [rename(corpus.shared) for corpus in record.corpora]
+        return OpenFiles(self, cache, local, tokens, shared, lock, windows, fetched, client)
 
 
 def _require_files(store: Store, record: Ready) -> None:
@@ -190,6 +191,7 @@ class OpenFiles:
         cache: Cache,
         indices: Sequence[str],
         tokens: Sequence[str],
+        shared: Sequence[str],
         lock: int | None,
         windows: Windows | None = None,
         fetched: Mapping[int, Source] = {},
@@ -204,6 +206,7 @@ class OpenFiles:
         self.windows_of = frozenset(windowed_sources(cache) if windows is not None else ())
         self._indices = indices
         self._tokens = tokens
+        self._shared = shared
         self._lock = lock
 
     def __del__(self) -> None:
@@ -286,11 +289,8 @@ class OpenFiles:
             ) from error
 
     def shared_prefix(self, source: int) -> str:
-        """Return where a corpus lies now, of this process's own or of the shared filesystem."""
-        moves = self.handle.moves
-        if not moves and not self.is_local:
-            moves = find_moves(self.handle.path, self.cache.prefixes[0], self.handle.directory)
-        return located_moved(self.handle.directory, self.cache.prefixes[source], moves)
+        """Return the path of a corpus on the shared filesystem, after moves."""
+        return self._shared[source]
 
 
 def open_files(

@@ -87,7 +87,7 @@ def text_of(opened: OpenFiles, source: int, tokens: list[int], tokenizer: str | 
     from distcache.ingest.find_tokenizer import tokenizer_of  # noqa: PLC0415  of an extra
 
     prefix = opened.shared_prefix(source)
-    found = tokenizer_of(prefix, tokenizer)
+    found = tokenizer_of(prefix, tokenizer, needed=True)
     if found is None:
         raise ConfigError(f"{prefix}: no receipt beside it names a tokenizer; give tokenizer=FILE")
     return found.decode(tokens)

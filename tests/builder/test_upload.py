@@ -21,6 +21,7 @@ from distcache.errors import (
     StorageError,
 )
 from distcache.ranks.communicator import Communicator, SerialCommunicator
+from distcache.staging import sending
 from tests.buckets import name_of
 from tests.caches import build_here
 from tests.storage.buckets import fresh_process_of_buckets
@@ -122,6 +123,29 @@ def test_a_corpus_that_has_changed(server: ScriptedS3, cache: str) -> None:
     with pytest.raises(CorpusError, match=r"\.idx: is not the file that the cache was built from"):
         send(cache)
     assert "lake/run/c.h5" not in server.objects
+
+
+def test_a_file_that_is_written_to_meanwhile(
+    server: ScriptedS3, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Leaves no object: sent again, it has its name."""
+    path = Path(bin_path(read_contents(cache).prefixes[0]))
+    whole, create = path.read_bytes(), sending.create_object
+
+    def torn(url: str, source: Path) -> Any:
+        if source == path:
+            path.write_bytes(whole[:-4] + b"torn")
+        return create(url, source)
+
+    monkeypatch.setattr(sending, "create_object", torn)
+    with pytest.raises(CorpusError, match="upload again"):
+        send(cache)
+    monkeypatch.undo()
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    path.write_bytes(whole)
+    send(cache, readback=True)
+    assert [data for data in server.objects.values() if data.endswith(b"torn")] == []
 
 
 def test_an_answer_that_was_lost(server: ScriptedS3, cache: str) -> None:

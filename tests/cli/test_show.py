@@ -64,8 +64,24 @@ def test_a_pipe_gets_whole_cells_without_padding(monkeypatch: pytest.MonkeyPatch
 def test_shortened_texts_fit(text: str, width: int) -> None:
     """And are whole where they do."""
     short = show._shorten(text, width)
-    assert len(short) <= width
-    assert short == text or len(text) > width
+    assert show._width(short) <= width
+    assert short == text or show._width(text) > width
+
+
+def test_what_fits_in_no_table_has_a_line_for_each_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is lost on a narrow terminal."""
+    monkeypatch.setattr("sys.stdout", stream := Terminal())
+    monkeypatch.setenv("COLUMNS", "20")
+    monkeypatch.setenv("TERM", "dumb")
+    show.print_table("Faults", ["file", "what is wrong"], [["/d/web.bin", "no such file, nor x"]])
+    assert "what is wrong: no such file, nor x" in stream.getvalue()
+
+
+def test_sentences_with_paths_are_no_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They lose nothing at their beginning."""
+    rows = [[f"/d/{name}.bin", f"no such file, nor /d/{name}.idx", 0.0] for name in ("web", "code")]
+    lines = shown(monkeypatch, Terminal(), rows)
+    assert not any("samples: in" in line for line in lines)
 
 
 def test_a_long_step_is_not_silent(

@@ -117,6 +117,15 @@ def test_the_landing_page(address: str, browser: Any) -> None:
     assert "Megatron-LM" in (first.text_content() or "")
 
 
+def test_the_reference_has_every_command(site: Path) -> None:
+    """Also those of groups, with their arguments as `--help` shows them."""
+    page = (site / "reference.html").read_text(encoding="utf-8")
+    for name in ("distcache build", "distcache ingest text", "distcache local ls"):
+        assert f">{name}<a" in page
+    assert "CONFIG | @FILE | -- COMMAND" in page
+    assert "former" not in page
+
+
 def test_diagrams_are_drawn(site: Path) -> None:
     """As SVG, when the site is built."""
     page = (site / "concepts.html").read_text(encoding="utf-8")

@@ -12,10 +12,11 @@ import pytest
 
 import distcache
 from distcache.corpus import idx_path
-from distcache.errors import NotReady
+from distcache.errors import ConfigError, NotReady
 from distcache.ingest.mirror import Mirrored, mirror
 from distcache.progress import NullProgress
 from distcache.ranks.communicator import Communicator, SerialCommunicator
+from distcache.staging.locks import LOCK
 from tests.caches import build_here
 from tests.mds.writer import write_mds
 from tests.processes import start
@@ -117,6 +118,13 @@ def test_ranks_share_the_objects_and_continue(server: ScriptedS3, tmp_path: Path
         "shard.00003.mds",
         "shard.00004.mds",
     ]
-    assert {p.name for p in (tmp_path / "mirror").iterdir() if p.suffix != ".version"} == names
+    found = {path.name for path in (tmp_path / "mirror").iterdir() if path.suffix != ".version"}
+    assert found == {*names, LOCK}
+    (tmp_path / "mirror" / "shard.00005.mds").write_bytes(b"cut")
+    bring(ALONE)
+    assert (tmp_path / "mirror" / "shard.00005.mds").stat().st_size > 3
+    twice = [Mirrored("s3://lake/c4", "x"), Mirrored("s3://lake/other", "x")]
+    with pytest.raises(ConfigError, match="is the place of both"):
+        mirror(ALONE, twice, NullProgress())
     with pytest.raises(NotReady, match="no objects below"):
         mirror(ALONE, [Mirrored("s3://lake/none", str(tmp_path / "x"))], NullProgress())

@@ -7,6 +7,7 @@ server of the tests.
 from __future__ import annotations
 
 import hashlib
+import re
 import socket
 import struct
 import threading
@@ -17,6 +18,7 @@ from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape, unescape
 
 from tests.secrets import MARK
 
@@ -207,14 +209,15 @@ class _Handler(BaseHTTPRequestHandler):
         prefix = parse_qs(parts.query).get("prefix", [""])[0]
         start = f"{bucket}/{prefix}"
         entries = "".join(
-            f"<Contents><Key>{name.removeprefix(bucket + '/')}</Key><Size>{len(data)}</Size>"
+            f"<Contents><Key>{escape(name.removeprefix(bucket + '/'))}</Key>"
+            f"<Size>{len(data)}</Size>"
             f"<LastModified>{self._moment(name)}</LastModified>"
             f"<ETag>{self.server.owner.tag(name)}</ETag></Contents>"
             for name, data in sorted(self.server.owner.objects.items())
             if name.startswith(start)
         )
         body = f"<ListBucketResult><IsTruncated>false</IsTruncated>{entries}</ListBucketResult>"
-        self._head(200, len(body), {"Content-Type": "application/xml"})
+        self._head(200, len(body.encode()), {"Content-Type": "application/xml"})
         self.wfile.write(body.encode())
 
     def _moment(self, name: str) -> str:
@@ -229,10 +232,23 @@ class _Handler(BaseHTTPRequestHandler):
                     self._put(name, data))  # fmt: skip
 
     def do_POST(self) -> None:
-        """Begin to write an object in parts, or put these together."""
-        self._body()
+        """Begin to write an object in parts, put these together, or delete objects."""
+        body = self._body()
+        if urlsplit(self.path).query == "delete":
+            self._delete_all(body)
+            return
         begins = "uploadId" not in urlsplit(self.path).query
         self._write(self._begin_parts if begins else self._join_parts)
+
+    def _delete_all(self, body: bytes) -> None:
+        bucket = urlsplit(self.path).path.strip("/")
+        keys = re.findall(r"<Key>(.*?)</Key>", body.decode())
+        for key in keys:
+            self.server.owner.objects.pop(f"{bucket}/{unescape(key)}", None)
+        deleted = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
+        answer = f"<DeleteResult>{deleted}</DeleteResult>".encode()
+        self._head(200, len(answer), {"Content-Type": "application/xml"})
+        self.wfile.write(answer)
 
     def do_DELETE(self) -> None:
         """Remove an object, or the parts of one."""

@@ -72,3 +72,24 @@ def test_where_listing_is_refused_or_dear(server: ScriptedS3, why: str) -> None:
     assert [version.size for version in versions] == [len(url) - 10 for url in urls]
     assert len(server.requests) == len(urls)
     assert bool(server.listings) == (why != "few")
+
+
+def test_an_etag_that_is_not_to_be_trusted(
+    server: ScriptedS3, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Is asked for: the object is there, whatever it is called."""
+    monkeypatch.setattr(server, "tag", lambda name: f'W/"{len(name)}"')
+    with listed(URLS):
+        assert [listed_version(url, sure=False).size for url in URLS] == [
+            len(name) for name in NAMES
+        ]
+    assert len(server.requests) == len(URLS)
+
+
+def test_blocks_within_one_another(server: ScriptedS3) -> None:
+    """The inner one's end takes nothing from the outer one."""
+    with listed(URLS):
+        with listed(URLS[:20]):
+            pass
+        assert all(listed_version(url).size for url in URLS)
+    assert (server.listings, len(server.requests)) == (2, 0)
