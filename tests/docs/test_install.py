@@ -31,6 +31,12 @@ def test_no_page_installs_another_project(path: Path) -> None:
         assert set(extras.split(",")) - {""} <= EXTRAS.keys(), path
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(TOP)))
+def test_no_page_has_a_placeholder(path: Path) -> None:
+    """Such as one for a figure that is still to be measured."""
+    assert re.findall(r"@[A-Z_]{3,}@", path.read_text()) == []
+
+
 def test_the_table_of_extras_is_that_of_the_package() -> None:
     """Each library that is imported late belongs to the extra that lists it."""
     assert PROJECT["name"] == DISTRIBUTION
