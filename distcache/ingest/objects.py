@@ -23,7 +23,7 @@ import xxhash
 
 from distcache.corpus import bin_path, idx_path
 from distcache.corpus.receipt import receipt_path
-from distcache.errors import ConfigError, NotReady
+from distcache.errors import ConfigError, NotReady, ObjectChanged, StorageError
 from distcache.io.files import FileVersion, atomic_write, make_directories, may_write
 from distcache.io.threads import map_in_threads
 from distcache.io.watchdog import tick
@@ -280,10 +280,13 @@ def _copy(found: Fetched, progress: Progress) -> None:
         if whole and version.exists() and version.read_bytes() == wanted:
             progress.advance(found.version.size)
             return
-        with open_place(found.url, found.version) as place, atomic_write(path) as stream:
-            for piece in pieces_of(place, 0, found.version.size, PIECE):
-                stream.write(piece.data)
-                progress.advance(piece.size)
+        try:
+            with open_place(found.url, found.version) as place, atomic_write(path) as stream:
+                for piece in pieces_of(place, 0, found.version.size, PIECE):
+                    stream.write(piece.data)
+                    progress.advance(piece.size)
+        except ObjectChanged as error:
+            raise StorageError(found.url, "was replaced while it was fetched; run again") from error
         with atomic_write(version) as stream:
             stream.write(wanted)
 
