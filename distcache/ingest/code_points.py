@@ -19,6 +19,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from distcache.ingest.tokenizer_json import TokenizerJson
+from distcache.io.threads import decodable
 from distcache.kernels import TextScanner
 
 __all__ = ["TABLE", "PatternTable", "mark_known", "pattern_of"]
@@ -28,6 +29,7 @@ FIRST: Final = 0x80  # those of ASCII are part of the trials
 WITHOUT_EFFECT: Final = "trim_offsets"  # on tokens
 
 
+@decodable
 class PatternTable(msgspec.Struct, frozen=True):
     """Result of `scripts/code_points`.
 
