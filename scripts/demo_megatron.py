@@ -37,7 +37,7 @@ class Tokenizer:
 def build_with_megatron(config: Config, directory: Path) -> tuple[Any, float]:
     """Return Megatron's training dataset, and the seconds that it took to build all three."""
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{directory}.store", rank=0, world_size=1
+        "gloo", init_method=f"file://{directory.absolute()}.store", rank=0, world_size=1
     )
     sources = config.blends()["train"]
     weights = [source.weight for source in sources]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from pathlib import Path
 
 import msgspec
@@ -41,8 +42,13 @@ def test_the_table_says_what_a_comparison_finds(kind: str, tmp_path: Path) -> No
     chosen = {point for run in runs for end in run for point in (end - 1, end)}
     chosen |= set(np.random.default_rng(3).integers(FIRST, table.end, 2000).tolist())
     points = sorted(p for p in chosen if FIRST <= p < table.end and p not in SURROGATES)
-    wanted = np.where(engine._are_equal(points), TextScanner.PLAIN, TextScanner.OTHER)
-    assert engine._known[points].tolist() == wanted.tolist()
+    equal, plain = engine._are_equal(points), engine._known[points] == TextScanner.PLAIN
+    assert equal[plain].all()
+    # Newer Pythons know more code points whose normalization is settled; they go to the library.
+    table_is_of = "14.0.0"
+    if not description.normalizes or unicodedata.unidata_version == table_is_of:
+        assert plain.tolist() == equal.tolist()
+    assert (engine._known[points] != TextScanner.UNKNOWN).all()
     assert engine._known[table.end] == TextScanner.UNKNOWN
 
 

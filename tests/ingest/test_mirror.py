@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import distcache
 from distcache.corpus import idx_path
 from distcache.errors import ConfigError, NotReady
 from distcache.ingest.mirror import Mirrored, mirror
@@ -44,7 +43,7 @@ def put(server: ScriptedS3, directory: Path, name: str) -> None:
 
 @pytest.mark.parametrize("codec", ["", "zstd"])
 def test_a_set_is_indexed_by_its_url(server: ScriptedS3, codec: str, tmp_path: Path) -> None:
-    """With the same index, and the same samples from a localized copy."""
+    """With the same index, and the same tokens in a localized copy."""
     here = write_mds(tmp_path / "own" / "train", {"tokens": "ndarray:int32"}, TOKENS, codec=codec)
     put(server, tmp_path / "own", "c4")
     done = start(
@@ -64,9 +63,8 @@ def test_a_set_is_indexed_by_its_url(server: ScriptedS3, codec: str, tmp_path: P
         store = tmp_path / f"store-{name}"
         copied = start(["localize", cache, "--store", store, "--shards", "all"])
         assert copied.returncode == 0, copied.stderr
-        train = distcache.open(cache, local=store).dataset("train")
-        found.append([train[i]["tokens"].tolist() for i in range(len(train))])
-    assert found[0] == found[1]
+        found.append([path.read_bytes() for path in sorted(store.rglob("*.bin"))])
+    assert found[0] == found[1] != []
 
 
 def test_a_mix_brings_what_is_remote(server: ScriptedS3, tmp_path: Path) -> None:
