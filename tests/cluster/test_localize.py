@@ -111,12 +111,12 @@ def test_the_epilog_keeps_to_its_budget(cluster: Cluster, story: Story) -> None:
     assert not node.run(*copies).strip()
 
     theirs, program = LOCAL / f"distcache-{NOBODY}", LOCAL / "distcache"
-    said = 'id -u >>"$3/said"; echo "$@" >>"$3/said"'
+    said = 'id -u >>"$4/said"; echo "$@" >>"$4/said"'
     node.run("sh", "-c", f"printf '#!/bin/sh\n%s\n' '{said}' >{program}; chmod 755 {program}")
     node.run("env", "-i", f"SLURM_JOB_UID={NOBODY}", "/bin/sh", SCRIPTS / "prolog.sh")
     node.run("touch", theirs / ".distcache-store")
     as_user = node_script("epilog.sh", distcache=program)
     node.run("env", "-i", f"SLURM_JOB_UID={NOBODY}", "/bin/sh", "-c", as_user)
-    words = f"local gc {theirs} --budget 200G"
+    words = f"local gc --store {theirs} --budget 200G"
     assert node.run("cat", theirs / "said").splitlines() == [str(NOBODY), words]
     node.run("rm", "-r", theirs, program)
