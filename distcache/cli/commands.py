@@ -223,12 +223,7 @@ def _require_given_once(command: Any, words: Sequence[str]) -> None:
         if not words or words[0] not in command.commands:
             return
         command, words = command.commands[words[0]], words[1:]
-    options = {
-        name: option
-        for option in command.params
-        for name in option.opts
-        if name.startswith("-") and not option.is_flag
-    }
+    options = _with_value(command)
     given: dict[str, str] = {}
     following = iter(words)
     for word in itertools.takewhile(lambda word: word != "--", following):
@@ -245,14 +240,14 @@ def _require_given_once(command: Any, words: Sequence[str]) -> None:
             raise ConfigError(f"{name} is given twice, as {first!r} and {value!r}; give it once")
 
 
-def _with_value(command: Any) -> frozenset[str]:
-    """Return the options of a command that a word follows."""
-    options = (option for option in getattr(command, "params", ()) if not _is_flag(option))
-    return frozenset(name for option in options for name in option.opts if name.startswith("-"))
-
-
-def _is_flag(option: Any) -> bool:
-    return bool(getattr(option, "is_flag", False) or getattr(option, "count", False))
+def _with_value(command: Any) -> dict[str, Any]:
+    """Return the options of a command that a word follows, by each of their names."""
+    return {
+        name: option
+        for option in command.params
+        for name in option.opts
+        if name.startswith("-") and not option.is_flag
+    }
 
 
 def _as_declared(words: Sequence[str], entry: Entry, with_value: Collection[str]) -> list[str]:

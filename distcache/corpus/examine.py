@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
-import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.idx import bin_path, idx_path, open_idx
@@ -30,15 +28,14 @@ from distcache.io.threads import map_in_threads
 from distcache.partition import balance, slice_bounds
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator, node_name
+from distcache.staging.sending import digest_of_place
 from distcache.storage import (
-    PIECE,
     is_url,
     listed,
     listed_version,
-    open_place,
-    pieces_of,
     require_answer,
     threads_for,
+    version_at,
 )
 
 __all__ = ["changes_of", "digest_tokens", "examine", "require_sound", "require_unchanged"]
@@ -130,7 +127,7 @@ def _require_one_view(communicator: Communicator, prefixes: Sequence[str]) -> No
     Raises
     ------
     CorpusError
-        With the nodes that do not see an index, on all ranks.
+        If a node does not see an index that others see, on all ranks.
     """
     if communicator.size == 1:
         return
@@ -227,19 +224,12 @@ def digest_tokens(communicator: Communicator, prefix: str, size: int) -> str:
         ends = [(block * BLOCK, min((block + 1) * BLOCK, size)) for block in own]
         if not is_url(path):
             return [digest_range(path, begin, end) for begin, end in ends]
-        with open_place(path) as place:
-            return [_digest_pieces(pieces_of(place, begin, end, PIECE)) for begin, end in ends]
+        version = version_at(path)
+        return [digest_of_place(path, version, begin, end) for begin, end in ends]
 
     mine = on_all_ranks(communicator, digests, "digesting tokens")
     shares = communicator.allgather(mine, list[str], "digests of tokens")
     return xxhash.xxh3_128_hexdigest("".join(itertools.chain(*shares)).encode())
-
-
-def _digest_pieces(pieces: Iterable[NDArray[np.uint8]]) -> str:
-    digest = xxhash.xxh3_128()
-    for piece in pieces:
-        digest.update(piece.data)
-    return digest.hexdigest()
 
 
 def _tasks(index: int, head: Outline) -> list[_Task]:

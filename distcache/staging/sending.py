@@ -214,8 +214,8 @@ def _is_same(file: FileToSend, before: FileVersion, there: FileVersion) -> bool:
     return digest_of_place(file.path, before) == digest_of_place(file.url, there)
 
 
-def digest_of_place(path: str, version: FileVersion) -> str:
-    """Return the XXH3-128 of a file, or of an object of a version.
+def digest_of_place(path: str, version: FileVersion, begin: int = 0, end: int = -1) -> str:
+    """Return the XXH3-128 of bytes [begin, end) of a file or an object; by default of all.
 
     Raises
     ------
@@ -224,6 +224,6 @@ def digest_of_place(path: str, version: FileVersion) -> str:
     """
     digest = xxhash.xxh3_128()
     with open_place(path, version) as place:
-        for piece in pieces_of(place, 0, version.size, PIECE):
+        for piece in pieces_of(place, begin, version.size if end < 0 else end, PIECE):
             digest.update(piece.data)
     return digest.hexdigest()

@@ -60,7 +60,7 @@ class CacheHandle(msgspec.Struct, frozen=True):
     reason : str
         Why that file is read, in a few words.
     moves : tuple of (str, str)
-        Where corpora were when the cache was built or localized, and are now.
+        Former and present paths of corpora that were moved.
     """
 
     path: str
@@ -260,9 +260,9 @@ class OpenFiles:
         Parameters
         ----------
         row : int
-            Of the table of sections.
+            Row of the table of sections.
         idx : Idx
-            Of its corpus.
+            Index of its corpus.
         shards : ndarray of int64, shape (shards,), or None
             Bytes of the `.bin` at which the corpus's shards begin; None if there is a `.bin`.
 

@@ -23,7 +23,7 @@ class SamplePart(msgspec.Struct, frozen=True):
     begin : int
         The first of its tokens that are in the sample.
     tokens : int
-        How many are, with the one that a sample has beyond its length for labels.
+        Number of tokens, with the one that a sample has beyond its length for labels.
     """
 
     corpus: str
