@@ -55,6 +55,10 @@ def test_text_becomes_objects(server: ScriptedS3, tmp_path: Path) -> None:
     assert local.returncode == 0, local.stderr
     for path in (idx_path, bin_path):
         assert server.objects[name_of(path(out))] == Path(path(str(tmp_path / "web"))).read_bytes()
+    checked = start(["check", out, "--tokens"], environment=server.environment)
+    assert checked.returncode == 0, checked.stderr
+    server.put(name_of(bin_path(out)), bytes(len(server.objects[name_of(bin_path(out))])))
+    assert start(["check", out, "--tokens"], environment=server.environment).returncode == 3
     receipt = json.loads(server.objects[name_of(receipt_path(out))])
     assert receipt["corpus"] == "web"
     assert [p for p in (tmp_path / "work").rglob("*") if p.is_file()] == []
