@@ -19,8 +19,7 @@ from distcache.progress import Progress
 from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.staging.locks import LOCK, try_lock
-from distcache.storage import listed, listed_version, located
-from distcache.storage.place import bucket_of
+from distcache.storage import located, objects_below
 
 __all__ = ["Mirrored", "mirror", "mirrored"]
 
@@ -77,14 +76,13 @@ def mirror(communicator: Communicator, sets: Sequence[Mirrored], progress: Progr
         _require_own_places(sets)
         found: list[Fetched] = []
         for url, directory in dict.fromkeys(sets):
-            names = bucket_of(url).names_below(url)
-            if not names:
+            objects = objects_below(url)
+            if not objects:
                 raise NotReady(f"{url}: there are no objects below it")
-            with listed(names):
-                found += [
-                    Fetched(name, listed_version(name), _path(directory, url, name))
-                    for name in names
-                ]
+            found += [
+                Fetched(name, version, _path(directory, url, name))
+                for name, version in objects.items()
+            ]
         return found
 
     with contextlib.ExitStack() as stack:

@@ -1,6 +1,6 @@
 """Places of bytes: files, and objects of a bucket; the only importer of obstore."""
 
-from distcache.storage.listing import listed, listed_version
+from distcache.storage.listing import listed, listed_version, objects_below
 from distcache.storage.place import (
     OBJECTS,
     PIECE,
@@ -27,6 +27,7 @@ __all__ = [
     "listed_version",
     "located",
     "located_in",
+    "objects_below",
     "open_place",
     "pieces_of",
     "read_all",

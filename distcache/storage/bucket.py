@@ -197,7 +197,11 @@ class Bucket:
         return data
 
     def names_below(self, url: str) -> list[str]:
-        """Return the URLs of all objects below a directory, in the order of their names.
+        """Return the URLs of all objects below a directory, in the order of their names."""
+        return list(self.objects_below(url))
+
+    def objects_below(self, url: str) -> dict[str, FileVersion]:
+        """Return the URLs and versions of all objects below a directory, ordered by their names.
 
         Raises
         ------
@@ -208,18 +212,21 @@ class Bucket:
         start = f"{self._key(url)}/".lstrip("/")
         cut = len(self._access.prefix) + 1 if self._access.prefix else 0
 
-        def look(store: Any) -> list[tuple[str, int]]:
+        def look(store: Any) -> dict[str, FileVersion]:
             pages = obstore.list(store, prefix=start)
-            return [(entry["path"], entry["size"]) for page in pages for entry in page]
+            return {entry["path"]: _version_of(entry) for page in pages for entry in page}
 
-        found = sorted(pair for pair in self._try(url, look) if pair[0].startswith(start))
-        names = [path for path, _ in found]
-        parents = {str(parent) for path in names for parent in PurePosixPath(path).parents}
-        urls = []
-        for path, size in found:
-            if size or path not in parents:  # consoles make empty objects for directories
+        found = {
+            path: version
+            for path, version in sorted(self._try(url, look).items())
+            if path.startswith(start)
+        }
+        parents = {str(parent) for path in found for parent in PurePosixPath(path).parents}
+        urls = {}
+        for path, version in found.items():
+            if version.size or path not in parents:  # consoles make empty objects for directories
                 try:
-                    urls.append(str(address_of(str(address._replace(key=path[cut:])))))
+                    urls[str(address_of(str(address._replace(key=path[cut:]))))] = version
                 except ConfigError:
                     why = f"has an object with a name that is not supported: {path!r}"
                     raise StorageError(url, why, errno.EINVAL) from None

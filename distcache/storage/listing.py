@@ -15,7 +15,7 @@ from distcache.io.files import FileVersion
 from distcache.storage.place import bucket_of, version_at
 from distcache.storage.url import is_url
 
-__all__ = ["listed", "listed_version"]
+__all__ = ["listed", "listed_version", "objects_below"]
 
 FEW: Final = 16  # objects of a directory, for which a listing is not worth it
 MOST: Final = 4  # objects in a directory for each that is looked for
@@ -47,6 +47,19 @@ def listed(paths: Iterable[str]) -> Iterator[None]:
         for url in told:
             _known.pop(url, None)
         _known.update(before)
+
+
+def objects_below(url: str) -> dict[str, FileVersion]:
+    """Return the URLs and versions of all objects below a directory, by one listing.
+
+    Raises
+    ------
+    StorageError
+        If the store does not say.
+    """
+    found = bucket_of(url).objects_below(url)
+    told = _trusted(found, found)
+    return {name: told.get(name) or version_at(name) for name in found}
 
 
 def _trusted(
