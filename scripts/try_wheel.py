@@ -11,6 +11,7 @@ import numpy as np
 
 import distcache
 from distcache.corpus.idx_writer import write_idx
+from distcache.kernels import instructions
 
 directory = Path(sys.argv[1])
 directory.mkdir()
@@ -37,6 +38,9 @@ for words in (
     ["build", str(config), "-o", str(directory), "--name", "c"],
     ["verify", str(cache), "--corpora"],
     ["localize", str(cache), "--store", str(directory / "local")],
+    ["slurm-scripts", str(directory / "jobs")],
 ):
     subprocess.run([program, *words], check=True, capture_output=True)
-print(f"distcache {distcache.__version__} works in {sys.prefix}")
+if " avx2 " in Path("/proc/cpuinfo").read_text():
+    assert instructions() != "baseline", "the compiler's runtime does not know the processor"
+print(f"distcache {distcache.__version__} works in {sys.prefix}, with {instructions()}")

@@ -70,6 +70,12 @@ COMMANDS: Final = {
         interrupted="jobs that were submitted continue: see squeue",
         former={"--output": "--out"},
     ),
+    "slurm-scripts": Entry(
+        "jobs",
+        "slurm_scripts_command",
+        "Copy job scripts for Slurm, to be changed for your cluster.",
+        interrupted="what has been copied remains",
+    ),
     "check": Entry(
         "corpora",
         "check_command",
@@ -181,7 +187,7 @@ PANELS: Final = {
         *("merge", "convert", "select", "materialize", "mock"),
     ),
     "Caches": (
-        *("plan", "build", "submit", "ready", "inspect", "verify"),
+        *("plan", "build", "submit", "slurm-scripts", "ready", "inspect", "verify"),
         *("explain", "export", "upload"),
     ),
     "Nodes": ("localize", "feed", "local"),

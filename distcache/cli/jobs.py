@@ -1,14 +1,16 @@
-"""`distcache submit`: a pre-job that builds, and the training job after it."""
+"""`distcache submit` and `slurm-scripts`: a pre-job that builds, and training after it."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
+import distcache
 from distcache.builder.prepare import is_finished
 from distcache.cli.common import (
     JsonOption,
@@ -30,8 +32,10 @@ from distcache.progress import Progress
 from distcache.timeouts import limits
 from distcache.units import counted
 
-__all__ = ["submit_command"]
+__all__ = ["slurm_scripts_command", "submit_command"]
 
+PACKAGE: Final = Path(distcache.__file__).parent
+SCRIPTS: Final = (PACKAGE / "slurm", PACKAGE.parent / "slurm")  # installed, or in a checkout
 TASKS: Final = 8  # ranks of a node, where its CPUs are enough
 SBATCHS: Final = "The pre-job's; as for sbatch."
 
@@ -177,6 +181,34 @@ def submit_command(
             _show(done)
         if wait and done.prejob is not None:
             _follow(done, done.prejob, progress)
+
+
+def slurm_scripts_command(
+    directory: Annotated[
+        Path,
+        typer.Argument(callback=path_only, help="Directory for them, which is made if missing."),
+    ],
+) -> None:
+    """Copy the job scripts that come with distcache, to be changed for your cluster.
+
+    They build a cache, localize it and start training, and set up nodes (prolog and epilog).
+
+    Examples
+    --------
+        distcache slurm-scripts ~/jobs
+    """
+    source = next(place for place in SCRIPTS if place.is_dir())
+    directory.mkdir(parents=True, exist_ok=True)
+    names = sorted(os.listdir(source))
+    there = [directory / name for name in names if os.path.lexists(directory / name)]
+    if there:
+        raise ConfigError(*(f"{path}: exists already; name another directory" for path in there))
+    for name in names:
+        mode = (source / name).stat().st_mode  # Slurm runs prologs and epilogs
+        descriptor = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with open(descriptor, "wb") as copy:
+            copy.write((source / name).read_bytes())
+        typer.echo(str(directory / name))
 
 
 def _show(done: Submitted) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
@@ -35,6 +35,7 @@ __all__ = ["Locator", "Reader", "Work", "Workers", "run_rounds"]
 
 AHEAD: Final = 32 << 20  # bytes of inputs of finished tasks that wait in memory for their round
 SPOOLED: Final = 4 << 30  # the same, if they may wait in a file
+ROUND: Final = 4 << 20  # bytes for each rank, at least: ranks that meet disturb their workers
 NOTE_EVERY: Final = 20.0  # seconds between two messages about a task
 MOST_AHEAD: Final = 8  # tasks that may wait in memory, however small
 COMPRESSED: Final = 4  # cost of a byte of a compressed file, relative to others
@@ -92,13 +93,24 @@ def run_rounds(
     left = range(len(done), len(work.tasks))
     own = [task for task in left if owners[task] == communicator.rank]
     with Workers(work, own, threads, progress.note) as workers:
-        for first in left[:: communicator.size]:
-            tasks = range(first, min(first + communicator.size, len(work.tasks)))
+        for tasks in _rounds(work, len(done), communicator.size):
             made = _round(communicator, work, records, tasks, owners, workers, locator)
             records += made
             on_rank_0(communicator, partial(_append, journal, made), None, "the journal")
             progress.advance(sum(work.bytes_of(task) for task in tasks))
     return records
+
+
+def _rounds(work: Work, first: int, ranks: int) -> Iterator[range]:
+    """Yield the tasks of each round: one for each rank, or more while they are small."""
+    begin, nbytes = first, 0
+    for task in range(first, len(work.tasks)):
+        nbytes += work.bytes_of(task)
+        if task + 1 - begin >= ranks and nbytes >= ranks * ROUND:
+            yield range(begin, task + 1)
+            begin, nbytes = task + 1, 0
+    if begin < len(work.tasks):
+        yield range(begin, len(work.tasks))
 
 
 def _append(journal: Journal | None, records: list[TaskRecord]) -> None:

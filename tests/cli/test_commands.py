@@ -433,3 +433,20 @@ def test_mpi_without_its_library() -> None:
     assert done.returncode == 2
     assert "mpi4py cannot be loaded" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_job_scripts(tmp_path: Path) -> None:
+    """They are copied as they are, and never replace a file."""
+    jobs = tmp_path / "jobs"
+    done = start(["slurm-scripts", jobs])
+    assert done.returncode == 0, done.stderr
+    source = Path(__file__).parents[2] / "slurm"
+    assert done.stdout.split() == [str(jobs / name) for name in sorted(os.listdir(source))]
+    for name in os.listdir(source):
+        assert (jobs / name).read_bytes() == (source / name).read_bytes()
+        assert os.access(jobs / name, os.X_OK) == name.endswith(".sh")
+    (jobs / "build.sbatch").write_text("mine")
+    again = start(["slurm-scripts", jobs])
+    assert again.returncode == 2
+    assert f"{jobs / 'build.sbatch'}: exists already" in again.stderr
+    assert (jobs / "build.sbatch").read_text() == "mine"
