@@ -17,6 +17,7 @@ from distcache import __version__
 from distcache.cli.commands import LazyGroup, add_commands
 from distcache.cli.common import ENDING, ignore_signals
 from distcache.errors import BuildInterrupted, DistcacheError, NoSpace
+from distcache.io.interruption import interruption
 from distcache.io.watchdog import has_abandoned_thread
 from distcache.timeouts import limits
 
@@ -74,7 +75,7 @@ def main() -> None:
             _leave(done.code if isinstance(done.code, int) else int(done.code is not None))
         raise
     except BaseException as error:  # noqa: BLE001  one rank's surprise must not hang the others
-        _end_with(error)
+        _end_with(interruption() or error)  # of which a library may have made another one
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:

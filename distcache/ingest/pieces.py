@@ -23,6 +23,7 @@ __all__ = [
     "TaskRecord",
     "cut_at_documents",
     "make_pieces",
+    "make_rounds",
     "make_tasks",
     "overlap",
     "owners_of",
@@ -33,6 +34,7 @@ __all__ = [
 ]
 
 SMALLEST: Final = 1 << 20  # bytes; ten to five hundred milliseconds of work for a tokenizer
+ROUND: Final = 4 << 20  # bytes for each rank: ranks that meet take time from their workers
 MOST: Final = 1 << 16  # pieces of an ingest, roughly; facts about each are kept
 
 
@@ -130,6 +132,34 @@ def make_tasks(pieces: Sequence[InputPiece], step: int) -> list[range]:
             begin, nbytes = index, 0
         nbytes += piece.nbytes
     return [*tasks, range(begin, len(pieces))] if pieces else []
+
+
+def make_rounds(nbytes: Sequence[int], first: int, ranks: int) -> list[range]:
+    """Group tasks into rounds: one task for each rank, or more while they are small.
+
+    Parameters
+    ----------
+    nbytes : sequence of int
+        Bytes of each task that is left.
+    first : int
+        Number of the first one.
+    ranks : int
+        Number of ranks.
+
+    Returns
+    -------
+    list of range
+        Numbers of the tasks of each round.
+    """
+    rounds: list[range] = []
+    begin, gathered = first, 0
+    for task, size in enumerate(nbytes, first):
+        gathered += size
+        if task + 1 - begin >= ranks and gathered >= ranks * ROUND:
+            rounds.append(range(begin, task + 1))
+            begin, gathered = task + 1, 0
+    end = first + len(nbytes)
+    return rounds if begin == end else [*rounds, range(begin, end)]
 
 
 def cut_at_documents(nbytes: NDArray[np.int64], room: int, limit: int) -> list[int]:

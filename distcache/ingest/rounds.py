@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,15 @@ from distcache.corpus.receipt import Skipped
 from distcache.errors import CorpusError, DistcacheError
 from distcache.ingest.inputs import Input
 from distcache.ingest.part import Blocks, Part, PieceFacts, Problem, Sink
-from distcache.ingest.pieces import Counts, InputPiece, Segment, TaskRecord, place, segments_of
+from distcache.ingest.pieces import (
+    Counts,
+    InputPiece,
+    Segment,
+    TaskRecord,
+    make_rounds,
+    place,
+    segments_of,
+)
 from distcache.ingest.token_store import TokenStore
 from distcache.io.files import digest_range
 from distcache.io.watchdog import tick
@@ -35,7 +43,6 @@ __all__ = ["Locator", "Reader", "Work", "Workers", "run_rounds"]
 
 AHEAD: Final = 32 << 20  # bytes of inputs of finished tasks that wait in memory for their round
 SPOOLED: Final = 4 << 30  # the same, if they may wait in a file
-ROUND: Final = 4 << 20  # bytes for each rank, at least: ranks that meet disturb their workers
 NOTE_EVERY: Final = 20.0  # seconds between two messages about a task
 MOST_AHEAD: Final = 8  # tasks that may wait in memory, however small
 COMPRESSED: Final = 4  # cost of a byte of a compressed file, relative to others
@@ -93,24 +100,13 @@ def run_rounds(
     left = range(len(done), len(work.tasks))
     own = [task for task in left if owners[task] == communicator.rank]
     with Workers(work, own, threads, progress.note) as workers:
-        for tasks in _rounds(work, len(done), communicator.size):
+        nbytes = [work.bytes_of(task) for task in left]
+        for tasks in make_rounds(nbytes, len(done), communicator.size):
             made = _round(communicator, work, records, tasks, owners, workers, locator)
             records += made
             on_rank_0(communicator, partial(_append, journal, made), None, "the journal")
             progress.advance(sum(work.bytes_of(task) for task in tasks))
     return records
-
-
-def _rounds(work: Work, first: int, ranks: int) -> Iterator[range]:
-    """Yield the tasks of each round: one for each rank, or more while they are small."""
-    begin, nbytes = first, 0
-    for task in range(first, len(work.tasks)):
-        nbytes += work.bytes_of(task)
-        if task + 1 - begin >= ranks and nbytes >= ranks * ROUND:
-            yield range(begin, task + 1)
-            begin, nbytes = task + 1, 0
-    if begin < len(work.tasks):
-        yield range(begin, len(work.tasks))
 
 
 def _append(journal: Journal | None, records: list[TaskRecord]) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "end_by_itself",
     "interrupt",
     "interrupt_at",
+    "interruption",
     "require_uninterrupted",
 ]
 
@@ -113,8 +114,13 @@ def answer_signals() -> None:
         interrupt(_asked)
 
 
+def interruption() -> BuildInterrupted | None:
+    """Return the error of the signal that has ended this process's work, if one has."""
+    return _interruption
+
+
 def require_uninterrupted() -> None:
-    """Raise the error again: code in C or Rust may have made another one of it.
+    """Raise the error again: a library may have made another one of it.
 
     Raises
     ------

@@ -21,6 +21,7 @@ from distcache.errors import (
     error_from_exit_code,
 )
 from distcache.io.files import NO_SPACE
+from distcache.io.interruption import require_uninterrupted
 from distcache.io.watchdog import run_with_watchdog
 from distcache.ranks.communicator import Communicator, node_name
 from distcache.timeouts import limits
@@ -169,6 +170,7 @@ def _acting(what: str) -> Iterator[None]:
         yield
     finally:
         _agreeing.reset(token)
+        require_uninterrupted()  # a library may have made something else of a signal
 
 
 @contextlib.contextmanager

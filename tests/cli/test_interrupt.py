@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.caches import build_here
-from tests.processes import DISTCACHE
+from tests.processes import DISTCACHE, clean_environment, start
 from tests.terminal import interrupt, require_sane
+from tests.texts import train_bpe
 
 
 def test_waiting_for_a_cache(tmp_path: Path) -> None:
@@ -43,3 +44,57 @@ def test_waiting_for_another(command: str, blend_config: dict[str, Any], tmp_pat
     assert code == 8
     assert b"again" in shown
     require_sane(shown)
+
+
+# A signal comes while it is imported, and it makes an error of its own of the exception.
+LIBRARY = """
+import os, signal
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+    while True:
+        pass
+except BaseException:
+    raise {} from None
+"""
+INGEST = ["--tokenizer", "{tmp}/tokenizer.json", "-o", "{tmp}/o"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("library", "error", "words", "ranks"),
+    [
+        ("numpy", "ImportError('no')", ["inspect", "{tmp}/c.h5"], 1),
+        ("yaml", "ValueError('no')", ["plan", "{tmp}/c.yaml"], 1),
+        ("h5py", "OSError('no')", ["build", "{tmp}/c.json", "-o", "{tmp}/o"], 1),
+        ("obstore", "ImportError('no')", ["check", "s3://lake/a"], 1),
+        ("pyarrow", "ImportError('no')", ["ingest", "text", "{tmp}/a.parquet", *INGEST], 1),
+        ("tokenizers", "RuntimeError('no')", ["ingest", "text", "{tmp}/a.txt", *INGEST], 1),
+        ("gigatoken", "ImportError('no')", ["ingest", "text", "{tmp}/a.txt", *INGEST], 1),
+        pytest.param(
+            *("tokenizers", "ImportError('no')", ["ingest", "text", "{tmp}/a.txt", *INGEST], 2),
+            marks=pytest.mark.mpi,
+        ),
+    ],
+)
+def test_while_a_library_is_imported(
+    library: str,
+    error: str,
+    words: list[str],
+    ranks: int,
+    blend_config: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    """The command is interrupted, whatever a library makes of that."""
+    (tmp_path / "libraries").mkdir()
+    (tmp_path / "libraries" / f"{library}.py").write_text(LIBRARY.format(error))
+    for name in ("a.txt", "a.parquet", "c.h5"):
+        (tmp_path / name).write_text("text\n")
+    (tmp_path / "c.yaml").write_text("sequence_length: 8\n")
+    (tmp_path / "c.json").write_text(json.dumps(blend_config))
+    train_bpe(tmp_path / "tokenizer.json", ["some text"])
+    before = {"PYTHONPATH": f"{tmp_path / 'libraries'}:{clean_environment()['PYTHONPATH']}"}
+    given = [word.format(tmp=tmp_path) for word in words]
+    done = start(given, ranks, environment=before)
+    assert done.returncode == 8, done.stderr
+    assert "interrupted by SIGTERM" in done.stderr
+    assert "Traceback" not in done.stderr

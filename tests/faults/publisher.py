@@ -39,5 +39,6 @@ def remove(name: str, place: int, original: Any = directory._remove) -> None:
 directory._remove = remove
 os.link = link  # type: ignore[assignment]
 pieces.SMALLEST = 20_000  # type: ignore[misc]
+pieces.ROUND = 1  # type: ignore[misc]
 sys.argv = ["distcache", *sys.argv[4:]]
 main()

@@ -29,3 +29,4 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory, documents: list[str]) -
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut small inputs into many pieces."""
     monkeypatch.setattr("distcache.ingest.pieces.SMALLEST", 20_000)
+    monkeypatch.setattr("distcache.ingest.pieces.ROUND", 40_000)

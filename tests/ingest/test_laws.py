@@ -10,12 +10,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distcache.ingest import pieces as cutting
 from distcache.ingest.inputs import Group, Input
 from distcache.ingest.pieces import (
     Counts,
     Segment,
     cut_at_documents,
     make_pieces,
+    make_rounds,
     make_tasks,
     overlap,
     owners_of,
@@ -142,6 +144,23 @@ def test_every_task_has_an_owner(costs: list[int], begun: int, ranks: int) -> No
     for owner in owners:
         assert 0 <= owner < ranks
         assert (reader_of(owner, ranks) == owner) == (ranks == 1)
+
+
+@given(
+    nbytes=st.lists(st.integers(0, 90_000), max_size=40),
+    first=st.integers(0, 30),
+    ranks=st.integers(1, 7),
+)
+def test_rounds_have_work_for_all_ranks(nbytes: list[int], first: int, ranks: int) -> None:
+    """Each task is in one round, in order; only the last round may have less."""
+    rounds = make_rounds(nbytes, first, ranks)
+    assert [task for tasks in rounds for task in tasks] == list(range(first, first + len(nbytes)))
+    least = ranks * cutting.ROUND
+    for tasks in rounds[:-1]:
+        assert len(tasks) >= ranks
+        size = sum(nbytes[task - first] for task in tasks)
+        assert size >= least
+        assert len(tasks) == ranks or size - nbytes[tasks[-1] - first] < least
 
 
 def test_an_oversized_document_gets_a_corpus_to_itself() -> None:
