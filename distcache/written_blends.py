@@ -1,7 +1,7 @@
 """Blends and samples in the forms in which people write them, as a configuration has them.
 
 Weights and prefixes may stand in turn, as Megatron takes them, or in pairs; a folder or a pattern
-is each corpus in it, which share its weight by the sizes of their tokens; variables and ``~`` are
+is each corpus in it, which share its weight by their numbers of tokens; variables and ``~`` are
 expanded; samples may be given as tokens.
 """
 
@@ -14,7 +14,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+
 from distcache.corpus import bin_path, idx_path
+from distcache.corpus.idx import open_idx
 from distcache.errors import ConfigError, NotReady
 from distcache.storage import is_url
 from distcache.units import parse_tokens
@@ -22,6 +25,7 @@ from distcache.units import parse_tokens
 __all__ = ["as_configured"]
 
 TOKENS: Final = re.compile(r"(.*\S)\s*tokens?", re.IGNORECASE)
+NUMBER: Final = re.compile(r"[0-9._]+(e[+]?[0-9]+|[kmbt])", re.IGNORECASE)
 VARIABLE: Final = re.compile(r"\$\w+|\$\{[^}]*\}")
 PAIR: Final = 2
 
@@ -34,7 +38,7 @@ def as_configured(fields: Mapping[str, Any]) -> dict[str, Any]:
     Raises
     ------
     ConfigError
-        If a variable is not set, or a number of tokens cannot be read.
+        If a variable is not set, or a number of tokens cannot be read, or is less than a sample.
     NotReady
         If a folder or a pattern has no corpus.
     """
@@ -50,11 +54,27 @@ def as_configured(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _samples(count: Any, length: Any) -> Any:
-    """Return samples; of a text such as ``300B tokens``, the whole ones that have so many."""
-    written = TOKENS.fullmatch(count.strip()) if isinstance(count, str) else None
-    if written is None or not isinstance(length, int) or length < 1:
+    """Return samples; of a text such as ``300B tokens``, the whole ones that have so many.
+
+    YAML takes 1e6 for a text, and 1.0e+6 for a number that is not whole.
+
+    Raises
+    ------
+    ConfigError
+        If it is no number of tokens, or less than a sample.
+    """
+    if isinstance(count, float) and count.is_integer():
+        return int(count)
+    if not isinstance(count, str):
         return count
-    return parse_tokens(written[1]) // length
+    written = TOKENS.fullmatch(count.strip())
+    if written is None:
+        return parse_tokens(count) if NUMBER.fullmatch(count.strip()) else count
+    if not isinstance(length, int) or length < 1:
+        return 1  # the length is refused
+    if (samples := parse_tokens(written[1]) // length) == 0:
+        raise ConfigError(f"samples: {count} are less than one sample of {length} tokens")
+    return samples
 
 
 def _blend(blend: Any) -> Any:
@@ -109,10 +129,10 @@ def _members(entry: Any) -> Iterator[Any]:
     elif weight is None or _number(weight) is None:
         yield from ({"path": prefix} if bare else {**entry, "path": prefix} for prefix in found)
     else:
-        sizes = [os.stat(bin_path(prefix)).st_size for prefix in found]
-        whole = sum(sizes) or 1
-        for prefix, size in zip(found, sizes, strict=True):
-            yield {**entry, "path": prefix, "weight": float(weight) * size / whole}
+        tokens = [int(open_idx(prefix).lengths.sum(dtype=np.int64)) for prefix in found]
+        whole = sum(tokens) or 1
+        for prefix, count in zip(found, tokens, strict=True):
+            yield {**entry, "path": prefix, "weight": float(weight) * count / whole}
 
 
 def _expanded(path: str) -> str:
@@ -136,10 +156,12 @@ def _expanded(path: str) -> str:
 def _corpora(path: str) -> list[str] | None:
     """Return the corpora of a folder or a pattern, in the order of their names; None for a prefix.
 
+    An index without its tokens is one of them, and is found to be unsound.
+
     Raises
     ------
     NotReady
-        If there is none.
+        If there is none, or if tokens have no index, as in a copy that has not ended.
     """
     if os.path.lexists(idx_path(path)):
         return None
@@ -152,4 +174,10 @@ def _corpora(path: str) -> list[str] | None:
     found = sorted(name.removesuffix(".idx") for name in glob.glob(idx_path(pattern)))
     if not found:
         raise NotReady(f"{path}: there is no corpus in it: no pair of .idx and .bin")
-    return [prefix for prefix in found if Path(bin_path(prefix)).exists()] or found
+    for name in sorted(glob.glob(bin_path(pattern))):
+        if name.removesuffix(".bin") not in found:
+            raise NotReady(
+                f"{name}: has no .idx beside it; if its copy has not ended, wait for that, else "
+                "name the other corpora"
+            )
+    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping
@@ -19,6 +18,7 @@ from distcache.builder.job import Digests, Job, Record
 from distcache.cache.digests import array_digest, block_range, blocks_in, leaves_of, read_pieces
 from distcache.cache.format import LEAF_SIZE
 from distcache.errors import DistcacheError
+from distcache.io.files import set_time
 from distcache.io.threads import map_in_threads
 from distcache.io.unfinished_file import UnfinishedFile
 from distcache.partition import balance
@@ -179,7 +179,7 @@ def _read_blocks(job: Job, arrays: _Arrays, blocks: Iterable[int]) -> dict[int, 
     share = [block for block in blocks if block % job.communicator.size == job.communicator.rank]
     # Clients drop what they keep of a file whose time has changed. Its own writes do not count for
     # a client, and hide those that others have made meanwhile (GlusterFS's io-cache, and NFS).
-    on_rank_0(job.communicator, lambda: os.utime(job.data), None, "touching the unfinished file")
+    on_rank_0(job.communicator, lambda: set_time(job.data), None, "touching the unfinished file")
 
     def run() -> list[BlockRead]:
         # Opened anew: a filesystem with close-to-open consistency shows here what others wrote.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import gc
+import os
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -73,6 +74,8 @@ def read_config(path: Path | None, context: typer.Context) -> Config:
     if is_command(words) and not named:
         near = [name for option in context.command.params for name in option.opts]
         return complete(config_from_options(words, near=near))
+    if len(words) > 1 and not named and not os.path.lexists(words[0]):
+        return complete(config_from_options(words))  # a command, of which no word is a script
     if len(words) > 1:
         raise ConfigError(_beside_file(words[1:], context))
     return load_config(words[0])

@@ -283,9 +283,12 @@ def _run(
     as_json: bool,
     work: str,
 ) -> None:
+    from distcache.ingest.inputs import TEXT_FORMATS, TOKEN_FORMATS, suffixes_of  # noqa: PLC0415
     from distcache.ingest.objects import ObjectWork, is_stream  # noqa: PLC0415
     from distcache.ingest.pipeline import ingest  # noqa: PLC0415
 
+    formats = TOKEN_FORMATS if tokenizer is None else TEXT_FORMATS
+    known = suffixes_of(formats, options.format)
     if options.format is None and any(map(is_stream, inputs)):
         raise ConfigError("standard input and pipes have no name: give --format")
     communicator = connect()
@@ -293,7 +296,7 @@ def _run(
     threads = threads or share_of_cores(communicator, MOST_THREADS)
     with make_progress(log_format, communicator.rank) as progress:
         objects = ObjectWork(communicator, work, [*inputs, out], progress)
-        found, local = objects.inputs(inputs), objects.output(out)
+        found, local = objects.inputs(inputs, known), objects.output(out)
         outcome = ingest(communicator, found, local, options, tokenizer, threads, progress)
         progress.note(_summary(outcome))
         made = objects.publish([corpus.prefix for corpus in outcome.corpora], out, threads)

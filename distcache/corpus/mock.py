@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 from distcache.corpus.idx import bin_path, idx_path, named_type
 from distcache.corpus.idx_writer import write_idx
 from distcache.errors import ConfigError, NotReady
-from distcache.io.files import TEMPORARY, atomic_write, closing_fd, open_directory, read_file
+from distcache.io.files import (
+    NO_LOCKS,
+    TEMPORARY,
+    atomic_write,
+    closing_fd,
+    open_directory,
+    read_file,
+)
 from distcache.io.threads import map_in_threads
 from distcache.io.watchdog import tick
 from distcache.progress import Progress
@@ -173,6 +180,9 @@ def _locked(directory: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise NotReady(f"{directory}: another mock writes to it; wait for its end") from error
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
         yield
 
 

@@ -6,7 +6,8 @@ have one of two forms:
 
 - each is the running sum of the lengths in bytes, and the `.bin` is exactly as long as they say;
 - or the corpus is a view: each sequence lies within a `.bin` that others may share, in any order.
-  Offsets that are the running sum are a view too if the `.bin` is a link to a longer one.
+  Offsets that are the running sum are a view too if the `.bin` is a link to a longer one. If the
+  `.bin` is no link and exactly as long as the lengths say, the sequences have each byte once.
 
 With a `.shards` file beside it, a corpus is a view of shards: each sequence lies within the samples
 of one of them.
@@ -100,6 +101,8 @@ class RangeFacts(msgspec.Struct, frozen=True):
         Whether the offsets of the range are not the running sum of lengths.
     outside : tuple of Fault
         If they are not, the sequences that do not lie within the `.bin`.
+    seams : int
+        Sum of the hashes of where its sequences end, less that of where they begin, modulo 2**64.
     """
 
     tokens: int
@@ -107,6 +110,7 @@ class RangeFacts(msgspec.Struct, frozen=True):
     faults: tuple[Fault, ...]
     view: bool = False
     outside: tuple[Fault, ...] = ()
+    seams: int = 0
 
 
 def outline(prefix: str) -> Outline:
@@ -297,9 +301,32 @@ def check_range(head: Outline, idx: Idx, begin: int, end: int) -> RangeFacts:
         )
     elif not head.faults and (view or not _is_inside(head, idx, begin, end)):
         outside = _outside(head, idx, begin, end)
-    _release_range(idx, begin, end)
     faults = tuple(Fault(head.prefix, idx.path, message) for message in messages)
-    return RangeFacts(facts.tokens, facts.empty, faults, view, outside)
+    seams = 0 if head.linked or head.shards is not None else _seams(idx, begin, end, view=view)
+    _release_range(idx, begin, end)
+    return RangeFacts(facts.tokens, facts.empty, faults, view, outside, seams)
+
+
+def _seams(idx: Idx, begin: int, end: int, *, view: bool) -> int:
+    """Return `RangeFacts.seams`: of a running sum, only its begin and its end do not cancel."""
+    if not view and begin < end:
+        last = int(idx.offsets[end - 1]) + int(idx.lengths[end - 1]) * idx.item_size
+        return _sum_of_hashes(np.array([last])) - _sum_of_hashes(idx.offsets[begin : begin + 1])
+    total = 0
+    for first in range(begin, end, SEQUENCES):
+        some = slice(first, min(first + SEQUENCES, end))
+        begins = idx.offsets[some].astype(np.int64)
+        ends = begins + idx.lengths[some].astype(np.int64) * idx.item_size
+        total += _sum_of_hashes(ends) - _sum_of_hashes(begins)
+    return total
+
+
+def _sum_of_hashes(values: NDArray[np.int64]) -> int:
+    """Return the sum of what the finalizer of SplitMix64 makes of values."""
+    mixed = values.astype(np.uint64)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+    return int((mixed ^ (mixed >> np.uint64(31))).sum(dtype=np.uint64))
 
 
 def _is_inside(head: Outline, idx: Idx, begin: int, end: int) -> bool:
@@ -428,9 +455,27 @@ def summarize(
     faults = [*head.faults, *(fault for part in ranges for fault in part.faults)]
     if view:
         faults += [fault for part in ranges for fault in part.outside]
+        faults += _overflow(head, tokens, sum(part.seams for part in ranges))
     elif not any(part.faults for part in ranges):
         faults += _bin_faults(head, tokens)
     return facts, tuple(faults)
+
+
+def _overflow(head: Outline, tokens: int, seams: int) -> list[Fault]:
+    """Return a fault of offsets that use some bytes twice and others never, of a `.bin` of its own.
+
+    A view may do so too, but its `.bin` is a link, or has other bytes than its lengths say.
+    """
+    size = tokens * ITEM_TYPES[head.type_code].itemsize
+    shared = head.linked or head.shards is not None or is_url(head.prefix)
+    whole = _sum_of_hashes(np.array([size])) - _sum_of_hashes(np.array([0]))
+    if shared or head.bin_size != size or (seams - whole) % 2**64 == 0:
+        return []
+    message = (
+        "its offsets are not the running sum of lengths, which are all that the .bin has: they "
+        "overflowed, or do not count bytes; see `distcache convert --repair`"
+    )
+    return [Fault(head.prefix, idx_path(head.prefix), message)]
 
 
 def _bin_faults(head: Outline, tokens: int) -> list[Fault]:

@@ -42,12 +42,8 @@ def find_tokenizer(options: TokenizerOptions) -> TokenizerSource:
     """
     path = Path(options.name)
     with _as_errors(options):
-        if path.is_dir() and not (path / "tokenizer.json").exists():
-            path = _only_file(path, options)
         if path.is_dir():
-            from distcache.ingest.huggingface import source_of_directory  # noqa: PLC0415
-
-            return source_of_directory(path, options, "tokenizer.json")
+            return _of_directory(path, options)
         if not path.is_file():
             return _find_by_name(options)
         content = read_tokenizer_file(path)
@@ -133,17 +129,40 @@ def _find_by_name(options: TokenizerOptions) -> TokenizerSource:
     return download(options)
 
 
-def _only_file(directory: Path, options: TokenizerOptions) -> Path:
-    """Return the tokenizer of a directory without `tokenizer.json`.
+def _of_directory(directory: Path, options: TokenizerOptions) -> TokenizerSource:
+    """Return the tokenizer of a directory, as `AutoTokenizer` reads it.
 
     Raises
     ------
     NotReady
         If there is none.
+    ConfigError
+        If files beside it change tokens in a way that is not followed here.
     """
-    for name in ("vocab.json", "tokenizer.model"):
-        if (directory / name).is_file():
-            return directory / name
+    if (directory / "tokenizer.json").exists():
+        from distcache.ingest.huggingface import source_of_directory  # noqa: PLC0415
+
+        return source_of_directory(directory, options, "tokenizer.json")
+    path = directory / "vocab.json"
+    if path.is_file():
+        from distcache.ingest.huggingface import puts_around  # noqa: PLC0415
+        from distcache.ingest.tokenizer_directory import read_directory  # noqa: PLC0415
+
+        source = _of_vocabulary_and_merges(path, read_tokenizer_file(path), options)
+        found = read_directory(path, source.content, options, around=puts_around(options))
+        return msgspec.structs.replace(source, content=found.content, end=found.end or source.end)
+    path = directory / "tokenizer.model"
+    if path.is_file():
+        from distcache.ingest.tokenizer_directory import FILES  # noqa: PLC0415
+
+        beside = [name for name in FILES if (directory / name).is_file()]
+        if beside:
+            raise ConfigError(
+                f"--tokenizer {options.name}: {beside[0]} beside tokenizer.model may change "
+                f"tokens; give {path} to follow that file alone, or have transformers write "
+                "tokenizer.json: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+            )
+        return TokenizerSource("sentencepiece", path.name, read_tokenizer_file(path))
     raise NotReady(
         f"--tokenizer {options.name}: has no tokenizer.json, no vocab.json with merges.txt and no "
         "tokenizer.model"

@@ -128,8 +128,9 @@ def source_of_directory(directory: Path, options: TokenizerOptions, name: str) -
     ConfigError
         As `read_directory`.
     """
-    content = read_tokenizer_file(directory / "tokenizer.json")
-    found = read_directory(directory, content, options, around=puts_around(options))
+    path = directory / "tokenizer.json"
+    content = read_tokenizer_file(path)
+    found = read_directory(path, content, options, around=puts_around(options))
     return TokenizerSource("huggingface", name, found.content, found.end)
 
 

@@ -111,9 +111,7 @@ def find_inputs(
     problems: list[str] = []
     missing: list[str] = []
     found: dict[tuple[int, int], Input] = {}
-    known = None
-    if given is None:
-        known = {suffix for suffix, kind in SUFFIXES.items() if kind in formats}
+    known = suffixes_of(formats, given)
     for word in words:
         paths = list(_expand(word, known))
         if not paths:
@@ -134,6 +132,19 @@ def find_inputs(
     if problems:
         raise ConfigError(*problems)
     return list(found.values())
+
+
+def suffixes_of(formats: Sequence[Format], given: Format | None) -> set[str] | None:
+    """Return the suffixes of files that a directory yields; None if it yields all."""
+    return {suffix for suffix, kind in SUFFIXES.items() if kind in formats} if not given else None
+
+
+def is_read(name: str, known: set[str] | None) -> bool:
+    """Return whether a directory yields a file, by its path below it."""
+    hidden = any(part.startswith((".", "_")) for part in name.split("/"))
+    if hidden or name.endswith((receipt_path(""), "/")):
+        return False
+    return known is None or _split(name)[0] in known
 
 
 def require_unchanged(inputs: Sequence[Input]) -> None:
@@ -178,11 +189,7 @@ def _below(directory: str, known: set[str] | None) -> Iterator[str]:
             if identity not in seen:
                 seen.add(identity)
                 names.append(name)
-        for name in sorted(files):
-            if name.startswith((".", "_")) or name.endswith(receipt_path("")):
-                continue
-            if known is None or _split(name)[0] in known:
-                yield os.path.join(parent, name)
+        yield from (os.path.join(parent, name) for name in sorted(files) if is_read(name, known))
 
 
 def _refuse(error: OSError) -> None:

@@ -6,8 +6,8 @@ import bz2
 import lzma
 import os
 import re
-from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from distcache.io.files import closing_fd, open_regular
 
@@ -22,7 +22,7 @@ MARKS: Final = (
     (b"\xfe\xff", "UTF-16"),
 )
 SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
-PYTHON: Final[dict[str | None, Any]] = {"bz2": bz2.BZ2File, "xz": lzma.LZMAFile}
+PYTHON: Final[dict[str | None, Any]] = {"bz2": bz2.BZ2Decompressor, "xz": lzma.LZMADecompressor}
 FRONT: Final = 256  # bytes that tell an encoding
 
 
@@ -112,10 +112,11 @@ def _blocks_from(path: str, compression: str | None, begin: int, size: int) -> I
     with os.fdopen(open_regular(path), "rb") as file:
         if compression is not None and os.fstat(file.fileno()).st_size == 0:
             raise OSError("Truncated compressed stream: the file is empty")
-        stream: Any = file
         if compression in PYTHON:
-            stream = PYTHON[compression](file)
-        elif compression is not None:
+            yield from _streams(file, PYTHON[compression], begin, size)
+            return
+        stream: Any = file
+        if compression is not None:
             import pyarrow as pa  # noqa: PLC0415
 
             stream = pa.CompressedInputStream(pa.PythonFile(file, "r"), compression)
@@ -124,8 +125,44 @@ def _blocks_from(path: str, compression: str | None, begin: int, size: int) -> I
                 begin -= len(skipped)
             while block := stream.read(size):
                 yield block
-        except (EOFError, lzma.LZMAError) as error:
+        except EOFError as error:
             raise OSError(f"Truncated or damaged compressed stream: {error}") from error
+
+
+def _streams(file: BinaryIO, make: Callable[[], Any], begin: int, size: int) -> Iterator[bytes]:
+    """Yield what streams that follow one another hold, from a position on, in blocks of a size.
+
+    Python's own files of them end without a word at what is no stream. Zeros between streams of xz
+    are padding (its file format, 2.2).
+
+    Raises
+    ------
+    OSError
+        If a stream is damaged, or is not ended.
+    """
+    stream: Any = None
+    content = b""
+    try:
+        while content or (content := file.read(BLOCK)):
+            if stream is None:
+                content = content.lstrip(b"\0") if make is lzma.LZMADecompressor else content
+                if not content:
+                    continue
+                stream = make()
+            while True:
+                block = stream.decompress(content, min(begin, BLOCK) or size)
+                content = b""
+                if block and not begin:
+                    yield block
+                begin -= len(block) if begin else 0
+                if stream.eof or stream.needs_input:
+                    break
+            if stream.eof:
+                stream, content = None, stream.unused_data
+    except (EOFError, lzma.LZMAError) as error:
+        raise OSError(f"Truncated or damaged compressed stream: {error}") from error
+    if stream is not None:
+        raise OSError("Truncated compressed stream")
 
 
 def _line_start(descriptor: int, begin: int, end: int) -> int:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
@@ -46,6 +46,10 @@ SPLITS: Final = {
     **dict.fromkeys(("valid", "val", "validation", "eval", "eval_loader"), "valid"),
 }
 PLACES: Final = ("path", "local", "remote")
+# What users take for the name of how much is taken; and what else a list may say.
+HOW_MUCH: Final = frozenset(
+    ("weight", "weights", "prop", "ratio", "share", "samples", "num_samples", "epochs")
+)
 
 
 @decodable
@@ -101,10 +105,19 @@ class Stream(msgspec.Struct, frozen=True):
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """What is mixed: the data sets of training, and those of validation."""
+    """What is mixed.
+
+    Attributes
+    ----------
+    train, valid : tuple of Stream
+        Data sets of training and of validation.
+    passed : tuple of str
+        Fields of the list that are passed over.
+    """
 
     train: tuple[Stream, ...]
     valid: tuple[Stream, ...]
+    passed: tuple[str, ...] = ()
 
 
 class MixOptions(msgspec.Struct, frozen=True):
@@ -151,6 +164,13 @@ class Mixed(msgspec.Struct, frozen=True):
     samples: int
 
 
+class _Findings(NamedTuple):
+    """What is wrong with a list, and what is passed over."""
+
+    problems: list[str]
+    passed: list[str]
+
+
 class _Failure(msgspec.Struct, frozen=True):
     """What is wrong with a data set."""
 
@@ -169,7 +189,7 @@ def recipe_from(document: Mapping[str, Any]) -> Recipe:
         ``train_loader`` and ``eval_loader`` with ``dataset.streams``, as llm-foundry has them. A
         data set has ``path`` (or ``local`` or ``remote``), and may have ``name``, ``split``, and
         ``choose``, ``proportion`` or ``repeat``; other fields are passed over, unless they are
-        like one of these.
+        like one of these or say how much is taken.
 
     Raises
     ------
@@ -177,14 +197,18 @@ def recipe_from(document: Mapping[str, Any]) -> Recipe:
         With everything that is wrong.
     """
     problems: list[str] = []
+    findings = _Findings(problems, [])
+    loaders = document.keys() & {"train_loader", "eval_loader"}  # of a whole configuration
     streams: dict[str, list[Stream]] = {"train": [], "valid": []}
     for key, content in document.items():
         split = SPLITS.get(key)
         if split is not None:
-            for where, fields in _entries(f"$.{key}", content, problems):
-                streams[split] += _stream(where, fields, problems)
+            for where, fields in _entries(f"$.{key}", content, findings):
+                streams[split] += _stream(where, fields, findings)
         elif _holds_data(content):
             problems.append(f"$.{key}: holds data sets, but is none of {', '.join(SPLITS)}")
+        elif not loaders:
+            findings.passed.append(f"$.{key}")
     if not streams["train"] and not problems:
         problems.append("$.train: expected a list of data sets")
     names = Counter(stream.name for split in streams.values() for stream in split)
@@ -194,7 +218,12 @@ def recipe_from(document: Mapping[str, Any]) -> Recipe:
         problems.append("$.train: proportion for all data sets or for none")
     if problems:
         raise ConfigError(*problems)
-    return Recipe(tuple(streams["train"]), tuple(streams["valid"]))
+    findings.passed.extend(
+        f"proportion of {stream.name}, a validation set"
+        for stream in streams["valid"]
+        if stream.proportion
+    )
+    return Recipe(tuple(streams["train"]), tuple(streams["valid"]), tuple(findings.passed))
 
 
 def _holds_data(content: Any) -> bool:
@@ -204,12 +233,14 @@ def _holds_data(content: Any) -> bool:
     return isinstance(content, list) and any(map(_holds_data, content))
 
 
-def _entries(where: str, content: Any, problems: list[str]) -> list[tuple[str, Any]]:
+def _entries(where: str, content: Any, findings: _Findings) -> list[tuple[str, Any]]:
     """Return each data set with its place in the document."""
+    problems = findings.problems
     if isinstance(content, Mapping):
-        for name in ("dataset", "streams"):  # of a loader of llm-foundry
-            if content.get(name) is not None:
-                return _entries(f"{where}.{name}", content[name], problems)
+        if content.get("dataset") is not None:  # of a loader of llm-foundry
+            return _entries(f"{where}.dataset", content["dataset"], findings)
+        if content.get("streams") is not None:
+            return _entries_of_dataset(where, content, findings)
         if any(isinstance(content.get(name), str) for name in PLACES):
             return [(where, content)]
         wrong = [name for name, fields in content.items() if not isinstance(fields, Mapping)]
@@ -224,24 +255,45 @@ def _entries(where: str, content: Any, problems: list[str]) -> list[tuple[str, A
         for number, fields in enumerate(content):
             loader = isinstance(fields, Mapping) and "dataset" in fields  # one of several
             place = f"{where}[{number}]"
-            found += _entries(place, fields, problems) if loader else [(place, fields)]
+            found += _entries(place, fields, findings) if loader else [(place, fields)]
         return found
     problems.append(f"{where}: expected a list of data sets")
     return []
 
 
-def _stream(where: str, fields: Any, problems: list[str]) -> list[Stream]:
+def _entries_of_dataset(
+    where: str, dataset: Mapping[str, Any], findings: _Findings
+) -> list[tuple[str, Any]]:
+    """Return the data sets of a StreamingDataset, whose `split` is that of each without one."""
+    findings.passed.extend(
+        f"{where}.{name}" for name in dataset if name not in ("streams", "split")
+    )
+    split = dataset.get("split")
+    return [
+        (place, {**fields, "split": split})
+        if split and isinstance(fields, Mapping) and not fields.get("split")
+        else (place, fields)
+        for place, fields in _entries(f"{where}.streams", dataset["streams"], findings)
+    ]
+
+
+def _stream(where: str, fields: Any, findings: _Findings) -> list[Stream]:
+    problems = findings.problems
     try:
         entry = msgspec.convert(fields, _Entry)
     except msgspec.ValidationError as error:
         problems.append(f"{where}: {error}")
         return []
     known = _Entry.__struct_fields__
-    problems += [
-        f"{where}.{name}: unknown field; did you mean {near[0]}?"
-        for name in fields.keys() - set(known)
-        if (near := difflib.get_close_matches(str(name), known, n=1, cutoff=0.8))
-    ]
+    for name in fields:
+        if name in known:
+            continue
+        if near := difflib.get_close_matches(str(name), known, n=1, cutoff=0.8):
+            problems.append(f"{where}.{name}: unknown field; did you mean {near[0]}?")
+        elif name in HOW_MUCH:
+            problems.append(f"{where}.{name}: give choose, proportion or repeat")
+        else:
+            findings.passed.append(f"{where}.{name}")
     if entry.directory is None:
         problems.append(f"{where}: has no path")
         return []
@@ -294,6 +346,8 @@ def mix(
     watch = Stopwatch(progress or NullProgress(), lambda: communicator.waited)
     with aborting_on_error(communicator):
         asked = (*recipe.train, *recipe.valid)
+        if recipe.passed:
+            watch.note(f"passed over: {', '.join(recipe.passed)}")
         on_rank_0(communicator, lambda: _make_room(directory), None, "making room")
         streams = _brought(communicator, asked, directory, watch)
         own = streams[communicator.rank :: communicator.size]
@@ -456,13 +510,14 @@ def _write(recipe: Recipe, directory: str, options: MixOptions) -> Mixed:
             "samples": _validation_samples(stream, size_of(stream), options.validation),
         }
         for stream in recipe.valid
-        if stream.choose != 0
+        if 0 not in (stream.choose, stream.repeat, stream.proportion)
     ]
     return _write_blend(os.path.join(directory, BLEND), train, valid, samples, options)
 
 
 def _validation_samples(stream: Stream, size: int, most: int) -> int:
-    return min(most, size, most if stream.choose is None else stream.choose)
+    share = 1.0 if stream.repeat is None else min(stream.repeat, 1.0)
+    return min(most, int(size * share), most if stream.choose is None else stream.choose)
 
 
 def _write_blend(

@@ -24,6 +24,7 @@ import xxhash
 from distcache.corpus import bin_path, idx_path
 from distcache.corpus.receipt import receipt_path
 from distcache.errors import ConfigError, NotReady, ObjectChanged, StorageError
+from distcache.ingest.inputs import is_read
 from distcache.io.files import FileVersion, atomic_write, make_directories, may_write
 from distcache.io.threads import map_in_threads
 from distcache.io.watchdog import tick
@@ -106,10 +107,17 @@ class ObjectWork:
         if self._lock is None:
             raise ConfigError(f"{self._root}: another job does the same; wait for its end")
 
-    def inputs(self, words: Sequence[str]) -> list[str]:
+    def inputs(self, words: Sequence[str], known: set[str] | None = None) -> list[str]:
         """Return inputs with a file in the place of every object and stream. Collective.
 
-        A URL that ends with a slash stands for all objects below it.
+        A URL that ends with a slash stands for the objects below it that a directory would yield.
+
+        Parameters
+        ----------
+        words : sequence of str
+            Arguments of the command line.
+        known : set of str or None
+            Suffixes of files that a directory yields; None for all.
 
         Raises
         ------
@@ -123,7 +131,7 @@ class ObjectWork:
 
         def find() -> list[list[str]]:
             spooled = [self._spooled(word) if is_stream(word) else word for word in words]
-            return [_below(word) if is_url(word) else [word] for word in spooled]
+            return [_below(word, known) if is_url(word) else [word] for word in spooled]
 
         found = on_rank_0(self._communicator, find, list[list[str]], "looking for objects")
         urls = [url for group in found for url in group if is_url(url)]
@@ -311,7 +319,7 @@ def _files_of(pairs: Sequence[tuple[str, str]]) -> list[FileToSend]:
     ]
 
 
-def _below(url: str) -> list[str]:
+def _below(url: str, known: set[str] | None) -> list[str]:
     """Return the objects that a URL stands for.
 
     Raises
@@ -321,7 +329,9 @@ def _below(url: str) -> list[str]:
     """
     if not url.endswith("/"):
         return [located(url)]
-    found = bucket_of(url).names_below(url)
+    names = bucket_of(url).names_below(url)
+    found = [name for name in names if is_read(name.removeprefix(url), known)]
     if not found:
-        raise NotReady(f"{url}: there are no objects below it")
+        few = f"of its {len(names)} none has a known suffix, and --format names none"
+        raise NotReady(f"{url}: {few if names else 'there are no objects below it'}")
     return found

@@ -15,7 +15,7 @@ from distcache.corpus.idx import bin_path, idx_path
 from distcache.corpus.receipt import Origin, Receipt, find_receipt, receipt_path, write_receipt
 from distcache.corpus.shard_table import read_table, shards_path
 from distcache.errors import ConfigError, DistcacheError, KeyMismatch
-from distcache.io.files import atomic_write, digest_range, is_plain_file, read_file
+from distcache.io.files import atomic_write, digest_range, is_plain_file, make_link, read_file
 from distcache.progress import NullProgress, Progress, Stopwatch
 from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.communicator import Communicator, SerialCommunicator
@@ -194,7 +194,7 @@ class Output(AbstractContextManager["Output"]):
         """Make the `.bin` of the N-th unfinished corpus a link to other tokens."""
         path = Path(bin_path(self.unfinished(shard)))
         path.unlink(missing_ok=True)
-        path.symlink_to(tokens)
+        make_link(path, tokens, "write the view elsewhere, and its tokens by `materialize`")
 
     def publish(
         self,

@@ -31,7 +31,9 @@ ADDED: Final = "added_tokens.json"
 MODEL: Final = "config.json"
 FILES: Final = (CONFIG, MAP, ADDED, MODEL)
 NAMED: Final = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
-LISTS: Final = ("additional_special_tokens", "extra_special_tokens")
+LISTS: Final = (
+    *("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens"),
+)
 FLAGS: Final = ("lstrip", "rstrip", "normalized", "single_word", "special")
 # Classes that take tokenizer.json unchanged, and those that put add_bos_token and add_eos_token
 # around a text, with the defaults of both (transformers 4.57, tokenization_*_fast.py).
@@ -46,6 +48,22 @@ AROUND: Final = {
     "CohereTokenizer": (True, False),
     "GPTNeoXTokenizer": (False, False),
 }
+# Those that take vocab.json and merges.txt as GPT-2's own tokenizer does.
+GPT2: Final = ("PreTrainedTokenizer", "GPT2Tokenizer")
+# Special tokens that a class has if nothing names others (the same files, __init__).
+_END: Final = "<|endoftext|>"
+_LLAMA: Final = {"unk": "<unk>", "bos": "<s>", "eos": "</s>"}
+DEFAULTS: Final = {
+    "LlamaTokenizer": _LLAMA,
+    "CodeLlamaTokenizer": _LLAMA,
+    "GemmaTokenizer": {"unk": "<unk>", "bos": "<bos>", "eos": "<eos>", "pad": "<pad>"},
+    "CohereTokenizer": {"unk": "<UNK>", "bos": "<BOS_TOKEN>", "eos": "<|END_OF_TURN_TOKEN|>"},
+    "GPTNeoXTokenizer": {"unk": _END, "bos": _END, "eos": _END},
+    "GPT2Tokenizer": {"unk": _END, "bos": _END, "eos": _END},
+    "Qwen2Tokenizer": {"eos": _END, "pad": _END},
+    "CodeGenTokenizer": {"unk": _END, "bos": _END, "eos": _END},
+    "BloomTokenizer": {**_LLAMA, "pad": "<pad>"},
+}
 CLASS_OF: Final = {
     "llama": "LlamaTokenizer",
     "gemma": "GemmaTokenizer",
@@ -56,6 +74,7 @@ CLASS_OF: Final = {
     "qwen2": "Qwen2Tokenizer",
     "qwen3": "Qwen2Tokenizer",
 }
+PADDING: Final = "[PAD]"  # which release 5 adds to what names none: no text means it
 TOKENS: Final = 300  # of the vocabulary, in texts that transformers encodes too
 JUDGE: Final = """
 import json, sys
@@ -65,7 +84,8 @@ def encode(text):
     if sys.argv[2] == "whole":
         return tokenizer(text).input_ids
     return tokenizer.convert_tokens_to_ids(tokenizer.tokenize(text))
-print("\\n" + json.dumps([encode(text) for text in json.load(sys.stdin)]))
+tokens = [encode(text) for text in json.load(sys.stdin)]
+print("\\n" + json.dumps([tokens, tokenizer.get_added_vocab()]))
 """
 
 
@@ -85,16 +105,16 @@ class TokenizerDirectory(NamedTuple):
 
 
 def read_directory(
-    directory: Path, content: bytes, options: TokenizerOptions, *, around: bool
+    path: Path, content: bytes, options: TokenizerOptions, *, around: bool
 ) -> TokenizerDirectory:
     """Return the tokenizer that training makes of a directory.
 
     Parameters
     ----------
-    directory : Path
-        Directory of the files.
+    path : Path
+        Path of its `tokenizer.json`, or of its `vocab.json` if there is none.
     content : bytes
-        Its `tokenizer.json`.
+        Content of its `tokenizer.json`, or what takes its place.
     options : TokenizerOptions
         For messages.
     around : bool
@@ -105,33 +125,37 @@ def read_directory(
     ConfigError
         Naming every key that changes tokens in a way that is not followed here.
     """
+    directory = path.parent
     files = {name: _read_object(directory / name) for name in FILES}
     if not any(files.values()):
         return TokenizerDirectory(content, None)
-    description = _parsed(directory, content)
+    description = _parsed(path, content)
     problems = list(_added_problems(files, description))
     problems += _prefix_problems(files[CONFIG], description)
     problems += _other_problems(files[CONFIG])
     kind = _class_of(files)
     judged = find_spec("transformers") is not None
-    if kind and not judged and kind not in (*PLAIN, *AROUND):
+    followed = GPT2 if path.name == "vocab.json" else (*PLAIN, *AROUND)
+    if kind and not judged and kind not in followed:
         problems.append(
             f"{CONFIG}: tokenizer_class {kind!r} may change tokens; install transformers here, so "
             "that both can be compared"
         )
+    if not judged:
+        problems += _default_problems(files, kind, description)
     stated = None
     if around and not problems:
         stated, problem = _stated_around(files, description, content, kind)
         if problem and not (judged and stated):
             problems = [problem]
     if problems:
-        alone = f"give {directory / 'tokenizer.json'} to follow that file alone"
+        alone = f"give {path} to follow that file alone"
         raise ConfigError(
             *(f"--tokenizer {options.name}: {problem}; {alone}" for problem in problems)
         )
-    if judged and files[CONFIG]:
+    if judged:
         choices = [content, *([] if stated is None else [stated])]
-        content = _equal_one(directory, choices, description, options, around=around)
+        content = _equal_one(path, choices, description, options, around=around)
     return TokenizerDirectory(content, stated_end(directory, options))
 
 
@@ -148,13 +172,13 @@ def _read_object(path: Path) -> dict[str, Any]:
     return found
 
 
-def _parsed(directory: Path, content: bytes) -> dict[str, Any]:
+def _parsed(path: Path, content: bytes) -> dict[str, Any]:
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{directory}/tokenizer.json: is not JSON: {error}") from error
+        raise ConfigError(f"{path}: is not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise ConfigError(f"{directory}/tokenizer.json: is not a tokenizer")
+        raise ConfigError(f"{path}: is not a tokenizer")
     return found
 
 
@@ -207,14 +231,28 @@ def _differing(number: str, token: Any, theirs: Mapping[str, Any] | None) -> str
 
 def _special_tokens(file: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the special tokens that a file names, each with its key."""
-    for key in (f"{name}_token" for name in NAMED):
-        if (text := _text_of(file.get(key))) is not None:
+    for key in file:
+        if key.endswith("_token") and (text := _text_of(file[key])) is not None:
             yield text, key
     for key in LISTS:
         listed = file.get(key) or []
         for token in listed.values() if isinstance(listed, dict) else listed:
             if (text := _text_of(token)) is not None:
                 yield text, key
+
+
+def _default_problems(
+    files: Mapping[str, dict[str, Any]], kind: str, description: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield the special tokens that a class has by default, and `tokenizer.json` has not."""
+    known = {token.get("content") for token in description.get("added_tokens") or []}
+    stated = {**files[MAP], **files[CONFIG]}
+    for name, text in DEFAULTS.get(kind, {}).items():
+        if f"{name}_token" not in stated and text not in known:
+            yield (
+                f"{CONFIG}: has no {name}_token, and tokenizer_class {kind!r} then adds {text!r}, "
+                "which is no added token of tokenizer.json"
+            )
 
 
 def _prefix_problems(config: Mapping[str, Any], description: Mapping[str, Any]) -> Iterator[str]:
@@ -315,7 +353,7 @@ def _templated(
 
 
 def _equal_one(
-    directory: Path,
+    path: Path,
     choices: list[bytes],
     description: Mapping[str, Any],
     options: TokenizerOptions,
@@ -336,7 +374,15 @@ def _equal_one(
         loaded[-1].no_truncation()
         loaded[-1].no_padding()
     texts = _texts(loaded[0], description)
-    theirs = _judged(directory, texts, options, around=around)
+    theirs, added = _judged(path, texts, options, around=around)
+    alone = f"give {path} to follow that file alone"
+    known = {token["content"]: token["id"] for token in description.get("added_tokens") or []}
+    different = {text for text in {*known, *added} if known.get(text) != added.get(text)}
+    if other := sorted(different - {PADDING}):
+        raise ConfigError(
+            f"--tokenizer {options.name}: this environment's transformers has other added tokens: "
+            f"{other[0]!r} is {added.get(other[0])}, not {known.get(other[0])}; {alone}"
+        )
     differing = ""
     for choice, tokenizer in zip(choices, loaded, strict=True):
         ours = [one.ids for one in tokenizer.encode_batch_fast(texts, add_special_tokens=around)]
@@ -348,7 +394,7 @@ def _equal_one(
                 break
     raise ConfigError(
         f"--tokenizer {options.name}: this environment's transformers makes other tokens of "
-        f"{differing}; give {directory / 'tokenizer.json'} to follow that file alone"
+        f"{differing}; {alone}"
     )
 
 
@@ -365,14 +411,14 @@ def _texts(tokenizer: tokenizers.Tokenizer, description: Mapping[str, Any]) -> l
 
 
 def _judged(
-    directory: Path, texts: list[str], options: TokenizerOptions, *, around: bool
-) -> list[list[int]]:
-    """Return the tokens of texts by transformers, in a process of its own."""
+    path: Path, texts: list[str], options: TokenizerOptions, *, around: bool
+) -> tuple[list[list[int]], dict[str, int]]:
+    """Return the tokens of texts, and the added tokens, by transformers in its own process."""
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     how = "whole" if around else "bare"
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", JUDGE, os.path.abspath(directory), how],
+            [sys.executable, "-P", "-c", JUDGE, os.path.abspath(path.parent), how],
             input=json.dumps(texts),
             capture_output=True,
             text=True,
@@ -385,11 +431,11 @@ def _judged(
         problem = "it took too long"
     else:
         if done.returncode == 0:
-            found: list[list[int]] = json.loads(done.stdout.splitlines()[-1])
-            return found
+            tokens, added = json.loads(done.stdout.splitlines()[-1])
+            return tokens, added
     raise ConfigError(
         f"--tokenizer {options.name}: this environment's transformers cannot load it ({problem}); "
-        f"give {directory / 'tokenizer.json'} to follow that file alone"
+        f"give {path} to follow that file alone"
     )
 
 

@@ -54,6 +54,8 @@ TEMPORARY: Final = re.compile(r"\.(.+)\.[0-9a-f]{8}\.part")
 PROBE: Final = re.compile(r"probe\.([0-9a-f]{8})")
 NO_SYNC: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)  # of directories
 NO_MODES: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # symbolic ones
 NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_ALLOWED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -199,7 +201,7 @@ def sync_directory(path: str | Path) -> None:
         os.fsync(descriptor)
     except OSError as error:
         if error.errno not in NO_SYNC:  # some network filesystems cannot sync directories
-            raise
+            raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         os.close(descriptor)
 
@@ -211,6 +213,34 @@ def set_mode(descriptor: int, mode: int) -> None:
     except OSError as error:
         if error.errno not in NO_MODES:
             raise
+
+
+def set_time(target: int | str | Path, modified: int | None = None) -> None:
+    """Set the time of a file in nanoseconds, by default now, where its filesystem lets that be."""
+    try:
+        if modified is None:
+            os.utime(target)
+        else:
+            os.utime(target, ns=(modified, modified), follow_symlinks=isinstance(target, int))
+    except OSError as error:
+        if error.errno not in NO_MODES:
+            raise
+
+
+def make_link(path: Path, target: str, otherwise: str) -> None:
+    """Make a symbolic link.
+
+    Raises
+    ------
+    ConfigError
+        If the filesystem has none; `otherwise` says what to do.
+    """
+    try:
+        os.symlink(target, path)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        raise ConfigError(f"{path.parent}: has no symbolic links; {otherwise}") from error
 
 
 def sync_file(path: str | Path) -> None:

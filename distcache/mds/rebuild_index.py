@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -19,6 +20,7 @@ from distcache.mds.shard_header import offsets_of, offsets_size
 
 __all__ = ["Rebuilt", "rebuild_index"]
 
+NUMBERED: Final = re.compile(r"shard\.(\d+)\.mds")
 MOST_COLUMNS: Final = 1 << 20  # bytes of the description of columns
 
 
@@ -59,7 +61,7 @@ def rebuild_index(directory: str, threads: int, advance: Callable[[int], object]
     ConfigError
         If there is an `index.json`.
     CorpusError
-        If a shard is damaged.
+        If a shard is damaged, or if one is missing by the numbers of the others.
     """
     path = os.path.join(directory, INDEX)
     if os.path.lexists(path):
@@ -67,6 +69,8 @@ def rebuild_index(directory: str, threads: int, advance: Callable[[int], object]
     files = _shards(directory)
     if not files:
         raise NotReady(f"{directory}: has no file of a shard: NAME.mds, or NAME.mds.zstd and so on")
+
+    _require_all_numbers(directory, files)
 
     def entry_of(names: tuple[str, str, str]) -> dict[str, Any]:
         found = _entry(directory, *names)
@@ -98,15 +102,33 @@ def _shards(directory: str) -> list[tuple[str, str, str]]:
     return [found[raw] for raw in sorted(found)]
 
 
+def _require_all_numbers(directory: str, files: list[tuple[str, str, str]]) -> None:
+    """Refuse a gap in the numbers of shards, which writers count from 0 (shard.00000.mds)."""
+    names = [raw or packed for raw, packed, _ in files]
+    numbers = [NUMBERED.match(name) for name in names]
+    found = {int(number[1]) for number in numbers if number is not None}
+    if len(found) < len(names):
+        return  # named otherwise
+    lost = sorted(set(range(max(found) + 1)) - found)
+    if lost:
+        raise CorpusError(
+            f"{directory}: shard {lost[0]} is missing, of {max(found) + 1} by the numbers of the "
+            f"others ({len(lost)} are missing); bring it back, or rename the shards"
+        )
+
+
 def _entry(directory: str, raw: str, packed: str, codec: str) -> dict[str, Any]:
     """Return what `index.json` says of a shard."""
     path = os.path.join(directory, raw or packed)
     try:
         with closing_fd(open_regular(path)) as descriptor:
             front = _front(descriptor, "" if raw else codec)
+            stored = os.fstat(descriptor).st_size
     except (OSError, EOFError) as error:
         raise CorpusError(f"{path}: cannot be read: {error}") from error
     samples, size, header = _header(front, path)
+    if raw and stored != size:
+        raise CorpusError(f"{path}: has {stored} bytes, its header says {size}")
     if packed:
         stored = Path(directory, packed).stat().st_size
     return {name: getattr(header, name) for name in header.__struct_fields__} | {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import itertools
 import os
 import re
 import shlex
@@ -48,6 +47,12 @@ OTHER_SCRIPTS: Final = re.compile(
 SHELLS: Final = ("sh", "bash", "zsh", "dash", "ksh")
 # What ends a command in a shell's line, and what sends its output elsewhere.
 SHELL_ENDS: Final = ("|", "|&", "&", "&&", "||", ";")
+# A part of a shell's text: quoted, escaped, a comment, the end of a command, or any other.
+PART: Final = re.compile(
+    r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?P<comment>(?<![^\s;&|])#[^\n]*)|(?P<end>&&|\|\||;)"""
+    r"""|[^'"\\#;&|]+|.""",
+    re.DOTALL,
+)
 REDIRECTION: Final = re.compile(r"(?:\d|&)?>>?(?:&\d|&-)?")
 OPTION: Final = re.compile(r"-+[A-Za-z_]")  # negative numbers are values
 LIKE: Final = (0.9, 0.95)  # similarity of misspelt names: of short ones, and from `LONG` letters
@@ -336,7 +341,7 @@ def _words_of(word: str) -> list[str]:
     path = word[1:]
     try:
         text = read_file(path, LARGEST).decode("utf-8")
-        words = shlex.split(text.replace("\r\n", "\n").replace("\\\n", " "), comments=True)
+        words = shlex.split(_without_comments(text.replace("\r\n", "\n")))
     except FileNotFoundError as error:
         raise NotReady(f"{path}: no such file of a training command") from error
     except (OSError, ValueError) as error:
@@ -346,10 +351,34 @@ def _words_of(word: str) -> list[str]:
     return _command_of(words)
 
 
+def _without_comments(text: str) -> str:
+    """Return what a shell reads: without comments, with continued lines joined.
+
+    A comment begins a word, and its line is not continued. What ends a command becomes a word of
+    its own.
+    """
+
+    def plain(match: re.Match[str]) -> str:
+        if match["comment"]:
+            return ""
+        if match["end"]:
+            return f" {match[0]} "
+        return match[0] if match[0][0] == "'" else match[0].replace("\\\n", "")
+
+    return PART.sub(plain, text)
+
+
 def _command_of(words: Sequence[str]) -> list[str]:
-    """Return the words of a command without what a shell does with its output."""
+    """Return the words of the longest command, without what a shell does with its output."""
+    commands: list[list[str]] = [[]]
+    for word in words:
+        if word in SHELL_ENDS:
+            commands.append([])
+        else:
+            commands[-1].append(word)
     found: list[str] = []
-    following = iter(itertools.takewhile(lambda word: word not in SHELL_ENDS, words))
+    longest: list[str] = max(commands, key=len)
+    following = iter(longest)
     for word in following:
         if REDIRECTION.match(word) is None:
             found.append(word)

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Final
 
 from distcache.errors import DistcacheError
+from distcache.io.files import NO_LOCKS, set_time
 from distcache.progress import Progress
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator
-from distcache.staging.locks import NO_LOCKS, try_lock
+from distcache.staging.locks import try_lock
 from distcache.timeouts import limits
 
 __all__ = ["exclusive", "is_used", "try_exclusive", "try_shared"]
@@ -58,7 +59,7 @@ def try_shared(path: Path) -> int | None:
     with contextlib.suppress(OSError):
         for _ in range(LOOKS):
             if (descriptor := try_lock(path, shared=True, make=False)) is not None:
-                os.utime(descriptor)
+                set_time(descriptor)
                 return descriptor
             if not path.exists():
                 break

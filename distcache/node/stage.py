@@ -14,7 +14,7 @@ from typing import Final
 from distcache import __version__
 from distcache.corpus import bin_path
 from distcache.errors import CorpusError, DistcacheError, ObjectChanged
-from distcache.io.files import closing_fd, is_plain_file
+from distcache.io.files import closing_fd, is_plain_file, set_time
 from distcache.node.local_state import (
     Duplicate,
     LocalState,
@@ -116,7 +116,7 @@ def _confirm(run: Localization, found: LocalState) -> None:
     def set_times() -> None:
         for file in found.dated:
             target = manifest.files[file]
-            os.utime(target.final, ns=(target.modified, target.modified), follow_symlinks=False)
+            set_time(target.final, target.modified)
 
     run.on_all_agents_watched(set_times, "setting times")
 
@@ -278,7 +278,7 @@ def _mark_ready(run: Localization) -> Ready:
     view = make_view(store, manifest, options.naming) if options.megatron else None
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with closing_fd(os.open(store.use_lock(manifest.name), flags, 0o600)) as descriptor:
-        os.utime(descriptor)
+        set_time(descriptor)
     record = Ready(
         name=manifest.name,
         key=manifest.contents.key,

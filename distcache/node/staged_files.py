@@ -25,6 +25,7 @@ from distcache.io.files import (
     open_regular,
     open_to_write,
     read_range,
+    set_time,
     sync_directory,
     sync_file,
     write_range,
@@ -323,7 +324,7 @@ class StagedFiles:
             if target.kind == "copy" and target.size:
                 sync_file(target.digests)
             if target.modified:
-                os.utime(descriptor, ns=(target.modified, target.modified))
+                set_time(descriptor, target.modified)
         if not in_place:
             os.replace(target.part, target.final)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from distcache.cache import open_cache
 from distcache.corpus import bin_path, idx_path
-from distcache.io.files import sync_directory, temporary_name
+from distcache.io.files import make_link, sync_directory, temporary_name
 from distcache.megatron.export import Exported, export
 from distcache.megatron.names import Naming, megatron_files
 from distcache.node.manifest import CACHE, Manifest
@@ -33,7 +33,7 @@ def link_tokens(store: Store, manifest: Manifest) -> None:
             if os.readlink(link) == target:
                 continue
         temporary = temporary_name(link)
-        os.symlink(target, temporary)
+        make_link(temporary, target, "give --bin none, or --bin copy")
         os.replace(temporary, link)
     sync_directory(store.corpora)
 

@@ -8,11 +8,10 @@ import os
 from pathlib import Path
 from typing import Final
 
-__all__ = ["LOCK", "NO_LOCKS", "try_lock"]
+__all__ = ["LOCK", "try_lock"]
 
 LOCK: Final = "lock"
 """The name of the lock in a directory of unfinished files."""
-NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 """Errors of filesystems that have no locks."""
 
 
@@ -37,7 +36,7 @@ def try_lock(path: str | Path, *, shared: bool = False, make: bool = True) -> in
     Raises
     ------
     OSError
-        One of `NO_LOCKS` if the filesystem has none.
+        One of `distcache.io.files.NO_LOCKS` if the filesystem has none.
     """
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if make else 0)
     try:

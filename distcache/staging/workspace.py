@@ -17,6 +17,7 @@ from typing import Final
 
 from distcache.errors import ConfigError, DistcacheError
 from distcache.io.files import (
+    NO_LOCKS,
     PROBE,
     atomic_write,
     closing_fd,
@@ -29,7 +30,7 @@ from distcache.io.files import (
     sync_directory,
 )
 from distcache.staging.heartbeat import BEATS, VISIBLE
-from distcache.staging.locks import LOCK, NO_LOCKS, try_lock
+from distcache.staging.locks import LOCK, try_lock
 from distcache.staging.owner import OWNER, Owner
 from distcache.staging.publication import give_name, link_problem
 from distcache.timeouts import limits

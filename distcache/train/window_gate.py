@@ -16,7 +16,7 @@ import numpy as np
 
 from distcache.cache.contents import Contents
 from distcache.errors import NoSpace, NotReady, ShardWaitWarning
-from distcache.io.files import closing_fd, read_range
+from distcache.io.files import closing_fd, read_range, set_time
 from distcache.node.windows import Windows
 from distcache.staging.locks import try_lock
 from distcache.timeouts import limits
@@ -141,7 +141,7 @@ class WindowGate:
                     f"not come in {limits().stalled:.0f} s; start `distcache feed` on this node"
                 )
             if self._position is not None:
-                os.utime(self._position)  # who waits is not past
+                set_time(self._position)  # who waits is not past
             time.sleep(POLL)
 
     def _require_budget(self, needed: Sequence[tuple[int, int]]) -> None:

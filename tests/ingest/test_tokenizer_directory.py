@@ -16,7 +16,10 @@ from distcache.ingest.find_tokenizer import find_tokenizer, make_tokenizer
 from distcache.ingest.tokenizer import TokenizerOptions
 from tests import texts
 
-LLAMA = {"tokenizer_class": "LlamaTokenizerFast", "bos_token": "<s>", "eos_token": texts.END}
+LLAMA = {
+    "tokenizer_class": "LlamaTokenizerFast",
+    **{"bos_token": "<s>", "eos_token": texts.END, "unk_token": texts.END},
+}
 PLAIN = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": texts.END}
 TEXTS = ["hello world", "", "<extra> a", f"a{texts.END}b", " <s> x"]
 
@@ -187,3 +190,64 @@ def test_vocabulary_and_merges_of_gpt2(tokenizers: Path, tmp_path: Path) -> None
     (tmp_path / "gpt2-vocab.json").rename(directory / "vocab.json")
     (tmp_path / "gpt2-merges.txt").rename(directory / "merges.txt")
     assert find_tokenizer(TokenizerOptions(str(directory))).kind == "huggingface"
+
+
+def test_special_tokens_of_a_class(judged: bool, tokenizers: Path, tmp_path: Path) -> None:
+    """A class adds tokens that no file names; they are compared, or refused by the key."""
+    config = {name: value for name, value in LLAMA.items() if name != "unk_token"}
+    directory = make(tmp_path / "t", tokenizers, {"tokenizer_config.json": config})
+    found = result_of(TokenizerOptions(str(directory)))
+    if judged:
+        theirs = AutoTokenizer.from_pretrained(str(directory)).get_added_vocab()
+        assert isinstance(found, list) == ("<unk>" not in theirs)
+    else:
+        assert "has no unk_token, and tokenizer_class 'LlamaTokenizer' then adds" in str(found)
+
+
+def test_a_class_that_only_the_model_names(judged: bool, tokenizers: Path, tmp_path: Path) -> None:
+    """config.json alone decides it, and so how text is cut."""
+    directory = make(tmp_path / "t", tokenizers, {"config.json": {"model_type": "qwen2"}})
+    theirs = AutoTokenizer.from_pretrained(str(directory))
+    found = result_of(TokenizerOptions(str(directory)))
+    if judged and not isinstance(found, ConfigError):
+        assert found == [theirs.encode(text, add_special_tokens=False) for text in TEXTS]
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"tokenizer_config.json": {"tokenizer_class": "Qwen2Tokenizer"}}, "Qwen2|other"),
+        ({"tokenizer_config.json": {"tokenizer_class": "RobertaTokenizer"}}, "Roberta|other"),
+        ({"added_tokens.json": {"<extra>": 900}}, "added_tokens.json: '<extra>' with id 900"),
+        (
+            {"tokenizer_config.json": {"eos_token": "<|im_end|>"}},
+            r"eos_token '<\|im_end\|>' is no added token",
+        ),
+    ],
+)
+def test_files_beside_a_vocabulary_and_merges(
+    files: dict[str, Any], said: str, judged: bool, tokenizers: Path, tmp_path: Path
+) -> None:
+    """A directory without tokenizer.json is read as training reads it, too."""
+    del judged
+    model = json.loads((tokenizers / "tokenizer.json").read_text())["model"]
+    (tmp_path / "vocab.json").write_text(json.dumps({**model["vocab"], "<|endoftext|>": 700}))
+    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in model["merges"]]
+    (tmp_path / "merges.txt").write_text("\n".join(merges))
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=said):
+        find_tokenizer(TokenizerOptions(str(tmp_path)))
+    alone = find_tokenizer(TokenizerOptions(str(tmp_path / "vocab.json")))
+    assert alone.end in ("<|endoftext|>", "<|im_end|>")
+
+
+def test_files_beside_a_sentencepiece_model(tmp_path: Path) -> None:
+    """They are refused; the model alone can be given."""
+    (tmp_path / "tokenizer.model").write_bytes(b"model")
+    assert find_tokenizer(TokenizerOptions(str(tmp_path))).kind == "sentencepiece"
+    (tmp_path / "tokenizer_config.json").write_text('{"add_bos_token": true}')
+    with pytest.raises(ConfigError, match=r"tokenizer_config.json beside tokenizer\.model"):
+        find_tokenizer(TokenizerOptions(str(tmp_path)))
+    alone = TokenizerOptions(str(tmp_path / "tokenizer.model"))
+    assert find_tokenizer(alone).kind == "sentencepiece"
