@@ -106,7 +106,7 @@ def read_document(path: str | Path) -> dict[str, Any]:
     require_file(path, "the configuration", "give a file")
     path = Path(path)
     try:
-        with os.fdopen(open_regular(path), encoding="utf-8") as stream:
+        with os.fdopen(open_regular(path), encoding="utf-8-sig") as stream:
             text = stream.read()
     except FileNotFoundError as error:
         raise NotReady(f"{path}: no such configuration file") from error
@@ -117,7 +117,8 @@ def read_document(path: str | Path) -> dict[str, Any]:
     try:
         parsed = _parse(path.suffix, text)
     except PARSER_ERRORS as error:
-        raise ConfigError(f"{path}: {error}") from error
+        said = " ".join(str(error).replace(' in "<unicode string>",', "").split())
+        raise ConfigError(f"{path}: {said}") from error
     if not isinstance(parsed, dict):
         raise ConfigError(f"{path}: expected a mapping of fields, found {type(parsed).__name__}")
     return parsed

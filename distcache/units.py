@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
+from typing import Any, TypeVar
+
 from distcache.errors import ConfigError
 
-__all__ = ["counted", "parse_size", "parse_tokens", "size_text"]
+__all__ = ["counted", "parse_size", "parse_tokens", "plain_number", "size_text"]
+
+Value = TypeVar("Value")
 
 
 def parse_size(text: str, least: int = 0) -> int:
@@ -53,6 +59,16 @@ def size_text(nbytes: int) -> str:
             return f"{size:.4g} {unit}"
         size /= 1024
     return f"{size:.4g} TiB"
+
+
+def plain_number(value: Value) -> Value:
+    """Return an integer of NumPy or torch as Python's own; anything else as it is."""
+    plain: Any = value
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
+            plain = operator.index(plain)
+    found: Value = plain
+    return found
 
 
 def counted(count: int, noun: str, plural: str = "") -> str:

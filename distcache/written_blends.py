@@ -96,6 +96,10 @@ def _in_pairs(blend: Sequence[Any]) -> list[Any]:
         ]
     found = []
     for entry in blend:
+        if isinstance(entry, Mapping) and isinstance(entry.get("weight"), str):
+            weight = _number(entry["weight"])
+            found.append(entry if weight is None else {**entry, "weight": weight})
+            continue
         pair = isinstance(entry, list | tuple) and len(entry) == PAIR
         if pair and (weight := _number(entry[0])) is not None:
             found.append({"path": entry[1], "weight": weight})

@@ -12,6 +12,7 @@ from distcache.configuration import config_from_mapping
 from distcache.errors import ConfigError, NotReady
 from distcache.plan.config import BlendEntry, Config
 from tests.corpora import write_lengths
+from tests.processes import start
 
 BASE = {"sequence_length": 100, "split": "98,1,1", "samples": {"train": 9}}
 
@@ -47,7 +48,7 @@ def test_prefixes_that_are_numbers_alone() -> None:
 
 
 def test_a_folder_and_a_pattern_are_their_corpora(tmp_path: Path) -> None:
-    """In the order of names; a weight is shared by the sizes of the tokens."""
+    """In the order of names; a weight is shared by the numbers of tokens."""
     (tmp_path / "web").mkdir()
     for name, size in (("b", 30), ("a", 10), ("other", 5)):
         write_lengths(tmp_path / "web" / name, np.full(size, 10))
@@ -80,3 +81,37 @@ def test_samples_as_tokens(count: str, expected: int) -> None:
     assert config.samples_of("train") == expected
     with pytest.raises(ConfigError, match="is not a number of tokens"):
         config_from_mapping({**BASE, "blend": ["a"], "samples": {"train": "many tokens"}})
+    with pytest.raises(ConfigError, match="99 tokens are less than one sample of 100"):
+        config_from_mapping({**BASE, "blend": ["a"], "samples": {"train": "99 tokens"}})
+
+
+def test_a_view_and_a_wide_type_have_the_share_of_their_tokens(tmp_path: Path) -> None:
+    """Not of the bytes that they lie in."""
+    (tmp_path / "web").mkdir()
+    write_lengths(tmp_path / "web" / "wide", np.full(10, 10), "i4")
+    whole = write_lengths(tmp_path / "whole", np.full(40, 10))
+    view = tmp_path / "web" / "view"
+    done = start(["select", whole, "--documents", "0:30", "-o", view])
+    assert done.returncode == 0, done.stderr
+    found = blend_of([{"path": f"{tmp_path}/web", "weight": 1}])
+    assert found == [(f"{tmp_path}/web/view", 0.75), (f"{tmp_path}/web/wide", 0.25)]
+
+
+def test_a_copy_that_has_not_ended(tmp_path: Path) -> None:
+    """No corpus of a folder is left out without a word."""
+    for name in "ab":
+        write_lengths(tmp_path / name, np.full(3, 10))
+    (tmp_path / "a.bin").rename(tmp_path / "away")
+    assert [path for path, _ in blend_of([str(tmp_path)])] == [f"{tmp_path}/a", f"{tmp_path}/b"]
+    (tmp_path / "away").rename(tmp_path / "a.bin")
+    (tmp_path / "b.idx").unlink()
+    with pytest.raises(NotReady, match=r"b\.bin: has no \.idx beside it"):
+        blend_of([str(tmp_path)])
+
+
+@pytest.mark.parametrize(("count", "expected"), [("1e3", 1000), (2.0e3, 2000), ("10k", 10_000)])
+def test_numbers_as_yaml_leaves_them(count: Any, expected: int) -> None:
+    """Of samples, and of weights as text."""
+    config: Config = config_from_mapping({**BASE, "blend": ["a"], "samples": {"train": count}})
+    assert config.samples_of("train") == expected
+    assert blend_of([{"path": "a", "weight": "0.7"}]) == [("a", 0.7)]

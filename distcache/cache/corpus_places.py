@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -122,7 +123,12 @@ def moves_from(words: Iterable[str], environment: Mapping[str, str]) -> Moves:
     pairs = [tuple(word.split("=", 1)) for word in given]
     if any(len(pair) != 2 or not all(pair) for pair in pairs):
         raise ConfigError(f"{name} {' '.join(given)}: expected FROM=TO")
-    return tuple((pair[0], pair[1]) for pair in pairs)
+    return tuple((_directory(pair[0]), _directory(pair[1])) for pair in pairs)
+
+
+def _directory(word: str) -> str:
+    """Return a directory without ``~``, ``..`` and doubled slashes."""
+    return word if is_url(word) else os.path.normpath(os.path.expanduser(word))  # noqa: PTH111
 
 
 def moves_between(before: Sequence[str], now: Sequence[str]) -> Moves:
@@ -198,8 +204,9 @@ def _moves_path(cache: str | Path) -> str:
 
 
 def _known_moves(cache: str | Path) -> list[Moves]:
-    try:
-        content = read_file(_moves_path(cache), LONGEST, follow=False)
-        return msgspec.json.decode(content, type=list[Moves])
-    except (OSError, msgspec.MsgspecError):
-        return []
+    """Return the moves beside a cache; of a link, also those beside what it leads to."""
+    for path in dict.fromkeys((str(cache), os.path.realpath(cache))):
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            content = read_file(_moves_path(path), LONGEST, follow=False)
+            return msgspec.json.decode(content, type=list[Moves])
+    return []

@@ -24,6 +24,7 @@ from distcache.cli.common import (
 )
 from distcache.cli.show import make_progress, print_json
 from distcache.errors import ConfigError, DistcacheError
+from distcache.io.files import make_directories, may_write
 from distcache.launch.follow import failure, follow
 from distcache.launch.prejob import JobOptions
 from distcache.launch.slurm import call, tasks_that_fit
@@ -198,7 +199,8 @@ def slurm_scripts_command(
         distcache slurm-scripts ~/jobs
     """
     source = next(place for place in SCRIPTS if place.is_dir())
-    directory.mkdir(parents=True, exist_ok=True)
+    with may_write(directory, "name another directory"):
+        make_directories(directory)
     names = sorted(os.listdir(source))
     there = [directory / name for name in names if os.path.lexists(directory / name)]
     if there:

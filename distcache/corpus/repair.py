@@ -29,6 +29,7 @@ from distcache.io.files import open_sized, read_range
 
 __all__ = ["Repaired", "is_repairable", "open_damaged"]
 
+POINTER: Final = 256  # bytes of what git-lfs leaves, at least
 CODE_OF_SIZE: Final = {1: 1, 2: 8, 4: 4, 8: 5}  # what tokenizers write: u8, u16, i32, i64
 
 
@@ -79,12 +80,17 @@ def open_damaged(prefix: str) -> Repaired:
             content = read_range(descriptor, 0, size)
         finally:
             os.close(descriptor)
-        bin_size = os.stat(bin_path(prefix)).st_size
+        descriptor, bin_size = open_sized(bin_path(prefix))
+        try:
+            begin = read_range(descriptor, 0, min(POINTER, bin_size))
+        finally:
+            os.close(descriptor)
     except FileNotFoundError as error:
         raise NotReady(f"{error.filename or path}: no such file") from error
     except (OSError, EOFError) as error:
         raise CorpusError(f"{path}: cannot be read: {error}") from error
     require_no_pointer(path, content)
+    require_no_pointer(bin_path(prefix), begin)
     if len(content) < HEADER_SIZE or not content.startswith(MAGIC):
         raise CorpusError(f"{path}: has no header of an index, so that nothing says its lengths")
     _, _, code, sequences, entries = HEADER.unpack(content[:HEADER_SIZE])

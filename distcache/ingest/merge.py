@@ -33,7 +33,7 @@ from distcache.corpus.receipt import (
     tokenizers_of,
 )
 from distcache.corpus.repair import open_damaged
-from distcache.errors import ConfigError
+from distcache.errors import ConfigError, CorpusError
 from distcache.ingest.output import Output
 from distcache.ingest.token_bytes import token_pieces
 from distcache.io.files import (
@@ -245,7 +245,10 @@ def _open_one(
 
 def _file_versions(prefixes: Sequence[str]) -> list[str]:
     paths = [name for prefix in prefixes for name in (bin_path(prefix), idx_path(prefix))]
-    return [f"{path} {os.stat(path).st_size} {os.stat(path).st_mtime_ns}" for path in paths]
+    try:
+        return [f"{path} {os.stat(path).st_size} {os.stat(path).st_mtime_ns}" for path in paths]
+    except OSError as error:
+        raise CorpusError(f"{error.filename}: cannot be read: {error.strerror}") from error
 
 
 def _require_alike(facts: Sequence[CorpusFacts]) -> None:

@@ -179,7 +179,7 @@ class ObjectWork:
         """Return the prefix to write to: a local one, if it goes to a bucket. Collective."""
         if not is_url(out):
             return out
-        if not address_of(out).key:
+        if not address_of(out).key or out.endswith("/"):
             raise ConfigError(f"--out {out}: expected a name in the bucket").of_all_ranks()
         part = self._root / "out"
         on_rank_0(self._communicator, lambda: make_directories(part), None, "making a directory")

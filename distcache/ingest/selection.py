@@ -319,7 +319,7 @@ def numbers_in(path: str | Path) -> NDArray[np.int64]:
 
 def _read_numbers(path: str) -> NDArray[Any]:
     if not path.endswith(".npy"):
-        with os.fdopen(open_regular(path), encoding="ascii") as stream:
+        with os.fdopen(open_regular(path), encoding="utf-8-sig") as stream:
             lines = iter(partial(stream.readline, LINE), "")
             return np.array([_number(line) for line in lines if line.strip()], np.int64)
     os.close(open_regular(path))  # another kind of file could block for ever
@@ -334,4 +334,7 @@ def _read_numbers(path: str) -> NDArray[Any]:
 def _number(line: str) -> int:
     if len(line) == LINE and not line.endswith("\n"):
         raise ValueError(f"a line has {LINE} characters and more")
-    return int(line)
+    try:
+        return int(line)
+    except ValueError as error:
+        raise ValueError(f"{line.strip()[:40]!r} is not a number; expected one a line") from error

@@ -7,8 +7,10 @@ tokens as 64-bit integers: datatrove, pipeline/tokens/tokenizer.py), else at eac
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple, TypedDict
 
 import msgspec
@@ -73,8 +75,7 @@ def line_batches(entry: Input, piece: InputPiece, options: TokenOptions) -> Iter
                     raise ValueError(f"has {line.size} bytes, more than {LONGEST_LINE}")
                 text = text_of_line(line)
                 if text.strip():
-                    tokens: list[int] = decode(text)[options.column]  # type: ignore[literal-required]
-                    rows.append(_in_range(tokens))
+                    rows.append(_in_range(_ids_of(text, decode, options.column)))
                     size += line.size
             except ValueError as error:
                 yield from _batch(rows, place, begin, lines - 1)
@@ -90,6 +91,20 @@ def line_batches(entry: Input, piece: InputPiece, options: TokenOptions) -> Iter
         yield TokenRows(place + 1, None, (reason, begin))
         return
     yield from _batch(rows, place + 1, begin, lines)
+
+
+def _ids_of(text: str, decode: Callable[[str], Any], column: str) -> list[int]:
+    """Return the ids of a line; Python's parser accepts NaN and lone surrogates in other fields."""
+    try:
+        found: list[int] = decode(text)[column]
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        with contextlib.suppress(ValueError, RecursionError):
+            document: Any = json.loads(text)
+            ids = document.get(column) if isinstance(document, dict) else None
+            if isinstance(ids, list) and all(type(token) is int for token in ids):
+                return ids
+        raise ValueError(str(error)) from error
+    return found
 
 
 def _in_range(tokens: list[int]) -> list[int]:

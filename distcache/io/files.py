@@ -328,6 +328,8 @@ def may_write(directory: Path, otherwise: str) -> Iterator[None]:
             yield
     except NotADirectoryError as error:
         raise ConfigError(f"{directory}: is not a directory") from error
+    except FileNotFoundError as error:  # as below /proc
+        raise ConfigError(f"{directory}: no directory can be made there; {otherwise}") from error
     except OSError as error:
         if error.errno in NOT_ALLOWED:
             raise ConfigError(

@@ -223,6 +223,6 @@ def _per_split_file(path: str) -> dict[str, list[str] | None]:
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path!r}: cannot be read: {error}") from error

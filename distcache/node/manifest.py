@@ -247,7 +247,8 @@ def _stat(path: str, expected: int, problems: list[str]) -> FileVersion | None:
         found = listed_version(path)
     except OSError as error:
         require_answer(error)
-        problems.append(f"{path}: cannot be read: {error.strerror}")
+        moved = "" if is_url(path) else "; if the corpora have moved, say so by --prefix FROM=TO"
+        problems.append(f"{path}: cannot be read: {error.strerror}{moved}")
         return None
     if found.size != expected:
         problems.append(

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from distcache.errors import ConfigError
 from distcache.storage.url import Address
@@ -168,6 +169,10 @@ def checked_endpoint(url: Any, where: str) -> str | None:
         raise ConfigError(
             f"{where}: expected an endpoint such as https://host:9000, without user and query"
         )
+    try:
+        urlsplit(url).port  # noqa: B018  which is looked at here
+    except ValueError as error:
+        raise ConfigError(f"{where}: {error}") from error
     return url
 
 

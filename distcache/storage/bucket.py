@@ -42,6 +42,7 @@ from distcache.timeouts import limits
 
 __all__ = ["Bucket", "ObjectPlace", "find_bucket"]
 
+ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 RETRIES: Final = 3  # of the client's own, which continue a cut answer where it ended
 FIRST_PAUSE: Final = 0.2  # seconds, between our own attempts; each is twice the one before
 LONGEST_PAUSE: Final = 10.0
@@ -102,6 +103,9 @@ def _make_store(access: Access, credentials: Credentials) -> Any:
         return GCSStore(access.bucket, client_options=client, retry_config=retry)
     if access.kind == "azure":
         return AzureStore(access.bucket, client_options=client, retry_config=retry)
+    for name in ENDPOINTS:
+        if os.environ.get(name) == "":  # not set, but the client takes it for a URL
+            del os.environ[name]
     settings: dict[str, Any] = {"region": access.region or "us-east-1"}
     if access.endpoint is not None:
         settings["endpoint"] = access.endpoint

@@ -301,7 +301,8 @@ def open_files(
         if not isinstance(value, str | os.PathLike) and (name == "path" or value is not None):
             raise ConfigError(f"{name} is {value!r}, expected a path")
     root = local_directory(local, os.environ)
-    moves = tuple(prefixes.items()) if prefixes else moves_from([], os.environ)
+    pairs = [f"{before}={now}" for before, now in (prefixes or {}).items()]
+    moves = moves_from(pairs, os.environ)
     source, here = located(path), os.getcwd()  # noqa: PTH109
     reason = "no local directory is set: DISTCACHE_LOCAL_DIR, or open(..., local=DIRECTORY)"
     if root is not None:

@@ -16,6 +16,7 @@ from distcache.extras import needing
 from distcache.train.files import CacheHandle, OpenFiles, open_files
 from distcache.train.split import dataset_count
 from distcache.train.summary import CorpusUse, Summary, corpora_of, summary_of
+from distcache.units import plain_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,7 +136,8 @@ class OpenCache:
             from distcache.train.dataset import CachedDataset, SampleOptions  # noqa: PLC0415
 
         try:
-            chosen = msgspec.convert(options, SampleOptions)
+            plain = {name: plain_number(value) for name, value in options.items()}
+            chosen = msgspec.convert(plain, SampleOptions)
         except msgspec.ValidationError as error:
             raise ConfigError(f"dataset({split!r}): {error}") from error
         found = self._number_of(split, number, "dataset")
@@ -178,6 +180,7 @@ class OpenCache:
         ConfigError
             If there is no such one.
         """
+        number = plain_number(number)
         if type(split) is not str or type(number) not in (int, NoneType):
             raise ConfigError(
                 f"{asked}({split!r}, {number!r}): expected the name of a split, then a number"

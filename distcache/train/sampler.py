@@ -15,6 +15,7 @@ from distcache.io.threads import decodable
 from distcache.train.dataset import CachedDataset
 from distcache.train.order import Cyclic, Order, Sequential, Sharded
 from distcache.train.rows import RowDataset
+from distcache.units import plain_number
 
 __all__ = ["ResumableSampler"]
 
@@ -140,11 +141,11 @@ class ResumableSampler(Sampler[list[int | None]]):
         if isinstance(dataset, CachedDataset | RowDataset):
             self._belongs_to, self.total_samples = dataset.identity, len(dataset)
         else:
-            self._belongs_to, self.total_samples = {}, dataset
-        self.micro_batch_size = micro_batch_size
-        self.data_parallel_rank = data_parallel_rank
-        self.data_parallel_size = data_parallel_size
-        self.consumed_samples = consumed_samples
+            self._belongs_to, self.total_samples = {}, plain_number(dataset)
+        self.micro_batch_size = micro_batch_size = plain_number(micro_batch_size)
+        self.data_parallel_rank = plain_number(data_parallel_rank)
+        self.data_parallel_size = plain_number(data_parallel_size)
+        self.consumed_samples = plain_number(consumed_samples)
         self.drop_last = drop_last
         self._require_possible(order)
         self.step = self._samples_per_step()

@@ -435,6 +435,22 @@ def test_mpi_without_its_library() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["bash", "-c", "torchrun pretrain_gpt.py --seq-length 8"], "unpack the quoted command"),
+        (["srun", "-n", "4", "bash", "-c", "x"], "unpack the quoted command"),
+        (["python", "-m", "megatron.pretrain_gpt", "--seq-length", "8"], "names a module"),
+        (["torchrun", "./pretrain_gpt", "--seq-length", "8"], "a training command has a script"),
+    ],
+)
+def test_commands_without_a_script(words: list[str], said: str) -> None:
+    """Say what to write instead, given as they are."""
+    done = start(["plan", "--", *words])
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
 def test_job_scripts(tmp_path: Path) -> None:
     """They are copied as they are, and never replace a file."""
     jobs = tmp_path / "jobs"

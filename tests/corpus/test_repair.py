@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from distcache.corpus import open_idx
 from distcache.corpus.repair import is_repairable, open_damaged
+from distcache.corpus.soundness import Outline, _overflow, _seams
 from distcache.errors import CorpusError, NotReady
 from tests.corpora import write_lengths
 from tests.processes import start
@@ -36,6 +38,8 @@ def damage(prefix: str, **changes: Any) -> None:
     ("changes", "repaired"),
     [
         ({"offsets": [0, 6, 6 - 2**32, 16]}, "offsets that are not the running sum"),
+        ({"offsets": [0, 6, 0, 10]}, "offsets that are not the running sum"),  # modulo 2**n
+        ({"offsets": [0, 3, 3, 8]}, "offsets that are not the running sum"),  # of tokens
         ({"bounds": []}, "document boundaries: each sequence is a document now"),
         ({"bounds": [0]}, "document boundaries"),
         ({"bounds": [0, 1, 2]}, "document boundaries"),
@@ -112,3 +116,34 @@ def test_no_file_is_trusted(content: bytes) -> None:
         head = Path(f"{prefix}.idx").read_bytes()[:9]
         Path(f"{prefix}.idx").write_bytes(head + content)
         is_repairable(prefix)
+
+
+@given(st.permutations(range(6)), st.integers(0, 6))
+def test_a_permutation_is_a_view(order: list[int], split: int) -> None:
+    """Of all sequences, each once, in a .bin of its own; in ranges of any size."""
+    lengths = np.array([3, 0, 5, 1, 2, 0], np.int32)
+    offsets = np.concatenate([[0], np.cumsum(lengths)[:-1]]) * 2
+    idx = SimpleNamespace(lengths=lengths[order], offsets=offsets[order], item_size=2)
+
+    def seams_of(begin: int, end: int) -> int:
+        return _seams(idx, begin, end, view=True)  # type: ignore[arg-type]
+
+    head = Outline("a", bin_size=22, type_code=8)
+    assert _overflow(head, 11, seams_of(0, split) + seams_of(split, 6)) == []
+    plain = SimpleNamespace(lengths=lengths, offsets=offsets, item_size=2)
+    for view in (False, True):
+        assert _overflow(head, 11, _seams(plain, 0, 6, view=view)) == []  # type: ignore[arg-type]
+    idx.offsets = np.where(idx.lengths == 5, idx.offsets - 2, idx.offsets)
+    assert len(_overflow(head, 11, seams_of(0, 6))) == 1
+
+
+def test_a_pointer_in_the_place_of_tokens(tmp_path: Path) -> None:
+    """Is named by `convert --repair` too, as is what is not there."""
+    prefix = write_lengths(tmp_path / "a", LENGTHS)
+    Path(f"{prefix}.bin").write_bytes(LFS)
+    with pytest.raises(CorpusError, match=r"a\.bin: is a pointer of git-lfs"):
+        open_damaged(prefix)
+    Path(f"{prefix}.bin").unlink()
+    done = start(["convert", prefix, "-o", tmp_path / "b", "--repair"])
+    assert done.returncode == 3
+    assert f"{prefix}.bin: cannot be read: No such file" in done.stderr

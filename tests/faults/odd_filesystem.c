@@ -1,6 +1,6 @@
 // A filesystem, or a kernel, that lacks something. Preloaded; ODD says what: words such as
 // "flock=37", "flock=0" (always granted), "link=1", "link=symlink", "madvise=22", "fallocate=95",
-// "mmap=1:PART" (of files whose path has that part), "link=within" (one directory only), "renameat2=22", "chmod=1", "dirsync=22" (fsync of directories),
+// "mmap=1:PART" (of files whose path has that part), "link=within" (one directory only), "renameat2=22", "chmod=1", "symlink=1", "times=1" (that are set), "dirsync=22" (fsync of directories),
 // "statvfs=none" (no blocks), "statvfs=full", "unlink=slow", "pread=hang:PART" and "fsync=hang:PART"
 // (for files whose path has that part), and "full=N": no space after N writes to files.
 #define _GNU_SOURCE
@@ -116,6 +116,26 @@ int fchmod(int descriptor, mode_t mode) {
 int chmod(const char *path, mode_t mode) {
     const char *value = odd("chmod");
     return value != NULL ? failed(value) : ORIGINAL("chmod", int, const char *, mode_t)(path, mode);
+}
+
+int symlink(const char *to, const char *path) {
+    const char *value = odd("symlink");
+    return value != NULL ? failed(value)
+                         : ORIGINAL("symlink", int, const char *, const char *)(to, path);
+}
+
+int futimens(int descriptor, const struct timespec times[2]) {
+    const char *value = odd("times");
+    return value != NULL ? failed(value)
+                         : ORIGINAL("futimens", int, int, const struct timespec *)(descriptor, times);
+}
+
+int utimensat(int directory, const char *path, const struct timespec times[2], int flags) {
+    const char *value = odd("times");
+    return value != NULL
+               ? failed(value)
+               : ORIGINAL("utimensat", int, int, const char *, const struct timespec *, int)(
+                     directory, path, times, flags);
 }
 
 int link(const char *from, const char *to) { return linkat(AT_FDCWD, from, AT_FDCWD, to, 0); }

@@ -30,7 +30,7 @@ NO_LINKS = [
 ]
 HARMLESS = [
     *("chmod=1", "chmod=95", "dirsync=22", "dirsync=95", "link=1 renameat2=22 chmod=1 dirsync=95"),
-    *("flock=0", "madvise=22", "fallocate=95", "fallocate=38", "statvfs=none"),
+    *("flock=0", "madvise=22", "fallocate=95", "fallocate=38", "statvfs=none", "times=1"),
 ]
 LYING = ["statvfs=endless"]
 
@@ -109,6 +109,41 @@ def test_it_works_or_is_refused(
         assert "building" not in done.stderr.replace(".building", "")
         assert not list(shared.glob("*.idx"))
     assert hidden(shared) == []
+
+
+def test_without_symbolic_links(
+    commands: dict[str, list[Any]], corpora: dict[str, str], library: Path, shared: Path
+) -> None:
+    """What needs one says what to do instead; all else works."""
+    odd_one = odd(library, "symlink=1")
+    for command in ("build", "ingest", "merge"):
+        assert start(commands[command], environment=odd_one).returncode == 0
+    done = start(commands["localize"], environment=odd_one)
+    assert done.returncode == 2, done.stderr
+    assert "has no symbolic links; give --bin none, or --bin copy" in done.stderr
+    for kind in ("none", "copy"):
+        again = start([*commands["localize"], "--bin", kind], environment=odd_one)
+        assert again.returncode == 0, again.stderr
+    view = ["select", corpora["plain"], "--documents", "0:2", "-o", shared / "v"]
+    done = start(view, environment=odd_one)
+    assert done.returncode == 2, done.stderr
+    assert "has no symbolic links; write the view elsewhere" in done.stderr
+
+
+@pytest.mark.parametrize("what", NO_LOCKS)
+def test_made_up_corpora_need_no_locks(what: str, library: Path, shared: Path) -> None:
+    """`mock` writes them all the same."""
+    words = ["mock", "-o", shared / "mock", "--documents", "100"]
+    done = start(words, environment=odd(library, what))
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_directory_that_cannot_be_synced(commands: dict[str, list[Any]], library: Path) -> None:
+    """Is named."""
+    for command in ("build", "ingest", "merge", "localize"):
+        done = start(commands[command], environment=odd(library, "dirsync=5"))
+        assert done.returncode == 1
+        assert "Input/output error: '/" in done.stderr
 
 
 @pytest.mark.parametrize("what", NO_LINKS)

@@ -71,6 +71,21 @@ def test_compressions_of_python(suffix: str, packed: Any, tokenizers: Path, tmp_
     path.write_bytes(packed(LINES * 50_000)[:-20])
     with pytest.raises(CorpusError, match="cannot be read from here on"):
         text([path], tokenizers, tmp_path / "cut")
+    path.write_bytes(packed(LINES) + b"something else")
+    with pytest.raises(CorpusError, match="cannot be read from here on"):
+        text([path], tokenizers, tmp_path / "more")
+    second = bytearray(packed(LINES))
+    second[0] ^= 1
+    path.write_bytes(packed(LINES) + second + packed(LINES))
+    with pytest.raises(CorpusError, match="cannot be read from here on"):
+        text([path], tokenizers, tmp_path / "flipped")
+
+
+def test_padding_between_streams_of_xz(tokenizers: Path, tmp_path: Path) -> None:
+    """Is part of the format."""
+    path = tmp_path / "a.jsonl.xz"
+    path.write_bytes(lzma.compress(LINES) + bytes(8) + lzma.compress(LINES) + bytes(4))
+    assert text([path], tokenizers, tmp_path / "out").documents == 10
 
 
 def test_standard_input_and_pipes(tokenizers: Path, tmp_path: Path) -> None:
@@ -169,6 +184,16 @@ def test_json_lines_of_ids(tmp_path: Path) -> None:
             tokens([path], tmp_path / f"bad{number}")
         assert reason in str(caught.value)
         assert tokens([path], tmp_path / f"skip{number}", on_error="skip") == DOCUMENTS[:2]
+
+
+def test_other_fields_of_lines_of_ids(tmp_path: Path) -> None:
+    """May hold what Python's parser takes, as beside texts."""
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"input_ids":[1,2],"score":NaN}\n{"x":"\\ud800","input_ids":[3]}\n')
+    assert tokens([path], tmp_path / "out", column="input_ids") == [[1, 2, 0], [3, 0]]
+    path.write_text('{"input_ids":[1,NaN]}\n')
+    with pytest.raises(CorpusError, match="expected JSON lines"):
+        tokens([path], tmp_path / "wrong", column="input_ids")
 
 
 def test_arrays_of_ids(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from distcache.ingest.mix import Mixed, MixOptions, mix, recipe_from
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from tests.caches import build_here
 from tests.mds.writer import write_mds
+from tests.processes import start
 from tests.threads import run_ranks
 
 ALONE = SerialCommunicator()
@@ -273,6 +274,8 @@ def test_lists_as_users_of_streaming_have_them(tmp_path: Path) -> None:
     [
         ({"train": [{"path": "a", "chose": 3}]}, "chose: unknown field; did you mean choose"),
         ({"train": [{"path": "a", "repeats": 3}]}, "did you mean repeat"),
+        ({"train": [{"path": "a", "weight": 3}]}, r"weight: give choose, proportion or repeat"),
+        ({"train": [{"path": "a", "epochs": 3}]}, r"epochs: give choose, proportion or repeat"),
         ({"train": [{"path": "a"}], "tets": [{"path": "b"}]}, r"\$.tets: holds data sets"),
         ({"train": [{"path": "a"}], "x": {"y": {"z": {"local": "b"}}}}, r"\$.x: holds data sets"),
     ],
@@ -281,3 +284,29 @@ def test_nothing_is_dropped_without_a_word(document: dict[str, Any], problem: st
     """Neither a misspelt field nor a key that holds data sets."""
     with pytest.raises(ConfigError, match=problem):
         recipe_from(document)
+
+
+def test_what_is_passed_over_is_named(tmp_path: Path) -> None:
+    """Fields of a data set, of what holds them, and of the list; not those of a whole training."""
+    streams = {"x": {"local": "m", "download_retry": 2}}
+    dataset = {"streams": streams, "split": "train", "epoch_size": 5}
+    found = recipe_from({"train_loader": {"dataset": dataset}, "model": {"name": "x"}})
+    where = "$.train_loader.dataset"
+    assert found.passed == (f"{where}.epoch_size", f"{where}.streams.x.download_retry")
+    assert [stream.split for stream in found.train] == ["train"]  # of the dataset
+    own = write_sets(tmp_path, {"a": 3})["a"]
+    (tmp_path / "mix.json").write_text(json.dumps({"train": [{"path": own}], "epoch_size": 5}))
+    done = start(["mix", tmp_path / "mix.json", "--rows", "-o", tmp_path / "out"])
+    assert done.returncode == 0, done.stderr
+    assert "passed over: $.epoch_size" in done.stderr
+
+
+@pytest.mark.parametrize("share", [{"choose": 0}, {"repeat": 0}, {"proportion": 0}])
+def test_a_validation_set_of_nothing(share: dict[str, Any], tmp_path: Path) -> None:
+    """Is left out; a part of one is that part."""
+    sets = write_sets(tmp_path, {"a": 9, "b": 8})
+    document = {"train": [{"path": sets["a"]}], "valid": [{"path": sets["b"], **share}]}
+    assert "valid" not in run_mix(document, tmp_path / "out")["blend_per_split"]
+    document["valid"] = [{"path": sets["b"], "repeat": 0.5}]
+    (valid,) = run_mix(document, tmp_path / "half")["blend_per_split"]["valid"]
+    assert valid["samples"] == 4

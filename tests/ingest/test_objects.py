@@ -66,6 +66,23 @@ def test_text_becomes_objects(server: ScriptedS3, tmp_path: Path) -> None:
     assert checked.returncode == 0, checked.stderr
 
 
+def test_what_a_directory_of_a_bucket_yields(server: ScriptedS3, tmp_path: Path) -> None:
+    """As one of files: no markers of folders, nothing hidden or temporary, no other suffix."""
+    texts.train_bpe(tmp_path / "tokenizer.json", texts.documents(20))
+    for name in ("a.jsonl", "sub/b.jsonl", "_temporary/0/c.jsonl", ".git/d.jsonl", "_SUCCESS"):
+        server.put(f"lake/web/{name}", b'{"text": "x"}\n')
+    for name in ("sub/", "README.md"):
+        server.put(f"lake/web/{name}", b"")
+    words = ["ingest", "text", "s3://lake/web/", "--tokenizer", tmp_path / "tokenizer.json"]
+    words += ["--work", tmp_path / "work"]
+    done = start([*words, "-o", tmp_path / "out", "--json"], environment=server.environment)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["documents"] == 2
+    refused = start([*words, "-o", "s3://lake/out/"], environment=server.environment)
+    assert refused.returncode == 2
+    assert "expected a name in the bucket" in refused.stderr
+
+
 def test_corpora_are_merged(server: ScriptedS3, corpora: dict[str, str], tmp_path: Path) -> None:
     """From a bucket to a bucket, by three ranks; each object is fetched once."""
     urls = [put_corpus(server, corpora[name], f"s3://lake/in/{name}") for name in ("plain", "tiny")]

@@ -61,6 +61,29 @@ def test_what_cannot_be_rebuilt(tmp_path: Path) -> None:
     assert "ends within the offsets of its samples" in done.stderr
 
 
+@pytest.mark.parametrize("change", [-3, 2])
+def test_a_shard_of_another_length(change: int, tmp_path: Path) -> None:
+    """Its header says how long it is."""
+    directory = write_mds(tmp_path / "d", {"n": "int"}, [{"n": n} for n in range(9)])
+    (directory / INDEX).unlink()
+    shard = directory / "shard.00001.mds"
+    content = shard.read_bytes() + bytes(max(change, 0))
+    shard.write_bytes(content[: len(content) + min(change, 0)])
+    with pytest.raises(CorpusError, match=r"shard\.00001\.mds: has .* bytes, its header says"):
+        rebuild_index(str(directory), 1, nothing)
+
+
+def test_a_shard_that_is_lost(tmp_path: Path) -> None:
+    """The numbers of the others say so; of the last one, nothing does."""
+    directory = write_mds(tmp_path / "d", {"n": "int"}, [{"n": n} for n in range(20)])
+    (directory / INDEX).unlink()
+    (directory / "shard.00001.mds").rename(tmp_path / "away")
+    with pytest.raises(CorpusError, match="shard 1 is missing, of 3 by the numbers"):
+        rebuild_index(str(directory), 1, nothing)
+    (tmp_path / "away").rename(directory / "shard.00001.mds")
+    assert rebuild_index(str(directory), 1, nothing).shards == 3
+
+
 @pytest.mark.parametrize(("codec", "compress"), [("gz", gzip.compress), ("bz2", bz2.compress)])
 def test_streams_that_follow_one_another(codec: str, compress: object, tmp_path: Path) -> None:
     """Are one, as for Python, which streaming uses; a cut one is damage."""

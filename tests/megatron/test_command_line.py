@@ -69,6 +69,23 @@ def test_a_file_with_a_command(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        f"python pretrain_gpt.py --wandb-exp-name exp#3 \\\n {COMMAND}",
+        f"python pretrain_gpt.py --wandb-exp-name 'a #b' {COMMAND} # --seed 9",
+        f"# a comment is not continued \\\npython pretrain_gpt.py {COMMAND}\n#\n",
+        f"cd /x && python pretrain_gpt.py {COMMAND}; sleep 1",
+        f"python prepare.py && torchrun pretrain_gpt.py {COMMAND};",
+        f"python pretrain_gpt.py {COMMAND} --log-interval 5\\\n0 2>&1 | tee 'log;#1'",
+    ],
+)
+def test_what_a_shell_makes_of_a_file(text: str, tmp_path: Path) -> None:
+    """Comments begin words, lines are joined, and of several commands the longest trains."""
+    (tmp_path / "f").write_text(text)
+    assert load_config(f"@{tmp_path}/f") == read(COMMAND)
+
+
+@pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("x.py --data-path $DATA", "write the value of \\$DATA"),

@@ -120,6 +120,7 @@ def test_public_buckets(home: Path) -> None:
     [
         ({"AWS_PROFILE": "none"}, "no such profile"),
         ({"AWS_CA_BUNDLE": "/nonexistent"}, "AWS_CA_BUNDLE"),
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:99999"}, "AWS_ENDPOINT_URL, .*: Port out of range"),
     ],
 )
 def test_what_is_wrong(home: Path, environment: dict[str, str], words: str) -> None:

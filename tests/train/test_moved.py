@@ -131,3 +131,33 @@ def test_moves_lead_from_old_to_new(parts: list[tuple[str, str]]) -> None:
     now = [f"/new/{head}{head}/{tail}" for (head, _), tail in zip(parts, tails, strict=True)]
     rename = prefix_renamer(moves_between(before, now))
     assert list(map(rename, before)) == now
+
+
+def test_paths_as_people_write_them(
+    moved: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paths, `~`, doubled slashes and `..`."""
+    cache, old, new = moved
+    found = first_tokens(distcache.open(cache, prefixes={old: new}))  # type: ignore[dict-item]
+    monkeypatch.setenv("HOME", str(new.parent))
+    for before, now in ((f"{old}/", "~/new"), (f"{old.parent}//x/../old", f"{new}/.")):
+        monkeypatch.setenv("DISTCACHE_PREFIX", f"{before}={now}")
+        assert first_tokens(distcache.open(cache)) == found
+
+
+def test_a_link_to_a_cache(moved: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """Has the moves that lie beside what it leads to."""
+    cache, _, new = moved
+    blend = [f"{new}/sub/a", f"{new}/sub/b"]
+    again = build_here({**CONFIG, "blend": blend}, cache.parent, "c")
+    assert again.reused
+    link = tmp_path / "latest.h5"
+    link.symlink_to(cache)
+    assert first_tokens(distcache.open(link)) == first_tokens(distcache.open(cache))
+
+
+def test_localize_names_the_way(moved: tuple[Path, Path, Path], tmp_path: Path) -> None:
+    """Of corpora that are not where the cache says."""
+    done = start(["localize", moved[0], "--store", tmp_path / "store"])
+    assert done.returncode == 3
+    assert "if the corpora have moved, say so by --prefix FROM=TO" in done.stderr

@@ -8,6 +8,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -361,3 +362,14 @@ def test_a_spent_sampler_says_so() -> None:
     assert len(list(sampler)) == 2
     with pytest.warns(LoaderWarning, match="no batch is left"):
         assert list(sampler) == []
+
+
+def test_numbers_of_numpy_and_torch() -> None:
+    """Are numbers; what a checkpoint holds is often one."""
+    plain = ResumableSampler(100, 4, 1, 2, consumed_samples=16)
+    numbers: Any = (np.int64(100), np.int32(4), np.uint8(1), torch.tensor(2))
+    odd = ResumableSampler(*numbers, consumed_samples=np.int64(16))  # type: ignore[arg-type]
+    assert list(odd) == list(plain)
+    assert odd.state_dict() == plain.state_dict()
+    with pytest.raises(ConfigError, match=r"micro_batch_size is 4\.0, expected a number"):
+        ResumableSampler(100, 4.0)  # type: ignore[arg-type]
