@@ -71,7 +71,7 @@ def _samples(count: Any, length: Any) -> Any:
     if written is None:
         return parse_tokens(count) if NUMBER.fullmatch(count.strip()) else count
     if not isinstance(length, int) or length < 1:
-        return 1  # the length is refused
+        return count  # the length is refused, too
     if (samples := parse_tokens(written[1]) // length) == 0:
         raise ConfigError(f"samples: {count} are less than one sample of {length} tokens")
     return samples
@@ -133,10 +133,19 @@ def _members(entry: Any) -> Iterator[Any]:
     elif weight is None or _number(weight) is None:
         yield from ({"path": prefix} if bare else {**entry, "path": prefix} for prefix in found)
     else:
-        tokens = [int(open_idx(prefix).lengths.sum(dtype=np.int64)) for prefix in found]
+        tokens = list(map(_tokens_of, found))
         whole = sum(tokens) or 1
         for prefix, count in zip(found, tokens, strict=True):
             yield {**entry, "path": prefix, "weight": float(weight) * count / whole}
+
+
+def _tokens_of(prefix: str) -> int:
+    """Return the tokens of a corpus: by the size of its `.bin`, if that is its own."""
+    idx = open_idx(prefix)
+    path = Path(bin_path(prefix))
+    if path.is_file() and not path.is_symlink():
+        return path.stat().st_size // idx.item_size
+    return int(idx.lengths.sum(dtype=np.int64))
 
 
 def _expanded(path: str) -> str:
@@ -179,9 +188,9 @@ def _corpora(path: str) -> list[str] | None:
     if not found:
         raise NotReady(f"{path}: there is no corpus in it: no pair of .idx and .bin")
     for name in sorted(glob.glob(bin_path(pattern))):
-        if name.removesuffix(".bin") not in found:
+        if name.removesuffix(".bin") not in found and Path(name).is_file():
             raise NotReady(
-                f"{name}: has no .idx beside it; if its copy has not ended, wait for that, else "
-                "name the other corpora"
+                f"{name}: has no .idx beside it; if its copy has not ended, wait for that; if it "
+                "is no corpus, name the corpora by a pattern such as FOLDER/web-*"
             )
     return found

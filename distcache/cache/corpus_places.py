@@ -29,6 +29,7 @@ __all__ = [
     "located_moved",
     "moves_between",
     "moves_from",
+    "moves_of",
     "prefix_renamer",
 ]
 
@@ -91,10 +92,11 @@ def prefix_renamer(pairs: Sequence[tuple[str, str]]) -> Callable[[str], str]:
     longest_first = sorted(pairs, key=lambda pair: -len(pair[0]))
 
     def rename(prefix: str) -> str:
+        plain = _plain(prefix) if longest_first else prefix
         for start, target in longest_first:
             bare = start.rstrip("/")
-            if prefix == bare or prefix.startswith(bare + "/"):
-                return target.rstrip("/") + prefix[len(bare) :]
+            if plain == bare or plain.startswith(bare + "/"):
+                return target.rstrip("/") + plain[len(bare) :]
         return prefix
 
     return rename
@@ -123,12 +125,19 @@ def moves_from(words: Iterable[str], environment: Mapping[str, str]) -> Moves:
     pairs = [tuple(word.split("=", 1)) for word in given]
     if any(len(pair) != 2 or not all(pair) for pair in pairs):
         raise ConfigError(f"{name} {' '.join(given)}: expected FROM=TO")
-    return tuple((_directory(pair[0]), _directory(pair[1])) for pair in pairs)
+    return moves_of((pair[0], pair[1]) for pair in pairs)
 
 
-def _directory(word: str) -> str:
-    """Return a directory without ``~``, ``..`` and doubled slashes."""
-    return word if is_url(word) else os.path.normpath(os.path.expanduser(word))  # noqa: PTH111
+def moves_of(pairs: Iterable[tuple[str | Path, str | Path]]) -> Moves:
+    """Return moves whose directories are without ``~``, ``..`` and doubled slashes."""
+    return tuple((_plain(str(before)), _plain(str(now))) for before, now in pairs)
+
+
+def _plain(word: str) -> str:
+    if is_url(word):
+        return word
+    plain = os.path.normpath(os.path.expanduser(word))  # noqa: PTH111  paths are text
+    return f"/{plain.lstrip('/')}" if plain.startswith("/") else plain
 
 
 def moves_between(before: Sequence[str], now: Sequence[str]) -> Moves:

@@ -70,27 +70,20 @@ def read_config(path: Path | None, context: typer.Context) -> Config:
     words = [*([] if path is None else [str(path)]), *context.args]
     if not words:
         raise ConfigError("give a configuration file, or a training command of Megatron")
-    named = words[0].endswith((".json", ".yaml", ".yml"))
+    named = words[0].endswith((".json", ".yaml", ".yml", ".toml"))
     if is_command(words) and not named:
         near = [name for option in context.command.params for name in option.opts]
         return complete(config_from_options(words, near=near))
-    if len(words) > 1 and not named and not os.path.lexists(words[0]):
-        return complete(config_from_options(words))  # a command, of which no word is a script
-    if len(words) > 1:
-        raise ConfigError(_beside_file(words[1:], context))
-    return load_config(words[0])
-
-
-def _beside_file(words: list[str], context: typer.Context) -> str:
-    """Return what is wrong with words beside a configuration file."""
+    if len(words) == 1:
+        return load_config(words[0])
     names = [name for option in context.command.params for name in option.opts]
-    near = difflib.get_close_matches(words[0].partition("=")[0], names, n=1)
+    near = difflib.get_close_matches(words[1].partition("=")[0], names, n=1)
+    said = f"unknown option or word: {' '.join(words[1:])}"
     if near:
-        return f"unknown option or word: {' '.join(words)}; did you mean {near[0]}?"
-    return (
-        f"unknown option or word: {' '.join(words)} (Megatron's options cannot be combined with a "
-        "configuration file)"
-    )
+        raise ConfigError(f"{said}; did you mean {near[0]}?")
+    if not named and not os.path.lexists(words[0]):
+        return complete(config_from_options(words))  # a command, of which no word is a script
+    raise ConfigError(f"{said} (Megatron's options cannot be combined with a configuration file)")
 
 
 def plan_command(

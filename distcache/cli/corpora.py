@@ -262,7 +262,7 @@ def _show_limits(
 ) -> None:
     """Say what was not compared, what was read back, and what can be repaired."""
     if sound and not reads:
-        typer.echo("tokens were not read: give --vocab-size N, or a receipt and --tokens", err=True)
+        typer.echo("tokens were not read: give --vocab-size N; --tokens, with a receipt", err=True)
     if sound and readback:
         count = sum(min(readback, found.documents) for found in sound)
         typer.echo(f"{count:,} documents are equal to their sources", err=True)

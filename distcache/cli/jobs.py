@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
 from pathlib import Path
 from typing import Annotated, Final
@@ -198,19 +199,24 @@ def slurm_scripts_command(
     --------
         distcache slurm-scripts ~/jobs
     """
-    source = next(place for place in SCRIPTS if place.is_dir())
-    with may_write(directory, "name another directory"):
-        make_directories(directory)
+    source = next((place for place in SCRIPTS if place.is_dir()), None)
+    if source is None:
+        raise ConfigError(f"{SCRIPTS[0]}: this installation has no job scripts; install it again")
+    if directory.exists() and not directory.is_dir():
+        raise ConfigError(f"{directory}: is not a directory")
     names = sorted(os.listdir(source))
     there = [directory / name for name in names if os.path.lexists(directory / name)]
     if there:
         raise ConfigError(*(f"{path}: exists already; name another directory" for path in there))
-    for name in names:
-        mode = (source / name).stat().st_mode  # Slurm runs prologs and epilogs
-        descriptor = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-        with open(descriptor, "wb") as copy:
-            copy.write((source / name).read_bytes())
-        typer.echo(str(directory / name))
+    with may_write(directory, "name another directory"):
+        make_directories(directory)
+        for name in names:
+            # Slurm runs prologs and epilogs; all are to be changed.
+            mode = (source / name).stat().st_mode | stat.S_IWUSR
+            descriptor = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            with open(descriptor, "wb") as copy:
+                copy.write((source / name).read_bytes())
+            typer.echo(str(directory / name))
 
 
 def _show(done: Submitted) -> None:

@@ -88,7 +88,8 @@ def open_damaged(prefix: str) -> Repaired:
     except FileNotFoundError as error:
         raise NotReady(f"{error.filename or path}: no such file") from error
     except (OSError, EOFError) as error:
-        raise CorpusError(f"{path}: cannot be read: {error}") from error
+        name = getattr(error, "filename", None) or path
+        raise CorpusError(f"{name}: cannot be read: {error}") from error
     require_no_pointer(path, content)
     require_no_pointer(bin_path(prefix), begin)
     if len(content) < HEADER_SIZE or not content.startswith(MAGIC):

@@ -7,7 +7,7 @@ have one of two forms:
 - each is the running sum of the lengths in bytes, and the `.bin` is exactly as long as they say;
 - or the corpus is a view: each sequence lies within a `.bin` that others may share, in any order.
   Offsets that are the running sum are a view too if the `.bin` is a link to a longer one. If the
-  `.bin` is no link and exactly as long as the lengths say, the sequences have each byte once.
+  `.bin` is no link and exactly as long as the lengths say, the sequences cover each byte once.
 
 With a `.shards` file beside it, a corpus is a view of shards: each sequence lies within the samples
 of one of them.
@@ -302,23 +302,29 @@ def check_range(head: Outline, idx: Idx, begin: int, end: int) -> RangeFacts:
     elif not head.faults and (view or not _is_inside(head, idx, begin, end)):
         outside = _outside(head, idx, begin, end)
     faults = tuple(Fault(head.prefix, idx.path, message) for message in messages)
-    seams = 0 if head.linked or head.shards is not None else _seams(idx, begin, end, view=view)
+    seams = 0 if _is_shared(head) else _seams(idx, begin, end, view=view)
     _release_range(idx, begin, end)
     return RangeFacts(facts.tokens, facts.empty, faults, view, outside, seams)
+
+
+def _is_shared(head: Outline) -> bool:
+    """Return whether the `.bin` may be that of other corpora: a link, shards, or an object."""
+    return head.linked or head.shards is not None or is_url(head.prefix)
 
 
 def _seams(idx: Idx, begin: int, end: int, *, view: bool) -> int:
     """Return `RangeFacts.seams`: of a running sum, only its begin and its end do not cancel."""
     if not view and begin < end:
         last = int(idx.offsets[end - 1]) + int(idx.lengths[end - 1]) * idx.item_size
-        return _sum_of_hashes(np.array([last])) - _sum_of_hashes(idx.offsets[begin : begin + 1])
+        ends, begins = np.array([last]), idx.offsets[begin : begin + 1]
+        return (_sum_of_hashes(ends) - _sum_of_hashes(begins)) % 2**64
     total = 0
     for first in range(begin, end, SEQUENCES):
         some = slice(first, min(first + SEQUENCES, end))
         begins = idx.offsets[some].astype(np.int64)
         ends = begins + idx.lengths[some].astype(np.int64) * idx.item_size
         total += _sum_of_hashes(ends) - _sum_of_hashes(begins)
-    return total
+    return total % 2**64
 
 
 def _sum_of_hashes(values: NDArray[np.int64]) -> int:
@@ -467,13 +473,13 @@ def _overflow(head: Outline, tokens: int, seams: int) -> list[Fault]:
     A view may do so too, but its `.bin` is a link, or has other bytes than its lengths say.
     """
     size = tokens * ITEM_TYPES[head.type_code].itemsize
-    shared = head.linked or head.shards is not None or is_url(head.prefix)
     whole = _sum_of_hashes(np.array([size])) - _sum_of_hashes(np.array([0]))
-    if shared or head.bin_size != size or (seams - whole) % 2**64 == 0:
+    if _is_shared(head) or head.bin_size != size or (seams - whole) % 2**64 == 0:
         return []
     message = (
         "its offsets are not the running sum of lengths, which are all that the .bin has: they "
-        "overflowed, or do not count bytes; see `distcache convert --repair`"
+        "overflowed, or do not count bytes (`distcache convert --repair`); or this is a view that "
+        "repeats documents, whose .bin must be a link"
     )
     return [Fault(head.prefix, idx_path(head.prefix), message)]
 

@@ -44,20 +44,7 @@ def find_tokenizer(options: TokenizerOptions) -> TokenizerSource:
     with _as_errors(options):
         if path.is_dir():
             return _of_directory(path, options)
-        if not path.is_file():
-            return _find_by_name(options)
-        content = read_tokenizer_file(path)
-        if path.suffix == ".model":
-            return TokenizerSource("sentencepiece", path.name, content)
-        if path.suffix == ".tiktoken" or _is_vocabulary(path):
-            from distcache.ingest.tiktoken_ranks import source_of_file  # noqa: PLC0415
-
-            return source_of_file(path, content, options)
-        if _is_gpt2(content):
-            return _of_vocabulary_and_merges(path, content, options)
-        from distcache.ingest.tokenizer_directory import stated_end  # noqa: PLC0415
-
-        return TokenizerSource("huggingface", path.name, content, stated_end(path.parent, options))
+        return _of_file(path, options) if path.is_file() else _find_by_name(options)
 
 
 def make_tokenizer(source: TokenizerSource, options: TokenizerOptions) -> Tokenizer:
@@ -129,6 +116,22 @@ def _find_by_name(options: TokenizerOptions) -> TokenizerSource:
     return download(options)
 
 
+def _of_file(path: Path, options: TokenizerOptions) -> TokenizerSource:
+    """Return the tokenizer of a file alone, of whatever kind it is."""
+    content = read_tokenizer_file(path)
+    if path.suffix == ".model":
+        return TokenizerSource("sentencepiece", path.name, content)
+    if path.suffix == ".tiktoken" or _is_vocabulary(path):
+        from distcache.ingest.tiktoken_ranks import source_of_file  # noqa: PLC0415
+
+        return source_of_file(path, content, options)
+    if _is_gpt2(content):
+        return _of_vocabulary_and_merges(path, content, options)
+    from distcache.ingest.tokenizer_directory import stated_end  # noqa: PLC0415
+
+    return TokenizerSource("huggingface", path.name, content, stated_end(path.parent, options))
+
+
 def _of_directory(directory: Path, options: TokenizerOptions) -> TokenizerSource:
     """Return the tokenizer of a directory, as `AutoTokenizer` reads it.
 
@@ -148,7 +151,9 @@ def _of_directory(directory: Path, options: TokenizerOptions) -> TokenizerSource
         from distcache.ingest.huggingface import puts_around  # noqa: PLC0415
         from distcache.ingest.tokenizer_directory import read_directory  # noqa: PLC0415
 
-        source = _of_vocabulary_and_merges(path, read_tokenizer_file(path), options)
+        source = _of_file(path, options)
+        if source.kind != "huggingface":
+            return source  # a vocabulary for tiktoken
         found = read_directory(path, source.content, options, around=puts_around(options))
         return msgspec.structs.replace(source, content=found.content, end=found.end or source.end)
     path = directory / "tokenizer.model"
@@ -158,9 +163,10 @@ def _of_directory(directory: Path, options: TokenizerOptions) -> TokenizerSource
         beside = [name for name in FILES if (directory / name).is_file()]
         if beside:
             raise ConfigError(
-                f"--tokenizer {options.name}: {beside[0]} beside tokenizer.model may change "
-                f"tokens; give {path} to follow that file alone, or have transformers write "
-                "tokenizer.json: AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+                f"--tokenizer {options.name}: training also reads {beside[0]} beside "
+                f"tokenizer.model, which may change tokens; give {path} to follow that file alone, "
+                "or have transformers write tokenizer.json: "
+                "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
             )
         return TokenizerSource("sentencepiece", path.name, read_tokenizer_file(path))
     raise NotReady(

@@ -22,7 +22,9 @@ __all__ = [
     "Group",
     "Input",
     "find_inputs",
+    "is_read",
     "require_unchanged",
+    "suffixes_of",
 ]
 
 Format = Literal["jsonl", "txt", "parquet", "arrow", "raw"]
@@ -136,7 +138,9 @@ def find_inputs(
 
 def suffixes_of(formats: Sequence[Format], given: Format | None) -> set[str] | None:
     """Return the suffixes of files that a directory yields; None if it yields all."""
-    return {suffix for suffix, kind in SUFFIXES.items() if kind in formats} if not given else None
+    if given is not None:
+        return None
+    return {suffix for suffix, kind in SUFFIXES.items() if kind in formats}
 
 
 def is_read(name: str, known: set[str] | None) -> bool:

@@ -7,6 +7,7 @@ import lzma
 import os
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, BinaryIO, Final, NamedTuple
 
 from distcache.io.files import closing_fd, open_regular
@@ -22,7 +23,10 @@ MARKS: Final = (
     (b"\xfe\xff", "UTF-16"),
 )
 SURROGATE: Final = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
-PYTHON: Final[dict[str | None, Any]] = {"bz2": bz2.BZ2Decompressor, "xz": lzma.LZMADecompressor}
+PYTHON: Final[dict[str | None, Any]] = {
+    "bz2": bz2.BZ2Decompressor,
+    "xz": partial(lzma.LZMADecompressor, lzma.FORMAT_XZ),
+}
 FRONT: Final = 256  # bytes that tell an encoding
 
 
@@ -112,11 +116,10 @@ def _blocks_from(path: str, compression: str | None, begin: int, size: int) -> I
     with os.fdopen(open_regular(path), "rb") as file:
         if compression is not None and os.fstat(file.fileno()).st_size == 0:
             raise OSError("Truncated compressed stream: the file is empty")
-        if compression in PYTHON:
-            yield from _streams(file, PYTHON[compression], begin, size)
-            return
         stream: Any = file
-        if compression is not None:
+        if compression in PYTHON:
+            stream = _Streams(file, PYTHON[compression])
+        elif compression is not None:
             import pyarrow as pa  # noqa: PLC0415
 
             stream = pa.CompressedInputStream(pa.PythonFile(file, "r"), compression)
@@ -125,44 +128,61 @@ def _blocks_from(path: str, compression: str | None, begin: int, size: int) -> I
                 begin -= len(skipped)
             while block := stream.read(size):
                 yield block
-        except EOFError as error:
+        except (EOFError, lzma.LZMAError) as error:
             raise OSError(f"Truncated or damaged compressed stream: {error}") from error
 
 
-def _streams(file: BinaryIO, make: Callable[[], Any], begin: int, size: int) -> Iterator[bytes]:
-    """Yield what streams that follow one another hold, from a position on, in blocks of a size.
+class _Streams:
+    """Compressed streams that follow one another, read as one.
 
     Python's own files of them end without a word at what is no stream. Zeros between streams of xz
     are padding (its file format, 2.2).
 
-    Raises
-    ------
-    OSError
-        If a stream is damaged, or is not ended.
+    Parameters
+    ----------
+    file : binary file
+        Read from where it is.
+    make : callable
+        Returns a decompressor.
     """
-    stream: Any = None
-    content = b""
-    try:
-        while content or (content := file.read(BLOCK)):
-            if stream is None:
-                content = content.lstrip(b"\0") if make is lzma.LZMADecompressor else content
+
+    def __init__(self, file: BinaryIO, make: Callable[[], Any]) -> None:
+        self._file, self._make = file, make
+        self._stream: Any = None
+        self._left = b""  # behind the end of a stream
+        self._ended = False  # whether a stream has
+
+    def read(self, size: int) -> bytes:
+        """Return at most so many bytes; nothing at the end.
+
+        Raises
+        ------
+        EOFError, OSError, lzma.LZMAError
+            If a stream is damaged, or does not end.
+        """
+        while True:
+            asks = self._stream is None or self._stream.needs_input
+            content = self._next() if asks else b""
+            if self._stream is None:
                 if not content:
-                    continue
-                stream = make()
-            while True:
-                block = stream.decompress(content, min(begin, BLOCK) or size)
-                content = b""
-                if block and not begin:
-                    yield block
-                begin -= len(block) if begin else 0
-                if stream.eof or stream.needs_input:
-                    break
-            if stream.eof:
-                stream, content = None, stream.unused_data
-    except (EOFError, lzma.LZMAError) as error:
-        raise OSError(f"Truncated or damaged compressed stream: {error}") from error
-    if stream is not None:
-        raise OSError("Truncated compressed stream")
+                    return b""
+                self._stream = self._make()
+            block: bytes = self._stream.decompress(content, size)
+            if self._stream.eof:
+                self._left, self._stream, self._ended = self._stream.unused_data, None, True
+            elif asks and not content and not block:
+                raise EOFError("it does not end")
+            if block:
+                return block
+
+    def _next(self) -> bytes:
+        """Return what comes next, behind padding; nothing at the end of the file."""
+        content = self._left or self._file.read(BLOCK)
+        padded = self._stream is None and self._ended and self._make is PYTHON["xz"]
+        while padded and content and not (content := content.lstrip(b"\0")):
+            content = self._file.read(BLOCK)
+        self._left = b""
+        return content
 
 
 def _line_start(descriptor: int, begin: int, end: int) -> int:

@@ -46,7 +46,7 @@ SPLITS: Final = {
     **dict.fromkeys(("valid", "val", "validation", "eval", "eval_loader"), "valid"),
 }
 PLACES: Final = ("path", "local", "remote")
-# What users take for the name of how much is taken; and what else a list may say.
+# What users take for the name of how much is taken.
 HOW_MUCH: Final = frozenset(
     ("weight", "weights", "prop", "ratio", "share", "samples", "num_samples", "epochs")
 )
@@ -196,8 +196,8 @@ def recipe_from(document: Mapping[str, Any]) -> Recipe:
     ConfigError
         With everything that is wrong.
     """
-    problems: list[str] = []
-    findings = _Findings(problems, [])
+    findings = _Findings([], [])
+    problems = findings.problems
     loaders = document.keys() & {"train_loader", "eval_loader"}  # of a whole configuration
     streams: dict[str, list[Stream]] = {"train": [], "valid": []}
     for key, content in document.items():
@@ -265,8 +265,10 @@ def _entries_of_dataset(
     where: str, dataset: Mapping[str, Any], findings: _Findings
 ) -> list[tuple[str, Any]]:
     """Return the data sets of a StreamingDataset, whose `split` is that of each without one."""
+    much = [name for name in ("choose", "proportion", "repeat") if dataset.get(name) is not None]
+    findings.problems.extend(f"{where}.{name}: is a field of each stream" for name in much)
     findings.passed.extend(
-        f"{where}.{name}" for name in dataset if name not in ("streams", "split")
+        f"{where}.{name}" for name in dataset if name not in ("streams", "split", *much)
     )
     split = dataset.get("split")
     return [
@@ -290,7 +292,7 @@ def _stream(where: str, fields: Any, findings: _Findings) -> list[Stream]:
             continue
         if near := difflib.get_close_matches(str(name), known, n=1, cutoff=0.8):
             problems.append(f"{where}.{name}: unknown field; did you mean {near[0]}?")
-        elif name in HOW_MUCH:
+        elif difflib.get_close_matches(str(name), HOW_MUCH, n=1, cutoff=0.8):
             problems.append(f"{where}.{name}: give choose, proportion or repeat")
         else:
             findings.passed.append(f"{where}.{name}")
@@ -347,7 +349,7 @@ def mix(
     with aborting_on_error(communicator):
         asked = (*recipe.train, *recipe.valid)
         if recipe.passed:
-            watch.note(f"passed over: {', '.join(recipe.passed)}")
+            watch.note(f"these fields are not used: {_by_name(recipe.passed)}")
         on_rank_0(communicator, lambda: _make_room(directory), None, "making room")
         streams = _brought(communicator, asked, directory, watch)
         own = streams[communicator.rank :: communicator.size]
@@ -361,6 +363,17 @@ def mix(
         return on_rank_0(
             communicator, lambda: _write(recipe, directory, options), Mixed, "writing the blend"
         )
+
+
+def _by_name(fields: Sequence[str]) -> str:
+    """Return places of fields, or their number where one name has several."""
+    places: dict[str, list[str]] = {}
+    for field in fields:
+        places.setdefault(field.rpartition(".")[2], []).append(field)
+    return ", ".join(
+        found[0] if len(found) == 1 else f"{name} (in {len(found)} places)"
+        for name, found in places.items()
+    )
 
 
 def _brought(
@@ -517,7 +530,8 @@ def _write(recipe: Recipe, directory: str, options: MixOptions) -> Mixed:
 
 def _validation_samples(stream: Stream, size: int, most: int) -> int:
     share = 1.0 if stream.repeat is None else min(stream.repeat, 1.0)
-    return min(most, int(size * share), most if stream.choose is None else stream.choose)
+    part = max(1, int(size * share)) if size else 0
+    return min(most, part, most if stream.choose is None else stream.choose)
 
 
 def _write_blend(

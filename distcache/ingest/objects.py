@@ -332,6 +332,9 @@ def _below(url: str, known: set[str] | None) -> list[str]:
     names = bucket_of(url).names_below(url)
     found = [name for name in names if is_read(name.removeprefix(url), known)]
     if not found:
-        few = f"of its {len(names)} none has a known suffix, and --format names none"
-        raise NotReady(f"{url}: {few if names else 'there are no objects below it'}")
+        if not names:
+            raise NotReady(f"{url}: there are no objects below it")
+        few = "is hidden" if known is None else "has a known suffix; name the format with --format"
+        none = "all" if known is None else "none"
+        raise NotReady(f"{url}: of {len(names)} objects below it {none} {few}")
     return found

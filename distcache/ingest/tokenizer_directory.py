@@ -32,7 +32,9 @@ MODEL: Final = "config.json"
 FILES: Final = (CONFIG, MAP, ADDED, MODEL)
 NAMED: Final = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 LISTS: Final = (
-    *("additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens"),
+    "additional_special_tokens",
+    "extra_special_tokens",
+    "model_specific_special_tokens",
 )
 FLAGS: Final = ("lstrip", "rstrip", "normalized", "single_word", "special")
 # Classes that take tokenizer.json unchanged, and those that put add_bos_token and add_eos_token
@@ -74,7 +76,6 @@ CLASS_OF: Final = {
     "qwen2": "Qwen2Tokenizer",
     "qwen3": "Qwen2Tokenizer",
 }
-PADDING: Final = "[PAD]"  # which release 5 adds to what names none: no text means it
 TOKENS: Final = 300  # of the vocabulary, in texts that transformers encodes too
 JUDGE: Final = """
 import json, sys
@@ -85,7 +86,7 @@ def encode(text):
         return tokenizer(text).input_ids
     return tokenizer.convert_tokens_to_ids(tokenizer.tokenize(text))
 tokens = [encode(text) for text in json.load(sys.stdin)]
-print("\\n" + json.dumps([tokens, tokenizer.get_added_vocab()]))
+print("\\n" + json.dumps([tokens, tokenizer.get_added_vocab(), tokenizer.pad_token]))
 """
 
 
@@ -130,12 +131,13 @@ def read_directory(
     if not any(files.values()):
         return TokenizerDirectory(content, None)
     description = _parsed(path, content)
-    problems = list(_added_problems(files, description))
+    judged = find_spec("transformers") is not None
+    problems = list(_added_problems(files, description, every=not judged))
     problems += _prefix_problems(files[CONFIG], description)
     problems += _other_problems(files[CONFIG])
-    kind = _class_of(files)
-    judged = find_spec("transformers") is not None
-    followed = GPT2 if path.name == "vocab.json" else (*PLAIN, *AROUND)
+    kind, followed = _class_of(files), (*PLAIN, *AROUND)
+    if path.name == "vocab.json":
+        kind, followed = kind or str(files[MODEL].get("model_type", "")), GPT2
     if kind and not judged and kind not in followed:
         problems.append(
             f"{CONFIG}: tokenizer_class {kind!r} may change tokens; install transformers here, so "
@@ -149,9 +151,8 @@ def read_directory(
         if problem and not (judged and stated):
             problems = [problem]
     if problems:
-        alone = f"give {path} to follow that file alone"
         raise ConfigError(
-            *(f"--tokenizer {options.name}: {problem}; {alone}" for problem in problems)
+            *(f"--tokenizer {options.name}: {problem}; {_alone(path)}" for problem in problems)
         )
     if judged:
         choices = [content, *([] if stated is None else [stated])]
@@ -197,14 +198,17 @@ def _class_of(files: Mapping[str, dict[str, Any]]) -> str:
 
 
 def _added_problems(
-    files: Mapping[str, dict[str, Any]], description: Mapping[str, Any]
+    files: Mapping[str, dict[str, Any]], description: Mapping[str, Any], *, every: bool
 ) -> Iterator[str]:
-    """Yield the added tokens that `tokenizer.json` does not have."""
+    """Yield the added tokens that `tokenizer.json` does not have.
+
+    Some releases of transformers add what any key ending in _token names: `every` counts them.
+    """
     known: dict[str, dict[str, Any]] = {
         str(token.get("content")): token for token in description.get("added_tokens") or []
     }
     for name in (CONFIG, MAP):
-        for text, key in _special_tokens(files[name]):
+        for text, key in _special_tokens(files[name], every=every):
             if text not in known:
                 yield f"{name}: {key} {text!r} is no added token of tokenizer.json"
     stated = files[CONFIG].get("added_tokens_decoder")
@@ -229,10 +233,11 @@ def _differing(number: str, token: Any, theirs: Mapping[str, Any] | None) -> str
     return f"has another {', '.join(flags)} in tokenizer.json" if flags else None
 
 
-def _special_tokens(file: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _special_tokens(file: Mapping[str, Any], *, every: bool) -> Iterator[tuple[str, str]]:
     """Yield the special tokens that a file names, each with its key."""
     for key in file:
-        if key.endswith("_token") and (text := _text_of(file[key])) is not None:
+        named = every or key.removesuffix("_token") in NAMED
+        if named and key.endswith("_token") and (text := _text_of(file[key])) is not None:
             yield text, key
     for key in LISTS:
         listed = file.get(key) or []
@@ -250,7 +255,7 @@ def _default_problems(
     for name, text in DEFAULTS.get(kind, {}).items():
         if f"{name}_token" not in stated and text not in known:
             yield (
-                f"{CONFIG}: has no {name}_token, and tokenizer_class {kind!r} then adds {text!r}, "
+                f"no file names {name}_token, and tokenizer_class {kind!r} then adds {text!r}, "
                 "which is no added token of tokenizer.json"
             )
 
@@ -374,11 +379,12 @@ def _equal_one(
         loaded[-1].no_truncation()
         loaded[-1].no_padding()
     texts = _texts(loaded[0], description)
-    theirs, added = _judged(path, texts, options, around=around)
-    alone = f"give {path} to follow that file alone"
+    theirs, added, padding = _judged(path, texts, options, around=around)
+    alone = _alone(path)
     known = {token["content"]: token["id"] for token in description.get("added_tokens") or []}
     different = {text for text in {*known, *added} if known.get(text) != added.get(text)}
-    if other := sorted(different - {PADDING}):
+    # Release 5 adds a token for padding to what has none: no text means it.
+    if other := sorted(text for text in different if text != padding or text in known):
         raise ConfigError(
             f"--tokenizer {options.name}: this environment's transformers has other added tokens: "
             f"{other[0]!r} is {added.get(other[0])}, not {known.get(other[0])}; {alone}"
@@ -412,8 +418,11 @@ def _texts(tokenizer: tokenizers.Tokenizer, description: Mapping[str, Any]) -> l
 
 def _judged(
     path: Path, texts: list[str], options: TokenizerOptions, *, around: bool
-) -> tuple[list[list[int]], dict[str, int]]:
-    """Return the tokens of texts, and the added tokens, by transformers in its own process."""
+) -> tuple[list[list[int]], dict[str, int], str | None]:
+    """Return the tokens of texts, the added tokens, and that of padding, as transformers has them.
+
+    It runs in a process of its own.
+    """
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     how = "whole" if around else "bare"
     try:
@@ -431,12 +440,16 @@ def _judged(
         problem = "it took too long"
     else:
         if done.returncode == 0:
-            tokens, added = json.loads(done.stdout.splitlines()[-1])
-            return tokens, added
+            tokens, added, padding = json.loads(done.stdout.splitlines()[-1])
+            return tokens, added, padding
     raise ConfigError(
         f"--tokenizer {options.name}: this environment's transformers cannot load it ({problem}); "
-        f"give {path} to follow that file alone"
+        f"{_alone(path)}"
     )
+
+
+def _alone(path: Path) -> str:
+    return f"give {path} to follow that file alone"
 
 
 def stated_end(directory: Path, options: TokenizerOptions) -> str | None:

@@ -55,7 +55,6 @@ PROBE: Final = re.compile(r"probe\.([0-9a-f]{8})")
 NO_SYNC: Final = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)  # of directories
 NO_MODES: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-NO_LINKS: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)  # symbolic ones
 NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_ALLOWED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
 
@@ -201,7 +200,8 @@ def sync_directory(path: str | Path) -> None:
         os.fsync(descriptor)
     except OSError as error:
         if error.errno not in NO_SYNC:  # some network filesystems cannot sync directories
-            raise OSError(error.errno, error.strerror, str(path)) from None
+            error.filename = str(path)
+            raise
     finally:
         os.close(descriptor)
 
@@ -216,7 +216,10 @@ def set_mode(descriptor: int, mode: int) -> None:
 
 
 def set_time(target: int | str | Path, modified: int | None = None) -> None:
-    """Set the time of a file in nanoseconds, by default now, where its filesystem lets that be."""
+    """Set when a file was modified, in nanoseconds since 1970, by default now.
+
+    A filesystem that refuses is let be.
+    """
     try:
         if modified is None:
             os.utime(target)
@@ -238,9 +241,11 @@ def make_link(path: Path, target: str, otherwise: str) -> None:
     try:
         os.symlink(target, path)
     except OSError as error:
-        if error.errno not in NO_LINKS:
+        if error.errno not in NO_MODES:
             raise
-        raise ConfigError(f"{path.parent}: has no symbolic links; {otherwise}") from error
+        raise ConfigError(
+            f"{path.parent}: its filesystem has no symbolic links; {otherwise}"
+        ) from error
 
 
 def sync_file(path: str | Path) -> None:
@@ -328,15 +333,20 @@ def may_write(directory: Path, otherwise: str) -> Iterator[None]:
             yield
     except NotADirectoryError as error:
         raise ConfigError(f"{directory}: is not a directory") from error
-    except FileNotFoundError as error:  # as below /proc
-        raise ConfigError(f"{directory}: no directory can be made there; {otherwise}") from error
     except OSError as error:
+        if error.errno == errno.ENOENT and _is_above(error.filename, directory):  # as below /proc
+            raise ConfigError(f"{directory}: cannot be made; {otherwise}") from error
         if error.errno in NOT_ALLOWED:
             raise ConfigError(
                 f"{directory}: you may not make files there ({error.strerror}); {otherwise}, or "
                 "ask its owner to let you"
             ) from error
         raise
+
+
+def _is_above(path: Any, directory: Path) -> bool:
+    """Return whether a path is a directory or one of its parents."""
+    return isinstance(path, str | Path) and Path(path) in (directory, *directory.parents)
 
 
 def require_text(*names: str) -> None:

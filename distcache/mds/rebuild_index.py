@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Callable
@@ -107,13 +108,14 @@ def _require_all_numbers(directory: str, files: list[tuple[str, str, str]]) -> N
     names = [raw or packed for raw, packed, _ in files]
     numbers = [NUMBERED.match(name) for name in names]
     found = {int(number[1]) for number in numbers if number is not None}
-    if len(found) < len(names):
-        return  # named otherwise
-    lost = sorted(set(range(max(found) + 1)) - found)
+    lost = max(found, default=-1) + 1 - len(found)
+    if len(found) < len(names) or lost > len(found):
+        return  # named otherwise, as by dates
     if lost:
+        first = next(number for number in itertools.count() if number not in found)
         raise CorpusError(
-            f"{directory}: shard {lost[0]} is missing, of {max(found) + 1} by the numbers of the "
-            f"others ({len(lost)} are missing); bring it back, or rename the shards"
+            f"{directory}: shard {first} is missing, of {max(found) + 1} by the numbers of the "
+            f"others ({lost} are missing); bring it back, or rename the shards"
         )
 
 

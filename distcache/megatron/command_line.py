@@ -45,14 +45,14 @@ OTHER_SCRIPTS: Final = re.compile(
     r"(?:pretrain|train|finetune)_(?:bert|t5|ict|biencoder|realm|retro|vision|vlm|llava|mimo)\w*\.py"
 )
 SHELLS: Final = ("sh", "bash", "zsh", "dash", "ksh")
-# What ends a command in a shell's line, and what sends its output elsewhere.
-SHELL_ENDS: Final = ("|", "|&", "&", "&&", "||", ";")
+END: Final = "\0"  # stands for what ends a command
 # A part of a shell's text: quoted, escaped, a comment, the end of a command, or any other.
 PART: Final = re.compile(
-    r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?P<comment>(?<![^\s;&|])#[^\n]*)|(?P<end>&&|\|\||;)"""
-    r"""|[^'"\\#;&|]+|.""",
+    r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?P<comment>(?<![^\s;&|])#[^\n]*)"""
+    r"""|(?P<end>&&|\|\||\|&?|;|(?<!>)&(?!>))|[^'"\\#;&|]+|.""",
     re.DOTALL,
 )
+# What sends the output of a command elsewhere.
 REDIRECTION: Final = re.compile(r"(?:\d|&)?>>?(?:&\d|&-)?")
 OPTION: Final = re.compile(r"-+[A-Za-z_]")  # negative numbers are values
 LIKE: Final = (0.9, 0.95)  # similarity of misspelt names: of short ones, and from `LONG` letters
@@ -332,7 +332,7 @@ def _no_script(words: Sequence[str]) -> str:
         if name in SHELLS and re.fullmatch("-[a-z]*c", names[place + 1]):
             return f"{name} {names[place + 1]}: unpack the quoted command: write its words after --"
     if "-m" in words:
-        return "-m: names a module; give the script that it is, as pretrain_gpt.py"
+        return "-m: names a module; give the path of its script, such as pretrain_gpt.py"
     return f"unknown option or word: {' '.join(words)}; a training command has a script, as x.py"
 
 
@@ -340,7 +340,7 @@ def _words_of(word: str) -> list[str]:
     """Return the words of a file, as a shell separates them; it expands nothing."""
     path = word[1:]
     try:
-        text = read_file(path, LARGEST).decode("utf-8")
+        text = read_file(path, LARGEST).decode("utf-8-sig")
         words = shlex.split(_without_comments(text.replace("\r\n", "\n")))
     except FileNotFoundError as error:
         raise NotReady(f"{path}: no such file of a training command") from error
@@ -354,31 +354,37 @@ def _words_of(word: str) -> list[str]:
 def _without_comments(text: str) -> str:
     """Return what a shell reads: without comments, with continued lines joined.
 
-    A comment begins a word, and its line is not continued. What ends a command becomes a word of
-    its own.
+    A comment begins a word, and its line is not continued. The end of a command becomes the word
+    `END`.
     """
 
     def plain(match: re.Match[str]) -> str:
         if match["comment"]:
             return ""
         if match["end"]:
-            return f" {match[0]} "
+            return f" {END} "
         return match[0] if match[0][0] == "'" else match[0].replace("\\\n", "")
 
     return PART.sub(plain, text)
 
 
 def _command_of(words: Sequence[str]) -> list[str]:
-    """Return the words of the longest command, without what a shell does with its output."""
+    """Return the words of the command that trains, without what a shell does with its output."""
     commands: list[list[str]] = [[]]
     for word in words:
-        if word in SHELL_ENDS:
+        if word == END:
             commands.append([])
         else:
             commands[-1].append(word)
+
+    def likeness(command: list[str]) -> tuple[bool, bool, int]:
+        names = {word.partition("=")[0] for word in command}
+        trains = not names.isdisjoint(("--seq-length", "--encoder-seq-length"))
+        return trains, any(word.endswith(".py") for word in command), len(command)
+
     found: list[str] = []
-    longest: list[str] = max(commands, key=len)
-    following = iter(longest)
+    chosen: list[str] = max(commands, key=likeness)
+    following = iter(chosen)
     for word in following:
         if REDIRECTION.match(word) is None:
             found.append(word)

@@ -12,7 +12,6 @@ __all__ = ["LOCK", "try_lock"]
 
 LOCK: Final = "lock"
 """The name of the lock in a directory of unfinished files."""
-"""Errors of filesystems that have no locks."""
 
 
 def try_lock(path: str | Path, *, shared: bool = False, make: bool = True) -> int | None:

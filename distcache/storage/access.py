@@ -170,7 +170,7 @@ def checked_endpoint(url: Any, where: str) -> str | None:
             f"{where}: expected an endpoint such as https://host:9000, without user and query"
         )
     try:
-        urlsplit(url).port  # noqa: B018  which is looked at here
+        urlsplit(url).port  # noqa: B018  it is parsed now
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
     return url

@@ -105,7 +105,7 @@ def _make_store(access: Access, credentials: Credentials) -> Any:
         return AzureStore(access.bucket, client_options=client, retry_config=retry)
     for name in ENDPOINTS:
         if os.environ.get(name) == "":  # not set, but the client takes it for a URL
-            del os.environ[name]
+            os.environ.pop(name, None)
     settings: dict[str, Any] = {"region": access.region or "us-east-1"}
     if access.endpoint is not None:
         settings["endpoint"] = access.endpoint

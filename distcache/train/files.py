@@ -20,6 +20,7 @@ from distcache.cache.corpus_places import (
     find_moves,
     located_moved,
     moves_from,
+    moves_of,
     prefix_renamer,
 )
 from distcache.corpus import Idx, bin_path, idx_path, open_idx
@@ -301,8 +302,7 @@ def open_files(
         if not isinstance(value, str | os.PathLike) and (name == "path" or value is not None):
             raise ConfigError(f"{name} is {value!r}, expected a path")
     root = local_directory(local, os.environ)
-    pairs = [f"{before}={now}" for before, now in (prefixes or {}).items()]
-    moves = moves_from(pairs, os.environ)
+    moves = moves_of(prefixes.items()) if prefixes else moves_from([], os.environ)
     source, here = located(path), os.getcwd()  # noqa: PTH109
     reason = "no local directory is set: DISTCACHE_LOCAL_DIR, or open(..., local=DIRECTORY)"
     if root is not None:

@@ -466,3 +466,7 @@ def test_job_scripts(tmp_path: Path) -> None:
     assert again.returncode == 2
     assert f"{jobs / 'build.sbatch'}: exists already" in again.stderr
     assert (jobs / "build.sbatch").read_text() == "mine"
+    for place in (jobs / "build.sbatch", Path("/proc/x")):
+        wrong = start(["slurm-scripts", place])
+        assert wrong.returncode == 2
+        assert f"{place}: " in wrong.stderr

@@ -13,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distcache.corpus import open_idx
+from distcache.corpus.examine import examine
 from distcache.corpus.repair import is_repairable, open_damaged
 from distcache.corpus.soundness import Outline, _overflow, _seams
 from distcache.errors import CorpusError, NotReady
 from tests.corpora import write_lengths
 from tests.processes import start
+from tests.threads import ThreadCommunicator, run_ranks
 
 LENGTHS = np.array([3, 0, 5, 1])
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
@@ -135,6 +137,29 @@ def test_a_permutation_is_a_view(order: list[int], split: int) -> None:
         assert _overflow(head, 11, _seams(plain, 0, 6, view=view)) == []  # type: ignore[arg-type]
     idx.offsets = np.where(idx.lengths == 5, idx.offsets - 2, idx.offsets)
     assert len(_overflow(head, 11, seams_of(0, 6))) == 1
+
+
+def test_ranges_of_several_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their findings are sent, of a running sum and of a permutation."""
+    monkeypatch.setattr("distcache.corpus.examine.RANGE", 8)
+    lengths = np.arange(400) % 7
+    plain, moved = (write_lengths(tmp_path / name, lengths) for name in ("plain", "moved"))
+    order = np.random.default_rng(1).permutation(400)
+    idx = open_idx(moved)
+    offsets = np.array(idx.offsets)[order]
+    content = bytearray(Path(f"{moved}.idx").read_bytes())
+    content[34 : 34 + 1600] = np.array(idx.lengths)[order].tobytes()
+    content[1634 : 1634 + 3200] = offsets.tobytes()
+    Path(f"{moved}.idx").unlink()
+    Path(f"{moved}.idx").write_bytes(content)
+
+    def work(world: ThreadCommunicator) -> list[str]:
+        facts, faults = examine(world, [plain, moved], 1)
+        assert [found.view for found in facts.values()] == [False, True]
+        return list(map(str, faults))
+
+    outcomes, aborted = run_ranks(3, work)
+    assert (outcomes, aborted) == ([[]] * 3, [])
 
 
 def test_a_pointer_in_the_place_of_tokens(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_without_symbolic_links(
         assert start(commands[command], environment=odd_one).returncode == 0
     done = start(commands["localize"], environment=odd_one)
     assert done.returncode == 2, done.stderr
-    assert "has no symbolic links; give --bin none, or --bin copy" in done.stderr
+    assert "its filesystem has no symbolic links; give --bin none, or --bin copy" in done.stderr
     for kind in ("none", "copy"):
         again = start([*commands["localize"], "--bin", kind], environment=odd_one)
         assert again.returncode == 0, again.stderr

@@ -86,6 +86,9 @@ def test_padding_between_streams_of_xz(tokenizers: Path, tmp_path: Path) -> None
     path = tmp_path / "a.jsonl.xz"
     path.write_bytes(lzma.compress(LINES) + bytes(8) + lzma.compress(LINES) + bytes(4))
     assert text([path], tokenizers, tmp_path / "out").documents == 10
+    path.write_bytes(bytes(64))  # what a crash may leave
+    with pytest.raises(CorpusError, match="cannot be read from here on"):
+        text([path], tokenizers, tmp_path / "zeros")
 
 
 def test_standard_input_and_pipes(tokenizers: Path, tmp_path: Path) -> None:

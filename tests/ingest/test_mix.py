@@ -298,7 +298,7 @@ def test_what_is_passed_over_is_named(tmp_path: Path) -> None:
     (tmp_path / "mix.json").write_text(json.dumps({"train": [{"path": own}], "epoch_size": 5}))
     done = start(["mix", tmp_path / "mix.json", "--rows", "-o", tmp_path / "out"])
     assert done.returncode == 0, done.stderr
-    assert "passed over: $.epoch_size" in done.stderr
+    assert "these fields are not used: $.epoch_size" in done.stderr
 
 
 @pytest.mark.parametrize("share", [{"choose": 0}, {"repeat": 0}, {"proportion": 0}])

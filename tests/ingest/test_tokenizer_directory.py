@@ -201,7 +201,9 @@ def test_special_tokens_of_a_class(judged: bool, tokenizers: Path, tmp_path: Pat
         theirs = AutoTokenizer.from_pretrained(str(directory)).get_added_vocab()
         assert isinstance(found, list) == ("<unk>" not in theirs)
     else:
-        assert "has no unk_token, and tokenizer_class 'LlamaTokenizer' then adds" in str(found)
+        assert "no file names unk_token, and tokenizer_class 'LlamaTokenizer' then adds" in str(
+            found
+        )
 
 
 def test_a_class_that_only_the_model_names(judged: bool, tokenizers: Path, tmp_path: Path) -> None:
@@ -218,6 +220,7 @@ def test_a_class_that_only_the_model_names(judged: bool, tokenizers: Path, tmp_p
     [
         ({"tokenizer_config.json": {"tokenizer_class": "Qwen2Tokenizer"}}, "Qwen2|other"),
         ({"tokenizer_config.json": {"tokenizer_class": "RobertaTokenizer"}}, "Roberta|other"),
+        ({"config.json": {"model_type": "roberta"}}, "roberta|other|cannot load"),
         ({"added_tokens.json": {"<extra>": 900}}, "added_tokens.json: '<extra>' with id 900"),
         (
             {"tokenizer_config.json": {"eos_token": "<|im_end|>"}},
@@ -247,7 +250,7 @@ def test_files_beside_a_sentencepiece_model(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(b"model")
     assert find_tokenizer(TokenizerOptions(str(tmp_path))).kind == "sentencepiece"
     (tmp_path / "tokenizer_config.json").write_text('{"add_bos_token": true}')
-    with pytest.raises(ConfigError, match=r"tokenizer_config.json beside tokenizer\.model"):
+    with pytest.raises(ConfigError, match=r"reads tokenizer_config.json beside tokenizer\.model"):
         find_tokenizer(TokenizerOptions(str(tmp_path)))
     alone = TokenizerOptions(str(tmp_path / "tokenizer.model"))
     assert find_tokenizer(alone).kind == "sentencepiece"

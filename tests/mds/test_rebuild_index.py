@@ -82,6 +82,10 @@ def test_a_shard_that_is_lost(tmp_path: Path) -> None:
         rebuild_index(str(directory), 1, nothing)
     (tmp_path / "away").rename(directory / "shard.00001.mds")
     assert rebuild_index(str(directory), 1, nothing).shards == 3
+    (directory / INDEX).unlink()
+    for number, name in enumerate(("20250101", "1700000000", "7")):
+        (directory / f"shard.0000{number}.mds").rename(directory / f"shard.{name}.mds")
+    assert rebuild_index(str(directory), 1, nothing).shards == 3
 
 
 @pytest.mark.parametrize(("codec", "compress"), [("gz", gzip.compress), ("bz2", bz2.compress)])

@@ -75,7 +75,9 @@ def test_a_file_with_a_command(tmp_path: Path) -> None:
         f"python pretrain_gpt.py --wandb-exp-name 'a #b' {COMMAND} # --seed 9",
         f"# a comment is not continued \\\npython pretrain_gpt.py {COMMAND}\n#\n",
         f"cd /x && python pretrain_gpt.py {COMMAND}; sleep 1",
-        f"python prepare.py && torchrun pretrain_gpt.py {COMMAND};",
+        f"python prepare.py {'x ' * 50} && torchrun pretrain_gpt.py {COMMAND};",
+        f"\ufeffpython pretrain_gpt.py {COMMAND} 2>&1|tee log",
+        f"python pretrain_gpt.py {COMMAND} --wandb-exp-name ';' --log-interval 5 &",
         f"python pretrain_gpt.py {COMMAND} --log-interval 5\\\n0 2>&1 | tee 'log;#1'",
     ],
 )

@@ -145,6 +145,16 @@ def test_paths_as_people_write_them(
         assert first_tokens(distcache.open(cache)) == found
 
 
+def test_directories_with_an_equals_sign(moved: tuple[Path, Path, Path]) -> None:
+    """As in date=2026-01-01."""
+    cache, old, new = moved
+    away = new.with_name("date=2026")
+    new.rename(away)
+    assert first_tokens(distcache.open(cache, prefixes={str(old): str(away)}))
+    assert prefix_renamer(moves_from([], {"DISTCACHE_PREFIX": "/x=/y=z"}))("/x/a") == "/y=z/a"
+    assert prefix_renamer([("data", "/new")])("./data/a") == "/new/a"
+
+
 def test_a_link_to_a_cache(moved: tuple[Path, Path, Path], tmp_path: Path) -> None:
     """Has the moves that lie beside what it leads to."""
     cache, _, new = moved
