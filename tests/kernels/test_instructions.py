@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,8 @@ def test_what_the_processor_has() -> None:
     """Is found, as the kernel lists it, whatever the compiler's runtime knows of processors."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     flags = next((set(line.split()) for line in lines if line.startswith("flags")), set())
+    if platform.machine() != "x86_64":  # an emulator shows those of its host
+        flags = set()
     has_avx2 = {"avx2", "fma", "bmi1", "bmi2"} <= flags
     has_avx512 = has_avx2 and {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= flags
     assert instructions_of(None).stdout.strip() == LEVELS[has_avx2 + has_avx512]
