@@ -110,7 +110,10 @@ def test_a_misspelt_option_of_data_is_an_error(word: str, meant: str) -> None:
     [
         (f"bash -c 'torchrun pretrain_gpt.py {BASE}'", "bash -c: unpack the quoted command"),
         (f"srun sh -lc 'pretrain_gpt.py {BASE}'", "sh -lc: unpack the quoted command"),
-        (f"python -m package.pretrain_gpt {BASE}", "-m: names a module; give the path of its script"),
+        (
+            f"python -m package.pretrain_gpt {BASE}",
+            "-m: names a module; give the path of its script",
+        ),
         (f"echo {BASE}", "a training command has a script"),
         (f"pretrain_bert.py {BASE}", "trains from other datasets than GPTDataset"),
         (f"torchrun /x/pretrain_t5.py {BASE}", "trains from other datasets"),
