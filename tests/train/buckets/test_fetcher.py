@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -56,11 +55,14 @@ def test_a_fetcher_without_clients(local: Path, scale_time: Callable[[float], No
     client = dataset.fetch_client
     assert client is not None
     client.close()
-    end = time.monotonic() + 60
-    while Path(f"/proc/{process}/cmdline").exists() and time.monotonic() < end:
-        if b"fetcher" not in Path(f"/proc/{process}/cmdline").read_bytes():
-            break  # it is a zombie of this process
-        time.sleep(0.05)
+
+    def has_ended() -> bool:
+        try:  # a zombie of this process has no command line
+            return b"fetcher" not in Path(f"/proc/{process}/cmdline").read_bytes()
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+
+    wait_until(has_ended, "the fetcher")
     assert fetcher_status(local / "ahead") is None
     assert list((local / "ahead").glob("*.log")) == []
 
