@@ -17,7 +17,8 @@ from distcache.cli.show import make_progress, print_result
 from distcache.configuration import read_document
 from distcache.errors import ConfigError
 from distcache.ingest.mds_scan import MdsOptions
-from distcache.ingest.mix import MOST_SAMPLES, MixOptions, Recipe, mix, recipe_from
+from distcache.ingest.mix import MixOptions, mix
+from distcache.ingest.mix_recipe import MOST_SAMPLES, Recipe, recipe_from
 from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.connect import connect
 from distcache.ranks.cores import share_of_cores

@@ -28,6 +28,7 @@ __all__ = [
     "ITEM_TYPES",
     "MAGIC",
     "NAMES",
+    "POINTER",
     "Idx",
     "bin_path",
     "code_of",
@@ -42,6 +43,7 @@ __all__ = [
 MAGIC: Final = b"MMIDIDX\x00\x00"
 LEGACY_MAGIC: Final = b"TNTIDX\x00\x00"
 LFS_POINTER: Final = b"version https://git-lfs"
+POINTER: Final = 64  # bytes that tell one
 HEADER: Final = struct.Struct("<9sQBQQ")
 HEADER_SIZE: Final = HEADER.size
 ITEM_TYPES: Final[dict[int, np.dtype[Any]]] = {

@@ -19,6 +19,7 @@ from distcache.corpus.idx import (
     HEADER_SIZE,
     ITEM_TYPES,
     MAGIC,
+    POINTER,
     bin_path,
     idx_path,
     require_no_pointer,
@@ -29,7 +30,6 @@ from distcache.io.files import open_sized, read_range
 
 __all__ = ["Repaired", "is_repairable", "open_damaged"]
 
-POINTER: Final = 256  # bytes of what git-lfs leaves, at least
 CODE_OF_SIZE: Final = {1: 1, 2: 8, 4: 4, 8: 5}  # what tokenizers write: u8, u16, i32, i64
 
 

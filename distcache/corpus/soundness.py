@@ -30,6 +30,7 @@ from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.idx import (
     HEADER_SIZE,
     ITEM_TYPES,
+    POINTER,
     Idx,
     bin_path,
     idx_path,
@@ -53,7 +54,6 @@ from distcache.storage import is_url, listed_version, require_answer
 __all__ = ["Fault", "Outline", "RangeFacts", "check_range", "digest_idx", "outline", "summarize"]
 
 CHUNK: Final = 16 << 20
-POINTER: Final = 64  # bytes that tell a pointer of git-lfs
 MOST_NAMED: Final = 3  # corpora of a directory, in a message
 MOST_COMPARED: Final = 50  # names, with one that is not there
 SEQUENCES: Final = 1 << 18  # of shards, that are compared at a time

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import math
 import os
-import re
 import threading
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
@@ -26,98 +23,18 @@ from distcache.errors import (
 from distcache.ingest.index_mds import index_mds
 from distcache.ingest.mds_scan import MdsOptions
 from distcache.ingest.mirror import Mirrored, mirror, mirrored
+from distcache.ingest.mix_recipe import MOST_SAMPLES, Recipe, Stream
 from distcache.io.files import atomic_write, make_directories, no_space_as_error
-from distcache.io.threads import decodable
 from distcache.mds.index_json import read_index
 from distcache.progress import NullProgress, Progress, Stopwatch
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from distcache.storage import is_url
 
-__all__ = ["MOST_SAMPLES", "MixOptions", "Mixed", "Recipe", "mix", "recipe_from"]
+__all__ = ["MixOptions", "Mixed", "mix"]
 
-MOST_SAMPLES: Final = 1 << 40
 AT_ONCE: Final = 16  # data sets: most of the time goes to syncing small files
 BLEND: Final = "blend.json"
-NAME: Final = re.compile(r"[^\w.-]+")
-Share = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
-SPLITS: Final = {
-    **{"train": "train", "streams": "train", "train_loader": "train"},
-    **dict.fromkeys(("valid", "val", "validation", "eval", "eval_loader"), "valid"),
-}
-PLACES: Final = ("path", "local", "remote")
-# What users take for the name of how much is taken.
-HOW_MUCH: Final = frozenset(
-    ("weight", "weights", "prop", "ratio", "share", "samples", "num_samples", "epochs")
-)
-
-
-@decodable
-class _Entry(msgspec.Struct, frozen=True):
-    """A data set of a list; fields that it has besides are passed over."""
-
-    path: str | None = None
-    local: str | None = None
-    remote: str | None = None
-    name: str | None = None
-    split: str | None = None
-    choose: Annotated[int, msgspec.Meta(ge=0, le=MOST_SAMPLES)] | None = None
-    proportion: Share | None = None
-    repeat: Share | None = None
-
-    @property
-    def directory(self) -> str | None:
-        """Where it is: streaming's `local` may hold a part of `remote`, as its cache."""
-        if self.path is None and self.remote is not None and os.path.isdir(self.remote):
-            return self.remote
-        return self.path or self.local or self.remote
-
-    @property
-    def url(self) -> str:
-        """URL of its shards; empty if they are on a filesystem."""
-        place = self.path or self.remote or ""
-        return place if is_url(place) else ""
-
-
-class Stream(msgspec.Struct, frozen=True):
-    """A data set of a mix.
-
-    Attributes
-    ----------
-    name : str
-        Of its corpus.
-    directory, split : str
-        Of the data set.
-    url : str
-        URL of its shards, of which that directory may have all; empty without one.
-    choose, proportion, repeat
-        How much of it, as ``Stream`` of mosaicml-streaming has it: samples of a pass, a share, or
-        how often; at most one of them.
-    """
-
-    name: str
-    directory: str
-    split: str
-    choose: int | None
-    proportion: float | None
-    repeat: float | None
-    url: str = ""
-
-
-class Recipe(msgspec.Struct, frozen=True):
-    """What is mixed.
-
-    Attributes
-    ----------
-    train, valid : tuple of Stream
-        Data sets of training and of validation.
-    passed : tuple of str
-        Fields of the list that are passed over.
-    """
-
-    train: tuple[Stream, ...]
-    valid: tuple[Stream, ...]
-    passed: tuple[str, ...] = ()
 
 
 class MixOptions(msgspec.Struct, frozen=True):
@@ -164,155 +81,11 @@ class Mixed(msgspec.Struct, frozen=True):
     samples: int
 
 
-class _Findings(NamedTuple):
-    """What is wrong with a list, and what is passed over."""
-
-    problems: list[str]
-    passed: list[str]
-
-
 class _Failure(msgspec.Struct, frozen=True):
     """What is wrong with a data set."""
 
     exit_code: int
     problems: tuple[str, ...]
-
-
-def recipe_from(document: Mapping[str, Any]) -> Recipe:
-    """Read a list of data sets.
-
-    Parameters
-    ----------
-    document : mapping
-        Of splits (``train``; ``valid``, ``val``, ``validation`` or ``eval``) to lists of data
-        sets, or to mappings of them by name; or ``streams`` with those of training; or
-        ``train_loader`` and ``eval_loader`` with ``dataset.streams``, as llm-foundry has them. A
-        data set has ``path`` (or ``local`` or ``remote``), and may have ``name``, ``split``, and
-        ``choose``, ``proportion`` or ``repeat``; other fields are passed over, unless they are
-        like one of these or say how much is taken.
-
-    Raises
-    ------
-    ConfigError
-        With everything that is wrong.
-    """
-    findings = _Findings([], [])
-    problems = findings.problems
-    loaders = document.keys() & {"train_loader", "eval_loader"}  # of a whole configuration
-    streams: dict[str, list[Stream]] = {"train": [], "valid": []}
-    for key, content in document.items():
-        split = SPLITS.get(key)
-        if split is not None:
-            for where, fields in _entries(f"$.{key}", content, findings):
-                streams[split] += _stream(where, fields, findings)
-        elif _holds_data(content):
-            problems.append(f"$.{key}: holds data sets, but is none of {', '.join(SPLITS)}")
-        elif not loaders:
-            findings.passed.append(f"$.{key}")
-    if not streams["train"] and not problems:
-        problems.append("$.train: expected a list of data sets")
-    names = Counter(stream.name for split in streams.values() for stream in split)
-    problems += [f"{name}: is the name of several data sets" for name in names if names[name] > 1]
-    relative = {stream.proportion is not None for stream in streams["train"]}
-    if len(relative) > 1:
-        problems.append("$.train: proportion for all data sets or for none")
-    if problems:
-        raise ConfigError(*problems)
-    findings.passed.extend(
-        f"proportion of {stream.name}, a validation set"
-        for stream in streams["valid"]
-        if stream.proportion
-    )
-    return Recipe(tuple(streams["train"]), tuple(streams["valid"]), tuple(findings.passed))
-
-
-def _holds_data(content: Any) -> bool:
-    """Return whether a value has data sets somewhere in it."""
-    if isinstance(content, Mapping):
-        return any(content.get(name) for name in PLACES) or any(map(_holds_data, content.values()))
-    return isinstance(content, list) and any(map(_holds_data, content))
-
-
-def _entries(where: str, content: Any, findings: _Findings) -> list[tuple[str, Any]]:
-    """Return each data set with its place in the document."""
-    problems = findings.problems
-    if isinstance(content, Mapping):
-        if content.get("dataset") is not None:  # of a loader of llm-foundry
-            return _entries(f"{where}.dataset", content["dataset"], findings)
-        if content.get("streams") is not None:
-            return _entries_of_dataset(where, content, findings)
-        if any(isinstance(content.get(name), str) for name in PLACES):
-            return [(where, content)]
-        wrong = [name for name, fields in content.items() if not isinstance(fields, Mapping)]
-        problems += [f"{where}.{name}: expected fields of a data set" for name in wrong]
-        return [
-            (f"{where}.{name}", {"name": str(name), **fields})
-            for name, fields in content.items()
-            if name not in wrong
-        ]
-    if isinstance(content, Sequence) and not isinstance(content, str):
-        found = []
-        for number, fields in enumerate(content):
-            loader = isinstance(fields, Mapping) and "dataset" in fields  # one of several
-            place = f"{where}[{number}]"
-            found += _entries(place, fields, findings) if loader else [(place, fields)]
-        return found
-    problems.append(f"{where}: expected a list of data sets")
-    return []
-
-
-def _entries_of_dataset(
-    where: str, dataset: Mapping[str, Any], findings: _Findings
-) -> list[tuple[str, Any]]:
-    """Return the data sets of a StreamingDataset, whose `split` is that of each without one."""
-    much = [name for name in ("choose", "proportion", "repeat") if dataset.get(name) is not None]
-    findings.problems.extend(f"{where}.{name}: is a field of each stream" for name in much)
-    findings.passed.extend(
-        f"{where}.{name}" for name in dataset if name not in ("streams", "split", *much)
-    )
-    split = dataset.get("split")
-    return [
-        (place, {**fields, "split": split})
-        if split and isinstance(fields, Mapping) and not fields.get("split")
-        else (place, fields)
-        for place, fields in _entries(f"{where}.streams", dataset["streams"], findings)
-    ]
-
-
-def _stream(where: str, fields: Any, findings: _Findings) -> list[Stream]:
-    problems = findings.problems
-    try:
-        entry = msgspec.convert(fields, _Entry)
-    except msgspec.ValidationError as error:
-        problems.append(f"{where}: {error}")
-        return []
-    known = _Entry.__struct_fields__
-    for name in fields:
-        if name in known:
-            continue
-        if near := difflib.get_close_matches(str(name), known, n=1, cutoff=0.8):
-            problems.append(f"{where}.{name}: unknown field; did you mean {near[0]}?")
-        elif difflib.get_close_matches(str(name), HOW_MUCH, n=1, cutoff=0.8):
-            problems.append(f"{where}.{name}: give choose, proportion or repeat")
-        else:
-            findings.passed.append(f"{where}.{name}")
-    if entry.directory is None:
-        problems.append(f"{where}: has no path")
-        return []
-    split = entry.split or ""
-    given = [
-        name for name in ("choose", "proportion", "repeat") if getattr(entry, name) is not None
-    ]
-    if len(given) > 1:
-        problems.append(f"{where}: has {' and '.join(given)}; give one of them")
-    if not (entry.directory + split).isprintable():
-        problems.append(f"{where}: its path has characters that cannot be printed")
-    parts = Path(entry.directory, split).parts
-    name = NAME.sub("-", entry.name or "-".join(parts[-2:] if split else parts[-1:]))
-    if name.strip(".") == "":
-        problems.append(f"{where}: its path {entry.directory} names no corpus; give it a name")
-    much = (entry.choose, entry.proportion, entry.repeat)
-    return [Stream(name, entry.directory, split, *much, entry.url)]
 
 
 def mix(

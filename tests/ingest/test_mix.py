@@ -15,7 +15,8 @@ from distcache.cache import open_cache
 from distcache.configuration import read_document
 from distcache.errors import ConfigError, CorpusError, NotReady
 from distcache.ingest.mds_scan import MdsOptions
-from distcache.ingest.mix import Mixed, MixOptions, mix, recipe_from
+from distcache.ingest.mix import Mixed, MixOptions, mix
+from distcache.ingest.mix_recipe import recipe_from
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from tests.caches import build_here
 from tests.mds.writer import write_mds
