@@ -24,9 +24,9 @@ from machine import machine
 
 from distcache.builder.arrays import write_in_chunks
 from distcache.corpus.examine import require_sound
-from distcache.io.unfinished_file import UnfinishedFile
 from distcache.plan.layout import ArrayPlace
 from distcache.ranks.communicator import SerialCommunicator
+from distcache.storage.unfinished_file import UnfinishedFile
 
 
 def timed(action: Callable[[], object]) -> float:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from distcache.io.watchdog import tick
+from distcache.storage.watchdog import tick
 
 __all__ = ["NullProgress", "Progress", "Stopwatch"]
 

@@ -19,8 +19,8 @@ import numpy as np
 from distcache.corpus import bin_path, idx_path
 from distcache.corpus.idx import open_idx
 from distcache.errors import ConfigError, NotReady
-from distcache.storage import is_url
-from distcache.units import parse_tokens
+from distcache.storage.units import parse_tokens
+from distcache.storage.url import is_url
 
 __all__ = ["as_configured"]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from distcache.timeouts import SCALE, limits
+from distcache.storage.timeouts import SCALE, limits
 from tests.caches import build_here
 from tests.corpora import write_corpora
 from tests.large import write_large

@@ -11,9 +11,9 @@ from distcache.builder.arrays import write_in_chunks
 from distcache.cache import Cache, open_cache
 from distcache.cache.format import ARRAY_NAMES
 from distcache.errors import CacheCorrupt
-from distcache.io.unfinished_file import UnfinishedFile
 from distcache.plan.layout import ArrayPlace
 from distcache.plan.model import Plan
+from distcache.storage.unfinished_file import UnfinishedFile
 
 __all__ = ["Adoptable", "adopt", "find_adoptable"]
 

@@ -9,9 +9,9 @@ from numpy.typing import NDArray
 
 from distcache.cache.digests import array_digest, leaves_of, read_pieces
 from distcache.cache.format import LEAF_SIZE
-from distcache.io.unfinished_file import UnfinishedFile
 from distcache.plan.costs import CHUNK_BYTES
 from distcache.plan.layout import ArrayPlace
+from distcache.storage.unfinished_file import UnfinishedFile
 
 __all__ = ["ArrayWriter", "read_digest", "write_in_chunks"]
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from distcache import __version__
 from distcache.errors import CacheCorrupt, NotReady
-from distcache.io.files import atomic_write, read_file
-from distcache.io.threads import decodable
 from distcache.progress import Stopwatch
+from distcache.storage.files import atomic_write, read_file
+from distcache.storage.threads import decodable
 
 __all__ = [
     "BuildRecord",

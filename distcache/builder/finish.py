@@ -29,10 +29,10 @@ from distcache.cache.format import (
 )
 from distcache.corpus.shard_table import TableFacts, read_table
 from distcache.errors import CorpusError
-from distcache.io.unfinished_file import UnfinishedFile
 from distcache.plan.config import canonical_json
 from distcache.plan.layout import ALIGNMENT, ArrayPlace, Layout, align
 from distcache.plan.model import Plan
+from distcache.storage.unfinished_file import UnfinishedFile
 
 __all__ = [
     "compose_tables",

@@ -24,10 +24,10 @@ from distcache.builder.arrays import ArrayWriter, write_in_chunks
 from distcache.builder.entries import Entries, EntryMemory
 from distcache.builder.sections import cut_section
 from distcache.corpus import Idx
-from distcache.io.unfinished_file import UnfinishedFile
 from distcache.kernels import Mt19937
 from distcache.plan.layout import ArrayPlace
 from distcache.plan.model import SectionPlan
+from distcache.storage.unfinished_file import UnfinishedFile
 
 __all__ = ["build_passes", "pass_windows", "sample_bounds"]
 

@@ -19,8 +19,6 @@ from distcache.corpus import Corpus
 from distcache.corpus.examine import require_sound
 from distcache.corpus.receipt import require_one_tokenizer, tokenizers_of
 from distcache.errors import ConfigError, DistcacheError, KeyMismatch, NoSpace
-from distcache.io.files import sync_directory
-from distcache.io.unfinished_file import UnfinishedFile
 from distcache.plan.config import Config
 from distcache.plan.layout import Layout
 from distcache.plan.make import make_plan
@@ -30,7 +28,9 @@ from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.staging.claim import claim, claim_together
 from distcache.staging.workspace import Workspace
-from distcache.units import size_text
+from distcache.storage.files import sync_directory
+from distcache.storage.unfinished_file import UnfinishedFile
+from distcache.storage.units import size_text
 
 __all__ = [
     "cache_path",

@@ -35,7 +35,6 @@ from distcache.cache.corpus_places import add_known_moves
 from distcache.corpus.examine import require_unchanged
 from distcache.corpus.fetched import fetched_indices
 from distcache.errors import ConfigError, DistcacheError, KeyMismatch
-from distcache.io.files import closing_fd, open_regular, set_mode
 from distcache.plan.assignment import Assignment, assign
 from distcache.plan.config import Config
 from distcache.plan.layout import Layout, make_layout
@@ -46,9 +45,10 @@ from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.staging.claim import conclude
 from distcache.staging.heartbeat import Heartbeat
-from distcache.staging.journal import Journal, read_journal
 from distcache.staging.workspace import Workspace
-from distcache.timeouts import limits
+from distcache.storage.files import closing_fd, open_regular, set_mode
+from distcache.storage.journal import Journal, read_journal
+from distcache.storage.timeouts import limits
 
 __all__ = ["BuildOptions", "BuildOutcome", "build"]
 

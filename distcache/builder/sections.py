@@ -26,11 +26,11 @@ from distcache.builder.entries import (
 )
 from distcache.builder.section_slice import RowCutter
 from distcache.corpus import Idx
-from distcache.io.unfinished_file import UnfinishedFile
 from distcache.kernels import Mt19937
 from distcache.plan.costs import CHUNK_BYTES, ENTRY_BYTES, pivot_of
 from distcache.plan.layout import ArrayPlace
 from distcache.plan.model import SectionPlan
+from distcache.storage.unfinished_file import UnfinishedFile
 
 __all__ = ["build_section", "cut_section"]
 

@@ -15,13 +15,13 @@ from distcache.builder.passes import build_passes
 from distcache.builder.sections import build_section
 from distcache.builder.split_section import SplitSection
 from distcache.errors import BuildInterrupted
-from distcache.io.unfinished_file import UnfinishedFile
 from distcache.plan.assignment import Assignment, SplitUnit
 from distcache.plan.costs import workers_of
 from distcache.plan.layout import Unit
 from distcache.plan.model import SectionPlan
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
-from distcache.staging.journal import Journal
+from distcache.storage.journal import Journal
+from distcache.storage.unfinished_file import UnfinishedFile
 
 __all__ = ["build_items"]
 

@@ -28,11 +28,12 @@ from distcache.cache.format import (
     tables_of,
 )
 from distcache.errors import CacheCorrupt, ConfigError, DistcacheError, NotReady
-from distcache.io.files import FileVersion, closing_fd, open_regular
-from distcache.io.threads import decodable
 from distcache.kernels import Mapping
 from distcache.mds.index_json import CODECS
-from distcache.storage import is_url, located, open_place, read_all
+from distcache.storage.files import FileVersion, closing_fd, open_regular
+from distcache.storage.place import open_place, read_all
+from distcache.storage.threads import decodable
+from distcache.storage.url import is_url, located
 
 __all__ = [
     "ArrayView",

@@ -15,8 +15,8 @@ import xxhash
 from distcache.cache.contents import Contents
 from distcache.corpus import idx_path
 from distcache.errors import ConfigError
-from distcache.io.files import atomic_write, read_file
-from distcache.storage import is_url, located, located_in
+from distcache.storage.files import atomic_write, read_file
+from distcache.storage.url import is_url, located, located_in
 
 __all__ = [
     "PREFIX_VARIABLE",

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from distcache.cache.contents import Contents
 from distcache.cache.format import BLOCK_SIZE, HEADER_SIZE, LEAF_SIZE
 from distcache.errors import CacheCorrupt, StorageError
-from distcache.io.files import FileVersion
-from distcache.io.threads import map_in_threads
-from distcache.io.watchdog import tick
-from distcache.storage import PIECE, is_url, open_place, pieces_of
+from distcache.storage.files import FileVersion
+from distcache.storage.place import PIECE, open_place, pieces_of
+from distcache.storage.threads import map_in_threads
+from distcache.storage.url import is_url
+from distcache.storage.watchdog import tick
 
 __all__ = [
     "array_digest",

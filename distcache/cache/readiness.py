@@ -17,8 +17,8 @@ from distcache.cache.contents import read_contents
 from distcache.errors import BuildInterrupted, ConfigError, NotReady
 from distcache.staging.heartbeat import Monitor
 from distcache.staging.workspace import directories_of, hidden_directory
-from distcache.storage import is_url, located
-from distcache.timeouts import limits
+from distcache.storage.timeouts import limits
+from distcache.storage.url import is_url, located
 
 __all__ = ["Readiness", "State", "Watch", "building_directory", "look", "wait"]
 

@@ -40,8 +40,8 @@ from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.connect import connect
 from distcache.ranks.cores import share_of_cores, threads_of, usable_cores
-from distcache.storage import require_file
-from distcache.units import counted, size_text
+from distcache.storage.units import counted, size_text
+from distcache.storage.url import require_file
 
 __all__ = ["build_command", "plan_command", "read_config"]
 

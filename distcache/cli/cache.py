@@ -44,8 +44,8 @@ from distcache.megatron.options import config_from_options
 from distcache.plan.config import Config, canonical_json, identity_of, key_of
 from distcache.progress import NullProgress
 from distcache.ranks.communicator import SerialCommunicator
-from distcache.storage import require_file
-from distcache.units import counted, size_text
+from distcache.storage.units import counted, size_text
+from distcache.storage.url import require_file
 
 __all__ = ["explain_command", "export_command", "inspect_command", "verify_command"]
 

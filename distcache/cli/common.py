@@ -13,8 +13,8 @@ import typer
 
 from distcache.cli.show import LogFormat
 from distcache.errors import ConfigError
-from distcache.io.interruption import end_by_itself, interrupt_at
-from distcache.units import parse_size
+from distcache.storage.interruption import end_by_itself, interrupt_at
+from distcache.storage.units import parse_size
 
 __all__ = [
     "ENDING",

@@ -15,7 +15,7 @@ from distcache.doctor.machine import examine_machine
 from distcache.doctor.training import examine_training
 from distcache.errors import ConfigError, NotReady
 from distcache.megatron.command_line import require_command
-from distcache.units import counted
+from distcache.storage.units import counted
 
 __all__ = ["doctor_command"]
 

@@ -12,7 +12,7 @@ from distcache.cli.show import print_json
 from distcache.corpus.examine import require_sound
 from distcache.extras import needing
 from distcache.ranks.communicator import SerialCommunicator
-from distcache.units import counted
+from distcache.storage.units import counted
 
 __all__ = ["show_command"]
 

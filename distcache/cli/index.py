@@ -25,7 +25,7 @@ from distcache.mds.rebuild_index import rebuild_index
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.connect import connect
 from distcache.ranks.cores import share_of_cores
-from distcache.storage import is_url
+from distcache.storage.url import is_url
 
 __all__ = ["index_app"]
 

@@ -25,7 +25,7 @@ from distcache.errors import ConfigError
 from distcache.megatron.tokenizers import one_release
 from distcache.ranks.connect import connect
 from distcache.ranks.cores import share_of_cores
-from distcache.units import counted
+from distcache.storage.units import counted
 
 if TYPE_CHECKING:
     from distcache.ingest.pipeline import IngestOptions, IngestOutcome

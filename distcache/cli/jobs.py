@@ -25,14 +25,14 @@ from distcache.cli.common import (
 )
 from distcache.cli.show import make_progress, print_json
 from distcache.errors import ConfigError, DistcacheError
-from distcache.io.files import make_directories, may_write
 from distcache.launch.follow import failure, follow
 from distcache.launch.prejob import JobOptions
 from distcache.launch.slurm import call, tasks_that_fit
 from distcache.launch.submit import Prejob, SubmitOptions, Submitted, submit
 from distcache.progress import Progress
-from distcache.timeouts import limits
-from distcache.units import counted
+from distcache.storage.files import make_directories, may_write
+from distcache.storage.timeouts import limits
+from distcache.storage.units import counted
 
 __all__ = ["slurm_scripts_command", "submit_command"]
 

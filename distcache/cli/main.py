@@ -17,9 +17,9 @@ from distcache import __version__
 from distcache.cli.commands import LazyGroup, add_commands
 from distcache.cli.common import ENDING, ignore_signals
 from distcache.errors import BuildInterrupted, DistcacheError, NoSpace
-from distcache.io.interruption import interruption
-from distcache.io.watchdog import has_abandoned_thread
-from distcache.timeouts import limits
+from distcache.storage.interruption import interruption
+from distcache.storage.timeouts import limits
+from distcache.storage.watchdog import has_abandoned_thread
 
 if TYPE_CHECKING:
     from distcache.ranks.communicator import Communicator
@@ -95,7 +95,7 @@ def _end_with(error: BaseException) -> NoReturn:
     if isinstance(error, RuntimeError) and "start new thread" in str(error):
         _fail(NoSpace(f"{error}: not enough memory, or too many processes of this user"))
     if isinstance(error, OSError) and not isinstance(error, BrokenPipeError):
-        from distcache.io.files import NO_SPACE  # noqa: PLC0415
+        from distcache.storage.files import NO_SPACE  # noqa: PLC0415
 
         _fail((NoSpace if error.errno in NO_SPACE else DistcacheError)(str(error)))
     _end(1, error)

@@ -12,8 +12,8 @@ from distcache.cli.common import JsonOption, LogOption, ThreadsOption, path_only
 from distcache.cli.show import make_progress, print_json
 from distcache.corpus.mock import Made, Mock, write_mock
 from distcache.errors import ConfigError
-from distcache.io.files import atomic_write
 from distcache.ranks.cores import threads_of, usable_cores
+from distcache.storage.files import atomic_write
 
 __all__ = ["mock_command"]
 

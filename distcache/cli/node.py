@@ -37,7 +37,7 @@ from distcache.node.store import Store
 from distcache.node.upkeep import collect, list_store, open_store, verify_store
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from distcache.ranks.connect import connect
-from distcache.units import counted, size_text
+from distcache.storage.units import counted, size_text
 
 __all__ = ["local_app", "localize_command"]
 

@@ -15,7 +15,7 @@ from distcache.ingest.select import SelectOptions, select
 from distcache.ingest.selection import Selection
 from distcache.progress import Progress
 from distcache.ranks.communicator import Communicator
-from distcache.units import parse_tokens
+from distcache.storage.units import parse_tokens
 
 __all__ = ["select_command"]
 

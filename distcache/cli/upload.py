@@ -10,7 +10,7 @@ from distcache.builder.upload import Uploaded, UploadOptions, upload
 from distcache.cli.common import JsonOption, LogOption, interrupt_on_signals
 from distcache.cli.show import make_progress, print_json
 from distcache.ranks.connect import connect
-from distcache.units import size_text
+from distcache.storage.units import size_text
 
 __all__ = ["upload_command"]
 

@@ -23,20 +23,15 @@ from distcache.corpus.soundness import (
     summarize,
 )
 from distcache.errors import CorpusError
-from distcache.io.files import digest_range
-from distcache.io.threads import map_in_threads
 from distcache.partition import balance, slice_bounds
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator, node_name
 from distcache.staging.sending import digest_of_place
-from distcache.storage import (
-    is_url,
-    listed,
-    listed_version,
-    require_answer,
-    threads_for,
-    version_at,
-)
+from distcache.storage.files import digest_range
+from distcache.storage.listing import listed, listed_version
+from distcache.storage.place import require_answer, threads_for, version_at
+from distcache.storage.threads import map_in_threads
+from distcache.storage.url import is_url
 
 __all__ = ["changes_of", "digest_tokens", "examine", "require_sound", "require_unchanged"]
 

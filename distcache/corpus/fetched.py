@@ -20,21 +20,23 @@ import msgspec
 from distcache.corpus.idx import idx_path
 from distcache.corpus.receipt import receipt_path
 from distcache.errors import AccessDenied, DistcacheError
-from distcache.io.files import (
+from distcache.progress import Progress
+from distcache.ranks.agreement import on_all_ranks
+from distcache.ranks.communicator import Communicator, node_name
+from distcache.ranks.striped_broadcast import CHUNK, Buffer, striped_broadcast
+from distcache.storage.copies import ObjectCopy, forget_copies, register_copy
+from distcache.storage.files import (
     FileVersion,
     closing_fd,
     no_space_as_error,
     open_to_write,
     write_range,
 )
-from distcache.io.threads import map_in_threads
-from distcache.progress import Progress
-from distcache.ranks.agreement import on_all_ranks
-from distcache.ranks.communicator import Communicator, node_name
-from distcache.ranks.striped_broadcast import CHUNK, Buffer, striped_broadcast
-from distcache.staging.locks import try_lock
-from distcache.storage import OBJECTS, is_url, listed, listed_version, open_place
-from distcache.storage.copies import ObjectCopy, forget_copies, register_copy
+from distcache.storage.listing import listed, listed_version
+from distcache.storage.locks import try_lock
+from distcache.storage.place import OBJECTS, open_place
+from distcache.storage.threads import map_in_threads
+from distcache.storage.url import is_url
 
 __all__ = ["fetched_indices"]
 

@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from distcache.errors import ConfigError, CorpusError, NotReady
-from distcache.io.files import FileVersion, open_regular, version_of
 from distcache.kernels import Mapping
-from distcache.storage import is_url
 from distcache.storage.copies import copy_of
+from distcache.storage.files import FileVersion, open_regular, version_of
+from distcache.storage.url import is_url
 
 __all__ = [
     "HEADER",

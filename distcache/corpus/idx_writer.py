@@ -14,7 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from distcache.corpus.idx import HEADER, HEADER_SIZE, ITEM_TYPES, MAGIC, code_of, idx_path
 from distcache.errors import CorpusError
-from distcache.io.files import atomic_write, no_space_as_error, recreate, write_range
+from distcache.storage.files import atomic_write, no_space_as_error, recreate, write_range
 
 __all__ = [
     "IdxPlan",

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from distcache.corpus.corpus import CopySource
 from distcache.corpus.idx import LEGACY_MAGIC, bin_path, code_of, idx_path
 from distcache.errors import CorpusError, NotReady
-from distcache.io.files import open_regular, open_sized, read_range
+from distcache.storage.files import open_regular, open_sized, read_range
 
 __all__ = ["is_legacy", "open_legacy"]
 

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from distcache.corpus.idx import bin_path, idx_path, named_type
 from distcache.corpus.idx_writer import write_idx
 from distcache.errors import ConfigError, NotReady
-from distcache.io.files import (
+from distcache.progress import Progress
+from distcache.storage.files import (
     NO_LOCKS,
     TEMPORARY,
     atomic_write,
@@ -24,9 +25,8 @@ from distcache.io.files import (
     open_directory,
     read_file,
 )
-from distcache.io.threads import map_in_threads
-from distcache.io.watchdog import tick
-from distcache.progress import Progress
+from distcache.storage.threads import map_in_threads
+from distcache.storage.watchdog import tick
 
 __all__ = ["Made", "Mock", "parse_lengths", "write_mock"]
 

@@ -15,10 +15,10 @@ import msgspec
 
 from distcache.corpus.corpus import CorpusFacts
 from distcache.errors import ConfigError, CorpusError, NotReady
-from distcache.io.files import atomic_write, no_space_as_error, read_file
-from distcache.io.threads import decodable
-from distcache.storage import is_url
 from distcache.storage.copies import copy_of
+from distcache.storage.files import atomic_write, no_space_as_error, read_file
+from distcache.storage.threads import decodable
+from distcache.storage.url import is_url
 
 __all__ = [
     "FORMAT",

@@ -26,7 +26,7 @@ from distcache.corpus.idx import (
 )
 from distcache.corpus.shard_table import has_table
 from distcache.errors import CorpusError, DistcacheError, NotReady
-from distcache.io.files import open_sized, read_range
+from distcache.storage.files import open_sized, read_range
 
 __all__ = ["Repaired", "is_repairable", "open_damaged"]
 

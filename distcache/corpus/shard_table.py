@@ -19,9 +19,9 @@ import xxhash
 from numpy.typing import NDArray
 
 from distcache.errors import CorpusError, NotReady
-from distcache.io.files import atomic_write, no_space_as_error, read_file
 from distcache.mds.index_json import CODECS, columns_from
-from distcache.storage import is_url
+from distcache.storage.files import atomic_write, no_space_as_error, read_file
+from distcache.storage.url import is_url
 
 __all__ = [
     "ALIGNMENT",

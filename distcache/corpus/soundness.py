@@ -46,10 +46,12 @@ from distcache.corpus.shard_table import (
     shards_path,
 )
 from distcache.errors import BuildInterrupted, CorpusError, DistcacheError, NotReady
-from distcache.io.files import FileVersion, closing_fd, open_regular, version_of
-from distcache.io.watchdog import tick
 from distcache.kernels import check_sequences, find_outside, first_descent
-from distcache.storage import is_url, listed_version, require_answer
+from distcache.storage.files import FileVersion, closing_fd, open_regular, version_of
+from distcache.storage.listing import listed_version
+from distcache.storage.place import require_answer
+from distcache.storage.url import is_url
+from distcache.storage.watchdog import tick
 
 __all__ = ["Fault", "Outline", "RangeFacts", "check_range", "digest_idx", "outline", "summarize"]
 

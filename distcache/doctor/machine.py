@@ -15,13 +15,13 @@ from typing import Final
 from distcache import __version__
 from distcache.doctor.finding import Finding
 from distcache.errors import ConfigError, DistcacheError
-from distcache.io.files import NO_LOCKS, temporary_name
 from distcache.launch.slurm import find_plugin
 from distcache.node.place import local_directory
 from distcache.node.space import space_at
 from distcache.ranks.cores import cgroup_limits, usable_cores
-from distcache.staging.locks import try_lock
 from distcache.staging.publication import link_problem
+from distcache.storage.files import NO_LOCKS, temporary_name
+from distcache.storage.locks import try_lock
 
 __all__ = ["examine_machine"]
 

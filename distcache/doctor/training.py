@@ -25,11 +25,11 @@ import numpy as np
 from distcache.configuration import complete
 from distcache.doctor.finding import Finding
 from distcache.errors import OptionWarning
-from distcache.io.files import read_file
 from distcache.megatron.command_line import megatron_words
 from distcache.megatron.options import config_from_options
 from distcache.megatron.tokenizers import RELEASES, MegatronTokenizer, Release
 from distcache.plan.config import SPLITS, Config
+from distcache.storage.files import read_file
 
 __all__ = ["ExpectedFile", "examine_training"]
 

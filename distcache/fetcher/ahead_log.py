@@ -18,9 +18,9 @@ from typing import Final
 from distcache.errors import NoSpace, StorageError
 from distcache.fetcher.segment import Held, RangeKey, Segment, earlier_segments
 from distcache.fetcher.streams import BEHIND, Entry, State, Stream, cost_of
-from distcache.io.files import NO_SPACE
+from distcache.storage.files import NO_SPACE
 from distcache.storage.ranges import GAP
-from distcache.timeouts import limits
+from distcache.storage.timeouts import limits
 
 __all__ = ["AheadLog"]
 

@@ -27,10 +27,10 @@ from distcache.fetcher.protocol import (
     receive,
     send,
 )
-from distcache.io.files import closing_fd
-from distcache.staging.locks import try_lock
 from distcache.storage.access import identity_of
-from distcache.timeouts import limits
+from distcache.storage.files import closing_fd
+from distcache.storage.locks import try_lock
+from distcache.storage.timeouts import limits
 
 __all__ = ["ATTEMPTS", "FetchClient", "FetchStream", "fetcher_status"]
 

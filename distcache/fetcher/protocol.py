@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.errors import DistcacheError, error_from_exit_code
-from distcache.io.files import FileVersion, closing_fd, open_directory
+from distcache.storage.files import FileVersion, closing_fd, open_directory
 
 __all__ = [
     "AheadRequest",

@@ -16,8 +16,8 @@ import msgspec
 import xxhash
 
 from distcache.fetcher.protocol import Source
-from distcache.io.files import read_range, write_range
-from distcache.staging.journal import Journal, read_journal
+from distcache.storage.files import read_range, write_range
+from distcache.storage.journal import Journal, read_journal
 
 __all__ = ["Held", "RangeKey", "Segment", "earlier_segments"]
 

@@ -40,15 +40,14 @@ from distcache.fetcher.protocol import (
 )
 from distcache.fetcher.segment import RangeKey
 from distcache.fetcher.streams import Entry, Stream
-from distcache.io.files import open_sized, version_of, write_range
-from distcache.staging.locks import try_lock
-from distcache.storage import PIECE, is_url
 from distcache.storage.access import identity_of
+from distcache.storage.files import open_sized, version_of, write_range
+from distcache.storage.locks import try_lock
 from distcache.storage.pace import in_background
-from distcache.storage.place import FilePlace, Place, bucket_of
+from distcache.storage.place import PIECE, FilePlace, Place, bucket_of
 from distcache.storage.ranges import GAP, Joined, join_ranges
-from distcache.storage.url import address_of
-from distcache.timeouts import limits
+from distcache.storage.timeouts import limits
+from distcache.storage.url import address_of, is_url
 
 if TYPE_CHECKING:
     from distcache.storage.bucket import Bucket

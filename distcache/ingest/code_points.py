@@ -19,8 +19,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from distcache.ingest.tokenizer_json import TokenizerJson
-from distcache.io.threads import decodable
 from distcache.kernels import TextScanner
+from distcache.storage.threads import decodable
 
 __all__ = ["TABLE", "PatternTable", "mark_known", "pattern_of"]
 

@@ -20,7 +20,7 @@ from distcache.ingest.tokenizer import (
     TokenizerSource,
     read_tokenizer_file,
 )
-from distcache.io.interruption import require_uninterrupted
+from distcache.storage.interruption import require_uninterrupted
 
 __all__ = ["find_tokenizer", "make_tokenizer", "tokenizer_of"]
 

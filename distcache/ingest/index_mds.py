@@ -48,15 +48,6 @@ from distcache.ingest.mds_records import (
 )
 from distcache.ingest.mds_scan import MdsOptions, fitting_type, kind_of, scan_shard, token_type
 from distcache.ingest.output import Output
-from distcache.io.files import (
-    closing_fd,
-    digest_range,
-    no_space_as_error,
-    open_to_write,
-    require_text,
-    version_of,
-)
-from distcache.io.threads import map_in_threads
 from distcache.mds.columns import column_places
 from distcache.mds.index_json import Columns, DataSet, ShardEntry, read_index
 from distcache.mds.shard_header import header_problem, offsets_of
@@ -65,7 +56,16 @@ from distcache.progress import NullProgress, Progress, Stopwatch
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.staging.heartbeat import Heartbeat
-from distcache.staging.journal import Journal, read_journal
+from distcache.storage.files import (
+    closing_fd,
+    digest_range,
+    no_space_as_error,
+    open_to_write,
+    require_text,
+    version_of,
+)
+from distcache.storage.journal import Journal, read_journal
+from distcache.storage.threads import map_in_threads
 
 __all__ = ["index_mds"]
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, BinaryIO, Final, NamedTuple
 
-from distcache.io.files import closing_fd, open_regular
+from distcache.storage.files import closing_fd, open_regular
 
 __all__ = ["Line", "decoded", "lines_of_range", "lines_of_stream", "read_whole", "text_of_line"]
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from distcache.errors import DistcacheError
 from distcache.ingest.mds_records import ShardRecord
-from distcache.io.files import (
+from distcache.storage.files import (
     closing_fd,
     no_space_as_error,
     open_regular,

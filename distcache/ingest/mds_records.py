@@ -22,9 +22,9 @@ from distcache.corpus.receipt import (
 from distcache.corpus.shard_table import ALIGNMENT, DIGESTED, ROWS, ShardTable
 from distcache.errors import CorpusError
 from distcache.ingest.mds_scan import MdsOptions, Scan
-from distcache.io.threads import decodable
 from distcache.mds.index_json import CODECS, INDEX, Columns, ShardEntry
 from distcache.mds.stored_shard import StoredShard
+from distcache.storage.threads import decodable
 
 __all__ = [
     "SetFacts",

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 from distcache.corpus.idx import limit_of
 from distcache.errors import ConfigError, CorpusError
-from distcache.io.threads import decodable
 from distcache.kernels import first_outside
 from distcache.mds.columns import Places, TokenColumn, column_places, column_type, token_places
 from distcache.mds.index_json import ShardEntry
 from distcache.mds.shard_header import header_problem, offsets_of, offsets_size
 from distcache.mds.stored_shard import StoredShard, read_front, read_shard
+from distcache.storage.threads import decodable
 
 __all__ = ["DTYPES", "MdsOptions", "Scan", "fitting_type", "kind_of", "scan_shard", "token_type"]
 

@@ -36,7 +36,12 @@ from distcache.corpus.repair import open_damaged
 from distcache.errors import ConfigError, CorpusError
 from distcache.ingest.output import Output
 from distcache.ingest.token_bytes import token_pieces
-from distcache.io.files import (
+from distcache.partition import slice_bounds
+from distcache.progress import NullProgress, Progress, Stopwatch
+from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
+from distcache.ranks.communicator import Communicator
+from distcache.staging.heartbeat import Heartbeat
+from distcache.storage.files import (
     closing_fd,
     no_space_as_error,
     open_to_write,
@@ -44,11 +49,6 @@ from distcache.io.files import (
     require_text,
     write_range,
 )
-from distcache.partition import slice_bounds
-from distcache.progress import NullProgress, Progress, Stopwatch
-from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
-from distcache.ranks.communicator import Communicator
-from distcache.staging.heartbeat import Heartbeat
 
 __all__ = ["convert", "join", "materialize", "merge"]
 

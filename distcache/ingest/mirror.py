@@ -14,12 +14,13 @@ from typing import NamedTuple
 
 from distcache.errors import ConfigError, NotReady
 from distcache.ingest.objects import Fetched, fetch_objects
-from distcache.io.files import make_directories, may_write
 from distcache.progress import Progress
 from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.communicator import Communicator
-from distcache.staging.locks import LOCK, try_lock
-from distcache.storage import located, objects_below
+from distcache.storage.files import make_directories, may_write
+from distcache.storage.listing import objects_below
+from distcache.storage.locks import LOCK, try_lock
+from distcache.storage.url import located
 
 __all__ = ["Mirrored", "mirror", "mirrored"]
 

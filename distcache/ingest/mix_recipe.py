@@ -13,8 +13,8 @@ from typing import Annotated, Any, Final, NamedTuple
 import msgspec
 
 from distcache.errors import ConfigError
-from distcache.io.threads import decodable
-from distcache.storage import is_url
+from distcache.storage.threads import decodable
+from distcache.storage.url import is_url
 
 __all__ = ["MOST_SAMPLES", "Recipe", "Stream", "recipe_from"]
 

@@ -25,18 +25,17 @@ from distcache.corpus import bin_path, idx_path
 from distcache.corpus.receipt import receipt_path
 from distcache.errors import ConfigError, NotReady, ObjectChanged, StorageError
 from distcache.ingest.inputs import is_read
-from distcache.io.files import FileVersion, atomic_write, make_directories, may_write
-from distcache.io.threads import map_in_threads
-from distcache.io.watchdog import tick
 from distcache.partition import balance
 from distcache.progress import Progress
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
-from distcache.staging.locks import LOCK, try_lock
 from distcache.staging.sending import PER_OBJECT, FileToSend, Sender
-from distcache.storage import PIECE, exists, is_url, located, open_place, pieces_of, version_at
-from distcache.storage.place import bucket_of
-from distcache.storage.url import address_of
+from distcache.storage.files import FileVersion, atomic_write, make_directories, may_write
+from distcache.storage.locks import LOCK, try_lock
+from distcache.storage.place import PIECE, bucket_of, exists, open_place, pieces_of, version_at
+from distcache.storage.threads import map_in_threads
+from distcache.storage.url import address_of, is_url, located
+from distcache.storage.watchdog import tick
 
 __all__ = ["Fetched", "ObjectWork", "fetch_objects", "is_stream"]
 

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from distcache.ingest.inputs import Format
-from distcache.io.threads import decodable
+from distcache.storage.threads import decodable
 
 __all__ = ["Common", "TextOptions", "TokenOptions"]
 

@@ -32,12 +32,12 @@ from distcache.ingest.pieces import (
     segments_of,
 )
 from distcache.ingest.token_store import TokenStore
-from distcache.io.files import digest_range
-from distcache.io.watchdog import tick
 from distcache.progress import Progress
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
-from distcache.staging.journal import Journal
+from distcache.storage.files import digest_range
+from distcache.storage.journal import Journal
+from distcache.storage.watchdog import tick
 
 __all__ = ["Locator", "Reader", "Work", "Workers", "run_rounds"]
 

@@ -39,7 +39,12 @@ from distcache.ingest.selection import (
     numbers_in,
     select_documents,
 )
-from distcache.io.files import (
+from distcache.partition import slice_bounds
+from distcache.progress import NullProgress, Progress, Stopwatch
+from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
+from distcache.ranks.communicator import Communicator
+from distcache.staging.heartbeat import Heartbeat
+from distcache.storage.files import (
     atomic_write,
     closing_fd,
     no_space_as_error,
@@ -47,12 +52,7 @@ from distcache.io.files import (
     require_text,
     write_range,
 )
-from distcache.io.threads import map_in_threads
-from distcache.partition import slice_bounds
-from distcache.progress import NullProgress, Progress, Stopwatch
-from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
-from distcache.ranks.communicator import Communicator
-from distcache.staging.heartbeat import Heartbeat
+from distcache.storage.threads import map_in_threads
 
 __all__ = ["SelectOptions", "select"]
 

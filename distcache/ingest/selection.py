@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from distcache.corpus.idx import ITEM_TYPES, Idx
 from distcache.errors import ConfigError
-from distcache.io.files import open_regular
+from distcache.storage.files import open_regular
 
 __all__ = [
     "BITS",

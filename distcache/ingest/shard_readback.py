@@ -13,9 +13,9 @@ from distcache.corpus import Fault, bin_path
 from distcache.corpus.indexed_shard import indexed_pieces
 from distcache.corpus.shard_table import DIGESTED, ShardTable, read_table, shards_path
 from distcache.errors import CorpusError
-from distcache.io.files import closing_fd, open_regular, read_range
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator
+from distcache.storage.files import closing_fd, open_regular, read_range
 
 __all__ = ["compare_shards"]
 

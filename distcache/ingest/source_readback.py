@@ -26,9 +26,9 @@ from distcache.ingest.tables import with_groups
 from distcache.ingest.text import TextReader
 from distcache.ingest.token_shards import ShardReader
 from distcache.ingest.tokenizer import TokenizerOptions, TokenizerSource
-from distcache.io.files import closing_fd, open_regular, read_range
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
+from distcache.storage.files import closing_fd, open_regular, read_range
 
 __all__ = ["Sample", "by_piece", "choose", "read_back", "read_document", "root_of"]
 

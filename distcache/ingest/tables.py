@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from distcache.errors import CorpusError
 from distcache.ingest.inputs import Group, Input
 from distcache.ingest.read_options import TextOptions
-from distcache.io.files import closing_fd, open_regular
+from distcache.storage.files import closing_fd, open_regular
 
 __all__ = [
     "Table",

@@ -22,7 +22,7 @@ from distcache.ingest.tokenizer import (
     name_and_version,
     refusing,
 )
-from distcache.io.threads import decodable
+from distcache.storage.threads import decodable
 
 __all__ = ["ENCODINGS", "MEGATRON_PATTERNS", "Tiktoken", "source_by_name", "source_of_file"]
 

@@ -22,7 +22,7 @@ from distcache.ingest.inputs import Input
 from distcache.ingest.lines import lines_of_range, lines_of_stream, text_of_line
 from distcache.ingest.pieces import InputPiece
 from distcache.ingest.read_options import TokenOptions
-from distcache.io.files import closing_fd, open_regular, read_range
+from distcache.storage.files import closing_fd, open_regular, read_range
 
 __all__ = ["TokenRows", "line_batches", "raw_batches"]
 

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from distcache.corpus.corpus import CopySource
 from distcache.corpus.idx import ITEM_TYPES, bin_path
 from distcache.errors import CorpusError
-from distcache.io.files import FileVersion, closing_fd, open_regular
-from distcache.io.watchdog import tick
 from distcache.kernels import read_ranges
-from distcache.storage import PIECE, is_url
-from distcache.storage.place import Place, open_place
+from distcache.storage.files import FileVersion, closing_fd, open_regular
+from distcache.storage.place import PIECE, Place, open_place
 from distcache.storage.ranges import GAP, join_ranges
+from distcache.storage.url import is_url
+from distcache.storage.watchdog import tick
 
 __all__ = ["Ranges", "clip", "token_pieces"]
 

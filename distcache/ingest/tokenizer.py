@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from distcache.corpus.receipt import TokenizerFacts
 from distcache.errors import ConfigError, DistcacheError
-from distcache.io.files import read_file
-from distcache.io.interruption import require_uninterrupted
-from distcache.io.threads import decodable
 from distcache.megatron.tokenizers import Release
+from distcache.storage.files import read_file
+from distcache.storage.interruption import require_uninterrupted
+from distcache.storage.threads import decodable
 
 __all__ = [
     "Encoded",

@@ -21,7 +21,7 @@ import tokenizers
 from distcache.errors import ConfigError
 from distcache.ingest.engine_trials import trials
 from distcache.ingest.tokenizer import TokenizerOptions, read_tokenizer_file, refusing
-from distcache.timeouts import limits
+from distcache.storage.timeouts import limits
 
 __all__ = ["FILES", "TokenizerDirectory", "read_directory", "stated_end"]
 

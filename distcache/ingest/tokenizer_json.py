@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from distcache.io.threads import decodable
+from distcache.storage.threads import decodable
 
 __all__ = [
     "TokenizerJson",

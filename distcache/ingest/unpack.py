@@ -15,17 +15,17 @@ from distcache.corpus.idx import bin_path
 from distcache.corpus.indexed_shard import indexed_pieces
 from distcache.corpus.shard_table import DIGESTED, ShardTable, read_table, shards_path
 from distcache.errors import ConfigError, CorpusError, KeyMismatch, NoSpace
-from distcache.io.files import digest_range, require_text
-from distcache.io.threads import decodable, map_in_threads
-from distcache.io.unfinished_file import UnfinishedFile
 from distcache.partition import balance
 from distcache.progress import NullProgress, Progress, Stopwatch
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.staging.claim import claim, claim_together, conclude
 from distcache.staging.heartbeat import Heartbeat
-from distcache.staging.journal import Journal, read_journal
 from distcache.staging.workspace import Workspace, hidden_directory
+from distcache.storage.files import digest_range, require_text
+from distcache.storage.journal import Journal, read_journal
+from distcache.storage.threads import decodable, map_in_threads
+from distcache.storage.unfinished_file import UnfinishedFile
 
 __all__ = ["Unpacked", "unpack_shards"]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from distcache.errors import BuildInterrupted, ConfigError, DistcacheError, error_from_exit_code
-from distcache.io.files import closing_fd, open_sized
 from distcache.launch.prejob import START, JobFiles
 from distcache.launch.slurm import JobState, look_at_job
-from distcache.timeouts import limits
+from distcache.storage.files import closing_fd, open_sized
+from distcache.storage.timeouts import limits
 
 __all__ = ["Tail", "failure", "follow"]
 

@@ -21,9 +21,9 @@ import xxhash
 
 from distcache.errors import BuildInterrupted, ConfigError, DistcacheError, NotReady
 from distcache.extras import how_to_install
-from distcache.io.watchdog import Stalled, run_with_watchdog
 from distcache.launch.slurm import without_variables
-from distcache.timeouts import limits
+from distcache.storage.timeouts import limits
+from distcache.storage.watchdog import Stalled, run_with_watchdog
 
 if TYPE_CHECKING:
     from submitit import SlurmExecutor

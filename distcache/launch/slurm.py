@@ -14,7 +14,7 @@ import msgspec
 
 from distcache.errors import BuildInterrupted, ConfigError, DistcacheError
 from distcache.extras import how_to_install
-from distcache.timeouts import limits
+from distcache.storage.timeouts import limits
 
 __all__ = [
     "JobState",

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from distcache.errors import CorpusError
 from distcache.extras import needing
-from distcache.io.files import read_range
-from distcache.io.watchdog import tick
+from distcache.storage.files import read_range
+from distcache.storage.watchdog import tick
 
 Buffer = bytes | memoryview
 

@@ -11,8 +11,8 @@ import msgspec
 import xxhash
 
 from distcache.errors import ConfigError, CorpusError, NotReady
-from distcache.io.files import read_file
-from distcache.io.threads import decodable
+from distcache.storage.files import read_file
+from distcache.storage.threads import decodable
 
 __all__ = [
     "CODECS",

@@ -13,11 +13,17 @@ import msgspec
 import numpy as np
 
 from distcache.errors import ConfigError, CorpusError, NotReady
-from distcache.io.files import atomic_write, closing_fd, make_directories, open_regular, read_range
-from distcache.io.threads import decodable, map_in_threads
 from distcache.mds.codecs import FileSource, unpack_front
 from distcache.mds.index_json import CODECS, INDEX, Columns, read_index
 from distcache.mds.shard_header import offsets_of, offsets_size
+from distcache.storage.files import (
+    atomic_write,
+    closing_fd,
+    make_directories,
+    open_regular,
+    read_range,
+)
+from distcache.storage.threads import decodable, map_in_threads
 
 __all__ = ["Rebuilt", "rebuild_index"]
 

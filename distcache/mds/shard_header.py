@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.io.threads import decodable
 from distcache.mds.index_json import Columns, ShardEntry
+from distcache.storage.threads import decodable
 
 __all__ = ["header_problem", "offsets_of", "offsets_size"]
 

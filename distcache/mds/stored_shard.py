@@ -15,10 +15,10 @@ import xxhash
 from numpy.typing import NDArray
 
 from distcache.errors import CorpusError
-from distcache.io.files import closing_fd, open_sized, read_range
-from distcache.io.watchdog import tick
 from distcache.mds.codecs import FileSource, unpack, unpack_front
 from distcache.mds.index_json import FileEntry, ShardEntry
+from distcache.storage.files import closing_fd, open_sized, read_range
+from distcache.storage.watchdog import tick
 
 __all__ = ["StoredShard", "find_shard", "raw_pieces", "read_front", "read_shard"]
 

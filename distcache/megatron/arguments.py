@@ -11,7 +11,7 @@ import msgspec
 
 from distcache.cache.contents import Contents
 from distcache.plan.config import SPLITS
-from distcache.storage import is_url
+from distcache.storage.url import is_url
 
 __all__ = [
     "IN_THE_PLACE",

@@ -15,10 +15,10 @@ from typing import Any, Final, NoReturn, get_args
 import msgspec
 
 from distcache.errors import ConfigError, NotReady, OptionWarning
-from distcache.io.files import read_file
 from distcache.megatron.samples import Arithmetic, Training
 from distcache.megatron.tokenizers import MegatronTokenizer, Release, one_release
 from distcache.plan.config import BlendArithmetic
+from distcache.storage.files import read_file
 
 __all__ = [
     "DATA_KEYS",

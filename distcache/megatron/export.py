@@ -19,7 +19,10 @@ from numpy.typing import NDArray
 from distcache.cache.contents import ArrayView, Cache
 from distcache.cache.digests import array_digest, joined_digest, leaves_of, read_pieces
 from distcache.errors import CacheCorrupt, ConfigError
-from distcache.io.files import (
+from distcache.megatron.arguments import megatron_arguments, megatron_warnings
+from distcache.megatron.names import MegatronFile, Naming, megatron_files
+from distcache.plan.config import SPLITS
+from distcache.storage.files import (
     TEMPORARY,
     atomic_write,
     closing_fd,
@@ -31,11 +34,8 @@ from distcache.io.files import (
     sync_directory,
     temporary_name,
 )
-from distcache.io.watchdog import tick
-from distcache.megatron.arguments import megatron_arguments, megatron_warnings
-from distcache.megatron.names import MegatronFile, Naming, megatron_files
-from distcache.plan.config import SPLITS
-from distcache.timeouts import limits
+from distcache.storage.timeouts import limits
+from distcache.storage.watchdog import tick
 
 __all__ = ["Exported", "export", "wrong_files"]
 

@@ -17,8 +17,8 @@ from typing import Any, Final, Literal, get_args
 import msgspec
 
 from distcache.errors import ConfigError
-from distcache.io.files import read_file
-from distcache.io.threads import decodable
+from distcache.storage.files import read_file
+from distcache.storage.threads import decodable
 
 __all__ = [
     "RELEASES",

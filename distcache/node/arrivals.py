@@ -11,14 +11,14 @@ from typing import Any, Final
 import msgspec
 
 from distcache.errors import DistcacheError
-from distcache.io.files import closing_fd
-from distcache.io.watchdog import stalled
 from distcache.node.localization import Localization
 from distcache.node.manifest import Block, Manifest, Source, origin_of
 from distcache.node.staged_files import StagedFiles, differs, digest_of, read_shared_into
 from distcache.ranks.striped_broadcast import AHEAD, CHUNK, Buffer, striped_broadcast
-from distcache.storage import is_url
-from distcache.timeouts import limits
+from distcache.storage.files import closing_fd
+from distcache.storage.timeouts import limits
+from distcache.storage.url import is_url
+from distcache.storage.watchdog import stalled
 
 __all__ = ["BACKLOG", "Chunk", "broadcast_blocks", "cut_chunks", "reads_ahead"]
 

@@ -11,7 +11,6 @@ import msgspec
 
 from distcache.cache.contents import read_contents
 from distcache.errors import DistcacheError
-from distcache.io.files import closing_fd, is_plain_file, open_regular, read_range
 from distcache.node.manifest import CACHE, Block, File, Manifest, manifest_blocks, origin_of
 from distcache.node.records import Ready, read_records
 from distcache.node.staged_files import (
@@ -22,6 +21,7 @@ from distcache.node.staged_files import (
     recorded_digest,
 )
 from distcache.node.store import Store
+from distcache.storage.files import closing_fd, is_plain_file, open_regular, read_range
 
 __all__ = [
     "Duplicate",

@@ -14,7 +14,6 @@ from distcache.cache.contents import Contents, read_version
 from distcache.cache.corpus_places import Moves, find_moves
 from distcache.cache.format import Header
 from distcache.errors import ConfigError, DistcacheError, NoSpace
-from distcache.io.files import FileVersion, require_text, temporary_name
 from distcache.megatron.names import Naming
 from distcache.megatron.readers import reading_nodes
 from distcache.node.localization import Localization
@@ -52,7 +51,8 @@ from distcache.ranks.agreement import (
     on_rank_0,
 )
 from distcache.ranks.communicator import NODE_NAME, Communicator, node_name
-from distcache.storage import is_url, located
+from distcache.storage.files import FileVersion, require_text, temporary_name
+from distcache.storage.url import is_url, located
 
 __all__ = ["localize"]
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Final
 
 from distcache.errors import DistcacheError
-from distcache.io.files import NO_LOCKS, set_time
 from distcache.progress import Progress
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator
-from distcache.staging.locks import try_lock
-from distcache.timeouts import limits
+from distcache.storage.files import NO_LOCKS, set_time
+from distcache.storage.locks import try_lock
+from distcache.storage.timeouts import limits
 
 __all__ = ["exclusive", "is_used", "try_exclusive", "try_shared"]
 

@@ -16,12 +16,14 @@ from distcache.cache.format import HEADER_SIZE
 from distcache.corpus import bin_path, idx_path
 from distcache.corpus.shard_table import DIGESTED
 from distcache.errors import CacheCorrupt, CorpusError
-from distcache.io.files import FileVersion
-from distcache.io.threads import map_in_threads
 from distcache.mds.index_json import CODECS
 from distcache.node.records import LocalCorpus
 from distcache.node.store import Store, cache_name, part_of
-from distcache.storage import is_url, listed, listed_version, require_answer, threads_for
+from distcache.storage.files import FileVersion
+from distcache.storage.listing import listed, listed_version
+from distcache.storage.place import require_answer, threads_for
+from distcache.storage.threads import map_in_threads
+from distcache.storage.url import is_url
 
 __all__ = [
     "CACHE",

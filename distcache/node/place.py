@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from distcache.errors import ConfigError
-from distcache.io.files import require_text
-from distcache.storage import require_file
+from distcache.storage.files import require_text
+from distcache.storage.url import require_file
 
 __all__ = [
     "local_directory",

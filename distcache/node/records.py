@@ -8,8 +8,6 @@ from typing import Any, Final
 
 import msgspec
 
-from distcache.io.files import FileVersion, atomic_write, read_file
-from distcache.io.threads import decodable
 from distcache.megatron.export import Exported
 from distcache.megatron.names import Naming
 from distcache.megatron.readers import Readers
@@ -18,6 +16,8 @@ from distcache.node.place import local_directory
 from distcache.node.space import space_at
 from distcache.node.store import Store
 from distcache.ranks.communicator import node_name
+from distcache.storage.files import FileVersion, atomic_write, read_file
+from distcache.storage.threads import decodable
 
 __all__ = [
     "SHARDS",

@@ -14,7 +14,6 @@ from typing import Final
 from distcache import __version__
 from distcache.corpus import bin_path
 from distcache.errors import CorpusError, DistcacheError, ObjectChanged
-from distcache.io.files import closing_fd, is_plain_file, set_time
 from distcache.node.local_state import (
     Duplicate,
     LocalState,
@@ -43,6 +42,7 @@ from distcache.node.view import link_tokens, make_view, missing_view_bytes
 from distcache.node.windows import Windows
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import node_name
+from distcache.storage.files import closing_fd, is_plain_file, set_time
 
 __all__ = ["stage"]
 

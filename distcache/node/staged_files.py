@@ -17,7 +17,11 @@ from numpy.typing import NDArray
 from distcache.cache.digests import read_pieces
 from distcache.cache.format import HEADER_SIZE, LEAF_SIZE
 from distcache.errors import CacheCorrupt, CorpusError, DistcacheError
-from distcache.io.files import (
+from distcache.mds.codecs import MemorySource, unpack
+from distcache.mds.stored_shard import StoredShard, raw_pieces
+from distcache.node.manifest import CACHE, UNIT, Block, Manifest, Source, origin_of
+from distcache.node.space import reserve
+from distcache.storage.files import (
     FileVersion,
     closing_fd,
     is_plain_file,
@@ -30,12 +34,9 @@ from distcache.io.files import (
     sync_file,
     write_range,
 )
-from distcache.io.watchdog import tick
-from distcache.mds.codecs import MemorySource, unpack
-from distcache.mds.stored_shard import StoredShard, raw_pieces
-from distcache.node.manifest import CACHE, UNIT, Block, Manifest, Source, origin_of
-from distcache.node.space import reserve
-from distcache.storage import PIECE, is_url, open_place, pieces_of
+from distcache.storage.place import PIECE, open_place, pieces_of
+from distcache.storage.url import is_url
+from distcache.storage.watchdog import tick
 
 __all__ = [
     "DIGEST",

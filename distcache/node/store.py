@@ -22,7 +22,7 @@ from typing import Final
 from distcache.cache.format import Header
 from distcache.corpus import idx_path
 from distcache.errors import DistcacheError
-from distcache.io.files import NOT_ALLOWED, TEMPORARY, closing_fd, open_directory, set_mode
+from distcache.storage.files import NOT_ALLOWED, TEMPORARY, closing_fd, open_directory, set_mode
 
 __all__ = ["Store", "cache_name", "existing_store", "make_store", "part_of", "sweep"]
 

@@ -17,7 +17,7 @@ from distcache.node.manifest import origin_of
 from distcache.node.place import node_count
 from distcache.node.staged_files import Unreadable, differs
 from distcache.ranks.agreement import on_all_ranks
-from distcache.storage import threads_for
+from distcache.storage.place import threads_for
 
 __all__ = ["AT_ONCE", "choose_transport", "copy_duplicates", "fetch", "turns"]
 

@@ -19,7 +19,6 @@ from distcache.cache.digests import verify_cache
 from distcache.corpus import bin_path, idx_path
 from distcache.errors import BuildInterrupted, CacheCorrupt, DistcacheError, NotReady
 from distcache.fetcher import LOCK as FETCHER_LOCK
-from distcache.io.files import closing_fd, open_sized
 from distcache.megatron.export import wrong_files
 from distcache.node.lock import exclusive, is_used, try_exclusive
 from distcache.node.manifest import Block, Manifest, copy_blocks, digests_path, shard_blocks
@@ -30,7 +29,8 @@ from distcache.node.store import Store, existing_store
 from distcache.node.view import renamer
 from distcache.progress import Progress
 from distcache.ranks.communicator import SerialCommunicator
-from distcache.storage import is_url
+from distcache.storage.files import closing_fd, open_sized
+from distcache.storage.url import is_url
 
 __all__ = [
     "Collected",

@@ -9,14 +9,14 @@ from pathlib import Path
 
 from distcache.cache import open_cache
 from distcache.corpus import bin_path, idx_path
-from distcache.io.files import make_link, sync_directory, temporary_name
 from distcache.megatron.export import Exported, export
 from distcache.megatron.names import Naming, megatron_files
 from distcache.node.manifest import CACHE, Manifest
 from distcache.node.records import LocalCorpus
 from distcache.node.space import allocated
 from distcache.node.store import Store
-from distcache.storage import is_url
+from distcache.storage.files import make_link, sync_directory, temporary_name
+from distcache.storage.url import is_url
 
 __all__ = ["link_tokens", "make_view", "missing_view_bytes", "renamer"]
 

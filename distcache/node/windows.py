@@ -19,9 +19,15 @@ from numpy.typing import NDArray
 from distcache.cache.contents import Contents
 from distcache.corpus.indexed_shard import indexed_pieces
 from distcache.errors import ConfigError, DistcacheError
-from distcache.io.files import closing_fd, no_space_as_error, open_to_write, read_range, write_range
 from distcache.node.manifest import shard_blocks
 from distcache.node.store import Store
+from distcache.storage.files import (
+    closing_fd,
+    no_space_as_error,
+    open_to_write,
+    read_range,
+    write_range,
+)
 
 __all__ = ["GENERATION", "Windows", "windowed_sources"]
 

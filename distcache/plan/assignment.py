@@ -13,7 +13,7 @@ from distcache.partition import balance
 from distcache.plan.costs import BASE_MEMORY, UnitCosts, rest_memory, step_memory, upper_memory
 from distcache.plan.layout import Layout
 from distcache.plan.model import BlendPlan, Plan, SectionPlan
-from distcache.units import size_text
+from distcache.storage.units import size_text
 
 __all__ = ["Assignment", "Estimate", "SplitUnit", "assign", "assign_all", "estimate"]
 

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from distcache.corpus import CorpusFacts
-from distcache.io.threads import decodable
+from distcache.storage.threads import decodable
 
 __all__ = [
     "SPLITS",

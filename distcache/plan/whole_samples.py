@@ -8,7 +8,7 @@ from distcache.corpus import CorpusFacts, open_idx
 from distcache.corpus.receipt import find_receipt
 from distcache.plan.config import Config
 from distcache.plan.model import Plan
-from distcache.storage import is_url
+from distcache.storage.url import is_url
 
 __all__ = ["whole_sample_hints"]
 

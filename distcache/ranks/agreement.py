@@ -20,11 +20,11 @@ from distcache.errors import (
     NoSpace,
     error_from_exit_code,
 )
-from distcache.io.files import NO_SPACE
-from distcache.io.interruption import require_uninterrupted
-from distcache.io.watchdog import run_with_watchdog
 from distcache.ranks.communicator import Communicator, node_name
-from distcache.timeouts import limits
+from distcache.storage.files import NO_SPACE
+from distcache.storage.interruption import require_uninterrupted
+from distcache.storage.timeouts import limits
+from distcache.storage.watchdog import run_with_watchdog
 
 __all__ = ["abort_job", "aborting_on_error", "on_all_ranks", "on_all_ranks_watched", "on_rank_0"]
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from distcache.errors import CollectiveTimeout
 from distcache.ranks.communicator import Message, Reduction
-from distcache.timeouts import limits
+from distcache.storage.timeouts import limits
 
 rc.thread_level = "funneled"  # only the main thread calls MPI
 from mpi4py import MPI  # noqa: E402

@@ -23,9 +23,9 @@ from distcache.errors import (
     DistcacheError,
     error_from_exit_code,
 )
-from distcache.io.watchdog import abandon_thread
 from distcache.ranks.communicator import Communicator, Pending
-from distcache.timeouts import limits
+from distcache.storage.timeouts import limits
+from distcache.storage.watchdog import abandon_thread
 
 __all__ = ["AHEAD", "CHUNK", "WINDOW", "Buffer", "Sink", "reader_of", "striped_broadcast"]
 

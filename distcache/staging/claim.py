@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from distcache.io.watchdog import tick
 from distcache.progress import Progress
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.staging.heartbeat import Heartbeat, Monitor
 from distcache.staging.workspace import Lock, Workspace, sweep
-from distcache.timeouts import limits
+from distcache.storage.timeouts import limits
+from distcache.storage.watchdog import tick
 
 __all__ = ["claim", "claim_together", "conclude"]
 

@@ -21,13 +21,13 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.io.files import closing_fd, read_range, set_mode
-from distcache.io.threads import decodable
-from distcache.io.watchdog import ticks
 from distcache.progress import Stopwatch
 from distcache.ranks.communicator import Communicator
-from distcache.staging.locks import LOCK
-from distcache.timeouts import limits
+from distcache.storage.files import closing_fd, read_range, set_mode
+from distcache.storage.locks import LOCK
+from distcache.storage.threads import decodable
+from distcache.storage.timeouts import limits
+from distcache.storage.watchdog import ticks
 
 __all__ = ["BEATS", "VISIBLE", "Beat", "Heartbeat", "Monitor", "read_beat", "write_beat"]
 

@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from distcache.io.files import closing_fd, no_space_as_error
 from distcache.ranks.communicator import NODE_NAME
 from distcache.staging.heartbeat import Monitor
-from distcache.timeouts import limits
+from distcache.storage.files import closing_fd, no_space_as_error
+from distcache.storage.timeouts import limits
 
 __all__ = ["OWNER", "Owner"]
 

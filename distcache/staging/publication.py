@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from distcache.errors import DistcacheError
-from distcache.io.files import PROBE
-from distcache.timeouts import limits
+from distcache.storage.files import PROBE
+from distcache.storage.timeouts import limits
 
 __all__ = ["give_name", "link_problem"]
 

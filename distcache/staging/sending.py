@@ -15,23 +15,15 @@ import msgspec
 import xxhash
 
 from distcache.errors import CorpusError, DistcacheError, KeyMismatch
-from distcache.io.files import FileVersion
-from distcache.io.threads import map_in_threads
 from distcache.partition import balance
 from distcache.progress import Progress
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator
-from distcache.staging.journal import Journal, read_journal
-from distcache.storage import (
-    PIECE,
-    listed,
-    listed_version,
-    open_place,
-    pieces_of,
-    threads_for,
-    version_at,
-)
-from distcache.storage.place import bucket_of
+from distcache.storage.files import FileVersion
+from distcache.storage.journal import Journal, read_journal
+from distcache.storage.listing import listed, listed_version
+from distcache.storage.place import PIECE, bucket_of, open_place, pieces_of, threads_for, version_at
+from distcache.storage.threads import map_in_threads
 from distcache.storage.upload import create_object
 
 __all__ = ["PER_OBJECT", "FileToSend", "Sender", "digest_of_place"]

@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Final
 
 from distcache.errors import ConfigError, DistcacheError
-from distcache.io.files import (
+from distcache.staging.heartbeat import BEATS, VISIBLE
+from distcache.staging.owner import OWNER, Owner
+from distcache.staging.publication import give_name, link_problem
+from distcache.storage.files import (
     NO_LOCKS,
     PROBE,
     atomic_write,
@@ -29,11 +32,8 @@ from distcache.io.files import (
     set_mode,
     sync_directory,
 )
-from distcache.staging.heartbeat import BEATS, VISIBLE
-from distcache.staging.locks import LOCK, try_lock
-from distcache.staging.owner import OWNER, Owner
-from distcache.staging.publication import give_name, link_problem
-from distcache.timeouts import limits
+from distcache.storage.locks import LOCK, try_lock
+from distcache.storage.timeouts import limits
 
 __all__ = [
     "Lock",

@@ -30,15 +30,15 @@ from distcache.errors import (
     StorageError,
     StoreWaitWarning,
 )
-from distcache.io.files import FileVersion
-from distcache.io.watchdog import tick
 from distcache.storage.access import Access, Credentials, environment_access
 from distcache.storage.faults import as_ours, is_slow_down, is_transient, is_unsaid, short_text
+from distcache.storage.files import FileVersion
 from distcache.storage.msc import profile_access
 from distcache.storage.pace import Pace, Window
 from distcache.storage.place import PIECE
+from distcache.storage.timeouts import limits
 from distcache.storage.url import Address, address_of
-from distcache.timeouts import limits
+from distcache.storage.watchdog import tick
 
 __all__ = ["Bucket", "ObjectPlace", "find_bucket"]
 

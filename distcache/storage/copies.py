@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from distcache.io.files import FileVersion
+from distcache.storage.files import FileVersion
 
 __all__ = ["ObjectCopy", "copy_of", "forget_copies", "register_copy"]
 

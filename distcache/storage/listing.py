@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from distcache.errors import DistcacheError, ObjectMissing
-from distcache.io.files import FileVersion
+from distcache.storage.files import FileVersion
 from distcache.storage.place import bucket_of, version_at
 from distcache.storage.url import is_url
 

@@ -16,13 +16,13 @@ from typing import Any, Final
 import msgspec
 
 from distcache.errors import ConfigError
-from distcache.io.threads import decodable
 from distcache.storage.access import (
     Access,
     Credentials,
     checked_endpoint,
     environment_access,
 )
+from distcache.storage.threads import decodable
 from distcache.storage.url import Address
 
 __all__ = ["profile_access"]

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from distcache.errors import ObjectMissing, StorageError
 from distcache.extras import needing
-from distcache.io.files import FileVersion, closing_fd, open_regular, version_of
-from distcache.io.watchdog import tick
+from distcache.storage.files import FileVersion, closing_fd, open_regular, version_of
 from distcache.storage.url import address_of, is_url
+from distcache.storage.watchdog import tick
 
 if TYPE_CHECKING:
     from distcache.storage.bucket import Bucket

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from distcache.errors import DistcacheError, KeyMismatch
-from distcache.io.files import FileVersion, version_of
+from distcache.storage.files import FileVersion, version_of
 from distcache.storage.place import bucket_of, exists, read_place, version_at, version_or_none
 
 __all__ = ["create_object"]

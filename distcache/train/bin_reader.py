@@ -20,11 +20,11 @@ from distcache.corpus import bin_path
 from distcache.errors import CorpusError, NotReady
 from distcache.fetcher.client import FetchClient
 from distcache.fetcher.protocol import Source
-from distcache.io.files import closing_fd, read_range
 from distcache.node.place import local_directory
 from distcache.node.records import read_records
 from distcache.node.store import existing_store
-from distcache.storage import located
+from distcache.storage.files import closing_fd, read_range
+from distcache.storage.url import located
 from distcache.train.token_files import TokenFiles
 
 __all__ = ["MegatronBinReader"]

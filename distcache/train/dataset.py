@@ -17,8 +17,8 @@ from distcache.errors import ConfigError
 from distcache.extras import needing
 from distcache.fetcher.client import FetchClient
 from distcache.fetcher.protocol import Source
-from distcache.io.threads import decodable
 from distcache.kernels import SampleRules
+from distcache.storage.threads import decodable
 from distcache.train.batch import BatchMemory, BatchRow, attention_masks, rows_of
 from distcache.train.files import CacheHandle, OpenFiles
 from distcache.train.provenance import SamplePart, parts_of, text_of

@@ -16,7 +16,7 @@ from distcache.errors import ConfigError, NoSpace, NotReady
 from distcache.node.store import Store
 from distcache.node.windows import Windows, windowed_sources
 from distcache.progress import Progress
-from distcache.staging.locks import try_lock
+from distcache.storage.locks import try_lock
 from distcache.train.files import OpenFiles
 from distcache.train.shard_finder import ShardFinder
 from distcache.train.split import Split, dataset_count, find_split

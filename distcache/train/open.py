@@ -13,10 +13,10 @@ import msgspec
 from distcache.cache import Cache
 from distcache.errors import ConfigError
 from distcache.extras import needing
+from distcache.storage.units import plain_number
 from distcache.train.files import CacheHandle, OpenFiles, open_files
 from distcache.train.split import dataset_count
 from distcache.train.summary import CorpusUse, Summary, corpora_of, summary_of
-from distcache.units import plain_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,9 +13,9 @@ from torch.utils.data import Sampler
 from distcache.errors import ConfigError, DistcacheError
 from distcache.fetcher.client import ATTEMPTS, FetchClient
 from distcache.fetcher.protocol import Source
+from distcache.storage.units import parse_size
 from distcache.train.dataset import CachedDataset
 from distcache.train.sampler import ResumableSampler
-from distcache.units import parse_size
 
 __all__ = ["ReadAhead"]
 

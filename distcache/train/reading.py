@@ -16,9 +16,9 @@ from distcache.corpus import Idx
 from distcache.corpus.shard_table import shards_at
 from distcache.errors import CacheCorrupt
 from distcache.fetcher.protocol import Source
-from distcache.io.files import write_range
 from distcache.kernels import Mapping as MappedFile
 from distcache.kernels import SampleRules, Section, find_shards, read_samples
+from distcache.storage.files import write_range
 from distcache.train.files import OpenFiles
 from distcache.train.shard_finder import ShardFinder
 from distcache.train.token_files import AT_ONCE, TokenFiles

@@ -11,11 +11,11 @@ import msgspec
 from torch.utils.data import Sampler
 
 from distcache.errors import ConfigError, LoaderWarning, StateWarning
-from distcache.io.threads import decodable
+from distcache.storage.threads import decodable
+from distcache.storage.units import plain_number
 from distcache.train.dataset import CachedDataset
 from distcache.train.order import Cyclic, Order, Sequential, Sharded
 from distcache.train.rows import RowDataset
-from distcache.units import plain_number
 
 __all__ = ["ResumableSampler"]
 

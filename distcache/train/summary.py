@@ -10,9 +10,9 @@ from typing import Final
 import msgspec
 
 from distcache.cache import Cache
+from distcache.storage.units import size_text
 from distcache.train.files import OpenFiles
 from distcache.train.split import dataset_count, find_split
-from distcache.units import size_text
 
 __all__ = ["CorpusUse", "Summary", "corpora_of", "summary_of"]
 

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from distcache.errors import CorpusError, NotReady
-from distcache.io.descriptors import raise_descriptor_limit
-from distcache.io.files import open_sized, read_range
+from distcache.storage.descriptors import raise_descriptor_limit
+from distcache.storage.files import open_sized, read_range
 
 __all__ = ["AT_ONCE", "TRANSIENT", "TokenFiles", "descriptor_budget", "pause_before"]
 

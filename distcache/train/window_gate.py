@@ -16,10 +16,10 @@ import numpy as np
 
 from distcache.cache.contents import Contents
 from distcache.errors import NoSpace, NotReady, ShardWaitWarning
-from distcache.io.files import closing_fd, read_range, set_time
 from distcache.node.windows import Windows
-from distcache.staging.locks import try_lock
-from distcache.timeouts import limits
+from distcache.storage.files import closing_fd, read_range, set_time
+from distcache.storage.locks import try_lock
+from distcache.storage.timeouts import limits
 
 __all__ = ["POSITION", "Readers", "WindowGate", "dataset_name", "least_of", "live_readers"]
 

@@ -17,7 +17,7 @@ from distcache.cache.readiness import State, Watch, look
 from distcache.errors import CacheCorrupt, NotReady
 from distcache.staging import heartbeat
 from distcache.staging.heartbeat import read_beat, write_beat
-from distcache.timeouts import limits
+from distcache.storage.timeouts import limits
 from tests.caches import build_here, workspace_of
 from tests.processes import clean_environment, start
 

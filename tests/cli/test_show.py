@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distcache.cli import show
-from distcache.units import counted, size_text
+from distcache.storage.units import counted, size_text
 
 PATHS = [f"/lustre/projects/llm/corpora/v12/tokenized/web-{i:03}" for i in range(3)]
 

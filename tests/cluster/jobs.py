@@ -14,7 +14,7 @@ import numpy as np
 from distcache.builder.build_record import BuildRecord, read_build_record
 from distcache.builder.job import Record
 from distcache.launch.slurm import look_at_job
-from distcache.staging.journal import read_journal
+from distcache.storage.journal import read_journal
 from tests.caches import build_here
 from tests.cluster.daemons import run
 from tests.cluster.node import ETHERNET

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from distcache.cli.main import main
-from distcache.io.unfinished_file import UnfinishedFile
 from distcache.progress import Stopwatch
 from distcache.ranks.connect import connected
+from distcache.storage.unfinished_file import UnfinishedFile
 
 PLACE, RANK, ACTION = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 WORDS = sys.argv[5:]

@@ -16,7 +16,7 @@ from distcache.fetcher.ahead_log import AheadLog
 from distcache.fetcher.protocol import Source
 from distcache.fetcher.segment import RangeKey, Segment
 from distcache.fetcher.streams import BEHIND, Entry, Stream, cost_of
-from distcache.io.files import FileVersion
+from distcache.storage.files import FileVersion
 
 SOURCE = Source("s3://lake/c.bin", FileVersion(1 << 40, 1, 0, '"tag"'))
 SIZE = 10_000

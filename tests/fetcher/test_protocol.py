@@ -25,7 +25,7 @@ from distcache.fetcher.protocol import (
     receive,
     send,
 )
-from distcache.io.files import FileVersion
+from distcache.storage.files import FileVersion
 
 SOURCE = Source("s3://lake/c.bin", FileVersion(10, 1, 0, '"tag"'))
 

@@ -23,7 +23,7 @@ from distcache.fetcher.protocol import (
     listen_at,
 )
 from distcache.fetcher.server import Fetcher, _Server, _started_threads
-from distcache.io.files import version_of
+from distcache.storage.files import version_of
 from tests.waiting import wait_until
 
 RANGES = [(0, begin, 1000) for begin in range(0, 10_000, 1000)]

@@ -15,7 +15,7 @@ from distcache.errors import ConfigError, NotReady
 from distcache.ingest.mirror import Mirrored, mirror
 from distcache.progress import NullProgress
 from distcache.ranks.communicator import Communicator, SerialCommunicator
-from distcache.staging.locks import LOCK
+from distcache.storage.locks import LOCK
 from tests.caches import build_here
 from tests.mds.writer import write_mds
 from tests.processes import start

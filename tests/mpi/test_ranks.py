@@ -131,7 +131,7 @@ def test_a_memory_limit_is_kept(large_file: Path, serial_bytes: bytes, shared: P
 LEAVING = """
 import sys, time
 from distcache.cli import main
-from distcache.io.watchdog import abandon_thread
+from distcache.storage.watchdog import abandon_thread
 from distcache.ranks.connect import connect
 
 def command(standalone_mode):

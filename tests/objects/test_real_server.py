@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from distcache.errors import AccessDenied, KeyMismatch, ObjectChanged, ObjectMissing
-from distcache.storage import exists, listed, listed_version, open_place, read_place, version_at
 from distcache.storage.bucket import find_bucket
-from distcache.storage.place import bucket_of
+from distcache.storage.listing import listed, listed_version
+from distcache.storage.place import bucket_of, exists, open_place, read_place, version_at
 from distcache.storage.upload import CLAIM, create_object
 from distcache.storage.url import address_of
 from tests.storage.buckets import fresh_process_of_buckets

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from distcache.errors import DistcacheError
-from distcache.io.files import temporary_name
 from distcache.progress import NullProgress
 from distcache.staging.claim import claim
 from distcache.staging.heartbeat import BEATS
 from distcache.staging.owner import OWNER
 from distcache.staging.workspace import Lock, Workspace, sweep
+from distcache.storage.files import temporary_name
 
 
 def claimed(shared: Path) -> Workspace:

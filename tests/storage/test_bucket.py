@@ -20,8 +20,9 @@ from distcache.errors import (
     ObjectMissing,
     StorageError,
 )
-from distcache.storage import bucket, read_place, version_at
+from distcache.storage import bucket
 from distcache.storage.bucket import RETRIES, find_bucket
+from distcache.storage.place import read_place, version_at
 from distcache.storage.url import address_of
 from tests.storage.buckets import fresh_process_of_buckets
 from tests.storage.scripted_s3 import ScriptedS3

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from distcache.errors import ObjectMissing
-from distcache.storage import listed, listed_version, version_at
+from distcache.storage.listing import listed, listed_version
+from distcache.storage.place import version_at
 from tests.storage.buckets import fresh_process_of_buckets
 from tests.storage.scripted_s3 import ScriptedS3
 

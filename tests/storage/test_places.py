@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from distcache.errors import ObjectChanged
-from distcache.storage import PIECE, exists, open_place, read_place, version_at
+from distcache.storage.place import PIECE, exists, open_place, read_place, version_at
 from tests.storage.buckets import fresh_process_of_buckets
 from tests.storage.scripted_s3 import ScriptedS3
 

@@ -19,7 +19,7 @@ from distcache.node.store import Store
 from distcache.node.upkeep import collect, list_store
 from distcache.node.windows import Windows
 from distcache.progress import NullProgress
-from distcache.timeouts import TimeLimits
+from distcache.storage.timeouts import TimeLimits
 from distcache.train import window_gate
 from distcache.train.feed import Feeder
 from distcache.train.window_gate import least_of

@@ -11,7 +11,7 @@ import distcache
 from distcache.node.localize import localize
 from distcache.node.records import LocalizeOptions
 from distcache.ranks.communicator import SerialCommunicator
-from distcache.timeouts import SCALE, TimeLimits, limits
+from distcache.storage.timeouts import SCALE, TimeLimits, limits
 from distcache.train.dataset import CachedDataset
 from tests.buckets import put_cache
 from tests.storage.buckets import fresh_process_of_buckets

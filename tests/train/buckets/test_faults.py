@@ -12,7 +12,7 @@ import torch
 
 import distcache
 from distcache.errors import CorpusError, DistcacheError
-from distcache.timeouts import limits
+from distcache.storage.timeouts import limits
 from distcache.train.dataset import CachedDataset
 from tests.storage.scripted_s3 import ScriptedS3
 from tests.train.buckets.reading import batches, end_fetcher, status

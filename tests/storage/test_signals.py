@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 COMMAND = """
 import sys, types
 from distcache.cli.common import interrupt_on_signals
-from distcache.io.interruption import interruption
+from distcache.storage.interruption import interruption
 import library
 interrupt_on_signals("run again")
 command = types.ModuleType("distcache.cli.command")
@@ -74,7 +74,7 @@ def begin(libraries: Path, code: str) -> subprocess.Popen[str]:
 def test_a_library_is_not_interrupted(libraries: Path, number: int) -> None:
     """It makes something else of an exception; the signal counts as soon as it returns."""
     code = (
-        "from distcache.io.watchdog import tick\n"
+        "from distcache.storage.watchdog import tick\n"
         "def run():\n    while True:\n        library.lose(0.3); tick()\n"
     )
     process = begin(libraries, code)

@@ -11,8 +11,8 @@ from typing import Any, Final
 from numpy.typing import NDArray
 
 from distcache.errors import BuildInterrupted
-from distcache.io.files import no_space_as_error, write_range
-from distcache.io.watchdog import tick
+from distcache.storage.files import no_space_as_error, write_range
+from distcache.storage.watchdog import tick
 
 __all__ = ["UnfinishedFile"]
 

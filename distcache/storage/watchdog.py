@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from distcache.errors import DistcacheError
-from distcache.io.interruption import answer_signals
+from distcache.storage.interruption import answer_signals
 
 __all__ = [
     "Stalled",

@@ -18,7 +18,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from distcache.errors import ConfigError, NoSpace
-from distcache.io.watchdog import tick
+from distcache.storage.watchdog import tick
 
 __all__ = [
     "NOT_ALLOWED",

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
-from distcache.io.files import is_plain_file, no_space_as_error, open_regular, recreate
+from distcache.storage.files import is_plain_file, no_space_as_error, open_regular, recreate
 
 __all__ = ["Journal", "read_journal"]
 

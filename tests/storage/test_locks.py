@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from distcache.staging.locks import LOCK, try_lock
 from distcache.staging.workspace import discard_empty, empty_directory
+from distcache.storage.locks import LOCK, try_lock
 
 
 def test_emptying_a_directory(tmp_path: Path) -> None:

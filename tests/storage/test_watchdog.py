@@ -10,8 +10,8 @@ from types import FrameType
 import pytest
 
 from distcache.errors import BuildInterrupted
-from distcache.io import watchdog
-from distcache.io.watchdog import Stalled, has_abandoned_thread, run_with_watchdog, tick
+from distcache.storage import watchdog
+from distcache.storage.watchdog import Stalled, has_abandoned_thread, run_with_watchdog, tick
 
 
 @pytest.fixture(autouse=True)

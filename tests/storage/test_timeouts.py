@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from distcache.errors import ConfigError
-from distcache.timeouts import SCALE, TimeLimits, limits
+from distcache.storage.timeouts import SCALE, TimeLimits, limits
 
-OPERATIONS = Path(__file__).parent.parent / "docs" / "operations.md"
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 
 
 def test_the_documentation_has_them_all() -> None:

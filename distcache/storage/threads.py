@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from distcache.io.watchdog import tick
+from distcache.storage.watchdog import tick
 
 __all__ = ["decodable", "map_in_threads"]
 

@@ -35,7 +35,7 @@ def try_lock(path: str | Path, *, shared: bool = False, make: bool = True) -> in
     Raises
     ------
     OSError
-        One of `distcache.io.files.NO_LOCKS` if the filesystem has none.
+        One of `distcache.storage.files.NO_LOCKS` if the filesystem has none.
     """
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_CREAT if make else 0)
     try:

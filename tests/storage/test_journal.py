@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from distcache.staging.journal import Journal, read_journal
+from distcache.storage.journal import Journal, read_journal
 
 
 class Entry(msgspec.Struct):

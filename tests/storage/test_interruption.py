@@ -8,8 +8,8 @@ import pytest
 
 from distcache.errors import BuildInterrupted
 from distcache.ingest.tokenizer import refusing
-from distcache.io import interruption
-from distcache.io.interruption import interrupt, require_uninterrupted
+from distcache.storage import interruption
+from distcache.storage.interruption import interrupt, require_uninterrupted
 
 
 @pytest.fixture(autouse=True)

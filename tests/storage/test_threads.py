@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import distcache
-from distcache.io.threads import map_in_threads
+from distcache.storage.threads import map_in_threads
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
@@ -51,7 +51,7 @@ FIRST_DECODE = """
 from __future__ import annotations
 import sys, threading
 import msgspec
-from distcache.io.threads import decodable
+from distcache.storage.threads import decodable
 
 sys.setswitchinterval(1e-6)
 data = msgspec.msgpack.encode({"x": [{"a": 1}], "y": {"k": {"a": 2, "b": ["q"]}}})

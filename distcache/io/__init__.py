@@ -1,1 +1,0 @@
-"""Atomic writes and reading of files, unfinished files of many ranks, threads, the watchdog."""
