@@ -24,8 +24,8 @@ import numpy as np
 from distcache.builder.shared_shuffle import _link, shuffled_slice
 from distcache.builder.slices import draw_bounds
 from distcache.kernels import Mt19937
-from distcache.partition import slice_bounds
 from distcache.ranks.connect import connect
+from distcache.ranks.partition import slice_bounds
 
 SEED = 1234
 BYTES_OF_STEP = 30  # numbers and answers that go to others for each step

@@ -8,9 +8,9 @@ from typing import Any
 from distcache.builder.run import BuildOptions, BuildOutcome, build
 from distcache.cache.readiness import building_directory
 from distcache.configuration import config_from_mapping
-from distcache.progress import NullProgress
 from distcache.ranks.communicator import SerialCommunicator
-from distcache.staging.workspace import Workspace
+from distcache.ranks.progress import NullProgress
+from distcache.ranks.workspace import Workspace
 
 __all__ = ["Dying", "build_here", "workspace_of"]
 

@@ -13,13 +13,13 @@ from distcache.builder.arrays import ArrayWriter
 from distcache.builder.job import Job
 from distcache.builder.section_slice import joined_digests
 from distcache.kernels import Blender
-from distcache.partition import slice_bounds
 from distcache.plan.blend_counts import estimate_counts
 from distcache.plan.costs import CHUNK_BYTES
 from distcache.plan.layout import BLEND_SLICE, ArrayPlace
 from distcache.plan.model import BlendPlan
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Message
+from distcache.ranks.partition import slice_bounds
 from distcache.storage.unfinished_file import UnfinishedFile
 
 __all__ = ["BlendWriters", "SplitBlend", "build_blend", "new_blender", "write_steps"]

@@ -14,7 +14,7 @@ import numpy as np
 
 from distcache import __version__
 from distcache.errors import CacheCorrupt, NotReady
-from distcache.progress import Stopwatch
+from distcache.ranks.progress import Stopwatch
 from distcache.storage.files import atomic_write, read_file
 from distcache.storage.threads import decodable
 

@@ -17,8 +17,8 @@ from distcache.corpus import Corpus
 from distcache.corpus.shard_table import read_table
 from distcache.plan.layout import ArrayPlace, Layout
 from distcache.plan.model import Plan, SectionPlan
-from distcache.progress import Stopwatch
 from distcache.ranks.communicator import Communicator
+from distcache.ranks.progress import Stopwatch
 
 __all__ = ["Digests", "Job", "Record"]
 

@@ -23,11 +23,11 @@ from distcache.plan.config import Config
 from distcache.plan.layout import Layout
 from distcache.plan.make import make_plan
 from distcache.plan.model import Plan
-from distcache.progress import Progress
 from distcache.ranks.agreement import on_rank_0
+from distcache.ranks.claim import claim, claim_together
 from distcache.ranks.communicator import Communicator
-from distcache.staging.claim import claim, claim_together
-from distcache.staging.workspace import Workspace
+from distcache.ranks.progress import Progress
+from distcache.ranks.workspace import Workspace
 from distcache.storage.files import sync_directory
 from distcache.storage.unfinished_file import UnfinishedFile
 from distcache.storage.units import size_text

@@ -18,9 +18,9 @@ from distcache.builder.job import Digests, Job, Record
 from distcache.cache.digests import array_digest, block_range, blocks_in, leaves_of, read_pieces
 from distcache.cache.format import LEAF_SIZE
 from distcache.errors import DistcacheError
-from distcache.partition import balance
 from distcache.plan.layout import SMALL, ArrayPlace
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
+from distcache.ranks.partition import balance
 from distcache.storage.files import set_time
 from distcache.storage.threads import map_in_threads
 from distcache.storage.unfinished_file import UnfinishedFile

@@ -40,12 +40,12 @@ from distcache.plan.config import Config
 from distcache.plan.layout import Layout, make_layout
 from distcache.plan.model import Plan
 from distcache.plan.problems import plan_warnings
-from distcache.progress import NullProgress, Progress, Stopwatch
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
+from distcache.ranks.claim import conclude
 from distcache.ranks.communicator import Communicator
-from distcache.staging.claim import conclude
-from distcache.staging.heartbeat import Heartbeat
-from distcache.staging.workspace import Workspace
+from distcache.ranks.heartbeat import Heartbeat
+from distcache.ranks.progress import NullProgress, Progress, Stopwatch
+from distcache.ranks.workspace import Workspace
 from distcache.storage.files import closing_fd, open_regular, set_mode
 from distcache.storage.journal import Journal, read_journal
 from distcache.storage.timeouts import limits

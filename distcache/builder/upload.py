@@ -18,10 +18,10 @@ from distcache.cache.digests import verify_cache
 from distcache.corpus import bin_path, idx_path
 from distcache.corpus.receipt import receipt_path
 from distcache.errors import ConfigError, CorpusError, ObjectMissing, StorageError
-from distcache.progress import NullProgress, Progress
 from distcache.ranks.agreement import aborting_on_error, on_rank_0
 from distcache.ranks.communicator import Communicator
-from distcache.staging.sending import FileToSend, Sender, digest_of_place
+from distcache.ranks.progress import NullProgress, Progress
+from distcache.ranks.sending import FileToSend, Sender, digest_of_place
 from distcache.storage.listing import listed, listed_version
 from distcache.storage.place import threads_for
 from distcache.storage.threads import map_in_threads

@@ -15,8 +15,8 @@ import msgspec
 
 from distcache.cache.contents import read_contents
 from distcache.errors import BuildInterrupted, ConfigError, NotReady
-from distcache.staging.heartbeat import Monitor
-from distcache.staging.workspace import directories_of, hidden_directory
+from distcache.ranks.heartbeat import Monitor
+from distcache.ranks.workspace import directories_of, hidden_directory
 from distcache.storage.timeouts import limits
 from distcache.storage.url import is_url, located
 

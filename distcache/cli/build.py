@@ -35,11 +35,11 @@ from distcache.plan.layout import Layout, make_layout
 from distcache.plan.model import Plan
 from distcache.plan.problems import plan_warnings
 from distcache.plan.shard_needs import shard_needs
-from distcache.progress import NullProgress
 from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.connect import connect
 from distcache.ranks.cores import share_of_cores, threads_of, usable_cores
+from distcache.ranks.progress import NullProgress
 from distcache.storage.units import counted, size_text
 from distcache.storage.url import require_file
 

@@ -42,8 +42,8 @@ from distcache.megatron.export import export
 from distcache.megatron.names import Naming
 from distcache.megatron.options import config_from_options
 from distcache.plan.config import Config, canonical_json, identity_of, key_of
-from distcache.progress import NullProgress
 from distcache.ranks.communicator import SerialCommunicator
+from distcache.ranks.progress import NullProgress
 from distcache.storage.units import counted, size_text
 from distcache.storage.url import require_file
 

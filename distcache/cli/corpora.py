@@ -27,11 +27,11 @@ from distcache.errors import CorpusError
 from distcache.extras import needing
 from distcache.ingest.merge import convert, materialize, merge
 from distcache.ingest.objects import ObjectWork
-from distcache.progress import NullProgress, Progress
 from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.connect import connect
 from distcache.ranks.cores import share_of_cores
+from distcache.ranks.progress import NullProgress, Progress
 from distcache.storage.files import require_text
 
 __all__ = [

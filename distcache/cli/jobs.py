@@ -29,7 +29,7 @@ from distcache.launch.follow import failure, follow
 from distcache.launch.prejob import JobOptions
 from distcache.launch.slurm import call, tasks_that_fit
 from distcache.launch.submit import Prejob, SubmitOptions, Submitted, submit
-from distcache.progress import Progress
+from distcache.ranks.progress import Progress
 from distcache.storage.files import make_directories, may_write
 from distcache.storage.timeouts import limits
 from distcache.storage.units import counted

@@ -13,8 +13,8 @@ from distcache.corpus.receipt import Receipt
 from distcache.errors import ConfigError
 from distcache.ingest.select import SelectOptions, select
 from distcache.ingest.selection import Selection
-from distcache.progress import Progress
 from distcache.ranks.communicator import Communicator
+from distcache.ranks.progress import Progress
 from distcache.storage.units import parse_tokens
 
 __all__ = ["select_command"]

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from distcache.progress import NullProgress, Progress
+from distcache.ranks.progress import NullProgress, Progress
 
 __all__ = ["LogFormat", "make_progress", "print_json", "print_result", "print_table"]
 

@@ -23,10 +23,10 @@ from distcache.corpus.soundness import (
     summarize,
 )
 from distcache.errors import CorpusError
-from distcache.partition import balance, slice_bounds
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator, node_name
-from distcache.staging.sending import digest_of_place
+from distcache.ranks.partition import balance, slice_bounds
+from distcache.ranks.sending import digest_of_place
 from distcache.storage.files import digest_range
 from distcache.storage.listing import listed, listed_version
 from distcache.storage.place import require_answer, threads_for, version_at

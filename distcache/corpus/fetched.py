@@ -20,9 +20,9 @@ import msgspec
 from distcache.corpus.idx import idx_path
 from distcache.corpus.receipt import receipt_path
 from distcache.errors import AccessDenied, DistcacheError
-from distcache.progress import Progress
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator, node_name
+from distcache.ranks.progress import Progress
 from distcache.ranks.striped_broadcast import CHUNK, Buffer, striped_broadcast
 from distcache.storage.copies import ObjectCopy, forget_copies, register_copy
 from distcache.storage.files import (

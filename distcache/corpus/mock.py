@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from distcache.corpus.idx import bin_path, idx_path, named_type
 from distcache.corpus.idx_writer import write_idx
 from distcache.errors import ConfigError, NotReady
-from distcache.progress import Progress
+from distcache.ranks.progress import Progress
 from distcache.storage.files import (
     NO_LOCKS,
     TEMPORARY,

@@ -19,7 +19,7 @@ from distcache.launch.slurm import find_plugin
 from distcache.node.place import local_directory
 from distcache.node.space import space_at
 from distcache.ranks.cores import cgroup_limits, usable_cores
-from distcache.staging.publication import link_problem
+from distcache.ranks.publication import link_problem
 from distcache.storage.files import NO_LOCKS, temporary_name
 from distcache.storage.locks import try_lock
 

@@ -19,9 +19,9 @@ from distcache.ingest.shard_readback import compare_shards
 from distcache.ingest.source_readback import read_back, root_of
 from distcache.ingest.token_bytes import token_pieces
 from distcache.kernels import first_outside
-from distcache.partition import slice_bounds
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
+from distcache.ranks.partition import slice_bounds
 
 __all__ = ["audit", "digest_faults", "find_receipts"]
 

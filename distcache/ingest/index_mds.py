@@ -52,10 +52,10 @@ from distcache.mds.columns import column_places
 from distcache.mds.index_json import Columns, DataSet, ShardEntry, read_index
 from distcache.mds.shard_header import header_problem, offsets_of
 from distcache.mds.stored_shard import StoredShard, find_shard, read_shard
-from distcache.progress import NullProgress, Progress, Stopwatch
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
-from distcache.staging.heartbeat import Heartbeat
+from distcache.ranks.heartbeat import Heartbeat
+from distcache.ranks.progress import NullProgress, Progress, Stopwatch
 from distcache.storage.files import (
     closing_fd,
     digest_range,

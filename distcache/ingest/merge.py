@@ -36,11 +36,11 @@ from distcache.corpus.repair import open_damaged
 from distcache.errors import ConfigError, CorpusError
 from distcache.ingest.output import Output
 from distcache.ingest.token_bytes import token_pieces
-from distcache.partition import slice_bounds
-from distcache.progress import NullProgress, Progress, Stopwatch
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
-from distcache.staging.heartbeat import Heartbeat
+from distcache.ranks.heartbeat import Heartbeat
+from distcache.ranks.partition import slice_bounds
+from distcache.ranks.progress import NullProgress, Progress, Stopwatch
 from distcache.storage.files import (
     closing_fd,
     no_space_as_error,

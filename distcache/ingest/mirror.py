@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from distcache.errors import ConfigError, NotReady
 from distcache.ingest.objects import Fetched, fetch_objects
-from distcache.progress import Progress
 from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.communicator import Communicator
+from distcache.ranks.progress import Progress
 from distcache.storage.files import make_directories, may_write
 from distcache.storage.listing import objects_below
 from distcache.storage.locks import LOCK, try_lock

@@ -25,9 +25,9 @@ from distcache.ingest.mds_scan import MdsOptions
 from distcache.ingest.mirror import Mirrored, mirror, mirrored
 from distcache.ingest.mix_recipe import MOST_SAMPLES, Recipe, Stream
 from distcache.mds.index_json import read_index
-from distcache.progress import NullProgress, Progress, Stopwatch
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator, SerialCommunicator
+from distcache.ranks.progress import NullProgress, Progress, Stopwatch
 from distcache.storage.files import atomic_write, make_directories, no_space_as_error
 from distcache.storage.url import is_url
 

@@ -25,11 +25,11 @@ from distcache.corpus import bin_path, idx_path
 from distcache.corpus.receipt import receipt_path
 from distcache.errors import ConfigError, NotReady, ObjectChanged, StorageError
 from distcache.ingest.inputs import is_read
-from distcache.partition import balance
-from distcache.progress import Progress
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
-from distcache.staging.sending import PER_OBJECT, FileToSend, Sender
+from distcache.ranks.partition import balance
+from distcache.ranks.progress import Progress
+from distcache.ranks.sending import PER_OBJECT, FileToSend, Sender
 from distcache.storage.files import FileVersion, atomic_write, make_directories, may_write
 from distcache.storage.locks import LOCK, try_lock
 from distcache.storage.place import PIECE, bucket_of, exists, open_place, pieces_of, version_at

@@ -15,12 +15,12 @@ from distcache.corpus.idx import bin_path, idx_path
 from distcache.corpus.receipt import Origin, Receipt, find_receipt, receipt_path, write_receipt
 from distcache.corpus.shard_table import read_table, shards_path
 from distcache.errors import ConfigError, DistcacheError, KeyMismatch
-from distcache.progress import NullProgress, Progress, Stopwatch
 from distcache.ranks.agreement import on_rank_0
+from distcache.ranks.claim import claim, claim_together, conclude
 from distcache.ranks.communicator import Communicator, SerialCommunicator
-from distcache.staging.claim import claim, claim_together, conclude
-from distcache.staging.heartbeat import Heartbeat
-from distcache.staging.workspace import Workspace, hidden_directory, is_same_file
+from distcache.ranks.heartbeat import Heartbeat
+from distcache.ranks.progress import NullProgress, Progress, Stopwatch
+from distcache.ranks.workspace import Workspace, hidden_directory, is_same_file
 from distcache.storage.files import atomic_write, digest_range, is_plain_file, make_link, read_file
 from distcache.storage.url import is_url
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from distcache.ingest.inputs import Input
 from distcache.ingest.part import PieceFacts
-from distcache.partition import balance
+from distcache.ranks.partition import balance
 
 __all__ = [
     "Counts",

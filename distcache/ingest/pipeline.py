@@ -34,10 +34,10 @@ from distcache.ingest.rounds import Reader, Work, run_rounds
 from distcache.ingest.text import TextReader
 from distcache.ingest.token_store import TokenStore, count_intact, make_corpora
 from distcache.ingest.tokenizer import TokenizerOptions, TokenizerSource
-from distcache.progress import NullProgress, Progress, Stopwatch
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
-from distcache.staging.heartbeat import Heartbeat
+from distcache.ranks.heartbeat import Heartbeat
+from distcache.ranks.progress import NullProgress, Progress, Stopwatch
 from distcache.storage.files import require_text
 from distcache.storage.journal import Journal, read_journal
 

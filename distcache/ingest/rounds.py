@@ -32,9 +32,9 @@ from distcache.ingest.pieces import (
     segments_of,
 )
 from distcache.ingest.token_store import TokenStore
-from distcache.progress import Progress
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
+from distcache.ranks.progress import Progress
 from distcache.storage.files import digest_range
 from distcache.storage.journal import Journal
 from distcache.storage.watchdog import tick

@@ -39,11 +39,11 @@ from distcache.ingest.selection import (
     numbers_in,
     select_documents,
 )
-from distcache.partition import slice_bounds
-from distcache.progress import NullProgress, Progress, Stopwatch
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
-from distcache.staging.heartbeat import Heartbeat
+from distcache.ranks.heartbeat import Heartbeat
+from distcache.ranks.partition import slice_bounds
+from distcache.ranks.progress import NullProgress, Progress, Stopwatch
 from distcache.storage.files import (
     atomic_write,
     closing_fd,

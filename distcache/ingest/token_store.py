@@ -17,10 +17,10 @@ from distcache.errors import DistcacheError
 from distcache.ingest.output import Output
 from distcache.ingest.part import BLOCK, Part, digest_of
 from distcache.ingest.pieces import Counts, Segment, TaskRecord, reader_of
-from distcache.partition import slice_bounds
-from distcache.progress import Progress
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
+from distcache.ranks.partition import slice_bounds
+from distcache.ranks.progress import Progress
 from distcache.storage.files import closing_fd, no_space_as_error, open_to_write, read_range
 from distcache.storage.unfinished_file import UnfinishedFile
 

@@ -15,13 +15,13 @@ from distcache.corpus.idx import bin_path
 from distcache.corpus.indexed_shard import indexed_pieces
 from distcache.corpus.shard_table import DIGESTED, ShardTable, read_table, shards_path
 from distcache.errors import ConfigError, CorpusError, KeyMismatch, NoSpace
-from distcache.partition import balance
-from distcache.progress import NullProgress, Progress, Stopwatch
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
+from distcache.ranks.claim import claim, claim_together, conclude
 from distcache.ranks.communicator import Communicator
-from distcache.staging.claim import claim, claim_together, conclude
-from distcache.staging.heartbeat import Heartbeat
-from distcache.staging.workspace import Workspace, hidden_directory
+from distcache.ranks.heartbeat import Heartbeat
+from distcache.ranks.partition import balance
+from distcache.ranks.progress import NullProgress, Progress, Stopwatch
+from distcache.ranks.workspace import Workspace, hidden_directory
 from distcache.storage.files import digest_range, require_text
 from distcache.storage.journal import Journal, read_journal
 from distcache.storage.threads import decodable, map_in_threads

@@ -33,9 +33,9 @@ from distcache.plan.config import Config, Slurm
 from distcache.plan.layout import make_layout
 from distcache.plan.model import Plan
 from distcache.plan.problems import plan_warnings
-from distcache.progress import NullProgress, Progress
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.cores import share_of_cores
+from distcache.ranks.progress import NullProgress, Progress
 
 __all__ = ["Prejob", "SubmitOptions", "Submitted", "require_script", "submit"]
 

@@ -10,9 +10,9 @@ from distcache.node.manifest import Manifest
 from distcache.node.records import LocalizeOptions
 from distcache.node.staged_files import StagedFiles
 from distcache.node.store import Store
-from distcache.progress import Progress
 from distcache.ranks.agreement import on_all_ranks_watched
 from distcache.ranks.communicator import Communicator
+from distcache.ranks.progress import Progress
 
 __all__ = ["Localization"]
 

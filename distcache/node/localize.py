@@ -43,7 +43,6 @@ from distcache.node.staged_files import StagedFiles
 from distcache.node.store import Store, cache_name, make_store
 from distcache.node.transport import choose_transport
 from distcache.node.windows import windowed_sources
-from distcache.progress import NullProgress, Progress
 from distcache.ranks.agreement import (
     aborting_on_error,
     on_all_ranks,
@@ -51,6 +50,7 @@ from distcache.ranks.agreement import (
     on_rank_0,
 )
 from distcache.ranks.communicator import NODE_NAME, Communicator, node_name
+from distcache.ranks.progress import NullProgress, Progress
 from distcache.storage.files import FileVersion, require_text, temporary_name
 from distcache.storage.url import is_url, located
 

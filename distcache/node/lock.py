@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Final
 
 from distcache.errors import DistcacheError
-from distcache.progress import Progress
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator
+from distcache.ranks.progress import Progress
 from distcache.storage.files import NO_LOCKS, set_time
 from distcache.storage.locks import try_lock
 from distcache.storage.timeouts import limits

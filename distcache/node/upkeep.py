@@ -27,8 +27,8 @@ from distcache.node.space import allocated
 from distcache.node.staged_files import block_matches, recorded_digest
 from distcache.node.store import Store, existing_store
 from distcache.node.view import renamer
-from distcache.progress import Progress
 from distcache.ranks.communicator import SerialCommunicator
+from distcache.ranks.progress import Progress
 from distcache.storage.files import closing_fd, open_sized
 from distcache.storage.url import is_url
 

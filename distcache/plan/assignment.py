@@ -9,10 +9,10 @@ from typing import Final
 import msgspec
 
 from distcache.errors import NoSpace
-from distcache.partition import balance
 from distcache.plan.costs import BASE_MEMORY, UnitCosts, rest_memory, step_memory, upper_memory
 from distcache.plan.layout import Layout
 from distcache.plan.model import BlendPlan, Plan, SectionPlan
+from distcache.ranks.partition import balance
 from distcache.storage.units import size_text
 
 __all__ = ["Assignment", "Estimate", "SplitUnit", "assign", "assign_all", "estimate"]

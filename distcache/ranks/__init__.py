@@ -1,1 +1,1 @@
-"""Process groups, communication, and agreement on errors."""
+"""What commands of several ranks are made of: communication, agreement, progress, workspaces."""

@@ -15,7 +15,7 @@ import numpy as np
 from distcache.errors import ConfigError, NoSpace, NotReady
 from distcache.node.store import Store
 from distcache.node.windows import Windows, windowed_sources
-from distcache.progress import Progress
+from distcache.ranks.progress import Progress
 from distcache.storage.locks import try_lock
 from distcache.train.files import OpenFiles
 from distcache.train.shard_finder import ShardFinder

@@ -15,8 +15,8 @@ from distcache.configuration import config_from_mapping
 from distcache.plan import costs
 from distcache.plan.assignment import assign_all
 from distcache.plan.layout import BLEND_SLICE, make_layout
-from distcache.progress import NullProgress
 from distcache.ranks.communicator import SerialCommunicator
+from distcache.ranks.progress import NullProgress
 from tests.builder.wrong_guesses import guess_badly
 from tests.caches import build_here
 from tests.large import write_blend

@@ -14,7 +14,7 @@ from distcache.cache import open_cache
 from distcache.cache.digests import read_pieces, verify_cache
 from distcache.cache.format import BLOCK_SIZE
 from distcache.errors import DistcacheError
-from distcache.progress import NullProgress
+from distcache.ranks.progress import NullProgress
 from tests.caches import build_here
 from tests.large import write_large
 

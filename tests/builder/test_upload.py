@@ -20,8 +20,8 @@ from distcache.errors import (
     KeyMismatch,
     StorageError,
 )
+from distcache.ranks import sending
 from distcache.ranks.communicator import Communicator, SerialCommunicator
-from distcache.staging import sending
 from tests.buckets import name_of
 from tests.caches import build_here
 from tests.storage.buckets import fresh_process_of_buckets

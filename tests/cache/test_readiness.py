@@ -15,8 +15,8 @@ import pytest
 import distcache
 from distcache.cache.readiness import State, Watch, look
 from distcache.errors import CacheCorrupt, NotReady
-from distcache.staging import heartbeat
-from distcache.staging.heartbeat import read_beat, write_beat
+from distcache.ranks import heartbeat
+from distcache.ranks.heartbeat import read_beat, write_beat
 from distcache.storage.timeouts import limits
 from tests.caches import build_here, workspace_of
 from tests.processes import clean_environment, start

@@ -14,8 +14,8 @@ from distcache.corpus.examine import examine, require_sound, require_unchanged
 from distcache.corpus.fetched import fetched_indices
 from distcache.corpus.receipt import find_receipt
 from distcache.errors import AccessDenied, CorpusError, DistcacheError, NotReady, ObjectChanged
-from distcache.progress import NullProgress
 from distcache.ranks.communicator import Communicator, SerialCommunicator
+from distcache.ranks.progress import NullProgress
 from tests.buckets import name_of, put_corpus
 from tests.storage.buckets import fresh_process_of_buckets
 from tests.storage.scripted_s3 import ScriptedS3

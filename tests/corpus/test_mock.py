@@ -14,8 +14,8 @@ from distcache.corpus import bin_path, idx_path, open_idx
 from distcache.corpus.examine import require_sound
 from distcache.corpus.mock import Made, Mock, parse_lengths, write_mock
 from distcache.errors import ConfigError, NotReady
-from distcache.progress import NullProgress
 from distcache.ranks.communicator import SerialCommunicator
+from distcache.ranks.progress import NullProgress
 from distcache.storage.files import closing_fd, open_directory
 from tests.processes import start
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from distcache.cli.main import main
-from distcache.progress import Stopwatch
 from distcache.ranks.connect import connected
+from distcache.ranks.progress import Stopwatch
 from distcache.storage.unfinished_file import UnfinishedFile
 
 PLACE, RANK, ACTION = sys.argv[1], int(sys.argv[2]), sys.argv[3]

@@ -13,7 +13,7 @@ from typing import Any
 
 from distcache.cli import node
 from distcache.cli.main import main
-from distcache.progress import NullProgress
+from distcache.ranks.progress import NullProgress
 
 PHASE, DIRECTORY = sys.argv[1], Path(sys.argv[2])
 

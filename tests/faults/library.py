@@ -14,8 +14,8 @@ from distcache.builder.run import build
 from distcache.configuration import config_from_mapping
 from distcache.node.localize import localize
 from distcache.node.records import LocalizeOptions
-from distcache.progress import NullProgress
 from distcache.ranks.connect import connect
+from distcache.ranks.progress import NullProgress
 
 WHAT, RANK, INPUT, OUTPUT = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
 communicator = connect()

@@ -13,7 +13,7 @@ from typing import Any
 
 from distcache.cli.main import main
 from distcache.ingest import pieces
-from distcache.staging import workspace as directory
+from distcache.ranks import workspace as directory
 
 NAMES, REMOVED = map(int, sys.argv[1:3])
 removed = 0

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from distcache.cache import open_cache
-from distcache.staging.workspace import Lock
+from distcache.ranks.workspace import Lock
 from tests.caches import build_here, workspace_of
 from tests.corpora import write_corpora
 from tests.faults.odd import compile_odd, odd

@@ -13,8 +13,8 @@ import pytest
 from distcache.corpus import idx_path
 from distcache.errors import ConfigError, NotReady
 from distcache.ingest.mirror import Mirrored, mirror
-from distcache.progress import NullProgress
 from distcache.ranks.communicator import Communicator, SerialCommunicator
+from distcache.ranks.progress import NullProgress
 from distcache.storage.locks import LOCK
 from tests.caches import build_here
 from tests.mds.writer import write_mds

@@ -17,8 +17,8 @@ from distcache.errors import ConfigError, CorpusError, KeyMismatch, NotReady
 from distcache.ingest.audit import audit
 from distcache.ingest.merge import merge
 from distcache.ingest.objects import ObjectWork
-from distcache.progress import NullProgress
 from distcache.ranks.communicator import Communicator, SerialCommunicator
+from distcache.ranks.progress import NullProgress
 from tests import texts
 from tests.buckets import name_of, put_corpus
 from tests.processes import start

@@ -12,9 +12,9 @@ from distcache.corpus.receipt import Origin, Receipt
 from distcache.errors import BuildInterrupted, ConfigError, KeyMismatch
 from distcache.ingest.merge import merge
 from distcache.ingest.output import Output
-from distcache.progress import NullProgress
 from distcache.ranks.communicator import SerialCommunicator
-from distcache.staging.workspace import Workspace
+from distcache.ranks.progress import NullProgress
+from distcache.ranks.workspace import Workspace
 from tests.corpora import LENGTHS, write_lengths
 
 

@@ -14,8 +14,8 @@ from distcache.configuration import config_from_mapping
 from distcache.plan import costs
 from distcache.plan.assignment import assign_all
 from distcache.plan.layout import make_layout
-from distcache.progress import NullProgress
 from distcache.ranks.communicator import SerialCommunicator
+from distcache.ranks.progress import NullProgress
 from tests.caches import build_here
 from tests.processes import LAUNCHERS, start
 

@@ -15,8 +15,8 @@ from distcache.node.localize import localize
 from distcache.node.records import LocalizeOptions, read_records
 from distcache.node.store import Store
 from distcache.node.upkeep import collect, verify_store
-from distcache.progress import NullProgress
 from distcache.ranks.communicator import Communicator
+from distcache.ranks.progress import NullProgress
 from tests.buckets import name_of, put_cache
 from tests.node.agents import flip, only, run
 from tests.secrets import places_with_secrets

@@ -11,8 +11,8 @@ import pytest
 from distcache.errors import DistcacheError
 from distcache.node.lock import exclusive, is_used, try_exclusive, try_shared
 from distcache.node.store import make_store
-from distcache.progress import NullProgress
 from distcache.ranks.communicator import SerialCommunicator
+from distcache.ranks.progress import NullProgress
 
 
 def test_one_process_changes_a_store_at_a_time(tmp_path: Path) -> None:

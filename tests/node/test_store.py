@@ -18,8 +18,8 @@ from distcache.node.records import LocalizeOptions
 from distcache.node.space import filesystem_type, space_at
 from distcache.node.store import Store, existing_store, make_store
 from distcache.node.upkeep import collect, list_store, open_store, verify_store
-from distcache.progress import NullProgress
 from distcache.ranks.communicator import SerialCommunicator
+from distcache.ranks.progress import NullProgress
 from tests.caches import build_here
 from tests.processes import start
 

@@ -8,8 +8,8 @@ from distcache.builder.prepare import make_plan_together
 from distcache.configuration import config_from_mapping
 from distcache.plan.assignment import Estimate, assign_all, estimate
 from distcache.plan.layout import make_layout
-from distcache.progress import NullProgress
 from distcache.ranks.communicator import SerialCommunicator
+from distcache.ranks.progress import NullProgress
 
 
 def foresee(fields: dict[str, Any], ranks: int, per_node: int, threads: int = 1) -> Estimate:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from distcache.builder.slices import edges, overlaps, row_bounds, windows
 from distcache.errors import ConfigError, NoSpace
-from distcache.partition import balance, slice_bounds
 from distcache.plan.assignment import assign
 from distcache.plan.costs import pivot_of
 from distcache.plan.layout import ALIGNMENT, GRAIN, make_layout, nbytes_of
@@ -25,6 +24,7 @@ from distcache.plan.sizes import (
     sequence_range,
     split_matrix,
 )
+from distcache.ranks.partition import balance, slice_bounds
 
 ranks = st.integers(1, 9)
 costs = st.lists(st.floats(0, 1e6), max_size=40)

@@ -14,8 +14,8 @@ from distcache.configuration import config_from_mapping
 from distcache.errors import ConfigError
 from distcache.plan.config import Config
 from distcache.plan.model import Plan
-from distcache.progress import NullProgress
 from distcache.ranks.communicator import SerialCommunicator
+from distcache.ranks.progress import NullProgress
 from tests.corpora import LENGTHS, write_corpus, write_lengths
 
 

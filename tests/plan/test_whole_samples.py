@@ -11,8 +11,8 @@ import pytest
 from distcache.builder.prepare import make_plan_together
 from distcache.configuration import config_from_mapping
 from distcache.plan.problems import plan_warnings
-from distcache.progress import NullProgress
 from distcache.ranks.communicator import SerialCommunicator
+from distcache.ranks.progress import NullProgress
 from tests.corpora import write_lengths
 
 

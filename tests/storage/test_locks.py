@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distcache.staging.workspace import discard_empty, empty_directory
+from distcache.ranks.workspace import discard_empty, empty_directory
 from distcache.storage.locks import LOCK, try_lock
 
 

@@ -18,7 +18,7 @@ from distcache.errors import ConfigError, CorpusError, NoSpace, NotReady, ShardW
 from distcache.node.store import Store
 from distcache.node.upkeep import collect, list_store
 from distcache.node.windows import Windows
-from distcache.progress import NullProgress
+from distcache.ranks.progress import NullProgress
 from distcache.storage.timeouts import TimeLimits
 from distcache.train import window_gate
 from distcache.train.feed import Feeder

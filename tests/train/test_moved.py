@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import distcache
 from distcache.cache.corpus_places import moves_between, moves_from, prefix_renamer
 from distcache.errors import ConfigError, NotReady
-from distcache.progress import NullProgress
+from distcache.ranks.progress import NullProgress
 from tests.caches import build_here
 from tests.corpora import write_lengths
 from tests.processes import start

@@ -14,11 +14,11 @@ from distcache.errors import DistcacheError
 from distcache.ingest.merge import merge as merge_corpora
 from distcache.ingest.pipeline import ingest
 from distcache.ingest.read_options import TokenOptions
-from distcache.progress import NullProgress
 from distcache.ranks.communicator import SerialCommunicator
-from distcache.staging.heartbeat import read_beat
-from distcache.staging.owner import OWNER
-from distcache.staging.workspace import Workspace
+from distcache.ranks.heartbeat import read_beat
+from distcache.ranks.owner import OWNER
+from distcache.ranks.progress import NullProgress
+from distcache.ranks.workspace import Workspace
 from tests.caches import build_here
 from tests.corpora import write_lengths
 from tests.texts import write_shard

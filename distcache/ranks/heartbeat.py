@@ -21,8 +21,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.progress import Stopwatch
 from distcache.ranks.communicator import Communicator
+from distcache.ranks.progress import Stopwatch
 from distcache.storage.files import closing_fd, read_range, set_mode
 from distcache.storage.locks import LOCK
 from distcache.storage.threads import decodable

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from distcache.errors import DistcacheError
-from distcache.progress import NullProgress
-from distcache.staging.claim import claim
-from distcache.staging.heartbeat import BEATS
-from distcache.staging.owner import OWNER
-from distcache.staging.workspace import Lock, Workspace, sweep
+from distcache.ranks.claim import claim
+from distcache.ranks.heartbeat import BEATS
+from distcache.ranks.owner import OWNER
+from distcache.ranks.progress import NullProgress
+from distcache.ranks.workspace import Lock, Workspace, sweep
 from distcache.storage.files import temporary_name
 
 
@@ -68,7 +68,7 @@ def test_a_filesystem_that_has_no_locks_for_this_node(
         path.write_bytes(b"")
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr("distcache.staging.workspace.try_lock", refused)
+    monkeypatch.setattr("distcache.ranks.workspace.try_lock", refused)
     workspace = claimed(tmp_path / ".c.ingest")
     assert workspace.private
     workspace.release()
@@ -102,7 +102,7 @@ def test_a_death_while_another_one_s_files_are_removed(
     def die(*_: object) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr("distcache.staging.workspace.empty_directory", die)
+    monkeypatch.setattr("distcache.ranks.workspace.empty_directory", die)
     with pytest.raises(RuntimeError):
         workspace.prepare("two")
     assert workspace.stamp == "one"
@@ -208,6 +208,6 @@ def test_a_heartbeat_while_an_earlier_run_is_resumed(
             beat.rename(workspace.path / BEATS[0])
         return found
 
-    monkeypatch.setattr("distcache.staging.workspace.is_plain_file", look)
+    monkeypatch.setattr("distcache.ranks.workspace.is_plain_file", look)
     workspace.prepare("stamp")
     assert beat.exists()

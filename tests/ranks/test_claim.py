@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from distcache.builder.prepare import is_finished
-from distcache.progress import NullProgress
+from distcache.ranks import claim as claims
+from distcache.ranks.claim import claim
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.connect import world_size
 from distcache.ranks.cores import share_of_cores
-from distcache.staging import claim as claims
-from distcache.staging.claim import claim
-from distcache.staging.heartbeat import read_beat, write_beat
-from distcache.staging.workspace import Workspace
+from distcache.ranks.heartbeat import read_beat, write_beat
+from distcache.ranks.progress import NullProgress
+from distcache.ranks.workspace import Workspace
 from tests.caches import build_here, workspace_of
 
 

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from distcache.progress import Progress
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
-from distcache.staging.heartbeat import Heartbeat, Monitor
-from distcache.staging.workspace import Lock, Workspace, sweep
+from distcache.ranks.heartbeat import Heartbeat, Monitor
+from distcache.ranks.progress import Progress
+from distcache.ranks.workspace import Lock, Workspace, sweep
 from distcache.storage.timeouts import limits
 from distcache.storage.watchdog import tick
 

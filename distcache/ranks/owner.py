@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from distcache.ranks.communicator import NODE_NAME
-from distcache.staging.heartbeat import Monitor
+from distcache.ranks.heartbeat import Monitor
 from distcache.storage.files import closing_fd, no_space_as_error
 from distcache.storage.timeouts import limits
 

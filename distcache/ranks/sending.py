@@ -15,10 +15,10 @@ import msgspec
 import xxhash
 
 from distcache.errors import CorpusError, DistcacheError, KeyMismatch
-from distcache.partition import balance
-from distcache.progress import Progress
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator
+from distcache.ranks.partition import balance
+from distcache.ranks.progress import Progress
 from distcache.storage.files import FileVersion
 from distcache.storage.journal import Journal, read_journal
 from distcache.storage.listing import listed, listed_version

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from distcache.ranks.communicator import NODE_NAME
-from distcache.staging.owner import OWNER, Owner
+from distcache.ranks.owner import OWNER, Owner
 
 
 def test_one_of_several(tmp_path: Path) -> None:

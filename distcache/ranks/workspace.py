@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Final
 
 from distcache.errors import ConfigError, DistcacheError
-from distcache.staging.heartbeat import BEATS, VISIBLE
-from distcache.staging.owner import OWNER, Owner
-from distcache.staging.publication import give_name, link_problem
+from distcache.ranks.heartbeat import BEATS, VISIBLE
+from distcache.ranks.owner import OWNER, Owner
+from distcache.ranks.publication import give_name, link_problem
 from distcache.storage.files import (
     NO_LOCKS,
     PROBE,
@@ -86,7 +86,7 @@ def directories_of(shared: Path) -> Iterator[tuple[Path, str]]:
 class Workspace:
     """A hidden directory beside an output, in which jobs make it.
 
-    Rank 0 claims it (`distcache.staging.claim`), and has its lock until `release` or `remove`; all
+    Rank 0 claims it (`distcache.ranks.claim`), and has its lock until `release` or `remove`; all
     ranks write in it.
 
     Parameters

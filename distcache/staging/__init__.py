@@ -1,1 +1,0 @@
-"""The life cycle of unfinished files: claim, workspace, lock, owner, heartbeat, journal."""
