@@ -27,7 +27,7 @@ from distcache.cache.format import (
     Header,
     TablePlace,
 )
-from distcache.corpus.shard_table import TableFacts, read_table
+from distcache.corpus.mds.shard_table import TableFacts, read_table
 from distcache.errors import CorpusError
 from distcache.plan.config import canonical_json
 from distcache.plan.layout import ALIGNMENT, ArrayPlace, Layout, align

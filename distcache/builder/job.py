@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from distcache.builder.adopt import Adoptable
 from distcache.cache import Cache, open_cache
 from distcache.corpus import Corpus
-from distcache.corpus.shard_table import read_table
+from distcache.corpus.mds.shard_table import read_table
 from distcache.plan.layout import ArrayPlace, Layout
 from distcache.plan.model import Plan, SectionPlan
 from distcache.ranks.communicator import Communicator

@@ -27,9 +27,9 @@ from distcache.cache.format import (
     as_latest,
     tables_of,
 )
+from distcache.corpus.mds.index_json import CODECS
 from distcache.errors import CacheCorrupt, ConfigError, DistcacheError, NotReady
 from distcache.kernels import Mapping
-from distcache.mds.index_json import CODECS
 from distcache.storage.files import FileVersion, closing_fd, open_regular
 from distcache.storage.place import open_place, read_all
 from distcache.storage.threads import decodable

@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from distcache.corpus.shard_table import ROWS
+from distcache.corpus.mds.shard_table import ROWS
 from distcache.errors import CacheCorrupt
 
 __all__ = [

@@ -16,12 +16,12 @@ from distcache.cli.common import (
 )
 from distcache.cli.corpora import bare_prefix
 from distcache.cli.show import make_progress, print_result
+from distcache.corpus.mds.rebuild_index import rebuild_index
 from distcache.errors import ConfigError
 from distcache.ingest.index_mds import index_mds
 from distcache.ingest.mds_scan import MdsOptions
 from distcache.ingest.mirror import mirror, mirrored
 from distcache.ingest.unpack import unpack_shards
-from distcache.mds.rebuild_index import rebuild_index
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.connect import connect
 from distcache.ranks.cores import share_of_cores

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.corpus.idx import ITEM_TYPES, Idx, bin_path, idx_path, open_idx
-from distcache.corpus.shard_table import TableFacts, has_table, shards_path
+from distcache.corpus.mds.shard_table import TableFacts, has_table, shards_path
 from distcache.errors import ConfigError, CorpusError
 from distcache.storage.files import FileVersion
 

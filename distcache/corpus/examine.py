@@ -12,7 +12,7 @@ import xxhash
 
 from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.idx import bin_path, idx_path, open_idx
-from distcache.corpus.shard_table import read_table
+from distcache.corpus.mds.shard_table import read_table
 from distcache.corpus.soundness import (
     Fault,
     Outline,

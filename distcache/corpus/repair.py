@@ -24,7 +24,7 @@ from distcache.corpus.idx import (
     idx_path,
     require_no_pointer,
 )
-from distcache.corpus.shard_table import has_table
+from distcache.corpus.mds.shard_table import has_table
 from distcache.errors import CorpusError, DistcacheError, NotReady
 from distcache.storage.files import open_sized, read_range
 

@@ -37,7 +37,7 @@ from distcache.corpus.idx import (
     open_idx,
     require_no_pointer,
 )
-from distcache.corpus.shard_table import (
+from distcache.corpus.mds.shard_table import (
     ShardTable,
     TableFacts,
     has_table,

@@ -23,8 +23,12 @@ from distcache.corpus.corpus import CorpusFacts
 from distcache.corpus.examine import require_sound
 from distcache.corpus.idx import code_of, idx_path
 from distcache.corpus.idx_writer import IdxPlan, lay_out_idx, write_bounds, write_sequences
+from distcache.corpus.mds.columns import column_places
+from distcache.corpus.mds.index_json import Columns, DataSet, ShardEntry, read_index
+from distcache.corpus.mds.shard_header import header_problem, offsets_of
+from distcache.corpus.mds.shard_table import read_table, shards_path, write_table
+from distcache.corpus.mds.stored_shard import StoredShard, find_shard, read_shard
 from distcache.corpus.receipt import Origin, Receipt
-from distcache.corpus.shard_table import read_table, shards_path, write_table
 from distcache.errors import (
     ConfigError,
     CorpusError,
@@ -48,10 +52,6 @@ from distcache.ingest.mds_records import (
 )
 from distcache.ingest.mds_scan import MdsOptions, fitting_type, kind_of, scan_shard, token_type
 from distcache.ingest.output import Output
-from distcache.mds.columns import column_places
-from distcache.mds.index_json import Columns, DataSet, ShardEntry, read_index
-from distcache.mds.shard_header import header_problem, offsets_of
-from distcache.mds.stored_shard import StoredShard, find_shard, read_shard
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.heartbeat import Heartbeat

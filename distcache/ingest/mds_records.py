@@ -11,6 +11,9 @@ import msgspec
 import numpy as np
 
 from distcache.corpus.corpus import CorpusFacts
+from distcache.corpus.mds.index_json import CODECS, INDEX, Columns, ShardEntry
+from distcache.corpus.mds.shard_table import ALIGNMENT, DIGESTED, ROWS, ShardTable
+from distcache.corpus.mds.stored_shard import StoredShard
 from distcache.corpus.receipt import (
     InputReceipt,
     Origin,
@@ -19,11 +22,8 @@ from distcache.corpus.receipt import (
     Skipped,
     receipt_of,
 )
-from distcache.corpus.shard_table import ALIGNMENT, DIGESTED, ROWS, ShardTable
 from distcache.errors import CorpusError
 from distcache.ingest.mds_scan import MdsOptions, Scan
-from distcache.mds.index_json import CODECS, INDEX, Columns, ShardEntry
-from distcache.mds.stored_shard import StoredShard
 from distcache.storage.threads import decodable
 
 __all__ = [

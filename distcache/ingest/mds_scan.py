@@ -9,12 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.corpus.idx import limit_of
+from distcache.corpus.mds.columns import (
+    Places,
+    TokenColumn,
+    column_places,
+    column_type,
+    token_places,
+)
+from distcache.corpus.mds.index_json import ShardEntry
+from distcache.corpus.mds.shard_header import header_problem, offsets_of, offsets_size
+from distcache.corpus.mds.stored_shard import StoredShard, read_front, read_shard
 from distcache.errors import ConfigError, CorpusError
 from distcache.kernels import first_outside
-from distcache.mds.columns import Places, TokenColumn, column_places, column_type, token_places
-from distcache.mds.index_json import ShardEntry
-from distcache.mds.shard_header import header_problem, offsets_of, offsets_size
-from distcache.mds.stored_shard import StoredShard, read_front, read_shard
 from distcache.storage.threads import decodable
 
 __all__ = ["DTYPES", "MdsOptions", "Scan", "fitting_type", "kind_of", "scan_shard", "token_type"]

@@ -33,9 +33,9 @@ from distcache.corpus.receipt import (
     tokenizers_of,
 )
 from distcache.corpus.repair import open_damaged
+from distcache.corpus.view_bytes import token_pieces
 from distcache.errors import ConfigError, CorpusError
 from distcache.ingest.output import Output
-from distcache.ingest.token_bytes import token_pieces
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.heartbeat import Heartbeat

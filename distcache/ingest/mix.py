@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from distcache.corpus.mds.index_json import read_index
 from distcache.corpus.receipt import read_receipt, receipt_path
 from distcache.errors import (
     BuildInterrupted,
@@ -24,7 +25,6 @@ from distcache.ingest.index_mds import index_mds
 from distcache.ingest.mds_scan import MdsOptions
 from distcache.ingest.mirror import Mirrored, mirror, mirrored
 from distcache.ingest.mix_recipe import MOST_SAMPLES, Recipe, Stream
-from distcache.mds.index_json import read_index
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from distcache.ranks.progress import NullProgress, Progress, Stopwatch

@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Final, Literal
 
 from distcache.corpus.idx import bin_path, idx_path
+from distcache.corpus.mds.shard_table import read_table, shards_path
 from distcache.corpus.receipt import Origin, Receipt, find_receipt, receipt_path, write_receipt
-from distcache.corpus.shard_table import read_table, shards_path
 from distcache.errors import ConfigError, DistcacheError, KeyMismatch
 from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.claim import claim, claim_together, conclude

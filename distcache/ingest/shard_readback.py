@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.corpus import Fault, bin_path
-from distcache.corpus.indexed_shard import indexed_pieces
-from distcache.corpus.shard_table import DIGESTED, ShardTable, read_table, shards_path
+from distcache.corpus.mds.indexed_shard import indexed_pieces
+from distcache.corpus.mds.shard_table import DIGESTED, ShardTable, read_table, shards_path
 from distcache.errors import CorpusError
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator

@@ -14,9 +14,9 @@ from distcache.cache.corpus_places import corpus_places, corpus_stem
 from distcache.cache.digests import block_range, blocks_in
 from distcache.cache.format import HEADER_SIZE
 from distcache.corpus import bin_path, idx_path
-from distcache.corpus.shard_table import DIGESTED
+from distcache.corpus.mds.index_json import CODECS
+from distcache.corpus.mds.shard_table import DIGESTED
 from distcache.errors import CacheCorrupt, CorpusError
-from distcache.mds.index_json import CODECS
 from distcache.node.records import LocalCorpus
 from distcache.node.store import Store, cache_name, part_of
 from distcache.storage.files import FileVersion
@@ -57,7 +57,7 @@ class Source(msgspec.Struct, frozen=True):
     path : str
         On the shared filesystem.
     codec : str
-        One of `distcache.mds.index_json.CODECS`: how it is compressed.
+        One of `distcache.corpus.mds.index_json.CODECS`: how it is compressed.
     size : int
         Bytes of the file, which travel.
     """

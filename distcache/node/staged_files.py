@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from distcache.cache.digests import read_pieces
 from distcache.cache.format import HEADER_SIZE, LEAF_SIZE
+from distcache.corpus.mds.codecs import MemorySource, unpack
+from distcache.corpus.mds.stored_shard import StoredShard, raw_pieces
 from distcache.errors import CacheCorrupt, CorpusError, DistcacheError
-from distcache.mds.codecs import MemorySource, unpack
-from distcache.mds.stored_shard import StoredShard, raw_pieces
 from distcache.node.manifest import CACHE, UNIT, Block, Manifest, Source, origin_of
 from distcache.node.space import reserve
 from distcache.storage.files import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from distcache.corpus.shard_table import read_table
+from distcache.corpus.mds.shard_table import read_table
 from distcache.plan.model import Plan, SectionPlan
 
 __all__ = ["ShardNeeds", "shard_needs"]

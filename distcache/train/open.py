@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Unpack
 
-    from distcache.mds.row import Row
+    from distcache.corpus.mds.row import Row
     from distcache.train.dataset import CachedDataset, SampleFields
     from distcache.train.rows import RowDataset
 

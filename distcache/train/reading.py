@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.corpus import Idx
-from distcache.corpus.shard_table import shards_at
+from distcache.corpus.mds.shard_table import shards_at
 from distcache.errors import CacheCorrupt
 from distcache.fetcher.protocol import Source
 from distcache.kernels import Mapping as MappedFile

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.corpus import Idx
-from distcache.corpus.shard_table import shards_at
+from distcache.corpus.mds.index_json import Columns, columns_from
+from distcache.corpus.mds.row import Row
+from distcache.corpus.mds.shard_table import shards_at
 from distcache.errors import CacheCorrupt, ConfigError, CorpusError
-from distcache.mds.index_json import Columns, columns_from
-from distcache.mds.row import Row
 from distcache.train.files import CacheHandle, OpenFiles
 from distcache.train.shard_finder import ShardFinder
 from distcache.train.split import Split, find_split
@@ -39,7 +39,7 @@ class _Member:
 class RowDataset:
     """The rows of a split, in the order of the cache; made by ``cache.rows``.
 
-    ``rows[i]`` is a `distcache.mds.row.Row`: a mapping from columns to values, which are decoded
+    ``rows[i]`` is a `distcache.corpus.mds.row.Row`: a mapping from columns to values, which are decoded
     when they are asked for; or what `map` makes of it. A map-style dataset for a ``DataLoader``,
     whose workers do the work. It may be pickled, and used before and after a fork.
 

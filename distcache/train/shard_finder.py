@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.corpus import Idx
-from distcache.corpus.shard_table import shards_at
+from distcache.corpus.mds.shard_table import shards_at
 from distcache.kernels import Section, find_shards
 from distcache.train.files import OpenFiles
 

@@ -17,13 +17,13 @@ from distcache.builder.run import build
 from distcache.cache import Cache, open_cache
 from distcache.configuration import config_from_mapping
 from distcache.corpus import open_idx
-from distcache.corpus.shard_table import read_table
+from distcache.corpus.mds.shard_table import read_table
 from distcache.errors import ConfigError
 from distcache.plan.model import SectionPlan
 from distcache.plan.sizes import Cut, SectionSize
 from tests.caches import build_here
+from tests.corpus.mds.writer import write_mds
 from tests.ingest.test_index_mds import DOCUMENTS, fields_of, index, write_tokens
-from tests.mds.writer import write_mds
 from tests.plan.test_make import plan_of
 from tests.threads import run_ranks
 

@@ -22,7 +22,7 @@ from tests.cluster.epoch import digest
 from tests.cluster.jobs import Story, command, environment, wait_for
 from tests.cluster.node import STORAGE
 from tests.cluster.settings import LOCAL, SCRIPTS
-from tests.mds.writer import write_mds
+from tests.corpus.mds.writer import write_mds
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.mpi

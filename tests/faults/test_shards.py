@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from tests.corpora import LENGTHS, write_lengths
+from tests.corpus.mds.writer import write_mds
 from tests.faults.test_faults import strike, visible
 from tests.faults.test_users import AS_OTHER
-from tests.mds.writer import write_mds
 from tests.processes import start
 
 pytestmark = pytest.mark.mpi

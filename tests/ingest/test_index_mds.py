@@ -19,19 +19,19 @@ from numpy.typing import NDArray
 
 from distcache.corpus import open_idx
 from distcache.corpus.examine import examine, require_sound
+from distcache.corpus.mds.columns import column_type
+from distcache.corpus.mds.index_json import CODECS
+from distcache.corpus.mds.shard_table import ALIGNMENT, read_table, write_table
+from distcache.corpus.mds.stored_shard import StoredShard, raw_pieces
 from distcache.corpus.receipt import Receipt, read_receipt
-from distcache.corpus.shard_table import ALIGNMENT, read_table, write_table
 from distcache.errors import ConfigError, CorpusError, DistcacheError, KeyMismatch, NotReady
 from distcache.ingest import index_mds as module
 from distcache.ingest import mds_numbers
 from distcache.ingest.index_mds import index_mds
 from distcache.ingest.mds_scan import MdsOptions
-from distcache.mds.columns import column_type
-from distcache.mds.index_json import CODECS
-from distcache.mds.stored_shard import StoredShard, raw_pieces
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from tests.caches import build_here
-from tests.mds.writer import write_mds
+from tests.corpus.mds.writer import write_mds
 from tests.threads import run_ranks
 
 ALONE = SerialCommunicator()

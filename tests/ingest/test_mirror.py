@@ -17,7 +17,7 @@ from distcache.ranks.communicator import Communicator, SerialCommunicator
 from distcache.ranks.progress import NullProgress
 from distcache.storage.locks import LOCK
 from tests.caches import build_here
-from tests.mds.writer import write_mds
+from tests.corpus.mds.writer import write_mds
 from tests.processes import start
 from tests.storage.buckets import fresh_process_of_buckets
 from tests.storage.scripted_s3 import ScriptedS3

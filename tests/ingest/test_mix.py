@@ -19,7 +19,7 @@ from distcache.ingest.mix import Mixed, MixOptions, mix
 from distcache.ingest.mix_recipe import recipe_from
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from tests.caches import build_here
-from tests.mds.writer import write_mds
+from tests.corpus.mds.writer import write_mds
 from tests.processes import start
 from tests.threads import run_ranks
 

@@ -19,12 +19,12 @@ from distcache.corpus.corpus import open_copy_source
 from distcache.corpus.examine import examine, require_sound
 from distcache.corpus.idx import HEADER_SIZE
 from distcache.corpus.receipt import Receipt, read_receipt
+from distcache.corpus.view_bytes import token_pieces
 from distcache.errors import ConfigError, CorpusError, KeyMismatch
 from distcache.ingest.audit import audit
 from distcache.ingest.merge import materialize, merge
 from distcache.ingest.select import SelectOptions, select
 from distcache.ingest.selection import Selection, hash_numbers, split_lengths
-from distcache.ingest.token_bytes import token_pieces
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from tests.corpora import LENGTHS, write_corpus, write_lengths
 from tests.ingest.test_merge import write_multimodal

@@ -19,9 +19,9 @@ from distcache.ingest.unpack import unpack_shards
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from tests.caches import build_here
 from tests.corpora import LENGTHS, write_lengths
+from tests.corpus.mds.writer import write_mds
 from tests.ingest.test_index_mds import DOCUMENTS, fields_of, index, virtual_bin, write_tokens
 from tests.ingest.test_select import documents_of
-from tests.mds.writer import write_mds
 from tests.samples import tokens_of
 from tests.threads import run_ranks
 

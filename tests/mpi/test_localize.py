@@ -21,9 +21,9 @@ from distcache.node.records import read_records
 from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
 from tests.caches import build_here
+from tests.corpus.mds.writer import write_mds
 from tests.faults.odd import compile_odd, odd
 from tests.ingest.test_index_mds import fields_of, index, virtual_bin
-from tests.mds.writer import write_mds
 from tests.processes import DISTCACHE, LAUNCHERS, LIMIT, clean_environment, launch, start
 
 pytestmark = pytest.mark.mpi

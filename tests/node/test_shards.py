@@ -18,8 +18,8 @@ from distcache.node.upkeep import verify_store
 from distcache.ranks.communicator import SerialCommunicator
 from tests.caches import build_here
 from tests.corpora import write_corpus
+from tests.corpus.mds.writer import write_mds
 from tests.ingest.test_index_mds import DOCUMENTS, fields_of, index, virtual_bin, write_tokens
-from tests.mds.writer import write_mds
 from tests.node.agents import flip, only, run
 from tests.samples import tokens_of
 

@@ -22,7 +22,7 @@ from distcache.megatron.tokenizers import RELEASES, MegatronTokenizer
 from distcache.ranks.communicator import SerialCommunicator
 from tests.caches import build_here
 from tests.corpora import LENGTHS, write_lengths
-from tests.mds.writer import write_mds
+from tests.corpus.mds.writer import write_mds
 from tests.peers.megatron import RELEASE, alone
 from tests.peers.options import datasets_of, flags_in
 from tests.peers.test_samples import require_equal

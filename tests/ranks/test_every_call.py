@@ -28,9 +28,9 @@ from distcache.node.records import LocalizeOptions
 from distcache.plan import costs
 from distcache.plan import layout as layouts
 from distcache.ranks import agreement
+from tests.corpus.mds.writer import write_mds
 from tests.faults.every_call import ALLOCATIONS, Site, Striker, striking
 from tests.large import write_large
-from tests.mds.writer import write_mds
 from tests.threads import Ended, ThreadCommunicator, run_ranks
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]

@@ -12,12 +12,12 @@ import pytest
 from torch.utils.data import DataLoader
 
 import distcache
+from distcache.corpus.mds.index_json import Columns
+from distcache.corpus.mds.row import Row, decode_value
 from distcache.errors import ConfigError, CorpusError
-from distcache.mds.index_json import Columns
-from distcache.mds.row import Row, decode_value
 from tests.caches import build_here
+from tests.corpus.mds.writer import encode, write_mds
 from tests.ingest.test_index_mds import index, write_tokens
-from tests.mds.writer import encode, write_mds
 from tests.node.agents import run
 
 KINDS = {"audio": "bytes", "text": "str", "n": "int", "tags": "json", "mel": "ndarray:float32"}

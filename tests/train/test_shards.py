@@ -16,8 +16,8 @@ from distcache.errors import CorpusError, NotReady
 from distcache.train import reading
 from tests.caches import build_here
 from tests.corpora import write_corpus
+from tests.corpus.mds.writer import write_mds
 from tests.ingest.test_index_mds import DOCUMENTS, fields_of, index, write_tokens
-from tests.mds.writer import write_mds
 
 
 def samples_of(cache: str | Path, split: str = "train") -> list[Any]:

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from distcache.corpus.mds.columns import DTYPES, shape_of
+from distcache.corpus.mds.index_json import Columns
 from distcache.errors import ConfigError, CorpusError, DistcacheError
-from distcache.mds.columns import DTYPES, shape_of
-from distcache.mds.index_json import Columns
 
 __all__ = ["Row", "decode_value"]
 

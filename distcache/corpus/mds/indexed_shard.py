@@ -9,10 +9,10 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from distcache.corpus.shard_table import DIGESTED
+from distcache.corpus.mds.index_json import CODECS
+from distcache.corpus.mds.shard_table import DIGESTED
+from distcache.corpus.mds.stored_shard import StoredShard, raw_pieces
 from distcache.errors import CorpusError
-from distcache.mds.index_json import CODECS
-from distcache.mds.stored_shard import StoredShard, raw_pieces
 
 __all__ = ["indexed_pieces"]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from distcache.corpus.mds.codecs import MemorySource, unpack
+from distcache.corpus.mds.index_json import INDEX, read_index
+from distcache.corpus.mds.rebuild_index import rebuild_index
 from distcache.errors import ConfigError, CorpusError, NotReady
-from distcache.mds.codecs import MemorySource, unpack
-from distcache.mds.index_json import INDEX, read_index
-from distcache.mds.rebuild_index import rebuild_index
-from tests.mds.writer import write_mds
+from tests.corpus.mds.writer import write_mds
 from tests.processes import start
 
 CODECS = ["", "zstd", "gz", "bz2", "br", "snappy"]

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.mds.index_json import Columns, ShardEntry
+from distcache.corpus.mds.index_json import Columns, ShardEntry
 from distcache.storage.threads import decodable
 
 __all__ = ["header_problem", "offsets_of", "offsets_size"]

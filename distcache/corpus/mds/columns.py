@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.mds.index_json import Columns
+from distcache.corpus.mds.index_json import Columns
 
 __all__ = [
     "DTYPES",

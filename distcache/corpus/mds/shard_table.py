@@ -18,8 +18,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from distcache.corpus.mds.index_json import CODECS, columns_from
 from distcache.errors import CorpusError, NotReady
-from distcache.mds.index_json import CODECS, columns_from
 from distcache.storage.files import atomic_write, no_space_as_error, read_file
 from distcache.storage.url import is_url
 

@@ -110,7 +110,7 @@ def unpack(codec: str, source: _Source, size: int, path: str) -> Iterator[NDArra
     Parameters
     ----------
     codec : str
-        One of `distcache.mds.index_json.CODECS`, not the first.
+        One of `distcache.corpus.mds.index_json.CODECS`, not the first.
     source : object with `read`
         Of the compressed bytes.
     size : int

@@ -12,10 +12,10 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from distcache.corpus.mds.codecs import FileSource, unpack_front
+from distcache.corpus.mds.index_json import CODECS, INDEX, Columns, read_index
+from distcache.corpus.mds.shard_header import offsets_of, offsets_size
 from distcache.errors import ConfigError, CorpusError, NotReady
-from distcache.mds.codecs import FileSource, unpack_front
-from distcache.mds.index_json import CODECS, INDEX, Columns, read_index
-from distcache.mds.shard_header import offsets_of, offsets_size
 from distcache.storage.files import (
     atomic_write,
     closing_fd,

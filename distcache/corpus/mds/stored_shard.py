@@ -14,9 +14,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from distcache.corpus.mds.codecs import FileSource, unpack, unpack_front
+from distcache.corpus.mds.index_json import FileEntry, ShardEntry
 from distcache.errors import CorpusError
-from distcache.mds.codecs import FileSource, unpack, unpack_front
-from distcache.mds.index_json import FileEntry, ShardEntry
 from distcache.storage.files import closing_fd, open_sized, read_range
 from distcache.storage.watchdog import tick
 
