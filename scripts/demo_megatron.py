@@ -18,7 +18,7 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
 import distcache
-from distcache.configuration import load_config
+from distcache.builder.configuration import load_config
 from distcache.plan.config import SPLITS, Config
 
 NAMES = ("tokens", "labels", "loss_mask", "position_ids")

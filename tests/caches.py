@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from distcache.builder.configuration import config_from_mapping
 from distcache.builder.run import BuildOptions, BuildOutcome, build
 from distcache.cache.readiness import building_directory
-from distcache.configuration import config_from_mapping
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress
 from distcache.ranks.workspace import Workspace

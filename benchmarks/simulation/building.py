@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from distcache.configuration import config_from_mapping
+from distcache.builder.configuration import config_from_mapping
 from distcache.corpus import Corpus, CorpusFacts
 from distcache.plan.assignment import (
     PER_ARRAY,

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from distcache.builder.configuration import complete, load_config
 from distcache.builder.finish import file_size, table_places
 from distcache.builder.prepare import make_plan_together, require_name
 from distcache.builder.run import BuildOptions, build
@@ -24,7 +25,6 @@ from distcache.cli.common import (
     path_only,
 )
 from distcache.cli.show import make_progress, print_json, print_result, print_table
-from distcache.configuration import complete, load_config
 from distcache.corpus.fetched import fetched_indices
 from distcache.errors import ConfigError
 from distcache.megatron.command_line import is_command

@@ -17,6 +17,7 @@ from distcache.builder.build_record import (
     read_build_record,
     total_own_seconds,
 )
+from distcache.builder.configuration import complete, load_config, naming_from
 from distcache.cache.contents import Cache, Contents, open_cache, read_contents, read_version
 from distcache.cache.corpus_places import corpus_places, moves_from, prefix_renamer
 from distcache.cache.digests import verify_cache
@@ -30,7 +31,6 @@ from distcache.cli.common import (
     path_only,
 )
 from distcache.cli.show import print_json, print_table
-from distcache.configuration import complete, load_config, naming_from
 from distcache.corpus.examine import examine, require_sound
 from distcache.corpus.fetched import fetched_indices
 from distcache.corpus.receipt import find_receipt

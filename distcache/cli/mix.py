@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from distcache.builder.configuration import read_document
 from distcache.cli.common import (
     JsonOption,
     LogOption,
@@ -14,7 +15,6 @@ from distcache.cli.common import (
     path_only,
 )
 from distcache.cli.show import make_progress, print_result
-from distcache.configuration import read_document
 from distcache.errors import ConfigError
 from distcache.ingest.mds_scan import MdsOptions
 from distcache.ingest.mix import MixOptions, mix

@@ -12,6 +12,7 @@ from typing import Annotated, Final, Literal
 
 import typer
 
+from distcache.builder.configuration import naming_from
 from distcache.cache.corpus_places import moves_from
 from distcache.cli.common import (
     FimOption,
@@ -25,7 +26,6 @@ from distcache.cli.common import (
     path_only,
 )
 from distcache.cli.show import make_progress, print_json, print_table
-from distcache.configuration import naming_from
 from distcache.errors import CacheCorrupt, ConfigError, NotReady
 from distcache.fetcher.client import fetcher_status
 from distcache.megatron.arguments import IN_THE_PLACE

@@ -22,7 +22,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from distcache.configuration import complete
+from distcache.builder.configuration import complete
 from distcache.doctor.finding import Finding
 from distcache.errors import OptionWarning
 from distcache.megatron.command_line import megatron_words

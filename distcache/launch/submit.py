@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 
+from distcache.builder.configuration import load_config
 from distcache.builder.prepare import (
     cache_path,
     is_finished,
@@ -18,7 +19,6 @@ from distcache.builder.prepare import (
     require_name,
 )
 from distcache.cache import open_cache
-from distcache.configuration import load_config
 from distcache.errors import BuildInterrupted, ConfigError, DistcacheError, NotReady
 from distcache.launch.prejob import (
     JobFiles,

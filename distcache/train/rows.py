@@ -39,9 +39,9 @@ class _Member:
 class RowDataset:
     """The rows of a split, in the order of the cache; made by ``cache.rows``.
 
-    ``rows[i]`` is a `distcache.corpus.mds.row.Row`: a mapping from columns to values, which are decoded
-    when they are asked for; or what `map` makes of it. A map-style dataset for a ``DataLoader``,
-    whose workers do the work. It may be pickled, and used before and after a fork.
+    ``rows[i]`` is a `distcache.corpus.mds.row.Row`: a mapping from columns to values, which are
+    decoded when they are asked for; or what `map` makes of it. A map-style dataset for a
+    ``DataLoader``, whose workers do the work. It may be pickled, and used before and after a fork.
 
     Parameters
     ----------

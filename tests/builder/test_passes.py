@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from distcache.builder.configuration import config_from_mapping
 from distcache.builder.passes import pass_windows, sample_bounds
 from distcache.builder.run import build
 from distcache.cache import Cache, open_cache
-from distcache.configuration import config_from_mapping
 from distcache.corpus import open_idx
 from distcache.corpus.mds.shard_table import read_table
 from distcache.errors import ConfigError

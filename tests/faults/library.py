@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from distcache.builder.configuration import config_from_mapping
 from distcache.builder.run import build
-from distcache.configuration import config_from_mapping
 from distcache.node.localize import localize
 from distcache.node.records import LocalizeOptions
 from distcache.ranks.connect import connect

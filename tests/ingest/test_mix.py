@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 import distcache
+from distcache.builder.configuration import read_document
 from distcache.cache import open_cache
-from distcache.configuration import read_document
 from distcache.errors import ConfigError, CorpusError, NotReady
 from distcache.ingest.mds_scan import MdsOptions
 from distcache.ingest.mix import Mixed, MixOptions, mix

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from distcache.configuration import load_config
+from distcache.builder.configuration import load_config
 from distcache.errors import ConfigError, DistcacheError, NotReady
 from distcache.megatron.command_line import is_command
 from distcache.megatron.options import config_from_options, options_from_mapping

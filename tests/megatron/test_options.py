@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from distcache.configuration import config_from_mapping
+from distcache.builder.configuration import config_from_mapping
 from distcache.errors import ConfigError
 from distcache.megatron.options import blend_from_words, config_from_options
 from distcache.plan.config import BlendEntry, Config

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from distcache.builder.configuration import config_from_mapping
 from distcache.builder.prepare import make_plan_together
-from distcache.configuration import config_from_mapping
 from distcache.plan import costs
 from distcache.plan.assignment import assign_all
 from distcache.plan.layout import make_layout

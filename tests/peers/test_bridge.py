@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import distcache.megatron
-from distcache.configuration import config_from_mapping
+from distcache.builder.configuration import config_from_mapping
 from distcache.errors import ConfigError
 from distcache.megatron.samples import Training, samples_of
 from tests.caches import build_here

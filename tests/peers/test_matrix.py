@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from distcache.builder.configuration import config_from_mapping
 from distcache.builder.run import build
 from distcache.cache import open_cache
-from distcache.configuration import config_from_mapping
 from distcache.errors import ConfigError
 from distcache.megatron.export import export
 from distcache.ranks.communicator import SerialCommunicator

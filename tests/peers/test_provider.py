@@ -19,7 +19,7 @@ with warnings.catch_warnings():
     from megatron.training.datasets.data_samplers import build_pretraining_data_loader
 
 import distcache.megatron
-from distcache.configuration import complete
+from distcache.builder.configuration import complete
 from distcache.doctor.training import examine_training
 from distcache.errors import ConfigError
 from distcache.megatron.command_line import megatron_words

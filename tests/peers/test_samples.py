@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from distcache.configuration import config_from_mapping
+from distcache.builder.configuration import config_from_mapping
 from distcache.errors import ConfigError
 from distcache.train.dataset import CachedDataset
 from distcache.train.open import open_cache

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from distcache.configuration import complete
+from distcache.builder.configuration import complete
 from distcache.errors import ConfigError, OptionWarning
 from distcache.megatron.command_line import _whole_parser
 from distcache.megatron.options import config_from_options

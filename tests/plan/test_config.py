@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from distcache.configuration import config_from_mapping, load_config, read_document
+from distcache.builder.configuration import config_from_mapping, load_config, read_document
 from distcache.corpus import CorpusFacts
 from distcache.errors import ConfigError, NotReady
 from distcache.plan.config import BlendEntry, Config, identity_of, key_of

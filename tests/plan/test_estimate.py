@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from distcache.builder.configuration import config_from_mapping
 from distcache.builder.prepare import make_plan_together
-from distcache.configuration import config_from_mapping
 from distcache.plan.assignment import Estimate, assign_all, estimate
 from distcache.plan.layout import make_layout
 from distcache.ranks.communicator import SerialCommunicator

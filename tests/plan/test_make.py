@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distcache.builder.configuration import config_from_mapping
 from distcache.builder.prepare import make_plan_together
-from distcache.configuration import config_from_mapping
 from distcache.errors import ConfigError
 from distcache.plan.config import Config
 from distcache.plan.model import Plan

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distcache.configuration import config_from_mapping
+from distcache.builder.configuration import config_from_mapping
 from distcache.plan.problems import plan_warnings
 from distcache.plan.shard_needs import shard_needs
 from tests.corpus.mds.writer import write_mds

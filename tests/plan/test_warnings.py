@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from distcache.configuration import config_from_mapping
+from distcache.builder.configuration import config_from_mapping
 from distcache.plan.problems import plan_warnings
 from tests.plan.test_make import plan_of
 from tests.processes import start

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distcache.builder.configuration import config_from_mapping
 from distcache.builder.prepare import make_plan_together
-from distcache.configuration import config_from_mapping
 from distcache.plan.problems import plan_warnings
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress

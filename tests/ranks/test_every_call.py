@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from distcache.builder.configuration import config_from_mapping
 from distcache.builder.run import BuildOptions, build
-from distcache.configuration import config_from_mapping
 from distcache.errors import DistcacheError
 from distcache.ingest.index_mds import index_mds
 from distcache.ingest.mds_scan import MdsOptions

@@ -62,7 +62,7 @@ def tell(**facts: Any) -> None:
 
 def build_with_megatron(config: Path, directory: Path) -> Any:
     """Let Megatron-Core build, rank 0 first."""
-    from distcache.configuration import config_from_mapping  # noqa: PLC0415
+    from distcache.builder.configuration import config_from_mapping  # noqa: PLC0415
     from tests.peers import megatron  # noqa: PLC0415
 
     fields = config_from_mapping(json.loads(config.read_text()))

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import distcache
+from distcache.builder.configuration import load_config
 from distcache.cache import open_cache
 from distcache.cache.digests import verify_cache
 from distcache.cache.inspect import inspect_document
-from distcache.configuration import load_config
 from distcache.corpus.examine import require_sound
 from distcache.corpus.receipt import read_receipt
 from distcache.errors import StateWarning

@@ -18,9 +18,9 @@ from distcache.megatron.names import Naming
 from distcache.megatron.options import MEGATRON_KEYS, config_from_options, options_from_mapping
 from distcache.megatron.tokenizers import checked_tokenizer, releases_in
 from distcache.plan.config import BlendEntry, BlendPerSplit, Config, Samples, Slurm
+from distcache.plan.written_blends import as_configured
 from distcache.storage.files import open_regular, read_file
 from distcache.storage.url import address_of, is_url, require_file
-from distcache.written_blends import as_configured
 
 __all__ = [
     "complete",

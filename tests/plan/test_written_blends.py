@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distcache.configuration import config_from_mapping
+from distcache.builder.configuration import config_from_mapping
 from distcache.errors import ConfigError, NotReady
 from distcache.plan.config import BlendEntry, Config
 from tests.corpora import write_lengths
