@@ -18,8 +18,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from distcache.ingest.find_tokenizer import find_tokenizer, make_tokenizer
-from distcache.ingest.tokenizer import EnginesDiffer, TokenizerOptions
+from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
+from distcache.ingest.tokenizers.tokenizer import EnginesDiffer, TokenizerOptions
 from tests.hard_texts import ALL, KINDS, hard_texts, train
 
 TRAINED_ON = 500  # texts

@@ -50,7 +50,8 @@ else:
     from distcache.cli.main import main
 
     # What a peer's time is without, either: the libraries are there when the clock begins.
-    for module in ("distcache.ingest.pipeline", "distcache.ingest.huggingface", "mpi4py.MPI"):
+    ours = ("distcache.ingest.pipeline", "distcache.ingest.tokenizers.huggingface")
+    for module in (*ours, "mpi4py.MPI"):
         if module != "mpi4py.MPI" or "PMI_SIZE" in os.environ:
             importlib.import_module(module)
     sys.argv = ["distcache", *sys.argv[2:]]

@@ -47,11 +47,11 @@ def show_command(
         distcache show data/web --random 5 --tokenizer tokenizer.json
     """
     with needing("showing documents"):
-        from distcache.ingest.find_tokenizer import tokenizer_of  # noqa: PLC0415
         from distcache.ingest.show_documents import (  # noqa: PLC0415
             document_numbers,
             show_documents,
         )
+        from distcache.ingest.tokenizers.find import tokenizer_of  # noqa: PLC0415
     prefix = bare_prefix(corpus)
     facts = require_sound(SerialCommunicator(), [prefix], 1)[prefix]
     chosen = document_numbers(numbers or [], random, seed, facts.documents)

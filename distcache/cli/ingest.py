@@ -29,7 +29,7 @@ from distcache.storage.units import counted
 
 if TYPE_CHECKING:
     from distcache.ingest.pipeline import IngestOptions, IngestOutcome
-    from distcache.ingest.tokenizer import TokenizerOptions
+    from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
 
 __all__ = ["ingest_app"]
 
@@ -175,7 +175,7 @@ def text_command(
         zcat wiki.gz | distcache ingest text - --format jsonl --tokenizer gpt2/ -o wiki
     """
     from distcache.ingest.read_options import TextOptions  # noqa: PLC0415
-    from distcache.ingest.tokenizer import TokenizerOptions  # noqa: PLC0415
+    from distcache.ingest.tokenizers.tokenizer import TokenizerOptions  # noqa: PLC0415
 
     options = TextOptions(
         text_key=text_key,

@@ -18,7 +18,6 @@ from distcache.corpus.idx import limit_of, named_type
 from distcache.corpus.receipt import Kind, Origin, Receipt, TokenizerFacts, receipt_path
 from distcache.errors import ConfigError, CorpusError, DistcacheError
 from distcache.extras import needing
-from distcache.ingest.find_tokenizer import find_tokenizer, make_tokenizer
 from distcache.ingest.inputs import (
     TEXT_FORMATS,
     TOKEN_FORMATS,
@@ -29,11 +28,12 @@ from distcache.ingest.inputs import (
 from distcache.ingest.output import Output
 from distcache.ingest.pieces import TaskRecord, make_pieces, make_tasks, owners_of, piece_bytes
 from distcache.ingest.read_options import TextOptions, TokenOptions
+from distcache.ingest.readers.text import TextReader
 from distcache.ingest.receipts import make_receipts
 from distcache.ingest.rounds import Reader, Work, run_rounds
-from distcache.ingest.text import TextReader
 from distcache.ingest.token_store import TokenStore, count_intact, make_corpora
-from distcache.ingest.tokenizer import TokenizerOptions, TokenizerSource
+from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
+from distcache.ingest.tokenizers.tokenizer import TokenizerOptions, TokenizerSource
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.heartbeat import Heartbeat
@@ -312,12 +312,12 @@ def _inspect_all(inputs: Sequence[Input], options: IngestOptions) -> list[Input]
 def _inspect(entry: Input, options: IngestOptions) -> Input:
     if not entry.is_table:
         return entry
-    from distcache.ingest.tables import require_text_column, with_groups  # noqa: PLC0415
+    from distcache.ingest.readers.tables import require_text_column, with_groups  # noqa: PLC0415
 
     if isinstance(options, TextOptions):
         require_text_column(entry, options)
         return with_groups(entry, options.text_key)
-    from distcache.ingest.token_shards import require_token_column  # noqa: PLC0415
+    from distcache.ingest.readers.token_shards import require_token_column  # noqa: PLC0415
 
     require_token_column(entry, options)
     return with_groups(entry, options.column)
@@ -380,7 +380,7 @@ def make_work(
         facts, libraries = loaded.facts, loaded.libraries
         reader = TextReader(loaded, options)
     else:
-        from distcache.ingest.token_shards import ShardReader  # noqa: PLC0415
+        from distcache.ingest.readers.token_shards import ShardReader  # noqa: PLC0415
 
         reader = ShardReader(options)
     vocabulary = facts.vocabulary if facts is not None else getattr(options, "vocabulary", None)

@@ -12,7 +12,7 @@ from distcache.corpus.idx import ITEM_TYPES, bin_path
 from distcache.corpus.receipt import Receipt, find_receipt
 from distcache.errors import ConfigError
 from distcache.ingest.source_readback import by_piece, read_document
-from distcache.ingest.tokenizer import Tokenizer
+from distcache.ingest.tokenizers.tokenizer import Tokenizer
 
 __all__ = ["ShownDocument", "document_numbers", "show_documents"]
 

@@ -84,7 +84,7 @@ def text_of(opened: OpenFiles, source: int, tokens: list[int], tokenizer: str | 
     ConfigError
         If neither is.
     """
-    from distcache.ingest.find_tokenizer import tokenizer_of  # noqa: PLC0415  of an extra
+    from distcache.ingest.tokenizers.find import tokenizer_of  # noqa: PLC0415  of an extra
 
     prefix = opened.shared_prefix(source)
     found = tokenizer_of(prefix, tokenizer, needed=True)

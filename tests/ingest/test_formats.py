@@ -16,13 +16,13 @@ import pytest
 
 from distcache.corpus.receipt import read_receipt
 from distcache.errors import ConfigError, CorpusError
-from distcache.ingest import tables
-from distcache.ingest.find_tokenizer import find_tokenizer, make_tokenizer
 from distcache.ingest.pipeline import IngestOutcome, ingest
 from distcache.ingest.read_options import TextOptions, TokenOptions
+from distcache.ingest.readers import tables
+from distcache.ingest.readers.text import TextReader
 from distcache.ingest.source_readback import read_back
-from distcache.ingest.text import TextReader
-from distcache.ingest.tokenizer import TokenizerOptions
+from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
+from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
 from distcache.ranks.communicator import SerialCommunicator
 from tests.processes import DISTCACHE, LIMIT, clean_environment, start
 from tests.texts import read_corpus
@@ -226,7 +226,7 @@ def test_documents_beyond_a_block_of_an_array(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Are put together; the last one may lack its end."""
-    monkeypatch.setattr("distcache.ingest.token_arrays.BATCH_BYTES", 4)
+    monkeypatch.setattr("distcache.ingest.readers.token_arrays.BATCH_BYTES", 4)
     flat = np.array([1, 2, 3, 4, 5, 0, 6, 0, 7], np.uint16)
     flat.tofile(tmp_path / "a.npy")
     found = tokens([tmp_path / "a.npy"], tmp_path / "out", dtype="uint16")
@@ -259,7 +259,7 @@ def test_large_texts_are_encoded_one_at_a_time(
     """By all threads of a rank together: each takes a hundred times its size."""
     options = TokenizerOptions(str(tokenizers / "tokenizer.json"))
     reader = TextReader(make_tokenizer(find_tokenizer(options), options), TextOptions())
-    monkeypatch.setattr("distcache.ingest.text.LARGE", 4)
+    monkeypatch.setattr("distcache.ingest.readers.text.LARGE", 4)
     held: list[bool] = []
 
     class Lock:
@@ -269,7 +269,7 @@ def test_large_texts_are_encoded_one_at_a_time(
         def __exit__(self, *_: object) -> None:
             held.append(False)
 
-    monkeypatch.setattr("distcache.ingest.text._large_texts", Lock())
+    monkeypatch.setattr("distcache.ingest.readers.text._large_texts", Lock())
     reader._encode(["abc"])
     assert held == []
     reader._encode(["abcdef"])

@@ -9,13 +9,14 @@ from typing import Literal
 
 import pytest
 
-from distcache.ingest import huggingface, pieces
+from distcache.ingest import pieces
 from distcache.ingest.merge import merge
 from distcache.ingest.part import Part
 from distcache.ingest.pipeline import IngestOutcome, ingest
 from distcache.ingest.read_options import TextOptions, TokenOptions
 from distcache.ingest.rounds import Workers
-from distcache.ingest.tokenizer import TokenizerOptions
+from distcache.ingest.tokenizers import huggingface
+from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from tests.ingest.test_tokens import ROWS
 from tests.texts import write_jsonl, write_shard

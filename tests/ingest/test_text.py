@@ -19,12 +19,12 @@ from tokenizers import Tokenizer
 
 from distcache.corpus.receipt import read_receipt
 from distcache.errors import ConfigError, KeyMismatch, NotReady
-from distcache.ingest.find_tokenizer import find_tokenizer, make_tokenizer
 from distcache.ingest.pipeline import IngestOutcome, ingest
 from distcache.ingest.read_options import TextOptions
-from distcache.ingest.tiktoken_ranks import ENCODINGS, MEGATRON_PATTERNS
-from distcache.ingest.tokenizer import Tokenizer as AnyTokenizer
-from distcache.ingest.tokenizer import TokenizerOptions
+from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
+from distcache.ingest.tokenizers.tiktoken_ranks import ENCODINGS, MEGATRON_PATTERNS
+from distcache.ingest.tokenizers.tokenizer import Tokenizer as AnyTokenizer
+from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
 from distcache.ranks.communicator import SerialCommunicator
 from tests.processes import start
 from tests.texts import read_corpus, write_jsonl

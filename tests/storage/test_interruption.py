@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from distcache.errors import BuildInterrupted
-from distcache.ingest.tokenizer import refusing
+from distcache.ingest.tokenizers.tokenizer import refusing
 from distcache.storage import interruption
 from distcache.storage.interruption import interrupt, require_uninterrupted
 

@@ -11,9 +11,9 @@ import tokenizers as library
 from transformers import AutoTokenizer
 
 from distcache.errors import ConfigError, NotReady
-from distcache.ingest import tokenizer_directory
-from distcache.ingest.find_tokenizer import find_tokenizer, make_tokenizer
-from distcache.ingest.tokenizer import TokenizerOptions
+from distcache.ingest.tokenizers import directory as tokenizer_directory
+from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
+from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
 from tests import texts
 
 LLAMA = {

@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 
 from distcache.corpus.receipt import read_receipt
 from distcache.errors import ConfigError, DistcacheError
-from distcache.ingest import gigatoken_engine
-from distcache.ingest.engine_trials import CLASSES, WORDS
-from distcache.ingest.find_tokenizer import find_tokenizer, make_tokenizer
-from distcache.ingest.gigatoken_engine import Gigatoken
-from distcache.ingest.huggingface import HuggingFace
 from distcache.ingest.pipeline import IngestOutcome, ingest
 from distcache.ingest.read_options import TextOptions
-from distcache.ingest.tokenizer import Encoded, EnginesDiffer, TokenizerOptions
-from distcache.ingest.tokenizer import Tokenizer as AnyTokenizer
+from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
+from distcache.ingest.tokenizers.gigatoken import engine as gigatoken_engine
+from distcache.ingest.tokenizers.gigatoken.engine import Gigatoken
+from distcache.ingest.tokenizers.gigatoken.trials import CLASSES, WORDS
+from distcache.ingest.tokenizers.huggingface import HuggingFace
+from distcache.ingest.tokenizers.tokenizer import Encoded, EnginesDiffer, TokenizerOptions
+from distcache.ingest.tokenizers.tokenizer import Tokenizer as AnyTokenizer
 from distcache.ranks.communicator import SerialCommunicator
 from tests.hard_texts import KINDS, PATTERNS, hard_texts, train
 from tests.texts import END, write_jsonl
@@ -379,7 +379,7 @@ def test_differences_are_no_refusals(
 
 def test_without_gigatoken(files: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Auto takes the library; asked for, it is an error that says what to install."""
-    monkeypatch.delitem(sys.modules, "distcache.ingest.gigatoken_engine")
+    monkeypatch.delitem(sys.modules, "distcache.ingest.tokenizers.gigatoken.engine")
     monkeypatch.setitem(sys.modules, "gigatoken", None)
     assert "gigatoken cannot be imported" in str(load_file(files("gpt2")).note)
     with pytest.raises(ConfigError, match=r"gigatoken cannot be imported.*pip install"):

@@ -17,8 +17,8 @@ from distcache.ingest.inputs import Input
 from distcache.ingest.part import MOST_LISTED, Problem, Sink
 from distcache.ingest.pieces import InputPiece
 from distcache.ingest.read_options import TextOptions
-from distcache.ingest.rows import Row, text_rows
-from distcache.ingest.tokenizer import Encoded, EnginesDiffer, Tokenizer
+from distcache.ingest.readers.rows import Row, text_rows
+from distcache.ingest.tokenizers.tokenizer import Encoded, EnginesDiffer, Tokenizer
 from distcache.kernels import narrow_tokens
 
 __all__ = ["TextReader"]

@@ -19,9 +19,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from distcache.ingest.inputs import Input
-from distcache.ingest.lines import lines_of_range, lines_of_stream, text_of_line
 from distcache.ingest.pieces import InputPiece
 from distcache.ingest.read_options import TokenOptions
+from distcache.ingest.readers.lines import lines_of_range, lines_of_stream, text_of_line
 from distcache.storage.files import closing_fd, open_regular, read_range
 
 __all__ = ["TokenRows", "line_batches", "raw_batches"]

@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from distcache.ingest.tokenizer_json import TokenizerJson, letters_of_bytes
+from distcache.ingest.tokenizers.tokenizer_json import TokenizerJson, letters_of_bytes
 
 __all__ = [
     "is_stable",

@@ -16,8 +16,8 @@ from distcache.ingest.inputs import Group, Input
 from distcache.ingest.part import MOST_LISTED, Problem, Sink
 from distcache.ingest.pieces import InputPiece
 from distcache.ingest.read_options import TokenOptions
-from distcache.ingest.tables import Table, column_type, is_list, open_table
-from distcache.ingest.token_arrays import TokenRows, line_batches, raw_batches
+from distcache.ingest.readers.tables import Table, column_type, is_list, open_table
+from distcache.ingest.readers.token_arrays import TokenRows, line_batches, raw_batches
 from distcache.kernels import first_outside, narrow_tokens
 
 __all__ = ["ShardReader", "require_token_column"]

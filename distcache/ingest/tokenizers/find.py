@@ -14,7 +14,7 @@ import msgspec
 from distcache.corpus.receipt import find_receipt
 from distcache.errors import ConfigError, DistcacheError, NotReady
 from distcache.extras import how_to_install, needing
-from distcache.ingest.tokenizer import (
+from distcache.ingest.tokenizers.tokenizer import (
     Tokenizer,
     TokenizerOptions,
     TokenizerSource,
@@ -59,11 +59,11 @@ def make_tokenizer(source: TokenizerSource, options: TokenizerOptions) -> Tokeni
         if source.kind != "huggingface" and options.engine != "auto":
             raise ConfigError(f"--engine {options.engine}: is not for a {source.kind} tokenizer")
         if source.kind == "sentencepiece":
-            from distcache.ingest.sentencepiece_model import SentencePiece  # noqa: PLC0415
+            from distcache.ingest.tokenizers.sentencepiece_model import SentencePiece  # noqa: PLC0415
 
             return SentencePiece(source.name, source.content, options)
         if source.kind == "tiktoken":
-            from distcache.ingest.tiktoken_ranks import Tiktoken  # noqa: PLC0415
+            from distcache.ingest.tokenizers.tiktoken_ranks import Tiktoken  # noqa: PLC0415
 
             return Tiktoken(source, options)
         return _huggingface(source, options)
@@ -71,13 +71,13 @@ def make_tokenizer(source: TokenizerSource, options: TokenizerOptions) -> Tokeni
 
 def _huggingface(source: TokenizerSource, options: TokenizerOptions) -> Tokenizer:
     """Make a tokenizer of Hugging Face, with the engine that is asked for."""
-    from distcache.ingest.huggingface import HuggingFace  # noqa: PLC0415
+    from distcache.ingest.tokenizers.huggingface import HuggingFace  # noqa: PLC0415
 
     library = HuggingFace(source.name, source.content, options, source.end)
     if options.engine == "tokenizers":
         return library
     try:
-        from distcache.ingest.gigatoken_engine import Gigatoken  # noqa: PLC0415
+        from distcache.ingest.tokenizers.gigatoken.engine import Gigatoken  # noqa: PLC0415
 
         return Gigatoken(library, source.content)
     except ImportError as error:  # missing, or built for another system
@@ -107,11 +107,11 @@ def _find_by_name(options: TokenizerOptions) -> TokenizerSource:
     name = options.name
     if os.path.lexists(name) or name.endswith(SUFFIXES) or not NAME.fullmatch(name):
         raise NotReady(f"--tokenizer {name}: no such file")
-    from distcache.ingest.tiktoken_ranks import ENCODINGS, source_by_name  # noqa: PLC0415
+    from distcache.ingest.tokenizers.tiktoken_ranks import ENCODINGS, source_by_name  # noqa: PLC0415
 
     if name in ENCODINGS:
         return source_by_name(options)
-    from distcache.ingest.huggingface import download  # noqa: PLC0415
+    from distcache.ingest.tokenizers.huggingface import download  # noqa: PLC0415
 
     return download(options)
 
@@ -122,12 +122,12 @@ def _of_file(path: Path, options: TokenizerOptions) -> TokenizerSource:
     if path.suffix == ".model":
         return TokenizerSource("sentencepiece", path.name, content)
     if path.suffix == ".tiktoken" or _is_vocabulary(path):
-        from distcache.ingest.tiktoken_ranks import source_of_file  # noqa: PLC0415
+        from distcache.ingest.tokenizers.tiktoken_ranks import source_of_file  # noqa: PLC0415
 
         return source_of_file(path, content, options)
     if _is_gpt2(content):
         return _of_vocabulary_and_merges(path, content, options)
-    from distcache.ingest.tokenizer_directory import stated_end  # noqa: PLC0415
+    from distcache.ingest.tokenizers.directory import stated_end  # noqa: PLC0415
 
     return TokenizerSource("huggingface", path.name, content, stated_end(path.parent, options))
 
@@ -143,13 +143,13 @@ def _of_directory(directory: Path, options: TokenizerOptions) -> TokenizerSource
         If files beside it change tokens in a way that is not followed here.
     """
     if (directory / "tokenizer.json").exists():
-        from distcache.ingest.huggingface import source_of_directory  # noqa: PLC0415
+        from distcache.ingest.tokenizers.huggingface import source_of_directory  # noqa: PLC0415
 
         return source_of_directory(directory, options, "tokenizer.json")
     path = directory / "vocab.json"
     if path.is_file():
-        from distcache.ingest.huggingface import puts_around  # noqa: PLC0415
-        from distcache.ingest.tokenizer_directory import read_directory  # noqa: PLC0415
+        from distcache.ingest.tokenizers.directory import read_directory  # noqa: PLC0415
+        from distcache.ingest.tokenizers.huggingface import puts_around  # noqa: PLC0415
 
         source = _of_file(path, options)
         if source.kind != "huggingface":
@@ -158,7 +158,7 @@ def _of_directory(directory: Path, options: TokenizerOptions) -> TokenizerSource
         return msgspec.structs.replace(source, content=found.content, end=found.end or source.end)
     path = directory / "tokenizer.model"
     if path.is_file():
-        from distcache.ingest.tokenizer_directory import FILES  # noqa: PLC0415
+        from distcache.ingest.tokenizers.directory import FILES  # noqa: PLC0415
 
         beside = [name for name in FILES if (directory / name).is_file()]
         if beside:
@@ -196,7 +196,7 @@ def _of_vocabulary_and_merges(
             f"--tokenizer {options.name}: is a vocabulary of GPT-2; its merges are expected beside "
             "it, in a file of that name with merges.txt for vocab.json"
         )
-    from distcache.ingest.huggingface import gpt2_description  # noqa: PLC0415
+    from distcache.ingest.tokenizers.huggingface import gpt2_description  # noqa: PLC0415
 
     made = gpt2_description(path, content, read_tokenizer_file(merges))
     return TokenizerSource("huggingface", path.name, made, "<|endoftext|>")

@@ -19,8 +19,8 @@ from typing import Any, Final, NamedTuple
 import tokenizers
 
 from distcache.errors import ConfigError
-from distcache.ingest.engine_trials import trials
-from distcache.ingest.tokenizer import TokenizerOptions, read_tokenizer_file, refusing
+from distcache.ingest.tokenizers.gigatoken.trials import trials
+from distcache.ingest.tokenizers.tokenizer import TokenizerOptions, read_tokenizer_file, refusing
 from distcache.storage.timeouts import limits
 
 __all__ = ["FILES", "TokenizerDirectory", "read_directory", "stated_end"]

@@ -10,13 +10,19 @@ import msgspec
 import numpy as np
 import pytest
 
-from distcache.ingest import code_points
-from distcache.ingest.code_points import FIRST, TABLE, PatternTable, mark_known, pattern_of
-from distcache.ingest.find_tokenizer import find_tokenizer
-from distcache.ingest.gigatoken_engine import Gigatoken
-from distcache.ingest.huggingface import HuggingFace
-from distcache.ingest.tokenizer import TokenizerOptions
-from distcache.ingest.tokenizer_json import TokenizerJson, read_tokenizer_json
+from distcache.ingest.tokenizers.find import find_tokenizer
+from distcache.ingest.tokenizers.gigatoken import code_points
+from distcache.ingest.tokenizers.gigatoken.code_points import (
+    FIRST,
+    TABLE,
+    PatternTable,
+    mark_known,
+    pattern_of,
+)
+from distcache.ingest.tokenizers.gigatoken.engine import Gigatoken
+from distcache.ingest.tokenizers.huggingface import HuggingFace
+from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
+from distcache.ingest.tokenizers.tokenizer_json import TokenizerJson, read_tokenizer_json
 from distcache.kernels import TextScanner
 from tests.hard_texts import hard_texts, train
 

@@ -18,7 +18,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from distcache.ingest.tokenizer_json import TokenizerJson
+from distcache.ingest.tokenizers.tokenizer_json import TokenizerJson
 from distcache.kernels import TextScanner
 from distcache.storage.threads import decodable
 

@@ -9,7 +9,9 @@ from typing import Any, Final, NamedTuple, TypedDict
 import msgspec
 
 from distcache.ingest.inputs import Input
-from distcache.ingest.lines import (
+from distcache.ingest.pieces import InputPiece
+from distcache.ingest.read_options import TextOptions
+from distcache.ingest.readers.lines import (
     Line,
     decoded,
     lines_of_range,
@@ -17,8 +19,6 @@ from distcache.ingest.lines import (
     read_whole,
     text_of_line,
 )
-from distcache.ingest.pieces import InputPiece
-from distcache.ingest.read_options import TextOptions
 
 __all__ = ["Row", "text_rows"]
 
@@ -207,7 +207,7 @@ def _file_row(entry: Input, options: TextOptions) -> Row:
 
 
 def _table_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator[Row]:
-    from distcache.ingest.tables import open_table, values_of  # noqa: PLC0415
+    from distcache.ingest.readers.tables import open_table, values_of  # noqa: PLC0415
 
     with open_table(entry) as table:
         for group in range(piece.begin, piece.end):

@@ -12,7 +12,8 @@ import huggingface_hub
 import tokenizers
 
 from distcache.errors import ConfigError, NotReady
-from distcache.ingest.tokenizer import (
+from distcache.ingest.tokenizers.directory import FILES, read_directory
+from distcache.ingest.tokenizers.tokenizer import (
     Encoded,
     TokenizerOptions,
     TokenizerSource,
@@ -23,7 +24,6 @@ from distcache.ingest.tokenizer import (
     read_tokenizer_file,
     refusing,
 )
-from distcache.ingest.tokenizer_directory import FILES, read_directory
 
 __all__ = ["HuggingFace", "download", "source_of_directory"]
 

@@ -19,17 +19,21 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from distcache.ingest.code_points import mark_known
-from distcache.ingest.engine_trials import is_stable, neighbours, probe_of, trials
-from distcache.ingest.huggingface import HuggingFace
-from distcache.ingest.tokenizer import (
+from distcache.ingest.tokenizers.gigatoken.code_points import mark_known
+from distcache.ingest.tokenizers.gigatoken.trials import is_stable, neighbours, probe_of, trials
+from distcache.ingest.tokenizers.huggingface import HuggingFace
+from distcache.ingest.tokenizers.tokenizer import (
     Encoded,
     EnginesDiffer,
     encoded_lists,
     name_and_version,
     refusing,
 )
-from distcache.ingest.tokenizer_json import Unsupported, read_tokenizer_json, require_supported
+from distcache.ingest.tokenizers.tokenizer_json import (
+    Unsupported,
+    read_tokenizer_json,
+    require_supported,
+)
 from distcache.kernels import TextScanner
 
 __all__ = ["Gigatoken"]

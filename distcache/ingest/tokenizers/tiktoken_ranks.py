@@ -12,7 +12,7 @@ import msgspec
 import tiktoken
 
 from distcache.errors import ConfigError, DistcacheError, NotReady
-from distcache.ingest.tokenizer import (
+from distcache.ingest.tokenizers.tokenizer import (
     Encoded,
     TokenizerOptions,
     TokenizerSource,

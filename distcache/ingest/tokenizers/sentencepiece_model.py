@@ -7,7 +7,7 @@ from typing import ClassVar
 import sentencepiece
 
 from distcache.errors import ConfigError
-from distcache.ingest.tokenizer import (
+from distcache.ingest.tokenizers.tokenizer import (
     Encoded,
     TokenizerOptions,
     encoded_lists,

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
-from distcache.ingest.engine_trials import is_stable, neighbours, probe_of, trials
-from distcache.ingest.tokenizer_json import TokenizerJson, read_tokenizer_json
+from distcache.ingest.tokenizers.gigatoken.trials import is_stable, neighbours, probe_of, trials
+from distcache.ingest.tokenizers.tokenizer_json import TokenizerJson, read_tokenizer_json
 from tests.hard_texts import PATTERNS
 
 NEW = "\u0378"  # which is not assigned

@@ -1,0 +1,1 @@
+"""Readers: a file for each format of inputs."""

@@ -1,0 +1,1 @@
+"""Tokenizers: a file for each kind, behind one protocol."""
