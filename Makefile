@@ -19,7 +19,7 @@ SERIAL := $(MPI) $(TORCHRUN)
 CLUSTER := tests/cluster
 OBJECTS := tests/objects
 ELSEWHERE := $(SERIAL) $(CLUSTER) $(OBJECTS) tests/aarch64
-SANITIZED := tests/kernels tests/cache tests/corpus tests/ingest/test_index_mds.py tests/ingest/test_select.py \
+SANITIZED := tests/kernels tests/cache tests/corpus tests/edit/test_index_mds.py tests/edit/test_select.py \
 	$(addprefix tests/train/test_,shards.py rows.py dataset.py)
 JUDGES := 0.17.1 0.18.2 0.19.2
 MORE_COVERAGE := --cov --cov-append --cov-report=

@@ -195,7 +195,7 @@ def _verify_corpora(cache: Contents, threads: int, *, tokens: bool) -> int:
                     )
         if tokens and not problems:
             with needing("--tokens"):
-                from distcache.ingest.audit import digest_faults  # noqa: PLC0415
+                from distcache.edit.audit import digest_faults  # noqa: PLC0415
             receipts = {prefix: own for prefix in facts if (own := find_receipt(prefix))}
             problems += [str(fault) for fault in digest_faults(communicator, facts, receipts)]
             problems += [

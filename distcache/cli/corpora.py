@@ -23,9 +23,9 @@ from distcache.corpus.examine import examine
 from distcache.corpus.fetched import fetched_indices
 from distcache.corpus.receipt import Receipt, find_receipt, receipt_path
 from distcache.corpus.repair import is_repairable
+from distcache.edit.merge import convert, materialize, merge
 from distcache.errors import CorpusError
 from distcache.extras import needing
-from distcache.ingest.merge import convert, materialize, merge
 from distcache.ingest.objects import ObjectWork
 from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.communicator import Communicator
@@ -289,7 +289,7 @@ def _audit(
     communicator: Communicator, facts: dict[str, CorpusFacts], corpora: int, asked: _Asked
 ) -> Sequence[Fault]:
     with needing("checking against a source"):
-        from distcache.ingest.audit import audit, digest_faults, find_receipts  # noqa: PLC0415
+        from distcache.edit.audit import audit, digest_faults, find_receipts  # noqa: PLC0415
 
     def find() -> tuple[dict[str, Receipt], list[Fault]]:
         receipts: dict[str, Receipt] = {}

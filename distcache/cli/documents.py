@@ -47,7 +47,7 @@ def show_command(
         distcache show data/web --random 5 --tokenizer tokenizer.json
     """
     with needing("showing documents"):
-        from distcache.ingest.show_documents import (  # noqa: PLC0415
+        from distcache.edit.show_documents import (  # noqa: PLC0415
             document_numbers,
             show_documents,
         )

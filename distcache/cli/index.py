@@ -17,11 +17,11 @@ from distcache.cli.common import (
 from distcache.cli.corpora import bare_prefix
 from distcache.cli.show import make_progress, print_result
 from distcache.corpus.mds.rebuild_index import rebuild_index
+from distcache.edit.index_mds import index_mds
+from distcache.edit.mds_scan import MdsOptions
+from distcache.edit.mirror import mirror, mirrored
+from distcache.edit.unpack import unpack_shards
 from distcache.errors import ConfigError
-from distcache.ingest.index_mds import index_mds
-from distcache.ingest.mds_scan import MdsOptions
-from distcache.ingest.mirror import mirror, mirrored
-from distcache.ingest.unpack import unpack_shards
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.connect import connect
 from distcache.ranks.cores import share_of_cores

@@ -15,10 +15,10 @@ from distcache.cli.common import (
     path_only,
 )
 from distcache.cli.show import make_progress, print_result
+from distcache.edit.mds_scan import MdsOptions
+from distcache.edit.mix import MixOptions, mix
+from distcache.edit.mix_recipe import MOST_SAMPLES, Recipe, recipe_from
 from distcache.errors import ConfigError
-from distcache.ingest.mds_scan import MdsOptions
-from distcache.ingest.mix import MixOptions, mix
-from distcache.ingest.mix_recipe import MOST_SAMPLES, Recipe, recipe_from
 from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.connect import connect
 from distcache.ranks.cores import share_of_cores

@@ -10,9 +10,9 @@ import typer
 from distcache.cli.common import JsonOption, LogOption, PathOutOption, path_only
 from distcache.cli.corpora import bare_prefix, write_corpus
 from distcache.corpus.receipt import Receipt
+from distcache.edit.select import SelectOptions, select
+from distcache.edit.selection import Selection
 from distcache.errors import ConfigError
-from distcache.ingest.select import SelectOptions, select
-from distcache.ingest.selection import Selection
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import Progress
 from distcache.storage.units import parse_tokens

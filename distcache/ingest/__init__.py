@@ -1,1 +1,1 @@
-"""From text, token shards and corpora to corpora: read, tokenize, merge, with all ranks."""
+"""From texts and token shards to corpora: read, tokenize and write, with all ranks."""

@@ -23,7 +23,7 @@ from distcache.plan.model import SectionPlan
 from distcache.plan.sizes import Cut, SectionSize
 from tests.caches import build_here
 from tests.corpus.mds.writer import write_mds
-from tests.ingest.test_index_mds import DOCUMENTS, fields_of, index, write_tokens
+from tests.edit.test_index_mds import DOCUMENTS, fields_of, index, write_tokens
 from tests.plan.test_make import plan_of
 from tests.threads import run_ranks
 

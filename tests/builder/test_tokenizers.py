@@ -19,8 +19,8 @@ from distcache.corpus.receipt import (
     receipt_path,
     write_receipt,
 )
+from distcache.edit.merge import merge
 from distcache.errors import ConfigError, CorpusError
-from distcache.ingest.merge import merge
 from distcache.megatron.options import config_from_options
 from distcache.ranks.communicator import SerialCommunicator
 from tests.caches import build_here

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import distcache
-from distcache.ingest.mds_scan import MdsOptions
-from distcache.ingest.mix import MixOptions, mix
-from distcache.ingest.mix_recipe import recipe_from
+from distcache.edit.mds_scan import MdsOptions
+from distcache.edit.mix import MixOptions, mix
+from distcache.edit.mix_recipe import recipe_from
 from distcache.ranks.communicator import SerialCommunicator
 from tests.caches import build_here
 from tests.cluster.cluster import Cluster

@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from distcache.corpus.receipt import read_receipt
+from distcache.edit.source_readback import read_back
 from distcache.errors import ConfigError, CorpusError
 from distcache.ingest.pipeline import IngestOutcome, ingest
 from distcache.ingest.read_options import TextOptions, TokenOptions
 from distcache.ingest.readers import tables
 from distcache.ingest.readers.text import TextReader
-from distcache.ingest.source_readback import read_back
 from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
 from distcache.ranks.communicator import SerialCommunicator

@@ -13,9 +13,9 @@ from distcache.corpus import bin_path, idx_path
 from distcache.corpus.examine import require_sound
 from distcache.corpus.fetched import fetched_indices
 from distcache.corpus.receipt import receipt_path
+from distcache.edit.audit import audit
+from distcache.edit.merge import merge
 from distcache.errors import ConfigError, CorpusError, KeyMismatch, NotReady
-from distcache.ingest.audit import audit
-from distcache.ingest.merge import merge
 from distcache.ingest.objects import ObjectWork
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from distcache.ranks.progress import NullProgress

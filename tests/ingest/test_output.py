@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from distcache.corpus.receipt import Origin, Receipt
+from distcache.edit.merge import merge
 from distcache.errors import BuildInterrupted, ConfigError, KeyMismatch
-from distcache.ingest.merge import merge
 from distcache.ingest.output import Output
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress

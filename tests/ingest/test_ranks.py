@@ -9,8 +9,8 @@ from typing import Literal
 
 import pytest
 
+from distcache.edit.merge import merge
 from distcache.ingest import pieces
-from distcache.ingest.merge import merge
 from distcache.ingest.part import Part
 from distcache.ingest.pipeline import IngestOutcome, ingest
 from distcache.ingest.read_options import TextOptions, TokenOptions

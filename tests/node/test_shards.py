@@ -9,8 +9,8 @@ import pytest
 
 import distcache
 from distcache.corpus import bin_path
+from distcache.edit.unpack import unpack_shards
 from distcache.errors import ConfigError, CorpusError, NoSpace, NotReady
-from distcache.ingest.unpack import unpack_shards
 from distcache.node import space
 from distcache.node.records import read_records
 from distcache.node.store import Store
@@ -19,7 +19,7 @@ from distcache.ranks.communicator import SerialCommunicator
 from tests.caches import build_here
 from tests.corpora import write_corpus
 from tests.corpus.mds.writer import write_mds
-from tests.ingest.test_index_mds import DOCUMENTS, fields_of, index, virtual_bin, write_tokens
+from tests.edit.test_index_mds import DOCUMENTS, fields_of, index, virtual_bin, write_tokens
 from tests.node.agents import flip, only, run
 from tests.samples import tokens_of
 

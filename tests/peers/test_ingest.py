@@ -12,12 +12,12 @@ import pytest
 import sentencepiece
 from tokenizers import Tokenizer, processors
 
-from distcache.ingest.merge import convert, merge
+from distcache.edit.merge import convert, merge
 from distcache.megatron.tokenizers import MegatronTokenizer
 from distcache.ranks.communicator import SerialCommunicator
 from tests import texts
 from tests.corpora import LENGTHS
-from tests.ingest.test_merge import write_legacy, write_multimodal
+from tests.edit.test_merge import write_legacy, write_multimodal
 from tests.ingest.test_text import run
 from tests.ingest.test_tokens import ROWS
 from tests.ingest.test_tokens import run as run_tokens

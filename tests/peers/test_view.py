@@ -13,11 +13,11 @@ import pytest
 from torch.utils.data import DataLoader
 
 import distcache
+from distcache.edit.index_mds import index_mds
+from distcache.edit.mds_scan import MdsOptions
+from distcache.edit.select import SelectOptions, select
+from distcache.edit.selection import Selection
 from distcache.errors import NotReady
-from distcache.ingest.index_mds import index_mds
-from distcache.ingest.mds_scan import MdsOptions
-from distcache.ingest.select import SelectOptions, select
-from distcache.ingest.selection import Selection
 from distcache.megatron.tokenizers import RELEASES, MegatronTokenizer
 from distcache.ranks.communicator import SerialCommunicator
 from tests.caches import build_here

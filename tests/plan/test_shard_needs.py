@@ -13,7 +13,7 @@ from distcache.builder.configuration import config_from_mapping
 from distcache.plan.problems import plan_warnings
 from distcache.plan.shard_needs import shard_needs
 from tests.corpus.mds.writer import write_mds
-from tests.ingest.test_index_mds import fields_of, index, write_tokens
+from tests.edit.test_index_mds import fields_of, index, write_tokens
 from tests.plan.test_make import plan_of
 from tests.processes import start
 

@@ -14,15 +14,15 @@ import pytest
 
 from distcache.builder.configuration import config_from_mapping
 from distcache.builder.run import BuildOptions, build
+from distcache.edit.index_mds import index_mds
+from distcache.edit.mds_scan import MdsOptions
+from distcache.edit.merge import materialize, merge
+from distcache.edit.select import SelectOptions, select
+from distcache.edit.selection import Selection
+from distcache.edit.unpack import unpack_shards
 from distcache.errors import DistcacheError
-from distcache.ingest.index_mds import index_mds
-from distcache.ingest.mds_scan import MdsOptions
-from distcache.ingest.merge import materialize, merge
 from distcache.ingest.pipeline import ingest
 from distcache.ingest.read_options import TokenOptions
-from distcache.ingest.select import SelectOptions, select
-from distcache.ingest.selection import Selection
-from distcache.ingest.unpack import unpack_shards
 from distcache.node.localize import localize
 from distcache.node.records import LocalizeOptions
 from distcache.plan import costs

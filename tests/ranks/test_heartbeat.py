@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distcache.edit.merge import merge as merge_corpora
 from distcache.errors import DistcacheError
-from distcache.ingest.merge import merge as merge_corpora
 from distcache.ingest.pipeline import ingest
 from distcache.ingest.read_options import TokenOptions
 from distcache.ranks.communicator import SerialCommunicator

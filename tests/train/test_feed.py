@@ -25,7 +25,7 @@ from distcache.train.feed import Feeder
 from distcache.train.window_gate import least_of
 from tests.caches import build_here
 from tests.corpus.mds.writer import write_mds
-from tests.ingest.test_index_mds import fields_of, index, write_tokens
+from tests.edit.test_index_mds import fields_of, index, write_tokens
 from tests.node.agents import flip, run
 from tests.samples import tokens_of
 from tests.train.test_rows import KINDS, sample

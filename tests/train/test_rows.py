@@ -17,7 +17,7 @@ from distcache.corpus.mds.row import Row, decode_value
 from distcache.errors import ConfigError, CorpusError
 from tests.caches import build_here
 from tests.corpus.mds.writer import encode, write_mds
-from tests.ingest.test_index_mds import index, write_tokens
+from tests.edit.test_index_mds import index, write_tokens
 from tests.node.agents import run
 
 KINDS = {"audio": "bytes", "text": "str", "n": "int", "tags": "json", "mel": "ndarray:float32"}

@@ -17,7 +17,7 @@ from distcache.train import reading
 from tests.caches import build_here
 from tests.corpora import write_corpus
 from tests.corpus.mds.writer import write_mds
-from tests.ingest.test_index_mds import DOCUMENTS, fields_of, index, write_tokens
+from tests.edit.test_index_mds import DOCUMENTS, fields_of, index, write_tokens
 
 
 def samples_of(cache: str | Path, split: str = "train") -> list[Any]:

@@ -16,8 +16,8 @@ from distcache.corpus.examine import digest_tokens
 from distcache.corpus.idx import ITEM_TYPES, limit_of
 from distcache.corpus.receipt import Receipt, find_receipt, read_receipt, receipt_path
 from distcache.corpus.view_bytes import token_pieces
-from distcache.ingest.shard_readback import compare_shards
-from distcache.ingest.source_readback import read_back, root_of
+from distcache.edit.shard_readback import compare_shards
+from distcache.edit.source_readback import read_back, root_of
 from distcache.kernels import first_outside
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator

@@ -22,8 +22,8 @@ from distcache.corpus.receipt import (
     Skipped,
     receipt_of,
 )
+from distcache.edit.mds_scan import MdsOptions, Scan
 from distcache.errors import CorpusError
-from distcache.ingest.mds_scan import MdsOptions, Scan
 from distcache.storage.threads import decodable
 
 __all__ = [

@@ -28,9 +28,7 @@ from distcache.corpus.receipt import (
     receipt_of,
     tokenizers_of,
 )
-from distcache.errors import ConfigError
-from distcache.ingest.output import Output
-from distcache.ingest.selection import (
+from distcache.edit.selection import (
     BITS,
     Kept,
     Selection,
@@ -39,6 +37,8 @@ from distcache.ingest.selection import (
     numbers_in,
     select_documents,
 )
+from distcache.errors import ConfigError
+from distcache.ingest.output import Output
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.heartbeat import Heartbeat

@@ -16,8 +16,8 @@ from distcache.cli.corpora import fold
 from distcache.corpus import open_idx, write_idx
 from distcache.corpus.legacy import open_legacy
 from distcache.corpus.receipt import read_receipt
+from distcache.edit.merge import convert, merge
 from distcache.errors import ConfigError, CorpusError, KeyMismatch, NotReady
-from distcache.ingest.merge import convert, merge
 from distcache.ranks.communicator import SerialCommunicator
 from tests.corpora import LENGTHS, write_corpus, write_lengths
 from tests.texts import read_corpus

@@ -13,16 +13,16 @@ from distcache.corpus import open_idx, write_idx
 from distcache.corpus.examine import require_sound
 from distcache.corpus.mds.shard_table import read_table
 from distcache.corpus.receipt import read_receipt, write_receipt
+from distcache.edit.audit import audit, find_receipts
+from distcache.edit.merge import merge
+from distcache.edit.select import SelectOptions, select
+from distcache.edit.selection import Selection
+from distcache.edit.source_readback import choose
+from distcache.edit.unpack import unpack_shards
 from distcache.errors import CorpusError
-from distcache.ingest.audit import audit, find_receipts
-from distcache.ingest.merge import merge
-from distcache.ingest.select import SelectOptions, select
-from distcache.ingest.selection import Selection
-from distcache.ingest.source_readback import choose
-from distcache.ingest.unpack import unpack_shards
 from distcache.ranks.communicator import SerialCommunicator
 from tests.corpus.mds.writer import write_mds
-from tests.ingest.test_index_mds import index, write_tokens
+from tests.edit.test_index_mds import index, write_tokens
 from tests.ingest.test_text import run
 from tests.ingest.test_tokens import ROWS
 from tests.ingest.test_tokens import run as run_tokens

@@ -13,10 +13,10 @@ import yaml
 import distcache
 from distcache.builder.configuration import read_document
 from distcache.cache import open_cache
+from distcache.edit.mds_scan import MdsOptions
+from distcache.edit.mix import Mixed, MixOptions, mix
+from distcache.edit.mix_recipe import recipe_from
 from distcache.errors import ConfigError, CorpusError, NotReady
-from distcache.ingest.mds_scan import MdsOptions
-from distcache.ingest.mix import Mixed, MixOptions, mix
-from distcache.ingest.mix_recipe import recipe_from
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from tests.caches import build_here
 from tests.corpus.mds.writer import write_mds

@@ -29,16 +29,8 @@ from distcache.corpus.mds.shard_header import header_problem, offsets_of
 from distcache.corpus.mds.shard_table import read_table, shards_path, write_table
 from distcache.corpus.mds.stored_shard import StoredShard, find_shard, read_shard
 from distcache.corpus.receipt import Origin, Receipt
-from distcache.errors import (
-    ConfigError,
-    CorpusError,
-    DistcacheError,
-    KeyMismatch,
-    NotReady,
-    error_from_exit_code,
-)
-from distcache.ingest.mds_numbers import NewNumbers, WrittenNumbers, by_sequences
-from distcache.ingest.mds_records import (
+from distcache.edit.mds_numbers import NewNumbers, WrittenNumbers, by_sequences
+from distcache.edit.mds_records import (
     SetFacts,
     ShardRecord,
     Totals,
@@ -50,7 +42,15 @@ from distcache.ingest.mds_records import (
     table_of,
     totals_of,
 )
-from distcache.ingest.mds_scan import MdsOptions, fitting_type, kind_of, scan_shard, token_type
+from distcache.edit.mds_scan import MdsOptions, fitting_type, kind_of, scan_shard, token_type
+from distcache.errors import (
+    ConfigError,
+    CorpusError,
+    DistcacheError,
+    KeyMismatch,
+    NotReady,
+    error_from_exit_code,
+)
 from distcache.ingest.output import Output
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator

@@ -14,8 +14,8 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from distcache.edit.mds_records import ShardRecord
 from distcache.errors import DistcacheError
-from distcache.ingest.mds_records import ShardRecord
 from distcache.storage.files import (
     closing_fd,
     no_space_as_error,

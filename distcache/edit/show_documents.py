@@ -10,8 +10,8 @@ import numpy as np
 from distcache.corpus.corpus import CorpusFacts, open_copy_source
 from distcache.corpus.idx import ITEM_TYPES, bin_path
 from distcache.corpus.receipt import Receipt, find_receipt
+from distcache.edit.source_readback import by_piece, read_document
 from distcache.errors import ConfigError
-from distcache.ingest.source_readback import by_piece, read_document
 from distcache.ingest.tokenizers.tokenizer import Tokenizer
 
 __all__ = ["ShownDocument", "document_numbers", "show_documents"]

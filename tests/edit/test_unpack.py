@@ -10,18 +10,18 @@ import pytest
 
 import distcache
 from distcache.corpus.examine import require_sound
+from distcache.edit import unpack as module
+from distcache.edit.merge import materialize, merge
+from distcache.edit.select import SelectOptions, select
+from distcache.edit.selection import Selection
+from distcache.edit.unpack import unpack_shards
 from distcache.errors import ConfigError, CorpusError, KeyMismatch, NoSpace
-from distcache.ingest import unpack as module
-from distcache.ingest.merge import materialize, merge
-from distcache.ingest.select import SelectOptions, select
-from distcache.ingest.selection import Selection
-from distcache.ingest.unpack import unpack_shards
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from tests.caches import build_here
 from tests.corpora import LENGTHS, write_lengths
 from tests.corpus.mds.writer import write_mds
-from tests.ingest.test_index_mds import DOCUMENTS, fields_of, index, virtual_bin, write_tokens
-from tests.ingest.test_select import documents_of
+from tests.edit.test_index_mds import DOCUMENTS, fields_of, index, virtual_bin, write_tokens
+from tests.edit.test_select import documents_of
 from tests.samples import tokens_of
 from tests.threads import run_ranks
 

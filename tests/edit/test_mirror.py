@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from distcache.corpus import idx_path
+from distcache.edit.mirror import Mirrored, mirror
 from distcache.errors import ConfigError, NotReady
-from distcache.ingest.mirror import Mirrored, mirror
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from distcache.ranks.progress import NullProgress
 from distcache.storage.locks import LOCK

@@ -20,14 +20,14 @@ from distcache.corpus.examine import examine, require_sound
 from distcache.corpus.idx import HEADER_SIZE
 from distcache.corpus.receipt import Receipt, read_receipt
 from distcache.corpus.view_bytes import token_pieces
+from distcache.edit.audit import audit
+from distcache.edit.merge import materialize, merge
+from distcache.edit.select import SelectOptions, select
+from distcache.edit.selection import Selection, hash_numbers, split_lengths
 from distcache.errors import ConfigError, CorpusError, KeyMismatch
-from distcache.ingest.audit import audit
-from distcache.ingest.merge import materialize, merge
-from distcache.ingest.select import SelectOptions, select
-from distcache.ingest.selection import Selection, hash_numbers, split_lengths
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from tests.corpora import LENGTHS, write_corpus, write_lengths
-from tests.ingest.test_merge import write_multimodal
+from tests.edit.test_merge import write_multimodal
 from tests.plan.test_make import plan_of
 from tests.texts import read_corpus
 from tests.threads import run_ranks
@@ -227,8 +227,8 @@ def test_the_number_of_ranks_changes_no_byte(
     ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a view, nor of what is made of it."""
-    monkeypatch.setattr("distcache.ingest.select.PIECE", 100)
-    monkeypatch.setattr("distcache.ingest.merge.STRIPE", 64)
+    monkeypatch.setattr("distcache.edit.select.PIECE", 100)
+    monkeypatch.setattr("distcache.edit.merge.STRIPE", 64)
     parent = write_lengths(tmp_path / "all", LENGTHS["second"])
 
     def make(communicator: Communicator) -> None:

@@ -14,6 +14,7 @@ from distcache.corpus import Fault, Idx, bin_path, open_idx
 from distcache.corpus.idx import ITEM_TYPES
 from distcache.corpus.legacy import is_legacy, open_legacy
 from distcache.corpus.receipt import InputReceipt, PieceReceipt, Receipt, find_receipt
+from distcache.edit.selection import split_lengths
 from distcache.errors import BuildInterrupted, CorpusError, DistcacheError
 from distcache.ingest.inputs import TEXT_FORMATS, TOKEN_FORMATS, find_inputs
 from distcache.ingest.part import PieceFacts, Sink
@@ -23,7 +24,6 @@ from distcache.ingest.readers.tables import with_groups
 from distcache.ingest.readers.text import TextReader
 from distcache.ingest.readers.token_shards import ShardReader
 from distcache.ingest.rounds import Reader
-from distcache.ingest.selection import split_lengths
 from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions, TokenizerSource
 from distcache.ranks.agreement import on_all_ranks, on_rank_0

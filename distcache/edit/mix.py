@@ -15,16 +15,16 @@ import msgspec
 
 from distcache.corpus.mds.index_json import read_index
 from distcache.corpus.receipt import read_receipt, receipt_path
+from distcache.edit.index_mds import index_mds
+from distcache.edit.mds_scan import MdsOptions
+from distcache.edit.mirror import Mirrored, mirror, mirrored
+from distcache.edit.mix_recipe import MOST_SAMPLES, Recipe, Stream
 from distcache.errors import (
     BuildInterrupted,
     ConfigError,
     DistcacheError,
     error_from_exit_code,
 )
-from distcache.ingest.index_mds import index_mds
-from distcache.ingest.mds_scan import MdsOptions
-from distcache.ingest.mirror import Mirrored, mirror, mirrored
-from distcache.ingest.mix_recipe import MOST_SAMPLES, Recipe, Stream
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from distcache.ranks.progress import NullProgress, Progress, Stopwatch
