@@ -38,7 +38,7 @@ def cpu_of(process: int) -> float:
 def distcache_batches(kind: str, url: str, store: str) -> tuple[Iterator[Any], Callable[[], Any]]:
     """Return batches, and the function that says how the fetcher is."""
     import distcache  # noqa: PLC0415
-    from distcache.fetcher.client import fetcher_status  # noqa: PLC0415
+    from distcache.node.ahead.client import fetcher_status  # noqa: PLC0415
 
     dataset = distcache.open(url, store).dataset("train")
     sampler: Any = distcache.ResumableSampler(dataset, BATCH)

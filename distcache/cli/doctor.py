@@ -10,10 +10,10 @@ import typer
 
 from distcache.cli.common import JsonOption, path_only
 from distcache.cli.show import print_json
-from distcache.doctor.finding import Finding
-from distcache.doctor.machine import examine_machine
-from distcache.doctor.training import examine_training
 from distcache.errors import ConfigError, NotReady
+from distcache.launch.doctor.finding import Finding
+from distcache.launch.doctor.machine import examine_machine
+from distcache.launch.doctor.training import examine_training
 from distcache.megatron.command_line import require_command
 from distcache.storage.units import counted
 

@@ -27,9 +27,9 @@ from distcache.cli.common import (
 )
 from distcache.cli.show import make_progress, print_json, print_table
 from distcache.errors import CacheCorrupt, ConfigError, NotReady
-from distcache.fetcher.client import fetcher_status
 from distcache.megatron.arguments import IN_THE_PLACE
 from distcache.megatron.readers import parse_readers
+from distcache.node.ahead.client import fetcher_status
 from distcache.node.localize import localize
 from distcache.node.place import required_directory
 from distcache.node.records import Localized, LocalizeOptions, NodeReport

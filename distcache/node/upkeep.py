@@ -18,8 +18,8 @@ from distcache.cache import Cache, open_cache
 from distcache.cache.digests import verify_cache
 from distcache.corpus import bin_path, idx_path
 from distcache.errors import BuildInterrupted, CacheCorrupt, DistcacheError, NotReady
-from distcache.fetcher import LOCK as FETCHER_LOCK
 from distcache.megatron.export import wrong_files
+from distcache.node.ahead import LOCK as FETCHER_LOCK
 from distcache.node.lock import exclusive, is_used, try_exclusive
 from distcache.node.manifest import Block, Manifest, copy_blocks, digests_path, shard_blocks
 from distcache.node.records import LocalCorpus, Ready, read_records

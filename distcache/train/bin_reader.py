@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from distcache.corpus import bin_path
 from distcache.errors import CorpusError, NotReady
-from distcache.fetcher.client import FetchClient
-from distcache.fetcher.protocol import Source
+from distcache.node.ahead.client import FetchClient
+from distcache.node.ahead.protocol import Source
 from distcache.node.place import local_directory
 from distcache.node.records import read_records
 from distcache.node.store import existing_store

@@ -15,9 +15,9 @@ from torch.utils.data import Dataset
 
 from distcache.errors import ConfigError
 from distcache.extras import needing
-from distcache.fetcher.client import FetchClient
-from distcache.fetcher.protocol import Source
 from distcache.kernels import SampleRules
+from distcache.node.ahead.client import FetchClient
+from distcache.node.ahead.protocol import Source
 from distcache.storage.threads import decodable
 from distcache.train.batch import BatchMemory, BatchRow, attention_masks, rows_of
 from distcache.train.files import CacheHandle, OpenFiles

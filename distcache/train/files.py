@@ -32,9 +32,9 @@ from distcache.errors import (
     NotReady,
     SharedFileWarning,
 )
-from distcache.fetcher.client import FetchClient
-from distcache.fetcher.protocol import Source
 from distcache.kernels import Section
+from distcache.node.ahead.client import FetchClient
+from distcache.node.ahead.protocol import Source
 from distcache.node.lock import try_shared
 from distcache.node.place import local_directory
 from distcache.node.records import Ready, read_record, read_records

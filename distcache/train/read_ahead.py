@@ -11,8 +11,8 @@ from typing import Any, Final
 from torch.utils.data import Sampler
 
 from distcache.errors import ConfigError, DistcacheError
-from distcache.fetcher.client import ATTEMPTS, FetchClient
-from distcache.fetcher.protocol import Source
+from distcache.node.ahead.client import ATTEMPTS, FetchClient
+from distcache.node.ahead.protocol import Source
 from distcache.storage.units import parse_size
 from distcache.train.dataset import CachedDataset
 from distcache.train.sampler import ResumableSampler

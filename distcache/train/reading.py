@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from distcache.corpus import Idx
 from distcache.corpus.mds.shard_table import shards_at
 from distcache.errors import CacheCorrupt
-from distcache.fetcher.protocol import Source
 from distcache.kernels import Mapping as MappedFile
 from distcache.kernels import SampleRules, Section, find_shards, read_samples
+from distcache.node.ahead.protocol import Source
 from distcache.storage.files import write_range
 from distcache.train.files import OpenFiles
 from distcache.train.shard_finder import ShardFinder

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from distcache.cache import Cache
 from distcache.corpus import bin_path
 from distcache.errors import NotReady
-from distcache.fetcher.protocol import Source
+from distcache.node.ahead.protocol import Source
 
 __all__ = ["NO_FILE", "File", "TokenPlaces", "cut_by_files", "find_tokens"]
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import distcache
-from distcache.fetcher.client import fetcher_status
+from distcache.node.ahead.client import fetcher_status
 from distcache.node.records import read_records
 from distcache.node.store import Store
 from distcache.node.upkeep import verify_store

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 import distcache
-from distcache.fetcher.client import fetcher_status
+from distcache.node.ahead.client import fetcher_status
 
 PATIENCE = 120.0  # seconds
 CLIENTS = {"obstore", "boto3", "multistorageclient", "distcache.storage.bucket"}

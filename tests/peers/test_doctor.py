@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from distcache.doctor.training import ExpectedFile, examine_training
+from distcache.launch.doctor.training import ExpectedFile, examine_training
 from tests import texts
 from tests.corpora import LENGTHS, write_lengths
 from tests.peers.megatron import RELEASE

@@ -20,8 +20,8 @@ with warnings.catch_warnings():
 
 import distcache.megatron
 from distcache.builder.configuration import complete
-from distcache.doctor.training import examine_training
 from distcache.errors import ConfigError
+from distcache.launch.doctor.training import examine_training
 from distcache.megatron.command_line import megatron_words
 from distcache.megatron.options import config_from_options
 from distcache.node.localize import localize

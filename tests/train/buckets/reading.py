@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import DataLoader
 
 import distcache
-from distcache.fetcher.client import fetcher_status
-from distcache.fetcher.protocol import Status
+from distcache.node.ahead.client import fetcher_status
+from distcache.node.ahead.protocol import Status
 from distcache.train.dataset import CachedDataset
 from tests.waiting import wait_until
 

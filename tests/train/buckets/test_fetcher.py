@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader
 
 import distcache
 from distcache.errors import DistcacheError
-from distcache.fetcher.client import fetcher_status
-from distcache.fetcher.protocol import connect_to
+from distcache.node.ahead.client import fetcher_status
+from distcache.node.ahead.protocol import connect_to
 from distcache.node.records import read_records
 from distcache.node.store import Store
 from distcache.train.dataset import CachedDataset

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from distcache.errors import AccessDenied, CorpusError, DistcacheError, NoSpace, StorageError
-from distcache.fetcher import LOCK
-from distcache.fetcher.ahead_log import AheadLog
-from distcache.fetcher.protocol import (
+from distcache.node.ahead import LOCK
+from distcache.node.ahead.ahead_log import AheadLog
+from distcache.node.ahead.protocol import (
     AheadRequest,
     Hello,
     ReadRequest,
@@ -38,8 +38,8 @@ from distcache.fetcher.protocol import (
     receive,
     send,
 )
-from distcache.fetcher.segment import RangeKey
-from distcache.fetcher.streams import Entry, Stream
+from distcache.node.ahead.segment import RangeKey
+from distcache.node.ahead.streams import Entry, Stream
 from distcache.storage.access import identity_of
 from distcache.storage.files import open_sized, version_of, write_range
 from distcache.storage.locks import try_lock

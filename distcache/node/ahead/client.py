@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from distcache.errors import DistcacheError, NotReady
-from distcache.fetcher.protocol import (
+from distcache.node.ahead.protocol import (
     AheadRequest,
     Hello,
     ReadRequest,
@@ -210,7 +210,7 @@ class FetchClient:
         with closing_fd(os.open(self.directory / LOG, flags, 0o600)) as output:
             started = subprocess.Popen(
                 # -P: modules in the directory of training are none of the fetcher's.
-                [sys.executable, "-P", "-m", "distcache.fetcher", str(self.directory)],
+                [sys.executable, "-P", "-m", "distcache.node.ahead", str(self.directory)],
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -6,7 +6,7 @@ import collections
 from enum import Enum
 from typing import Final
 
-from distcache.fetcher.segment import Held, RangeKey, Segment
+from distcache.node.ahead.segment import Held, RangeKey, Segment
 
 __all__ = ["BEHIND", "Entry", "State", "Stream", "cost_of"]
 

@@ -23,8 +23,8 @@ import msgspec
 import numpy as np
 
 from distcache.builder.configuration import complete
-from distcache.doctor.finding import Finding
 from distcache.errors import OptionWarning
+from distcache.launch.doctor.finding import Finding
 from distcache.megatron.command_line import megatron_words
 from distcache.megatron.options import config_from_options
 from distcache.megatron.tokenizers import RELEASES, MegatronTokenizer, Release

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from distcache.errors import NoSpace, StorageError
-from distcache.fetcher.segment import Held, RangeKey, Segment, earlier_segments
-from distcache.fetcher.streams import BEHIND, Entry, State, Stream, cost_of
+from distcache.node.ahead.segment import Held, RangeKey, Segment, earlier_segments
+from distcache.node.ahead.streams import BEHIND, Entry, State, Stream, cost_of
 from distcache.storage.files import NO_SPACE
 from distcache.storage.ranges import GAP
 from distcache.storage.timeouts import limits

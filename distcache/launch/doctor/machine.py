@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from distcache import __version__
-from distcache.doctor.finding import Finding
 from distcache.errors import ConfigError, DistcacheError
+from distcache.launch.doctor.finding import Finding
 from distcache.launch.slurm import find_plugin
 from distcache.node.place import local_directory
 from distcache.node.space import space_at

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from distcache.errors import CorpusError
-from distcache.fetcher.protocol import (
+from distcache.node.ahead.protocol import (
     LENGTH,
     LONGEST,
     MOST_DESCRIPTORS,

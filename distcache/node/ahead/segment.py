@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 import msgspec
 import xxhash
 
-from distcache.fetcher.protocol import Source
+from distcache.node.ahead.protocol import Source
 from distcache.storage.files import read_range, write_range
 from distcache.storage.journal import Journal, read_journal
 

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 from distcache.errors import AccessDenied, NoSpace
-from distcache.fetcher import server
-from distcache.fetcher.protocol import (
+from distcache.node.ahead import server
+from distcache.node.ahead.protocol import (
     AheadRequest,
     ReadRequest,
     Source,
     encode_ranges,
     listen_at,
 )
-from distcache.fetcher.server import Fetcher, _Server, _started_threads
+from distcache.node.ahead.server import Fetcher, _Server, _started_threads
 from distcache.storage.files import version_of
 from tests.waiting import wait_until
 

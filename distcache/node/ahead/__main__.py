@@ -1,4 +1,4 @@
-"""``python -m distcache.fetcher DIRECTORY``: the fetcher of a node; clients start it."""
+"""``python -m distcache.node.ahead DIRECTORY``: the fetcher of a node; clients start it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
-from distcache.fetcher.server import serve
+from distcache.node.ahead.server import serve
 from distcache.storage.descriptors import raise_descriptor_limit
 
 

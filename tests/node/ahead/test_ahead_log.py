@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from distcache.errors import StorageError
-from distcache.fetcher import ahead_log
-from distcache.fetcher.ahead_log import AheadLog
-from distcache.fetcher.protocol import Source
-from distcache.fetcher.segment import RangeKey, Segment
-from distcache.fetcher.streams import BEHIND, Entry, Stream, cost_of
+from distcache.node.ahead import ahead_log
+from distcache.node.ahead.ahead_log import AheadLog
+from distcache.node.ahead.protocol import Source
+from distcache.node.ahead.segment import RangeKey, Segment
+from distcache.node.ahead.streams import BEHIND, Entry, Stream, cost_of
 from distcache.storage.files import FileVersion
 
 SOURCE = Source("s3://lake/c.bin", FileVersion(1 << 40, 1, 0, '"tag"'))

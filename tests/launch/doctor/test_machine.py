@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from distcache.doctor import machine
-from distcache.doctor.finding import Finding
-from distcache.doctor.machine import examine_machine
 from distcache.errors import ConfigError, DistcacheError
+from distcache.launch.doctor import machine
+from distcache.launch.doctor.finding import Finding
+from distcache.launch.doctor.machine import examine_machine
 from tests.processes import start
 
 
@@ -130,7 +130,7 @@ def test_limits_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_pid_namespace_of_its_own() -> None:
     """Is that of a process beside which the kernel's are not to be seen."""
     unshared = ["unshare", "--pid", "--fork", "--mount-proc"]
-    program = "from distcache.doctor.machine import _limits; print(_limits().text)"
+    program = "from distcache.launch.doctor.machine import _limits; print(_limits().text)"
     found = [
         subprocess.run(
             [*before, sys.executable, "-c", program], capture_output=True, text=True, check=True
