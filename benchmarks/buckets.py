@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from corpora import generate
 from machine import machine
 
-from tests.storage.seaweed import Seaweed
+from tests.support.seaweed import Seaweed
 
 HERE = Path(__file__).parent
 URL = "s3://lake/run/c.h5"

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
 from distcache.ingest.tokenizers.tokenizer import EnginesDiffer, TokenizerOptions
-from tests.hard_texts import ALL, KINDS, hard_texts, train
+from tests.support.hard_texts import ALL, KINDS, hard_texts, train
 
 TRAINED_ON = 500  # texts
 BATCH = 1 << 20  # bytes

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from distcache.storage.timeouts import SCALE, limits
-from tests.caches import build_here
-from tests.corpora import write_corpora
-from tests.large import write_large
-from tests.secrets import places_with_secrets
+from tests.support.caches import build_here
+from tests.support.corpora import write_corpora
+from tests.support.large import write_large
+from tests.support.secrets import places_with_secrets
 
 FAILED: set[Path] = set()
 

@@ -21,11 +21,11 @@ from distcache.corpus.mds.shard_table import read_table
 from distcache.errors import ConfigError
 from distcache.plan.model import SectionPlan
 from distcache.plan.sizes import Cut, SectionSize
-from tests.caches import build_here
-from tests.corpus.mds.writer import write_mds
 from tests.edit.test_index_mds import DOCUMENTS, fields_of, index, write_tokens
 from tests.plan.test_make import plan_of
-from tests.threads import run_ranks
+from tests.support.caches import build_here
+from tests.support.mds_writer import write_mds
+from tests.support.threads import run_ranks
 
 
 def section_of(begin: int, end: int, epochs: int, window: int | None) -> SectionPlan:

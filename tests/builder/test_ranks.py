@@ -18,9 +18,9 @@ from distcache.plan.layout import BLEND_SLICE, make_layout
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress
 from tests.builder.wrong_guesses import guess_badly
-from tests.caches import build_here
-from tests.large import write_blend
-from tests.threads import run_ranks
+from tests.support.caches import build_here
+from tests.support.large import write_blend
+from tests.support.threads import run_ranks
 
 pytestmark = pytest.mark.long
 

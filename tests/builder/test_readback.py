@@ -15,8 +15,8 @@ from distcache.cache.digests import read_pieces, verify_cache
 from distcache.cache.format import BLOCK_SIZE
 from distcache.errors import DistcacheError
 from distcache.ranks.progress import NullProgress
-from tests.caches import build_here
-from tests.large import write_large
+from tests.support.caches import build_here
+from tests.support.large import write_large
 
 
 class Noting(NullProgress):

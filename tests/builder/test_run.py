@@ -24,9 +24,9 @@ from distcache.errors import (
     NoSpace,
     NotReady,
 )
-from tests.caches import Dying, build_here, workspace_of
-from tests.corpora import LENGTHS, write_lengths
 from tests.kernels.truth import weighted_blend
+from tests.support.caches import Dying, build_here, workspace_of
+from tests.support.corpora import LENGTHS, write_lengths
 
 PHASES = ["laying out", "looking for an earlier run", "building", "reading back", "publishing"]
 

@@ -16,8 +16,8 @@ from distcache.builder.build_record import (
     total_own_seconds,
 )
 from distcache.errors import CacheCorrupt, NotReady
-from tests.caches import build_here
-from tests.processes import start
+from tests.support.caches import build_here
+from tests.support.processes import start
 
 
 def rank(number: int, building: float, waited: float) -> RankRecord:

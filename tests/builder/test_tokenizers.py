@@ -23,9 +23,9 @@ from distcache.edit.merge import merge
 from distcache.errors import ConfigError, CorpusError
 from distcache.megatron.options import config_from_options
 from distcache.ranks.communicator import SerialCommunicator
-from tests.caches import build_here
-from tests.corpora import LENGTHS, write_lengths
-from tests.processes import start
+from tests.support.caches import build_here
+from tests.support.corpora import LENGTHS, write_lengths
+from tests.support.processes import start
 
 ALONE = SerialCommunicator()
 

@@ -22,11 +22,11 @@ from distcache.errors import (
 )
 from distcache.ranks import sending
 from distcache.ranks.communicator import Communicator, SerialCommunicator
-from tests.buckets import name_of
-from tests.caches import build_here
-from tests.storage.buckets import fresh_process_of_buckets
-from tests.storage.scripted_s3 import ScriptedS3
-from tests.threads import run_ranks
+from tests.support.bucket_clients import fresh_process_of_buckets
+from tests.support.buckets import name_of
+from tests.support.caches import build_here
+from tests.support.scripted_s3 import ScriptedS3
+from tests.support.threads import run_ranks
 
 ALONE = SerialCommunicator()
 TO = "s3://lake/run"

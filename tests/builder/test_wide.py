@@ -20,9 +20,9 @@ from distcache.plan.assignment import assign
 from distcache.plan.costs import lower_type, pivot_of
 from distcache.plan.layout import make_layout
 from distcache.plan.model import Plan, SectionPlan
-from tests.corpora import LENGTHS
 from tests.kernels.truth import entries_of
 from tests.plan.test_make import plan_of
+from tests.support.corpora import LENGTHS
 
 LENGTH = 2
 

@@ -20,7 +20,7 @@ from distcache.cache.format import HEADER_SIZE, TABLES, Header, TablePlace
 from distcache.cache.inspect import inspect_document
 from distcache.errors import CacheCorrupt, DistcacheError, NotReady
 from distcache.plan import layout
-from tests.caches import build_here
+from tests.support.caches import build_here
 
 
 @pytest.fixture(scope="module")

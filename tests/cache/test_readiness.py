@@ -18,8 +18,8 @@ from distcache.errors import CacheCorrupt, NotReady
 from distcache.ranks import heartbeat
 from distcache.ranks.heartbeat import read_beat, write_beat
 from distcache.storage.timeouts import limits
-from tests.caches import build_here, workspace_of
-from tests.processes import clean_environment, start
+from tests.support.caches import build_here, workspace_of
+from tests.support.processes import clean_environment, start
 
 
 class Clock:

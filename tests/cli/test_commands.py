@@ -14,8 +14,8 @@ import pytest
 
 from distcache.cache import open_cache
 from distcache.cli.commands import COMMANDS, PANELS
-from tests.processes import DISTCACHE, start
-from tests.texts import write_shard
+from tests.support.processes import DISTCACHE, start
+from tests.support.texts import write_shard
 
 
 @pytest.fixture

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests import texts
-from tests.caches import build_here
-from tests.corpora import write_corpus, write_lengths
-from tests.processes import LIMIT, clean_environment, start
+from tests.support import texts
+from tests.support.caches import build_here
+from tests.support.corpora import write_corpus, write_lengths
+from tests.support.processes import LIMIT, clean_environment, start
 
 
 def test_a_document_and_its_source(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_file_that_cannot_be_read_is_found(tmp_path: Path) -> None:
     for directory in (tmp_path, *tmp_path.parents[:3]):
         directory.chmod(0o755)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.as_user", "1234", "check", prefix],
+        [sys.executable, "-m", "tests.support.as_user", "1234", "check", prefix],
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.caches import build_here
-from tests.processes import DISTCACHE, clean_environment, start
-from tests.terminal import interrupt, require_sane
-from tests.texts import train_bpe
+from tests.support.caches import build_here
+from tests.support.processes import DISTCACHE, clean_environment, start
+from tests.support.terminal import interrupt, require_sane
+from tests.support.texts import train_bpe
 
 
 def test_waiting_for_a_cache(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.buckets import config_of, put_cache, put_corpus
-from tests.caches import build_here
-from tests.processes import start
-from tests.storage.scripted_s3 import ScriptedS3
+from tests.support.buckets import config_of, put_cache, put_corpus
+from tests.support.caches import build_here
+from tests.support.processes import start
+from tests.support.scripted_s3 import ScriptedS3
 
 pytestmark = pytest.mark.long
 URL = "s3://lake/run/c.h5"

@@ -11,7 +11,7 @@ from tests.cluster.daemons import detach, listens, run, stop, succeeds
 from tests.cluster.gluster import SharedFilesystem
 from tests.cluster.node import BRIDGES, Node
 from tests.cluster.settings import LOCAL, Settings, hosts, slurm_conf, slurmdbd_conf
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 __all__ = ["Cluster", "what_is_missing"]
 

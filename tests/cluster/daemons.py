@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 __all__ = ["detach", "listens", "run", "stop", "succeeds"]
 

@@ -8,7 +8,7 @@ import subprocess
 from tests.cluster.daemons import run, stop, succeeds
 from tests.cluster.node import Node
 from tests.cluster.settings import Settings
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 __all__ = ["SharedFilesystem"]
 

@@ -15,13 +15,13 @@ from distcache.builder.build_record import BuildRecord, read_build_record
 from distcache.builder.job import Record
 from distcache.launch.slurm import look_at_job
 from distcache.storage.journal import read_journal
-from tests.caches import build_here
 from tests.cluster.daemons import run
 from tests.cluster.node import ETHERNET
-from tests.corpora import write_corpora
-from tests.large import write_large
-from tests.processes import DISTCACHE, OPEN_MPI, clean_environment
-from tests.waiting import wait_until
+from tests.support.caches import build_here
+from tests.support.corpora import write_corpora
+from tests.support.large import write_large
+from tests.support.processes import DISTCACHE, OPEN_MPI, clean_environment
+from tests.support.waiting import wait_until
 
 __all__ = ["LIMIT", "Story", "background", "command", "environment", "recorded", "wait_for"]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from tests.cluster.daemons import detach, run, stop
 from tests.cluster.settings import HOSTS_FILE, LOCAL, Settings
-from tests.processes import DISTCACHE
-from tests.waiting import wait_until
+from tests.support.processes import DISTCACHE
+from tests.support.waiting import wait_until
 
 __all__ = ["BRIDGES", "ETHERNET", "STORAGE", "Node", "slow_down"]
 

@@ -23,8 +23,8 @@ from tests.cluster.jobs import (
 )
 from tests.cluster.node import STORAGE
 from tests.cluster.settings import SCRIPTS
-from tests.terminal import interrupt, require_sane
-from tests.waiting import wait_until
+from tests.support.terminal import interrupt, require_sane
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.mpi
 

@@ -15,15 +15,15 @@ from distcache.edit.mds_scan import MdsOptions
 from distcache.edit.mix import MixOptions, mix
 from distcache.edit.mix_recipe import recipe_from
 from distcache.ranks.communicator import SerialCommunicator
-from tests.caches import build_here
 from tests.cluster.cluster import Cluster
 from tests.cluster.daemons import run
 from tests.cluster.epoch import digest
 from tests.cluster.jobs import Story, command, environment, wait_for
 from tests.cluster.node import STORAGE
 from tests.cluster.settings import LOCAL, SCRIPTS
-from tests.corpus.mds.writer import write_mds
-from tests.waiting import wait_until
+from tests.support.caches import build_here
+from tests.support.mds_writer import write_mds
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.mpi
 

@@ -15,7 +15,7 @@ from tests.cluster.daemons import run
 from tests.cluster.epoch import digest
 from tests.cluster.jobs import Story, command, environment, wait_for
 from tests.cluster.settings import LOCAL, SCRIPTS
-from tests.processes import LAUNCHERS
+from tests.support.processes import LAUNCHERS
 
 pytestmark = pytest.mark.mpi
 

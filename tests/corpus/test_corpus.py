@@ -19,8 +19,8 @@ from distcache.corpus.examine import examine, require_sound
 from distcache.corpus.idx import HEADER_SIZE
 from distcache.errors import CorpusError, NotReady
 from distcache.ranks.communicator import SerialCommunicator
-from tests.corpora import LENGTHS, write_corpus, write_lengths
 from tests.plan.test_make import plan_of
+from tests.support.corpora import LENGTHS, write_corpus, write_lengths
 
 MUTATIONS = 10_000
 

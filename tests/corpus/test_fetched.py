@@ -16,10 +16,10 @@ from distcache.corpus.receipt import find_receipt
 from distcache.errors import AccessDenied, CorpusError, DistcacheError, NotReady, ObjectChanged
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from distcache.ranks.progress import NullProgress
-from tests.buckets import name_of, put_corpus
-from tests.storage.buckets import fresh_process_of_buckets
-from tests.storage.scripted_s3 import ScriptedS3
-from tests.threads import run_ranks
+from tests.support.bucket_clients import fresh_process_of_buckets
+from tests.support.buckets import name_of, put_corpus
+from tests.support.scripted_s3 import ScriptedS3
+from tests.support.threads import run_ranks
 
 ALONE = SerialCommunicator()
 URLS = ["s3://lake/plain", "s3://lake/holes"]

@@ -17,7 +17,7 @@ from distcache.errors import ConfigError, NotReady
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress
 from distcache.storage.files import closing_fd, open_directory
-from tests.processes import start
+from tests.support.processes import start
 
 
 def make(directory: Path, **fields: Any) -> Made:

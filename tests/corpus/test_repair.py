@@ -17,9 +17,9 @@ from distcache.corpus.examine import examine
 from distcache.corpus.repair import is_repairable, open_damaged
 from distcache.corpus.soundness import Outline, _overflow, _seams
 from distcache.errors import CorpusError, NotReady
-from tests.corpora import write_lengths
-from tests.processes import start
-from tests.threads import ThreadCommunicator, run_ranks
+from tests.support.corpora import write_lengths
+from tests.support.processes import start
+from tests.support.threads import ThreadCommunicator, run_ranks
 
 LENGTHS = np.array([3, 0, 5, 1])
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from tests.processes import LIMIT, clean_environment
+from tests.support.processes import LIMIT, clean_environment
 
 DOCS: Final = Path(__file__).parents[2] / "docs"
 BLOCK: Final = re.compile(r"(?:Save as `([\w.]+)`[^`]*)?```(\w+)\n(.*?)```", re.DOTALL)

@@ -30,9 +30,9 @@ from distcache.edit.index_mds import index_mds
 from distcache.edit.mds_scan import MdsOptions
 from distcache.errors import ConfigError, CorpusError, DistcacheError, KeyMismatch, NotReady
 from distcache.ranks.communicator import Communicator, SerialCommunicator
-from tests.caches import build_here
-from tests.corpus.mds.writer import write_mds
-from tests.threads import run_ranks
+from tests.support.caches import build_here
+from tests.support.mds_writer import write_mds
+from tests.support.threads import run_ranks
 
 ALONE = SerialCommunicator()
 RNG = np.random.default_rng(20261123)

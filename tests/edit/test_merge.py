@@ -19,8 +19,8 @@ from distcache.corpus.receipt import read_receipt
 from distcache.edit.merge import convert, merge
 from distcache.errors import ConfigError, CorpusError, KeyMismatch, NotReady
 from distcache.ranks.communicator import SerialCommunicator
-from tests.corpora import LENGTHS, write_corpus, write_lengths
-from tests.texts import read_corpus
+from tests.support.corpora import LENGTHS, write_corpus, write_lengths
+from tests.support.texts import read_corpus
 
 ALONE = SerialCommunicator()
 

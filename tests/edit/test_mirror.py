@@ -16,12 +16,12 @@ from distcache.errors import ConfigError, NotReady
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from distcache.ranks.progress import NullProgress
 from distcache.storage.locks import LOCK
-from tests.caches import build_here
-from tests.corpus.mds.writer import write_mds
-from tests.processes import start
-from tests.storage.buckets import fresh_process_of_buckets
-from tests.storage.scripted_s3 import ScriptedS3
-from tests.threads import run_ranks
+from tests.support.bucket_clients import fresh_process_of_buckets
+from tests.support.caches import build_here
+from tests.support.mds_writer import write_mds
+from tests.support.processes import start
+from tests.support.scripted_s3 import ScriptedS3
+from tests.support.threads import run_ranks
 
 ALONE = SerialCommunicator()
 TOKENS = [{"tokens": np.arange(n, n + 9, dtype=np.int32)} for n in range(60)]

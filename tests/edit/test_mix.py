@@ -18,10 +18,10 @@ from distcache.edit.mix import Mixed, MixOptions, mix
 from distcache.edit.mix_recipe import recipe_from
 from distcache.errors import ConfigError, CorpusError, NotReady
 from distcache.ranks.communicator import Communicator, SerialCommunicator
-from tests.caches import build_here
-from tests.corpus.mds.writer import write_mds
-from tests.processes import start
-from tests.threads import run_ranks
+from tests.support.caches import build_here
+from tests.support.mds_writer import write_mds
+from tests.support.processes import start
+from tests.support.threads import run_ranks
 
 ALONE = SerialCommunicator()
 ROWS = MixOptions(MdsOptions(column="", headers_only=True))

@@ -26,11 +26,11 @@ from distcache.edit.select import SelectOptions, select
 from distcache.edit.selection import Selection, hash_numbers, split_lengths
 from distcache.errors import ConfigError, CorpusError, KeyMismatch
 from distcache.ranks.communicator import Communicator, SerialCommunicator
-from tests.corpora import LENGTHS, write_corpus, write_lengths
 from tests.edit.test_merge import write_multimodal
 from tests.plan.test_make import plan_of
-from tests.texts import read_corpus
-from tests.threads import run_ranks
+from tests.support.corpora import LENGTHS, write_corpus, write_lengths
+from tests.support.texts import read_corpus
+from tests.support.threads import run_ranks
 
 ALONE = SerialCommunicator()
 Documents = list[list[list[int]]]

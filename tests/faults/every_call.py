@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from tests.threads import rank_of_thread
+from tests.support.threads import rank_of_thread
 
 __all__ = ["Site", "Striker", "striking"]
 

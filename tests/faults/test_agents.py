@@ -21,8 +21,8 @@ from distcache.corpus import idx_path
 from distcache.node.records import read_records
 from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
-from tests.caches import build_here
-from tests.processes import clean_environment, start
+from tests.support.caches import build_here
+from tests.support.processes import clean_environment, start
 
 pytestmark = pytest.mark.mpi
 

@@ -16,10 +16,10 @@ import pytest
 from distcache.cache import open_cache
 from distcache.corpus import idx_path
 from distcache.node.store import Store
-from tests.caches import build_here
-from tests.corpora import write_corpora
 from tests.node.agents import flip
-from tests.processes import clean_environment, start
+from tests.support.caches import build_here
+from tests.support.corpora import write_corpora
+from tests.support.processes import clean_environment, start
 
 pytestmark = [pytest.mark.mpi, pytest.mark.long]
 

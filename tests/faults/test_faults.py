@@ -17,8 +17,8 @@ import pytest
 
 from distcache.cache import open_cache
 from distcache.cache.digests import verify_cache
-from tests.caches import build_here
-from tests.processes import DISTCACHE, LIMIT, clean_environment, launch, start
+from tests.support.caches import build_here
+from tests.support.processes import DISTCACHE, LIMIT, clean_environment, launch, start
 
 pytestmark = pytest.mark.mpi
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import DISTCACHE, clean_environment, start
+from tests.support.processes import DISTCACHE, clean_environment, start
 
 pytestmark = pytest.mark.mpi
 

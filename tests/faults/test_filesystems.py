@@ -15,10 +15,10 @@ import pytest
 
 from distcache.cache import open_cache
 from distcache.ranks.workspace import Lock
-from tests.caches import build_here, workspace_of
-from tests.corpora import write_corpora
 from tests.faults.odd import compile_odd, odd
-from tests.processes import DISTCACHE, LIMIT, clean_environment, start
+from tests.support.caches import build_here, workspace_of
+from tests.support.corpora import write_corpora
+from tests.support.processes import DISTCACHE, LIMIT, clean_environment, start
 
 pytestmark = pytest.mark.mpi
 

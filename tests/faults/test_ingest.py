@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests import texts
 from tests.faults.test_faults import strike, visible
-from tests.processes import DISTCACHE, LIMIT, clean_environment, start
+from tests.support import texts
+from tests.support.processes import DISTCACHE, LIMIT, clean_environment, start
 
 pytestmark = pytest.mark.mpi
 

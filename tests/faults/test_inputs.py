@@ -11,9 +11,9 @@ import pytest
 
 from distcache.corpus.receipt import read_receipt
 from distcache.errors import CorpusError
-from tests import texts
 from tests.ingest.test_errors import GOOD
 from tests.ingest.test_text import run
+from tests.support import texts
 
 
 @pytest.fixture(scope="module")

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.corpora import LENGTHS, write_lengths
-from tests.corpus.mds.writer import write_mds
 from tests.faults.test_faults import strike, visible
 from tests.faults.test_users import AS_OTHER
-from tests.processes import start
+from tests.support.corpora import LENGTHS, write_lengths
+from tests.support.mds_writer import write_mds
+from tests.support.processes import start
 
 pytestmark = pytest.mark.mpi
 

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from tests.caches import build_here, workspace_of
-from tests.corpora import write_corpora
-from tests.processes import LIMIT, clean_environment, start
-from tests.texts import write_shard
+from tests.support.caches import build_here, workspace_of
+from tests.support.corpora import write_corpora
+from tests.support.processes import LIMIT, clean_environment, start
+from tests.support.texts import write_shard
 
 pytestmark = pytest.mark.mpi
 
 OTHER = 54321
-AS_OTHER = (sys.executable, "-m", "tests.as_user", str(OTHER))
+AS_OTHER = (sys.executable, "-m", "tests.support.as_user", str(OTHER))
 
 
 @pytest.fixture

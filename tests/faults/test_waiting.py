@@ -14,7 +14,7 @@ import pytest
 import distcache
 from distcache.cache.readiness import Readiness, State
 from distcache.errors import BuildInterrupted
-from tests.processes import clean_environment, launch, start
+from tests.support.processes import clean_environment, launch, start
 
 pytestmark = pytest.mark.mpi
 

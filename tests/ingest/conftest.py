@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import texts
+from tests.support import texts
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from distcache.corpus.receipt import read_receipt
 from distcache.errors import ConfigError, CorpusError, DistcacheError, NotReady
 from distcache.ingest.rounds import run_rounds
 from tests.ingest.test_text import run, single
-from tests.texts import read_corpus, write_jsonl
+from tests.support.texts import read_corpus, write_jsonl
 
 GOOD = b'{"text": "good"}\n'
 

@@ -24,9 +24,9 @@ from distcache.ingest.readers.text import TextReader
 from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
 from distcache.ranks.communicator import SerialCommunicator
-from tests.processes import DISTCACHE, LIMIT, clean_environment, start
-from tests.texts import read_corpus
-from tests.threads import run_ranks
+from tests.support.processes import DISTCACHE, LIMIT, clean_environment, start
+from tests.support.texts import read_corpus
+from tests.support.threads import run_ranks
 
 ALONE = SerialCommunicator()
 DOCUMENTS = [[1, 2, 0], [3, 0], [4, 5, 6, 0]]

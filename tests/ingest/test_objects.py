@@ -19,12 +19,12 @@ from distcache.errors import ConfigError, CorpusError, KeyMismatch, NotReady
 from distcache.ingest.objects import ObjectWork
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from distcache.ranks.progress import NullProgress
-from tests import texts
-from tests.buckets import name_of, put_corpus
-from tests.processes import start
-from tests.storage.buckets import fresh_process_of_buckets
-from tests.storage.scripted_s3 import ScriptedS3
-from tests.threads import run_ranks
+from tests.support import texts
+from tests.support.bucket_clients import fresh_process_of_buckets
+from tests.support.buckets import name_of, put_corpus
+from tests.support.processes import start
+from tests.support.scripted_s3 import ScriptedS3
+from tests.support.threads import run_ranks
 
 ALONE = SerialCommunicator()
 

@@ -15,7 +15,7 @@ from distcache.ingest.output import Output
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress
 from distcache.ranks.workspace import Workspace
-from tests.corpora import LENGTHS, write_lengths
+from tests.support.corpora import LENGTHS, write_lengths
 
 
 def claim(output: Output, made_from: str = "0") -> list[Receipt]:

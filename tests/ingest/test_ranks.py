@@ -19,8 +19,8 @@ from distcache.ingest.tokenizers import huggingface
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from tests.ingest.test_tokens import ROWS
-from tests.texts import write_jsonl, write_shard
-from tests.threads import ThreadCommunicator, rank_of_thread, run_ranks
+from tests.support.texts import write_jsonl, write_shard
+from tests.support.threads import ThreadCommunicator, rank_of_thread, run_ranks
 
 RANKS = 3
 FILES = 4 * RANKS

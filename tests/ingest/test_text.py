@@ -26,8 +26,8 @@ from distcache.ingest.tokenizers.tiktoken_ranks import ENCODINGS, MEGATRON_PATTE
 from distcache.ingest.tokenizers.tokenizer import Tokenizer as AnyTokenizer
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
 from distcache.ranks.communicator import SerialCommunicator
-from tests.processes import start
-from tests.texts import read_corpus, write_jsonl
+from tests.support.processes import start
+from tests.support.texts import read_corpus, write_jsonl
 
 
 def run(

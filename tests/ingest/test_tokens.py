@@ -17,7 +17,7 @@ from distcache.errors import ConfigError, CorpusError
 from distcache.ingest.pipeline import IngestOutcome, ingest
 from distcache.ingest.read_options import TokenOptions
 from distcache.ranks.communicator import SerialCommunicator
-from tests.texts import read_corpus, write_shard
+from tests.support.texts import read_corpus, write_shard
 
 _random = np.random.default_rng(5)
 ROWS = [_random.integers(0, 120, size).tolist() for size in _random.integers(1, 50, 200)]

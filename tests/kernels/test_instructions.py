@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import clean_environment
+from tests.support.processes import clean_environment
 
 PROGRAM = "from distcache.kernels import instructions; print(instructions())"
 LEVELS = ("baseline", "avx2", "avx512")

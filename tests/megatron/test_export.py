@@ -19,7 +19,7 @@ from distcache.megatron.export import export, wrong_files
 from distcache.megatron.names import Naming
 from distcache.megatron.options import config_from_options
 from distcache.megatron.tokenizers import RELEASES, MegatronTokenizer, identifiers
-from tests.caches import build_here
+from tests.support.caches import build_here
 
 
 def test_names_hold_the_digest_of_the_description(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.caches import build_here
-from tests.large import write_blend
-from tests.processes import start
+from tests.support.caches import build_here
+from tests.support.large import write_blend
+from tests.support.processes import start
 
 pytestmark = pytest.mark.mpi
 

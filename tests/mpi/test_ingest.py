@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests import texts
 from tests.ingest.test_tokens import ROWS
-from tests.processes import LAUNCHERS, start
+from tests.support import texts
+from tests.support.processes import LAUNCHERS, start
 
 pytestmark = pytest.mark.mpi
 

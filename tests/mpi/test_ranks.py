@@ -16,8 +16,8 @@ from distcache.plan.assignment import assign_all
 from distcache.plan.layout import make_layout
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress
-from tests.caches import build_here
-from tests.processes import LAUNCHERS, start
+from tests.support.caches import build_here
+from tests.support.processes import LAUNCHERS, start
 
 pytestmark = pytest.mark.mpi
 

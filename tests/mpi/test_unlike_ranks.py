@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from tests.caches import build_here
-from tests.large import write_large
-from tests.processes import DISTCACHE, LIMIT, clean_environment, launch
+from tests.support.caches import build_here
+from tests.support.large import write_large
+from tests.support.processes import DISTCACHE, LIMIT, clean_environment, launch
 
 pytestmark = pytest.mark.mpi
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.caches import build_here
-from tests.corpora import write_lengths
-from tests.processes import DISTCACHE, LAUNCHERS, LIMIT, clean_environment, launch
+from tests.support.caches import build_here
+from tests.support.corpora import write_lengths
+from tests.support.processes import DISTCACHE, LAUNCHERS, LIMIT, clean_environment, launch
 
 pytestmark = pytest.mark.mpi
 

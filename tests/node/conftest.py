@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.caches import build_here
+from tests.support.caches import build_here
 
 
 @pytest.fixture

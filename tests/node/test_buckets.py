@@ -17,12 +17,12 @@ from distcache.node.store import Store
 from distcache.node.upkeep import collect, verify_store
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import NullProgress
-from tests.buckets import name_of, put_cache
 from tests.node.agents import flip, only, run
-from tests.secrets import places_with_secrets
-from tests.storage.buckets import fresh_process_of_buckets
-from tests.storage.scripted_s3 import Request, ScriptedS3
-from tests.threads import run_ranks
+from tests.support.bucket_clients import fresh_process_of_buckets
+from tests.support.buckets import name_of, put_cache
+from tests.support.scripted_s3 import Request, ScriptedS3
+from tests.support.secrets import places_with_secrets
+from tests.support.threads import run_ranks
 
 
 @pytest.fixture

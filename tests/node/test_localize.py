@@ -19,9 +19,9 @@ from distcache.node.records import read_records
 from distcache.node.stage import stage
 from distcache.node.store import Store, make_store, part_of
 from distcache.node.upkeep import verify_store
-from tests.caches import build_here
 from tests.node.agents import flip, only, run
-from tests.processes import start
+from tests.support.caches import build_here
+from tests.support.processes import start
 
 TRANSPORTS = ("copy", "mpi")
 # As long as the one of the configuration, so that only the tables differ.

@@ -17,9 +17,9 @@ from distcache.node.records import LocalizeOptions, read_records
 from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
 from distcache.ranks.communicator import NODE_NAME
-from tests.caches import build_here
 from tests.node.agents import flip, only, run
-from tests.threads import ThreadCommunicator, run_ranks
+from tests.support.caches import build_here
+from tests.support.threads import ThreadCommunicator, run_ranks
 
 
 def test_a_touched_index_is_not_fetched(

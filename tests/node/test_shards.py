@@ -16,12 +16,12 @@ from distcache.node.records import read_records
 from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
 from distcache.ranks.communicator import SerialCommunicator
-from tests.caches import build_here
-from tests.corpora import write_corpus
-from tests.corpus.mds.writer import write_mds
 from tests.edit.test_index_mds import DOCUMENTS, fields_of, index, virtual_bin, write_tokens
 from tests.node.agents import flip, only, run
-from tests.samples import tokens_of
+from tests.support.caches import build_here
+from tests.support.corpora import write_corpus
+from tests.support.mds_writer import write_mds
+from tests.support.samples import tokens_of
 
 TRANSPORTS = ("copy", "mpi")
 

@@ -20,8 +20,8 @@ from distcache.node.store import Store, existing_store, make_store
 from distcache.node.upkeep import collect, list_store, open_store, verify_store
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress
-from tests.caches import build_here
-from tests.processes import start
+from tests.support.caches import build_here
+from tests.support.processes import start
 
 
 def stage(cache: Path, root: Path, **options: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.storage.seaweed import Seaweed
+from tests.support.seaweed import Seaweed
 
 
 @pytest.fixture(scope="session")

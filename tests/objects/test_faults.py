@@ -20,13 +20,13 @@ from distcache.node.records import read_records
 from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
 from distcache.storage.ranges import GAP
-from tests.buckets import config_of, name_of, put_cache
-from tests.caches import build_here
 from tests.mpi.test_localize import fail_alike, on_nodes
 from tests.objects.training import train
-from tests.processes import DISTCACHE, LIMIT, clean_environment, launch, start
-from tests.storage.scripted_s3 import Request, ScriptedS3
-from tests.waiting import wait_until
+from tests.support.buckets import config_of, name_of, put_cache
+from tests.support.caches import build_here
+from tests.support.processes import DISTCACHE, LIMIT, clean_environment, launch, start
+from tests.support.scripted_s3 import Request, ScriptedS3
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.mpi
 URL = "s3://lake/run/c.h5"

@@ -13,12 +13,12 @@ import pytest
 from distcache.cache.corpus_places import beside
 from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
-from tests.corpora import write_lengths
 from tests.mpi.test_localize import on_nodes
 from tests.objects.training import train
-from tests.processes import LIMIT, clean_environment, start
-from tests.secrets import MARK
-from tests.storage.seaweed import READER, WRITER, Seaweed
+from tests.support.corpora import write_lengths
+from tests.support.processes import LIMIT, clean_environment, start
+from tests.support.seaweed import READER, WRITER, Seaweed
+from tests.support.secrets import MARK
 
 pytestmark = pytest.mark.mpi
 STEPS = 60

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.processes import LIMIT, clean_environment
+from tests.support.processes import LIMIT, clean_environment
 
 __all__ = ["train"]
 

@@ -14,11 +14,11 @@ import distcache.megatron
 from distcache.builder.configuration import config_from_mapping
 from distcache.errors import ConfigError
 from distcache.megatron.samples import Training, samples_of
-from tests.caches import build_here
-from tests.corpora import LENGTHS, write_lengths
 from tests.peers import bridge
 from tests.peers.megatron import alone, build_with_megatron
 from tests.peers.test_samples import require_equal
+from tests.support.caches import build_here
+from tests.support.corpora import LENGTHS, write_lengths
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 import distcache
-from tests.buckets import put_cache
-from tests.caches import build_here
-from tests.corpora import LENGTHS, write_lengths
 from tests.peers.options import flags_in
-from tests.processes import LIMIT, clean_environment, start
-from tests.storage.scripted_s3 import ScriptedS3
+from tests.support.buckets import put_cache
+from tests.support.caches import build_here
+from tests.support.corpora import LENGTHS, write_lengths
+from tests.support.processes import LIMIT, clean_environment, start
+from tests.support.scripted_s3 import ScriptedS3
 
 RANKS = 2
 SAMPLES = {"train": 400, "valid": 40, "test": 4}

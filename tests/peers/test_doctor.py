@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from distcache.launch.doctor.training import ExpectedFile, examine_training
-from tests import texts
-from tests.corpora import LENGTHS, write_lengths
 from tests.peers.megatron import RELEASE
-from tests.processes import start
+from tests.support import texts
+from tests.support.corpora import LENGTHS, write_lengths
+from tests.support.processes import start
 
 COMMAND = (
     "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 2 --hidden-size 8 --bf16 "

@@ -15,14 +15,14 @@ from tokenizers import Tokenizer, processors
 from distcache.edit.merge import convert, merge
 from distcache.megatron.tokenizers import MegatronTokenizer
 from distcache.ranks.communicator import SerialCommunicator
-from tests import texts
-from tests.corpora import LENGTHS
 from tests.edit.test_merge import write_legacy, write_multimodal
 from tests.ingest.test_text import run
 from tests.ingest.test_tokens import ROWS
 from tests.ingest.test_tokens import run as run_tokens
 from tests.peers.megatron import RELEASE, DType, IndexedDataset, IndexedDatasetBuilder
 from tests.peers.tokenizers import build_tokenizer
+from tests.support import texts
+from tests.support.corpora import LENGTHS
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

@@ -27,15 +27,15 @@ from distcache.megatron.options import config_from_options
 from distcache.node.localize import localize
 from distcache.node.records import LocalizeOptions
 from distcache.ranks.communicator import SerialCommunicator
-from tests import texts
-from tests.buckets import put_cache
-from tests.corpora import write_corpus
 from tests.peers.megatron import OPTIONS, RELEASE, alone, build_with_megatron
 from tests.peers.test_samples import require_equal
 from tests.peers.training import parse, samples_of
-from tests.processes import start
-from tests.storage.buckets import fresh_process_of_buckets
-from tests.storage.scripted_s3 import ScriptedS3
+from tests.support import texts
+from tests.support.bucket_clients import fresh_process_of_buckets
+from tests.support.buckets import put_cache
+from tests.support.corpora import write_corpus
+from tests.support.processes import start
+from tests.support.scripted_s3 import ScriptedS3
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

@@ -16,9 +16,9 @@ from distcache.builder.configuration import config_from_mapping
 from distcache.errors import ConfigError
 from distcache.train.dataset import CachedDataset
 from distcache.train.open import open_cache
-from tests.caches import build_here
-from tests.corpora import write_corpus
 from tests.peers.megatron import OPTIONS, alone, build_with_megatron, selected
+from tests.support.caches import build_here
+from tests.support.corpora import write_corpus
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

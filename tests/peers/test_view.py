@@ -20,15 +20,15 @@ from distcache.edit.selection import Selection
 from distcache.errors import NotReady
 from distcache.megatron.tokenizers import RELEASES, MegatronTokenizer
 from distcache.ranks.communicator import SerialCommunicator
-from tests.caches import build_here
-from tests.corpora import LENGTHS, write_lengths
-from tests.corpus.mds.writer import write_mds
 from tests.peers.megatron import RELEASE, alone
 from tests.peers.options import datasets_of, flags_in
 from tests.peers.test_samples import require_equal
 from tests.peers.tokenizers import ask_megatron
-from tests.processes import start
-from tests.texts import read_corpus
+from tests.support.caches import build_here
+from tests.support.corpora import LENGTHS, write_lengths
+from tests.support.mds_writer import write_mds
+from tests.support.processes import start
+from tests.support.texts import read_corpus
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 

@@ -16,7 +16,7 @@ from distcache.plan.config import Config
 from distcache.plan.model import Plan
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress
-from tests.corpora import LENGTHS, write_corpus, write_lengths
+from tests.support.corpora import LENGTHS, write_corpus, write_lengths
 
 
 def plan_of(config: Config | dict[str, Any]) -> Plan:

@@ -11,7 +11,7 @@ import pytest
 from distcache.builder.configuration import config_from_mapping
 from distcache.plan.problems import plan_warnings
 from tests.plan.test_make import plan_of
-from tests.processes import start
+from tests.support.processes import start
 
 ABSURD: list[tuple[dict[str, Any], str]] = [
     ({"samples": {"train": 3_000_000}, "blend": ["tiny"]}, "is repeated for"),

@@ -13,7 +13,7 @@ from distcache.builder.prepare import make_plan_together
 from distcache.plan.problems import plan_warnings
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress
-from tests.corpora import write_lengths
+from tests.support.corpora import write_lengths
 
 
 def hints(fields: dict[str, Any]) -> list[str]:

@@ -11,8 +11,8 @@ import pytest
 from distcache.builder.configuration import config_from_mapping
 from distcache.errors import ConfigError, NotReady
 from distcache.plan.config import BlendEntry, Config
-from tests.corpora import write_lengths
-from tests.processes import start
+from tests.support.corpora import write_lengths
+from tests.support.processes import start
 
 BASE = {"sequence_length": 100, "split": "98,1,1", "samples": {"train": 9}}
 

@@ -7,7 +7,7 @@ import pytest
 from distcache.errors import DistcacheError, NotReady
 from distcache.ranks.agreement import on_all_ranks, on_all_ranks_watched, on_rank_0
 from distcache.ranks.communicator import Communicator, SerialCommunicator
-from tests.threads import run_ranks
+from tests.support.threads import run_ranks
 
 
 def test_agreeing_within_agreeing_is_impossible() -> None:

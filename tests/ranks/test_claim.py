@@ -19,7 +19,7 @@ from distcache.ranks.cores import share_of_cores
 from distcache.ranks.heartbeat import read_beat, write_beat
 from distcache.ranks.progress import NullProgress
 from distcache.ranks.workspace import Workspace
-from tests.caches import build_here, workspace_of
+from tests.support.caches import build_here, workspace_of
 
 
 class Notes(NullProgress):

@@ -28,10 +28,10 @@ from distcache.node.records import LocalizeOptions
 from distcache.plan import costs
 from distcache.plan import layout as layouts
 from distcache.ranks import agreement
-from tests.corpus.mds.writer import write_mds
 from tests.faults.every_call import ALLOCATIONS, Site, Striker, striking
-from tests.large import write_large
-from tests.threads import Ended, ThreadCommunicator, run_ranks
+from tests.support.large import write_large
+from tests.support.mds_writer import write_mds
+from tests.support.threads import Ended, ThreadCommunicator, run_ranks
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 

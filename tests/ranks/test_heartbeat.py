@@ -19,9 +19,9 @@ from distcache.ranks.heartbeat import read_beat
 from distcache.ranks.owner import OWNER
 from distcache.ranks.progress import NullProgress
 from distcache.ranks.workspace import Workspace
-from tests.caches import build_here
-from tests.corpora import write_lengths
-from tests.texts import write_shard
+from tests.support.caches import build_here
+from tests.support.corpora import write_lengths
+from tests.support.texts import write_shard
 
 
 def beats(directory: Path) -> bool:

@@ -24,8 +24,8 @@ from distcache.storage import bucket
 from distcache.storage.bucket import RETRIES, find_bucket
 from distcache.storage.place import read_place, version_at
 from distcache.storage.url import address_of
-from tests.storage.buckets import fresh_process_of_buckets
-from tests.storage.scripted_s3 import ScriptedS3
+from tests.support.bucket_clients import fresh_process_of_buckets
+from tests.support.scripted_s3 import ScriptedS3
 
 URL = "s3://bucket/object"
 CONTENT = bytes(np.random.default_rng(8).integers(0, 256, 300_000, dtype=np.uint8))

@@ -9,8 +9,8 @@ import pytest
 from distcache.errors import ObjectMissing
 from distcache.storage.listing import listed, listed_version
 from distcache.storage.place import version_at
-from tests.storage.buckets import fresh_process_of_buckets
-from tests.storage.scripted_s3 import ScriptedS3
+from tests.support.bucket_clients import fresh_process_of_buckets
+from tests.support.scripted_s3 import ScriptedS3
 
 NAMES = [f"run/c{number}.idx" for number in range(40)]
 URLS = [f"s3://lake/{name}" for name in NAMES]

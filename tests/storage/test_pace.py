@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distcache.storage.pace import QUIET, Pace, Window, in_background
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 3))))

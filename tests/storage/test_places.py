@@ -11,8 +11,8 @@ import pytest
 
 from distcache.errors import ObjectChanged
 from distcache.storage.place import PIECE, exists, open_place, read_place, version_at
-from tests.storage.buckets import fresh_process_of_buckets
-from tests.storage.scripted_s3 import ScriptedS3
+from tests.support.bucket_clients import fresh_process_of_buckets
+from tests.support.scripted_s3 import ScriptedS3
 
 CONTENT = bytes(np.random.default_rng(4).integers(0, 256, PIECE + 12_345, dtype=np.uint8))
 Write = Callable[[bytes], str]

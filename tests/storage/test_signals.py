@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import LIMIT, clean_environment
-from tests.waiting import wait_until
+from tests.support.processes import LIMIT, clean_environment
+from tests.support.waiting import wait_until
 
 # Installs the handlers as a command does, then calls a library from a module of the command line.
 COMMAND = """

@@ -17,8 +17,8 @@ from collections import Counter
 from pathlib import Path
 
 from tests.faults.odd import compile_odd
-from tests.processes import DISTCACHE, clean_environment
 from tests.storm.jobs import KINDS, LIMIT, Job, World
+from tests.support.processes import DISTCACHE, clean_environment
 
 MOST = 4  # jobs at a time
 

@@ -16,10 +16,10 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from tests.corpora import write_lengths
 from tests.faults.odd import odd
-from tests.processes import DISTCACHE, clean_environment, launch
-from tests.texts import documents, train_bpe, write_jsonl
+from tests.support.corpora import write_lengths
+from tests.support.processes import DISTCACHE, clean_environment, launch
+from tests.support.texts import documents, train_bpe, write_jsonl
 
 __all__ = ["KINDS", "LIMIT", "Job", "World"]
 
@@ -152,7 +152,7 @@ class Job:
         before, needed = launch("mpich", ranks) if ranks > 1 else ([], {})
         words = list(map(str, world.words(kind, world.shared, world.local)))
         if self.disturbance.other_user:
-            words[:1] = [sys.executable, "-m", "tests.as_user", str(OTHER_USER)]
+            words[:1] = [sys.executable, "-m", "tests.support.as_user", str(OTHER_USER)]
         extra = odd(world.library, self.disturbance.odd) if self.disturbance.odd else {}
         self.name = f"{kind} x{ranks} {self.disturbance}"
         self.output = world.root / "output" / f"{time.monotonic_ns()}"

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from distcache.corpus import write_idx
-from tests.caches import build_here
-from tests.processes import clean_environment, start
+from tests.support.caches import build_here
+from tests.support.processes import clean_environment, start
 
 pytestmark = pytest.mark.mpi
 

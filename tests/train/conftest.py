@@ -10,7 +10,7 @@ import pytest
 from distcache.node.localize import localize
 from distcache.node.records import LocalizeOptions
 from distcache.ranks.communicator import SerialCommunicator
-from tests.caches import build_here
+from tests.support.caches import build_here
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 
 import distcache
 from distcache.errors import ConfigError
-from tests.caches import build_here
+from tests.support.caches import build_here
 from tests.train.test_rows import count_of, fields_of, write_rows
 
 

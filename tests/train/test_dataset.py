@@ -20,8 +20,8 @@ from distcache.cache import open_cache
 from distcache.errors import CacheCorrupt, ConfigError, CorpusError, DistcacheError, NotReady
 from distcache.node.store import Store
 from distcache.node.upkeep import list_store
-from tests.caches import build_here
-from tests.corpora import write_corpus, write_lengths
+from tests.support.caches import build_here
+from tests.support.corpora import write_corpus, write_lengths
 
 
 def as_lists(sample: dict[str, Any]) -> dict[str, list[Any]]:

@@ -22,7 +22,7 @@ from distcache.node.localize import localize
 from distcache.node.records import LocalizeOptions
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.train.open import OpenCache
-from tests.caches import build_here
+from tests.support.caches import build_here
 
 # Corpora, a cache, and what that version read of them.
 WRITTEN = Path(__file__).parents[1] / "fixtures" / "written_by_0.1.0.tar.xz"

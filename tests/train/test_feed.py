@@ -23,11 +23,11 @@ from distcache.storage.timeouts import TimeLimits
 from distcache.train import window_gate
 from distcache.train.feed import Feeder
 from distcache.train.window_gate import least_of
-from tests.caches import build_here
-from tests.corpus.mds.writer import write_mds
 from tests.edit.test_index_mds import fields_of, index, write_tokens
 from tests.node.agents import flip, run
-from tests.samples import tokens_of
+from tests.support.caches import build_here
+from tests.support.mds_writer import write_mds
+from tests.support.samples import tokens_of
 from tests.train.test_rows import KINDS, sample
 
 pytestmark = pytest.mark.filterwarnings("ignore::distcache.errors.ShardWaitWarning")

@@ -15,9 +15,9 @@ import distcache
 from distcache.cache.corpus_places import moves_between, moves_from, prefix_renamer
 from distcache.errors import ConfigError, NotReady
 from distcache.ranks.progress import NullProgress
-from tests.caches import build_here
-from tests.corpora import write_lengths
-from tests.processes import start
+from tests.support.caches import build_here
+from tests.support.corpora import write_lengths
+from tests.support.processes import start
 
 CONFIG = {"sequence_length": 16, "split": "1", "samples": {"train": 50}}
 

@@ -17,9 +17,9 @@ from distcache.corpus.idx import ITEM_TYPES
 from distcache.errors import ConfigError
 from distcache.train.dataset import SampleFields, SampleOptions
 from distcache.train.provenance import SamplePart
-from tests.caches import build_here
-from tests.processes import start
-from tests.texts import documents, train_bpe, write_jsonl
+from tests.support.caches import build_here
+from tests.support.processes import start
+from tests.support.texts import documents, train_bpe, write_jsonl
 
 
 def tokens_of(part: SamplePart) -> list[int]:

@@ -21,7 +21,7 @@ from distcache.errors import ConfigError, LoaderWarning
 from distcache.train import order as orders
 from distcache.train.order import _Epochs
 from distcache.train.sampler import ResumableSampler
-from tests.caches import build_here
+from tests.support.caches import build_here
 
 ORDERS: list[dict[str, Any]] = [
     {"order": "sequential"},

@@ -14,10 +14,10 @@ import distcache
 from distcache.corpus import open_idx
 from distcache.errors import CorpusError, NotReady
 from distcache.train import reading
-from tests.caches import build_here
-from tests.corpora import write_corpus
-from tests.corpus.mds.writer import write_mds
 from tests.edit.test_index_mds import DOCUMENTS, fields_of, index, write_tokens
+from tests.support.caches import build_here
+from tests.support.corpora import write_corpus
+from tests.support.mds_writer import write_mds
 
 
 def samples_of(cache: str | Path, split: str = "train") -> list[Any]:

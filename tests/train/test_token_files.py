@@ -18,9 +18,9 @@ from distcache import kernels
 from distcache.errors import CorpusError
 from distcache.train import reading, token_files
 from distcache.train.token_files import TokenFiles, pause_before
-from tests.caches import build_here
-from tests.corpora import write_corpus
-from tests.processes import clean_environment
+from tests.support.caches import build_here
+from tests.support.corpora import write_corpus
+from tests.support.processes import clean_environment
 from tests.train.test_dataset import as_lists
 
 # As many as sites give, or as this machine lets its root have.

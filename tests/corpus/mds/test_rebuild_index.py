@@ -13,8 +13,8 @@ from distcache.corpus.mds.codecs import MemorySource, unpack
 from distcache.corpus.mds.index_json import INDEX, read_index
 from distcache.corpus.mds.rebuild_index import rebuild_index
 from distcache.errors import ConfigError, CorpusError, NotReady
-from tests.corpus.mds.writer import write_mds
-from tests.processes import start
+from tests.support.mds_writer import write_mds
+from tests.support.processes import start
 
 CODECS = ["", "zstd", "gz", "bz2", "br", "snappy"]
 ROWS = [{"n": n, "text": f"row {n} " * n} for n in range(40)]

@@ -24,7 +24,7 @@ from distcache.ingest.tokenizers.huggingface import HuggingFace
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
 from distcache.ingest.tokenizers.tokenizer_json import TokenizerJson, read_tokenizer_json
 from distcache.kernels import TextScanner
-from tests.hard_texts import hard_texts, train
+from tests.support.hard_texts import hard_texts, train
 
 SURROGATES = range(0xD800, 0xE000)
 

@@ -14,7 +14,7 @@ from distcache.errors import ConfigError, NotReady
 from distcache.ingest.tokenizers import directory as tokenizer_directory
 from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
-from tests import texts
+from tests.support import texts
 
 LLAMA = {
     "tokenizer_class": "LlamaTokenizerFast",

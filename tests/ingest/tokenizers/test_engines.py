@@ -29,8 +29,8 @@ from distcache.ingest.tokenizers.huggingface import HuggingFace
 from distcache.ingest.tokenizers.tokenizer import Encoded, EnginesDiffer, TokenizerOptions
 from distcache.ingest.tokenizers.tokenizer import Tokenizer as AnyTokenizer
 from distcache.ranks.communicator import SerialCommunicator
-from tests.hard_texts import KINDS, PATTERNS, hard_texts, train
-from tests.texts import END, write_jsonl
+from tests.support.hard_texts import KINDS, PATTERNS, hard_texts, train
+from tests.support.texts import END, write_jsonl
 
 FAST = ("gpt2", "llama3", "qwen", "o200k", "llama2", "metaspace")
 VERSION = importlib.metadata.version("gigatoken")

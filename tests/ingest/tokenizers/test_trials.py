@@ -12,7 +12,7 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 
 from distcache.ingest.tokenizers.gigatoken.trials import is_stable, neighbours, probe_of, trials
 from distcache.ingest.tokenizers.tokenizer_json import TokenizerJson, read_tokenizer_json
-from tests.hard_texts import PATTERNS
+from tests.support.hard_texts import PATTERNS
 
 NEW = "\u0378"  # which is not assigned
 

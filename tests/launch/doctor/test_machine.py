@@ -18,7 +18,7 @@ from distcache.errors import ConfigError, DistcacheError
 from distcache.launch.doctor import machine
 from distcache.launch.doctor.finding import Finding
 from distcache.launch.doctor.machine import examine_machine
-from tests.processes import start
+from tests.support.processes import start
 
 
 def finding(topic: str, shared: Path, environment: dict[str, str] | None = None) -> Finding:

@@ -24,7 +24,7 @@ from distcache.node.ahead.protocol import (
 )
 from distcache.node.ahead.server import Fetcher, _Server, _started_threads
 from distcache.storage.files import version_of
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 RANGES = [(0, begin, 1000) for begin in range(0, 10_000, 1000)]
 

@@ -13,9 +13,9 @@ from distcache.node.records import LocalizeOptions
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.storage.timeouts import SCALE, TimeLimits, limits
 from distcache.train.dataset import CachedDataset
-from tests.buckets import put_cache
-from tests.storage.buckets import fresh_process_of_buckets
-from tests.storage.scripted_s3 import ScriptedS3
+from tests.support.bucket_clients import fresh_process_of_buckets
+from tests.support.buckets import put_cache
+from tests.support.scripted_s3 import ScriptedS3
 from tests.train.buckets.reading import end_fetcher, reached
 
 

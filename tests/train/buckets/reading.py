@@ -15,7 +15,7 @@ import distcache
 from distcache.node.ahead.client import fetcher_status
 from distcache.node.ahead.protocol import Status
 from distcache.train.dataset import CachedDataset
-from tests.waiting import wait_until
+from tests.support.waiting import wait_until
 
 __all__ = ["Batches", "batches", "end_fetcher", "equal", "reached", "status"]
 Batches = list[torch.Tensor]

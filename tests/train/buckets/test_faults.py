@@ -14,9 +14,9 @@ import distcache
 from distcache.errors import CorpusError, DistcacheError
 from distcache.storage.timeouts import limits
 from distcache.train.dataset import CachedDataset
-from tests.storage.scripted_s3 import ScriptedS3
+from tests.support.scripted_s3 import ScriptedS3
+from tests.support.waiting import wait_until
 from tests.train.buckets.reading import batches, end_fetcher, status
-from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize("budget", [None, "1M"])

@@ -17,10 +17,10 @@ from distcache.node.ahead.protocol import connect_to
 from distcache.node.records import read_records
 from distcache.node.store import Store
 from distcache.train.dataset import CachedDataset
-from tests.secrets import MARK, places_with_secrets
-from tests.storage.scripted_s3 import ScriptedS3
+from tests.support.scripted_s3 import ScriptedS3
+from tests.support.secrets import MARK, places_with_secrets
+from tests.support.waiting import wait_until
 from tests.train.buckets.reading import batches, status
-from tests.waiting import wait_until
 
 
 def test_no_secret_is_kept(

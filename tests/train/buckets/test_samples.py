@@ -18,8 +18,8 @@ from distcache.node.records import LocalizeOptions, read_records
 from distcache.node.store import Store
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.train.dataset import CachedDataset
-from tests.buckets import name_of, put_cache
-from tests.storage.scripted_s3 import ScriptedS3
+from tests.support.buckets import name_of, put_cache
+from tests.support.scripted_s3 import ScriptedS3
 from tests.train.buckets.reading import batches, end_fetcher, equal, status
 
 

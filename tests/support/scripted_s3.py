@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape, unescape
 
-from tests.secrets import MARK
+from tests.support.secrets import MARK
 
 __all__ = ["Request", "ScriptedS3"]
 

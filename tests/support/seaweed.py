@@ -16,8 +16,8 @@ import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.processes import clean_environment
-from tests.secrets import MARK
+from tests.support.processes import clean_environment
+from tests.support.secrets import MARK
 
 __all__ = ["Seaweed"]
 

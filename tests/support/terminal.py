@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 
-from tests.processes import DISTCACHE, clean_environment
+from tests.support.processes import DISTCACHE, clean_environment
 
 __all__ = ["interrupt", "require_sane"]
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.secrets import MARK
+from tests.support.secrets import MARK
 
 __all__ = ["LAUNCHERS", "LIMIT", "clean_environment", "launch", "start"]
 
@@ -34,7 +34,7 @@ def clean_environment(extra: Mapping[str, str] = {}) -> dict[str, str]:
     """Return this process's environment without a launcher's variables."""
     starts = ("OMPI_", "PMI", "SLURM_", "MPI4PY_")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(starts)}
-    return {**kept, "PYTHONPATH": str(Path(__file__).parent.parent), **extra}
+    return {**kept, "PYTHONPATH": str(Path(__file__).parents[2]), **extra}
 
 
 def launch(launcher: str, ranks: int) -> tuple[list[str], dict[str, str]]:

@@ -9,7 +9,7 @@ from typing import Any
 from distcache.cache.contents import read_contents
 from distcache.cache.corpus_places import beside
 from distcache.corpus import bin_path, idx_path
-from tests.storage.scripted_s3 import ScriptedS3
+from tests.support.scripted_s3 import ScriptedS3
 
 __all__ = ["config_of", "name_of", "put_cache", "put_corpus"]
 
