@@ -8,8 +8,6 @@ import numpy as np
 
 from distcache.corpus import write_idx
 
-__all__ = ["generate"]
-
 SIGMA = 1.0
 PIECE = 1 << 24
 

@@ -20,8 +20,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["megatron_dataset"]
-
 BATCHES = 100
 
 

@@ -6,8 +6,6 @@ import os
 import platform
 from pathlib import Path
 
-__all__ = ["machine"]
-
 
 def machine(directory: Path) -> dict[str, str]:
     """Return the processor, memory, kernel, and the filesystem of a directory."""

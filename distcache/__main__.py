@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 
-__all__ = ["run"]
-
 
 def run() -> None:
     """Run the command line. A Ctrl-C while it is imported ends it without a word."""

@@ -10,8 +10,6 @@ from urllib.parse import unquote
 
 from distcache.errors import ConfigError
 
-__all__ = ["DISTRIBUTION", "EXTRA_OF", "how_to_install", "needing"]
-
 DISTRIBUTION: Final = "distcache-megatron"
 EXTRA_OF: Final = {
     "mpi4py": "mpi",

@@ -8,8 +8,6 @@ from typing import Any
 
 from distcache.extras import needing
 
-__all__ = ["importing"]
-
 
 def importing(package: str, places: Mapping[str, tuple[str, str]]) -> Callable[[str], Any]:
     """Return a package's ``__getattr__`` (PEP 562), which imports a name when it is asked for.

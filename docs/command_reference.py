@@ -10,8 +10,6 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from distcache.cli.commands import COMMANDS, load
 
-__all__ = ["reference"]
-
 
 def reference() -> Iterator[str]:
     """Yield the lines of the reference."""

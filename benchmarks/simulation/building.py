@@ -27,8 +27,6 @@ from distcache.plan.layout import Layout, make_layout
 from distcache.plan.make import make_plan
 from distcache.plan.model import Plan
 
-__all__ = ["CASES", "Filesystem", "Phases", "build_phases", "plan_case"]
-
 MEAN_TOKENS = 600
 COLLECTIVES = 40  # of a build, beside those of sections that all ranks build
 STEP_COLLECTIVES = 2  # for each step of such a section

@@ -14,8 +14,6 @@ from distcache.node.arrivals import BACKLOG
 from distcache.node.transport import AT_ONCE
 from distcache.ranks.striped_broadcast import AHEAD, CHUNK, WINDOW
 
-__all__ = ["TRANSPORTS", "Site", "simulate"]
-
 RING_CHUNK = 1 << 20
 
 

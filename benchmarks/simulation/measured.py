@@ -13,8 +13,6 @@ from tests.cluster.jobs import Story, command, environment
 from tests.cluster.node import BRIDGES, ETHERNET, STORAGE, slow_down
 from tests.cluster.settings import LOCAL, Settings
 
-__all__ = ["SITE", "measure"]
-
 MBIT = 1e6 / 8
 # The filesystem's server, what a node gets of it, and the network between nodes; the disk is none.
 SITE = Site(400 * MBIT, 240 * MBIT, 240 * MBIT, 1e9, 2e-4, 0.0)

@@ -15,8 +15,6 @@ from distcache.plan.layout import ArrayPlace
 from distcache.plan.model import Plan
 from distcache.storage.unfinished_file import UnfinishedFile
 
-__all__ = ["Adoptable", "adopt", "find_adoptable"]
-
 
 class Adoptable(msgspec.Struct, frozen=True):
     """An item in another cache: its path, and the row of a table."""

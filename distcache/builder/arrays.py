@@ -13,8 +13,6 @@ from distcache.plan.costs import CHUNK_BYTES
 from distcache.plan.layout import ArrayPlace
 from distcache.storage.unfinished_file import UnfinishedFile
 
-__all__ = ["ArrayWriter", "read_digest", "write_in_chunks"]
-
 
 class ArrayWriter:
     """Writes an array, or a slice of one, piece by piece, and keeps its leaf digests.

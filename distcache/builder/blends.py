@@ -22,8 +22,6 @@ from distcache.ranks.communicator import Message
 from distcache.ranks.partition import slice_bounds
 from distcache.storage.unfinished_file import UnfinishedFile
 
-__all__ = ["BlendWriters", "SplitBlend", "build_blend", "new_blender", "write_steps"]
-
 BlendWriters = dict[str, ArrayWriter]
 """Of the dataset index and the dataset sample index, by name."""
 # A multiple of a leaf for the narrower of the two arrays.

@@ -18,20 +18,6 @@ from distcache.ranks.progress import Stopwatch
 from distcache.storage.files import atomic_write, read_file
 from distcache.storage.threads import decodable
 
-__all__ = [
-    "BuildRecord",
-    "PhaseTiming",
-    "RankRecord",
-    "Timings",
-    "make_timings",
-    "peak_memory",
-    "rank_record",
-    "read_build_record",
-    "record_path",
-    "total_own_seconds",
-    "write_record",
-]
-
 LARGEST: Final = 64 << 20  # bytes; a rank takes less than one KiB
 # Numbers in a file are not trusted: impossible ones would overflow later.
 Seconds = dict[str, Annotated[float, msgspec.Meta(ge=0, le=1e9)]]

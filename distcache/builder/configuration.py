@@ -22,15 +22,6 @@ from distcache.plan.written_blends import as_configured
 from distcache.storage.files import open_regular, read_file
 from distcache.storage.url import address_of, is_url, require_file
 
-__all__ = [
-    "complete",
-    "config_from_mapping",
-    "load_config",
-    "naming_from",
-    "read_document",
-    "tokenizer_from",
-]
-
 # A file with any of these fields is distcache's own.
 OWN_KEYS: Final = {"blend", "blend_per_split", "sequence_length", "samples"}
 NOT_WRITTEN: Final = {"of_command"}  # fields of a configuration that no file has

@@ -22,20 +22,6 @@ from distcache.kernels import Mt19937, fill_entries, gather
 from distcache.plan.costs import ENTRY_BYTES, lower_type
 from distcache.plan.model import SectionPlan
 
-__all__ = [
-    "Entries",
-    "EntryMemory",
-    "documents_of",
-    "fill_epochs",
-    "read_across",
-    "shuffle_last",
-    "shuffle_lower",
-    "shuffle_samples",
-    "shuffle_upper",
-    "skip_upper",
-    "tokens_of",
-]
-
 NOTHING: Final = np.empty(0, np.int32)
 # Smaller memory comes from the allocator, which reuses it for the next section.
 MAPPED_FROM: Final = 32 << 20  # bytes

@@ -34,16 +34,6 @@ from distcache.plan.layout import ALIGNMENT, ArrayPlace, Layout, align
 from distcache.plan.model import Plan
 from distcache.storage.unfinished_file import UnfinishedFile
 
-__all__ = [
-    "compose_tables",
-    "file_size",
-    "finish",
-    "lay_out",
-    "naming_text",
-    "table_bytes",
-    "table_places",
-]
-
 Digests = Mapping[int, Mapping[str, str]]
 # Columns of `sources` that are fields of `CorpusFacts`.
 FACTS: Final = (

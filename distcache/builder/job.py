@@ -20,8 +20,6 @@ from distcache.plan.model import Plan, SectionPlan
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import Stopwatch
 
-__all__ = ["Digests", "Job", "Record"]
-
 MOST_OPEN: Final = 256  # corpora: far fewer than the mappings that a process may have
 Digests = dict[int, dict[str, str]]
 """The digests of arrays, by index into `Plan.items` and by array name."""

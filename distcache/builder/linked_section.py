@@ -26,8 +26,6 @@ from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.partition import slice_bounds
 from distcache.storage.unfinished_file import UnfinishedFile
 
-__all__ = ["LinkedSection"]
-
 CHUNK = CHUNK_BYTES // ENTRY_BYTES
 
 

@@ -29,8 +29,6 @@ from distcache.plan.layout import ArrayPlace
 from distcache.plan.model import SectionPlan
 from distcache.storage.unfinished_file import UnfinishedFile
 
-__all__ = ["build_passes", "pass_windows", "sample_bounds"]
-
 CHUNK: Final = 1 << 20  # sequences whose lengths are widened at a time
 
 

@@ -32,20 +32,6 @@ from distcache.storage.files import sync_directory
 from distcache.storage.unfinished_file import UnfinishedFile
 from distcache.storage.units import size_text
 
-__all__ = [
-    "cache_path",
-    "claim_build",
-    "data_path",
-    "is_finished",
-    "journal_path",
-    "journals",
-    "link_equal",
-    "make_plan_together",
-    "make_ready",
-    "moves_of",
-    "require_name",
-]
-
 # Leaves room for prefixes and suffixes: file names may have 255 bytes.
 LONGEST_NAME: Final = 200
 

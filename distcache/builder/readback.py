@@ -25,8 +25,6 @@ from distcache.storage.files import set_time
 from distcache.storage.threads import map_in_threads
 from distcache.storage.unfinished_file import UnfinishedFile
 
-__all__ = ["read_back", "still_there"]
-
 PAUSES: Final = (2.0, 5.0, 15.0, None)  # seconds after each reading; none after the last
 
 

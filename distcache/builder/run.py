@@ -50,8 +50,6 @@ from distcache.storage.files import closing_fd, open_regular, set_mode
 from distcache.storage.journal import Journal, read_journal
 from distcache.storage.timeouts import limits
 
-__all__ = ["BuildOptions", "BuildOutcome", "build"]
-
 POLL: Final = 0.1  # seconds between two looks for what another node has made
 
 

@@ -20,8 +20,6 @@ from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator, Message
 from distcache.storage.unfinished_file import UnfinishedFile
 
-__all__ = ["RowCutter", "SectionSlice", "joined_digests"]
-
 
 class RowCutter:
     """Cuts consecutive rows from entries that are fed to it in order.

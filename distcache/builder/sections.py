@@ -32,8 +32,6 @@ from distcache.plan.layout import ArrayPlace
 from distcache.plan.model import SectionPlan
 from distcache.storage.unfinished_file import UnfinishedFile
 
-__all__ = ["build_section", "cut_section"]
-
 CHUNK: int = CHUNK_BYTES // ENTRY_BYTES
 InOrder = Callable[[Callable[[int], NDArray[np.int64]], range], Iterator[NDArray[np.int64]]]
 """Applies a function to numbers, and yields the results in their order."""

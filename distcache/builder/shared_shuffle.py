@@ -25,8 +25,6 @@ from distcache.kernels import NO_LINK, Mt19937, draws_within, group_by_range, li
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator
 
-__all__ = ["shuffled_slice"]
-
 PIECE: Final = 1 << 22  # steps that a rank looks at, or sends values of, at a time
 Numbers = NDArray[np.uint32]
 

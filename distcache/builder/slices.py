@@ -11,8 +11,6 @@ import msgspec
 
 from distcache.plan.model import SectionPlan
 
-__all__ = ["Edge", "draw_bounds", "edges", "overlaps", "row_bounds", "windows"]
-
 
 class Edge(msgspec.Struct, frozen=True):
     """Bytes [begin, end) of an array that `sender` has and `owner` writes."""

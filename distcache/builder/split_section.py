@@ -38,8 +38,6 @@ from distcache.ranks.communicator import Communicator, Message
 from distcache.ranks.partition import slice_bounds
 from distcache.storage.unfinished_file import UnfinishedFile
 
-__all__ = ["EntryStream", "SplitSection"]
-
 
 class SplitSection:
     """The steps of building one section with all ranks: `shuffle`, then `cut`.

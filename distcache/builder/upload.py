@@ -27,8 +27,6 @@ from distcache.storage.place import threads_for
 from distcache.storage.threads import map_in_threads
 from distcache.storage.url import is_url, located
 
-__all__ = ["UploadOptions", "Uploaded", "upload"]
-
 
 class UploadOptions(msgspec.Struct, frozen=True):
     """How to upload.

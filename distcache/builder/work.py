@@ -23,8 +23,6 @@ from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.storage.journal import Journal
 from distcache.storage.unfinished_file import UnfinishedFile
 
-__all__ = ["build_items"]
-
 
 def build_items(job: Job, assignment: Assignment, journal: Journal) -> Digests:
     """Build all that is not finished. Collective.

@@ -35,16 +35,6 @@ from distcache.storage.place import open_place, read_all
 from distcache.storage.threads import decodable
 from distcache.storage.url import is_url, located
 
-__all__ = [
-    "ArrayView",
-    "Cache",
-    "Contents",
-    "open_cache",
-    "open_cache_file",
-    "read_contents",
-    "read_version",
-]
-
 
 @decodable
 class _Identity(msgspec.Struct, frozen=True):

@@ -18,21 +18,6 @@ from distcache.errors import ConfigError
 from distcache.storage.files import atomic_write, read_file
 from distcache.storage.url import is_url, located, located_in
 
-__all__ = [
-    "PREFIX_VARIABLE",
-    "Moves",
-    "add_known_moves",
-    "beside",
-    "corpus_places",
-    "corpus_stem",
-    "find_moves",
-    "located_moved",
-    "moves_between",
-    "moves_from",
-    "moves_of",
-    "prefix_renamer",
-]
-
 LONGEST: Final = 1 << 20  # bytes of the moves beside a cache
 PREFIX_VARIABLE: Final = "DISTCACHE_PREFIX"
 Moves = tuple[tuple[str, str], ...]

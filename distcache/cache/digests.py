@@ -19,16 +19,6 @@ from distcache.storage.threads import map_in_threads
 from distcache.storage.url import is_url
 from distcache.storage.watchdog import tick
 
-__all__ = [
-    "array_digest",
-    "block_range",
-    "blocks_in",
-    "joined_digest",
-    "leaves_of",
-    "read_pieces",
-    "verify_cache",
-]
-
 Bytes = bytes | bytearray | memoryview | NDArray[Any]
 
 

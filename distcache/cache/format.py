@@ -21,29 +21,6 @@ from numpy.typing import NDArray
 from distcache.corpus.mds.shard_table import ROWS
 from distcache.errors import CacheCorrupt
 
-__all__ = [
-    "ARRAY_NAMES",
-    "ARRAY_TYPES",
-    "BLENDS",
-    "BLOCKS",
-    "BLOCK_SIZE",
-    "HEADER_SIZE",
-    "LEAF_SIZE",
-    "MEMBERS",
-    "SECTIONS",
-    "SHARDS",
-    "SOURCES",
-    "TABLES",
-    "TEXT",
-    "VERSION",
-    "DatasetPlace",
-    "Header",
-    "TablePlace",
-    "array_fields",
-    "as_latest",
-    "tables_of",
-]
-
 MAGIC: Final = b"\x89distcache\r\n\x1a\n\x00\x00"
 VERSION: Final = 2
 HEADER_SIZE: Final = 4096

@@ -8,8 +8,6 @@ from typing import Any
 from distcache.cache.contents import Contents
 from distcache.cache.format import ARRAY_NAMES
 
-__all__ = ["inspect_document"]
-
 
 def inspect_document(cache: Contents) -> dict[str, Any]:
     """Return everything about a cache but its arrays, ready for JSON."""

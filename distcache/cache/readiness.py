@@ -20,8 +20,6 @@ from distcache.ranks.workspace import directories_of, hidden_directory
 from distcache.storage.timeouts import limits
 from distcache.storage.url import is_url, located
 
-__all__ = ["Readiness", "State", "Watch", "building_directory", "look", "wait"]
-
 POLL: Final = 0.5  # seconds
 LONGEST_PAUSE: Final = 3.0  # seconds
 

@@ -24,8 +24,6 @@ import numpy as np
 from distcache.cache.format import HEADER_SIZE, DatasetPlace
 from distcache.errors import DistcacheError
 
-__all__ = ["front_bytes"]
-
 # Smaller datasets share a block. Pieces of metadata are smaller than this.
 ALIGNED_FROM: Final = 2048  # bytes
 ALIGNMENT: Final = 64  # bytes: that of `distcache.plan.layout`

@@ -43,8 +43,6 @@ from distcache.ranks.progress import NullProgress
 from distcache.storage.units import counted, size_text
 from distcache.storage.url import require_file
 
-__all__ = ["build_command", "plan_command", "read_config"]
-
 ConfigArgument = Annotated[
     Path | None,
     typer.Argument(

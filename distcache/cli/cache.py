@@ -47,8 +47,6 @@ from distcache.ranks.progress import NullProgress
 from distcache.storage.units import counted, size_text
 from distcache.storage.url import require_file
 
-__all__ = ["explain_command", "export_command", "inspect_command", "verify_command"]
-
 CacheArgument = Annotated[str, typer.Argument(help="A cache: a file, or s3://bucket/name.h5.")]
 
 

@@ -17,8 +17,6 @@ from typer.core import TyperGroup
 from distcache.cli.common import interrupt_on_signals
 from distcache.errors import ConfigError
 
-__all__ = ["COMMANDS", "PANELS", "Entry", "LazyGroup", "add_commands", "load"]
-
 
 class Entry(NamedTuple):
     """Where a command or a group of commands is, and what the list of commands says of it.

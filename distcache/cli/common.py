@@ -16,29 +16,6 @@ from distcache.errors import ConfigError
 from distcache.storage.interruption import end_by_itself, interrupt_at
 from distcache.storage.units import parse_size
 
-__all__ = [
-    "ENDING",
-    "WORK",
-    "FimOption",
-    "JsonOption",
-    "LimitOption",
-    "LogOption",
-    "MegatronOption",
-    "OutOption",
-    "PathOutOption",
-    "PrefixOption",
-    "ReuseOption",
-    "ThreadsOption",
-    "TokenizerOption",
-    "WorkOption",
-    "ignore_signals",
-    "interrupt_on_signals",
-    "optional_size",
-    "parse_minutes",
-    "parse_size",
-    "path_only",
-]
-
 URL: Final = re.compile("[a-z][a-z0-9+.-]*:/")  # Path joins slashes
 
 

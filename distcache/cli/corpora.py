@@ -34,15 +34,6 @@ from distcache.ranks.cores import share_of_cores
 from distcache.ranks.progress import NullProgress, Progress
 from distcache.storage.files import require_text
 
-__all__ = [
-    "bare_prefix",
-    "check_command",
-    "convert_command",
-    "materialize_command",
-    "merge_command",
-    "write_corpus",
-]
-
 # A shell pattern matches several files of each corpus.
 ENDS = (".idx", ".bin", ".shards", ".receipt.json")
 

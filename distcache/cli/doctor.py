@@ -17,8 +17,6 @@ from distcache.launch.doctor.training import examine_training
 from distcache.megatron.command_line import require_command
 from distcache.storage.units import counted
 
-__all__ = ["doctor_command"]
-
 
 def doctor_command(
     context: typer.Context,

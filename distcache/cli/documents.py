@@ -14,8 +14,6 @@ from distcache.extras import needing
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.storage.units import counted
 
-__all__ = ["show_command"]
-
 MOST_TOKENS = 64
 
 

@@ -7,13 +7,12 @@ from typing import Annotated
 
 import typer
 
-from distcache.cli.common import LogOption, interrupt_on_signals, parse_size, path_only
+from distcache.cli.common import LogOption, interrupt_on_signals, path_only
 from distcache.cli.show import make_progress
 from distcache.errors import BuildInterrupted
+from distcache.storage.units import parse_size
 from distcache.train.feed import Feeder
 from distcache.train.files import open_files
-
-__all__ = ["feed_command"]
 
 
 def feed_command(

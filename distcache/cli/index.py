@@ -27,8 +27,6 @@ from distcache.ranks.connect import connect
 from distcache.ranks.cores import share_of_cores
 from distcache.storage.url import is_url
 
-__all__ = ["index_app"]
-
 index_app = typer.Typer(
     name="index",
     help="Use data where it lies: MDS shards as corpora, without conversion.",

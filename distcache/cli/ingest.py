@@ -18,20 +18,17 @@ from distcache.cli.common import (
     WorkOption,
     interrupt_on_signals,
     optional_size,
-    parse_size,
 )
 from distcache.cli.show import LogFormat, make_progress, print_result
 from distcache.errors import ConfigError
 from distcache.megatron.tokenizers import one_release
 from distcache.ranks.connect import connect
 from distcache.ranks.cores import share_of_cores
-from distcache.storage.units import counted
+from distcache.storage.units import counted, parse_size
 
 if TYPE_CHECKING:
     from distcache.ingest.pipeline import IngestOptions, IngestOutcome
     from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
-
-__all__ = ["ingest_app"]
 
 ingest_app = typer.Typer(
     name="ingest",

@@ -34,8 +34,6 @@ from distcache.storage.files import make_directories, may_write
 from distcache.storage.timeouts import limits
 from distcache.storage.units import counted
 
-__all__ = ["slurm_scripts_command", "submit_command"]
-
 PACKAGE: Final = Path(distcache.__file__).parent
 SCRIPTS: Final = (PACKAGE / "slurm", PACKAGE.parent / "slurm")  # installed, or in a checkout
 TASKS: Final = 8  # ranks of a node, where its CPUs are enough

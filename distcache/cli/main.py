@@ -24,8 +24,6 @@ from distcache.storage.watchdog import has_abandoned_thread
 if TYPE_CHECKING:
     from distcache.ranks.communicator import Communicator
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(
     name="distcache",
     cls=LazyGroup,

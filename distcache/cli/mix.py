@@ -23,8 +23,6 @@ from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.connect import connect
 from distcache.ranks.cores import share_of_cores
 
-__all__ = ["mix_command"]
-
 
 def mix_command(
     recipe: Annotated[str, typer.Argument(help="A list of MDS data sets, as YAML or JSON.")],

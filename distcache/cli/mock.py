@@ -15,8 +15,6 @@ from distcache.errors import ConfigError
 from distcache.ranks.cores import threads_of, usable_cores
 from distcache.storage.files import atomic_write
 
-__all__ = ["mock_command"]
-
 BLEND: Final = "blend.json"
 SEQUENCE_LENGTH: Final = 4096
 FEW_DOCUMENTS: Final = 200

@@ -22,7 +22,6 @@ from distcache.cli.common import (
     TokenizerOption,
     interrupt_on_signals,
     optional_size,
-    parse_size,
     path_only,
 )
 from distcache.cli.show import make_progress, print_json, print_table
@@ -37,9 +36,7 @@ from distcache.node.store import Store
 from distcache.node.upkeep import collect, list_store, open_store, verify_store
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from distcache.ranks.connect import connect
-from distcache.storage.units import counted, size_text
-
-__all__ = ["local_app", "localize_command"]
+from distcache.storage.units import counted, parse_size, size_text
 
 MOST_ROWS: Final = 16  # of a table without --verbose
 StoreOption = Annotated[

@@ -11,8 +11,6 @@ from distcache.cli.common import JsonOption, LogOption
 from distcache.cli.show import make_progress, print_json
 from distcache.errors import BuildInterrupted, NotReady
 
-__all__ = ["ready_command"]
-
 
 def ready_command(
     cache: Annotated[str, typer.Argument(help="The cache that is built: a path, or a URL.")],

@@ -17,8 +17,6 @@ from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import Progress
 from distcache.storage.units import parse_tokens
 
-__all__ = ["select_command"]
-
 END = 1 << 62  # of documents, if none is given
 
 

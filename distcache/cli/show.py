@@ -15,8 +15,6 @@ import msgspec
 
 from distcache.ranks.progress import NullProgress, Progress
 
-__all__ = ["LogFormat", "make_progress", "print_json", "print_result", "print_table"]
-
 PLAIN_INTERVAL = 10.0
 UNLIMITED = 100_000  # characters of a line, of what is not a terminal
 LEAST_CELL = 12  # characters

@@ -12,8 +12,6 @@ from distcache.cli.show import make_progress, print_json
 from distcache.ranks.connect import connect
 from distcache.storage.units import size_text
 
-__all__ = ["upload_command"]
-
 
 def upload_command(
     cache: Annotated[str, typer.Argument(help="A finished cache.")],

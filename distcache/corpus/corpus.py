@@ -15,15 +15,6 @@ from distcache.corpus.mds.shard_table import TableFacts, has_table, shards_path
 from distcache.errors import ConfigError, CorpusError
 from distcache.storage.files import FileVersion
 
-__all__ = [
-    "CopySource",
-    "Corpus",
-    "CorpusFacts",
-    "open_copy_source",
-    "open_examined",
-    "require_tokens",
-]
-
 
 class CorpusFacts(msgspec.Struct, frozen=True):
     """The facts of a sound corpus. All but the prefix and `file_versions` identify its content.

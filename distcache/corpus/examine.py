@@ -33,8 +33,6 @@ from distcache.storage.place import require_answer, threads_for, version_at
 from distcache.storage.threads import map_in_threads
 from distcache.storage.url import is_url
 
-__all__ = ["changes_of", "digest_tokens", "examine", "require_sound", "require_unchanged"]
-
 BLOCK: Final = 64 << 20  # bytes of a `.bin` that are digested by one rank
 RANGE: Final = 1 << 23  # sequences of a task; 160 MiB of an .idx
 BYTES_PER_SEQUENCE: Final = 20

@@ -38,8 +38,6 @@ from distcache.storage.place import OBJECTS, open_place
 from distcache.storage.threads import map_in_threads
 from distcache.storage.url import is_url
 
-__all__ = ["fetched_indices"]
-
 AHEAD: Final = 8  # chunks that an agent reads ahead
 SMALL: Final = 1 << 20  # bytes of a chunk in the mean, of which more are read ahead
 LOCK: Final = "lock"

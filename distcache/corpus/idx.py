@@ -22,24 +22,6 @@ from distcache.storage.copies import copy_of
 from distcache.storage.files import FileVersion, open_regular, version_of
 from distcache.storage.url import is_url
 
-__all__ = [
-    "HEADER",
-    "HEADER_SIZE",
-    "ITEM_TYPES",
-    "MAGIC",
-    "NAMES",
-    "POINTER",
-    "Idx",
-    "bin_path",
-    "code_of",
-    "idx_path",
-    "limit_of",
-    "named_type",
-    "open_idx",
-    "require_no_pointer",
-    "smallest_type",
-]
-
 MAGIC: Final = b"MMIDIDX\x00\x00"
 LEGACY_MAGIC: Final = b"TNTIDX\x00\x00"
 LFS_POINTER: Final = b"version https://git-lfs"

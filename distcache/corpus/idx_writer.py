@@ -16,15 +16,6 @@ from distcache.corpus.idx import HEADER, HEADER_SIZE, ITEM_TYPES, MAGIC, code_of
 from distcache.errors import CorpusError
 from distcache.storage.files import atomic_write, no_space_as_error, recreate, write_range
 
-__all__ = [
-    "IdxPlan",
-    "lay_out_idx",
-    "write_bounds",
-    "write_idx",
-    "write_lengths",
-    "write_sequences",
-]
-
 CHUNK: Final = 1 << 17  # sequences at a time: their offsets stay in the processor's cache
 
 

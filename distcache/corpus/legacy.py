@@ -20,8 +20,6 @@ from distcache.corpus.idx import LEGACY_MAGIC, bin_path, code_of, idx_path
 from distcache.errors import CorpusError, NotReady
 from distcache.storage.files import open_regular, open_sized, read_range
 
-__all__ = ["is_legacy", "open_legacy"]
-
 HEADER: Final = struct.Struct("<8sQQQQQQ")
 VERSION: Final = 1
 # By code and bytes per token. Code 6 was "float", which some writers took for 4 bytes.

@@ -28,8 +28,6 @@ from distcache.storage.files import (
 from distcache.storage.threads import map_in_threads
 from distcache.storage.watchdog import tick
 
-__all__ = ["Made", "Mock", "parse_lengths", "write_mock"]
-
 LONGEST: Final = 2**31 - 1  # tokens of a document
 SPREAD: Final = 1.0  # of the sizes of corpora: the standard deviation of their logarithms
 PIECE: Final = 1 << 22  # tokens or documents at a time

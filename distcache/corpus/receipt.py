@@ -20,25 +20,6 @@ from distcache.storage.files import atomic_write, no_space_as_error, read_file
 from distcache.storage.threads import decodable
 from distcache.storage.url import is_url
 
-__all__ = [
-    "FORMAT",
-    "EngineReceipt",
-    "InputReceipt",
-    "Kind",
-    "Origin",
-    "PieceReceipt",
-    "Receipt",
-    "Skipped",
-    "TokenizerFacts",
-    "find_receipt",
-    "read_receipt",
-    "receipt_of",
-    "receipt_path",
-    "require_one_tokenizer",
-    "tokenizers_of",
-    "write_receipt",
-]
-
 FORMAT: Final = 1
 Kind = Literal["text", "tokens", "merge", "convert", "select", "materialize", "mds"]
 LONGEST: Final = 1 << 30  # bytes of a receipt; one of a hundred thousand pieces has 10 MB

@@ -28,8 +28,6 @@ from distcache.corpus.mds.shard_table import has_table
 from distcache.errors import CorpusError, DistcacheError, NotReady
 from distcache.storage.files import open_sized, read_range
 
-__all__ = ["Repaired", "is_repairable", "open_damaged"]
-
 CODE_OF_SIZE: Final = {1: 1, 2: 8, 4: 4, 8: 5}  # what tokenizers write: u8, u16, i32, i64
 
 

@@ -53,8 +53,6 @@ from distcache.storage.place import require_answer
 from distcache.storage.url import is_url
 from distcache.storage.watchdog import tick
 
-__all__ = ["Fault", "Outline", "RangeFacts", "check_range", "digest_idx", "outline", "summarize"]
-
 CHUNK: Final = 16 << 20
 MOST_NAMED: Final = 3  # corpora of a directory, in a message
 MOST_COMPARED: Final = 50  # names, with one that is not there

@@ -21,8 +21,6 @@ from distcache.storage.ranges import GAP, join_ranges
 from distcache.storage.url import is_url
 from distcache.storage.watchdog import tick
 
-__all__ = ["Ranges", "clip", "token_pieces"]
-
 SEQUENCES: Final = 1 << 18  # of a view, at a time
 
 # Ranges of bytes: where they begin, and their sizes.

@@ -23,8 +23,6 @@ from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.partition import slice_bounds
 
-__all__ = ["audit", "digest_faults", "find_receipts"]
-
 BLOCK: Final = 4 << 20  # bytes of tokens at a time
 
 

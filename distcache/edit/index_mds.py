@@ -67,8 +67,6 @@ from distcache.storage.files import (
 from distcache.storage.journal import Journal, read_journal
 from distcache.storage.threads import map_in_threads
 
-__all__ = ["index_mds"]
-
 
 def index_mds(
     communicator: Communicator,

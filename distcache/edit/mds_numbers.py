@@ -25,8 +25,6 @@ from distcache.storage.files import (
     write_range,
 )
 
-__all__ = ["NewNumbers", "WrittenNumbers", "by_sequences"]
-
 AT_ONCE: Final = 1 << 20  # sequences whose lengths and pointers are in memory
 
 

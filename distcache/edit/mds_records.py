@@ -26,19 +26,6 @@ from distcache.edit.mds_scan import MdsOptions, Scan
 from distcache.errors import CorpusError
 from distcache.storage.threads import decodable
 
-__all__ = [
-    "SetFacts",
-    "ShardRecord",
-    "Totals",
-    "aligned",
-    "damaged_record",
-    "one_type",
-    "receipt_of_sets",
-    "record_of",
-    "table_of",
-    "totals_of",
-]
-
 MOST_WRONG: Final = 1000  # damaged samples of a shard that are listed; all are counted
 MOST_LISTED: Final = 100_000  # of a receipt
 

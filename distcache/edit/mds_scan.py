@@ -23,8 +23,6 @@ from distcache.errors import ConfigError, CorpusError
 from distcache.kernels import first_outside
 from distcache.storage.threads import decodable
 
-__all__ = ["DTYPES", "MdsOptions", "Scan", "fitting_type", "kind_of", "scan_shard", "token_type"]
-
 COLUMNS: Final = 1 << 16  # bytes of a header behind its offsets that are read at first
 COMPARED: Final = ("uint32", "uint64")  # an `.idx` has no such types
 # What tokens may be, and what the `.idx` has them as.

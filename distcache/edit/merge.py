@@ -50,8 +50,6 @@ from distcache.storage.files import (
     write_range,
 )
 
-__all__ = ["convert", "join", "materialize", "merge"]
-
 STRIPE: Final = 1 << 20  # bytes; two ranks never write into the same one of a `.bin`
 COPY: Final = 16 << 20  # bytes at a time
 SEQUENCES: Final = 1 << 18  # at a time

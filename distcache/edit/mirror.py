@@ -22,8 +22,6 @@ from distcache.storage.listing import objects_below
 from distcache.storage.locks import LOCK, try_lock
 from distcache.storage.url import located
 
-__all__ = ["Mirrored", "mirror", "mirrored"]
-
 
 class Mirrored(NamedTuple):
     """A data set in a bucket, and its place on a filesystem.

@@ -31,8 +31,6 @@ from distcache.ranks.progress import NullProgress, Progress, Stopwatch
 from distcache.storage.files import atomic_write, make_directories, no_space_as_error
 from distcache.storage.url import is_url
 
-__all__ = ["MixOptions", "Mixed", "mix"]
-
 AT_ONCE: Final = 16  # data sets: most of the time goes to syncing small files
 BLEND: Final = "blend.json"
 

@@ -16,8 +16,6 @@ from distcache.errors import ConfigError
 from distcache.storage.threads import decodable
 from distcache.storage.url import is_url
 
-__all__ = ["MOST_SAMPLES", "Recipe", "Stream", "recipe_from"]
-
 MOST_SAMPLES: Final = 1 << 40
 NAME: Final = re.compile(r"[^\w.-]+")
 Share = Annotated[float, msgspec.Meta(ge=0, le=1e18)]

@@ -54,8 +54,6 @@ from distcache.storage.files import (
 )
 from distcache.storage.threads import map_in_threads
 
-__all__ = ["SelectOptions", "select"]
-
 Result = TypeVar("Result")
 
 PIECE: Final = 1 << 16  # documents of the parent that a piece of the receipt has, at least

@@ -17,17 +17,6 @@ from distcache.corpus.idx import ITEM_TYPES, Idx
 from distcache.errors import ConfigError
 from distcache.storage.files import open_regular
 
-__all__ = [
-    "BITS",
-    "Kept",
-    "Selection",
-    "bins_of_hashes",
-    "hash_numbers",
-    "numbers_in",
-    "select_documents",
-    "split_lengths",
-]
-
 # What reading a file of numbers raises that is none: text, or a `.npy`, whose header is evaluated.
 MALFORMED: Final = (
     ValueError,

@@ -17,8 +17,6 @@ from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator
 from distcache.storage.files import closing_fd, open_regular, read_range
 
-__all__ = ["compare_shards"]
-
 
 def compare_shards(communicator: Communicator, prefix: str, count: int) -> list[Fault]:
     """Compare the shards that have evenly spread sequences of a corpus. Collective.

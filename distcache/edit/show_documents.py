@@ -14,8 +14,6 @@ from distcache.edit.source_readback import by_piece, read_document
 from distcache.errors import ConfigError
 from distcache.ingest.tokenizers.tokenizer import Tokenizer
 
-__all__ = ["ShownDocument", "document_numbers", "show_documents"]
-
 
 class ShownDocument(msgspec.Struct, frozen=True):
     """A document of a corpus.

@@ -30,8 +30,6 @@ from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.storage.files import closing_fd, open_regular, read_range
 
-__all__ = ["Sample", "by_piece", "choose", "read_back", "read_document", "root_of"]
-
 MOST_PARENTS: Final = 32  # of a view of a view
 
 

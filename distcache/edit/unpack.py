@@ -27,8 +27,6 @@ from distcache.storage.journal import Journal, read_journal
 from distcache.storage.threads import decodable, map_in_threads
 from distcache.storage.unfinished_file import UnfinishedFile
 
-__all__ = ["Unpacked", "unpack_shards"]
-
 
 class Unpacked(msgspec.Struct, frozen=True):
     """The result of unpacking.

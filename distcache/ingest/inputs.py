@@ -14,19 +14,6 @@ import msgspec
 from distcache.corpus.receipt import receipt_path
 from distcache.errors import ConfigError, CorpusError, NotReady
 
-__all__ = [
-    "SUFFIXES",
-    "TEXT_FORMATS",
-    "TOKEN_FORMATS",
-    "Format",
-    "Group",
-    "Input",
-    "find_inputs",
-    "is_read",
-    "require_unchanged",
-    "suffixes_of",
-]
-
 Format = Literal["jsonl", "txt", "parquet", "arrow", "raw"]
 SUFFIXES: Final[dict[str, Format]] = {
     ".jsonl": "jsonl",

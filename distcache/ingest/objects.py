@@ -37,8 +37,6 @@ from distcache.storage.threads import map_in_threads
 from distcache.storage.url import address_of, is_url, located
 from distcache.storage.watchdog import tick
 
-__all__ = ["Fetched", "ObjectWork", "fetch_objects", "is_stream"]
-
 STDIN: Final = "-"
 AT_ONCE: Final = 4  # objects that a rank fetches at a time
 FINISHED: Final = (bin_path, receipt_path, idx_path)  # readers look for the last

@@ -24,8 +24,6 @@ from distcache.ranks.workspace import Workspace, hidden_directory, is_same_file
 from distcache.storage.files import atomic_write, digest_range, is_plain_file, make_link, read_file
 from distcache.storage.url import is_url
 
-__all__ = ["Output"]
-
 COMPARED: Final = ("kind", "tokenizer", "versions")
 RESULTS: Final = frozenset({"length_of_all"})  # what a command finds stands among the options
 SUFFIXES: Final = ("bin", "shards", "idx", "receipt.json")

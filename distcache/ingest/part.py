@@ -14,8 +14,6 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-__all__ = ["BLOCK", "MOST_LISTED", "Blocks", "Part", "PieceFacts", "Problem", "Sink", "digest_of"]
-
 MOST_LISTED: Final = 1000  # invalid rows of a piece whose places are kept; all are counted
 SPOOL: Final = 64 << 20  # bytes of tokens in memory, if they may go to a file
 BLOCK: Final = 4 << 20  # bytes

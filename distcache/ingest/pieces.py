@@ -16,23 +16,6 @@ from distcache.ingest.inputs import Input
 from distcache.ingest.part import PieceFacts
 from distcache.ranks.partition import balance
 
-__all__ = [
-    "Counts",
-    "InputPiece",
-    "Segment",
-    "TaskRecord",
-    "cut_at_documents",
-    "make_pieces",
-    "make_rounds",
-    "make_tasks",
-    "overlap",
-    "owners_of",
-    "piece_bytes",
-    "place",
-    "reader_of",
-    "segments_of",
-]
-
 SMALLEST: Final = 1 << 20  # bytes; ten to five hundred milliseconds of work for a tokenizer
 ROUND: Final = 4 << 20  # bytes for each rank: ranks that meet take time from their workers
 MOST: Final = 1 << 16  # pieces of an ingest, roughly; facts about each are kept

@@ -43,17 +43,6 @@ from distcache.storage.journal import Journal, read_journal
 
 ARROW_CODECS: Final = ("gzip", "zstd")  # Arrow decompresses them
 
-__all__ = [
-    "IngestOptions",
-    "IngestOutcome",
-    "Made",
-    "find_together",
-    "ingest",
-    "make_work_together",
-    "require_utf8",
-    "resume_together",
-]
-
 IngestOptions = TextOptions | TokenOptions
 
 

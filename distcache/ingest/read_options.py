@@ -9,8 +9,6 @@ import msgspec
 from distcache.ingest.inputs import Format
 from distcache.storage.threads import decodable
 
-__all__ = ["Common", "TextOptions", "TokenOptions"]
-
 OnError = Literal["fail", "skip"]
 
 

@@ -24,8 +24,6 @@ from distcache.ingest.part import PieceFacts
 from distcache.ingest.pieces import Counts, InputPiece, TaskRecord, overlap
 from distcache.ingest.rounds import Locator
 
-__all__ = ["make_receipts"]
-
 ENGINE: Final = "gigatoken"  # the one that is faster than the tokenizers' own libraries
 MOST_LISTED: Final = 100_000  # invalid rows whose places a receipt lists; all are counted
 

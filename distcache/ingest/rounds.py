@@ -39,8 +39,6 @@ from distcache.storage.files import digest_range
 from distcache.storage.journal import Journal
 from distcache.storage.watchdog import tick
 
-__all__ = ["Locator", "Reader", "Work", "Workers", "run_rounds"]
-
 AHEAD: Final = 32 << 20  # bytes of inputs of finished tasks that wait in memory for their round
 SPOOLED: Final = 4 << 30  # the same, if they may wait in a file
 NOTE_EVERY: Final = 20.0  # seconds between two messages about a task

@@ -24,8 +24,6 @@ from distcache.ranks.progress import Progress
 from distcache.storage.files import closing_fd, no_space_as_error, open_to_write, read_range
 from distcache.storage.unfinished_file import UnfinishedFile
 
-__all__ = ["COUNTS", "LENGTHS", "TokenStore", "count_intact", "make_corpora"]
-
 TOKENS: Final = "bin"
 LENGTHS: Final = "lengths"
 COUNTS: Final = "counts"

@@ -15,8 +15,6 @@ from distcache.launch.slurm import JobState, look_at_job
 from distcache.storage.files import closing_fd, open_sized
 from distcache.storage.timeouts import limits
 
-__all__ = ["Tail", "failure", "follow"]
-
 POLL: Final = 1.0  # seconds between two reads of the log
 ASK_EVERY: Final = 5.0  # seconds between two queries of Slurm
 TELL_EVERY: Final = 60.0  # seconds between two messages about a waiting job

@@ -28,20 +28,6 @@ from distcache.storage.watchdog import Stalled, run_with_watchdog
 if TYPE_CHECKING:
     from submitit import SlurmExecutor
 
-__all__ = [
-    "START",
-    "JobFiles",
-    "JobOptions",
-    "Task",
-    "exchangeable",
-    "job_directory",
-    "make_executor",
-    "make_private",
-    "sbatch_parameters",
-    "submit_prejob",
-    "with_parameters",
-]
-
 START: Final = "starting "  # begins the first line of every rank, each time it starts
 OPTION: Final = re.compile(r"--(?P<name>[a-z][a-z0-9-]*)(=(?P<value>.*))?")
 # Options of the job's files, by which it is followed.

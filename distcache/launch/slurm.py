@@ -16,20 +16,6 @@ from distcache.errors import BuildInterrupted, ConfigError, DistcacheError
 from distcache.extras import how_to_install
 from distcache.storage.timeouts import limits
 
-__all__ = [
-    "JobState",
-    "call",
-    "choose_plugin",
-    "find_plugin",
-    "job_number",
-    "look_at_job",
-    "parse_plugins",
-    "parse_sacct",
-    "parse_scontrol",
-    "tasks_that_fit",
-    "without_variables",
-]
-
 # States in which a job has not ended.
 LIVE: Final = (
     "COMPLETING CONFIGURING PENDING REQUEUED REQUEUE_FED REQUEUE_HOLD RESIZING RESV_DEL_HOLD "

@@ -37,8 +37,6 @@ from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.cores import share_of_cores
 from distcache.ranks.progress import NullProgress, Progress
 
-__all__ = ["Prejob", "SubmitOptions", "Submitted", "require_script", "submit"]
-
 CACHE_VARIABLE: Final = "DISTCACHE_CACHE"
 
 

@@ -13,15 +13,6 @@ from distcache.cache.contents import Contents
 from distcache.plan.config import SPLITS
 from distcache.storage.url import is_url
 
-__all__ = [
-    "IN_THE_PLACE",
-    "Arguments",
-    "blend_words",
-    "megatron_arguments",
-    "megatron_warnings",
-    "sequences_document",
-]
-
 DEFAULT_SURPLUS = 0.005
 # Megatron refuses data paths beside the file of --data-args-path.
 IN_THE_PLACE = "in the place of --data-path, --{train,valid,test}-data-path and the like"

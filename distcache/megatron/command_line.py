@@ -20,15 +20,6 @@ from distcache.megatron.tokenizers import MegatronTokenizer, Release, one_releas
 from distcache.plan.config import BlendArithmetic
 from distcache.storage.files import read_file
 
-__all__ = [
-    "DATA_KEYS",
-    "ON_BY_DEFAULT",
-    "is_command",
-    "megatron_words",
-    "parse",
-    "require_command",
-]
-
 # Every option of Megatron-Core 0.17.1, 0.18.2 and 0.19.2, by how many values argparse gives it:
 # `scripts/megatron_options` has asked them; with those of 0.16.1 and of ModelOpt, read from their
 # sources (`megatron/training/arguments.py`, `megatron/post_training/arguments.py`).

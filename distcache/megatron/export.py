@@ -37,8 +37,6 @@ from distcache.storage.files import (
 from distcache.storage.timeouts import limits
 from distcache.storage.watchdog import tick
 
-__all__ = ["Exported", "export", "wrong_files"]
-
 PIECE: Final = 8 << 20  # bytes that are written at a time
 
 

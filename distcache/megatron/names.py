@@ -19,8 +19,6 @@ from distcache.cache.contents import ArrayView, Contents
 from distcache.errors import ConfigError
 from distcache.megatron.tokenizers import Release, identifiers_of
 
-__all__ = ["MegatronFile", "Naming", "megatron_files"]
-
 
 class Naming(msgspec.Struct, frozen=True):
     """What decides Megatron's names beside the cache.

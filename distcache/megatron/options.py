@@ -21,8 +21,6 @@ from distcache.megatron.samples import Training, samples_of
 from distcache.megatron.tokenizers import MegatronTokenizer, Release, TokenizerType
 from distcache.plan.config import SPLITS, BlendEntry, BlendPerSplit, Config
 
-__all__ = ["MEGATRON_KEYS", "config_from_options", "options_from_mapping"]
-
 Fields = TypeVar("Fields", bound=msgspec.Struct)
 
 LEGACY_SPLIT: Final = "969, 30, 1"

@@ -12,8 +12,6 @@ import msgspec
 
 from distcache.errors import ConfigError
 
-__all__ = ["Readers", "parse_readers", "reading_nodes"]
-
 
 class Readers(msgspec.Struct, frozen=True):
     """The layout of a job.

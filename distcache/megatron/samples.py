@@ -16,8 +16,6 @@ from distcache.errors import ConfigError
 from distcache.megatron.tokenizers import Release
 from distcache.plan.config import Samples
 
-__all__ = ["Arithmetic", "Training", "samples_of"]
-
 Arithmetic = Literal["megatron", "bridge"]
 
 FACTORS: Final = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}

@@ -20,18 +20,6 @@ from distcache.errors import ConfigError
 from distcache.storage.files import read_file
 from distcache.storage.threads import decodable
 
-__all__ = [
-    "RELEASES",
-    "MegatronTokenizer",
-    "Release",
-    "TokenizerType",
-    "checked_tokenizer",
-    "identifiers",
-    "identifiers_of",
-    "one_release",
-    "releases_in",
-]
-
 Release = Literal["0.16", "0.17", "0.18", "0.19"]
 RELEASES: Final[tuple[Release, ...]] = get_args(Release)
 

@@ -20,8 +20,6 @@ from distcache.storage.timeouts import limits
 from distcache.storage.url import is_url
 from distcache.storage.watchdog import stalled
 
-__all__ = ["BACKLOG", "Chunk", "broadcast_blocks", "cut_chunks", "reads_ahead"]
-
 BACKLOG: Final = 8  # arrived chunks that wait to be written
 SHORTEST_SLEEP: Final = 2e-5
 IN_FLIGHT: Final = 16  # chunks of objects that all agents together read at a time

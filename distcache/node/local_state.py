@@ -23,15 +23,6 @@ from distcache.node.staged_files import (
 from distcache.node.store import Store
 from distcache.storage.files import closing_fd, is_plain_file, open_regular, read_range
 
-__all__ = [
-    "Duplicate",
-    "LocalState",
-    "find_duplicates",
-    "has_final",
-    "require_same_content",
-    "verify_local",
-]
-
 
 class LocalState(msgspec.Struct, frozen=True):
     """Which of a cache's files and blocks a store has.

@@ -14,8 +14,6 @@ from distcache.ranks.agreement import on_all_ranks_watched
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import Progress
 
-__all__ = ["Localization"]
-
 Result = TypeVar("Result")
 
 

@@ -54,8 +54,6 @@ from distcache.ranks.progress import NullProgress, Progress
 from distcache.storage.files import FileVersion, require_text, temporary_name
 from distcache.storage.url import is_url, located
 
-__all__ = ["localize"]
-
 Result = TypeVar("Result")
 MOST_NAMED: Final = 3  # nodes that a note names
 

@@ -18,8 +18,6 @@ from distcache.storage.files import NO_LOCKS, set_time
 from distcache.storage.locks import try_lock
 from distcache.storage.timeouts import limits
 
-__all__ = ["exclusive", "is_used", "try_exclusive", "try_shared"]
-
 NOTE_EVERY: Final = 60.0  # seconds between two messages
 POLL: Final = 0.5  # seconds
 LOOK: Final = 0.01  # seconds between attempts to use a lock

@@ -25,26 +25,6 @@ from distcache.storage.place import require_answer, threads_for
 from distcache.storage.threads import map_in_threads
 from distcache.storage.url import is_url
 
-__all__ = [
-    "CACHE",
-    "UNIT",
-    "Block",
-    "CorpusStat",
-    "Described",
-    "File",
-    "Manifest",
-    "Origin",
-    "Source",
-    "copy_blocks",
-    "describe",
-    "digests_path",
-    "make_manifest",
-    "manifest_blocks",
-    "origin_of",
-    "shard_blocks",
-    "stat_corpora",
-]
-
 CACHE: Final = 0  # the first file is the cache, those of the corpora follow
 UNIT: Final = 64 << 20  # bytes of a `.bin` that are copied and digested together
 

@@ -11,12 +11,6 @@ from distcache.errors import ConfigError
 from distcache.storage.files import require_text
 from distcache.storage.url import require_file
 
-__all__ = [
-    "local_directory",
-    "node_count",
-    "required_directory",
-]
-
 LOCAL_DIRECTORY: Final = "DISTCACHE_LOCAL_DIR"
 # Directories shared with others: the store is a directory of the user below them.
 SCRATCH: Final = ("SLURM_TMPDIR", "TMPDIR")

@@ -19,21 +19,6 @@ from distcache.ranks.communicator import node_name
 from distcache.storage.files import FileVersion, atomic_write, read_file
 from distcache.storage.threads import decodable
 
-__all__ = [
-    "SHARDS",
-    "LocalCorpus",
-    "LocalizeOptions",
-    "Localized",
-    "NodeReport",
-    "Ready",
-    "empty_report",
-    "invalidate",
-    "make_report",
-    "read_record",
-    "read_records",
-    "write_record",
-]
-
 VERSION: Final = 1
 LARGEST: Final = 1 << 30  # bytes of a record that is read
 

@@ -11,8 +11,6 @@ import msgspec
 
 from distcache.errors import NoSpace
 
-__all__ = ["Space", "allocated", "require_space", "reserve", "space_at"]
-
 UNKNOWN: Final = 1 << 62  # free bytes of a filesystem that does not report them
 MEMORY_BACKED: Final = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 

@@ -44,8 +44,6 @@ from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import node_name
 from distcache.storage.files import closing_fd, is_plain_file, set_time
 
-__all__ = ["stage"]
-
 SYNCS: Final = 8  # files that are synced at a time: the filesystem does them together
 
 

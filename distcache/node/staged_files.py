@@ -38,18 +38,6 @@ from distcache.storage.place import PIECE, open_place, pieces_of
 from distcache.storage.url import is_url
 from distcache.storage.watchdog import tick
 
-__all__ = [
-    "DIGEST",
-    "StagedFiles",
-    "Unreadable",
-    "block_matches",
-    "differs",
-    "digest_of",
-    "read_shared",
-    "read_shared_into",
-    "recorded_digest",
-]
-
 DIGEST: Final = np.dtype("<u8")
 
 

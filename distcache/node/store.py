@@ -24,8 +24,6 @@ from distcache.corpus import idx_path
 from distcache.errors import DistcacheError
 from distcache.storage.files import NOT_ALLOWED, TEMPORARY, closing_fd, open_directory, set_mode
 
-__all__ = ["Store", "cache_name", "existing_store", "make_store", "part_of", "sweep"]
-
 MARKER: Final = ".distcache-store"
 MARK: Final = b"distcache store, version 1\n"
 PARTS: Final = ("caches", "corpora", "megatron", "windows", "ahead", "objects")

@@ -19,8 +19,6 @@ from distcache.node.staged_files import Unreadable, differs
 from distcache.ranks.agreement import on_all_ranks
 from distcache.storage.place import threads_for
 
-__all__ = ["AT_ONCE", "choose_transport", "copy_duplicates", "fetch", "turns"]
-
 AT_ONCE: Final = 64  # nodes that read at a time, where MPI joins them
 LONGEST_JITTER: Final = 5.0  # seconds
 

@@ -32,18 +32,6 @@ from distcache.ranks.progress import Progress
 from distcache.storage.files import closing_fd, open_sized
 from distcache.storage.url import is_url
 
-__all__ = [
-    "Collected",
-    "Held",
-    "bytes_of",
-    "collect",
-    "list_store",
-    "make_room",
-    "open_store",
-    "tree_bytes",
-    "verify_store",
-]
-
 _CACHE: Final = r"[0-9a-f]{16}-[0-9a-f]{16}"
 _CORPUS: Final = r".+-[0-9a-f]{16}"
 # Files with other names are not distcache's, and are never removed.

@@ -18,8 +18,6 @@ from distcache.node.store import Store
 from distcache.storage.files import make_link, sync_directory, temporary_name
 from distcache.storage.url import is_url
 
-__all__ = ["link_tokens", "make_view", "missing_view_bytes", "renamer"]
-
 HEADER: int = 128  # bytes of a .npy file before its array
 
 

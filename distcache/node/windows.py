@@ -29,8 +29,6 @@ from distcache.storage.files import (
     write_range,
 )
 
-__all__ = ["GENERATION", "Windows", "windowed_sources"]
-
 GENERATION: Final = np.dtype("<u4")
 BUDGET: Final = np.dtype("<u8")  # in the file of the lock
 KEEP_SIZE: Final = 1  # of linux/falloc.h

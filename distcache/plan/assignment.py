@@ -15,8 +15,6 @@ from distcache.plan.model import BlendPlan, Plan, SectionPlan
 from distcache.ranks.partition import balance
 from distcache.storage.units import size_text
 
-__all__ = ["Assignment", "Estimate", "SplitUnit", "assign", "assign_all", "estimate"]
-
 START: Final = 0.3  # seconds: Python, its imports, and joining the ranks
 PER_CORPUS: Final = 2.5e-4  # opening an index, and its share of the tables
 PER_ITEM: Final = 1e-4  # planning a section or a blend

@@ -13,8 +13,6 @@ from distcache.kernels import Blender
 from distcache.plan.model import SectionPlan
 from distcache.plan.sizes import requested_for
 
-__all__ = ["buffered", "estimate_counts", "oversampled", "smallest_surplus", "target"]
-
 HALVINGS: Final = 60
 
 

@@ -16,21 +16,6 @@ from msgspec import Meta
 from distcache.corpus import CorpusFacts
 from distcache.storage.threads import decodable
 
-__all__ = [
-    "SPLITS",
-    "Blend",
-    "BlendArithmetic",
-    "BlendEntry",
-    "BlendPerSplit",
-    "Config",
-    "Order",
-    "Samples",
-    "Slurm",
-    "canonical_json",
-    "identity_of",
-    "key_of",
-]
-
 SPLITS = ("train", "valid", "test")
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Weight = Annotated[float, Meta(ge=0, le=1e300)]

@@ -10,22 +10,6 @@ import numpy as np
 from distcache.plan.layout import BLEND_SLICE, STRIPE, Unit, nbytes_of
 from distcache.plan.model import NARROW, BlendPlan, SectionPlan
 
-__all__ = [
-    "BASE_MEMORY",
-    "CHUNK_BYTES",
-    "DOCUMENT_BYTES",
-    "ENTRY_BYTES",
-    "UnitCosts",
-    "lower_type",
-    "pivot_of",
-    "rest_memory",
-    "shuffle_space",
-    "step_memory",
-    "stream_step",
-    "upper_memory",
-    "workers_of",
-]
-
 # Measured nanoseconds on one core of an AMD EPYC 9004; only their ratios matter.
 SHUFFLE_COST: Final = 6.0
 NEAR_SHUFFLE_COST: Final = 3.0  # of values that fit into the caches

@@ -17,21 +17,6 @@ import numpy as np
 
 from distcache.plan.model import BlendPlan, SectionPlan
 
-__all__ = [
-    "ALIGNMENT",
-    "BLEND_SLICE",
-    "GRAIN",
-    "SMALL",
-    "STRIPE",
-    "ArrayPlace",
-    "Dataset",
-    "Layout",
-    "Unit",
-    "align",
-    "make_layout",
-    "nbytes_of",
-]
-
 ALIGNMENT: Final = 64  # bytes: of every dataset; a cache line
 # What clients of network filesystems keep as a whole: up to 64 KiB of a page of memory, and 128 KiB
 # in GlusterFS's cache, where what another client has written later may be seen late.

@@ -31,8 +31,6 @@ from distcache.plan.sizes import (
     split_matrix,
 )
 
-__all__ = ["make_plan"]
-
 
 def make_plan(
     config: Config,

@@ -11,8 +11,6 @@ import numpy as np
 from distcache.corpus import CorpusFacts
 from distcache.plan.sizes import Cut, SectionSize
 
-__all__ = ["BlendPlan", "Member", "Plan", "SectionPlan"]
-
 NARROW = np.iinfo(np.int32).max
 WIDE_SHUFFLE = np.iinfo(np.uint32).max - 1
 

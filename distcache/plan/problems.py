@@ -15,15 +15,6 @@ from distcache.plan.model import NARROW, BlendPlan, Plan, SectionPlan
 from distcache.plan.sizes import normalize, split_matrix
 from distcache.plan.whole_samples import whole_sample_hints
 
-__all__ = [
-    "blend_problems",
-    "corpus_problems",
-    "own_samples_problems",
-    "partial_problem",
-    "plan_warnings",
-    "request_problem",
-]
-
 MOST_CORPORA: Final = 32_766
 MANY_EPOCHS: Final = 1000
 MOST_NAMED: Final = 3

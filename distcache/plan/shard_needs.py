@@ -7,8 +7,6 @@ import msgspec
 from distcache.corpus.mds.shard_table import read_table
 from distcache.plan.model import Plan, SectionPlan
 
-__all__ = ["ShardNeeds", "shard_needs"]
-
 
 class ShardNeeds(msgspec.Struct, frozen=True):
     """Space and opens.

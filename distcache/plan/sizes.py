@@ -13,19 +13,6 @@ import numpy as np
 from distcache.errors import ConfigError
 from distcache.plan.config import SPLITS
 
-__all__ = [
-    "WHOLE",
-    "Bookends",
-    "Cut",
-    "SectionSize",
-    "epochs_needed",
-    "normalize",
-    "requested_for",
-    "section_size",
-    "sequence_range",
-    "split_matrix",
-]
-
 Bookends = tuple[float, float]
 WHOLE: Bookends = (0.0, 1.0)
 SEPARATE_THRESHOLD = 0.80

@@ -10,8 +10,6 @@ from distcache.plan.config import Config
 from distcache.plan.model import Plan
 from distcache.storage.url import is_url
 
-__all__ = ["whole_sample_hints"]
-
 FIRST: Final = 4096  # sequences that are looked at before all of them
 
 

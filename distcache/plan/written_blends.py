@@ -22,8 +22,6 @@ from distcache.errors import ConfigError, NotReady
 from distcache.storage.units import parse_tokens
 from distcache.storage.url import is_url
 
-__all__ = ["as_configured"]
-
 TOKENS: Final = re.compile(r"(.*\S)\s*tokens?", re.IGNORECASE)
 NUMBER: Final = re.compile(r"[0-9._]+(e[+]?[0-9]+|[kmbt])", re.IGNORECASE)
 VARIABLE: Final = re.compile(r"\$\w+|\$\{[^}]*\}")

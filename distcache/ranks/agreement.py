@@ -26,8 +26,6 @@ from distcache.storage.interruption import require_uninterrupted
 from distcache.storage.timeouts import limits
 from distcache.storage.watchdog import run_with_watchdog
 
-__all__ = ["abort_job", "aborting_on_error", "on_all_ranks", "on_all_ranks_watched", "on_rank_0"]
-
 Result = TypeVar("Result")
 
 # What an action may raise; all ranks get the message.

@@ -14,8 +14,6 @@ from distcache.ranks.workspace import Lock, Workspace, sweep
 from distcache.storage.timeouts import limits
 from distcache.storage.watchdog import tick
 
-__all__ = ["claim", "claim_together", "conclude"]
-
 POLL: Final = 0.5  # seconds between two looks at another job
 NOTE_EVERY: Final = 60.0  # seconds between two messages about it
 

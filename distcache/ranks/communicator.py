@@ -14,16 +14,6 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "NODE_NAME",
-    "Communicator",
-    "Message",
-    "Pending",
-    "Reduction",
-    "SerialCommunicator",
-    "node_name",
-]
-
 Value = TypeVar("Value")
 Reduction = Literal["sum", "max"]
 NODE_NAME: Final = "DISTCACHE_NODE_NAME"

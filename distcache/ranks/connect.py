@@ -11,8 +11,6 @@ from distcache.errors import ConfigError
 from distcache.extras import how_to_install
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 
-__all__ = ["connect", "connected", "world_size"]
-
 # Set by Open MPI's mpirun, by MPICH's mpiexec and srun --mpi=pmi2, and by srun; the closest first.
 # Not SLURM_NTASKS, which an allocation has too, where no step has been started.
 WORLD_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")

@@ -10,8 +10,6 @@ from typing import Final
 
 from distcache.ranks.communicator import Communicator, node_name
 
-__all__ = ["cgroup_limits", "share_of_cores", "threads_of", "usable_cores"]
-
 MOST_THREADS: Final = 8  # each thread of a build may hold a section of its own
 CGROUPS: Final = Path("/sys/fs/cgroup")
 MEMBERSHIP: Final = Path("/proc/self/cgroup")

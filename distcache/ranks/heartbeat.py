@@ -29,8 +29,6 @@ from distcache.storage.threads import decodable
 from distcache.storage.timeouts import limits
 from distcache.storage.watchdog import ticks
 
-__all__ = ["BEATS", "VISIBLE", "Beat", "Heartbeat", "Monitor", "read_beat", "write_beat"]
-
 NAME: Final = "progress.json"
 COUNTS: Final = "counts"
 BEATS: Final = (NAME, f"{NAME}.part", COUNTS)

@@ -18,8 +18,6 @@ from distcache.storage.timeouts import limits
 rc.thread_level = "funneled"  # only the main thread calls MPI
 from mpi4py import MPI  # noqa: E402
 
-__all__ = ["MpiCommunicator"]
-
 Value = TypeVar("Value")
 
 PIECE: Final = 1 << 30  # bytes of one message: MPI counts are 32-bit before version 4

@@ -19,8 +19,6 @@ from distcache.ranks.heartbeat import Monitor
 from distcache.storage.files import closing_fd, no_space_as_error
 from distcache.storage.timeouts import limits
 
-__all__ = ["OWNER", "Owner"]
-
 OWNER: Final = "owner"
 LONGEST: Final = 1 << 12  # bytes of the file; more are not read
 POLL: Final = 0.1  # seconds between two looks at an owner that may be dead

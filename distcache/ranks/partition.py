@@ -5,8 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-__all__ = ["balance", "slice_bounds"]
-
 
 def balance(costs: Sequence[float], ranks: int) -> list[list[int]]:
     """Give each task to the least loaded rank, the longest task first.

@@ -8,8 +8,6 @@ from typing import Protocol
 
 from distcache.storage.watchdog import tick
 
-__all__ = ["NullProgress", "Progress", "Stopwatch"]
-
 
 class Progress(Protocol):
     """Receives the progress of rank 0, which is representative, as work is balanced."""

@@ -20,8 +20,6 @@ from distcache.errors import DistcacheError
 from distcache.storage.files import PROBE
 from distcache.storage.timeouts import limits
 
-__all__ = ["give_name", "link_problem"]
-
 NO_LINKS: Final = (errno.EPERM, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 NO_RENAME2: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 NOREPLACE: Final = 1  # of renameat2(2)

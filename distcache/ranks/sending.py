@@ -26,8 +26,6 @@ from distcache.storage.place import PIECE, bucket_of, open_place, pieces_of, thr
 from distcache.storage.threads import map_in_threads
 from distcache.storage.upload import create_object
 
-__all__ = ["PER_OBJECT", "FileToSend", "Sender", "digest_of_place"]
-
 PER_OBJECT: Final = 1 << 20  # cost of an object, in bytes that are sent
 
 

@@ -27,8 +27,6 @@ from distcache.ranks.communicator import Communicator, Pending
 from distcache.storage.timeouts import limits
 from distcache.storage.watchdog import abandon_thread
 
-__all__ = ["AHEAD", "CHUNK", "WINDOW", "Buffer", "Sink", "reader_of", "striped_broadcast"]
-
 CHUNK: Final = 8 << 20  # bytes
 WINDOW: Final = 4  # broadcasts at a time
 AHEAD: Final = 2  # own chunks read ahead

@@ -35,17 +35,6 @@ from distcache.storage.files import (
 from distcache.storage.locks import LOCK, try_lock
 from distcache.storage.timeouts import limits
 
-__all__ = [
-    "Lock",
-    "Workspace",
-    "directories_of",
-    "discard_empty",
-    "empty_directory",
-    "hidden_directory",
-    "is_same_file",
-    "sweep",
-]
-
 # Others can open the heartbeat and the lock, whose names they know, but not list the directory.
 MODE: Final = 0o711
 STAMP: Final = "stamp"

@@ -25,8 +25,6 @@ from urllib.parse import urlsplit
 from distcache.errors import ConfigError
 from distcache.storage.url import Address
 
-__all__ = ["Access", "Credentials", "checked_endpoint", "environment_access", "identity_of"]
-
 REREAD: Final = timedelta(minutes=5)  # files of credentials, which others may renew
 PATIENCE: Final = 60.0  # seconds for a process that returns credentials
 KEYS: Final = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")

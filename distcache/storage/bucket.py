@@ -40,8 +40,6 @@ from distcache.storage.timeouts import limits
 from distcache.storage.url import Address, address_of
 from distcache.storage.watchdog import tick
 
-__all__ = ["Bucket", "ObjectPlace", "find_bucket"]
-
 ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 RETRIES: Final = 3  # of the client's own, which continue a cut answer where it ended
 FIRST_PAUSE: Final = 0.2  # seconds, between our own attempts; each is twice the one before

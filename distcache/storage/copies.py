@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from distcache.storage.files import FileVersion
 
-__all__ = ["ObjectCopy", "copy_of", "forget_copies", "register_copy"]
-
 
 class ObjectCopy(NamedTuple):
     """A copy of an object.

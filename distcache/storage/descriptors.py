@@ -6,8 +6,6 @@ import contextlib
 import resource
 from typing import Final
 
-__all__ = ["raise_descriptor_limit"]
-
 UNLIMITED: Final = 1 << 14  # descriptors that are asked for, where there is no limit
 
 

@@ -14,8 +14,6 @@ from distcache.errors import (
     StorageError,
 )
 
-__all__ = ["as_ours", "is_slow_down", "is_transient", "is_unsaid", "short_text"]
-
 STATUS: Final = re.compile(r"status code: (\d{3})")
 CODE: Final = re.compile(r"<Code>([A-Za-z0-9]+)</Code>")
 # Codes of answers with status 400 or 403, for which there may be other credentials later.

@@ -20,35 +20,6 @@ from numpy.typing import NDArray
 from distcache.errors import ConfigError, NoSpace
 from distcache.storage.watchdog import tick
 
-__all__ = [
-    "NOT_ALLOWED",
-    "NO_SPACE",
-    "PROBE",
-    "TEMPORARY",
-    "FileVersion",
-    "atomic_write",
-    "closing_fd",
-    "digest_range",
-    "is_plain_file",
-    "make_directories",
-    "may_write",
-    "no_space_as_error",
-    "open_directory",
-    "open_regular",
-    "open_sized",
-    "open_to_write",
-    "read_file",
-    "read_range",
-    "recreate",
-    "require_text",
-    "set_mode",
-    "sync_directory",
-    "sync_file",
-    "temporary_name",
-    "version_of",
-    "write_range",
-]
-
 READ: Final = 4 << 20  # bytes that are digested at a time
 TEMPORARY: Final = re.compile(r"\.(.+)\.[0-9a-f]{8}\.part")
 PROBE: Final = re.compile(r"probe\.([0-9a-f]{8})")

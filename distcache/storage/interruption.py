@@ -20,15 +20,6 @@ from typing import Final
 
 from distcache.errors import BuildInterrupted
 
-__all__ = [
-    "answer_signals",
-    "end_by_itself",
-    "interrupt",
-    "interrupt_at",
-    "interruption",
-    "require_uninterrupted",
-]
-
 SOON: Final = 0.005  # seconds until a signal that came within a library comes again
 PATIENCE: Final = 1.0  # seconds for which libraries are waited for
 LONGEST: Final = 1.5  # seconds from the error to the end of a process alone

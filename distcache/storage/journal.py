@@ -18,8 +18,6 @@ import msgspec
 
 from distcache.storage.files import is_plain_file, no_space_as_error, open_regular, recreate
 
-__all__ = ["Journal", "read_journal"]
-
 Record = TypeVar("Record")
 
 

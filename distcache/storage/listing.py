@@ -15,8 +15,6 @@ from distcache.storage.files import FileVersion
 from distcache.storage.place import bucket_of, version_at
 from distcache.storage.url import is_url
 
-__all__ = ["listed", "listed_version", "objects_below"]
-
 FEW: Final = 16  # objects of a directory, for which a listing is not worth it
 MOST: Final = 4  # objects in a directory for each that is looked for
 

@@ -8,8 +8,6 @@ import os
 from pathlib import Path
 from typing import Final
 
-__all__ = ["LOCK", "try_lock"]
-
 LOCK: Final = "lock"
 """The name of the lock in a directory of unfinished files."""
 

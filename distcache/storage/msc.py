@@ -25,8 +25,6 @@ from distcache.storage.access import (
 from distcache.storage.threads import decodable
 from distcache.storage.url import Address
 
-__all__ = ["profile_access"]
-
 KINDS: Final = {
     "s3": "s3",
     "s8k": "s3",

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 
-__all__ = ["Pace", "Window", "in_background"]
-
 FIRST: Final = 32
 LEAST: Final = 4
 MOST: Final = 128

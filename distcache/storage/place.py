@@ -20,23 +20,6 @@ from distcache.storage.watchdog import tick
 if TYPE_CHECKING:
     from distcache.storage.bucket import Bucket
 
-__all__ = [
-    "OBJECTS",
-    "PIECE",
-    "Place",
-    "bucket_of",
-    "exists",
-    "open_place",
-    "pieces_of",
-    "read_all",
-    "read_place",
-    "require_answer",
-    "threads_for",
-    "version_at",
-    "version_or_none",
-]
-
-
 OBJECTS: Final = 16  # that are asked for at a time
 PIECE: Final = 8 << 20  # bytes of an object that are requested at a time
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-__all__ = ["GAP", "Joined", "join_ranges"]
-
 GAP: Final = 512  # bytes between two ranges that cost less than a request
 
 

@@ -12,8 +12,6 @@ import msgspec
 
 from distcache.storage.watchdog import tick
 
-__all__ = ["decodable", "map_in_threads"]
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Kind = TypeVar("Kind", bound=type)

@@ -14,8 +14,6 @@ import msgspec
 
 from distcache.errors import ConfigError
 
-__all__ = ["SCALE", "TimeLimits", "limits"]
-
 SCALE: Final = "DISTCACHE_TIMEOUT_SCALE"
 MOST: Final = 100_000  # the longest limit is then 45 years
 

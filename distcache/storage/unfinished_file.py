@@ -14,8 +14,6 @@ from distcache.errors import BuildInterrupted
 from distcache.storage.files import no_space_as_error, write_range
 from distcache.storage.watchdog import tick
 
-__all__ = ["UnfinishedFile"]
-
 SYNC_EVERY: Final = 64 << 20  # bytes
 
 

@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 
 from distcache.errors import ConfigError
 
-__all__ = ["counted", "parse_size", "parse_tokens", "plain_number", "size_text"]
-
 Value = TypeVar("Value")
 
 

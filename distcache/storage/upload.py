@@ -14,8 +14,6 @@ from distcache.errors import DistcacheError, KeyMismatch
 from distcache.storage.files import FileVersion, version_of
 from distcache.storage.place import bucket_of, exists, read_place, version_at, version_or_none
 
-__all__ = ["create_object"]
-
 WHOLE: Final = 64 << 20  # bytes that are sent in one request
 CLAIM: Final = ".uploading"
 

@@ -8,8 +8,6 @@ from typing import Final, NamedTuple
 
 from distcache.errors import ConfigError
 
-__all__ = ["SCHEMES", "Address", "address_of", "is_url", "located", "located_in", "require_file"]
-
 SCHEMES: Final = ("s3", "msc")
 MARK: Final = "://"
 

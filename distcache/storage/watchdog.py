@@ -10,16 +10,6 @@ from typing import Any, TypeVar
 from distcache.errors import DistcacheError
 from distcache.storage.interruption import answer_signals
 
-__all__ = [
-    "Stalled",
-    "abandon_thread",
-    "has_abandoned_thread",
-    "run_with_watchdog",
-    "stalled",
-    "tick",
-    "ticks",
-]
-
 Result = TypeVar("Result")
 _stuck = False
 _count = 0  # lost increments do not matter: it only has to change

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from torch.utils.data import default_collate, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-__all__ = ["BatchMemory", "BatchRow", "attention_masks", "rows_of"]
-
 KEPT: Final = 4  # free batches; a prefetching loop drops as many at a time
 LINE: Final = 64  # bytes
 LARGE: Final = 1 << 20  # bytes; the allocator reuses smaller memory

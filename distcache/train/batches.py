@@ -16,8 +16,6 @@ from distcache.train.read_ahead import ReadAhead
 from distcache.train.rows import RowDataset
 from distcache.train.sampler import ResumableSampler
 
-__all__ = ["Batches"]
-
 
 class Batches(Iterator[Any]):
     """The batches of one rank, read ahead of training.

@@ -27,8 +27,6 @@ from distcache.storage.files import closing_fd, read_range
 from distcache.storage.url import located
 from distcache.train.token_files import TokenFiles
 
-__all__ = ["MegatronBinReader"]
-
 
 class MegatronBinReader:
     """Reads tokens of a `.bin` in a bucket, as Megatron's ``_BinReader`` classes do.

@@ -13,8 +13,6 @@ from megatron.bridge.training.config import DatasetProvider
 from distcache.errors import ConfigError
 from distcache.train.provider import Asked, Datasets, datasets_for, tokens_of
 
-__all__ = ["CachedDatasetProvider"]
-
 
 @dataclass(kw_only=True)
 class CachedDatasetProvider(DatasetProvider):  # type: ignore[misc]

@@ -25,8 +25,6 @@ from distcache.train.provenance import SamplePart, parts_of, text_of
 from distcache.train.reading import SplitReader
 from distcache.train.split import Split, find_split
 
-__all__ = ["CachedDataset", "SampleFields", "SampleOptions"]
-
 NO_TOKEN = np.iinfo(np.int64).min
 Token = Annotated[int, msgspec.Meta(ge=1 - 2**63, le=2**63 - 1)]
 

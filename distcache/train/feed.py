@@ -22,8 +22,6 @@ from distcache.train.shard_finder import ShardFinder
 from distcache.train.split import Split, dataset_count, find_split
 from distcache.train.window_gate import dataset_name, live_readers
 
-__all__ = ["Feeder"]
-
 BLOCK: Final = 256  # positions whose shards are looked up at a time
 KEPT_BLOCKS: Final = 4096
 POLL: Final = 0.1  # seconds

@@ -44,8 +44,6 @@ from distcache.storage.url import is_url, located
 from distcache.train.token_places import TokenPlaces, find_tokens
 from distcache.train.window_gate import WindowGate
 
-__all__ = ["CacheHandle", "OpenFiles", "open_files"]
-
 
 class CacheHandle(msgspec.Struct, frozen=True):
     """What a process needs to open a cache; small, so that every worker can get it.

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from distcache.train.dataset import CachedDataset, SampleFields
     from distcache.train.rows import RowDataset
 
-__all__ = ["OpenCache", "open_cache"]
-
 logger = logging.getLogger(__name__)
 
 

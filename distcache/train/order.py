@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from distcache.kernels import Permutation
 
-__all__ = ["Cyclic", "Order", "Sequential", "Sharded"]
-
 
 class Order(Protocol):
     """A global order.

@@ -8,8 +8,6 @@ import numpy as np
 from distcache.errors import CacheCorrupt, ConfigError
 from distcache.train.files import OpenFiles
 
-__all__ = ["SamplePart", "parts_of", "text_of"]
-
 
 class SamplePart(msgspec.Struct, frozen=True):
     """Tokens of one document in a sample.

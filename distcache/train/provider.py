@@ -16,16 +16,6 @@ from distcache.train.dataset import CachedDataset
 from distcache.train.open import OpenCache
 from distcache.train.same_cache import open_on_all_ranks
 
-__all__ = [
-    "Asked",
-    "Datasets",
-    "MegatronProvider",
-    "ProvidedSplit",
-    "datasets_for",
-    "padding_of",
-    "tokens_of",
-]
-
 Datasets = tuple[Any, Any, Any]
 """Of each split a `ProvidedSplit`, several of them in a list, or None."""
 

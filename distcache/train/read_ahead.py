@@ -17,8 +17,6 @@ from distcache.storage.units import parse_size
 from distcache.train.dataset import CachedDataset
 from distcache.train.sampler import ResumableSampler
 
-__all__ = ["ReadAhead"]
-
 Batch = Sequence[int | None]
 SAMPLES: Final = 4096  # of a rank, that are told ahead
 STEPS: Final = 8  # messages for so many

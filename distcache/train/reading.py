@@ -24,8 +24,6 @@ from distcache.train.shard_finder import ShardFinder
 from distcache.train.token_files import AT_ONCE, TokenFiles
 from distcache.train.token_places import NO_FILE, File, TokenPlaces, cut_by_files
 
-__all__ = ["SplitReader"]
-
 Arrays = dict[str, NDArray[Any]]
 
 

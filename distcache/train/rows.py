@@ -23,8 +23,6 @@ from distcache.train.split import Split, find_split
 from distcache.train.token_files import TokenFiles
 from distcache.train.token_places import TokenPlaces
 
-__all__ = ["RowDataset"]
-
 
 @dataclass(frozen=True)
 class _Member:

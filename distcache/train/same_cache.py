@@ -11,8 +11,6 @@ import torch.distributed as dist
 from distcache.errors import ConfigError, DistcacheError, KeyMismatch, NotReady
 from distcache.train.open import OpenCache, open_cache
 
-__all__ = ["agree", "open_on_all_ranks"]
-
 NO_KEY: Final = bytes(32)  # of a rank that could not open its cache
 
 

@@ -17,8 +17,6 @@ from distcache.train.dataset import CachedDataset
 from distcache.train.order import Cyclic, Order, Sequential, Sharded
 from distcache.train.rows import RowDataset
 
-__all__ = ["ResumableSampler"]
-
 # Of accelerate, which the Trainer of transformers uses too.
 DEALERS: Final = ("BatchSamplerShard", "DataLoaderDispatcher")
 ORDERS: Final = ("sequential", "cyclic")

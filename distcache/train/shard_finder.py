@@ -13,8 +13,6 @@ from distcache.corpus.mds.shard_table import shards_at
 from distcache.kernels import Section, find_shards
 from distcache.train.files import OpenFiles
 
-__all__ = ["ShardFinder"]
-
 
 @dataclass(frozen=True)
 class _Rows:

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from distcache.errors import ConfigError
 from distcache.train.files import OpenFiles
 
-__all__ = ["Split", "dataset_count", "find_split"]
-
 
 def dataset_count(opened: OpenFiles, split: str) -> int:
     """Return how many datasets a split has: one, or one for each validation set, or none."""

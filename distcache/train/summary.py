@@ -14,8 +14,6 @@ from distcache.storage.units import size_text
 from distcache.train.files import OpenFiles
 from distcache.train.split import dataset_count, find_split
 
-__all__ = ["CorpusUse", "Summary", "corpora_of", "summary_of"]
-
 MOST_LINES: Final = 40  # of a summary
 COLUMNS: Final = ("split", "corpus", "weight", "epochs", "samples", "sequences", "tokens")
 

@@ -21,8 +21,6 @@ from distcache.errors import CorpusError, NotReady
 from distcache.storage.descriptors import raise_descriptor_limit
 from distcache.storage.files import open_sized, read_range
 
-__all__ = ["AT_ONCE", "TRANSIENT", "TokenFiles", "descriptor_budget", "pause_before"]
-
 AT_ONCE: Final = 56  # files that each reader may always have open: those of a part of a batch
 MOST: Final = 8192  # open files of a process, even if its limit is higher
 RESERVE: Final = 128  # descriptors for the rest of the process; of a low limit, a quarter

@@ -15,8 +15,6 @@ from distcache.corpus import bin_path
 from distcache.errors import NotReady
 from distcache.node.ahead.protocol import Source
 
-__all__ = ["NO_FILE", "File", "TokenPlaces", "cut_by_files", "find_tokens"]
-
 File = tuple[str, int]
 """A path, and the bytes that the file must have."""
 NO_FILE: Final = ("", 0)  # of a part without tokens

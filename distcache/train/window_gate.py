@@ -21,8 +21,6 @@ from distcache.storage.files import closing_fd, read_range, set_time
 from distcache.storage.locks import try_lock
 from distcache.storage.timeouts import limits
 
-__all__ = ["POSITION", "Readers", "WindowGate", "dataset_name", "least_of", "live_readers"]
-
 POSITION: Final = struct.Struct("<16sQ")  # name of a dataset, and the position in it
 WAIT: Final = struct.Struct("<dI")  # since when, and for how many shards: pairs of u32
 LONGEST: Final = 1 << 24  # bytes of what a process tells

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["guess_badly"]
-
 
 def guess_badly(weights: Any, sizes: NDArray[np.int64], step: int) -> NDArray[np.int64]:
     """Return counts of which one is far too large."""

@@ -13,8 +13,6 @@ from tests.cluster.node import BRIDGES, Node
 from tests.cluster.settings import LOCAL, Settings, hosts, slurm_conf, slurmdbd_conf
 from tests.support.waiting import wait_until
 
-__all__ = ["Cluster", "what_is_missing"]
-
 DIRECTORIES = ("etc", "run", "log", "state", "munge", "mysql", "spool", "disk")
 PROGRAMS = (
     "slurmctld slurmd slurmdbd sbatch munged mariadbd ip tc nsenter unshare setpriv "

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from tests.support.waiting import wait_until
 
-__all__ = ["detach", "listens", "run", "stop", "succeeds"]
-
 ENDS_WITHIN = 10.0  # seconds, after which a daemon is killed
 LIMIT = 120.0  # seconds that any command may take
 

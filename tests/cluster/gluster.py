@@ -10,8 +10,6 @@ from tests.cluster.node import Node
 from tests.cluster.settings import Settings
 from tests.support.waiting import wait_until
 
-__all__ = ["SharedFilesystem"]
-
 VOLUME = "distcache"
 
 

@@ -23,8 +23,6 @@ from tests.support.large import write_large
 from tests.support.processes import DISTCACHE, OPEN_MPI, clean_environment
 from tests.support.waiting import wait_until
 
-__all__ = ["LIMIT", "Story", "background", "command", "environment", "recorded", "wait_for"]
-
 LIMIT = 240.0  # seconds
 SHAPE = ("--nodes", "3", "--ntasks-per-node", "2")
 

@@ -6,8 +6,6 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["HOSTS_FILE", "LOCAL", "SCRIPTS", "Settings", "hosts", "slurm_conf", "slurmdbd_conf"]
-
 LOCAL = Path("/local")  # the private disk of every node; an empty directory elsewhere
 HOSTS_FILE = Path("/etc/hosts")
 SCRIPTS = Path(__file__).parent.parent.parent / "slurm"

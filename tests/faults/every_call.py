@@ -15,8 +15,6 @@ import pytest
 
 from tests.support.threads import rank_of_thread
 
-__all__ = ["Site", "Striker", "striking"]
-
 CALLS = (
     *("open", "read", "write", "pread", "preadv", "pwrite", "fsync", "fdatasync", "ftruncate"),
     *("fstat", "stat", "lstat", "link", "symlink", "readlink", "rename", "replace", "unlink"),

@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-__all__ = ["compile_odd", "odd"]
-
 SOURCE = Path(__file__).with_name("odd_filesystem.c")
 
 

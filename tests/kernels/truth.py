@@ -8,8 +8,6 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["entries_of", "exhaustive_blend", "legacy_draws", "sample_rows", "weighted_blend"]
-
 
 def legacy_draws(seed: int, first: int, count: int) -> list[int]:
     """Draw from [0, first], [0, first - 1], ... as NumPy's legacy generator does: mask, reject."""

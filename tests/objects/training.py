@@ -11,8 +11,6 @@ from typing import Any
 
 from tests.support.processes import LIMIT, clean_environment
 
-__all__ = ["train"]
-
 
 def train(
     cache: str,

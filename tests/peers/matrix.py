@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-__all__ = ["configuration"]
-
 SHAPES = (
     "one",
     "one weighted",

@@ -16,8 +16,6 @@ from tests.peers.megatron import (
     Tokenizer,
 )
 
-__all__ = ["datasets_of", "flags_in"]
-
 
 def flags_in(output: str) -> list[str]:
     """Return the flags that a command has printed for Megatron."""

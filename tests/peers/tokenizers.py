@@ -14,8 +14,6 @@ import pytest
 from distcache.megatron.tokenizers import MegatronTokenizer
 from tests.peers.megatron import RELEASE
 
-__all__ = ["ask_megatron", "ask_megatron_for", "build_tokenizer"]
-
 
 def arguments_of(options: MegatronTokenizer) -> Namespace:
     """Return them as the release's parser of the command line does."""

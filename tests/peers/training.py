@@ -13,8 +13,6 @@ with warnings.catch_warnings():
     from megatron.core import num_microbatches_calculator as calculator
     from megatron.training import arguments, global_vars, training
 
-__all__ = ["counts", "parse", "samples_of", "validate"]
-
 
 @functools.cache
 def parser() -> argparse.ArgumentParser:

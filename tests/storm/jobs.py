@@ -21,8 +21,6 @@ from tests.support.corpora import write_lengths
 from tests.support.processes import DISTCACHE, clean_environment, launch
 from tests.support.texts import documents, train_bpe, write_jsonl
 
-__all__ = ["KINDS", "LIMIT", "Job", "World"]
-
 LIMIT: Final = 180  # seconds, after which a job has hung
 KINDS: Final = ("build", "build", "ingest", "merge", "localize", "load")
 ODD: Final = ("flock=0", "madvise=22", "fallocate=95", "unlink=slow", "statvfs=endless")

@@ -9,8 +9,6 @@ import pytest
 
 from distcache.storage import bucket
 
-__all__ = ["fresh_process_of_buckets"]
-
 OURS = ("AWS_", "MSC_")
 
 

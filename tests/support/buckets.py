@@ -11,8 +11,6 @@ from distcache.cache.corpus_places import beside
 from distcache.corpus import bin_path, idx_path
 from tests.support.scripted_s3 import ScriptedS3
 
-__all__ = ["config_of", "name_of", "put_cache", "put_corpus"]
-
 CORPORA = "s3://lake/corpora"
 
 

@@ -12,8 +12,6 @@ from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress
 from distcache.ranks.workspace import Workspace
 
-__all__ = ["Dying", "build_here", "workspace_of"]
-
 
 def workspace_of(final: Path) -> Workspace:
     """Return the workspace in which all jobs build a cache."""

@@ -10,8 +10,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from distcache.corpus import bin_path, write_idx
 
-__all__ = ["LENGTHS", "write_corpora", "write_corpus", "write_lengths"]
-
 _random = np.random.default_rng(20261121)
 
 LENGTHS: dict[str, NDArray[np.int64]] = {

@@ -22,8 +22,6 @@ from tokenizers import (
     trainers,
 )
 
-__all__ = ["ALL", "KINDS", "PATTERNS", "hard_texts", "train"]
-
 # The patterns of Llama 3, Qwen 2 and GPT-4o, as their tokenizer.json have them.
 _WORDS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 _REST: Final = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -9,8 +9,6 @@ import numpy as np
 
 from distcache.corpus import write_idx
 
-__all__ = ["write_blend", "write_large"]
-
 
 def write_large(prefix: Path, sequences: int, mean: float = 30.0) -> str:
     """Write a corpus with geometric lengths, some of them 0, and return its prefix."""

@@ -14,8 +14,6 @@ import numpy as np
 import xxhash
 import zstandard
 
-__all__ = ["SIZES", "compress", "encode", "raw_shard", "write_mds"]
-
 SIZES = {"int": 8, "uint8": 1, "uint16": 2, "uint32": 4, "int32": 4, "int64": 8, "float32": 4}
 CODES = {"uint8": 8, "int8": 9, "uint16": 16, "int16": 17, "float16": 18, "uint32": 32,
          "int32": 33, "float32": 34, "uint64": 64, "int64": 65, "float64": 66}  # fmt: skip

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from tests.support.secrets import MARK
 
-__all__ = ["LAUNCHERS", "LIMIT", "clean_environment", "launch", "start"]
-
 LIMIT = 240  # seconds, after which a test has hung; disks of noisy machines stall for a minute
 SCRIPTS = Path(sys.executable).parent
 DISTCACHE = str(SCRIPTS / "distcache")

@@ -9,8 +9,6 @@ from distcache.kernels import SampleRules
 from distcache.train.open import OpenCache
 from distcache.train.reading import SplitReader
 
-__all__ = ["members_of", "tokens_of"]
-
 
 def members_of(opened: OpenCache, split: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the member of each sample of a split, and the sample in it."""

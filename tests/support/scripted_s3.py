@@ -22,8 +22,6 @@ from xml.sax.saxutils import escape, unescape
 
 from tests.support.secrets import MARK
 
-__all__ = ["Request", "ScriptedS3"]
-
 CODES = {
     "301": "PermanentRedirect",
     "400": "ExpiredToken",

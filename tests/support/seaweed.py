@@ -19,8 +19,6 @@ from pathlib import Path
 from tests.support.processes import clean_environment
 from tests.support.secrets import MARK
 
-__all__ = ["Seaweed"]
-
 SCRIPTS = Path(sys.executable).parent
 LIMIT = 60.0  # seconds to start
 WRITER = (f"{MARK}-WRITER", f"{MARK}-SECRET-OF-WRITER")

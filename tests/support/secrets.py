@@ -6,8 +6,6 @@ import contextlib
 from pathlib import Path
 from typing import Final
 
-__all__ = ["MARK", "places_with_secrets"]
-
 MARK: Final = "MARKED"
 PIECE: Final = 1 << 24  # bytes
 

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 
 from tests.support.processes import DISTCACHE, clean_environment
 
-__all__ = ["interrupt", "require_sane"]
-
 # A terminal of its own, whose keys are this program's standard input.
 TERMINAL = "import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))"
 HIDDEN, SHOWN = b"\x1b[?25l", b"\x1b[?25h"

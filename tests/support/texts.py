@@ -21,17 +21,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from distcache.corpus import open_idx
 from distcache.corpus.idx import ITEM_TYPES
 
-__all__ = [
-    "END",
-    "documents",
-    "read_corpus",
-    "train_bpe",
-    "train_sentencepiece",
-    "write_jsonl",
-    "write_ranks",
-    "write_shard",
-]
-
 END = "<|endoftext|>"
 
 

@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from distcache.errors import BuildInterrupted
 from distcache.ranks.communicator import Communicator, Message, Pending
 
-__all__ = ["Ended", "ThreadCommunicator", "rank_of_thread", "run_ranks"]
-
 Result = TypeVar("Result")
 LIMIT = 60.0  # seconds, after which ranks have hung
 here = threading.local()

@@ -6,8 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-__all__ = ["wait_until"]
-
 POLL = 0.02  # seconds
 
 

@@ -17,8 +17,6 @@ from distcache.storage.watchdog import tick
 
 Buffer = bytes | memoryview
 
-__all__ = ["FileSource", "MemorySource", "require_library", "unpack", "unpack_front"]
-
 PIECE: Final = 256 << 10  # bytes that are unpacked at a time: they stay in a core's cache
 READ: Final = 1 << 20
 READ_AHEAD: Final = 128 << 10  # of zstandard

@@ -15,16 +15,6 @@ from numpy.typing import NDArray
 
 from distcache.corpus.mds.index_json import Columns
 
-__all__ = [
-    "DTYPES",
-    "Places",
-    "TokenColumn",
-    "column_places",
-    "column_type",
-    "shape_of",
-    "token_places",
-]
-
 # Of the byte that an ndarray without a type in its encoding begins with.
 DTYPES: Final = {
     8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 18: "<f2", 32: "<u4", 33: "<i4", 34: "<f4",

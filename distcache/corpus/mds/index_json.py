@@ -14,17 +14,6 @@ from distcache.errors import ConfigError, CorpusError, NotReady
 from distcache.storage.files import read_file
 from distcache.storage.threads import decodable
 
-__all__ = [
-    "CODECS",
-    "INDEX",
-    "Columns",
-    "DataSet",
-    "FileEntry",
-    "ShardEntry",
-    "columns_from",
-    "read_index",
-]
-
 INDEX: Final = "index.json"
 LONGEST: Final = 4 << 30  # bytes; that of 50,000 shards has 18 MB
 # A `.shards` file has their number here; the names are suffixes of files.

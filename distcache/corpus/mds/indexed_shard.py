@@ -14,8 +14,6 @@ from distcache.corpus.mds.shard_table import DIGESTED
 from distcache.corpus.mds.stored_shard import StoredShard, raw_pieces
 from distcache.errors import CorpusError
 
-__all__ = ["indexed_pieces"]
-
 
 def indexed_pieces(row: Any, path: str) -> Iterator[NDArray[np.uint8]]:
     """Yield the bytes of a raw shard, in pieces that stay valid.

@@ -25,8 +25,6 @@ from distcache.storage.files import (
 )
 from distcache.storage.threads import decodable, map_in_threads
 
-__all__ = ["Rebuilt", "rebuild_index"]
-
 NUMBERED: Final = re.compile(r"shard\.(\d+)\.mds")
 MOST_COLUMNS: Final = 1 << 20  # bytes of the description of columns
 

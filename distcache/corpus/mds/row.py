@@ -15,8 +15,6 @@ from distcache.corpus.mds.columns import DTYPES, shape_of
 from distcache.corpus.mds.index_json import Columns
 from distcache.errors import ConfigError, CorpusError, DistcacheError
 
-__all__ = ["Row", "decode_value"]
-
 SCALARS: Final = {
     "int": "<i8",
     **{np.dtype(code).name: code for code in DTYPES.values()},

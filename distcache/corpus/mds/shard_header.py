@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 from distcache.corpus.mds.index_json import Columns, ShardEntry
 from distcache.storage.threads import decodable
 
-__all__ = ["header_problem", "offsets_of", "offsets_size"]
-
 MOST_COLUMNS: Final = 1 << 20  # bytes of the JSON of a header that are read
 
 

@@ -23,20 +23,6 @@ from distcache.errors import CorpusError, NotReady
 from distcache.storage.files import atomic_write, no_space_as_error, read_file
 from distcache.storage.url import is_url
 
-__all__ = [
-    "ALIGNMENT",
-    "DIGESTED",
-    "ROWS",
-    "ShardTable",
-    "TableFacts",
-    "content_digest",
-    "has_table",
-    "read_table",
-    "shards_at",
-    "shards_path",
-    "write_table",
-]
-
 MAGIC: Final = b"\x89distshard\r\n\x1a\n\x00\x00"
 VERSION: Final = 1
 DIGESTED: Final = 1  # flag: the digests of raw shards are known

@@ -20,8 +20,6 @@ from distcache.errors import CorpusError
 from distcache.storage.files import closing_fd, open_sized, read_range
 from distcache.storage.watchdog import tick
 
-__all__ = ["StoredShard", "find_shard", "raw_pieces", "read_front", "read_shard"]
-
 PIECE: Final = 1 << 20  # bytes; larger ones would be mapped anew by malloc each time
 FRONT: Final = 128 << 10  # bytes of a compressed file that are read at a time for its front
 XXHASHES: Final = frozenset({"xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128"})

@@ -12,8 +12,6 @@ from typing import Any, BinaryIO, Final, NamedTuple
 
 from distcache.storage.files import closing_fd, open_regular
 
-__all__ = ["Line", "decoded", "lines_of_range", "lines_of_stream", "read_whole", "text_of_line"]
-
 BLOCK = 1 << 20  # bytes of a read
 BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 MARKS: Final = (

@@ -20,8 +20,6 @@ from distcache.ingest.readers.lines import (
     text_of_line,
 )
 
-__all__ = ["Row", "text_rows"]
-
 SLICE: Final = 256  # rows of a Parquet file that are Python objects at a time
 MOST_FIELDS: Final = 10  # names in an error message
 JSON_LINES: Final = "expected JSON lines: an object on every line"

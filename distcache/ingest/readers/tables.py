@@ -17,16 +17,6 @@ from distcache.ingest.inputs import Group, Input
 from distcache.ingest.read_options import TextOptions
 from distcache.storage.files import closing_fd, open_regular
 
-__all__ = [
-    "Table",
-    "column_type",
-    "is_list",
-    "open_table",
-    "require_text_column",
-    "values_of",
-    "with_groups",
-]
-
 REMEMBERED: Final = 16  # files whose footers, or lists of batches, are kept
 _opening = threading.Lock()
 

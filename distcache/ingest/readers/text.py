@@ -21,8 +21,6 @@ from distcache.ingest.readers.rows import Row, text_rows
 from distcache.ingest.tokenizers.tokenizer import Encoded, EnginesDiffer, Tokenizer
 from distcache.kernels import narrow_tokens
 
-__all__ = ["TextReader"]
-
 BATCH: Final = 1 << 20  # characters of a call of the tokenizer
 ROWS: Final = 1 << 12  # rows of a call, if they are short
 LARGE: Final = 4 << 20  # characters; the library tokenizers takes about 100 times their bytes

@@ -24,8 +24,6 @@ from distcache.ingest.read_options import TokenOptions
 from distcache.ingest.readers.lines import lines_of_range, lines_of_stream, text_of_line
 from distcache.storage.files import closing_fd, open_regular, read_range
 
-__all__ = ["TokenRows", "line_batches", "raw_batches"]
-
 LONGEST_LINE: Final = 1 << 30  # bytes
 BATCH_BYTES: Final = 4 << 20
 BATCH_LINES: Final = 1 << 12

@@ -20,8 +20,6 @@ from distcache.ingest.readers.tables import Table, column_type, is_list, open_ta
 from distcache.ingest.readers.token_arrays import TokenRows, line_batches, raw_batches
 from distcache.kernels import first_outside, narrow_tokens
 
-__all__ = ["ShardReader", "require_token_column"]
-
 LONGEST: Final = (1 << 31) - 2  # tokens of a sequence, with room for its end
 BATCH: Final = 4 << 20  # bytes of tokens that are decoded at a time
 MOST_ROWS: Final = 1 << 16

@@ -23,8 +23,6 @@ from distcache.ingest.tokenizers.gigatoken.trials import trials
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions, read_tokenizer_file, refusing
 from distcache.storage.timeouts import limits
 
-__all__ = ["FILES", "TokenizerDirectory", "read_directory", "stated_end"]
-
 CONFIG: Final = "tokenizer_config.json"
 MAP: Final = "special_tokens_map.json"
 ADDED: Final = "added_tokens.json"

@@ -22,8 +22,6 @@ from distcache.ingest.tokenizers.tokenizer import (
 )
 from distcache.storage.interruption import require_uninterrupted
 
-__all__ = ["find_tokenizer", "make_tokenizer", "tokenizer_of"]
-
 SUFFIXES: Final = (".json", ".model", ".tiktoken")
 # Names of tokenizers: of tiktoken, or of the Hugging Face hub, with or without an owner.
 GPT2: Final = re.compile(rb'\{\s*"(?:[^"\\]|\\.)*"\s*:\s*\d')  # how a vocabulary of GPT-2 begins

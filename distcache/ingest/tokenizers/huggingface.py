@@ -25,8 +25,6 @@ from distcache.ingest.tokenizers.tokenizer import (
     refusing,
 )
 
-__all__ = ["HuggingFace", "download", "source_of_directory"]
-
 # End-of-document tokens of common models, if no file names one.
 KNOWN_ENDS: Final = (
     "<|endoftext|>",

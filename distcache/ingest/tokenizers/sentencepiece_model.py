@@ -17,8 +17,6 @@ from distcache.ingest.tokenizers.tokenizer import (
     refusing,
 )
 
-__all__ = ["SentencePiece"]
-
 
 class SentencePiece:
     """A SentencePiece model.

@@ -24,8 +24,6 @@ from distcache.ingest.tokenizers.tokenizer import (
 )
 from distcache.storage.threads import decodable
 
-__all__ = ["ENCODINGS", "MEGATRON_PATTERNS", "Tiktoken", "source_by_name", "source_of_file"]
-
 _UPPER: Final = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER: Final = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SPACES: Final = r"\s+(?!\S)|\s+"

@@ -22,20 +22,6 @@ from distcache.storage.files import read_file
 from distcache.storage.interruption import require_uninterrupted
 from distcache.storage.threads import decodable
 
-__all__ = [
-    "Encoded",
-    "EnginesDiffer",
-    "Tokenizer",
-    "TokenizerOptions",
-    "TokenizerSource",
-    "encoded_lists",
-    "eod_of",
-    "facts_of",
-    "name_and_version",
-    "read_tokenizer_file",
-    "refusing",
-]
-
 LARGEST: Final = 1 << 30  # bytes of a tokenizer's file
 
 

@@ -8,14 +8,6 @@ import msgspec
 
 from distcache.storage.threads import decodable
 
-__all__ = [
-    "TokenizerJson",
-    "Unsupported",
-    "letters_of_bytes",
-    "read_tokenizer_json",
-    "require_supported",
-]
-
 NULL: Final = msgspec.Raw(b"null")
 MOST_HOLES: Final = 1 << 16  # ids without a token, besides as many as there are tokens
 

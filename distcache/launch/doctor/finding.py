@@ -6,8 +6,6 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["Finding", "Level"]
-
 Level = Literal["ok", "warning", "problem"]
 
 

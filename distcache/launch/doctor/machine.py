@@ -23,8 +23,6 @@ from distcache.ranks.publication import link_problem
 from distcache.storage.files import NO_LOCKS, temporary_name
 from distcache.storage.locks import try_lock
 
-__all__ = ["examine_machine"]
-
 LIBRARIES: Final = ("numpy", "h5py", "msgspec", "mpi4py", "torch", "megatron-core")
 SEVERAL_TASKS: Final = 2
 FEW_DESCRIPTORS: Final = 1024

@@ -31,8 +31,6 @@ from distcache.megatron.tokenizers import RELEASES, MegatronTokenizer, Release
 from distcache.plan.config import SPLITS, Config
 from distcache.storage.files import read_file
 
-__all__ = ["ExpectedFile", "examine_training"]
-
 MOST_FIELDS: Final = 3  # that differ, in a message
 LARGEST: Final = 1 << 28  # bytes of a description
 UNSAID: Final = "(nothing)"

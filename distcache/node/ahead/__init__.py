@@ -2,7 +2,5 @@
 
 from typing import Final
 
-__all__ = ["LOCK"]
-
 LOCK: Final = "fetcher.lock"
 """The name of the lock that a running fetcher holds in its directory."""

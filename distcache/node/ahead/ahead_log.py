@@ -22,8 +22,6 @@ from distcache.storage.files import NO_SPACE
 from distcache.storage.ranges import GAP
 from distcache.storage.timeouts import limits
 
-__all__ = ["AheadLog"]
-
 LARGEST: Final = 64 << 20  # bytes of a segment, unless there would be more than `MOST` of them
 SMALLEST: Final = 64 << 10
 SEGMENTS: Final = 16  # that the budget holds at least, while they are not too small

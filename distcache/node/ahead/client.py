@@ -32,8 +32,6 @@ from distcache.storage.files import closing_fd
 from distcache.storage.locks import try_lock
 from distcache.storage.timeouts import limits
 
-__all__ = ["ATTEMPTS", "FetchClient", "FetchStream", "fetcher_status"]
-
 START: Final = "start.lock"
 LOG: Final = "fetcher.out"
 POLL: Final = 0.02  # seconds

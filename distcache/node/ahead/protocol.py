@@ -22,24 +22,6 @@ from numpy.typing import NDArray
 from distcache.errors import DistcacheError, error_from_exit_code
 from distcache.storage.files import FileVersion, closing_fd, open_directory
 
-__all__ = [
-    "AheadRequest",
-    "Hello",
-    "ReadRequest",
-    "Reply",
-    "Source",
-    "Status",
-    "StatusRequest",
-    "connect_to",
-    "decode_ranges",
-    "encode_ranges",
-    "listen_at",
-    "peer_is_own",
-    "peer_of",
-    "receive",
-    "send",
-]
-
 LENGTH: Final = struct.Struct("<I")
 LONGEST: Final = 1 << 28  # bytes of a message
 MOST_DESCRIPTORS: Final = 250  # of a message; the kernel allows 253

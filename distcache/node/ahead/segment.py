@@ -19,8 +19,6 @@ from distcache.node.ahead.protocol import Source
 from distcache.storage.files import read_range, write_range
 from distcache.storage.journal import Journal, read_journal
 
-__all__ = ["Held", "RangeKey", "Segment", "earlier_segments"]
-
 LOG: Final = ".log"
 JOURNAL: Final = ".jsonl"
 

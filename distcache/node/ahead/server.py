@@ -52,8 +52,6 @@ from distcache.storage.url import address_of, is_url
 if TYPE_CHECKING:
     from distcache.storage.bucket import Bucket
 
-__all__ = ["Fetcher", "serve"]
-
 AHEAD_THREADS: Final = 48  # requests ahead of use at a time; a store's pace may allow fewer
 READ_THREADS: Final = 64  # requests for what is waited for
 FEWEST_THREADS: Final = 4

@@ -8,8 +8,6 @@ from typing import Final
 
 from distcache.node.ahead.segment import Held, RangeKey, Segment
 
-__all__ = ["BEHIND", "Entry", "State", "Stream", "cost_of"]
-
 BEHIND: Final = 2048  # ranges by which a reader may be behind the first of its stream, at most
 CLOSE: Final = 256  # and at least
 LINE: Final = 192  # bytes of a journal's line, but for the path and the tag

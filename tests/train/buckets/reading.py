@@ -17,7 +17,6 @@ from distcache.node.ahead.protocol import Status
 from distcache.train.dataset import CachedDataset
 from tests.support.waiting import wait_until
 
-__all__ = ["Batches", "batches", "end_fetcher", "equal", "reached", "status"]
 Batches = list[torch.Tensor]
 
 

@@ -22,8 +22,6 @@ from distcache.ingest.tokenizers.tokenizer_json import TokenizerJson
 from distcache.kernels import TextScanner
 from distcache.storage.threads import decodable
 
-__all__ = ["TABLE", "PatternTable", "mark_known", "pattern_of"]
-
 TABLE: Final = Path(__file__).with_name("code_points.json")
 FIRST: Final = 0x80  # those of ASCII are part of the trials
 WITHOUT_EFFECT: Final = "trim_offsets"  # on tokens

@@ -36,8 +36,6 @@ from distcache.ingest.tokenizers.tokenizer_json import (
 )
 from distcache.kernels import TextScanner
 
-__all__ = ["Gigatoken"]
-
 CODE_POINTS: Final = 0x110000
 # Characters without a blank, or blanks: patterns step back through them, and the library gives up
 # after ten million steps (Oniguruma, retry-limit-in-match), which gigatoken does not.

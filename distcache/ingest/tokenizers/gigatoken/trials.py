@@ -20,13 +20,6 @@ import msgspec
 
 from distcache.ingest.tokenizers.tokenizer_json import TokenizerJson, letters_of_bytes
 
-__all__ = [
-    "is_stable",
-    "neighbours",
-    "probe_of",
-    "trials",
-]
-
 # One of each class that a pattern may tell apart, and what patterns name.
 CLASSES: Final = (
     "aZéÉǅʰ漢アあ가ा\u0301\u0323" + "1²Ⅷ٣ªß" + "\u017f\u212a\u0130\u0131" + " \t\n\r\v\x1c\x85"
