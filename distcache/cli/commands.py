@@ -18,7 +18,7 @@ from distcache.cli.common import interrupt_on_signals
 from distcache.errors import ConfigError
 
 
-class Entry(NamedTuple):
+class CommandEntry(NamedTuple):
     """Where a command or a group of commands is, and what the list of commands says of it.
 
     Attributes
@@ -50,10 +50,10 @@ KEPT: Final = "run again to continue"
 
 
 COMMANDS: Final = {
-    "plan": Entry(
+    "plan": CommandEntry(
         "build", "plan_command", "Show what a build makes and takes, or all problems.", True
     ),
-    "build": Entry(
+    "build": CommandEntry(
         "build",
         "build_command",
         "Build a cache, alone or with all ranks of a job.",
@@ -61,66 +61,68 @@ COMMANDS: Final = {
         None,
         former={"--output": "--out"},
     ),
-    "submit": Entry(
+    "submit": CommandEntry(
         "jobs",
         "submit_command",
         "Submit a job that builds, and training after it.",
         interrupted="jobs that were submitted continue: see squeue",
         former={"--output": "--out"},
     ),
-    "slurm-scripts": Entry(
+    "slurm-scripts": CommandEntry(
         "jobs",
         "slurm_scripts_command",
         "Copy job scripts for Slurm, to be changed for your cluster.",
         interrupted="what has been copied remains",
     ),
-    "check": Entry(
+    "check": CommandEntry(
         "corpora",
         "check_command",
         "Check that corpora are sound; report every fault.",
         interrupted=None,
     ),
-    "show": Entry(
+    "show": CommandEntry(
         "documents",
         "show_command",
         "Show documents of a corpus: tokens, text, and their source.",
     ),
-    "merge": Entry(
+    "merge": CommandEntry(
         "corpora",
         "merge_command",
         "Put corpora together into one, as Megatron's merge does.",
         interrupted=None,
     ),
-    "convert": Entry(
+    "convert": CommandEntry(
         "corpora",
         "convert_command",
         "Rewrite a legacy or multimodal corpus for Megatron today.",
         interrupted=None,
     ),
-    "select": Entry(
+    "select": CommandEntry(
         "select",
         "select_command",
         "Select documents of a corpus as a view, without a copy.",
         interrupted=None,
         former={"--rows": "--row-numbers"},
     ),
-    "materialize": Entry(
+    "materialize": CommandEntry(
         "corpora",
         "materialize_command",
         "Write the tokens of a view as a corpus of its own.",
         interrupted=None,
     ),
-    "inspect": Entry(
+    "inspect": CommandEntry(
         "cache", "inspect_command", "Show the contents of a cache, or how long its build took."
     ),
-    "verify": Entry("cache", "verify_command", "Compare every byte of a cache with its digests."),
-    "explain": Entry(
+    "verify": CommandEntry(
+        "cache", "verify_command", "Compare every byte of a cache with its digests."
+    ),
+    "explain": CommandEntry(
         "cache",
         "explain_command",
         "Compare a configuration with a cache; 7 if they differ.",
         True,
     ),
-    "export": Entry(
+    "export": CommandEntry(
         "cache",
         "export_command",
         "Write the files that an unmodified Megatron looks for.",
@@ -128,30 +130,30 @@ COMMANDS: Final = {
         KEPT,
         former={"--to": "--out"},
     ),
-    "mock": Entry(
+    "mock": CommandEntry(
         "mock",
         "mock_command",
         "Make up corpora, for tests of infrastructure.",
         interrupted=KEPT,
         former={"--vocab": "--vocab-size"},
     ),
-    "doctor": Entry(
+    "doctor": CommandEntry(
         "doctor", "doctor_command", "Find what would break a first job, where it will run.", True
     ),
-    "ready": Entry(
+    "ready": CommandEntry(
         "ready",
         "ready_command",
         "Say whether a cache is ready, or how far its build is.",
         interrupted="a build continues without this command",
     ),
-    "upload": Entry(
+    "upload": CommandEntry(
         "upload",
         "upload_command",
         "Put a cache, and its corpora, into a bucket.",
         interrupted=None,
         former={"--to": "--out"},
     ),
-    "localize": Entry(
+    "localize": CommandEntry(
         "node",
         "localize_command",
         "Bring a cache and its .idx files to every node's disk.",
@@ -159,23 +161,25 @@ COMMANDS: Final = {
         optional_values={"--megatron": r"[0-9.,]+$"},
         former={"--to": "--store"},
     ),
-    "feed": Entry(
+    "feed": CommandEntry(
         "feed",
         "feed_command",
         "Unpack windows of MDS shards beside training, on a node.",
         former={"--to": "--store"},
     ),
-    "local": Entry("node", "local_app", "Look after the copies on this node.", interrupted=KEPT),
-    "index": Entry(
+    "local": CommandEntry(
+        "node", "local_app", "Look after the copies on this node.", interrupted=KEPT
+    ),
+    "index": CommandEntry(
         "index", "index_app", "Use MDS shards as corpora, without conversion.", interrupted=None
     ),
-    "mix": Entry(
+    "mix": CommandEntry(
         "mix",
         "mix_command",
         "Index a list of MDS data sets, and write their blend.",
         interrupted=None,
     ),
-    "ingest": Entry(
+    "ingest": CommandEntry(
         "ingest", "ingest_app", "Make corpora of text and of token shards.", interrupted=None
     ),
 }
@@ -254,7 +258,9 @@ def _with_value(command: Any) -> dict[str, Any]:
     }
 
 
-def _as_declared(words: Sequence[str], entry: Entry, with_value: Collection[str]) -> list[str]:
+def _as_declared(
+    words: Sequence[str], entry: CommandEntry, with_value: Collection[str]
+) -> list[str]:
     """Return words with today's names of options, and a value for each that stands without one."""
     end = words.index("--") if "--" in words else len(words)
     declared: list[str] = []

@@ -12,7 +12,7 @@ from distcache.cli.show import make_progress
 from distcache.errors import BuildInterrupted
 from distcache.storage.units import parse_size
 from distcache.train.feed import Feeder
-from distcache.train.files import open_files
+from distcache.train.open_files import open_files
 
 
 def feed_command(

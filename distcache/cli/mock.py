@@ -10,7 +10,7 @@ import typer
 
 from distcache.cli.common import JsonOption, LogOption, ThreadsOption, path_only
 from distcache.cli.show import make_progress, print_json
-from distcache.corpus.mock import Made, Mock, write_mock
+from distcache.corpus.mock import Mock, MockCorpora, write_mock
 from distcache.errors import ConfigError
 from distcache.ranks.cores import threads_of, usable_cores
 from distcache.storage.files import atomic_write
@@ -85,7 +85,7 @@ def _count(text: str) -> int:
     return int(count)
 
 
-def _blend(made: Made) -> str:
+def _blend(made: MockCorpora) -> str:
     """Return a configuration that draws each corpus about once."""
     if min(made.documents) < FEW_DOCUMENTS:  # some splits and shares would be empty
         length = max(1, min(64, min(made.tokens) - 1))  # a sample of each corpus at least

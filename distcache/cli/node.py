@@ -30,12 +30,12 @@ from distcache.megatron.arguments import IN_THE_PLACE
 from distcache.megatron.readers import parse_readers
 from distcache.node.ahead.client import fetcher_status
 from distcache.node.localize import localize
-from distcache.node.place import required_directory
 from distcache.node.records import Localized, LocalizeOptions, NodeReport
-from distcache.node.store import Store
+from distcache.node.store import Store, required_directory
 from distcache.node.upkeep import collect, list_store, open_store, verify_store
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from distcache.ranks.connect import connect
+from distcache.ranks.job_environment import is_first_task
 from distcache.storage.units import counted, parse_size, size_text
 
 MOST_ROWS: Final = 16  # of a table without --verbose
@@ -172,7 +172,7 @@ def localize_command(
     )
     begin = time.monotonic()
     with make_progress(log_format, communicator.rank) as progress:
-        if problem and os.environ.get("SLURM_PROCID", "0") == "0":  # once per job
+        if problem and is_first_task(os.environ):
             progress.note(f"warning: every process copies for its own node: {problem}")
         done = localize(communicator, cache, options, progress)
     if communicator.rank == 0:

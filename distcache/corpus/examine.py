@@ -24,7 +24,8 @@ from distcache.corpus.soundness import (
 )
 from distcache.errors import CorpusError
 from distcache.ranks.agreement import on_all_ranks
-from distcache.ranks.communicator import Communicator, node_name
+from distcache.ranks.communicator import Communicator
+from distcache.ranks.job_environment import node_name
 from distcache.ranks.partition import balance, slice_bounds
 from distcache.ranks.sending import digest_of_place
 from distcache.storage.files import digest_range

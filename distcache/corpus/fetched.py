@@ -21,7 +21,8 @@ from distcache.corpus.idx import idx_path
 from distcache.corpus.receipt import receipt_path
 from distcache.errors import AccessDenied, DistcacheError
 from distcache.ranks.agreement import on_all_ranks
-from distcache.ranks.communicator import Communicator, node_name
+from distcache.ranks.communicator import Communicator
+from distcache.ranks.job_environment import node_name
 from distcache.ranks.progress import Progress
 from distcache.ranks.striped_broadcast import CHUNK, Buffer, striped_broadcast
 from distcache.storage.copies import ObjectCopy, forget_copies, register_copy
@@ -196,7 +197,7 @@ def _path(directory: str, number: int) -> str:
     return os.path.join(directory, str(number))
 
 
-class _Files:
+class _FetchedFiles:
     """Writes chunks that have arrived to the files of a directory."""
 
     def __init__(self, directory: str, chunks: Sequence[_Chunk]) -> None:
@@ -246,7 +247,7 @@ def _fetch(
         with open_place(found.url, found.version) as source:
             source.read_into(out, chunk.begin)
 
-    sink = _Files(directory, chunks)
+    sink = _FetchedFiles(directory, chunks)
     sizes = [chunk.end - chunk.begin for chunk in chunks]
     small = sum(sizes) < len(sizes) * SMALL
     ahead = OBJECTS if small else AHEAD

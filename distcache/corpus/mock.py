@@ -64,7 +64,7 @@ class Mock(msgspec.Struct, frozen=True, kw_only=True):
     fill: bool = False
 
 
-class Made(msgspec.Struct, frozen=True):
+class MockCorpora(msgspec.Struct, frozen=True):
     """What has been made.
 
     Attributes
@@ -111,7 +111,7 @@ def parse_lengths(text: str) -> tuple[str, list[float]]:
     return kind, numbers
 
 
-def write_mock(mock: Mock, directory: Path, threads: int, progress: Progress) -> Made:
+def write_mock(mock: Mock, directory: Path, threads: int, progress: Progress) -> MockCorpora:
     """Write corpora, and resume where an earlier run was killed.
 
     Parameters
@@ -119,7 +119,7 @@ def write_mock(mock: Mock, directory: Path, threads: int, progress: Progress) ->
     mock : Mock
         What to make up.
     directory : Path
-        Made if it does not exist.
+        MockCorpora if it does not exist.
     threads : int
         Corpora that are written at a time.
     progress : Progress
@@ -148,7 +148,7 @@ def write_mock(mock: Mock, directory: Path, threads: int, progress: Progress) ->
         return _write(mock, directory, threads, progress)
 
 
-def _write(mock: Mock, directory: Path, threads: int, progress: Progress) -> Made:
+def _write(mock: Mock, directory: Path, threads: int, progress: Progress) -> MockCorpora:
     kind, numbers = parse_lengths(mock.lengths)
     sizes, dtype = _sizes(mock), named_type("megatron", mock.vocabulary)
     prefixes = [str(directory / f"corpus-{number:05d}") for number in range(mock.corpora)]
@@ -167,7 +167,7 @@ def _write(mock: Mock, directory: Path, threads: int, progress: Progress) -> Mad
         return int(lengths.sum(dtype=np.int64))
 
     tokens = map_in_threads(write, range(mock.corpora), threads)
-    return Made(tuple(prefixes), tuple(sizes), tuple(tokens), dtype.name)
+    return MockCorpora(tuple(prefixes), tuple(sizes), tuple(tokens), dtype.name)
 
 
 @contextlib.contextmanager

@@ -121,7 +121,7 @@ def index_mds(
                 return found[0]
             with Heartbeat(output.directory, watch, communicator) as heartbeat:
                 output.prepare(communicator, origin)
-                index = _Index(communicator, sets, output, options, threads, watch)
+                index = _Indexing(communicator, sets, output, options, threads, watch)
                 facts, records = index.make()
                 receipt = on_rank_0(
                     communicator,
@@ -254,7 +254,7 @@ def _origin(sets: Sequence[SetFacts], options: MdsOptions) -> Origin:
     )
 
 
-class _Index:
+class _Indexing:
     """Makes the unfinished corpus of data sets, each rank from its own shards."""
 
     def __init__(

@@ -55,7 +55,7 @@ COPY: Final = 16 << 20  # bytes at a time
 SEQUENCES: Final = 1 << 18  # at a time
 
 
-class _Known(msgspec.Struct, frozen=True):
+class _InputFacts(msgspec.Struct, frozen=True):
     """What is known of the corpora.
 
     Attributes
@@ -117,14 +117,16 @@ def merge(
         watch.phase("examining corpora")
         facts = require_sound(communicator, list(dict.fromkeys(prefixes)), threads)
 
-        def prepare() -> _Known:
+        def prepare() -> _InputFacts:
             for corpus in facts.values():
                 require_tokens(corpus)
             _require_alike(list(facts.values()))
             digests = [facts[prefix].idx_digest for prefix in prefixes]
-            return _Known(digests, _file_versions(prefixes), _common_tokenizer(facts, mixed=mixed))
+            return _InputFacts(
+                digests, _file_versions(prefixes), _common_tokenizer(facts, mixed=mixed)
+            )
 
-        known = on_rank_0(communicator, prepare, _Known, "comparing corpora")
+        known = on_rank_0(communicator, prepare, _InputFacts, "comparing corpora")
         sources = on_all_ranks(
             communicator,
             lambda: [open_copy_source(facts[prefix]) for prefix in prefixes],
@@ -176,14 +178,14 @@ def convert(
         if legacy:
             source = on_all_ranks(communicator, lambda: open_legacy(prefix), "opening the corpus")
             digest = xxhash.xxh3_128(source.lengths.data).hexdigest()
-            known = _Known([digest], file_versions, None)
+            known = _InputFacts([digest], file_versions, None)
             examined: list[CorpusFacts] = []
         elif repair:
             found = on_all_ranks(communicator, lambda: open_damaged(prefix), "opening the corpus")
             source, examined = found.source, []
             watch.note("; ".join(found.repairs) or "nothing is wrong with it")
             digest = xxhash.xxh3_128(np.ascontiguousarray(source.lengths).data).hexdigest()
-            known = _Known([digest], file_versions, None)
+            known = _InputFacts([digest], file_versions, None)
         else:
             facts = require_sound(communicator, [prefix], threads)[prefix]
             source, known = _open_one(communicator, facts, file_versions)
@@ -229,7 +231,7 @@ def materialize(
 
 def _open_one(
     communicator: Communicator, facts: CorpusFacts, file_versions: list[str]
-) -> tuple[CopySource, _Known]:
+) -> tuple[CopySource, _InputFacts]:
     """Open a corpus, and read its receipt. Collective."""
     source = on_all_ranks(communicator, lambda: open_copy_source(facts), "opening")
     tokenizer = on_rank_0(
@@ -238,7 +240,7 @@ def _open_one(
         TokenizerFacts | None,
         "reading receipts",
     )
-    return source, _Known([facts.idx_digest], file_versions, tokenizer)
+    return source, _InputFacts([facts.idx_digest], file_versions, tokenizer)
 
 
 def _file_versions(prefixes: Sequence[str]) -> list[str]:
@@ -279,7 +281,7 @@ def _make(
     kind: Kind,
     sources: Sequence[CopySource],
     examined: Sequence[CorpusFacts],
-    known: _Known,
+    known: _InputFacts,
     out: str,
     threads: int,
     progress: Stopwatch,

@@ -18,7 +18,7 @@ from distcache.corpus.receipt import read_receipt, receipt_path
 from distcache.edit.index_mds import index_mds
 from distcache.edit.mds_scan import MdsOptions
 from distcache.edit.mirror import Mirrored, mirror, mirrored
-from distcache.edit.mix_recipe import MOST_SAMPLES, Recipe, Stream
+from distcache.edit.mix_recipe import MOST_SAMPLES, MixStream, Recipe
 from distcache.errors import (
     BuildInterrupted,
     ConfigError,
@@ -79,7 +79,7 @@ class Mixed(msgspec.Struct, frozen=True):
     samples: int
 
 
-class _Failure(msgspec.Struct, frozen=True):
+class _SetFailure(msgspec.Struct, frozen=True):
     """What is wrong with a data set."""
 
     exit_code: int
@@ -148,8 +148,8 @@ def _by_name(fields: Sequence[str]) -> str:
 
 
 def _brought(
-    communicator: Communicator, streams: Sequence[Stream], directory: str, progress: Progress
-) -> list[Stream]:
+    communicator: Communicator, streams: Sequence[MixStream], directory: str, progress: Progress
+) -> list[MixStream]:
     """Bring the shards of data sets in buckets, and return all with their directories. Collective.
 
     They go to streaming's `local`, or else beside the corpora.
@@ -210,17 +210,17 @@ def _make_room(directory: str) -> None:
 
 
 def _index_all(
-    streams: Sequence[Stream],
+    streams: Sequence[MixStream],
     directory: str,
     options: MixOptions,
     threads: int,
     progress: Progress,
-) -> list[_Failure | None]:
+) -> list[_SetFailure | None]:
     """Index data sets, several at a time, and return what is wrong with each."""
     stop = threading.Event()
     each = max(1, threads // max(min(AT_ONCE, len(streams)), 1))
 
-    def index(stream: Stream) -> _Failure | None:
+    def index(stream: MixStream) -> _SetFailure | None:
         wanted = msgspec.structs.replace(options.mds, split=stream.split or options.mds.split)
         out = os.path.join(directory, stream.name)
         try:
@@ -228,7 +228,7 @@ def _index_all(
         except BuildInterrupted:
             raise
         except DistcacheError as error:
-            return _Failure(error.exit_code, error.problems)
+            return _SetFailure(error.exit_code, error.problems)
         progress.advance(1)
         return None
 
@@ -254,9 +254,9 @@ class _Stoppable(NullProgress):
             raise BuildInterrupted("another data set has failed, or a signal has come")
 
 
-def _require_all(communicator: Communicator, own: list[_Failure | None]) -> None:
+def _require_all(communicator: Communicator, own: list[_SetFailure | None]) -> None:
     """Raise what is wrong with the data sets of all ranks, in the order of the list. Collective."""
-    shares = communicator.allgather(own, list[_Failure | None], "what is wrong with data sets")
+    shares = communicator.allgather(own, list[_SetFailure | None], "what is wrong with data sets")
     in_order = itertools.chain.from_iterable(itertools.zip_longest(*shares))
     failures = [failure for failure in in_order if failure is not None]
     if failures:
@@ -267,7 +267,7 @@ def _require_all(communicator: Communicator, own: list[_Failure | None]) -> None
 def _write(recipe: Recipe, directory: str, options: MixOptions) -> Mixed:
     """Write the configuration of the blend."""
 
-    def size_of(stream: Stream) -> int:
+    def size_of(stream: MixStream) -> int:
         receipt = read_receipt(receipt_path(os.path.join(directory, stream.name)))
         if options.mds.rows:
             return receipt.sequences
@@ -299,7 +299,7 @@ def _write(recipe: Recipe, directory: str, options: MixOptions) -> Mixed:
     return _write_blend(os.path.join(directory, BLEND), train, valid, samples, options)
 
 
-def _validation_samples(stream: Stream, size: int, most: int) -> int:
+def _validation_samples(stream: MixStream, size: int, most: int) -> int:
     share = 1.0 if stream.repeat is None else min(stream.repeat, 1.0)
     part = max(1, int(size * share)) if size else 0
     return min(most, part, most if stream.choose is None else stream.choose)
@@ -325,7 +325,7 @@ def _write_blend(
     return Mixed(path, len(train), len(valid), samples)
 
 
-def _weight(stream: Stream, size: int) -> float:
+def _weight(stream: MixStream, size: int) -> float:
     """Return the samples that a pass takes of a data set, or its share."""
     if stream.proportion is not None:
         return stream.proportion

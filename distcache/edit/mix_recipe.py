@@ -57,7 +57,7 @@ class _Entry(msgspec.Struct, frozen=True):
         return place if is_url(place) else ""
 
 
-class Stream(msgspec.Struct, frozen=True):
+class MixStream(msgspec.Struct, frozen=True):
     """A data set of a mix.
 
     Attributes
@@ -87,14 +87,14 @@ class Recipe(msgspec.Struct, frozen=True):
 
     Attributes
     ----------
-    train, valid : tuple of Stream
+    train, valid : tuple of MixStream
         Data sets of training and of validation.
     passed : tuple of str
         Fields of the list that are passed over.
     """
 
-    train: tuple[Stream, ...]
-    valid: tuple[Stream, ...]
+    train: tuple[MixStream, ...]
+    valid: tuple[MixStream, ...]
     passed: tuple[str, ...] = ()
 
 
@@ -126,7 +126,7 @@ def recipe_from(document: Mapping[str, Any]) -> Recipe:
     findings = _Findings([], [])
     problems = findings.problems
     loaders = document.keys() & {"train_loader", "eval_loader"}  # of a whole configuration
-    streams: dict[str, list[Stream]] = {"train": [], "valid": []}
+    streams: dict[str, list[MixStream]] = {"train": [], "valid": []}
     for key, content in document.items():
         split = SPLITS.get(key)
         if split is not None:
@@ -206,7 +206,7 @@ def _entries_of_dataset(
     ]
 
 
-def _stream(where: str, fields: Any, findings: _Findings) -> list[Stream]:
+def _stream(where: str, fields: Any, findings: _Findings) -> list[MixStream]:
     problems = findings.problems
     try:
         entry = msgspec.convert(fields, _Entry)
@@ -239,4 +239,4 @@ def _stream(where: str, fields: Any, findings: _Findings) -> list[Stream]:
     if name.strip(".") == "":
         problems.append(f"{where}: its path {entry.directory} names no corpus; give it a name")
     much = (entry.choose, entry.proportion, entry.repeat)
-    return [Stream(name, entry.directory, split, *much, entry.url)]
+    return [MixStream(name, entry.directory, split, *much, entry.url)]

@@ -80,7 +80,7 @@ class SelectOptions(msgspec.Struct, frozen=True):
     absolute: bool = False
 
 
-class _Known(msgspec.Struct, frozen=True):
+class _ParentFacts(msgspec.Struct, frozen=True):
     """What rank 0 finds out: the tokenizer, the digests of lists, and where the tokens are."""
 
     tokenizer: TokenizerFacts | None
@@ -140,7 +140,7 @@ def select(
         watch.phase("examining the corpus")
         facts = require_sound(communicator, [prefix], threads)[prefix]
         known = on_rank_0(
-            communicator, lambda: _look(facts, out, options), _Known, "looking at the corpus"
+            communicator, lambda: _look(facts, out, options), _ParentFacts, "looking at the corpus"
         )
         origin = _origin(facts, known, options)
         with Output(out) as output:
@@ -171,7 +171,7 @@ def _require_options(prefix: str, options: SelectOptions) -> None:
         raise ConfigError(*problems)
 
 
-def _look(facts: CorpusFacts, out: str, options: SelectOptions) -> _Known:
+def _look(facts: CorpusFacts, out: str, options: SelectOptions) -> _ParentFacts:
     require_tokens(facts)
     tokens = os.path.realpath(bin_path(facts.prefix))
     directory = os.path.realpath(Path(out).absolute().parent)
@@ -181,7 +181,7 @@ def _look(facts: CorpusFacts, out: str, options: SelectOptions) -> _Known:
         if path is not None:
             numbers = _numbers(path, facts)
             digests[name] = xxhash.xxh3_128(numbers.tobytes()).hexdigest()
-    return _Known(
+    return _ParentFacts(
         tokenizers_of({facts.prefix: facts})[facts.prefix],
         digests,
         tokens,
@@ -198,7 +198,7 @@ def _numbers(path: str, facts: CorpusFacts) -> NDArray[np.int64]:
     return numbers
 
 
-def _origin(facts: CorpusFacts, known: _Known, options: SelectOptions) -> Origin:
+def _origin(facts: CorpusFacts, known: _ParentFacts, options: SelectOptions) -> Origin:
     chosen: dict[str, Any] = msgspec.to_builtins(options.selection)
     chosen |= known.digests
     identity = msgspec.json.encode(
@@ -221,7 +221,7 @@ class _View:
         self,
         communicator: Communicator,
         facts: CorpusFacts,
-        known: _Known,
+        known: _ParentFacts,
         output: Output,
         options: SelectOptions,
         threads: int,

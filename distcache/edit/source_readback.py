@@ -239,7 +239,7 @@ def _sources(
     if receipt.kind not in ("text", "tokens"):
         return _Corpora(dtype)
     with _as_options(receipt):
-        return _Files(receipt, dtype, tokenizer, source)
+        return _IngestedFiles(receipt, dtype, tokenizer, source)
 
 
 def read_document(idx: Idx, path: str, dtype: np.dtype[Any], document: int) -> Document | None:
@@ -372,7 +372,7 @@ def _keys(idx: Idx, bounds: NDArray[np.int64]) -> list[tuple[int, int]]:
     return list(zip(begins.tolist(), tokens.tolist(), strict=True))
 
 
-class _Files:
+class _IngestedFiles:
     """Reads documents from the files that were ingested, by reading their piece again."""
 
     def __init__(

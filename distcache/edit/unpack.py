@@ -50,7 +50,7 @@ class Unpacked(msgspec.Struct, frozen=True):
 
 
 @decodable
-class _Done(msgspec.Struct, frozen=True):
+class _UnpackedShard(msgspec.Struct, frozen=True):
     """A shard at its place, as a line of a journal."""
 
     shard: int
@@ -205,7 +205,7 @@ class _Unpacking:
         journaled = {
             record.shard
             for path in self._directory.glob("unpacked.*.jsonl")
-            for record in read_journal(path, _Done)
+            for record in read_journal(path, _UnpackedShard)
         }
         left = [
             shard
@@ -215,12 +215,12 @@ class _Unpacking:
         self._watch.advance(float(self._table.rows["raw_size"][left].sum()))
         todo = sorted(set(own).difference(left), key=own.index)
         path = self._directory / f"unpacked.{attempt}.{self._communicator.rank}.jsonl"
-        records = [_Done(shard) for shard in left]
+        records = [_UnpackedShard(shard) for shard in left]
         with Journal(path, records) as journal, UnfinishedFile(self.data) as file:
 
             def write(shard: int) -> None:
                 self._write(shard, file)
-                journal.append(_Done(shard))
+                journal.append(_UnpackedShard(shard))
                 self._watch.advance(float(self._table.rows["raw_size"][shard]))
 
             map_in_threads(write, todo, self._threads)

@@ -46,7 +46,7 @@ ARROW_CODECS: Final = ("gzip", "zstd")  # Arrow decompresses them
 IngestOptions = TextOptions | TokenOptions
 
 
-class Made(msgspec.Struct, frozen=True):
+class MadeCorpus(msgspec.Struct, frozen=True):
     """A finished corpus, and its receipt."""
 
     prefix: str
@@ -61,7 +61,7 @@ class IngestOutcome(msgspec.Struct, frozen=True):
 
     Attributes
     ----------
-    corpora : list of Made
+    corpora : list of MadeCorpus
         In order.
     reused : bool
         Whether they existed, made from the same.
@@ -71,7 +71,7 @@ class IngestOutcome(msgspec.Struct, frozen=True):
         Of all inputs. Empty rows are dropped, and rows with an error are skipped, if asked for.
     """
 
-    corpora: list[Made]
+    corpora: list[MadeCorpus]
     reused: bool
     resumed: float
     rows: int
@@ -209,7 +209,7 @@ def _outcome(
     inputs = [entry for receipt in receipts for entry in receipt.inputs]
     return IngestOutcome(
         corpora=[
-            Made(
+            MadeCorpus(
                 output.final(shard),
                 receipt_path(output.final(shard)),
                 receipt.documents,

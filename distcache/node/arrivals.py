@@ -12,7 +12,7 @@ import msgspec
 
 from distcache.errors import DistcacheError
 from distcache.node.localization import Localization
-from distcache.node.manifest import Block, Manifest, Source, origin_of
+from distcache.node.manifest import Block, Manifest, ShardSource, origin_of
 from distcache.node.staged_files import StagedFiles, differs, digest_of, read_shared_into
 from distcache.ranks.striped_broadcast import AHEAD, CHUNK, Buffer, striped_broadcast
 from distcache.storage.files import closing_fd
@@ -122,7 +122,7 @@ class _Writer:
         except (DistcacheError, OSError) as error:
             self.problems.append(error)
 
-    def _gather(self, block: Block, source: Source, chunk: Chunk, data: Buffer) -> None:
+    def _gather(self, block: Block, source: ShardSource, chunk: Chunk, data: Buffer) -> None:
         """Keep the chunks of a shard's file until all are there, then unpack it."""
         if chunk.begin == 0:
             self._packed = bytearray()

@@ -26,7 +26,6 @@ from distcache.node.manifest import (
     shard_blocks,
     stat_corpora,
 )
-from distcache.node.place import required_directory
 from distcache.node.records import (
     SHARDS,
     Localized,
@@ -40,7 +39,7 @@ from distcache.node.records import (
 from distcache.node.space import space_at
 from distcache.node.stage import stage
 from distcache.node.staged_files import StagedFiles
-from distcache.node.store import Store, cache_name, make_store
+from distcache.node.store import Store, cache_name, make_store, required_directory
 from distcache.node.transport import choose_transport
 from distcache.node.windows import windowed_sources
 from distcache.ranks.agreement import (
@@ -49,7 +48,8 @@ from distcache.ranks.agreement import (
     on_all_ranks_watched,
     on_rank_0,
 )
-from distcache.ranks.communicator import NODE_NAME, Communicator, node_name
+from distcache.ranks.communicator import Communicator
+from distcache.ranks.job_environment import NODE_NAME, node_name
 from distcache.ranks.progress import NullProgress, Progress
 from distcache.storage.files import FileVersion, require_text, temporary_name
 from distcache.storage.url import is_url, located

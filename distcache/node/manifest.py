@@ -29,7 +29,7 @@ CACHE: Final = 0  # the first file is the cache, those of the corpora follow
 UNIT: Final = 64 << 20  # bytes of a `.bin` that are copied and digested together
 
 
-class Source(msgspec.Struct, frozen=True):
+class ShardSource(msgspec.Struct, frozen=True):
     """A file whose bytes become a block: a shard.
 
     Attributes
@@ -59,7 +59,7 @@ class Block(msgspec.Struct, frozen=True):
     digest : str
         XXH3 in hexadecimal, of 64 bits for a block of the cache and of 128 for others; empty for
         one of a `.bin`, whose digest the node records when it has been copied.
-    source : Source or None
+    source : ShardSource or None
         Of a shard; None if the bytes are those of the shared file at the same place.
     """
 
@@ -67,7 +67,7 @@ class Block(msgspec.Struct, frozen=True):
     begin: int
     end: int
     digest: str
-    source: Source | None = None
+    source: ShardSource | None = None
 
     @property
     def size(self) -> int:
@@ -371,13 +371,13 @@ def shard_blocks(contents: Contents, source: int, file: int) -> list[Block]:
             )
         codec = CODECS[int(row["codec"])]
         begin, size = int(row["base"]), int(row["raw_size"])
-        source_file = Source(path, codec, int(row["zip_size"]) if codec else size)
+        source_file = ShardSource(path, codec, int(row["zip_size"]) if codec else size)
         digest = row["raw_digest"].tobytes().hex()
         blocks.append(Block(file, begin, begin + size, digest, source_file))
     return blocks
 
 
-class Origin(NamedTuple):
+class BlockOrigin(NamedTuple):
     """Where the bytes of a block come from: bytes [begin, end) of a file, or of an object."""
 
     path: str
@@ -386,12 +386,12 @@ class Origin(NamedTuple):
     version: FileVersion | None
 
 
-def origin_of(manifest: Manifest, block: Block) -> Origin:
+def origin_of(manifest: Manifest, block: Block) -> BlockOrigin:
     """Return where the bytes of a block come from."""
     if block.source is not None:
-        return Origin(block.source.path, 0, block.source.size, None)
+        return BlockOrigin(block.source.path, 0, block.source.size, None)
     file = manifest.files[block.file]
-    return Origin(file.shared, block.begin, block.end, file.version)
+    return BlockOrigin(file.shared, block.begin, block.end, file.version)
 
 
 def manifest_blocks(contents: Contents) -> list[Block]:

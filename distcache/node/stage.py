@@ -41,7 +41,7 @@ from distcache.node.upkeep import bytes_of, make_room
 from distcache.node.view import link_tokens, make_view, missing_view_bytes
 from distcache.node.windows import Windows
 from distcache.ranks.agreement import on_all_ranks
-from distcache.ranks.communicator import node_name
+from distcache.ranks.job_environment import node_name
 from distcache.storage.files import closing_fd, is_plain_file, set_time
 
 SYNCS: Final = 8  # files that are synced at a time: the filesystem does them together

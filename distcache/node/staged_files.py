@@ -19,7 +19,7 @@ from distcache.cache.format import HEADER_SIZE, LEAF_SIZE
 from distcache.corpus.mds.codecs import MemorySource, unpack
 from distcache.corpus.mds.stored_shard import StoredShard, raw_pieces
 from distcache.errors import CacheCorrupt, CorpusError, DistcacheError
-from distcache.node.manifest import CACHE, UNIT, Block, Manifest, Source, origin_of
+from distcache.node.manifest import CACHE, UNIT, Block, Manifest, ShardSource, origin_of
 from distcache.node.space import reserve
 from distcache.storage.files import (
     FileVersion,
@@ -153,7 +153,7 @@ def read_shared_into(
 
 
 def _shard_pieces(
-    source: Source, size: int, packed: bytearray | None
+    source: ShardSource, size: int, packed: bytearray | None
 ) -> Iterator[NDArray[np.uint8]]:
     """Yield the bytes of a raw shard, from its file or from the bytes of that."""
     if packed is not None and not source.codec:

@@ -16,17 +16,70 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from distcache.cache.format import Header
 from distcache.corpus import idx_path
-from distcache.errors import DistcacheError
-from distcache.storage.files import NOT_ALLOWED, TEMPORARY, closing_fd, open_directory, set_mode
+from distcache.errors import ConfigError, DistcacheError
+from distcache.ranks.job_environment import SCRATCH
+from distcache.storage.files import (
+    NOT_ALLOWED,
+    TEMPORARY,
+    closing_fd,
+    open_directory,
+    require_text,
+    set_mode,
+)
+from distcache.storage.url import require_file
 
+LOCAL_DIRECTORY: Final = "DISTCACHE_LOCAL_DIR"
 MARKER: Final = ".distcache-store"
 MARK: Final = b"distcache store, version 1\n"
 PARTS: Final = ("caches", "corpora", "megatron", "windows", "ahead", "objects")
+
+
+def local_directory(given: str | Path | None, environment: Mapping[str, str]) -> Path | None:
+    """Return the directory of this node's store, or None if it is not set.
+
+    Parameters
+    ----------
+    given : path or None
+        What the user asks for; it comes first.
+    environment : mapping
+        Then DISTCACHE_LOCAL_DIR, then a directory of the user's in SLURM_TMPDIR or TMPDIR.
+    """
+    if given == "":
+        raise ConfigError("--store is empty; give a directory of the node")
+    if given is not None:
+        require_file(given, "--store", "give a directory of the node")
+        return Path(given).absolute()
+    if named := environment.get(LOCAL_DIRECTORY):
+        return Path(named).absolute()
+    for variable in SCRATCH:
+        if scratch := environment.get(variable):
+            return Path(scratch).absolute() / f"distcache-{os.geteuid()}"
+    return None
+
+
+def required_directory(given: str | Path | None, environment: Mapping[str, str]) -> Path:
+    """Return the directory of this node's store.
+
+    Raises
+    ------
+    ConfigError
+        If nothing says it.
+    """
+    directory = local_directory(given, environment)
+    if directory is not None:
+        require_text(str(directory))
+    else:
+        raise ConfigError(
+            f"name a directory of the node (`localize --store`), or set {LOCAL_DIRECTORY}; neither "
+            f"{' nor '.join(SCRATCH)} is set either"
+        )
+    return directory
 
 
 def cache_name(header: Header) -> str:

@@ -14,9 +14,9 @@ from distcache.node.arrivals import broadcast_blocks
 from distcache.node.local_state import Duplicate
 from distcache.node.localization import Localization
 from distcache.node.manifest import origin_of
-from distcache.node.place import node_count
 from distcache.node.staged_files import Unreadable, differs
 from distcache.ranks.agreement import on_all_ranks
+from distcache.ranks.job_environment import node_count
 from distcache.storage.place import threads_for
 
 AT_ONCE: Final = 64  # nodes that read at a time, where MPI joins them

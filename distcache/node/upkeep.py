@@ -47,7 +47,7 @@ VIEW_FILES: Final = re.compile(
 )
 
 
-class Held(msgspec.Struct, frozen=True):
+class HeldCache(msgspec.Struct, frozen=True):
     """A cache in a store.
 
     Attributes
@@ -84,18 +84,18 @@ def open_store(root: Path) -> Store:
     return store
 
 
-def list_store(store: Store) -> list[Held]:
+def list_store(store: Store) -> list[HeldCache]:
     """Return the complete caches of a store, the most recently used first."""
     mapped = _mapped_paths(store)
     held = [_held(store, record, mapped) for record in read_records(store)]
     return sorted(held, key=lambda entry: -entry.last_use)
 
 
-def _held(store: Store, record: Ready, mapped: set[str]) -> Held:
+def _held(store: Store, record: Ready, mapped: set[str]) -> HeldCache:
     lock = store.use_lock(record.name)
     own = str(store.view(record.name)) + "/"
     cache = str(store.cache(record.name))
-    return Held(
+    return HeldCache(
         record=record,
         nbytes=allocated(store.cache(record.name))
         + tree_bytes(store.view(record.name))

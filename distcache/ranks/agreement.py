@@ -20,7 +20,8 @@ from distcache.errors import (
     NoSpace,
     error_from_exit_code,
 )
-from distcache.ranks.communicator import Communicator, node_name
+from distcache.ranks.communicator import Communicator
+from distcache.ranks.job_environment import node_name
 from distcache.storage.files import NO_SPACE
 from distcache.storage.interruption import require_uninterrupted
 from distcache.storage.timeouts import limits

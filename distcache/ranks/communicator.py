@@ -5,10 +5,9 @@ Values are sent as msgpack of a stated type, arrays as raw bytes; nothing is eve
 
 from __future__ import annotations
 
-import socket
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final, Literal, NoReturn, Protocol, TypeVar
+from collections.abc import Collection, Sequence
+from typing import Any, Literal, NoReturn, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -16,12 +15,6 @@ from numpy.typing import NDArray
 
 Value = TypeVar("Value")
 Reduction = Literal["sum", "max"]
-NODE_NAME: Final = "DISTCACHE_NODE_NAME"
-
-
-def node_name(environment: Mapping[str, str]) -> str:
-    """Return the name of this node; tests give several names to one machine."""
-    return environment.get(NODE_NAME) or socket.gethostname()
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -133,7 +126,7 @@ class Communicator(Protocol):
         ...
 
 
-class _Done:
+class _Finished:
     def done(self) -> bool:
         return True
 
@@ -177,7 +170,7 @@ class SerialCommunicator:
     def start_broadcast(self, data: NDArray[np.uint8], root: int) -> Pending:
         """Return a broadcast that is done."""
         del data, root
-        return _Done()
+        return _Finished()
 
     def agents(self, node: str = "") -> Communicator:
         """Return itself: the one process is its node's agent."""

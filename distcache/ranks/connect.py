@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import os
-import stat
-from collections.abc import Mapping
 from typing import Final
 
 from distcache.errors import ConfigError
 from distcache.extras import how_to_install
 from distcache.ranks.communicator import Communicator, SerialCommunicator
+from distcache.ranks.job_environment import ALONE, has_lost_launcher, world_size
 
-# Set by Open MPI's mpirun, by MPICH's mpiexec and srun --mpi=pmi2, and by srun; the closest first.
-# Not SLURM_NTASKS, which an allocation has too, where no step has been started.
-WORLD_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
-ALONE: Final = "DISTCACHE_ALONE"
 HOW_ALONE: Final = (
     "if this process is none of the launcher's ranks, but a child of one or one of torchrun's, "
     f"set {ALONE}=1 to run it alone"
 )
 
 _connected: Communicator | None = None
-
-
-def world_size(environment: Mapping[str, str]) -> tuple[str, int]:
-    """Return the variable with the number of processes that the launcher started, and its value.
-
-    Without a launcher, or with ``DISTCACHE_ALONE=1``, the name is empty and the number is 1.
-    """
-    if environment.get(ALONE, "0") not in ("", "0"):
-        return "", 1
-    for name in WORLD_VARIABLES:
-        value = environment.get(name, "")
-        if value.isdecimal():
-            return name, int(value)
-    return "", 1
 
 
 def connect() -> Communicator:
@@ -63,7 +44,7 @@ def connected() -> Communicator | None:
 
 
 def _join(name: str, count: int) -> Communicator:
-    if _lost_launcher(os.environ):
+    if has_lost_launcher(os.environ):
         raise ConfigError(
             f"{name} says that {count} processes were started, but the connection to the launcher "
             f"(PMI_FD) is closed in this one; {HOW_ALONE}"
@@ -84,17 +65,3 @@ def _join(name: str, count: int) -> Communicator:
             f"set MPI4PY_MPIABI; {HOW_ALONE}"
         )
     return communicator
-
-
-def _lost_launcher(environment: Mapping[str, str]) -> bool:
-    """Return whether the launcher's descriptor is none: MPICH's library would abort the process.
-
-    A child that does not inherit descriptors, as those of `subprocess`, lacks it.
-    """
-    number = environment.get("PMI_FD", "")
-    if not number.isdecimal():
-        return False
-    try:
-        return not stat.S_ISSOCK(os.fstat(int(number)).st_mode)
-    except OSError:
-        return True

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from distcache.ranks.communicator import Communicator, node_name
+from distcache.ranks.communicator import Communicator
+from distcache.ranks.job_environment import node_name
 
 MOST_THREADS: Final = 8  # each thread of a build may hold a section of its own
 CGROUPS: Final = Path("/sys/fs/cgroup")

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from distcache.ranks.communicator import NODE_NAME
 from distcache.ranks.heartbeat import Monitor
+from distcache.ranks.job_environment import NODE_NAME
 from distcache.storage.files import closing_fd, no_space_as_error
 from distcache.storage.timeouts import limits
 

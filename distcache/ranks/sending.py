@@ -19,12 +19,12 @@ from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.partition import balance
 from distcache.ranks.progress import Progress
+from distcache.storage.creation import create_object
 from distcache.storage.files import FileVersion
 from distcache.storage.journal import Journal, read_journal
 from distcache.storage.listing import listed, listed_version
 from distcache.storage.place import PIECE, bucket_of, open_place, pieces_of, threads_for, version_at
 from distcache.storage.threads import map_in_threads
-from distcache.storage.upload import create_object
 
 PER_OBJECT: Final = 1 << 20  # cost of an object, in bytes that are sent
 

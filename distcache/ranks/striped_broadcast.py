@@ -40,7 +40,7 @@ LONGEST_SLEEP: Final = 1e-3
 Buffer = NDArray[np.uint8]
 
 
-class Sink(Protocol):
+class ChunkSink(Protocol):
     """Takes chunks that have arrived, in their order."""
 
     def has_room(self) -> bool:
@@ -144,7 +144,7 @@ class _Relay:
         readers: Sequence[int],
         sizes: Sequence[int],
         reader: _Reader,
-        sink: Sink,
+        sink: ChunkSink,
     ) -> None:
         self._agents = agents
         self._readers = readers
@@ -209,7 +209,7 @@ def striped_broadcast(
     agents: Communicator,
     sizes: Sequence[int],
     read: Callable[[int, Buffer], None],
-    sink: Sink,
+    sink: ChunkSink,
     advance: Callable[[float], None],
     ahead: int = AHEAD,
     readers: Sequence[int] | None = None,
@@ -224,7 +224,7 @@ def striped_broadcast(
         Bytes of each chunk, the same on all.
     read : callable
         Fills an array with a chunk of this agent; called from threads.
-    sink : Sink
+    sink : ChunkSink
         Takes all chunks; it is closed.
     advance : callable
         Receives the bytes that have arrived.

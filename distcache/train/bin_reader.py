@@ -20,9 +20,8 @@ from distcache.corpus import bin_path
 from distcache.errors import CorpusError, NotReady
 from distcache.node.ahead.client import FetchClient
 from distcache.node.ahead.protocol import Source
-from distcache.node.place import local_directory
 from distcache.node.records import read_records
-from distcache.node.store import existing_store
+from distcache.node.store import existing_store, local_directory
 from distcache.storage.files import closing_fd, read_range
 from distcache.storage.url import located
 from distcache.train.token_files import TokenFiles

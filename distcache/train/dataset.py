@@ -20,7 +20,7 @@ from distcache.node.ahead.client import FetchClient
 from distcache.node.ahead.protocol import Source
 from distcache.storage.threads import decodable
 from distcache.train.batch import BatchMemory, BatchRow, attention_masks, rows_of
-from distcache.train.files import CacheHandle, OpenFiles
+from distcache.train.open_files import CacheHandle, OpenFiles
 from distcache.train.provenance import SamplePart, parts_of, text_of
 from distcache.train.reading import SplitReader
 from distcache.train.split import Split, find_split

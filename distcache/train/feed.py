@@ -17,7 +17,7 @@ from distcache.node.store import Store
 from distcache.node.windows import Windows, windowed_sources
 from distcache.ranks.progress import Progress
 from distcache.storage.locks import try_lock
-from distcache.train.files import OpenFiles
+from distcache.train.open_files import OpenFiles
 from distcache.train.shard_finder import ShardFinder
 from distcache.train.split import Split, dataset_count, find_split
 from distcache.train.window_gate import dataset_name, live_readers

@@ -14,7 +14,7 @@ from distcache.cache import Cache
 from distcache.errors import ConfigError
 from distcache.extras import needing
 from distcache.storage.units import plain_number
-from distcache.train.files import CacheHandle, OpenFiles, open_files
+from distcache.train.open_files import CacheHandle, OpenFiles, open_files
 from distcache.train.split import dataset_count
 from distcache.train.summary import CorpusUse, Summary, corpora_of, summary_of
 

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from distcache.errors import CacheCorrupt, ConfigError
-from distcache.train.files import OpenFiles
+from distcache.train.open_files import OpenFiles
 
 
 class SamplePart(msgspec.Struct, frozen=True):

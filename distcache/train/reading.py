@@ -19,7 +19,7 @@ from distcache.kernels import Mapping as MappedFile
 from distcache.kernels import SampleRules, Section, find_shards, read_samples
 from distcache.node.ahead.protocol import Source
 from distcache.storage.files import write_range
-from distcache.train.files import OpenFiles
+from distcache.train.open_files import OpenFiles
 from distcache.train.shard_finder import ShardFinder
 from distcache.train.token_files import AT_ONCE, TokenFiles
 from distcache.train.token_places import NO_FILE, File, TokenPlaces, cut_by_files

@@ -17,7 +17,7 @@ from distcache.corpus.mds.index_json import Columns, columns_from
 from distcache.corpus.mds.row import Row
 from distcache.corpus.mds.shard_table import shards_at
 from distcache.errors import CacheCorrupt, ConfigError, CorpusError
-from distcache.train.files import CacheHandle, OpenFiles
+from distcache.train.open_files import CacheHandle, OpenFiles
 from distcache.train.shard_finder import ShardFinder
 from distcache.train.split import Split, find_split
 from distcache.train.token_files import TokenFiles

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from distcache.corpus import Idx
 from distcache.corpus.mds.shard_table import shards_at
 from distcache.kernels import Section, find_shards
-from distcache.train.files import OpenFiles
+from distcache.train.open_files import OpenFiles
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.errors import ConfigError
-from distcache.train.files import OpenFiles
+from distcache.train.open_files import OpenFiles
 
 
 def dataset_count(opened: OpenFiles, split: str) -> int:

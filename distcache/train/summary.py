@@ -11,7 +11,7 @@ import msgspec
 
 from distcache.cache import Cache
 from distcache.storage.units import size_text
-from distcache.train.files import OpenFiles
+from distcache.train.open_files import OpenFiles
 from distcache.train.split import dataset_count, find_split
 
 MOST_LINES: Final = 40  # of a summary

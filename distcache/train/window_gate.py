@@ -162,7 +162,7 @@ def dataset_name(split: str, number: int) -> str:
     return f"{split}.{number}"
 
 
-class Readers(NamedTuple):
+class WindowReaders(NamedTuple):
     """What processes that live have told.
 
     Attributes
@@ -178,7 +178,7 @@ class Readers(NamedTuple):
     waited: list[tuple[int, int]]
 
 
-def live_readers(root: Path) -> Readers:
+def live_readers(root: Path) -> WindowReaders:
     """Return what processes that live have told; forget the others."""
     found: dict[str, list[tuple[float, int]]] = {}
     waits: list[tuple[float, list[tuple[int, int]]]] = []
@@ -201,7 +201,7 @@ def live_readers(root: Path) -> Readers:
             waits.append(_waited(content[POSITION.size :]))
     positions = {dataset: least_of(told) for dataset, told in found.items()}
     waited = [place for _, places in sorted(waits) for place in places]
-    return Readers(positions, waited)
+    return WindowReaders(positions, waited)
 
 
 def _waited(content: bytes) -> tuple[float, list[tuple[int, int]]]:

@@ -12,7 +12,7 @@ import pytest
 
 from distcache.corpus import bin_path, idx_path, open_idx
 from distcache.corpus.examine import require_sound
-from distcache.corpus.mock import Made, Mock, parse_lengths, write_mock
+from distcache.corpus.mock import Mock, MockCorpora, parse_lengths, write_mock
 from distcache.errors import ConfigError, NotReady
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress
@@ -20,13 +20,13 @@ from distcache.storage.files import closing_fd, open_directory
 from tests.support.processes import start
 
 
-def make(directory: Path, **fields: Any) -> Made:
+def make(directory: Path, **fields: Any) -> MockCorpora:
     """Make corpora."""
     asked = {"documents": 5000, "lengths": "lognormal:60:1.2", "vocabulary": 1000} | fields
     return write_mock(Mock(**asked), directory, 2, NullProgress())
 
 
-def lengths_of(made: Made) -> np.ndarray[Any, Any]:
+def lengths_of(made: MockCorpora) -> np.ndarray[Any, Any]:
     """Return the lengths of all documents."""
     return np.concatenate([np.array(open_idx(prefix).lengths) for prefix in made.prefixes])
 

@@ -12,11 +12,10 @@ import distcache
 from distcache.corpus import idx_path
 from distcache.errors import CacheCorrupt, ConfigError
 from distcache.node.localize import _fulfils, localize
-from distcache.node.place import local_directory, node_count
 from distcache.node.records import LocalizeOptions, read_records
-from distcache.node.store import Store
+from distcache.node.store import Store, local_directory
 from distcache.node.upkeep import verify_store
-from distcache.ranks.communicator import NODE_NAME
+from distcache.ranks.job_environment import NODE_NAME, node_count
 from tests.node.agents import flip, only, run
 from tests.support.caches import build_here
 from tests.support.threads import ThreadCommunicator, run_ranks

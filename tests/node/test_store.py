@@ -13,10 +13,15 @@ import pytest
 import distcache
 from distcache.errors import ConfigError, DistcacheError, NotReady
 from distcache.node.localize import localize
-from distcache.node.place import local_directory, required_directory
 from distcache.node.records import LocalizeOptions
 from distcache.node.space import filesystem_type, space_at
-from distcache.node.store import Store, existing_store, make_store
+from distcache.node.store import (
+    Store,
+    existing_store,
+    local_directory,
+    make_store,
+    required_directory,
+)
 from distcache.node.upkeep import collect, list_store, open_store, verify_store
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress

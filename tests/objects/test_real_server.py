@@ -11,9 +11,9 @@ import pytest
 
 from distcache.errors import AccessDenied, KeyMismatch, ObjectChanged, ObjectMissing
 from distcache.storage.bucket import find_bucket
+from distcache.storage.creation import CLAIM, create_object
 from distcache.storage.listing import listed, listed_version
 from distcache.storage.place import bucket_of, exists, open_place, read_place, version_at
-from distcache.storage.upload import CLAIM, create_object
 from distcache.storage.url import address_of
 from tests.storage.test_places import CONTENT, Contract
 from tests.support.bucket_clients import fresh_process_of_buckets
@@ -115,7 +115,7 @@ def test_a_claim(tmp_path: Path) -> None:
     with pytest.raises(KeyMismatch, match="another file is being uploaded"):
         create_object(url, large)
     bucket_of(url).remove(f"{url}{CLAIM}")
-    from distcache.storage.upload import _token  # noqa: PLC0415
+    from distcache.storage.creation import _token  # noqa: PLC0415
 
     bucket_of(url).create(f"{url}{CLAIM}", _token(large))
     assert create_object(url, large)

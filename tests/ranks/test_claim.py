@@ -14,9 +14,9 @@ from distcache.builder.prepare import is_finished
 from distcache.ranks import claim as claims
 from distcache.ranks.claim import claim
 from distcache.ranks.communicator import SerialCommunicator
-from distcache.ranks.connect import world_size
 from distcache.ranks.cores import share_of_cores
 from distcache.ranks.heartbeat import read_beat, write_beat
+from distcache.ranks.job_environment import world_size
 from distcache.ranks.progress import NullProgress
 from distcache.ranks.workspace import Workspace
 from tests.support.caches import build_here, workspace_of

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from distcache.ranks.communicator import NODE_NAME
+from distcache.ranks.job_environment import NODE_NAME
 from distcache.ranks.owner import OWNER, Owner
 
 

@@ -82,7 +82,7 @@ class ShardEntry(Columns, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 @decodable
-class _Index(msgspec.Struct, frozen=True):
+class _IndexFile(msgspec.Struct, frozen=True):
     """The whole file; streaming passes over other fields of it, and of it alone."""
 
     version: int
@@ -141,7 +141,7 @@ def read_index(directory: str | Path, split: str = "") -> DataSet:
     except OSError as error:
         raise CorpusError(f"{path}: cannot be read: {error.strerror}") from error
     try:
-        found = msgspec.json.decode(content, type=_Index)
+        found = msgspec.json.decode(content, type=_IndexFile)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CorpusError(f"{path}: is not an index of MDS shards: {error}") from error
     problems = [] if found.version == 2 else [f"version is {found.version}, expected 2"]

@@ -30,7 +30,7 @@ MOST_COLUMNS: Final = 1 << 20  # bytes of the description of columns
 
 
 @decodable
-class _Header(Columns, frozen=True, kw_only=True):
+class _ShardHeader(Columns, frozen=True, kw_only=True):
     """The JSON in the header of a shard (mosaicml-streaming, format/mds/writer.py)."""
 
     version: int = 2
@@ -161,7 +161,7 @@ def _front(descriptor: int, codec: str) -> bytes:
     return first(offsets_size(int.from_bytes(first(4), "little")) + MOST_COLUMNS)
 
 
-def _header(front: bytes, path: str) -> tuple[int, int, _Header]:
+def _header(front: bytes, path: str) -> tuple[int, int, _ShardHeader]:
     """Return the samples, the bytes and the columns of a shard."""
     samples = int.from_bytes(front[:4], "little")
     begin = offsets_size(samples)
@@ -169,7 +169,7 @@ def _header(front: bytes, path: str) -> tuple[int, int, _Header]:
         raise CorpusError(f"{path}: ends within the offsets of its samples")
     offsets = offsets_of(np.frombuffer(front, np.uint8), samples)
     try:
-        header = msgspec.json.decode(front[begin : int(offsets[0])], type=_Header)
+        header = msgspec.json.decode(front[begin : int(offsets[0])], type=_ShardHeader)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise CorpusError(f"{path}: the description of its columns is damaged: {error}") from error
     return samples, int(offsets[-1]), header

@@ -17,7 +17,7 @@ from distcache.ingest.inputs import Input
 from distcache.ingest.part import MOST_LISTED, Problem, Sink
 from distcache.ingest.pieces import InputPiece
 from distcache.ingest.read_options import TextOptions
-from distcache.ingest.readers.rows import Row, text_rows
+from distcache.ingest.readers.text_rows import TextRow, text_rows
 from distcache.ingest.tokenizers.tokenizer import Encoded, EnginesDiffer, Tokenizer
 from distcache.kernels import narrow_tokens
 
@@ -73,7 +73,7 @@ class TextReader:
         self, entry: Input, piece: InputPiece, part: Sink, stopped: Callable[[], bool]
     ) -> bool:
         """Add the documents of a piece to a part; false if an error or `stopped` ends it."""
-        batch: list[Row] = []
+        batch: list[TextRow] = []
         size = 0
         facts = part.pieces[-1]
         for row in text_rows(entry, piece, self._options):
@@ -95,7 +95,7 @@ class TextReader:
                 batch, size = [], 0
         return self._flush(batch, part)
 
-    def _note(self, row: Row, reason: str, part: Sink) -> bool:
+    def _note(self, row: TextRow, reason: str, part: Sink) -> bool:
         """Record an invalid row; false if that ends the ingest."""
         piece = part.pieces[-1]
         piece.rows += 1
@@ -104,7 +104,7 @@ class TextReader:
             piece.problems.append(Problem(row.place, reason, row.byte, row.group))
         return self._options.on_error == "skip"
 
-    def _end_at(self, batch: list[Row], error: EnginesDiffer, part: Sink) -> bool:
+    def _end_at(self, batch: list[TextRow], error: EnginesDiffer, part: Sink) -> bool:
         """Record the row with the text in which engines differ, which ends the ingest."""
         texts = np.cumsum([len(self._sentences(row)) for row in batch])
         row = batch[int(np.searchsorted(texts, error.place, side="right"))]
@@ -112,7 +112,7 @@ class TextReader:
         part.pieces[-1].problems.append(problem)
         return False
 
-    def _flush(self, batch: list[Row], part: Sink) -> bool:
+    def _flush(self, batch: list[TextRow], part: Sink) -> bool:
         """Encode rows together, or one by one if that fails."""
         if not batch:
             return True
@@ -127,7 +127,7 @@ class TextReader:
             return all(self._flush([row], part) for row in batch)
         return True
 
-    def _append(self, batch: list[Row], part: Sink) -> None:
+    def _append(self, batch: list[TextRow], part: Sink) -> None:
         texts = [self._sentences(row) for row in batch]
         encoded = self._encode(list(itertools.chain.from_iterable(texts)))
         tokens = self._narrowed(encoded.ids, part.dtype)
@@ -163,14 +163,14 @@ class TextReader:
             raise ValueError(f"it makes token {ids[wrong]}, beyond its vocabulary of {limit}")
         return tokens
 
-    def _sentences(self, row: Row) -> list[str]:
+    def _sentences(self, row: TextRow) -> list[str]:
         texts = row.texts or []
         if self._options.sentences == "no":
             return texts
         return [line for text in texts for line in text.splitlines()]
 
 
-def _half_pair(row: Row) -> str | None:
+def _half_pair(row: TextRow) -> str | None:
     """Return where a row has half of a surrogate pair, which is no character."""
     for text in row.texts or []:
         found = HALF_PAIR.search(text)

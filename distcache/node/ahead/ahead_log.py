@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from distcache.errors import NoSpace, StorageError
-from distcache.node.ahead.segment import Held, RangeKey, Segment, earlier_segments
-from distcache.node.ahead.streams import BEHIND, Entry, State, Stream, cost_of
+from distcache.node.ahead.segment import Held, LogSegment, RangeKey, earlier_segments
+from distcache.node.ahead.streams import BEHIND, Entry, RangeState, Stream, cost_of
 from distcache.storage.files import NO_SPACE
 from distcache.storage.ranges import GAP
 from distcache.storage.timeouts import limits
@@ -59,7 +59,7 @@ class AheadLog:
         self._streams: list[Stream] = []
         self._begin = time.monotonic()
         self._number = 0
-        self._earlier: dict[RangeKey, tuple[Segment, Held]] = {}
+        self._earlier: dict[RangeKey, tuple[LogSegment, Held]] = {}
         self._closed = False
         self._room: int | None = None  # what a full disk has held
         self._full = float("-inf")
@@ -90,14 +90,14 @@ class AheadLog:
         """Return how many streams there are, and how many ranges are queued, and ahead."""
         with self._changed:
             states = collections.Counter(entry.state for entry in self._all())
-            return len(self._streams), states[State.queued], states[State.held]
+            return len(self._streams), states[RangeState.queued], states[RangeState.held]
 
     def _all(self) -> list[Entry]:
         return [entry for entries in self._entries.values() for entry in entries]
 
     def _forget(self, entry: Entry) -> None:
         """Take a range out of the log."""
-        entry.state = State.gone
+        entry.state = RangeState.gone
         entries = self._entries.get(entry.key, [])
         if entry in entries:
             entries.remove(entry)
@@ -129,7 +129,7 @@ class AheadLog:
             entries.append(entry)
             if key in self._earlier:
                 entry.segment, entry.held = self._earlier.pop(key)
-                entry.state = State.held
+                entry.state = RangeState.held
             else:
                 stream.queue.append(entry)
         elif not entry.readers and entry.segment is not None:
@@ -146,7 +146,7 @@ class AheadLog:
                     continue
                 if not entry.readers:
                     self._give_up(entry)
-                elif entry.state is State.queued:
+                elif entry.state is RangeState.queued:
                     next(iter(entry.readers)).queue.append(entry)  # twice queued is fetched once
             self._work.notify()
 
@@ -168,7 +168,7 @@ class AheadLog:
         """
         with self._changed:
             entry = self._nearest(key)
-            if entry is not None and entry.state in (State.fetching, State.held):
+            if entry is not None and entry.state in (RangeState.fetching, RangeState.held):
                 if entry.segment is not None:
                     entry.segment.users += 1
                 entry.awaited += 1
@@ -218,7 +218,7 @@ class AheadLog:
 
     def _wait_for(self, entry: Entry, end: float) -> None:
         with self._changed:
-            while entry.state is State.fetching:
+            while entry.state is RangeState.fetching:
                 if time.monotonic() > end:
                     why = f"no answer in {limits().object_store:.0f} s; {self.note}"
                     raise StorageError(entry.key.source.path, why)
@@ -254,7 +254,7 @@ class AheadLog:
             entry.segment.unread -= 1
             self._drop_if_done(entry.segment)
 
-    def _drop_if_done(self, segment: Segment) -> None:
+    def _drop_if_done(self, segment: LogSegment) -> None:
         """Drop a segment that nobody will read, and give a dropped one's space back."""
         if not segment.unread and not segment.users:
             self._drop(segment)
@@ -262,7 +262,7 @@ class AheadLog:
             self.used -= segment.cost
             segment.remove()
 
-    def _drop(self, segment: Segment) -> None:
+    def _drop(self, segment: LogSegment) -> None:
         """Give up a segment; it is removed when nobody uses it."""
         if segment.dropped:
             return
@@ -319,7 +319,7 @@ class AheadLog:
         """Return what comes next in a stream; what cannot be ahead, or is past, is given up."""
         while stream.queue:
             first = stream.queue[0]
-            if first.state is State.queued:
+            if first.state is RangeState.queued:
                 is_past = all(number < s.past for s, number in first.readers.items())
                 if first.cost <= self._asked and not is_past:
                     return first
@@ -346,9 +346,9 @@ class AheadLog:
             found.append(entry)
         return found
 
-    def _place(self, entry: Entry, segment: Segment) -> None:
+    def _place(self, entry: Entry, segment: LogSegment) -> None:
         """Give a range its place in a segment."""
-        entry.segment, entry.state = segment, State.fetching
+        entry.segment, entry.state = segment, RangeState.fetching
         entry.offset = segment.allocate(entry.key, max(entry.readers.values()))
         for stream, number in entry.readers.items():
             stream.placed = max(stream.placed, number)
@@ -361,14 +361,14 @@ class AheadLog:
         usual = min(max(self._asked // SEGMENTS, SMALLEST), LARGEST)
         return max(usual, self._asked // MOST)
 
-    def _segment_for(self, stream: Stream) -> Segment:
+    def _segment_for(self, stream: Stream) -> LogSegment:
         last = stream.segments[-1] if stream.segments else None
         if last is None or last.sealed or last.dropped:
             last = self._new_segment()
             stream.segments.append(last)
         return last
 
-    def _new_segment(self) -> Segment:
+    def _new_segment(self) -> LogSegment:
         """Return a segment under the next name that nothing has.
 
         Raises
@@ -379,7 +379,7 @@ class AheadLog:
         while True:
             self._number += 1
             try:
-                return Segment(self._directory, self._number)
+                return LogSegment(self._directory, self._number)
             except FileExistsError:
                 continue
 
@@ -414,18 +414,18 @@ class AheadLog:
         with self._changed:
             return [entry for entry in entries if entry.awaited]
 
-    def _settle(self, entry: Entry, segment: Segment, held: Held | None) -> None:
+    def _settle(self, entry: Entry, segment: LogSegment, held: Held | None) -> None:
         """Note the end of fetching a range."""
         segment.written()
         if held is not None and not segment.dropped:
-            entry.held, entry.state = held, State.held
+            entry.held, entry.state = held, RangeState.held
         else:
             if entry in self._entries.get(entry.key, []):
                 segment.unread -= bool(entry.readers)
             self._forget(entry)
         self._drop_if_done(segment)
         self._changed.notify_all()
-        if entry.state is State.gone:
+        if entry.state is RangeState.gone:
             self._work.notify()
 
     def _note(self, room: int, error: OSError) -> None:

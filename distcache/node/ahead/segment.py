@@ -46,7 +46,7 @@ class Held(msgspec.Struct, frozen=True):
         return RangeKey(self.source, self.begin, self.size)
 
 
-class Segment:
+class LogSegment:
     """A file of the log; its owner holds a lock around all but reading and writing.
 
     Parameters
@@ -144,7 +144,7 @@ def _unlink(log: Path) -> None:
         log.with_suffix(JOURNAL).unlink(missing_ok=True)
 
 
-def earlier_segments(directory: Path) -> Iterator[tuple[Segment, list[Held]]]:
+def earlier_segments(directory: Path) -> Iterator[tuple[LogSegment, list[Held]]]:
     """Yield what a fetcher that was killed has left; what no journal names is removed."""
     for journal in directory.glob(f"*{JOURNAL}"):
         if not journal.with_suffix(LOG).exists():
@@ -158,7 +158,7 @@ def earlier_segments(directory: Path) -> Iterator[tuple[Segment, list[Held]]]:
         if not held:
             _unlink(path)
             continue
-        segment = Segment(directory, int(path.stem), earlier=True)
+        segment = LogSegment(directory, int(path.stem), earlier=True)
         segment.allocated = size
         segment.keys.update(entry.key for entry in held)
         yield segment, held

@@ -6,14 +6,14 @@ import collections
 from enum import Enum
 from typing import Final
 
-from distcache.node.ahead.segment import Held, RangeKey, Segment
+from distcache.node.ahead.segment import Held, LogSegment, RangeKey
 
 BEHIND: Final = 2048  # ranges by which a reader may be behind the first of its stream, at most
 CLOSE: Final = 256  # and at least
 LINE: Final = 192  # bytes of a journal's line, but for the path and the tag
 
 
-class State(Enum):
+class RangeState(Enum):
     """Where a range is."""
 
     queued = "it will be fetched"
@@ -43,8 +43,8 @@ class Entry:
         self.key = key
         self.readers: dict[Stream, int] = {}
         self.streams: set[Stream] = set()
-        self.state = State.queued
-        self.segment: Segment | None = None
+        self.state = RangeState.queued
+        self.segment: LogSegment | None = None
         self.offset = 0
         self.awaited = 0
         self.held: Held | None = None
@@ -65,7 +65,7 @@ class Stream:
 
     def __init__(self) -> None:
         self.queue: collections.deque[Entry] = collections.deque()
-        self.segments: list[Segment] = []
+        self.segments: list[LogSegment] = []
         self.numbered = 0
         self.budget = 0  # bytes that all streams together may have ahead, as this one asks
         self.position = 0  # the furthest range that was read

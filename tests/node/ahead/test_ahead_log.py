@@ -14,7 +14,7 @@ from distcache.errors import StorageError
 from distcache.node.ahead import ahead_log
 from distcache.node.ahead.ahead_log import AheadLog
 from distcache.node.ahead.protocol import Source
-from distcache.node.ahead.segment import RangeKey, Segment
+from distcache.node.ahead.segment import LogSegment, RangeKey
 from distcache.node.ahead.streams import BEHIND, Entry, Stream, cost_of
 from distcache.storage.files import FileVersion
 
@@ -336,16 +336,16 @@ def test_a_disk_that_is_full(log: AheadLog, monkeypatch: pytest.MonkeyPatch) -> 
     keys = [RangeKey(SOURCE, number * SIZE, SIZE) for number in range(60)]
     log.announce(stream, keys, 1 << 20)
     made = 0
-    original = Segment.__init__
+    original = LogSegment.__init__
 
-    def fail_the_second(self: Segment, *arguments: Any, **options: Any) -> None:
+    def fail_the_second(self: LogSegment, *arguments: Any, **options: Any) -> None:
         nonlocal made
         made += 1
         if made > 1:
             raise OSError(errno.ENOSPC, "No space left on device")
         original(self, *arguments, **options)
 
-    monkeypatch.setattr(Segment, "__init__", fail_the_second)
+    monkeypatch.setattr(LogSegment, "__init__", fail_the_second)
     while entries := next_or_none(log):
         for entry in entries:
             log.store(entry, memoryview(content(entry.key)))

@@ -33,7 +33,7 @@ JSON_KINDS: Final = {
 }
 
 
-class Row(NamedTuple):
+class TextRow(NamedTuple):
     """A parsed row, or the reason why it was rejected.
 
     Attributes
@@ -57,7 +57,7 @@ class Row(NamedTuple):
     group: int | None = None
 
 
-def text_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator[Row]:
+def text_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator[TextRow]:
     """Yield the rows of a piece of an input.
 
     Parameters
@@ -71,7 +71,7 @@ def text_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator
 
     Yields
     ------
-    Row
+    TextRow
         In order. Invalid rows have a reason, and so has the last one if the rest of the piece
         cannot be read.
     """
@@ -144,7 +144,7 @@ def _line_rows(
     piece: InputPiece,
     options: TextOptions,
     decode: Callable[[str], list[str] | None],
-) -> Iterator[Row]:
+) -> Iterator[TextRow]:
     place, byte = -1, piece.begin
     try:
         for place, line in enumerate(_lines(entry, piece, options)):
@@ -152,7 +152,7 @@ def _line_rows(
             yield _line_row(place, line, options, decode)
     except OSError as error:
         reason = f"cannot be read from here on: {error.strerror or error}"
-        yield Row(place + 1, [], reason, byte)
+        yield TextRow(place + 1, [], reason, byte)
 
 
 def _lines(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator[Line]:
@@ -165,17 +165,17 @@ def _lines(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator[Li
 
 def _line_row(
     place: int, line: Line, options: TextOptions, decode: Callable[[str], list[str] | None]
-) -> Row:
+) -> TextRow:
     if line.content is None:
-        return Row(place, [], _too_long(f"{line.size} bytes", options), line.position)
+        return TextRow(place, [], _too_long(f"{line.size} bytes", options), line.position)
     try:
         texts = decode(text_of_line(line))
     except ValueError as error:
-        return Row(place, [], str(error), line.position)
-    return _checked(Row(place, texts, None, line.position), options)
+        return TextRow(place, [], str(error), line.position)
+    return _checked(TextRow(place, texts, None, line.position), options)
 
 
-def _checked(row: Row, options: TextOptions) -> Row:
+def _checked(row: TextRow, options: TextOptions) -> TextRow:
     texts = row.texts or []
     if 4 * sum(map(len, texts)) <= options.longest:
         return row
@@ -192,19 +192,19 @@ def _too_long(size: str, options: TextOptions) -> str:
     )
 
 
-def _file_row(entry: Input, options: TextOptions) -> Row:
+def _file_row(entry: Input, options: TextOptions) -> TextRow:
     try:
         content = read_whole(entry.path, entry.compression, options.longest)
         if content is None:
-            return Row(0, [], _too_long("too many bytes", options))
-        return Row(0, [decoded(content, "of the file", at_begin=True)])
+            return TextRow(0, [], _too_long("too many bytes", options))
+        return TextRow(0, [decoded(content, "of the file", at_begin=True)])
     except ValueError as error:
-        return Row(0, [], str(error))
+        return TextRow(0, [], str(error))
     except OSError as error:
-        return Row(0, [], f"cannot be read: {error.strerror or error}")
+        return TextRow(0, [], f"cannot be read: {error.strerror or error}")
 
 
-def _table_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator[Row]:
+def _table_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator[TextRow]:
     from distcache.ingest.readers.tables import open_table, values_of  # noqa: PLC0415
 
     with open_table(entry) as table:
@@ -216,13 +216,13 @@ def _table_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterat
                         yield _checked(_value_row(place, value, group), options)
                         place += 1
             except ValueError as error:
-                yield Row(place, [], str(error), None, group)
+                yield TextRow(place, [], str(error), None, group)
 
 
-def _value_row(place: int, value: Any, group: int) -> Row:
+def _value_row(place: int, value: Any, group: int) -> TextRow:
     if isinstance(value, UnicodeDecodeError):
-        return Row(place, [], f"invalid UTF-8 at byte {value.start} of the text", None, group)
+        return TextRow(place, [], f"invalid UTF-8 at byte {value.start} of the text", None, group)
     texts = value if isinstance(value, list) else [value]
     if any(text is None for text in texts):
-        return Row(place, [], "is null, or has a null in it", None, group)
-    return Row(place, texts, None, None, group)
+        return TextRow(place, [], "is null, or has a null in it", None, group)
+    return TextRow(place, texts, None, None, group)

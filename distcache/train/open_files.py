@@ -36,9 +36,8 @@ from distcache.kernels import Section
 from distcache.node.ahead.client import FetchClient
 from distcache.node.ahead.protocol import Source
 from distcache.node.lock import try_shared
-from distcache.node.place import local_directory
 from distcache.node.records import Ready, read_record, read_records
-from distcache.node.store import Store, cache_name, existing_store
+from distcache.node.store import Store, cache_name, existing_store, local_directory
 from distcache.node.windows import Windows, windowed_sources
 from distcache.storage.url import is_url, located
 from distcache.train.token_places import TokenPlaces, find_tokens
