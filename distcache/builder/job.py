@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -50,8 +51,8 @@ class Job:
         Of all ranks.
     plan, layout : Plan, Layout
         What to build, and where each array lies.
-    data : str
-        Path of the unfinished file.
+    final : Path
+        Path of the cache.
     adopted : mapping of int to Adoptable
         Items that are copied from another cache.
     watch : Stopwatch
@@ -59,17 +60,20 @@ class Job:
     threads : int
         Threads of each rank.
     digests : Digests
-        Of all finished items, of all ranks.
+        Digests of all finished items, of all ranks.
+    data : str
+        Path of the unfinished file, once its workspace is claimed.
     """
 
     communicator: Communicator
     plan: Plan
     layout: Layout
-    data: str
+    final: Path
     adopted: Mapping[int, Adoptable]
     watch: Stopwatch
     threads: int
     digests: Digests = field(default_factory=dict)
+    data: str = ""
 
     def places(self, item: int) -> dict[str, ArrayPlace]:
         """Return where the arrays of an item lie, by name."""

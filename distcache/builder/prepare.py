@@ -14,7 +14,6 @@ from distcache.cache import open_cache
 from distcache.cache.contents import read_contents
 from distcache.cache.corpus_places import Moves, moves_between
 from distcache.cache.digests import verify_cache
-from distcache.cache.readiness import building_directory
 from distcache.corpus import Corpus
 from distcache.corpus.examine import require_sound
 from distcache.corpus.receipt import require_one_tokenizer, tokenizers_of
@@ -24,7 +23,6 @@ from distcache.plan.layout import Layout
 from distcache.plan.make import make_plan
 from distcache.plan.model import Plan
 from distcache.ranks.agreement import on_rank_0
-from distcache.ranks.claim import claim, claim_together
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import Progress
 from distcache.ranks.workspace import Workspace
@@ -143,26 +141,6 @@ def moves_of(final: Path, prefixes: Sequence[str]) -> Moves:
     """Return by which moves the corpora of a finished cache have other paths than those given."""
     before = read_contents(final).prefixes
     return () if len(before) != len(prefixes) else moves_between(before, prefixes)
-
-
-def claim_build(
-    communicator: Communicator, key: str, final: Path, progress: Progress
-) -> Workspace | None:
-    """Claim the workspace of a cache; return None if the cache is finished. Collective.
-
-    Raises
-    ------
-    CacheCorrupt, KeyMismatch
-        As `is_finished`.
-    """
-    progress.phase("claiming")
-    otherwise = "choose another directory with -o, or another --name"
-    workspace = Workspace(building_directory(final), otherwise=otherwise)
-
-    def decide() -> Workspace | None:
-        return claim(workspace, lambda: is_finished(final, key), str(final), progress)
-
-    return claim_together(communicator, workspace, decide)
 
 
 def data_path(workspace: Workspace) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -18,7 +17,6 @@ from distcache.builder.finish import finish, lay_out
 from distcache.builder.job import Job, Record
 from distcache.builder.prepare import (
     cache_path,
-    claim_build,
     data_path,
     is_finished,
     journal_path,
@@ -32,18 +30,19 @@ from distcache.builder.prepare import (
 from distcache.builder.readback import read_back, still_there
 from distcache.builder.work import build_items
 from distcache.cache.corpus_places import add_known_moves
+from distcache.cache.readiness import building_directory
 from distcache.corpus.examine import require_unchanged
 from distcache.corpus.fetched import fetched_indices
 from distcache.errors import ConfigError, DistcacheError, KeyMismatch
 from distcache.plan.assignment import Assignment, assign
 from distcache.plan.config import Config
-from distcache.plan.layout import Layout, make_layout
+from distcache.plan.layout import make_layout
 from distcache.plan.model import Plan
 from distcache.plan.problems import plan_warnings
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
-from distcache.ranks.claim import conclude
+from distcache.ranks.claim import claim
 from distcache.ranks.communicator import Communicator
-from distcache.ranks.heartbeat import Heartbeat
+from distcache.ranks.production import produce
 from distcache.ranks.progress import NullProgress, Progress, Stopwatch
 from distcache.ranks.workspace import Workspace
 from distcache.storage.files import closing_fd, open_regular, set_mode
@@ -136,21 +135,21 @@ def build(
     with aborting_on_error(communicator):
         on_rank_0(communicator, lambda: require_name(name), None, "the cache's name")
         with fetched_indices(communicator, config.prefixes(), watch):
-            return _build(communicator, config, directory, name, options, watch)
+            job = _plan_job(communicator, config, directory, name, options, watch)
+            return _build(job, options.memory_limit)
 
 
-def _build(
+def _plan_job(
     communicator: Communicator,
     config: Config,
     directory: str | Path,
     name: str | None,
     options: BuildOptions,
     watch: Stopwatch,
-) -> BuildOutcome:
-    """Plan and build, or find the finished cache. Collective."""
+) -> Job:
+    """Plan a build, and find what it may copy from other caches. Collective."""
     plan = make_plan_together(communicator, config, options.threads, watch)
     _require_key(plan, options)
-    layout = make_layout(plan.items)
     final = cache_path(directory, name, plan)
     watch.note(f"key {plan.key}, cache {final}")
     if communicator.rank == 0:
@@ -162,8 +161,6 @@ def _build(
         dict[int, Adoptable],
         "opening caches to reuse",
     )
-    # Refuse a memory limit that cannot be kept before anything is claimed.
-    _assign(communicator, plan, layout, frozenset(), adopted, options)
 
     def link() -> str:
         return str(link_equal(final, plan, options.threads) or "")
@@ -171,17 +168,54 @@ def _build(
     linked = on_rank_0(communicator, link, str, "looking for this cache")
     if linked:
         watch.note(f"{linked} is the same cache: {final} is another name of it now")
-    workspace = claim_build(communicator, plan.key, final, watch)
-    if workspace is None:
-        _note_moves(communicator, plan, final, watch)
-        return BuildOutcome(str(final), plan.key, reused=True)
-    with contextlib.ExitStack() as stack:
-        stack.callback(workspace.release)
-        _require_shared(communicator, workspace.path)
-        heartbeat = stack.enter_context(Heartbeat(workspace.path, watch, communicator))
-        data = data_path(workspace)
-        job = Job(communicator, plan, layout, data, adopted, watch, options.threads)
-        return _run(job, workspace, final, options, heartbeat)
+    return Job(communicator, plan, make_layout(plan.items), final, adopted, watch, options.threads)
+
+
+def _build(job: Job, memory_limit: int | None) -> BuildOutcome:
+    """Build the cache of a plan, or find it. Collective."""
+    communicator, watch, final, key = job.communicator, job.watch, job.final, job.plan.key
+    watch.phase("claiming")
+    otherwise = "choose another directory with -o, or another --name"
+    workspace = Workspace(building_directory(final), otherwise=otherwise)
+    finished: list[tuple[_Made, list[RankRecord]]] = []
+
+    def claim_or_find() -> Workspace | None:
+        if memory_limit is not None:
+            _assign(job, memory_limit)  # a limit that cannot be kept is refused before the claim
+        return claim(workspace, lambda: is_finished(final, key), str(final), watch)
+
+    def report(made: _Made, published: bool) -> BuildOutcome:
+        watch.stop()
+        mine = rank_record(communicator.rank, watch, made.work.memory[communicator.rank])
+        ranks = communicator.allgather(mine, RankRecord, "the build record")
+        if published:
+            finished.append((made, ranks))
+        return BuildOutcome(str(final), key, not published, made.resumed, made.adopted, made.built)
+
+    def write_beside() -> None:
+        for made, ranks in finished:
+            try:
+                write_record(final, key, made.work.threads, made.resumed, made.adopted, ranks)
+            except OSError as error:  # the cache exists without it
+                watch.note(f"the build record could not be written: {error}")
+
+    return produce(
+        communicator,
+        workspace,
+        watch,
+        claim=claim_or_find,
+        existing=lambda: _existing(job),
+        make=lambda mine: _make(job, mine, memory_limit),
+        publish=lambda mine, made: _publish(job, mine, made.blocks),
+        report=report,
+        after=write_beside,
+    )
+
+
+def _existing(job: Job) -> BuildOutcome:
+    """Return the outcome of a finished cache, and note how its corpora are found."""
+    _note_moves(job.communicator, job.plan, job.final, job.watch)
+    return BuildOutcome(str(job.final), job.plan.key, reused=True)
 
 
 def _require_shared(communicator: Communicator, workspace: Path) -> None:
@@ -234,16 +268,22 @@ def _require_key(plan: Plan, options: BuildOptions) -> None:
         ).of_all_ranks()
 
 
-def _run(
-    job: Job,
-    workspace: Workspace,
-    final: Path,
-    options: BuildOptions,
-    heartbeat: Heartbeat,
-) -> BuildOutcome:
-    """Build in a claimed workspace. Collective."""
+class _Made(NamedTuple):
+    """An unfinished cache: the digests of its blocks, and where its items come from."""
+
+    blocks: Sequence[int]
+    work: Assignment
+    resumed: int
+    adopted: int
+    built: int
+
+
+def _make(job: Job, workspace: Workspace, memory_limit: int | None) -> _Made:
+    """Build in a claimed workspace, and verify what was written. Collective."""
     communicator, watch = job.communicator, job.watch
+    _require_shared(communicator, workspace.path)
     watch.phase("laying out")
+    job.data = data_path(workspace)
 
     def prepare() -> tuple[str, dict[int, Record]]:
         attempt = make_ready(workspace, job.plan, job.layout)
@@ -258,8 +298,7 @@ def _run(
     job.digests |= still_there(job, records)
     resumed = len(job.digests)
     adopted = len(job.adopted.keys() - job.digests.keys())
-    done = frozenset(job.digests)
-    work = _assign(communicator, job.plan, job.layout, done, job.adopted, options)
+    work = on_rank_0(communicator, lambda: _assign(job, memory_limit), Assignment, "assigning work")
     watch.phase("building", _own_bytes(job, work))
     path = journal_path(workspace, attempt, communicator.rank)
     with on_all_ranks(communicator, lambda: Journal(path), "opening journals") as journal:
@@ -268,79 +307,41 @@ def _run(
     watch.phase("reading back")
     blocks = read_back(job)
     require_unchanged(communicator, job.plan.sources)
-    published = _publish(job, workspace, blocks, final)
-    outcome = BuildOutcome(
-        str(final),
-        job.plan.key,
-        reused=not published,
-        resumed=resumed,
-        adopted=adopted,
-        built=len(built) - adopted,
-    )
-    watch.stop()
-    mine = rank_record(communicator.rank, watch, work.memory[communicator.rank])
-    ranks = communicator.allgather(mine, RankRecord, "the build record")
-
-    def write() -> None:
-        if not published:
-            return
-        try:
-            write_record(final, job.plan.key, work.threads, resumed, adopted, ranks)
-        except OSError as error:  # the cache exists without it
-            watch.note(f"the build record could not be written: {error}")
-
-    conclude(communicator, workspace, heartbeat, write)
-    return outcome
+    return _Made(blocks, work, resumed, adopted, len(built) - adopted)
 
 
-def _publish(job: Job, workspace: Workspace, blocks: Sequence[int], final: Path) -> bool:
-    """Publish the cache, and return whether this job has done it, not another. Collective."""
-    job.watch.phase("publishing")
-
-    def publish() -> bool:
-        workspace.require_mine()
-        finish(job, blocks)
-        if workspace.publish([(job.data, str(final))]) is None:
-            with closing_fd(open_regular(final)) as descriptor:
-                set_mode(descriptor, os.fstat(descriptor).st_mode & 0o444)
-            return True
-        if not is_finished(final, job.plan.key):
-            raise DistcacheError(
-                f"{final}: the name is taken, but no cache is there; move away what has it and run "
-                "again, which resumes"
-            )
-        return False
-
-    return on_rank_0(job.communicator, publish, bool, "publishing")
-
-
-def _assign(
-    communicator: Communicator,
-    plan: Plan,
-    layout: Layout,
-    done: frozenset[int],
-    adopted: Mapping[int, Adoptable],
-    options: BuildOptions,
-) -> Assignment:
-    """Let rank 0 distribute the unfinished items over all ranks. Collective."""
-
-    def decide() -> Assignment:
-        unfinished = {
-            unit: set(entry.items) - done
-            for unit, entry in enumerate(layout.units)
-            if not done.issuperset(entry.items)
-        }
-        return assign(
-            plan.items,
-            layout,
-            frozenset(unfinished),
-            communicator.size,
-            options.threads,
-            options.memory_limit,
-            frozenset(unit for unit, items in unfinished.items() if items <= adopted.keys()),
+def _publish(job: Job, workspace: Workspace, blocks: Sequence[int]) -> bool:
+    """Publish the cache; return whether this job has done it, and not another."""
+    workspace.require_mine()
+    finish(job, blocks)
+    if workspace.publish([(job.data, str(job.final))]) is None:
+        with closing_fd(open_regular(job.final)) as descriptor:
+            set_mode(descriptor, os.fstat(descriptor).st_mode & 0o444)
+        return True
+    if not is_finished(job.final, job.plan.key):
+        raise DistcacheError(
+            f"{job.final}: the name is taken, but no cache is there; move away what has it and run "
+            "again, which resumes"
         )
+    return False
 
-    return on_rank_0(communicator, decide, Assignment, "assigning work")
+
+def _assign(job: Job, memory_limit: int | None) -> Assignment:
+    """Distribute the unfinished items over all ranks."""
+    unfinished = {
+        unit: set(entry.items) - job.digests.keys()
+        for unit, entry in enumerate(job.layout.units)
+        if not job.digests.keys() >= set(entry.items)
+    }
+    return assign(
+        job.plan.items,
+        job.layout,
+        frozenset(unfinished),
+        job.communicator.size,
+        job.threads,
+        memory_limit,
+        frozenset(unit for unit, items in unfinished.items() if items <= job.adopted.keys()),
+    )
 
 
 def _own_bytes(job: Job, work: Assignment) -> float:

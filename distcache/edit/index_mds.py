@@ -54,7 +54,6 @@ from distcache.errors import (
 from distcache.ingest.output import Output
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
-from distcache.ranks.heartbeat import Heartbeat
 from distcache.ranks.progress import NullProgress, Progress, Stopwatch
 from distcache.storage.files import (
     closing_fd,
@@ -114,24 +113,22 @@ def index_mds(
         sets = _read_sets(communicator, directories, options)
         on_rank_0(communicator, lambda: _require_column(sets, options), None, "columns")
         origin = _origin(sets, options)
-        with Output(out, tokens="shards") as output:
-            found = output.claim(communicator, origin, watch)
-            if found:
-                _require_unwritten(communicator, out)
-                return found[0]
-            with Heartbeat(output.directory, watch, communicator) as heartbeat:
-                output.prepare(communicator, origin)
-                index = _Indexing(communicator, sets, output, options, threads, watch)
-                facts, records = index.make()
-                receipt = on_rank_0(
-                    communicator,
-                    lambda: receipt_of_sets(facts, output.name(0), origin, sets, records, options),
-                    Receipt,
-                    "the receipt",
-                )
-                watch.phase("publishing")
-                output.publish(communicator, [receipt], heartbeat)
-            return receipt
+        output = Output(out, tokens="shards")
+
+        def make() -> tuple[list[Receipt], dict[int, str]]:
+            facts, records = _Indexing(communicator, sets, output, options, threads, watch).make()
+            receipt = on_rank_0(
+                communicator,
+                lambda: receipt_of_sets(facts, output.name(0), origin, sets, records, options),
+                Receipt,
+                "the receipt",
+            )
+            return [receipt], {}
+
+        receipts, existed = output.produce(communicator, origin, watch, make, resumes=True)
+        if existed:
+            _require_unwritten(communicator, out)
+        return receipts[0]
 
 
 def _require_unwritten(communicator: Communicator, out: str) -> None:

@@ -38,7 +38,6 @@ from distcache.errors import ConfigError, CorpusError
 from distcache.ingest.output import Output
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
-from distcache.ranks.heartbeat import Heartbeat
 from distcache.ranks.partition import slice_bounds
 from distcache.ranks.progress import NullProgress, Progress, Stopwatch
 from distcache.storage.files import (
@@ -297,20 +296,17 @@ def _make(
         options={},
         versions={"distcache": __version__},
     )
-    with Output(out) as output:
-        found = output.claim(communicator, origin, progress)
-        if found:
-            return found[0]
-        with Heartbeat(output.directory, progress, communicator) as heartbeat:
-            output.prepare(communicator, origin)
-            facts = join(communicator, sources, output, threads, progress)
-            require_unchanged(communicator, examined, tokens=True)
-            inputs = _input_receipts(sources, known.digests)
-            digest = digest_tokens(communicator, output.unfinished(0), facts.bin_size)
-            receipt = receipt_of(facts, output.name(0), origin, inputs, bin_digest=digest)
-            progress.phase("publishing")
-            output.publish(communicator, [receipt], heartbeat)
-        return receipt
+    output = Output(out)
+
+    def make() -> tuple[list[Receipt], dict[int, str]]:
+        facts = join(communicator, sources, output, threads, progress)
+        require_unchanged(communicator, examined, tokens=True)
+        inputs = _input_receipts(sources, known.digests)
+        digest = digest_tokens(communicator, output.unfinished(0), facts.bin_size)
+        return [receipt_of(facts, output.name(0), origin, inputs, bin_digest=digest)], {}
+
+    receipts, _ = output.produce(communicator, origin, progress, make)
+    return receipts[0]
 
 
 def _input_receipts(

@@ -41,7 +41,6 @@ from distcache.errors import ConfigError
 from distcache.ingest.output import Output
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
-from distcache.ranks.heartbeat import Heartbeat
 from distcache.ranks.partition import slice_bounds
 from distcache.ranks.progress import NullProgress, Progress, Stopwatch
 from distcache.storage.files import (
@@ -143,26 +142,24 @@ def select(
             communicator, lambda: _look(facts, out, options), _ParentFacts, "looking at the corpus"
         )
         origin = _origin(facts, known, options)
-        with Output(out) as output:
-            found = output.claim(communicator, origin, watch)
-            if found:
-                return found[0]
-            with Heartbeat(output.directory, watch, communicator) as heartbeat:
-                output.prepare(communicator, origin)
-                made = _View(communicator, facts, known, output, options, threads, watch)
-                counts = made.write()
-                view = require_sound(communicator, [output.unfinished(0)], threads)
-                require_unchanged(communicator, [facts])
+        output = Output(out)
 
-                def describe() -> Receipt:
-                    made_facts = view[output.unfinished(0)]
-                    entry = _input_receipt(facts, open_examined(made_facts), counts)
-                    return receipt_of(made_facts, output.name(0), origin, [entry])
+        def make() -> tuple[list[Receipt], dict[int, str]]:
+            made = _View(communicator, facts, known, output, options, threads, watch)
+            counts = made.write()
+            view = require_sound(communicator, [output.unfinished(0)], threads)
+            require_unchanged(communicator, [facts])
 
-                receipt = on_rank_0(communicator, describe, Receipt, "the receipt")
-                watch.phase("publishing")
-                output.publish(communicator, [receipt], heartbeat, {0: known.link})
-            return receipt
+            def describe() -> Receipt:
+                made_facts = view[output.unfinished(0)]
+                entry = _input_receipt(facts, open_examined(made_facts), counts)
+                return receipt_of(made_facts, output.name(0), origin, [entry])
+
+            receipt = on_rank_0(communicator, describe, Receipt, "the receipt")
+            return [receipt], {0: known.link}
+
+        receipts, _ = output.produce(communicator, origin, watch, make)
+        return receipts[0]
 
 
 def _require_options(prefix: str, options: SelectOptions) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 from pathlib import Path
@@ -16,10 +15,10 @@ from distcache.corpus.mds.indexed_shard import indexed_pieces
 from distcache.corpus.mds.shard_table import DIGESTED, ShardTable, read_table, shards_path
 from distcache.errors import ConfigError, CorpusError, KeyMismatch, NoSpace
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
-from distcache.ranks.claim import claim, claim_together, conclude
+from distcache.ranks.claim import claim
 from distcache.ranks.communicator import Communicator
-from distcache.ranks.heartbeat import Heartbeat
 from distcache.ranks.partition import balance
+from distcache.ranks.production import produce
 from distcache.ranks.progress import NullProgress, Progress, Stopwatch
 from distcache.ranks.workspace import Workspace, hidden_directory
 from distcache.storage.files import digest_range, require_text
@@ -97,28 +96,34 @@ def unpack_shards(
         final = os.path.abspath(bin_path(prefix))
         workspace = Workspace(hidden_directory(Path(final), "unpack"), otherwise="make room there")
 
-        def decide() -> Workspace | None:
-            return claim(workspace, lambda: _is_there(final, table), final, watch)
+        job = _Unpacking(communicator, table, threads, watch)
+        stamp = facts.shards.digest
 
-        mine = claim_together(communicator, workspace, decide)
-        if mine is None:
+        def outcome(*, reused: bool) -> Unpacked:
+            return Unpacked(final, table.bin_size, len(table.rows), reused)
+
+        def existing() -> Unpacked:
             watch.phase("comparing what is there")
             _require_same(communicator, table, final, threads)
-            return Unpacked(final, table.bin_size, len(table.rows), reused=True)
-        with contextlib.ExitStack() as stack:
-            stack.callback(mine.release)
-            heartbeat = stack.enter_context(Heartbeat(mine.path, watch, communicator))
-            job = _Unpacking(communicator, table, mine, threads, watch)
-            job.run(facts.shards.digest)
+            return outcome(reused=True)
 
-            def publish() -> None:
-                if mine.publish([(job.data, final)]) is not None:
-                    raise KeyMismatch(f"{final}: exists, and this command has not made it")
+        def publish(mine: Workspace, data: str) -> None:
+            if mine.publish([(data, final)]) is not None:
+                raise KeyMismatch(f"{final}: exists, and this command has not made it")
 
-            watch.phase("publishing")
-            on_rank_0(communicator, publish, None, "publishing")
-            conclude(communicator, mine, heartbeat)
-        return Unpacked(final, table.bin_size, len(table.rows), reused=False)
+        return produce(
+            communicator,
+            workspace,
+            watch,
+            claim=lambda: claim(workspace, lambda: _is_there(final, table), final, watch),
+            existing=existing,
+            make=lambda mine: job.run(mine, stamp),
+            publish=publish,
+            report=lambda _made, _none: Unpacked(
+                final, table.bin_size, len(table.rows), reused=False
+            ),
+            resumes=True,
+        )
 
 
 def _table_of(prefix: str) -> ShardTable:
@@ -164,59 +169,59 @@ class _Unpacking:
         self,
         communicator: Communicator,
         table: ShardTable,
-        workspace: Workspace,
         threads: int,
         watch: Stopwatch,
     ) -> None:
         self._communicator = communicator
         self._table = table
-        self._directory = workspace.path
-        self._workspace = workspace
         self._threads = threads
         self._watch = watch
-        self.data = str(workspace.path / "data")
 
-    def run(self, stamp: str) -> None:
-        """Unpack all shards that are not there yet. Collective."""
+    def run(self, workspace: Workspace, stamp: str) -> str:
+        """Unpack all shards that are not there yet; return the path of the file. Collective."""
         communicator, rows = self._communicator, self._table.rows
+        data = str(workspace.path / "data")
 
         def prepare() -> str:
-            self._workspace.prepare(stamp)
-            self._require_space()
-            with UnfinishedFile(self.data, make=True) as file:
+            workspace.prepare(stamp)
+            self._require_space(data)
+            with UnfinishedFile(data, make=True) as file:
                 file.truncate(self._table.bin_size)
             return secrets.token_hex(4)
 
         attempt = on_rank_0(communicator, prepare, str, "making room")
         own = balance(rows["raw_size"].tolist(), communicator.size)[communicator.rank]
         self._watch.phase("unpacking", float(rows["raw_size"][own].sum()))
-        on_all_ranks(communicator, lambda: self._unpack(own, attempt), "unpacking shards")
+        on_all_ranks(communicator, lambda: self._unpack(data, own, attempt), "unpacking shards")
+        return data
 
-    def _require_space(self) -> None:
+    def _require_space(self, data: str) -> None:
         """Refuse before anything is written what the disk cannot hold."""
-        written = 512 * os.stat(self.data).st_blocks if os.path.lexists(self.data) else 0
-        disk = os.statvfs(self._directory)
+        written = 512 * os.stat(data).st_blocks if os.path.lexists(data) else 0
+        directory = Path(data).parent
+        disk = os.statvfs(directory)
         free = disk.f_bavail * disk.f_frsize
         needed = int(self._table.rows["raw_size"].sum()) - written
         if disk.f_blocks and needed > free:
-            raise NoSpace(f"{self._directory.parent}: {needed} bytes are needed, {free} are free")
+            raise NoSpace(f"{directory.parent}: {needed} bytes are needed, {free} are free")
 
-    def _unpack(self, own: list[int], attempt: str) -> None:
+    def _unpack(self, data: str, own: list[int], attempt: str) -> None:
+        directory = Path(data).parent
         journaled = {
             record.shard
-            for path in self._directory.glob("unpacked.*.jsonl")
+            for path in directory.glob("unpacked.*.jsonl")
             for record in read_journal(path, _UnpackedShard)
         }
         left = [
             shard
             for shard in own
-            if shard in journaled and _is_unpacked(self.data, self._table.rows[shard])
+            if shard in journaled and _is_unpacked(data, self._table.rows[shard])
         ]
         self._watch.advance(float(self._table.rows["raw_size"][left].sum()))
         todo = sorted(set(own).difference(left), key=own.index)
-        path = self._directory / f"unpacked.{attempt}.{self._communicator.rank}.jsonl"
+        path = directory / f"unpacked.{attempt}.{self._communicator.rank}.jsonl"
         records = [_UnpackedShard(shard) for shard in left]
-        with Journal(path, records) as journal, UnfinishedFile(self.data) as file:
+        with Journal(path, records) as journal, UnfinishedFile(data) as file:
 
             def write(shard: int) -> None:
                 self._write(shard, file)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final, Literal
 
 from distcache.corpus.idx import bin_path, idx_path
@@ -16,9 +14,10 @@ from distcache.corpus.mds.shard_table import read_table, shards_path
 from distcache.corpus.receipt import Origin, Receipt, find_receipt, receipt_path, write_receipt
 from distcache.errors import ConfigError, DistcacheError, KeyMismatch
 from distcache.ranks.agreement import on_rank_0
-from distcache.ranks.claim import claim, claim_together, conclude
+from distcache.ranks.claim import claim
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from distcache.ranks.heartbeat import Heartbeat
+from distcache.ranks.production import produce
 from distcache.ranks.progress import NullProgress, Progress, Stopwatch
 from distcache.ranks.workspace import Workspace, hidden_directory, is_same_file
 from distcache.storage.files import atomic_write, digest_range, is_plain_file, make_link, read_file
@@ -30,11 +29,11 @@ SUFFIXES: Final = ("bin", "shards", "idx", "receipt.json")
 LONGEST_NAME: Final = 200  # bytes: suffixes and numbers are appended
 
 
-class Output(AbstractContextManager["Output"]):
+class Output:
     """The paths of unfinished corpora in a workspace, and their final names.
 
     Their files are `N.bin` (or `N.shards`), `N.idx` and `N.receipt.json` of a workspace, N counting
-    from 0. Rank 0 holds it, from `claim` until `release` or the end of the process.
+    from 0. Rank 0 holds the workspace during `produce`.
 
     Parameters
     ----------
@@ -100,33 +99,40 @@ class Output(AbstractContextManager["Output"]):
         """Return the path of a file of the N-th unfinished corpus."""
         return f"{self.unfinished(shard)}.{name}"
 
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-    def release(self) -> None:
-        """Unlock the workspace. Unfinished files stay; a private workspace is removed."""
-        self.workspace.release()
-
-    def claim(
-        self, communicator: Communicator, origin: Origin, progress: Progress
-    ) -> list[Receipt]:
-        """Claim the workspace of the corpora, or find the corpora. Collective.
+    def produce(
+        self,
+        communicator: Communicator,
+        origin: Origin,
+        watch: Stopwatch,
+        make: Callable[[], tuple[list[Receipt], Mapping[int, str]]],
+        *,
+        resumes: bool = False,
+    ) -> tuple[list[Receipt], bool]:
+        """Make the corpora, or find those that were made from the same. Collective.
 
         Waits for another job that makes them. A killed publication is completed.
 
         Parameters
         ----------
         communicator : Communicator
-            Of all ranks.
+            All ranks.
         origin : Origin
-            Of the corpora: everything that they depend on.
-        progress : Progress
-            Receives for which job this one waits.
+            Everything that the corpora depend on.
+        watch : Stopwatch
+            Progress of this rank.
+        make : callable
+            Writes, syncs and verifies the unfinished corpora. Returns their receipts, and for each
+            corpus whose `.bin` is a link the target of the link, seen from the final name.
+            Collective.
+        resumes : bool
+            Whether `make` continues the unfinished work of a killed run.
 
         Returns
         -------
         list of Receipt
-            Of the corpora if they exist and were made from the same; else empty.
+            Receipts of the corpora.
+        bool
+            Whether the corpora existed.
 
         Raises
         ------
@@ -137,17 +143,31 @@ class Output(AbstractContextManager["Output"]):
         """
         found: list[Receipt] = []
 
-        def decide() -> Workspace | None:
+        def claim_or_find() -> Workspace | None:
             self._require_name()
-            mine = self._claim(origin, progress)
+            mine = self._claim(origin, watch)
             found.extend([] if mine is not None else self._published(origin))
             return mine
 
-        workspace = claim_together(communicator, self.workspace, decide)
-        if workspace is not None:
-            self.workspace = workspace
-            return []
-        return on_rank_0(communicator, lambda: found, list[Receipt], "reading receipts")
+        def make_in(mine: Workspace) -> tuple[list[Receipt], Mapping[int, str]]:
+            self.workspace = mine
+            on_rank_0(communicator, lambda: self._prepare(origin), None, "making room")
+            return make()
+
+        return produce(
+            communicator,
+            self.workspace,
+            watch,
+            claim=claim_or_find,
+            existing=lambda: (
+                on_rank_0(communicator, lambda: found, list[Receipt], "reading receipts"),
+                True,
+            ),
+            make=make_in,
+            publish=lambda _mine, made: self._publish(*made),
+            report=lambda made, _none: (made[0], False),
+            resumes=resumes,
+        )
 
     def _claim(self, origin: Origin, progress: Progress) -> Workspace | None:
         while True:
@@ -176,17 +196,12 @@ class Output(AbstractContextManager["Output"]):
             raise
         return mine
 
-    def prepare(self, communicator: Communicator, origin: Origin) -> None:
-        """Keep files that were made from the same, and remove others. Collective."""
-
-        def act() -> None:
-            # Those of a killed publication that is not whole: they are made again.
-            for final, ours in self._final_files():
-                if ours:
-                    os.unlink(final)
-            self.workspace.prepare(origin.made_from)
-
-        on_rank_0(communicator, act, None, "making room")
+    def _prepare(self, origin: Origin) -> None:
+        """Keep files that were made from the same, and remove others."""
+        for final, ours in self._final_files():
+            if ours:  # of a killed publication that is not whole: it is made again
+                os.unlink(final)
+        self.workspace.prepare(origin.made_from)
 
     def link_tokens(self, shard: int, tokens: str) -> None:
         """Make the `.bin` of the N-th unfinished corpus a link to other tokens."""
@@ -194,39 +209,15 @@ class Output(AbstractContextManager["Output"]):
         path.unlink(missing_ok=True)
         make_link(path, tokens, "write the view elsewhere, and its tokens by `materialize`")
 
-    def publish(
-        self,
-        communicator: Communicator,
-        receipts: list[Receipt],
-        heartbeat: Heartbeat,
-        links: Mapping[int, str] = MappingProxyType({}),
-    ) -> None:
-        """Publish synced corpora with their receipts, and remove the workspace. Collective.
-
-        Parameters
-        ----------
-        communicator, receipts, heartbeat
-            Of the ingest.
-        links : mapping of int to str
-            Where the `.bin` of the N-th corpus leads to, if it is a link, from its final name.
-
-        Raises
-        ------
-        KeyMismatch
-            If a name has been taken in the meantime.
-        """
-
-        def act() -> None:
-            for shard, receipt in enumerate(receipts):
-                write_receipt(self.unfinished(shard), receipt)
-            for shard, target in links.items():
-                self.link_tokens(shard, target)
-            with atomic_write(self._complete) as stream:
-                stream.write(b"%d\n" % len(receipts))
-            self._give_names(len(receipts))
-
-        on_rank_0(communicator, act, None, "publishing")
-        conclude(communicator, self.workspace, heartbeat)
+    def _publish(self, receipts: list[Receipt], links: Mapping[int, str]) -> None:
+        """Publish synced corpora with their receipts."""
+        for shard, receipt in enumerate(receipts):
+            write_receipt(self.unfinished(shard), receipt)
+        for shard, target in links.items():
+            self.link_tokens(shard, target)
+        with atomic_write(self._complete) as stream:
+            stream.write(b"%d\n" % len(receipts))
+        self._give_names(len(receipts))
 
     def _require_name(self) -> None:
         name = os.fsencode(Path(self.prefix).name)

@@ -16,7 +16,7 @@ from distcache import __version__
 from distcache.corpus.examine import digest_tokens
 from distcache.corpus.idx import limit_of, named_type
 from distcache.corpus.receipt import Kind, Origin, Receipt, TokenizerFacts, receipt_path
-from distcache.errors import ConfigError, CorpusError, DistcacheError
+from distcache.errors import ConfigError, CorpusError
 from distcache.extras import needing
 from distcache.ingest.inputs import (
     TEXT_FORMATS,
@@ -36,7 +36,6 @@ from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions, TokenizerSource
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
-from distcache.ranks.heartbeat import Heartbeat
 from distcache.ranks.progress import NullProgress, Progress, Stopwatch
 from distcache.storage.files import require_text
 from distcache.storage.journal import Journal, read_journal
@@ -138,33 +137,32 @@ def ingest(
             watch.note(f"tokenizing with {work.reader.engine}")
             if work.reader.ending is not None:
                 watch.note(f"each document ends with token {work.reader.ending}")
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(output)
-            stack.callback(work.store.close)
-            found = output.claim(communicator, origin, watch)
-            if found:
-                return _outcome(output, found, resumed=0.0, reused=True)
-            heartbeat = stack.enter_context(Heartbeat(output.directory, watch, communicator))
-            try:
-                return _make(communicator, work, origin, threads, watch, heartbeat)
-            except DistcacheError:
-                if not output.workspace.private and output.workspace.is_mine():
-                    watch.note(f"what is done is kept in {output.directory}; run again to resume")
-                raise
+        resumed = [0.0]
+
+        def make() -> tuple[list[Receipt], dict[int, str]]:
+            with contextlib.closing(work.store):
+                receipts, share = _make(communicator, work, origin, threads, watch)
+            resumed.append(share)
+            return receipts, {}
+
+        receipts, existed = output.produce(communicator, origin, watch, make, resumes=True)
+        return _outcome(output, receipts, resumed=resumed[-1], reused=existed)
 
 
 def _make(
-    communicator: Communicator,
-    work: Work,
-    origin: Origin,
-    threads: int,
-    progress: Stopwatch,
-    heartbeat: Heartbeat,
-) -> IngestOutcome:
-    """Ingest into a claimed output. Collective."""
+    communicator: Communicator, work: Work, origin: Origin, threads: int, progress: Stopwatch
+) -> tuple[list[Receipt], float]:
+    """Ingest into a claimed output. Collective.
+
+    Returns
+    -------
+    list of Receipt
+        Receipts of the corpora.
+    float
+        Share of the tasks that an earlier run had done.
+    """
     output = work.store.output
     progress.phase("looking for an earlier run")
-    output.prepare(communicator, origin)
     done = resume_together(communicator, output, work.store, work.tasks)
     progress.phase("reading inputs", sum(map(work.bytes_of, range(len(work.tasks)))))
     progress.advance(sum(map(work.bytes_of, range(len(done)))))
@@ -188,12 +186,10 @@ def _make(
             digest_tokens(communicator, output.unfinished(shard), entry.bin_size)
             for shard, entry in enumerate(facts)
         ]
-        receipts = make_receipts(
-            work.inputs, work.pieces, work.tasks, records, facts, digests, names, origin
-        )
-        progress.phase("publishing")
-        output.publish(communicator, receipts, heartbeat)
-    return _outcome(output, receipts, resumed=len(done) / len(work.tasks), reused=False)
+    receipts = make_receipts(
+        work.inputs, work.pieces, work.tasks, records, facts, digests, names, origin
+    )
+    return receipts, len(done) / len(work.tasks)
 
 
 def _require_documents(records: Sequence[TaskRecord]) -> None:

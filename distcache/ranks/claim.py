@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from distcache.ranks.agreement import on_all_ranks, on_rank_0
+from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.communicator import Communicator
-from distcache.ranks.heartbeat import Heartbeat, Monitor
+from distcache.ranks.heartbeat import Monitor
 from distcache.ranks.progress import Progress
 from distcache.ranks.workspace import Lock, Workspace, sweep
 from distcache.storage.timeouts import limits
@@ -114,23 +114,3 @@ def claim_together(
     if private is None:
         return None
     return held[0] if held else Workspace(workspace.shared, private, workspace.otherwise)
-
-
-def conclude(
-    communicator: Communicator,
-    workspace: Workspace,
-    heartbeat: Heartbeat,
-    last: Callable[[], None] = lambda: None,
-) -> None:
-    """Remove the workspace after the publication; before that, rank 0 calls `last`. Collective.
-
-    The heartbeats of all ranks end before their files are removed.
-    """
-    heartbeat.end()
-    on_all_ranks(communicator, lambda: None, "the last heartbeats")
-
-    def act() -> None:
-        last()
-        workspace.remove()
-
-    on_rank_0(communicator, act, None, "cleaning up")

@@ -8,20 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from distcache.corpus.receipt import Origin, Receipt
+from distcache.corpus.receipt import Origin
 from distcache.edit.merge import merge
 from distcache.errors import BuildInterrupted, ConfigError, KeyMismatch
 from distcache.ingest.output import Output
 from distcache.ranks.communicator import SerialCommunicator
-from distcache.ranks.progress import NullProgress
+from distcache.ranks.progress import NullProgress, Stopwatch
 from distcache.ranks.workspace import Workspace
 from tests.support.corpora import LENGTHS, write_lengths
 
 
-def claim(output: Output, made_from: str = "0") -> list[Receipt]:
-    """Claim an output by one process."""
+def claim(output: Output, made_from: str = "0") -> None:
+    """Claim an output that cannot be made, by one process."""
     origin = Origin(kind="merge", made_from=made_from, tokenizer=None, options={}, versions={})
-    return output.claim(SerialCommunicator(), origin, NullProgress())
+    watch = Stopwatch(NullProgress())
+    output.produce(SerialCommunicator(), origin, watch, lambda: pytest.fail("it is made"))
 
 
 @pytest.mark.parametrize("name", ["a\nb", "\udcff"])
@@ -35,8 +36,8 @@ def test_names_that_are_no_text(tmp_path: Path, name: str) -> None:
 def test_a_receipt_that_is_none(tmp_path: Path) -> None:
     """Its name is taken, as that of any other file."""
     (tmp_path / "c.receipt.json").mkdir()
-    with Output(str(tmp_path / "c")) as output, pytest.raises(KeyMismatch, match="already exists"):
-        claim(output)
+    with pytest.raises(KeyMismatch, match="already exists"):
+        claim(Output(str(tmp_path / "c")))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.receipt.json"]
 
 

@@ -1,0 +1,104 @@
+"""How all ranks make an output: claim it or find it, make it, publish it, clean up.
+
+Every command that writes goes this way; the steps that differ are its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from distcache.errors import DistcacheError
+from distcache.ranks.agreement import on_all_ranks, on_rank_0
+from distcache.ranks.claim import claim_together
+from distcache.ranks.communicator import Communicator
+from distcache.ranks.heartbeat import Heartbeat
+from distcache.ranks.progress import Stopwatch
+from distcache.ranks.workspace import Workspace
+
+Made = TypeVar("Made")
+Outcome = TypeVar("Outcome")
+
+
+def produce(
+    communicator: Communicator,
+    workspace: Workspace,
+    watch: Stopwatch,
+    *,
+    claim: Callable[[], Workspace | None],
+    existing: Callable[[], Outcome],
+    make: Callable[[Workspace], Made],
+    publish: Callable[[Workspace, Made], Any],
+    report: Callable[[Made, Any], Outcome],
+    after: Callable[[], None] = lambda: None,
+    resumes: bool = False,
+) -> Outcome:
+    """Make an output in a claimed workspace, unless it exists. Collective.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        All ranks.
+    workspace : Workspace
+        The shared workspace of the output.
+    watch : Stopwatch
+        Progress of this rank, which the heartbeat shows.
+    claim : callable
+        Claims the workspace, or waits for the job that makes the output. Returns the claimed
+        workspace, or None if the output exists. On rank 0 alone.
+    existing : callable
+        Returns the outcome for an output that exists. Collective.
+    make : callable
+        Prepares the claimed workspace, writes the unfinished files, and verifies what was written
+        and that its inputs have not changed. Collective.
+    publish : callable
+        Gives the unfinished files their names. On rank 0 alone; its result is broadcast as JSON.
+    report : callable
+        Returns the outcome, from the results of `make` and of `publish`. Collective.
+    after : callable
+        Writes what belongs beside the output, before the workspace is removed. On rank 0 alone.
+    resumes : bool
+        Whether another run continues unfinished work, so that an error says where it is kept.
+
+    Returns
+    -------
+    object
+        The result of `existing` or of `report`.
+
+    Raises
+    ------
+    DistcacheError
+        On all ranks the same.
+    """
+    mine = claim_together(communicator, workspace, claim)
+    if mine is None:
+        return existing()
+    with _released(mine, watch, resumes=resumes), Heartbeat(mine.path, watch, communicator) as beat:
+        made = make(mine)
+        watch.phase("publishing")
+        published = on_rank_0(communicator, lambda: publish(mine, made), Any, "publishing")
+        outcome = report(made, published)
+        # The heartbeats of all ranks end before their files are removed.
+        beat.end()
+        on_all_ranks(communicator, lambda: None, "the last heartbeats")
+
+        def clean_up() -> None:
+            after()
+            mine.remove()
+
+        on_rank_0(communicator, clean_up, None, "cleaning up")
+    return outcome
+
+
+@contextlib.contextmanager
+def _released(mine: Workspace, watch: Stopwatch, *, resumes: bool) -> Iterator[None]:
+    """Release the workspace at the end; after an error, say that unfinished work is kept."""
+    try:
+        yield
+    except DistcacheError:
+        if resumes and not mine.private and mine.is_mine():
+            watch.note(f"what is done is kept in {mine.path}; run again to resume")
+        raise
+    finally:
+        mine.release()
