@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Sequence
 from typing import Final
@@ -23,10 +22,9 @@ from distcache.corpus.soundness import (
     summarize,
 )
 from distcache.errors import CorpusError
-from distcache.ranks.agreement import on_all_ranks
+from distcache.ranks.agreement import on_all_ranks, own_share, spread
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.job_environment import node_name
-from distcache.ranks.partition import balance, slice_bounds
 from distcache.ranks.sending import digest_of_place
 from distcache.storage.files import digest_range
 from distcache.storage.listing import listed, listed_version
@@ -53,7 +51,6 @@ class _Task(msgspec.Struct, frozen=True):
 
 
 class _Finding(msgspec.Struct, frozen=True):
-    task: int
     checked: RangeFacts | None
     digest: str | None
 
@@ -80,31 +77,29 @@ def examine(
         Of all others, in the order of the prefixes.
     """
     _require_one_view(communicator, prefixes)
-    own = prefixes[communicator.rank :: communicator.size]
-    at_once = threads_for(own, threads)
 
-    def outline_own() -> list[Outline]:
+    def outline_own(own: Sequence[str]) -> list[Outline]:
         with listed(map(bin_path, own)):
-            return map_in_threads(outline, own, at_once)
+            return map_in_threads(outline, own, threads_for(own, threads))
 
-    mine = on_all_ranks(communicator, outline_own, "reading headers")
-    shares = communicator.allgather(mine, list[Outline], "headers of corpora")
-    heads = [shares[i % communicator.size][i // communicator.size] for i in range(len(prefixes))]
+    heads = spread(communicator, prefixes, outline_own, Outline, "reading headers")
     tasks = [task for index, head in enumerate(heads) for task in _tasks(index, head)]
     costs = [_cost(task, heads[task.corpus]) for task in tasks]
-    share = balance(costs, communicator.size)[communicator.rank]
 
-    def run(index: int) -> _Finding:
-        return _run(index, tasks[index], heads[tasks[index].corpus])
+    def run(task: _Task) -> _Finding:
+        return _run(task, heads[task.corpus])
 
     # Small files are mostly Python code, which one thread runs faster than several.
     mean = sum(costs) / max(len(costs), 1)
     useful = threads if mean >= WORTH_A_THREAD else 1
-    found = on_all_ranks(
-        communicator, lambda: map_in_threads(run, share, useful), "checking corpora"
+    findings = spread(
+        communicator,
+        tasks,
+        lambda own: map_in_threads(run, own, useful),
+        _Finding,
+        "checking corpora",
+        costs,
     )
-    shared = communicator.allgather(found, list[_Finding], "findings on corpora")
-    findings = sorted((entry for rank in shared for entry in rank), key=lambda entry: entry.task)
     facts, faults = _put_together(heads, tasks, findings)
     changed = _changes(communicator, list(facts.values()))
     return {prefix: facts[prefix] for prefix in facts if prefix not in changed}, (
@@ -156,19 +151,13 @@ def _size_of(path: str) -> int:
 
 def _changes(communicator: Communicator, corpora: Sequence[CorpusFacts]) -> dict[str, list[Fault]]:
     """Return the corpora that were modified while they were read, by prefix. Collective."""
-    own = corpora[communicator.rank :: communicator.size]
-    at_once = _at_once(own)
 
-    def compare() -> list[list[Fault]]:
+    def compare(own: Sequence[CorpusFacts]) -> list[list[Fault]]:
         with listed(path for facts in own for path in facts.files):
-            return map_in_threads(_changed, own, at_once)
+            return map_in_threads(_changed, own, _at_once(own))
 
-    mine = on_all_ranks(communicator, compare, "examining corpora again")
-    found: dict[str, list[Fault]] = {}
-    for share in communicator.allgather(mine, list[list[Fault]], "changes of corpora"):
-        for faults in filter(None, share):
-            found[faults[0].prefix] = faults
-    return found
+    found = spread(communicator, corpora, compare, list[Fault], "examining corpora again")
+    return {faults[0].prefix: faults for faults in found if faults}
 
 
 def _at_once(corpora: Sequence[CorpusFacts]) -> int:
@@ -210,10 +199,8 @@ def digest_tokens(communicator: Communicator, prefix: str, size: int) -> str:
         Bytes of the `.bin`.
     """
     blocks = range(-(-size // BLOCK))
-    bounds = slice_bounds(len(blocks), communicator.size, 1)
-    own = blocks[bounds[communicator.rank] : bounds[communicator.rank + 1]]
 
-    def digests() -> list[str]:
+    def digests_of(own: Sequence[int]) -> list[str]:
         path = bin_path(prefix)
         ends = [(block * BLOCK, min((block + 1) * BLOCK, size)) for block in own]
         if not is_url(path):
@@ -221,9 +208,8 @@ def digest_tokens(communicator: Communicator, prefix: str, size: int) -> str:
         version = version_at(path)
         return [digest_of_place(path, version, begin, end) for begin, end in ends]
 
-    mine = on_all_ranks(communicator, digests, "digesting tokens")
-    shares = communicator.allgather(mine, list[str], "digests of tokens")
-    return xxhash.xxh3_128_hexdigest("".join(itertools.chain(*shares)).encode())
+    digests = spread(communicator, blocks, digests_of, str, "digesting tokens")
+    return xxhash.xxh3_128_hexdigest("".join(digests).encode())
 
 
 def _tasks(index: int, head: Outline) -> list[_Task]:
@@ -245,12 +231,12 @@ def _cost(task: _Task, head: Outline) -> int:
     return PER_FILE + checked + (head.idx_size if task.digest else 0)
 
 
-def _run(index: int, task: _Task, head: Outline) -> _Finding:
+def _run(task: _Task, head: Outline) -> _Finding:
     idx = open_idx(head.prefix)
     checked = check_range(head, idx, task.begin, task.end) if task.check else None
     digest = digest_idx(idx) if task.digest else None
     idx.require_intact()
-    return _Finding(index, checked, digest)
+    return _Finding(checked, digest)
 
 
 def _put_together(
@@ -258,12 +244,11 @@ def _put_together(
 ) -> tuple[dict[str, CorpusFacts], tuple[Fault, ...]]:
     digests: dict[int, str] = {}
     checked: dict[int, list[RangeFacts]] = {}
-    for found in findings:
-        corpus = tasks[found.task].corpus
+    for task, found in zip(tasks, findings, strict=True):
         if found.digest is not None:
-            digests[corpus] = found.digest
+            digests[task.corpus] = found.digest
         if found.checked is not None:
-            checked.setdefault(corpus, []).append(found.checked)
+            checked.setdefault(task.corpus, []).append(found.checked)
     facts: dict[str, CorpusFacts] = {}
     faults: list[Fault] = []
     for index, head in enumerate(heads):
@@ -300,8 +285,7 @@ def require_unchanged(
     CorpusError
         With all of them, on all ranks.
     """
-    own = corpora[communicator.rank :: communicator.size]
-
+    own = own_share(communicator, corpora)
     at_once = _at_once(own)
 
     def compare() -> None:

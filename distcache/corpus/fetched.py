@@ -20,7 +20,7 @@ import msgspec
 from distcache.corpus.idx import idx_path
 from distcache.corpus.receipt import receipt_path
 from distcache.errors import AccessDenied, DistcacheError
-from distcache.ranks.agreement import on_all_ranks
+from distcache.ranks.agreement import on_all_ranks, spread
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.job_environment import node_name
 from distcache.ranks.progress import Progress
@@ -117,7 +117,6 @@ def _find(
 ) -> list[_Object]:
     """Return which objects exist; ranks share the requests. Collective."""
     urls = list(itertools.chain.from_iterable(zip(indices, receipts, strict=True)))
-    own = urls[communicator.rank :: communicator.size]
     optional = frozenset(receipts)
 
     def look(url: str) -> _Object | None:
@@ -131,13 +130,12 @@ def _find(
                 raise
             return None
 
-    def look_at_own() -> list[_Object | None]:
+    def look_at_own(own: Sequence[str]) -> list[_Object | None]:
         with listed(own):
             return map_in_threads(look, own, OBJECTS)
 
-    mine = on_all_ranks(communicator, look_at_own, "looking for objects")
-    shares = communicator.allgather(mine, list[_Object | None], "objects")
-    return [found for share in shares for found in share if found is not None]
+    found = spread(communicator, urls, look_at_own, _Object | None, "looking for objects")
+    return [entry for entry in found if entry is not None]
 
 
 def _node() -> str:

@@ -52,7 +52,7 @@ from distcache.errors import (
     error_from_exit_code,
 )
 from distcache.ingest.output import Output
-from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
+from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0, own_share, spread
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import NullProgress, Progress, Stopwatch
 from distcache.storage.files import (
@@ -139,7 +139,7 @@ def _require_unwritten(communicator: Communicator, out: str) -> None:
 
     def look() -> None:
         table, made = read_table(out), os.stat(shards_path(out)).st_mtime_ns
-        for shard in range(communicator.rank, len(table.rows), communicator.size):
+        for shard in own_share(communicator, range(len(table.rows))):
             path = table.path_of(shard)
             with contextlib.suppress(FileNotFoundError):  # it may be unpacked
                 if os.stat(path).st_mtime_ns > made:
@@ -166,9 +166,8 @@ def _read_sets(
     communicator: Communicator, directories: Sequence[str], options: MdsOptions
 ) -> list[SetFacts]:
     """Read the index of each data set once. Collective."""
-    own = directories[communicator.rank :: communicator.size]
 
-    def read() -> list[SetFacts]:
+    def read(own: Sequence[str]) -> list[SetFacts]:
         found: list[SetFacts] = []
         errors: list[DistcacheError] = []
         for directory in own:
@@ -181,10 +180,7 @@ def _read_sets(
             raise error_from_exit_code(errors[0].exit_code, *problems)
         return found
 
-    mine = on_all_ranks(communicator, read, "reading indices")
-    shares = communicator.allgather(mine, list[SetFacts], "indices of data sets")
-    size = communicator.size
-    return [shares[i % size][i // size] for i in range(len(directories))]
+    return spread(communicator, directories, read, SetFacts, "reading indices")
 
 
 def _facts_of(data: DataSet) -> SetFacts:

@@ -25,7 +25,7 @@ from distcache.errors import (
     DistcacheError,
     error_from_exit_code,
 )
-from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
+from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0, own_share
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from distcache.ranks.progress import NullProgress, Progress, Stopwatch
 from distcache.storage.files import atomic_write, make_directories, no_space_as_error
@@ -123,7 +123,7 @@ def mix(
             watch.note(f"these fields are not used: {_by_name(recipe.passed)}")
         on_rank_0(communicator, lambda: _make_room(directory), None, "making room")
         streams = _brought(communicator, asked, directory, watch)
-        own = streams[communicator.rank :: communicator.size]
+        own = own_share(communicator, streams)
         watch.phase("indexing data sets", len(own))
         found = on_all_ranks(
             communicator,

@@ -13,7 +13,7 @@ from distcache.corpus import Fault, bin_path
 from distcache.corpus.mds.indexed_shard import indexed_pieces
 from distcache.corpus.mds.shard_table import DIGESTED, ShardTable, read_table, shards_path
 from distcache.errors import CorpusError
-from distcache.ranks.agreement import on_all_ranks
+from distcache.ranks.agreement import on_all_ranks, own_share
 from distcache.ranks.communicator import Communicator
 from distcache.storage.files import closing_fd, open_regular, read_range
 
@@ -45,7 +45,7 @@ def compare_shards(communicator: Communicator, prefix: str, count: int) -> list[
         wanted = (2 * np.arange(count) + 1) * table.sequences // (2 * count)
         firsts = table.rows["first_sequence"].astype(np.int64)
         shards = np.unique(np.searchsorted(firsts, wanted, "right") - 1).tolist()
-        return list(_faults(prefix, table, shards[communicator.rank :: communicator.size]))
+        return list(_faults(prefix, table, own_share(communicator, shards)))
 
     found = on_all_ranks(communicator, compare, "reading shards back")
     shares = communicator.allgather(found, list[Fault], "shards that differ")

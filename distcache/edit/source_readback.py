@@ -26,7 +26,7 @@ from distcache.ingest.readers.token_shards import ShardReader
 from distcache.ingest.rounds import Reader
 from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions, TokenizerSource
-from distcache.ranks.agreement import on_all_ranks, on_rank_0
+from distcache.ranks.agreement import on_all_ranks, on_rank_0, own_share
 from distcache.ranks.communicator import Communicator
 from distcache.storage.files import closing_fd, open_regular, read_range
 
@@ -99,7 +99,7 @@ def read_back(
             "reading the tokenizer",
         )
     samples = choose(receipt, count)
-    own = samples[communicator.rank :: communicator.size]
+    own = own_share(communicator, samples)
     found = on_all_ranks(
         communicator,
         lambda: list(_compare(prefix, receipt, own, tokenizer, source)),

@@ -14,10 +14,9 @@ from distcache.corpus.idx import bin_path
 from distcache.corpus.mds.indexed_shard import indexed_pieces
 from distcache.corpus.mds.shard_table import DIGESTED, ShardTable, read_table, shards_path
 from distcache.errors import ConfigError, CorpusError, KeyMismatch, NoSpace
-from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
+from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0, own_share
 from distcache.ranks.claim import claim
 from distcache.ranks.communicator import Communicator
-from distcache.ranks.partition import balance
 from distcache.ranks.production import produce
 from distcache.ranks.progress import NullProgress, Progress, Stopwatch
 from distcache.ranks.workspace import Workspace, hidden_directory
@@ -144,7 +143,7 @@ def _is_there(final: str, table: ShardTable) -> bool:
 
 def _require_same(communicator: Communicator, table: ShardTable, path: str, threads: int) -> None:
     """Require that an unpacked file has the digests of its shards. Collective."""
-    own = balance(table.rows["raw_size"].tolist(), communicator.size)[communicator.rank]
+    own = own_share(communicator, range(len(table.rows)), table.rows["raw_size"].tolist())
 
     def compare() -> None:
         right = map_in_threads(lambda shard: _is_unpacked(path, table.rows[shard]), own, threads)
@@ -190,7 +189,7 @@ class _Unpacking:
             return secrets.token_hex(4)
 
         attempt = on_rank_0(communicator, prepare, str, "making room")
-        own = balance(rows["raw_size"].tolist(), communicator.size)[communicator.rank]
+        own = own_share(communicator, range(len(rows)), rows["raw_size"].tolist())
         self._watch.phase("unpacking", float(rows["raw_size"][own].sum()))
         on_all_ranks(communicator, lambda: self._unpack(data, own, attempt), "unpacking shards")
         return data
@@ -212,15 +211,15 @@ class _Unpacking:
             for path in directory.glob("unpacked.*.jsonl")
             for record in read_journal(path, _UnpackedShard)
         }
-        left = [
+        intact = {
             shard
             for shard in own
             if shard in journaled and _is_unpacked(data, self._table.rows[shard])
-        ]
-        self._watch.advance(float(self._table.rows["raw_size"][left].sum()))
-        todo = sorted(set(own).difference(left), key=own.index)
+        }
+        self._watch.advance(float(self._table.rows["raw_size"][list(intact)].sum()))
+        todo = [shard for shard in own if shard not in intact]
         path = directory / f"unpacked.{attempt}.{self._communicator.rank}.jsonl"
-        records = [_UnpackedShard(shard) for shard in left]
+        records = [_UnpackedShard(shard) for shard in sorted(intact)]
         with Journal(path, records) as journal, UnfinishedFile(data) as file:
 
             def write(shard: int) -> None:

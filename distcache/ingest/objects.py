@@ -25,9 +25,8 @@ from distcache.corpus import bin_path, idx_path
 from distcache.corpus.receipt import receipt_path
 from distcache.errors import ConfigError, NotReady, ObjectChanged, StorageError
 from distcache.ingest.inputs import is_read
-from distcache.ranks.agreement import on_all_ranks, on_rank_0
+from distcache.ranks.agreement import on_all_ranks, on_rank_0, own_share
 from distcache.ranks.communicator import Communicator
-from distcache.ranks.partition import balance
 from distcache.ranks.progress import Progress
 from distcache.ranks.sending import PER_OBJECT, FileToSend, Sender
 from distcache.storage.files import FileVersion, atomic_write, make_directories, may_write
@@ -265,7 +264,7 @@ def fetch_objects(
     objects = on_rank_0(communicator, find, list[Fetched], "looking for objects")
     progress.phase("fetching", sum(found.version.size for found in objects))
     costs = [PER_OBJECT + found.version.size for found in objects]
-    own = [objects[place] for place in balance(costs, communicator.size)[communicator.rank]]
+    own = own_share(communicator, objects, costs)
 
     def fetch() -> None:
         map_in_threads(lambda found: _copy(found, progress), own, AT_ONCE)

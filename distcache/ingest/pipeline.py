@@ -34,7 +34,7 @@ from distcache.ingest.rounds import Reader, Work, run_rounds
 from distcache.ingest.token_store import TokenStore, count_intact, make_corpora
 from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions, TokenizerSource
-from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
+from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0, own_share, spread
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import NullProgress, Progress, Stopwatch
 from distcache.storage.files import require_text
@@ -177,7 +177,7 @@ def _make(
         costs = [work.cost_of(task) for task in range(len(work.tasks))]
         owners = owners_of(costs, len(done), communicator.size)
         records = run_rounds(communicator, work, done, owners, journal, threads, progress)
-        own = work.inputs[communicator.rank :: communicator.size]
+        own = own_share(communicator, work.inputs)
         on_all_ranks(communicator, lambda: require_unchanged(own), "comparing inputs")
         _require_documents(records)
         facts = make_corpora(communicator, work.store, records, owners, threads, progress)
@@ -256,16 +256,12 @@ def find_together(
         list[Input],
         "listing inputs",
     )
-    size = communicator.size
-    own = inputs[communicator.rank :: size]
 
-    def inspect() -> list[Input]:
+    def inspect(own: Sequence[Input]) -> list[Input]:
         _require_arrow(inputs)  # for those that this rank will read
         return _inspect_all(own, options)
 
-    inspected = on_all_ranks(communicator, inspect, "opening inputs")
-    shares = communicator.allgather(inspected, list[Input], "row groups of inputs")
-    return [shares[index % size][index // size] for index in range(len(inputs))]
+    return spread(communicator, inputs, inspect, Input, "opening inputs")
 
 
 def _require_arrow(inputs: Sequence[Input]) -> None:

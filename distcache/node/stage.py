@@ -40,7 +40,7 @@ from distcache.node.transport import copy_duplicates, fetch
 from distcache.node.upkeep import bytes_of, make_room
 from distcache.node.view import link_tokens, make_view, missing_view_bytes
 from distcache.node.windows import Windows
-from distcache.ranks.agreement import on_all_ranks
+from distcache.ranks.agreement import on_all_ranks, own_share
 from distcache.ranks.job_environment import node_name
 from distcache.storage.files import closing_fd, is_plain_file, set_time
 
@@ -102,7 +102,7 @@ def _confirm(run: Localization, found: LocalState) -> None:
     agents, manifest = run.agents, run.manifest
     shares = agents.allgather(sorted(found.dated), list[int], "indices whose time has changed")
     dated = sorted({file for share in shares for file in share})
-    own = dated[agents.rank :: agents.size]
+    own = own_share(agents, dated)
     try:
         run.on_all_agents_watched(
             lambda: require_same_content(manifest, own), "reading shared indices"

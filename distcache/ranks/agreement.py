@@ -7,7 +7,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -22,11 +22,13 @@ from distcache.errors import (
 )
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.job_environment import node_name
+from distcache.ranks.partition import shares_of
 from distcache.storage.files import NO_SPACE
 from distcache.storage.interruption import require_uninterrupted
 from distcache.storage.timeouts import limits
 from distcache.storage.watchdog import run_with_watchdog
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 # What an action may raise; all ranks get the message.
@@ -138,6 +140,58 @@ def on_rank_0(
         on_all_ranks(communicator, act, what, each=False), kind, what
     )
     return result
+
+
+def spread(
+    communicator: Communicator,
+    items: Sequence[Item],
+    action: Callable[[list[Item]], Iterable[Result]],
+    kind: Any,
+    what: str,
+    costs: Sequence[float] | None = None,
+) -> list[Result]:
+    """Divide items among ranks, and gather the results in the order of the items. Collective.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        All ranks that take part.
+    items : sequence
+        The same on all ranks.
+    action : callable
+        Takes the items of this rank, and returns one result for each. Must not contain collectives.
+    kind : type
+        Type of a result, for msgpack.
+    what : str
+        Description for messages.
+    costs : sequence of float or None
+        Cost of each item, by which ranks get about the same; by default every item costs as much.
+
+    Returns
+    -------
+    list
+        Results of all items, on all ranks.
+
+    Raises
+    ------
+    DistcacheError
+        As `on_all_ranks`.
+    """
+    shares = shares_of(len(items), communicator.size, costs)
+    own = [items[place] for place in shares[communicator.rank]]
+    mine = on_all_ranks(communicator, lambda: list(action(own)), what)
+    results: dict[int, Result] = {}
+    for share, found in zip(shares, communicator.allgather(mine, list[kind], what), strict=True):
+        results.update(zip(share, found, strict=True))
+    return [results[place] for place in range(len(items))]
+
+
+def own_share(
+    communicator: Communicator, items: Sequence[Item], costs: Sequence[float] | None = None
+) -> list[Item]:
+    """Return the items of this rank, when ranks divide them as `spread` does."""
+    shares = shares_of(len(items), communicator.size, costs)
+    return [items[place] for place in shares[communicator.rank]]
 
 
 def on_all_ranks_watched(

@@ -30,6 +30,15 @@ def balance(costs: Sequence[float], ranks: int) -> list[list[int]]:
     return shares
 
 
+def shares_of(
+    items: int, ranks: int, costs: Sequence[float] | None = None
+) -> Sequence[Sequence[int]]:
+    """Return the numbers of each rank's items: every n-th, or by their costs as `balance`."""
+    if costs is not None:
+        return balance(costs, ranks)
+    return [range(rank, items, ranks) for rank in range(ranks)]
+
+
 def slice_bounds(size: int, slices: int, step: int) -> list[int]:
     """Cut [0, size) into contiguous slices of nearly equal size, at multiples of a step.
 

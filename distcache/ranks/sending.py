@@ -15,9 +15,8 @@ import msgspec
 import xxhash
 
 from distcache.errors import CorpusError, DistcacheError, KeyMismatch
-from distcache.ranks.agreement import on_all_ranks
+from distcache.ranks.agreement import spread
 from distcache.ranks.communicator import Communicator
-from distcache.ranks.partition import balance
 from distcache.ranks.progress import Progress
 from distcache.storage.creation import create_object
 from distcache.storage.files import FileVersion
@@ -118,10 +117,8 @@ class Sender:
         DistcacheError
             On all ranks the same.
         """
-        share = balance([PER_OBJECT + file.size for file in files], self._communicator.size)
-        own = [files[place] for place in share[self._communicator.rank]]
 
-        def send_own() -> list[int]:
+        def send_own(own: Sequence[FileToSend]) -> list[int]:
             known = self._earlier()
             large = [file for file in own if file.size > PIECE]
             small = [file for file in own if file.size <= PIECE]
@@ -136,12 +133,11 @@ class Sender:
 
                 done = map_in_threads(send, large, self._threads)
                 at_once = threads_for((file.url for file in small), self._threads)
-                done += map_in_threads(send, small, at_once)
-                return [size for size in done if size]
+                return done + map_in_threads(send, small, at_once)
 
-        mine = on_all_ranks(self._communicator, send_own, "uploading")
-        shares = self._communicator.allgather(mine, list[int], "what was uploaded")
-        return [size for share in shares for size in share]
+        costs = [PER_OBJECT + file.size for file in files]
+        sent = spread(self._communicator, files, send_own, int, "uploading", costs)
+        return [size for size in sent if size]
 
     @contextlib.contextmanager
     def _open_journal(self) -> Iterator[Callable[[_Sent], None]]:
