@@ -114,9 +114,9 @@ class StorageError(DistcacheError, OSError):
     Parameters
     ----------
     url : str
-        Of the object.
+        URL of the object.
     reason : str
-        In a few words.
+        Reason in a few words.
     number : int
         The nearest error number of a file.
     """
@@ -153,7 +153,7 @@ class ObjectChanged(CorpusError):
     Parameters
     ----------
     url : str
-        Of the object.
+        URL of the object.
     """
 
     def __init__(self, url: str) -> None:
@@ -199,7 +199,7 @@ def error_from_exit_code(exit_code: int, *problems: str) -> DistcacheError:
     exit_code : int
         The exit code of the class.
     *problems : str
-        Its messages.
+        Messages of the error.
 
     Returns
     -------

@@ -55,7 +55,7 @@ def needing(why: str = "") -> Iterator[None]:
     Parameters
     ----------
     why : str
-        What needs the library, for the message.
+        Feature that needs the library, for the message.
 
     Raises
     ------

@@ -15,7 +15,7 @@ def importing(package: str, places: Mapping[str, tuple[str, str]]) -> Callable[[
     Parameters
     ----------
     package : str
-        Its name.
+        Name of the package.
     places : mapping of str to (str, str)
         The module and the attribute of each name; an empty attribute is the module itself.
 

@@ -37,7 +37,7 @@ def find_adoptable(plan: Plan, paths: Sequence[Path]) -> dict[int, Adoptable]:
     Returns
     -------
     dict of int to Adoptable
-        By index into `Plan.items`.
+        What can be copied, by index into `Plan.items`.
 
     Raises
     ------
@@ -65,9 +65,9 @@ def adopt(
     Parameters
     ----------
     found : Adoptable
-        From `find_adoptable`.
+        Result of `find_adoptable`.
     places : mapping of str to ArrayPlace
-        Where to write each array.
+        Place of each array in the file.
     file : UnfinishedFile
         The unfinished cache.
     opened : callable

@@ -20,11 +20,11 @@ class ArrayWriter:
     Parameters
     ----------
     file : UnfinishedFile
-        Where to write.
+        Unfinished cache to write to.
     place : ArrayPlace
-        Of the array.
+        Place of the array in the file.
     begin : int
-        Where in the array the slice starts, in bytes; a multiple of `LEAF_SIZE`.
+        Start of the slice in the array, in bytes; a multiple of `LEAF_SIZE`.
     """
 
     def __init__(self, file: UnfinishedFile, place: ArrayPlace, begin: int = 0) -> None:

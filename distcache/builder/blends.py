@@ -45,9 +45,9 @@ def build_blend(
     Parameters
     ----------
     blend : BlendPlan
-        What to build.
+        Blend to build.
     places : dict of str to ArrayPlace
-        Where to write each array.
+        Place of each array in the file.
     file : UnfinishedFile
         The unfinished cache.
 
@@ -68,18 +68,18 @@ def write_steps(
     Parameters
     ----------
     blender : Blender
-        Before the first of the steps; left after the last.
+        Blender before the first of the steps; left after the last.
     steps : range
-        Whose first is at the start of a leaf in both arrays.
+        Steps to write; the first one is at the start of a leaf in both arrays.
     places : dict of str to ArrayPlace
-        Where each array lies.
+        Place of each array in the file.
     file : UnfinishedFile
         The unfinished cache.
 
     Returns
     -------
     BlendWriters
-        With the leaf digests of what was written.
+        Writers with the leaf digests of what was written.
     """
     writers = {
         name: ArrayWriter(file, place, steps.start * np.dtype(place.dtype).itemsize)
@@ -103,7 +103,7 @@ class SplitBlend:
     job : Job
         The build.
     item : int
-        Which blend.
+        Index of the blend into `Plan.items`.
     file : UnfinishedFile
         The unfinished cache.
     """

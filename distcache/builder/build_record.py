@@ -31,11 +31,11 @@ class RankRecord(msgspec.Struct, frozen=True):
     Attributes
     ----------
     rank, host : int, str
-        Which, and where it ran.
+        Number of the rank, and the host on which it ran.
     seconds : dict of str to float
-        By phase.
+        Seconds by phase.
     peak_memory, predicted_memory : int
-        Its peak memory, measured and predicted, in bytes.
+        Peak memory, measured and predicted, in bytes.
     waited : dict of str to float
         Seconds of each phase in which it waited for other ranks; earlier versions have none.
     """
@@ -55,11 +55,11 @@ class BuildRecord(msgspec.Struct, frozen=True):
     Attributes
     ----------
     cache, key : str
-        What was built.
+        Path and key of the cache.
     finished : str
         Coordinated universal time, ISO 8601.
     versions : dict of str to str
-        Of distcache and of what it runs on.
+        Versions of distcache and of the libraries that it runs on.
     threads : int
         Threads of each rank.
     resumed, adopted : int
@@ -153,11 +153,11 @@ class PhaseTiming(msgspec.Struct, frozen=True):
     Attributes
     ----------
     phase : str
-        Its name.
+        Name of the phase.
     seconds : float
-        Its duration.
+        Duration of the phase.
     least, median, most : float
-        Of the own work of all ranks.
+        Least, median and greatest own work of all ranks, in seconds.
     slowest_rank, slowest_host : int, str
         The rank that worked longest, and where it ran.
     """
@@ -177,7 +177,7 @@ class Timings(msgspec.Struct, frozen=True):
     Attributes
     ----------
     phases : tuple of PhaseTiming
-        In their order.
+        Phases in the order of the build.
     ranks : tuple of RankRecord
         The slowest, in this order.
     """
@@ -197,9 +197,9 @@ def make_timings(record: BuildRecord, shown: int = SHOWN) -> Timings:
     Parameters
     ----------
     record : BuildRecord
-        Of at least one rank.
+        Record of at least one rank.
     shown : int
-        How many of the slowest ranks to name.
+        Number of the slowest ranks to name.
     """
     phases = tuple(_timing(record, phase) for phase in record.ranks[0].seconds)
     slowest = sorted(record.ranks, key=lambda rank: (-total_own_seconds(rank), rank.rank))

@@ -65,7 +65,8 @@ def load_config(path: str | Path) -> Config:
     Returns
     -------
     Config
-        With the tokenizer's identifiers taken from its description file, if one is named.
+        Configuration, with the tokenizer's identifiers from its description file if one is
+        named.
 
     Raises
     ------
@@ -158,7 +159,7 @@ def config_from_mapping(fields: Mapping[str, Any]) -> Config:
     Parameters
     ----------
     fields : mapping
-        As read from a file.
+        Fields as they were read from a file.
 
     Returns
     -------
@@ -299,7 +300,7 @@ def tokenizer_from(path: Path) -> dict[str, Any]:
     Returns
     -------
     dict
-        For `distcache.megatron.tokenizers.identifiers_of`.
+        Fields for `distcache.megatron.tokenizers.identifiers_of`.
 
     Raises
     ------
@@ -329,9 +330,9 @@ def naming_from(tokenizer: Path | None, releases: str | None, *, fim_data: bool 
     Parameters
     ----------
     tokenizer : path or None
-        For `tokenizer_from`.
+        Description file for `tokenizer_from`.
     releases : str or None
-        As in ``0.18,0.19``.
+        Releases, separated by commas: ``0.18,0.19``.
     fim_data : bool or None
         Whether training is given ``--fim-data``; None if nothing is said.
 

@@ -65,12 +65,12 @@ def fill_epochs(section: SectionPlan, idx: Idx, entries: NDArray[np.int64], begi
     section : SectionPlan
         The section.
     idx : Idx
-        Of its corpus.
+        Index of the section's corpus.
     entries : ndarray of int64
         The slice. Each entry gets the document in its lower 32 bits, and its length in tokens in
         the upper.
     begin : int
-        Where the slice starts, counted from the start of any epoch.
+        Start of the slice, counted from the start of any epoch.
     """
     one_epoch = section.end - section.begin
     done = 0
@@ -87,9 +87,9 @@ def shuffle_upper(pivot: int, entries: NDArray[np.int64], generator: Mt19937) ->
     Parameters
     ----------
     pivot : int
-        From `distcache.plan.costs.pivot_of`.
+        Result of `distcache.plan.costs.pivot_of`.
     entries : ndarray of int64, shape (section.first_documents,)
-        From `fill_epochs`; shuffled in place.
+        Entries from `fill_epochs`; shuffled in place.
     generator : Mt19937
         Fresh; left after the draws.
     """
@@ -109,14 +109,14 @@ def shuffle_lower(pivot: int, generator: Mt19937) -> NDArray[Any]:
     Parameters
     ----------
     pivot : int
-        As in `shuffle_upper`.
+        Pivot as in `shuffle_upper`.
     generator : Mt19937
-        From `skip_upper`; left after the draws.
+        Generator from `skip_upper`; left after the draws.
 
     Returns
     -------
     ndarray of int32 or int64, shape (pivot,)
-        For each position the index at which `shuffle_upper` left its value.
+        For each position, the index at which `shuffle_upper` left its value.
     """
     positions: NDArray[Any] = np.arange(pivot, dtype=lower_type(pivot))
     generator.shuffle(positions)
@@ -131,14 +131,14 @@ def shuffle_last(section: SectionPlan, idx: Idx, generator: Mt19937) -> EntryMem
     section : SectionPlan
         The section.
     idx : Idx
-        Of its corpus.
+        Index of the section's corpus.
     generator : Mt19937
-        After the draws of the first part; left after those of the last epoch.
+        Generator after the draws of the first part; left after those of the last epoch.
 
     Returns
     -------
     EntryMemory
-        Of section.documents - section.first_documents entries.
+        Memory of section.documents - section.first_documents entries.
     """
     memory = EntryMemory(section.documents - section.first_documents)
     fill_epochs(section, idx, memory.values, 0)
@@ -155,7 +155,7 @@ def shuffle_samples(section: SectionPlan, generator: Mt19937) -> NDArray[Any]:
     section : SectionPlan
         The section.
     generator : Mt19937
-        After the draws of all documents.
+        Generator after the draws of all documents.
 
     Returns
     -------
@@ -177,7 +177,7 @@ class Entries:
     memory : EntryMemory
         Shuffled by `shuffle_upper`, or from `shuffle_last`.
     lower : ndarray of int32 or int64
-        From `shuffle_lower`; empty if the entries are in order.
+        Result of `shuffle_lower`; empty if the entries are in order.
     """
 
     def __init__(self, begin: int, memory: EntryMemory, lower: NDArray[Any] = NOTHING) -> None:

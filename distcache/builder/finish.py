@@ -173,9 +173,9 @@ def compose_tables(
     Parameters
     ----------
     plan : Plan
-        What was built.
+        Plan that was built.
     layout : Layout
-        Where.
+        Layout of the file.
     digests : mapping of int to mapping of str to str
         The digest of each array, by item and name.
     blocks : sequence of int

@@ -48,9 +48,9 @@ class Job:
     Attributes
     ----------
     communicator : Communicator
-        Of all ranks.
+        Group of all ranks.
     plan, layout : Plan, Layout
-        What to build, and where each array lies.
+        Items to build, and the place of each array.
     final : Path
         Path of the cache.
     adopted : mapping of int to Adoptable

@@ -37,7 +37,8 @@ class LinkedSection:
     job : Job
         The build.
     item : int
-        Which section; each part that is shuffled separately has less than 2^32 - 1 entries.
+        Index of the section into `Plan.items`; each part that is shuffled separately has
+        less than 2^32 - 1 entries.
     file : UnfinishedFile
         The unfinished cache.
     """

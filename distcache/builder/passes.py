@@ -44,13 +44,13 @@ def build_passes(
     Parameters
     ----------
     section : SectionPlan
-        What to build.
+        Section to build.
     idx : Idx
-        Of its corpus.
+        Index of the section's corpus.
     shards : ndarray of int64
         The first sequence of each shard of the corpus; empty if it has none.
     places : dict of str to ArrayPlace
-        Where to write each array.
+        Place of each array in the file.
     file : UnfinishedFile
         The unfinished cache.
 
@@ -117,7 +117,7 @@ def pass_windows(
     shards : ndarray of int64
         The first sequence of each shard; empty if the corpus has none, so that there is one window.
     number : int
-        Of the pass.
+        Number of the pass.
     """
     generator = Mt19937(_seed_of(section, number))
     firsts = shards[(shards > section.begin) & (shards < section.end)]
@@ -145,11 +145,11 @@ def sample_bounds(tokens: NDArray[np.int64], length: int, samples: int) -> NDArr
     Parameters
     ----------
     tokens : ndarray of int64, shape (windows + 1,)
-        Those before each window, then all.
+        Tokens before each window, then all tokens.
     length : int
         Tokens of a sample.
     samples : int
-        How many there are.
+        Number of samples.
     """
     bounds: NDArray[np.int64] = np.minimum(-(-tokens // length), samples)
     bounds[-1] = samples

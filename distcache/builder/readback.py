@@ -34,9 +34,9 @@ class BlockRead(msgspec.Struct, frozen=True):
     Attributes
     ----------
     block : int
-        Its number.
+        Number of the block.
     digest : int
-        Its digest.
+        Digest of the block.
     leaves : tuple of (int, int, bytes)
         An array, the first of its leaves that has bytes in the block, and the digests of these
         leaves, as u64.
@@ -55,7 +55,7 @@ def still_there(job: Job, records: Mapping[int, Record]) -> Digests:
     job : Job
         The build that resumes it.
     records : mapping of int to Record
-        From the journals, the same on all ranks.
+        Records of the journals, the same on all ranks.
     """
     known = {item: record.digests for item, record in records.items() if _fits(job, record)}
     arrays = [(item, place) for item in sorted(known) for place in job.places(item).values()]
@@ -89,7 +89,7 @@ def read_back(job: Job) -> list[int]:
     Returns
     -------
     list of int
-        In the order of the file.
+        Digests in the order of the file.
 
     Raises
     ------
@@ -133,9 +133,9 @@ class _Arrays:
     Attributes
     ----------
     places : list of ArrayPlace
-        Of each.
+        Place of each array.
     items : list of int
-        What each is of.
+        Index of the item of each array.
     """
 
     def __init__(self, job: Job) -> None:

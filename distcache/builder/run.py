@@ -79,9 +79,9 @@ class BuildOutcome(msgspec.Struct, frozen=True):
     Attributes
     ----------
     path : str
-        Of the cache.
+        Path of the cache.
     key : str
-        Of the cache.
+        Key of the cache.
     reused : bool
         Whether it existed, or another job published it first.
     resumed, adopted, built : int
@@ -109,7 +109,7 @@ def build(
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks.
+        Group of all ranks.
     config : Config
         The same on all ranks.
     directory : path
@@ -117,7 +117,7 @@ def build(
     name : str or None
         File name without ``.h5``; by default the start of the key.
     options : BuildOptions
-        How to build.
+        Options that change no array.
     progress : Progress or None
         Receives the progress of rank 0.
 

@@ -102,11 +102,11 @@ class SectionSlice:
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks.
+        Group of all ranks.
     section : SectionPlan
         The section.
     places : dict of str to ArrayPlace
-        Where each array lies.
+        Place of each array in the file.
     file : UnfinishedFile
         The unfinished cache.
     bounds, firsts : sequence of int, length ranks + 1 and ranks
@@ -197,7 +197,7 @@ def joined_digests(communicator: Communicator, mine: dict[str, bytes]) -> dict[s
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks.
+        Group of all ranks.
     mine : dict of str to bytes
         The leaf digests of this rank's slice of each array.
     """

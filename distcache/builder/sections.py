@@ -51,15 +51,15 @@ def build_section(
     Parameters
     ----------
     section : SectionPlan
-        What to build.
+        Section to build.
     idx : Idx
-        Of its corpus.
+        Index of the section's corpus.
     places : dict of str to ArrayPlace
-        Where to write each array.
+        Place of each array in the file.
     file : UnfinishedFile
         The unfinished cache.
     workers : int
-        With 2 or more, a second thread takes half of the work.
+        Number of threads; with 2 or more, a second thread takes half of the work.
 
     Returns
     -------
@@ -112,15 +112,15 @@ def cut_section(
     Parameters
     ----------
     section : SectionPlan
-        What to build.
+        Section to build.
     parts : tuple of Entries
         All of its document index, which is released.
     places : dict of str to ArrayPlace
-        Where to write each array.
+        Place of each array in the file.
     file : UnfinishedFile
         The unfinished cache.
     in_order : callable
-        As `map`, perhaps with work ahead.
+        Function like `map`, which may work ahead.
 
     Returns
     -------

@@ -43,13 +43,13 @@ class _Delivery:
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks.
+        Group of all ranks.
     bounds : sequence of int, length ranks + 1
         Rank r owns keys [bounds[r], bounds[r + 1]).
     keys : ndarray of uint32, shape (keys,)
         Any that are owned.
     what : str
-        What is sent, for errors.
+        Description of the message, for errors.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ def shuffled_slice(
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks.
+        Group of all ranks.
     size : int
         Less than 2^32 - 1.
     generator : Mt19937
@@ -96,7 +96,8 @@ def shuffled_slice(
     Returns
     -------
     ndarray of uint32, shape (bounds[rank + 1] - bounds[rank],)
-        What a shuffle of ``arange(size)`` by this generator leaves there.
+        Values that a shuffle of ``arange(size)`` by this generator leaves at these
+        positions.
     """
     rank = communicator.rank
     # Rank 0's logarithms for all: other machines might round the last bit differently.

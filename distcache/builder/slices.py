@@ -31,7 +31,7 @@ def draw_bounds(size: int, ranks: int) -> list[int]:
     Parameters
     ----------
     size, ranks : int
-        How many positions, and ranks.
+        Number of positions, and of ranks.
 
     Returns
     -------

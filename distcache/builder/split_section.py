@@ -47,7 +47,7 @@ class SplitSection:
     job : Job
         The build.
     roles : SplitUnit
-        Which section, and which ranks shuffle it.
+        Unit of the section, and the ranks that shuffle it.
     file : UnfinishedFile
         The unfinished cache.
     """
@@ -132,7 +132,7 @@ class EntryStream:
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks.
+        Group of all ranks.
     holders : sequence of (int, int, int)
         The rank that holds each part, and the part's positions [begin, end); ascending.
     held : mapping of int to Entries

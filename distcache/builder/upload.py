@@ -52,11 +52,11 @@ class Uploaded(msgspec.Struct, frozen=True):
     Attributes
     ----------
     url, key : str
-        Of the cache.
+        URL and key of the cache.
     objects, sent : int
-        How many objects belong to it, and how many of them were sent now.
+        Number of objects that belong to it, and of those that were sent now.
     nbytes, sent_bytes : int
-        Their bytes.
+        Bytes of these objects.
     """
 
     url: str
@@ -79,7 +79,7 @@ def upload(
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks; the objects are shared out by their bytes.
+        Group of all ranks, which share the objects by their bytes.
     cache : str
         Path of a finished cache.
     to : str

@@ -30,16 +30,16 @@ def build_items(job: Job, assignment: Assignment, journal: Journal) -> Digests:
     Parameters
     ----------
     job : Job
-        Its `digests` have what is finished.
+        Build whose `digests` has what is finished.
     assignment : Assignment
-        Of the unfinished items.
+        Assignment of the unfinished items.
     journal : Journal
-        Of this rank.
+        Journal of this rank.
 
     Returns
     -------
     Digests
-        Of what was built, by all ranks.
+        Digests of what all ranks have built.
     """
     communicator = job.communicator
     built: Digests = {}

@@ -83,7 +83,7 @@ class Contents:
     Parameters
     ----------
     path : str or Path
-        Of the file or the object, for messages.
+        Path of the file or URL of the object, for messages.
     header : Header
         Checked.
     tables : buffer
@@ -92,7 +92,7 @@ class Contents:
     Attributes
     ----------
     moves : tuple of (str, str)
-        Where directories of corpora were when the cache was built, and are now; set by readers.
+        Directories of corpora, at the time of the build and now; set by readers.
 
     Raises
     ------
@@ -359,9 +359,9 @@ class Cache(Contents):
     Parameters
     ----------
     path : path
-        For messages.
+        Path of the cache, for messages.
     header : Header
-        Its checked header.
+        Header, already checked.
     mapped : Mapping
         The whole file.
     """
@@ -408,7 +408,7 @@ def open_cache(path: str | Path) -> Cache:
     Returns
     -------
     Cache
-        Its header, length and tables are as they were written. The arrays are not read;
+        Cache whose header, length and tables are verified. The arrays are not read;
         `distcache verify` does that.
 
     Raises

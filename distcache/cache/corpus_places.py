@@ -32,11 +32,11 @@ def corpus_stem(prefix: str, idx_digest: str, own: str = "") -> str:
     Parameters
     ----------
     prefix : str
-        Its absolute path, or its URL: equal indices may belong to different tokens.
+        Absolute path or URL of the corpus: equal indices may belong to different tokens.
     idx_digest : str
-        Of its index.
+        Digest of the corpus's index.
     own : str
-        What the `.bin` beside it holds, if it is the name's own; where it is a link, nothing.
+        Content of the `.bin` that is stored under this name; empty where it is a link.
     """
     identity = " ".join([idx_digest, prefix, *([own] if own else [])])
     digest = xxhash.xxh3_64_hexdigest(identity.encode("utf-8", "surrogateescape"))
@@ -72,7 +72,8 @@ def prefix_renamer(pairs: Sequence[tuple[str, str]]) -> Callable[[str], str]:
     Parameters
     ----------
     pairs : sequence of (str, str)
-        From and to; a pair fits a path that is `from` or lies under it.
+        Old and new directories; a pair applies to a path that equals the old one or is
+        below it.
     """
     longest_first = sorted(pairs, key=lambda pair: -len(pair[0]))
 
@@ -95,7 +96,7 @@ def moves_from(words: Iterable[str], environment: Mapping[str, str]) -> Moves:
     words : iterable of str
         Values of ``--prefix``.
     environment : mapping of str to str
-        With several pairs in ``DISTCACHE_PREFIX``, separated by commas.
+        Environment; ``DISTCACHE_PREFIX`` may have several pairs, separated by commas.
 
     Raises
     ------

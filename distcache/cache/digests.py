@@ -85,11 +85,11 @@ def verify_cache(cache: Contents, threads: int = 2, version: FileVersion | None 
     Parameters
     ----------
     cache : Contents
-        Of the file that its path names.
+        Contents of the file at its path.
     threads : int
         Blocks that are read at a time.
     version : FileVersion or None
-        Of an object, when its tables were read.
+        Version of the object when its tables were read.
 
     Raises
     ------

@@ -168,13 +168,13 @@ class Header(msgspec.Struct, frozen=True):
     file_size : int
         Bytes of the whole file.
     tables_begin : int
-        Where the tables start; they end with the file.
+        Start of the tables, which end with the file.
     tables_digest : bytes
         XXH3-128 of all bytes of the tables.
     tables : dict of str to TablePlace
         Every table of the version.
     version : int
-        Of the format.
+        Version of the format.
     """
 
     key: str
@@ -213,7 +213,7 @@ class Header(msgspec.Struct, frozen=True):
         page : bytes
             The first `HEADER_SIZE` bytes of the file, or fewer.
         path : str
-            For messages.
+            Path of the file, for messages.
         file_size : int
             The file's true length in bytes.
 

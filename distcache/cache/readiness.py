@@ -47,7 +47,7 @@ class Readiness(msgspec.Struct, frozen=True):
     path : str
         The cache.
     state : State
-        Of the cache.
+        State of the cache.
     phase : str
         The current phase of its builder, if there is one.
     fraction : float or None
@@ -55,11 +55,11 @@ class Readiness(msgspec.Struct, frozen=True):
     builder : str
         Process and host.
     sign : str
-        Of its last heartbeat; differs in each.
+        Identity of the builder's last heartbeat; differs in each.
     locked : bool
         Whether it holds its lock.
     quiet : str
-        Which ranks have made no progress for long.
+        Ranks that have made no progress for long.
     """
 
     path: str
@@ -219,7 +219,7 @@ def wait(
     Returns
     -------
     Readiness
-        Of the ready cache; at once, if it is ready.
+        Readiness of the cache; returned at once if the cache is ready.
 
     Raises
     ------

@@ -37,7 +37,7 @@ def front_bytes(scratch: str, data_begin: int, wanted: Sequence[DatasetPlace]) -
     scratch : str
         Path of a file to make and remove; it takes no disk space for the data.
     data_begin : int
-        Where the data starts; a multiple of `ALIGNMENT`.
+        Start of the data; a multiple of `ALIGNMENT`.
     wanted : sequence of DatasetPlace
         Ascending, each at a multiple of it, the first at `data_begin`.
 

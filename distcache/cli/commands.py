@@ -24,15 +24,16 @@ class CommandEntry(NamedTuple):
     Attributes
     ----------
     module, name : str
-        Of the function or `typer.Typer`, in `distcache.cli`.
+        Module in `distcache.cli`, and name of the function or `typer.Typer` in it.
     summary : str
-        At most 64 characters, which is what fits beside the names.
+        Description of at most 64 characters, which fit beside the names.
     passes_options : bool
         Whether it takes Megatron's options, which nobody has declared.
     optional_values : dict of str to str
         Options that may stand without a value, and the pattern of a value.
     interrupted : str or None
-        What is said when it is interrupted; None if it joins other ranks first, and then says it.
+        Message after an interruption; None if the command first joins other ranks, and then
+        prints it.
     former : dict of str to str
         Options under the names that they had until 0.2, which are still taken, and today's names.
     """

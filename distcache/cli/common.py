@@ -125,7 +125,8 @@ def interrupt_on_signals(advice: str = "run again to resume") -> None:
     Parameters
     ----------
     advice : str
-        What to do then, or what continues without this process.
+        What the user should do after an interruption, or what continues without this
+        process.
     """
     global _advice  # noqa: PLW0603  of the process
     _advice = advice

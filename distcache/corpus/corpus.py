@@ -30,7 +30,7 @@ class CorpusFacts(msgspec.Struct, frozen=True):
     type_code : int
         The token type's code in the header.
     sequences, documents : int
-        How many the corpus has.
+        Number of sequences and of documents.
     tokens : int
         Over all sequences.
     empty_sequences : int
@@ -38,9 +38,9 @@ class CorpusFacts(msgspec.Struct, frozen=True):
     view : bool
         Whether the offsets are not the running sum of lengths that spans the whole `.bin`.
     shards : TableFacts or None
-        Of the shards that make up the `.bin`, if they do.
+        Facts of the shards that make up the `.bin`, if they do.
     file_versions : tuple of FileVersion
-        Of `files`, from before they were read.
+        Versions of `files`, from before they were read.
     """
 
     prefix: str
@@ -88,7 +88,7 @@ class Corpus:
     Parameters
     ----------
     facts : CorpusFacts
-        From an examination of the corpus.
+        Facts from an examination of the corpus.
     """
 
     def __init__(self, facts: CorpusFacts) -> None:
@@ -151,21 +151,21 @@ class CopySource:
     Attributes
     ----------
     prefix : str
-        Its path without suffix.
+        Path of the corpus without suffix.
     type_code : int
-        Of its tokens.
+        Type code of its tokens.
     lengths : ndarray of int32, shape (sequences,)
         Tokens per sequence.
     bounds : ndarray of int64, shape (documents + 1,)
         Sequence numbers at which documents start, then the number of sequences.
     modes : ndarray of int8, shape (sequences,), or None
-        Of multimodal data.
+        Modes of multimodal sequences.
     nbytes : int
-        Of all tokens.
+        Bytes of all tokens.
     view : bool
         Whether they lie anywhere in the `.bin`: where the offsets of the `.idx` say.
     idx : Idx or None
-        Whose arrays these are, if they are mapped.
+        Mapped index that has these arrays.
     bin_version : FileVersion or None
         Version of the `.bin` that was examined, if it was; another object is refused.
     """

@@ -63,7 +63,7 @@ def examine(
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks.
+        Group of all ranks.
     prefixes : sequence of str
         Each once.
     threads : int
@@ -72,9 +72,9 @@ def examine(
     Returns
     -------
     facts : dict of str to CorpusFacts
-        Of the sound corpora, by prefix.
+        Facts of the sound corpora, by prefix.
     faults : tuple of Fault
-        Of all others, in the order of the prefixes.
+        Faults of all other corpora, in the order of the prefixes.
     """
     _require_one_view(communicator, prefixes)
 
@@ -274,9 +274,9 @@ def require_unchanged(
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks.
+        Group of all ranks.
     corpora : sequence of CorpusFacts
-        As they were examined.
+        Facts from their examination.
     tokens : bool
         Whether the tokens were read, too.
 

@@ -70,9 +70,9 @@ def fetched_indices(
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks.
+        Group of all ranks.
     prefixes : sequence of str
-        Of corpora, the same on all ranks; paths are left alone.
+        Prefixes of corpora, the same on all ranks; paths need nothing.
     progress : Progress
         Receives the bytes.
 

@@ -59,9 +59,9 @@ class Idx:
     Attributes
     ----------
     path : str
-        Where it was opened.
+        Path under which it was opened.
     file_version : FileVersion
-        Of the file, when it was opened; of the object that it is a copy of.
+        Version of the file when it was opened, or of the object that it is a copy of.
     type_code : int
         The token type's code in the header, a key of `ITEM_TYPES`.
     lengths : ndarray of int32, shape (sequences,)
@@ -71,7 +71,7 @@ class Idx:
     bounds : ndarray of int64, shape (documents + 1,)
         Sequence numbers at which documents start, then the number of sequences.
     modes : ndarray of int8, shape (sequences,), or None
-        Of multimodal data.
+        Modes of multimodal sequences.
     """
 
     path: str
@@ -130,7 +130,7 @@ def open_idx(prefix: str) -> Idx:
     Returns
     -------
     Idx
-        Its header and length are checked, its contents are not.
+        Index whose header and length are checked; its contents are not.
 
     Raises
     ------

@@ -25,9 +25,9 @@ class IdxPlan(msgspec.Struct, frozen=True):
     Attributes
     ----------
     type_code : int
-        Of the token type.
+        Type code of the tokens.
     sequences, documents : int
-        How many.
+        Number of sequences and of documents.
     has_modes : bool
         Whether each sequence has a mode.
     """
@@ -94,9 +94,9 @@ def write_lengths(
     descriptor : int
         The open file.
     plan : IdxPlan
-        Of the whole file.
+        Plan of the whole file.
     first : int
-        Which sequence is the first.
+        Number of the first sequence.
     tokens_before : int
         Tokens of all sequences before it.
     lengths : ndarray of int32, shape (size,)
@@ -155,7 +155,7 @@ def write_idx(
         Sequence numbers at which documents start, then the number of sequences; by default each
         sequence is a document.
     modes : ndarray of int8, shape (sequences,), or None
-        Of multimodal data.
+        Modes of multimodal sequences.
 
     Raises
     ------

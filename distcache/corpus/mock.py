@@ -43,13 +43,13 @@ class Mock(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     documents : int
-        Of all corpora together, of one sequence each.
+        Number of documents of all corpora together; each has one sequence.
     lengths : str
         ``constant:TOKENS``, ``uniform:LEAST:MOST`` or ``lognormal:MEAN:SIGMA``.
     vocabulary : int
         Tokens are below it; it decides their type, as in Megatron's preprocessing.
     corpora : int
-        Their sizes are log-normal, too.
+        Number of corpora; their sizes are log-normal, too.
     seed : int
         The same arguments and seed give the same bytes.
     fill : bool
@@ -72,9 +72,9 @@ class MockCorpora(msgspec.Struct, frozen=True):
     prefixes : tuple of str
         Paths of the corpora, without suffix.
     documents, tokens : tuple of int
-        Of each.
+        Number of documents and of tokens of each corpus.
     dtype : str
-        Of the tokens.
+        Type of the tokens.
     """
 
     prefixes: tuple[str, ...]
@@ -117,7 +117,7 @@ def write_mock(mock: Mock, directory: Path, threads: int, progress: Progress) ->
     Parameters
     ----------
     mock : Mock
-        What to make up.
+        Description of the corpora to make up.
     directory : Path
         MockCorpora if it does not exist.
     threads : int

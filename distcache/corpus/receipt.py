@@ -44,7 +44,7 @@ class TokenizerFacts(msgspec.Struct, frozen=True):
     kind : str
         ``huggingface``, ``sentencepiece`` or ``tiktoken``.
     name : str
-        Of its file, without directories.
+        Name of the tokenizer's file, without directories.
     digest : str
         XXH3-128 over all that changes tokens, in hexadecimal. Corpora of different digests do not
         belong into one blend.
@@ -69,7 +69,8 @@ class PieceReceipt(msgspec.Struct, frozen=True, array_like=True):
     begin, end : int
         Bytes, row groups or sequences, as the input has them.
     rows, documents, sequences, tokens : int
-        How many; documents and what follows as far as they are in this corpus.
+        Numbers of rows, documents, sequences and tokens; documents and what follows as far
+        as they are in this corpus.
     before : int
         Documents of the piece that are in an earlier corpus of the same ingest.
     """
@@ -89,7 +90,7 @@ class InputReceipt(msgspec.Struct, frozen=True):
     Attributes
     ----------
     path : str
-        As it was given, or the prefix of a corpus.
+        Path as it was given, or the prefix of a corpus.
     size : int
         Bytes.
     digest : str
@@ -101,7 +102,7 @@ class InputReceipt(msgspec.Struct, frozen=True):
         Bytes of the `.bin` at which its first sequence begins and its last one ends; None without
         any.
     pieces : tuple of PieceReceipt
-        In order.
+        Pieces in the order of the input.
     """
 
     path: str
@@ -124,9 +125,9 @@ class EngineReceipt(msgspec.Struct, frozen=True):
     Attributes
     ----------
     name : str
-        Of the engine.
+        Name of the engine.
     version : str
-        Of it.
+        Version of the engine.
     by_library : int
         Texts of which it is not known that both are equal, so that the library encoded them.
     compared : int
@@ -167,25 +168,25 @@ class Receipt(msgspec.Struct, frozen=True):
     Attributes
     ----------
     format : int
-        Of this document.
+        Version of this document's format.
     kind : str
-        Which command made the corpus.
+        Name of the command that made the corpus.
     corpus : str
         The last part of its prefix.
     made_from : str
         Digest of all that was asked for, so that asking again finds the corpus.
     idx_digest, idx_size, bin_size, type_code, sequences, documents, tokens, view
-        As `CorpusFacts` has them.
+        Fields of `CorpusFacts`.
     tokenizer : TokenizerFacts or None
         None if it is not known.
     options : dict
         All that was asked for and changes the corpus.
     versions : dict of str to str
-        Of distcache and of the libraries that made the tokens.
+        Versions of distcache and of the libraries that made the tokens.
     corpora : int
-        How many corpora the command made, of which this is one.
+        Number of corpora that the command made; this is one of them.
     inputs : tuple of InputReceipt
-        In the order of the corpus.
+        Inputs in the order of the corpus.
     skipped : tuple of Skipped
         Rows that were left out because of an error: of each piece the first 1,000, 100,000 in all.
     engine : EngineReceipt or None
@@ -314,12 +315,12 @@ def tokenizers_of(corpora: Mapping[str, CorpusFacts]) -> dict[str, TokenizerFact
     Parameters
     ----------
     corpora : mapping of str to CorpusFacts
-        By prefix.
+        Facts of the corpora, by prefix.
 
     Returns
     -------
     dict of str to TokenizerFacts or None
-        By prefix; None where there is no receipt, or it names none.
+        Tokenizers by prefix; None where there is no receipt, or it names none.
 
     Raises
     ------
@@ -352,9 +353,9 @@ def require_one_tokenizer(tokenizers: Mapping[str, TokenizerFacts | None], remed
     Parameters
     ----------
     tokenizers : mapping of str to TokenizerFacts or None
-        By prefix.
+        Tokenizers of the corpora, by prefix.
     remedy : str
-        How to put them together all the same.
+        How to combine the corpora although their tokenizers differ.
 
     Raises
     ------

@@ -39,7 +39,7 @@ class Repaired(NamedTuple):
     source : CopySource
         The corpus; its tokens are the running sum of its lengths.
     repairs : tuple of str
-        What was wrong and is repaired; empty if nothing was.
+        Faults that were repaired; empty if there was none.
     """
 
     source: CopySource

@@ -94,9 +94,9 @@ class RangeFacts(msgspec.Struct, frozen=True):
     Attributes
     ----------
     tokens, empty : int
-        Of all of its sequences; and how many have no token.
+        Tokens of the range's sequences, and the number of sequences without any.
     faults : tuple of Fault
-        In any form of offsets.
+        Faults in any form of offsets.
     view : bool
         Whether the offsets of the range are not the running sum of lengths.
     outside : tuple of Fault
@@ -124,7 +124,8 @@ def outline(prefix: str) -> Outline:
     Returns
     -------
     Outline
-        With a fault for each file that is missing or whose header is wrong; nothing is raised.
+        Outline with a fault for each file that is missing or has a wrong header; nothing is
+        raised.
     """
     faults: list[Fault] = []
     shards = None
@@ -268,9 +269,9 @@ def check_range(head: Outline, idx: Idx, begin: int, end: int) -> RangeFacts:
     Parameters
     ----------
     head : Outline
-        Of the corpus.
+        Outline of the corpus.
     idx : Idx
-        Its mapped `.idx`.
+        Mapped `.idx` of the corpus.
     begin, end : int
         The range of sequences.
 
@@ -427,11 +428,11 @@ def summarize(
     Parameters
     ----------
     head : Outline
-        Without faults of its own in the header.
+        Outline without faults in the header.
     ranges : sequence of RangeFacts
-        Of ranges that cover the corpus's sequences.
+        Facts of ranges that cover the corpus's sequences.
     digest : str
-        From `digest_idx`.
+        Result of `digest_idx`.
 
     Returns
     -------

@@ -59,7 +59,7 @@ def token_pieces(
     source : CopySource
         The corpus.
     low, high : int
-        In bytes of its tokens, one sequence after the other.
+        Range in bytes of the source's tokens, one sequence after the other.
     room : ndarray of uint8
         Receives each piece; all but the last of a run of sequences fill it.
 

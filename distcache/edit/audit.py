@@ -34,18 +34,18 @@ def find_receipts(
     Parameters
     ----------
     corpora : mapping of str to CorpusFacts
-        By prefix.
+        Facts of the corpora, by prefix.
     words : sequence of str
         Receipts, or directories with receipts; none for those that lie beside the corpora. A
         receipt belongs to the corpus whose name it has (of several, to the one whose index it
         describes); or, if there is one of each, to that.
     asked : int
-        How many corpora were asked for, sound or not.
+        Number of corpora that were asked for, sound or not.
 
     Returns
     -------
     receipts : dict of str to Receipt
-        By prefix.
+        Receipts by prefix.
     faults : list of Fault
         One for each corpus without one.
 
@@ -97,23 +97,23 @@ def audit(
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks, which distribute the bytes of the `.bin` files, and the documents.
+        Group of all ranks, which divide the bytes of the `.bin` files, and the documents.
     corpora : mapping of str to CorpusFacts
-        By prefix.
+        Facts of the corpora, by prefix.
     receipts : mapping of str to Receipt
-        By prefix; of those that have one.
+        Receipts by prefix, of those corpora that have one.
     vocabulary : int or None
         Token ids must be below it; by default that of the receipt's tokenizer.
     readback : int
         Documents of each corpus with a receipt that are read back through the pair and through the
         source.
     tokenizer : str or None
-        Where the tokenizer is; by default where the receipt says.
+        Path of the tokenizer; by default the one in the receipt.
 
     Returns
     -------
     list of Fault
-        On all ranks.
+        Faults, on all ranks.
     """
     faults = []
     for prefix, facts in corpora.items():

@@ -80,13 +80,13 @@ def index_mds(
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks, which divide the shards. Their number changes no byte.
+        Group of all ranks, which divide the shards. Their number changes no byte.
     directories : sequence of str
-        Of the data sets, in the order of the corpus; nothing is written there.
+        Directories of the data sets, in the order of the corpus; nothing is written there.
     out : str
         Prefix of the corpus.
     options : MdsOptions
-        What is indexed.
+        Columns and split to index, and how.
     threads : int
         Shards that each rank reads at a time.
     progress : Progress or None
@@ -95,7 +95,7 @@ def index_mds(
     Returns
     -------
     Receipt
-        Of the corpus.
+        Receipt of the corpus.
 
     Raises
     ------
@@ -275,9 +275,9 @@ class _Indexing:
         Returns
         -------
         facts : CorpusFacts
-            Of the unfinished corpus, which is sound.
+            Facts of the unfinished corpus, which is sound.
         records : list
-            Of all shards, on rank 0; empty elsewhere.
+            Records of all shards, on rank 0; empty elsewhere.
         """
         communicator = self._communicator
         attempt = on_rank_0(communicator, lambda: secrets.token_hex(4), str, "naming the attempt")

@@ -43,19 +43,19 @@ class ShardRecord(msgspec.Struct, frozen=True):
     raw_digest, zip_digest : str
         XXH3-128 in hexadecimal; zeros where it is not known.
     data_begin : int
-        Where its samples begin.
+        Start of the samples, in bytes.
     samples, sequences, tokens, empty : int
         Samples that it has; those that are kept, with all tokens; and how many have none.
     least, most : int
         Tokens of the shortest and of the longest.
     dtype : str
-        Of the tokens.
+        Type of the tokens.
     wrong : list of (int, str)
         Samples that are left out, and why: the first 1,000.
     damage : str
         Why the whole shard is left out; empty if it is not.
     file, begin, digest
-        Where the lengths and pointers of what is kept are, and their XXH3-128.
+        File and first byte of the lengths and pointers that are kept, and their XXH3-128.
     """
 
     shard: int

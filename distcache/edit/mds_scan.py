@@ -49,7 +49,7 @@ class MdsOptions(msgspec.Struct, frozen=True):
     split : str
         Subdirectory of each data set.
     dtype : str or None
-        Of the tokens, where the data does not say it.
+        Type of the tokens, where the data does not say it.
     vocabulary : int or None
         Token ids must be below it.
     headers_only : bool
@@ -81,11 +81,11 @@ class Scan(NamedTuple):
     pointers : ndarray of uint32
         Bytes of the raw shard where each begins.
     data_begin : int
-        Where its samples begin.
+        Start of the samples, in bytes.
     raw_digest, zip_digest : bytes
         XXH3-128 of both forms; zeros where it is not known.
     dtype : str
-        Of the tokens, by its name.
+        Name of the type of the tokens.
     wrong : dict of int to str
         Samples that are left out, and why.
     """
@@ -140,11 +140,11 @@ def scan_shard(
     stored : StoredShard
         The form that exists.
     entry : ShardEntry
-        What the index says.
+        Entry of the shard in the index.
     options : MdsOptions
-        What is indexed.
+        Columns and split to index, and how.
     room : ndarray of uint8
-        At least as large as the raw shard.
+        Memory of at least the size of the raw shard.
 
     Raises
     ------

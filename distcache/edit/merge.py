@@ -60,11 +60,11 @@ class _InputFacts(msgspec.Struct, frozen=True):
     Attributes
     ----------
     digests : list of str
-        Of the `.idx` of each.
+        Digest of the `.idx` of each corpus.
     file_versions : list of str
         Path, size and time of each file, so that the same corpora are known again.
     tokenizer : TokenizerFacts or None
-        That they all have.
+        Tokenizer that all corpora have.
     """
 
     digests: list[str]
@@ -86,9 +86,9 @@ def merge(
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks. Their number changes no byte.
+        Group of all ranks. Their number changes no byte.
     prefixes : sequence of str
-        Of the corpora, in the order of the result.
+        Prefixes of the corpora, in the order of the result.
     out : str
         Prefix of the result.
     threads : int
@@ -101,7 +101,7 @@ def merge(
     Returns
     -------
     Receipt
-        Of the result, which lies beside it.
+        Receipt of the result; it is also written beside it.
 
     Raises
     ------
@@ -150,9 +150,9 @@ def convert(
     Parameters
     ----------
     communicator, out, threads, progress
-        As `merge`.
+        Arguments of `merge`.
     prefix : str
-        Of the corpus.
+        Prefix of the corpus.
     drop_modes : bool
         Whether to leave the modes of multimodal sequences out.
     repair : bool
@@ -206,9 +206,9 @@ def materialize(
     Parameters
     ----------
     communicator, out, threads, progress
-        As `merge`.
+        Arguments of `merge`.
     prefix : str
-        Of the view; any other corpus is copied.
+        Prefix of the view; any other corpus is copied.
 
     Raises
     ------
@@ -345,20 +345,20 @@ def join(
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks.
+        Group of all ranks.
     sources : sequence of CopySource
-        Of one token type, all with modes or all without.
+        Corpora of one token type, all with modes or all without.
     output : Output
         Claimed by rank 0.
     threads : int
-        For examining what was made.
+        Threads that examine the result.
     progress : Progress
         Receives the bytes that this rank has copied.
 
     Returns
     -------
     CorpusFacts
-        Of the corpus, which is synced and sound.
+        Facts of the corpus, which is synced and sound.
 
     Raises
     ------

@@ -41,15 +41,15 @@ class MixOptions(msgspec.Struct, frozen=True):
     Attributes
     ----------
     mds : MdsOptions
-        How data sets are indexed that are not.
+        Options for data sets that are not indexed yet.
     sequence_length : int
         1 for rows.
     samples : int or None
-        Of training; by default those of one pass.
+        Samples of training; by default those of one pass.
     validation : int
         Samples of each validation set, at most.
     seed, order
-        Of the configuration.
+        Seed and order of the configuration.
     """
 
     mds: MdsOptions
@@ -66,11 +66,11 @@ class Mixed(msgspec.Struct, frozen=True):
     Attributes
     ----------
     path : str
-        Of the configuration.
+        Path of the configuration.
     train, valid : int
         Data sets of each.
     samples : int
-        Of training.
+        Samples of training.
     """
 
     path: str
@@ -99,15 +99,15 @@ def mix(
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks, which divide the data sets.
+        Group of all ranks, which divide the data sets.
     recipe : Recipe
         The data sets.
     directory : str
-        Where corpora and configuration go; the corpora that are there are used.
+        Directory of the corpora and the configuration; the corpora that it has are used.
     options : MixOptions
-        How to mix.
+        Order, seed and samples of the blend, and how to index.
     threads : int
-        Of each rank, which works on 16 data sets at a time with at least one each.
+        Threads of each rank, which works on 16 data sets at a time with at least one each.
     progress : Progress or None
         Receives the progress of rank 0.
 

@@ -63,13 +63,13 @@ class MixStream(msgspec.Struct, frozen=True):
     Attributes
     ----------
     name : str
-        Of its corpus.
+        Name of its corpus.
     directory, split : str
-        Of the data set.
+        Directory and split of the data set.
     url : str
         URL of its shards, of which that directory may have all; empty without one.
     choose, proportion, repeat
-        How much of it, as ``Stream`` of mosaicml-streaming has it: samples of a pass, a share, or
+        Amount, as ``Stream`` of mosaicml-streaming has it: samples of a pass, a share, or
         how often; at most one of them.
     """
 
@@ -111,12 +111,12 @@ def recipe_from(document: Mapping[str, Any]) -> Recipe:
     Parameters
     ----------
     document : mapping
-        Of splits (``train``; ``valid``, ``val``, ``validation`` or ``eval``) to lists of data
-        sets, or to mappings of them by name; or ``streams`` with those of training; or
-        ``train_loader`` and ``eval_loader`` with ``dataset.streams``, as llm-foundry has them. A
-        data set has ``path`` (or ``local`` or ``remote``), and may have ``name``, ``split``, and
-        ``choose``, ``proportion`` or ``repeat``; other fields are passed over, unless they are
-        like one of these or say how much is taken.
+        Splits (``train``; ``valid``, ``val``, ``validation`` or ``eval``) with lists of
+        data sets, or with mappings of them by name; or ``streams`` with those of training;
+        or ``train_loader`` and ``eval_loader`` with ``dataset.streams``, as llm-foundry has
+        them. A data set has ``path`` (or ``local`` or ``remote``), and may have ``name``,
+        ``split``, and ``choose``, ``proportion`` or ``repeat``; other fields are passed
+        over, unless they are like one of these or say how much is taken.
 
     Raises
     ------

@@ -109,22 +109,22 @@ def select(
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks, which divide the documents. Their number changes no byte.
+        Group of all ranks, which divide the documents. Their number changes no byte.
     prefix : str
-        Of the corpus, which may be a view.
+        Prefix of the corpus, which may be a view.
     out : str
         Prefix of the view.
     options : SelectOptions
-        What to select.
+        Documents to select, and how the view refers to the tokens.
     threads : int
-        Of each rank.
+        Threads of each rank.
     progress : Progress or None
         Receives the progress of rank 0.
 
     Returns
     -------
     Receipt
-        Of the view; it names the corpus.
+        Receipt of the view; it names the corpus.
 
     Raises
     ------

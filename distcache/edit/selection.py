@@ -42,18 +42,18 @@ class Selection(msgspec.Struct, frozen=True):
     Attributes
     ----------
     documents : (int, int) or None
-        Only those of these numbers [begin, end).
+        Range [begin, end) of document numbers.
     min_length, max_length : int or None
-        Only those of at least, and at most, so many tokens.
+        Least and greatest number of tokens of a document.
     sample : float or None
         Each with this probability. Whether depends on the seed and its number only, so that a
         larger sample of the same seed holds a smaller one.
     tokens : int or None
         Documents in the order of the sample, until they have so many tokens.
     up_to : int or None
-        Only documents whose hash is at most this: what `tokens` comes to.
+        Greatest hash of a document: the limit that `tokens` leads to.
     seed : int
-        Of the sample.
+        Seed of the sample.
     split_at : int or None
         Sequences are cut into sequences of at most so many tokens.
     """
@@ -94,13 +94,13 @@ class Kept(NamedTuple):
     Attributes
     ----------
     documents : ndarray of int64
-        Their numbers in the parent.
+        Numbers of the documents in the parent.
     counts : ndarray of int64
         Sequences of each.
     lengths : ndarray of int32, offsets : ndarray of int64
-        Of all their sequences: tokens, and bytes of the `.bin`.
+        Tokens, and offset in the `.bin`, of each of their sequences.
     modes : ndarray of int8 or None
-        Of multimodal sequences.
+        Modes of multimodal sequences.
     """
 
     documents: NDArray[np.int64]
@@ -134,11 +134,11 @@ def select_documents(
     Parameters
     ----------
     idx : Idx
-        Of the parent, which is sound.
+        Index of the parent, which is sound.
     begin, end : int
         Numbers of documents.
     selection : Selection
-        Without problems.
+        Selection without problems.
     rows, drop : ndarray of int64, or None
         Numbers of the documents to keep, and to leave out; ascending, each once.
     """
@@ -231,7 +231,7 @@ def bins_of_hashes(kept: Kept, seed: int, tokens: NDArray[np.int64]) -> NDArray[
     Returns
     -------
     ndarray of int64, shape (65536,)
-        For each value of the first 16 bits.
+        Sums for each value of the first 16 bits.
     """
     bins = hash_numbers(kept.documents.astype(np.uint64), seed) >> np.uint64(64 - BITS)
     sums = np.zeros(1 << BITS, np.int64)
@@ -261,9 +261,9 @@ def split_lengths(
     Returns
     -------
     lengths : ndarray of int32
-        Of the parts.
+        Lengths of the parts.
     parts : ndarray of int64
-        Of each sequence, at least one.
+        Number of parts of each sequence, at least one.
     before : ndarray of int64
         For each part, the tokens of its sequence before it.
     """

@@ -24,11 +24,11 @@ def compare_shards(communicator: Communicator, prefix: str, count: int) -> list[
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks, which distribute the shards.
+        Group of all ranks, which divide the shards.
     prefix : str
-        Of a sound corpus.
+        Prefix of a sound corpus.
     count : int
-        How many sequences.
+        Number of sequences.
 
     Returns
     -------

@@ -21,19 +21,19 @@ class ShownDocument(msgspec.Struct, frozen=True):
     Attributes
     ----------
     document : int
-        Its number, from 0.
+        Number of the document, from 0.
     sequences : tuple of int
         Tokens of each of its sequences.
     tokens : tuple of int
         Token ids.
     text : str or None
-        Their text, if a tokenizer is known.
+        Text of the tokens, if a tokenizer is known.
     source : str or None
         File or corpus that it comes from, as its receipt says.
     row : int or None
         Number of the document in the part of that file from `begin` to `end`.
     begin, end : int or None
-        That part: bytes, row groups, or documents of a corpus.
+        Range of that part: bytes, row groups, or documents of a corpus.
     """
 
     document: int

@@ -74,15 +74,15 @@ def read_back(
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks, which distribute the pieces.
+        Group of all ranks, which divide the pieces.
     prefix : str
-        Of the corpus.
+        Prefix of the corpus.
     receipt : Receipt
-        Of the corpus, with whose counts it agrees.
+        Receipt of the corpus, with whose counts it agrees.
     count : int
-        How many documents.
+        Number of documents.
     tokenizer : str or None
-        Where the tokenizer is; by default where the receipt says.
+        Path of the tokenizer; by default the one in the receipt.
 
     Raises
     ------
@@ -139,18 +139,18 @@ def root_of(communicator: Communicator, prefix: str, receipt: Receipt) -> tuple[
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks.
+        Group of all ranks.
     prefix : str
-        Of a corpus.
+        Prefix of a corpus.
     receipt : Receipt
-        Its own.
+        Receipt of the corpus.
 
     Returns
     -------
     prefix : str
-        Of the root; the same if the corpus is no view.
+        Prefix of the root; the same if the corpus is no view.
     receipt : Receipt
-        Of the last of them that has one.
+        Receipt of the last ancestor that has one.
 
     Raises
     ------
@@ -422,7 +422,7 @@ class Picked(Sink):
     dtype : dtype
         The token type.
     wanted : frozenset of int
-        Their numbers.
+        Numbers of the documents.
     """
 
     def __init__(self, dtype: np.dtype[Any], wanted: frozenset[int]) -> None:

@@ -32,11 +32,11 @@ class Unpacked(msgspec.Struct, frozen=True):
     Attributes
     ----------
     path : str
-        Of the `.bin`.
+        Path of the `.bin`.
     nbytes : int
-        Its length.
+        Length of the `.bin`.
     shards : int
-        How many make it up.
+        Number of shards that make it up.
     reused : bool
         Whether it existed.
     """
@@ -67,9 +67,9 @@ def unpack_shards(
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks, which divide the shards.
+        Group of all ranks, which divide the shards.
     prefix : str
-        Of the corpus.
+        Prefix of the corpus.
     threads : int
         Shards that each rank unpacks at a time.
     progress : Progress or None

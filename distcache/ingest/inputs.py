@@ -44,13 +44,13 @@ class Input(msgspec.Struct, frozen=True):
     Attributes
     ----------
     path : str
-        As it was given, or as it was found.
+        Path as it was given, or as it was found.
     size : int
         Bytes.
     changed : int
         Modification time, in nanoseconds since 1970.
     format : str
-        From its name, or as it was given for all files.
+        Format by its name, or as it was given for all files.
     compression : str or None
         ``gzip``, ``zstd``, ``bz2`` or ``xz``, from its name.
     groups : tuple of Group
@@ -88,7 +88,7 @@ def find_inputs(
     Returns
     -------
     list of Input
-        Without row groups.
+        Inputs without row groups.
 
     Raises
     ------

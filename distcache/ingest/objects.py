@@ -65,11 +65,11 @@ class ObjectWork:
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks.
+        Group of all ranks.
     directory : str
-        That all ranks share; the command has one below it.
+        Directory that all ranks share; the command has a directory below it.
     asked : sequence of str
-        What the command reads and writes.
+        Inputs and outputs of the command.
     progress : Progress
         Receives what is fetched and sent.
     """
@@ -187,9 +187,9 @@ class ObjectWork:
         Parameters
         ----------
         made : sequence of str
-            Their prefixes.
+            Prefixes of the corpora that were made.
         out : str
-            As it was asked for.
+            Output as it was asked for.
         threads : int
             Files that a rank sends at a time.
 

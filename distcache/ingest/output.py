@@ -38,16 +38,16 @@ class Output:
     Parameters
     ----------
     prefix : str
-        Of the corpus; with `numbered`, the N-th is ``PREFIX-00000``.
+        Prefix of the corpus; with `numbered`, the N-th is ``PREFIX-00000``.
     numbered : bool
         Whether there may be several.
     tokens : str
-        What there is beside the index: ``bin`` or ``shards``.
+        Suffix of the file beside the index: ``bin`` or ``shards``.
 
     Attributes
     ----------
     workspace : Workspace
-        Where the unfinished files are.
+        Directory of the unfinished files.
     """
 
     def __init__(

@@ -25,11 +25,11 @@ class Problem(msgspec.Struct, frozen=True):
     Attributes
     ----------
     place : int
-        Its number in the piece or in the row group, from 0.
+        Number of the row in the piece or in the row group, from 0.
     reason : str
-        What is wrong.
+        What is wrong with the row.
     byte, group : int or None
-        Where it begins in the file; its row group.
+        First byte of the row in the file, and its row group.
     fatal : bool
         Whether it ends the ingest, though the row is valid.
     """
@@ -49,7 +49,8 @@ class PieceFacts(msgspec.Struct):
     digest : str
         XXH3-128 of its bytes.
     rows, empty, skipped, documents, sequences, tokens : int
-        How many. Rows that are empty, or skipped because of an error, are no documents.
+        Numbers of rows, documents and tokens. Rows that are empty, or skipped because of an
+        error, are no documents.
     lines : int
         Lines, with blank ones, to count those of later pieces.
     by_library, compared : int
@@ -83,7 +84,7 @@ class Sink:
     Attributes
     ----------
     pieces : list of PieceFacts
-        Of the pieces read so far, in order; the last one may be incomplete.
+        Facts of the pieces read so far, in order; the last one may be incomplete.
     """
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
@@ -101,7 +102,7 @@ class Sink:
         Parameters
         ----------
         tokens : ndarray, shape (tokens,)
-            Of the token type, one document after the other.
+            Tokens in the type of the corpus, one document after the other.
         lengths : ndarray of int32, shape (sequences,)
             Tokens of each sequence.
         counts : ndarray of int32, shape (documents,), or None
@@ -120,12 +121,12 @@ class Part(Sink, AbstractContextManager["Part"]):
     blocks : Blocks
         Memory for the tokens; it goes back when the part is closed.
     directory : Path or None
-        Where such a file may be; None to keep all in memory.
+        Directory for such a file; None to keep all in memory.
 
     Attributes
     ----------
     tokens : int
-        How many there are.
+        Number of tokens.
     """
 
     def __init__(self, dtype: np.dtype[Any], blocks: Blocks, directory: Path | None) -> None:

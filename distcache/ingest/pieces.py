@@ -27,7 +27,7 @@ class InputPiece(msgspec.Struct, frozen=True):
     Attributes
     ----------
     source : int
-        Which input.
+        Number of the input.
     begin, end : int
         Row groups of a Parquet file; else bytes: the lines that begin in them.
     first_byte, last_byte : int
@@ -64,8 +64,8 @@ def make_pieces(inputs: Sequence[Input], step: int, *, lines: bool) -> list[Inpu
     Returns
     -------
     list of InputPiece
-        At least one for each input. Only a file that can be read from anywhere is cut: not a
-        compressed one, and not one that is a single document.
+        Pieces, at least one for each input. Only a file that can be read from anywhere is
+        cut: not a compressed one, and not one that is a single document.
     """
     pieces = []
     for source, entry in enumerate(inputs):
@@ -151,7 +151,7 @@ def cut_at_documents(nbytes: NDArray[np.int64], room: int, limit: int) -> list[i
     Parameters
     ----------
     nbytes : ndarray of int64, shape (documents,)
-        Of the `.bin`, for each document.
+        Bytes of each document in the `.bin`.
     room : int
         Bytes that the current corpus has left; `limit` if it is empty.
     limit : int
@@ -194,11 +194,11 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     Attributes
     ----------
     shard : int
-        Which corpus.
+        Number of the corpus.
     first : Counts
-        Before them in the corpus.
+        Counts before the segment in the corpus.
     size : Counts
-        Their numbers.
+        Counts of the segment.
     """
 
     shard: int
@@ -212,13 +212,13 @@ class TaskRecord(msgspec.Struct, frozen=True):
     Attributes
     ----------
     task : int
-        Which one.
+        Number of the task.
     pieces : list of PieceFacts
-        Of its pieces.
+        Facts of its pieces.
     digest : str
-        Of its documents, as `Part.digest`.
+        Digest of its documents, as `Part.digest`.
     segments : list of Segment
-        Where they are.
+        Places of its documents.
     """
 
     task: int
@@ -235,7 +235,7 @@ def place(at: Segment, size: Counts, item_size: int, limit: int | None) -> Segme
     at : Segment
         The last one so far.
     size : Counts
-        Of the task.
+        Counts of the task.
     item_size : int
         Bytes per token.
     limit : int or None
@@ -283,7 +283,7 @@ def owners_of(costs: Sequence[float], begun: int, ranks: int) -> list[int]:
     Parameters
     ----------
     costs : sequence of float
-        Of all tasks.
+        Costs of all tasks.
     begun : int
         The first task of this run.
     ranks : int
@@ -309,15 +309,16 @@ def overlap(
     Yields
     ------
     piece : int
-        Which one.
+        Number of the piece.
     segment : int
-        Which one has a part of it; a piece without documents belongs to the current one.
+        Number of a segment with a part of it; a piece without documents belongs to the
+        current one.
     at : Counts
-        Of the segment, before the piece.
+        Counts of the segment before the piece.
     before : Counts
-        Of the piece, in earlier segments.
+        Counts of the piece in earlier segments.
     size : Counts
-        Of the piece, in this one.
+        Counts of the piece in this segment.
     """
     segment, used = 0, Counts()
     for index, piece in enumerate(pieces):

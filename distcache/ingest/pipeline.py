@@ -61,13 +61,14 @@ class IngestOutcome(msgspec.Struct, frozen=True):
     Attributes
     ----------
     corpora : list of MadeCorpus
-        In order.
+        Corpora in order.
     reused : bool
         Whether they existed, made from the same.
     resumed : float
         Share of the tasks that an earlier run has done.
     rows, documents, empty, skipped, tokens : int
-        Of all inputs. Empty rows are dropped, and rows with an error are skipped, if asked for.
+        Counts of all inputs. Empty rows are dropped, and rows with an error are skipped, if
+        asked for.
     """
 
     corpora: list[MadeCorpus]
@@ -94,15 +95,15 @@ def ingest(
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks. Their number changes no byte.
+        Group of all ranks. Their number changes no byte.
     words : sequence of str
         Files, patterns and directories.
     out : str
         Prefix of the corpus, or of the corpora with a shard size.
     options : TextOptions or TokenOptions
-        What to read, and how.
+        Kind and columns of the inputs, and how to read them.
     tokenizer : TokenizerOptions or None
-        For text.
+        Tokenizer of text.
     threads : int
         Workers of each rank.
     progress : Progress or None

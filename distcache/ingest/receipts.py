@@ -99,17 +99,17 @@ def make_receipts(
     Parameters
     ----------
     inputs, pieces, tasks
-        What was read.
+        Inputs, their pieces, and the tasks.
     records : sequence of TaskRecord
-        Of all tasks.
+        Records of all tasks.
     facts : sequence of CorpusFacts
-        Of each corpus.
+        Facts of each corpus.
     bin_digests : sequence of str
         Digest of the tokens of each corpus.
     names : sequence of str
-        Of each corpus.
+        Name of each corpus.
     origin : Origin
-        What they have in common.
+        What the corpora have in common.
     """
     digests = _input_digests(pieces, tasks, records)
     locator = Locator(inputs, pieces)

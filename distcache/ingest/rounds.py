@@ -66,15 +66,15 @@ def run_rounds(
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks.
+        Group of all ranks.
     work : Work
         All tasks.
     done : list of TaskRecord
-        Of the first tasks.
+        Records of the first tasks.
     owners : sequence of int
         The rank that runs each task.
     journal : Journal or None
-        Of rank 0.
+        Journal of rank 0.
     threads : int
         Workers of each rank.
     progress : Progress
@@ -83,7 +83,7 @@ def run_rounds(
     Returns
     -------
     list of TaskRecord
-        Of all tasks, on all ranks.
+        Records of all tasks, on all ranks.
 
     Raises
     ------
@@ -196,7 +196,7 @@ class Locator:
     Parameters
     ----------
     inputs, pieces
-        Of the ingest.
+        Inputs and pieces of the ingest.
     """
 
     def __init__(self, inputs: Sequence[Input], pieces: Sequence[InputPiece]) -> None:
@@ -241,7 +241,7 @@ class Work:
     Attributes
     ----------
     inputs, pieces, tasks
-        What to read; tasks are ranges of pieces of inputs.
+        Inputs, their pieces, and tasks as ranges of pieces.
     reader : Reader
         Reads pieces.
     store : TokenStore
@@ -284,9 +284,9 @@ class Workers:
     work : Work
         All tasks.
     tasks : sequence of int
-        Of this rank.
+        Tasks of this rank.
     threads : int
-        How many.
+        Number of threads.
     note : callable
         Called now and then during a long task.
     """

@@ -192,11 +192,11 @@ def make_corpora(
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks.
+        Group of all ranks.
     store : TokenStore
         Has the tokens, lengths and counts.
     records : sequence of TaskRecord
-        Of all tasks.
+        Records of all tasks.
     owners : sequence of int
         The rank that wrote each.
     threads : int
@@ -207,7 +207,7 @@ def make_corpora(
     Returns
     -------
     list of CorpusFacts
-        Of each corpus, on all ranks.
+        Facts of each corpus, on all ranks.
 
     Raises
     ------

@@ -149,9 +149,9 @@ def failure(files: JobFiles, state: JobState) -> DistcacheError:
     Parameters
     ----------
     files : JobFiles
-        Of a job that has ended.
+        Files of a job that has ended.
     state : JobState
-        Its last state.
+        Last state of the job.
     """
     logs = [_last_start(log) for log in files.logs()]
     lines = dict.fromkeys(line for log in logs for line in log)  # in order, each once

@@ -55,15 +55,15 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     nodes, tasks_per_node, cpus_per_task : int
-        Its size; every task is a rank.
+        Size of the job; every task is a rank.
     minutes : int or None
         Time limit; None until it has been estimated.
     memory : str or None
-        Of each node, as Slurm writes it; None until it has been estimated.
+        Memory of each node, as Slurm writes it; None until it has been estimated.
     mpi : str or None
         Plugin of srun; None until it has been determined.
     partition, account, qos, constraint : str or None
-        As for sbatch.
+        Values of these options of sbatch.
     sbatch, srun : tuple of str
         More options, of sbatch and of the srun in the batch script.
     """
@@ -179,7 +179,8 @@ def with_parameters(script: str, parameters: Mapping[str, str | None]) -> str:
     script : str
         Text of the batch script, as submitit writes it.
     parameters : mapping of str to str or None
-        From `sbatch_parameters`: an empty value leaves the option out, None is an option without.
+        Result of `sbatch_parameters`: an empty value leaves the option out, None is an
+        option without a value.
     """
     dropped = {*parameters, *(REPLACED[name] for name in parameters if name in REPLACED)}
     own = re.compile(r"#SBATCH --([a-z-]+)")
@@ -246,13 +247,13 @@ def submit_prejob(directory: Path, words: list[str], cache: Path, options: JobOp
     Parameters
     ----------
     directory : Path
-        For the job's files, without links; made if it does not exist.
+        Directory for the job's files, without links; made if it does not exist.
     words : list of str
         Arguments of the command.
     cache : Path
         Exists if the job has succeeded.
     options : JobOptions
-        What to ask for.
+        Resources to ask for.
 
     Raises
     ------

@@ -49,13 +49,13 @@ class JobState(msgspec.Struct, frozen=True):
     Attributes
     ----------
     state : str
-        As in squeue and sacct, without the user who cancelled it.
+        State in the words of squeue and sacct, without the user who cancelled it.
     exit_code : int
-        Of its script, once that has ended.
+        Exit code of its script, once that has ended.
     reason : str
         Why it waits, or why it ended.
     restarts : int
-        How often it has been requeued.
+        Number of times that it was requeued.
     """
 
     state: str

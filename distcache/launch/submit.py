@@ -46,14 +46,14 @@ class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     job : JobOptions
-        What to ask Slurm for. Each task is a rank, with as many threads as it has CPUs. If time or
-        memory is None, the plan's estimate is used.
+        Resources to ask Slurm for. Each task is a rank, with as many threads as it has
+        CPUs. If time or memory is None, the plan's estimate is used.
     memory_limit : int or None
         Bytes that no rank may exceed.
     reuse : tuple of Path
         Other caches from which sections and blends are copied.
     logs : Path or None
-        By default beside the cache.
+        Directory of the logs; by default beside the cache.
     """
 
     job: JobOptions = JobOptions()
@@ -68,9 +68,9 @@ class Prejob(msgspec.Struct, frozen=True):
     Attributes
     ----------
     job : str
-        Its number.
+        Number of the job.
     options : JobOptions
-        What it asks Slurm for.
+        Resources that it asks Slurm for.
     estimate : Estimate
         The predicted time and memory.
     logs : str
@@ -122,13 +122,13 @@ def submit(
     config : Path
         The configuration's file, seen by all nodes; or ``@FILE`` with a training command.
     directory : Path
-        For the cache, shared by all nodes.
+        Directory for the cache, shared by all nodes.
     name : str or None
         File name without ``.h5``; by default the start of the key.
     training : list of str
         A batch script and its arguments; empty for none.
     options : SubmitOptions
-        How.
+        Resources of the job, and how to build.
     progress : Progress or None
         Receives each step.
 

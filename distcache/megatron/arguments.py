@@ -38,7 +38,7 @@ def blend_words(
     split : str
         "train", "valid" or "test".
     rename : callable
-        From a path prefix in the cache to the one that training will be given.
+        Function from a path prefix in the cache to the one that training will be given.
 
     Returns
     -------
@@ -65,7 +65,7 @@ class Arguments(msgspec.Struct, frozen=True):
     files : dict of Path to str
         Texts that options name, to be written.
     warnings : tuple of str
-        What holds only for some tokenizers.
+        Warnings about what holds only for some tokenizers.
     """
 
     options: tuple[str, ...]
@@ -87,13 +87,13 @@ def megatron_arguments(
     cache : Contents
         The cache.
     directory : Path
-        For ``--data-cache-path``.
+        Directory for ``--data-cache-path``.
     stem : Path
-        What the paths of the files start with.
+        Start of the paths of the files.
     rename : callable
-        As in `blend_words`.
+        Argument of `blend_words`.
     objects : Path or None
-        Where the `.idx` of corpora in buckets are, for ``--object-storage-cache-path``.
+        Directory of the `.idx` of corpora in buckets, for ``--object-storage-cache-path``.
     """
     blend, files = _blend_option(cache, stem, rename)
     options = [["--data-cache-path", str(directory)], *blend, *_size_options(cache)]

@@ -171,7 +171,7 @@ def parse(
     Returns
     -------
     argparse.Namespace
-        With every option that is read, by Megatron's names.
+        Every option that is read, by Megatron's names.
 
     Warns
     -----

@@ -69,16 +69,16 @@ def export(
     cache : Cache
         The cache.
     directory : Path
-        Made if it does not exist.
+        Directory; made if it does not exist.
     rename : callable
-        From a path prefix in the cache to the one that training will be given.
+        Function from a path prefix in the cache to the one that training will be given.
     naming : Naming
         The tokenizer, and the releases whose names the files get: hard links to the same arrays,
         or copies where the filesystem has none.
     threads : int
         Sections or blends that are written at a time.
     objects : Path or None
-        As for `megatron_arguments`.
+        Argument of `megatron_arguments`.
 
     Returns
     -------

@@ -26,7 +26,7 @@ class Naming(msgspec.Struct, frozen=True):
     Attributes
     ----------
     tokenizer : dict or None
-        For `distcache.megatron.tokenizers.identifiers_of`; by default the cache's.
+        Fields for `distcache.megatron.tokenizers.identifiers_of`; by default the cache's.
     releases : tuple of str
         Every file gets the name that each of them looks for; by default the one of the tokenizer.
     fim : bool or None
@@ -69,14 +69,14 @@ def megatron_files(
     cache : Cache
         The cache.
     rename : callable
-        From a path prefix in the cache to the one that training will be given.
+        Function from a path prefix in the cache to the one that training will be given.
     naming : Naming
-        What else decides the names.
+        Tokenizer and releases, which decide the names, too.
 
     Yields
     ------
     MegatronFile
-        For each name of the tokenizer: sections, then blends.
+        Files for each name of the tokenizer: sections, then blends.
 
     Raises
     ------

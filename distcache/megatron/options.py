@@ -42,7 +42,7 @@ def options_from_mapping(fields: Mapping[str, Any]) -> list[str]:
     Returns
     -------
     list of str
-        For `config_from_options`.
+        Options for `config_from_options`.
     """
     words: list[str] = []
     for key, value in fields.items():
@@ -72,14 +72,14 @@ def config_from_options(
         Megatron's options: ``["--data-path", "0.3", "a", "0.7", "b", ...]``; or as
         `distcache.megatron.command_line.parse` takes them.
     release : str or None
-        Of Megatron-Core; by default the one that the options name.
+        Release of Megatron-Core; by default the one that the options name.
     known, near : collection of str
-        As for `distcache.megatron.command_line.parse`.
+        Arguments of `distcache.megatron.command_line.parse`.
 
     Returns
     -------
     Config
-        With the samples that Megatron's training would ask for.
+        Configuration with the samples that Megatron's training would ask for.
 
     Raises
     ------

@@ -53,9 +53,9 @@ def reading_nodes(layout: Readers, nodes: int) -> frozenset[int]:
     Parameters
     ----------
     layout : Readers
-        Of the job.
+        Layout of the job.
     nodes : int
-        In the launcher's order, which is that of the ranks.
+        Number of nodes, in the launcher's order, which is that of the ranks.
 
     Raises
     ------

@@ -47,19 +47,19 @@ class Training(msgspec.Struct, frozen=True, kw_only=True):
     train_samples, train_iters : int or None
         One of them.
     micro_batch_size, global_batch_size, data_parallel_size : int or None
-        Without a global batch size, it is the product of the other two; the last is no option of
-        Megatron, which divides the ranks by those that share a model.
+        Batch sizes. Without a global batch size, it is the product of the other two; the
+        last is no option of Megatron, which divides the ranks by those that share a model.
     rampup_batch_size : tuple of int or None
         First size, increment, and samples. Ignored since 0.18.
     step_batch_size_schedule : str or None
         Tokens and batch sizes, as in ``0:768 250B:1536``; since 0.18.
     eval_interval, eval_iters, eval_global_batch_size, start_eval_at_iter : int or None
-        Of validation; the last two since 0.18. The first is 1,000 by default in 0.16, and since
-        then none.
+        Options of validation; the last two since 0.18. The first is 1,000 by default in
+        0.16, and has no default since then.
     skip_train, full_validation, eval_at_step_zero : bool
         The last is Megatron-Bridge's.
     phase_transition_iterations : str or None
-        As in ``1000,5000``.
+        Iterations, separated by commas: ``1000,5000``.
     iteration : int
         The one that training starts or resumes with, which says the phase.
     megatron : str or None
@@ -95,7 +95,7 @@ def samples_of(training: Training) -> Samples:
     Parameters
     ----------
     training : Training
-        What training is given.
+        Options of training.
 
     Returns
     -------

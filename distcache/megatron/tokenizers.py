@@ -58,13 +58,13 @@ class MegatronTokenizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     Attributes
     ----------
     tokenizer_type : str
-        Which kind.
+        Kind of the tokenizer.
     tokenizer_model : str or None
         Path or name of the model, exactly as training is given it.
     tokenizer_metadata : str or None
         A JSON file, which may name the class by its model type.
     model_type : str or None
-        That model type, if the file has been read.
+        Type of the model, if the file has been read.
     tokenizer_special_tokens : tuple of str or None
         Also ``--tiktoken-special-tokens``.
     vocab_size : int or None
@@ -72,21 +72,21 @@ class MegatronTokenizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     vocab_file, merge_file : str or None
         Files of a byte-pair encoding.
     chat_template : str or None
-        From 0.18 on.
+        Chat template; since 0.18.
     tiktoken_pattern : str or None
         "v1" or "v2".
     tiktoken_num_special_tokens : int
-        How many.
+        Number of special tokens.
     tokenizer_sentencepiece_legacy, tokenizer_sentencepiece_ignore_extra_whitespaces : bool
         The second is from 0.18 on, and on unless ``--no-...`` says otherwise.
     tokenizer_hf_use_fast, tokenizer_hf_include_special_tokens : bool
-        Only 0.16 asks for them; later releases do both by default.
+        Options that only 0.16 asks for; later releases do both by default.
     tokenizer_hf_no_use_fast, tokenizer_hf_no_include_special_tokens : bool
-        From 0.17 on.
+        Options since 0.17.
     trust_remote_code : bool
-        Of Hugging Face's tokenizers.
+        Option of Hugging Face's tokenizers.
     null_tokenizer_eod_id, null_tokenizer_pad_id : int or None
-        From 0.18 on.
+        Token ids since 0.18.
     """
 
     tokenizer_type: TokenizerType
@@ -150,7 +150,7 @@ def checked_tokenizer(fields: Mapping[str, Any]) -> dict[str, Any]:
     Parameters
     ----------
     fields : mapping
-        Those of `MegatronTokenizer`, and maybe ``megatron``, a release.
+        Fields of `MegatronTokenizer`, and maybe ``megatron``, a release.
 
     Returns
     -------
@@ -204,7 +204,7 @@ def identifiers_of(
     tokenizer : mapping
         Megatron's ``unique_identifiers``, or its options as `checked_tokenizer` returns them.
     releases : sequence of str
-        Of Megatron-Core; by default the one that the options name.
+        Releases of Megatron-Core; by default the one that the options name.
 
     Returns
     -------
@@ -242,14 +242,14 @@ def identifiers(options: MegatronTokenizer, release: Release) -> dict[str, Any]:
     Parameters
     ----------
     options : MegatronTokenizer
-        Its options.
+        Options of the tokenizer.
     release : str
         One of `RELEASES`.
 
     Returns
     -------
     dict
-        In Megatron's order, which enters the names of files.
+        Identifiers in Megatron's order, which is part of the names of files.
 
     Raises
     ------

@@ -144,11 +144,11 @@ def broadcast_blocks(run: Localization, needed: Sequence[int], mine: frozenset[i
     Parameters
     ----------
     run : Localization
-        What is copied.
+        Localization with what is copied.
     needed : sequence of int
         Blocks that any node needs, the same on all.
     mine : frozenset of int
-        Those that this node needs.
+        Blocks that this node needs.
 
     Returns
     -------

@@ -57,7 +57,7 @@ def verify_local(
     Parameters
     ----------
     manifest : Manifest
-        What the cache needs.
+        Files and blocks that the cache needs.
     threads : int
         Blocks that are read at a time.
     advance : callable
@@ -68,7 +68,7 @@ def verify_local(
     Returns
     -------
     LocalState
-        What is valid.
+        Blocks and files that are valid.
     """
     known = frozenset() if trusted is None else _as_recorded(manifest, trusted)
 

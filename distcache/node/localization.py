@@ -32,7 +32,7 @@ class Localization:
     manifest : Manifest
         The same files and blocks on all nodes.
     options : LocalizeOptions
-        How, with what earlier runs were asked for; the transport is "mpi" or "copy".
+        Options, with what earlier runs were asked for; the transport is "mpi" or "copy".
     progress : Progress
         Receives the progress of this agent.
     staged : StagedFiles

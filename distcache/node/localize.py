@@ -76,7 +76,7 @@ def localize(
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks. The first of each node is its agent, the others wait.
+        Group of all ranks. The first of each node is its agent, the others wait.
     cache : path
         The shared cache, or its URL.
     options : LocalizeOptions
@@ -84,7 +84,7 @@ def localize(
     progress : Progress or None
         Receives the progress of rank 0's agent.
     environment : mapping
-        Of this rank.
+        Environment of this rank.
 
     Returns
     -------

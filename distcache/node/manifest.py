@@ -35,7 +35,7 @@ class ShardSource(msgspec.Struct, frozen=True):
     Attributes
     ----------
     path : str
-        On the shared filesystem.
+        Path on the shared filesystem.
     codec : str
         One of `distcache.corpus.mds.index_json.CODECS`: how it is compressed.
     size : int
@@ -60,7 +60,8 @@ class Block(msgspec.Struct, frozen=True):
         XXH3 in hexadecimal, of 64 bits for a block of the cache and of 128 for others; empty for
         one of a `.bin`, whose digest the node records when it has been copied.
     source : ShardSource or None
-        Of a shard; None if the bytes are those of the shared file at the same place.
+        Shard that the bytes come from; None if they are those of the shared file at the
+        same place.
     """
 
     file: int
@@ -81,9 +82,9 @@ class File(msgspec.Struct, frozen=True):
     Attributes
     ----------
     shared : str
-        Its path on the shared filesystem, or its URL.
+        Path on the shared filesystem, or URL.
     final : Path
-        Its path on the node.
+        Path on the node.
     size : int
         Bytes.
     modified : int
@@ -93,7 +94,7 @@ class File(msgspec.Struct, frozen=True):
         ``whole`` for the cache and an `.idx`; for a `.bin` ``shards``, which are its blocks, or
         ``copy``.
     version : FileVersion or None
-        Of an object: any other is refused.
+        Version of an object: any other is refused.
     """
 
     shared: str
@@ -129,9 +130,9 @@ class Described(NamedTuple):
     idx_size, bin_size : int
         Bytes of its files.
     digest : str
-        Of its `.idx`.
+        Digest of its `.idx`.
     shards : int
-        How many make up its `.bin`; 0 if it is a file.
+        Number of shards that make up its `.bin`; 0 if it is a file.
     """
 
     prefix: str
@@ -147,9 +148,9 @@ class CorpusStat(msgspec.Struct, frozen=True):
     Attributes
     ----------
     idx, bin : FileVersion or None
-        Of its files; None if there is none.
+        Versions of its files; None if there is none.
     problems : tuple of str
-        What is wrong.
+        Problems of the corpus.
     """
 
     idx: FileVersion | None
@@ -163,18 +164,18 @@ class Manifest(msgspec.Struct, frozen=True):
     Attributes
     ----------
     name : str
-        Of the cache in the store.
+        Name of the cache in the store.
     contents : Contents
-        Its header and tables.
+        Header and tables of the cache.
     source : str
         Absolute path of the shared cache.
     corpora : tuple of LocalCorpus
-        In the order of the cache's sources.
+        Corpora in the order of the cache's sources.
     files : tuple of File
         The cache, then each `.idx` once, and the `.bin` of corpora whose shards are unpacked.
     blocks : tuple of Block
-        Of all files; they cover everything but the header and the tables of the cache, and what
-        lies between shards.
+        Blocks of all files; they cover everything but the header and the tables of the
+        cache, and what is between shards.
     """
 
     name: str
@@ -260,14 +261,15 @@ def make_manifest(
     source : str
         Absolute path or URL of the shared cache.
     contents : Contents
-        Of it.
+        Header and tables of the cache.
     version : FileVersion
-        Of it.
+        Version of the cache.
     facts : sequence of CorpusStat
-        Of its corpora, in their order.
+        Facts of its corpora, in their order.
     shards : str
-        Of which corpora the node gets the `.bin` that shards make up: ``compressed`` for those with
-        a compressed shard, ``all`` or ``none``. One that is beside the shared index is linked.
+        Corpora of which the node gets the `.bin` that shards make up: ``compressed`` for
+        those with a compressed shard, ``all`` or ``none``. A `.bin` that is beside the
+        shared index is linked.
     copy : bool
         Whether the node gets a copy of each `.bin`, instead of a link.
     read_ahead : bool

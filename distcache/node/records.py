@@ -28,9 +28,9 @@ class LocalCorpus(msgspec.Struct, frozen=True):
     Attributes
     ----------
     shared : str
-        Its absolute path on the shared filesystem, or its URL, without suffix.
+        Absolute path on the shared filesystem, or URL, without suffix.
     stem : str
-        Its name in the store.
+        Name in the store.
     idx_size : int
         Bytes of its index.
     bin_size : int
@@ -41,7 +41,8 @@ class LocalCorpus(msgspec.Struct, frozen=True):
     copied : bool
         Whether the `.bin` in the store is a copy of the shared one.
     bin_version : FileVersion or None
-        Of the shared `.bin`, if it is an object, was copied, or is read by the fetcher.
+        Version of the shared `.bin`, if it is an object, was copied, or is read by the
+        fetcher.
     """
 
     shared: str
@@ -60,7 +61,7 @@ class Ready(msgspec.Struct, frozen=True):
     Attributes
     ----------
     name : str
-        Of the cache in the store.
+        Name of the cache in the store.
     key : str
         The cache's identity.
     source : str
@@ -68,25 +69,25 @@ class Ready(msgspec.Struct, frozen=True):
     size : int
         Bytes of the cache.
     corpora : tuple of LocalCorpus
-        In the order of the cache's sources.
+        Corpora in the order of the cache's sources.
     linked : bool
         Whether the store has links to the `.bin` files.
     megatron : Exported or None
         Megatron's files and options.
     tokenizer, releases, fim
-        What decides their names: see `naming`.
+        What decides the names of Megatron's files: see `naming`.
     when, host, distcache : str
         Time (ISO 8601, UTC), node and version of the agent.
     version : int
-        Of this record.
+        Version of this record.
     modified : int
         Modification time of the cache in nanoseconds; 0 if unknown.
     shards : str
-        As `LocalizeOptions.shards`.
+        Value of `LocalizeOptions.shards`.
     copied : bool
-        As `LocalizeOptions.copy`.
+        Value of `LocalizeOptions.copy`.
     read_ahead : bool
-        As `LocalizeOptions.read_ahead`.
+        Value of `LocalizeOptions.read_ahead`.
     """
 
     name: str
@@ -169,10 +170,10 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
     megatron : bool
         Whether it gets Megatron's files too.
     shards : str
-        Of which corpora of shards it gets a `.bin`: ``compressed``, ``all`` or ``none``; or
+        Corpora of shards that get a `.bin`: ``compressed``, ``all`` or ``none``; or
         ``windows``, which a feeder fills.
     naming : Naming
-        What decides their names.
+        Tokenizer and releases, which decide the names of Megatron's files.
     transport : str
         "auto", "mpi" or "copy".
     reserve : int
@@ -188,7 +189,7 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
     readers : Readers or None
         The layout of training, if nodes whose ranks read no data localize nothing.
     moves : tuple of (str, str)
-        Where corpora were when the cache was built, and are now.
+        Directories of corpora, at the time of the build and now.
     """
 
     directory: str | None = None
@@ -214,7 +215,7 @@ class NodeReport(msgspec.Struct, frozen=True):
     Attributes
     ----------
     node, directory, cache : str
-        Its name, its store, and the cache in it.
+        Name of the node, its store, and the cache in it.
     read, reused, written, kept : int
         Bytes read from the shared filesystem, copied from other caches of the store, written, and
         already valid.
@@ -246,9 +247,9 @@ class Localized(msgspec.Struct, frozen=True):
     key, source : str
         The cache's identity and its absolute path.
     transport, reason : str
-        How it was copied, and why so.
+        Transport of the copy, and why it was chosen.
     nodes : list of NodeReport
-        What each agent did.
+        Report of each agent.
     megatron : Exported or None
         Megatron's files and options on the first node; the same on all that use one directory.
     """

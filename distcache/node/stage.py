@@ -53,7 +53,7 @@ def stage(run: Localization) -> tuple[Ready, NodeReport]:
     Returns
     -------
     Ready, NodeReport
-        What the store now has, and what this agent did.
+        Content of the store now, and the report of this agent.
 
     Raises
     ------

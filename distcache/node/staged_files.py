@@ -174,7 +174,7 @@ class StagedFiles:
     Parameters
     ----------
     manifest : Manifest
-        What is to be fetched.
+        Files and blocks to fetch.
     """
 
     def __init__(self, manifest: Manifest) -> None:
@@ -275,9 +275,9 @@ class StagedFiles:
         Parameters
         ----------
         block : Block
-            Of a shard.
+            Block of a shard.
         packed : bytearray or None
-            Of its file; None to read that.
+            Bytes of the shard's file; None to read it.
         advance : callable
             Receives the bytes that were written.
 

@@ -46,9 +46,10 @@ def local_directory(given: str | Path | None, environment: Mapping[str, str]) ->
     Parameters
     ----------
     given : path or None
-        What the user asks for; it comes first.
+        Directory that the user asks for; it comes first.
     environment : mapping
-        Then DISTCACHE_LOCAL_DIR, then a directory of the user's in SLURM_TMPDIR or TMPDIR.
+        Environment; then DISTCACHE_LOCAL_DIR, then a directory of the user's in
+        SLURM_TMPDIR or TMPDIR.
     """
     if given == "":
         raise ConfigError("--store is empty; give a directory of the node")

@@ -38,7 +38,7 @@ def fetch(run: Localization, mine: Sequence[int]) -> int:
     Parameters
     ----------
     run : Localization
-        What to fetch, and how.
+        Localization with what to fetch.
     mine : sequence of int
         Blocks that this node needs.
 

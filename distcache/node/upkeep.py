@@ -53,9 +53,9 @@ class HeldCache(msgspec.Struct, frozen=True):
     Attributes
     ----------
     record : Ready
-        What it is.
+        Record of the cache.
     nbytes : int
-        What it takes on the disk, without corpora, which caches share.
+        Bytes on the disk, without corpora, which caches share.
     last_use : float
         Seconds since the epoch.
     used : bool
@@ -253,7 +253,7 @@ def collect(store: Store, budget: int, progress: Progress, *, dry_run: bool = Fa
     Returns
     -------
     Collected
-        What was, or would be, removed.
+        Files and bytes that were, or would be, removed.
     """
     with exclusive(SerialCommunicator(), store.lock, progress):
         return _Collection(store, dry_run=dry_run).run(budget)

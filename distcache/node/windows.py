@@ -49,7 +49,7 @@ class Windows:
     store : Store
         The node's.
     name : str
-        Of the cache in it.
+        Name of the cache in the store.
     """
 
     def __init__(self, store: Store, name: str) -> None:
@@ -128,9 +128,9 @@ class Windows:
         source, shard : int
             The corpus, and which of its shards.
         row : row of the table of shards
-            Of it.
+            Row of the shard.
         path : str
-            Of its file.
+            Path of the shard's file.
 
         Raises
         ------

@@ -107,11 +107,11 @@ def assign(
     items : sequence
         `Plan.items`.
     layout : Layout
-        Of those items.
+        Layout of those items.
     todo : frozenset of int
         The units that are still to be built.
     ranks, threads : int
-        How many ranks, and units that each may build at a time.
+        Number of ranks, and of units that each may build at a time.
     memory_limit : int or None
         Bytes that no rank may exceed.
     copied : frozenset of int
@@ -286,13 +286,13 @@ class Estimate(msgspec.Struct, frozen=True):
     Attributes
     ----------
     seconds : float
-        Of the whole build.
+        Seconds of the whole build.
     memory : int
         Bytes of the rank that takes most.
     minutes : int
-        To ask for as ``--time``: several times the estimate.
+        Value for ``--time``: several times the estimate.
     memory_gib : int
-        To ask for as ``--mem``, of each node.
+        Value for ``--mem``, for each node.
     """
 
     seconds: float
@@ -307,16 +307,16 @@ def estimate(plan: Plan, layout: Layout, work: Assignment, ranks_per_node: int) 
     Parameters
     ----------
     plan, layout : Plan, Layout
-        What is built.
+        Items to build, and their places.
     work : Assignment
-        Who builds what.
+        Assignment of the items to ranks.
     ranks_per_node : int
         The most that a node has.
 
     Returns
     -------
     Estimate
-        For the machine of the calibration, and a filesystem that is not the limit.
+        Estimate for the machine of the calibration, and a filesystem that is not the limit.
     """
     ranks = len(work.local)
     streams = ranks * work.threads

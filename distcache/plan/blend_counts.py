@@ -108,14 +108,14 @@ def estimate_counts(
     weights : ndarray of float64, shape (corpora,)
         They add up to 1.
     sizes : ndarray of int64, shape (corpora,)
-        How often each corpus may be taken.
+        Greatest number of samples of each corpus.
     step : int
-        At most the sum of the sizes.
+        Number of samples, at most the sum of the sizes.
 
     Returns
     -------
     ndarray of int64, shape (corpora,)
-        From 0 to the sizes; their sum is `step`.
+        Samples of each corpus, from 0 to the sizes; their sum is `step`.
     """
     ideal = weights * step
 

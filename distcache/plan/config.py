@@ -30,11 +30,11 @@ class BlendEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes
     ----------
     path : str
-        Its path prefix.
+        Path prefix of the corpus.
     weight : float or None
-        In a weighted blend.
+        Weight in a weighted blend.
     samples : int or None
-        Of a validation set of its own; by default as many as of the others.
+        Samples of a validation set of its own; by default as many as of the others.
     """
 
     path: Path
@@ -77,7 +77,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sequence_length : int
         Tokens per sample, without the extra one; 1 for rows.
     seed : int
-        Of every section's generator.
+        Seed of every section's generator.
     samples : Samples or None
         None is one epoch of every split.
     blend, split : Blend, str
@@ -106,9 +106,9 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mixed_tokenizers : bool
         Whether receipts of corpora may name different tokenizers. Changes no array.
     slurm : Slurm or None
-        For `submit` alone. Changes no array.
+        Options for `submit`, which change no array.
     order : str
-        How sections are shuffled: as Megatron does, in passes that are a permutation each, or
+        Shuffle of sections: as Megatron does, in passes that are a permutation each, or
         within windows of shards.
     window : int
         Shards of a window.
@@ -186,14 +186,14 @@ def identity_of(config: Config, corpora: Mapping[str, CorpusFacts]) -> dict[str,
     Parameters
     ----------
     config : Config
-        What is asked for.
+        Configuration that was asked for.
     corpora : mapping of str to CorpusFacts
-        By path prefix.
+        Facts of the corpora, by path prefix.
 
     Returns
     -------
     dict
-        Of JSON values; its `key_of` is the key of the cache.
+        JSON values; their `key_of` is the key of the cache.
     """
 
     def blend(sources: tuple[BlendEntry, ...]) -> list[list[Any]]:

@@ -69,7 +69,7 @@ class Dataset(msgspec.Struct, frozen=True):
     unit : int
         Index into `Layout.units`.
     place : ArrayPlace
-        Of them all, one after the other.
+        Place of all arrays of the dataset, one after the other.
     """
 
     unit: int
@@ -82,15 +82,15 @@ class Layout(msgspec.Struct, frozen=True):
     Attributes
     ----------
     data_begin : int
-        Where the first array may start; HDF5's own metadata lies before it.
+        First byte that an array may have; HDF5's own metadata is before it.
     arrays : tuple of tuple of ArrayPlace
         The arrays of each of `Plan.items`.
     units : tuple of Unit
-        In the order of the file.
+        Units in the order of the file.
     datasets : tuple of Dataset
-        In the order of the file.
+        Datasets in the order of the file.
     tables_begin : int
-        Where the tables start.
+        Start of the tables.
     """
 
     data_begin: int
@@ -111,7 +111,7 @@ def make_layout(items: Sequence[SectionPlan | BlendPlan]) -> Layout:
     Parameters
     ----------
     items : sequence of SectionPlan or BlendPlan
-        In the order of the file.
+        Items in the order of the file.
 
     Returns
     -------

@@ -42,11 +42,11 @@ def make_plan(
     Parameters
     ----------
     config : Config
-        What is asked for.
+        Configuration that was asked for.
     corpora : mapping of str to Corpus
         Sound corpora by path prefix, one for each of `config.prefixes()`.
     tokenizers : mapping of str to TokenizerFacts or None
-        What their receipts say, by path prefix. Enters the plan's naming only.
+        Tokenizers of the receipts, by path prefix. They are part of the plan's naming only.
 
     Returns
     -------

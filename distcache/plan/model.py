@@ -29,13 +29,13 @@ class SectionPlan(msgspec.Struct, frozen=True):
     tokens : int
         Tokens of one epoch.
     seed : int
-        Of the generator.
+        Seed of the generator.
     cut : Cut
         How samples are cut.
     size : SectionSize
         Epochs and samples.
     order : str
-        How it is shuffled: ``megatron``, ``passes`` or ``windows``.
+        Shuffle of the section: ``megatron``, ``passes`` or ``windows``.
     window : int or None
         Shards of a window.
     rows : bool
@@ -115,7 +115,7 @@ class Member(msgspec.Struct, frozen=True):
     blend : int or None
         Index into `Plan.blends`; None for a section that stands alone.
     weight : float or None
-        Its normalized weight in the blend; None in an exhaustive one.
+        Normalized weight in the blend; None in an exhaustive one.
     """
 
     split: str
@@ -176,9 +176,9 @@ class Plan(msgspec.Struct, frozen=True, dict=True):
     identity : dict
         The document that the key is the digest of.
     naming : dict
-        What enters Megatron's names and options beside the plan: split string, split matrix,
-        tokenizer, the blends by source and weight, and the tokenizer of each source, as far as
-        its receipt says it.
+        Parts of Megatron's names and options that the plan does not decide: split string,
+        split matrix, tokenizer, the blends by source and weight, and the tokenizer of each
+        source, as far as its receipt says it.
     sources : tuple of CorpusFacts
         The corpora.
     sections, blends, members : tuple

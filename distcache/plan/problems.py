@@ -146,9 +146,9 @@ def plan_warnings(config: Config, plan: Plan) -> list[str]:
     Parameters
     ----------
     config : Config
-        What is asked for.
+        Configuration that was asked for.
     plan : Plan
-        Made of it.
+        Plan of the configuration.
     """
     return [
         *_odd_split(config),

@@ -14,13 +14,14 @@ class ShardNeeds(msgspec.Struct, frozen=True):
     Attributes
     ----------
     corpora, shards, compressed : int
-        How many corpora consist of shards, of how many, and how many of these are compressed.
+        Number of corpora that consist of shards, of these shards, and of those that are
+        compressed.
     stored_bytes : int
-        Of the files.
+        Bytes of the files.
     node_bytes : int
-        That `localize` unpacks onto each node: the raw bytes of compressed shards.
+        Bytes that `localize` unpacks onto each node: the raw bytes of compressed shards.
     files_per_sample : float
-        In how many shards a sample of these corpora lies, in the mean.
+        Mean number of shards that have a part of a sample of these corpora.
     """
 
     corpora: int

@@ -37,8 +37,8 @@ def split_matrix(split: str) -> list[Bookends | None]:
     Returns
     -------
     list of (float, float) or None
-        For train, valid and test; None where a split does not exist. The first book-end is the
-        integer 0, as in Megatron's descriptions.
+        Ranges of train, valid and test; None where a split does not exist. The first
+        book-end is the integer 0, as in Megatron's descriptions.
 
     Raises
     ------

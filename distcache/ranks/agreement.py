@@ -46,11 +46,11 @@ class _Failure(msgspec.Struct, frozen=True):
     Attributes
     ----------
     rank, host : int, str
-        Where.
+        Rank and host that failed.
     exit_code : int
-        Of the error.
+        Exit code of the error.
     problems : tuple of str
-        Its messages.
+        Messages of the error.
     local : bool
         Whether it concerns this rank's machine, which the message then names.
     """
@@ -73,11 +73,11 @@ def on_all_ranks(
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks that take part.
+        Group of all ranks that take part.
     action : callable
         Run by this rank alone; it must not contain collectives.
     what : str
-        For messages.
+        Description for messages.
     each : bool
         Whether each rank does a part of its own, so that an error is one of its node.
 
@@ -119,13 +119,13 @@ def on_rank_0(
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks.
+        Group of all ranks.
     action : callable
         Run by rank 0 alone.
     kind : type
-        Of its result, for msgpack.
+        Type of the result, for msgpack.
     what : str
-        For messages.
+        Description for messages.
 
     Raises
     ------

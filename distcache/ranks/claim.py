@@ -38,7 +38,7 @@ def claim(
     is_finished : callable
         Returns whether the output exists; may raise if something else has its name.
     what : str
-        For messages.
+        Description for messages.
     progress : Progress
         Receives for which job this one waits.
     clock : callable
@@ -100,7 +100,7 @@ def claim_together(
     Returns
     -------
     Workspace or None
-        Where all ranks write; locked by rank 0. None if the output exists.
+        Workspace in which all ranks write; locked by rank 0. None if the output exists.
     """
     held: list[Workspace] = []
 

@@ -40,7 +40,7 @@ class Communicator(Protocol):
     Attributes
     ----------
     rank, size : int
-        Its number, and the number of ranks.
+        Number of this rank, and number of ranks.
     waited : float
         Seconds so far that this rank has waited for others.
     waiting : bool
@@ -72,18 +72,18 @@ class Communicator(Protocol):
         Parameters
         ----------
         values : ndarray, shape (sum of counts,)
-            In the order of the ranks; the same dtype on all.
+            Values in the order of the ranks; the same dtype on all.
         counts : ndarray of int64, shape (ranks,)
-            How many values each rank gets.
+            Number of values for each rank.
         what : str
-            For messages.
+            Description for messages.
 
         Returns
         -------
         values : ndarray
-            In the order of the ranks that sent them.
+            Values in the order of the ranks that sent them.
         counts : ndarray of int64, shape (ranks,)
-            How many each has sent.
+            Number of values that each rank has sent.
         """
         ...
 

@@ -24,7 +24,7 @@ def connect() -> Communicator:
     Returns
     -------
     Communicator
-        Of all ranks; the same one each time.
+        Group of all ranks; the same object each time.
 
     Raises
     ------

@@ -47,7 +47,7 @@ class Beat(msgspec.Struct, frozen=True):
     Attributes
     ----------
     host, process : str, int
-        Where rank 0 runs.
+        Host and process of rank 0.
     phase : str
         The current phase.
     fraction : float or None
@@ -57,7 +57,7 @@ class Beat(msgspec.Struct, frozen=True):
     moved : int or None
         Differs whenever any rank has made progress; None in heartbeats of old versions.
     quiet : str
-        Which ranks have made no progress for long, although they do not wait for others.
+        Ranks that have made no progress for long, although they do not wait for others.
     """
 
     host: str
@@ -141,7 +141,7 @@ class Monitor:
     Parameters
     ----------
     directory : Path
-        Of its unfinished files.
+        Directory of the job's unfinished files.
     clock : callable
         Seconds.
 
@@ -202,11 +202,11 @@ class Heartbeat:
     Parameters
     ----------
     directory : Path
-        Of the unfinished files.
+        Directory of the unfinished files.
     watch : Stopwatch
         The progress of this rank.
     communicator : Communicator
-        Of all ranks; nothing is sent.
+        Group of all ranks; nothing is sent.
     """
 
     def __init__(self, directory: Path, watch: Stopwatch, communicator: Communicator) -> None:

@@ -12,9 +12,9 @@ def balance(costs: Sequence[float], ranks: int) -> list[list[int]]:
     Parameters
     ----------
     costs : sequence of float
-        Of each task.
+        Cost of each task.
     ranks : int
-        How many ranks there are.
+        Number of ranks.
 
     Returns
     -------

@@ -51,7 +51,7 @@ class Stopwatch:
     Attributes
     ----------
     seconds, waits : dict of str to float
-        Of each finished phase: its duration, and the time spent waiting.
+        Duration of each finished phase, and the time spent waiting in it.
     current : str
         The current phase.
     """

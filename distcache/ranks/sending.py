@@ -34,7 +34,7 @@ class FileToSend(msgspec.Struct, frozen=True):
     Attributes
     ----------
     path, url : str
-        From and to.
+        Source and target.
     size : int
         Bytes that it must have.
     digest : str
@@ -61,9 +61,10 @@ class Sender:
     Parameters
     ----------
     communicator : Communicator
-        Of all ranks.
+        Group of all ranks.
     journal : Path
-        What its journals are named after; where they cannot be written, nothing is remembered.
+        Path after which its journals are named; where they cannot be written, nothing is
+        remembered.
     progress : Progress
         Receives the bytes.
     threads : int

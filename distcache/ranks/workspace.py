@@ -85,7 +85,7 @@ class Workspace:
     private : str
         The token of a private workspace, which is not resumed; by default the shared one.
     otherwise : str
-        What the user can do if the directory cannot be made, for messages.
+        Advice for the user if the directory cannot be made, for messages.
     """
 
     def __init__(
@@ -192,7 +192,7 @@ class Workspace:
         Parameters
         ----------
         stamp : str
-            What the files depend on.
+            Identity of everything that the files depend on.
 
         Raises
         ------

@@ -59,19 +59,19 @@ class Access:
     Attributes
     ----------
     bucket : str
-        Its name; a directory, if the kind is ``file``.
+        Name of the bucket; a directory, if the kind is ``file``.
     prefix : str
-        Before every key; empty, or without slashes at its ends.
+        Prefix of every key; empty, or without slashes at its ends.
     kind : str
         ``s3``, ``gcs``, ``azure`` or ``file``.
     endpoint, region : str or None
-        Where it is; by default the provider's own.
+        Address of the store; by default the provider's own.
     unsigned : bool
         Whether requests have no signature, as of public buckets.
     certificates : bytes or None
         Further roots to trust, in PEM.
     source : str
-        Where the credentials are from, for messages.
+        Source of the credentials, for messages.
     credentials : callable or None
         Returns them; None if the client finds them.
     """

@@ -120,7 +120,7 @@ class Bucket:
     Parameters
     ----------
     access : Access
-        How to reach it.
+        Endpoint and credentials.
     """
 
     def __init__(self, access: Access) -> None:
@@ -400,9 +400,9 @@ class ObjectPlace:
     Parameters
     ----------
     bucket : Bucket
-        Which has it.
+        Bucket of the object.
     url : str
-        Its name.
+        URL of the object.
     version : FileVersion
         Any other is refused.
     """

@@ -17,9 +17,9 @@ class ObjectCopy(NamedTuple):
     Attributes
     ----------
     path : str
-        Of the file.
+        Path of the file.
     version : FileVersion
-        Of the object.
+        Version of the object.
     """
 
     path: str

@@ -94,11 +94,11 @@ def as_ours(error: BaseException, url: str, source: str) -> DistcacheError:
     Parameters
     ----------
     error : exception
-        As obstore raises it.
+        Exception of obstore.
     url : str
-        Of the object.
+        URL of the object.
     source : str
-        Where the credentials are from, for messages; never the values.
+        Source of the credentials, for messages; never their values.
     """
     kind, status, code = type(error).__name__, _status_of(error), _code_of(error)
     text = short_text(error)

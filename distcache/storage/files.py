@@ -259,7 +259,7 @@ def atomic_write(path: str | Path) -> Iterator[BinaryIO]:
     Yields
     ------
     binary file
-        To write to; it is synced and renamed at the end, or removed after an error.
+        File to write to; it is synced and renamed at the end, or removed after an error.
     """
     path = Path(path)
     temporary = temporary_name(path)
@@ -295,9 +295,9 @@ def may_write(directory: Path, otherwise: str) -> Iterator[None]:
     Parameters
     ----------
     directory : Path
-        For the message.
+        Directory for the message.
     otherwise : str
-        What to do instead, such as "choose another --out".
+        Advice for the user, such as "choose another --out".
     """
     try:
         with no_space_as_error(directory):

@@ -29,7 +29,7 @@ class Journal(AbstractContextManager["Journal"]):
     path : path
         Replaced by a new file.
     records : sequence of struct
-        What it begins with.
+        Records to begin with.
     """
 
     def __init__(self, path: Path, records: Sequence[msgspec.Struct] = ()) -> None:
@@ -67,7 +67,7 @@ def read_journal(path: str | Path, kind: type[Record]) -> Iterator[Record]:
     path : path
         There need not be one.
     kind : type
-        Of a record.
+        Type of a record.
     """
     if not is_plain_file(path):
         return

@@ -51,7 +51,7 @@ class FilePlace:
     Parameters
     ----------
     path : str
-        Of it.
+        Path of the file.
     descriptor : int
         Open for reading; it stays the caller's.
     """
@@ -95,7 +95,7 @@ def open_place(path: str, version: FileVersion | None = None) -> Iterator[Place]
     path : str
         A path or a URL.
     version : FileVersion or None
-        Of an object: any other is refused. By default the one that is there now.
+        Version of an object: any other is refused. By default the current one.
 
     Raises
     ------

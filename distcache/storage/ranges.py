@@ -22,7 +22,7 @@ def join_ranges(ranges: Sequence[tuple[int, int]], gap: int, most: int) -> list[
     Parameters
     ----------
     ranges : sequence of (int, int)
-        In any order; they may overlap. Empty ones are left out.
+        Ranges in any order; they may overlap. Empty ones are left out.
     gap : int
         Bytes between two ranges that cost less than a request.
     most : int
@@ -31,7 +31,7 @@ def join_ranges(ranges: Sequence[tuple[int, int]], gap: int, most: int) -> list[
     Returns
     -------
     list of Joined
-        In ascending order; each range lies in exactly one.
+        Joined ranges in ascending order; each range is in exactly one.
     """
     found: list[Joined] = []
     for place in sorted(range(len(ranges)), key=ranges.__getitem__):

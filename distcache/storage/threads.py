@@ -39,7 +39,7 @@ def map_in_threads(
     items : sequence
         Taken one after the other by whichever thread is free.
     threads : int
-        At most this many.
+        Greatest number of threads.
 
     Returns
     -------

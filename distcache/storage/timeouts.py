@@ -26,40 +26,41 @@ class TimeLimits(msgspec.Struct, frozen=True):
     collective : float
         A rank waits for the others in a collective; they may be waiting for another job.
     stalled : float
-        Without progress, on a node that localizes or on every rank of a build.
+        Seconds without progress, on a node that localizes or on every rank of a build.
     heartbeat : float
-        Between two heartbeats of a builder.
+        Seconds between two heartbeats of a builder.
     silent : float
-        Without a heartbeat of a builder that does not hold its lock.
+        Seconds without a heartbeat of a builder that does not hold its lock.
     hung : float
-        Without a heartbeat of a builder that holds its lock, or may; for waiting readers.
+        Seconds without a heartbeat of a builder that holds its lock, or may; for waiting
+        readers.
     abandoned : float
-        Without a heartbeat, after which another job builds in a private workspace.
+        Seconds without a heartbeat, after which another job builds in a private workspace.
     leftover : float
-        Without a heartbeat, after which a private workspace is removed; for what a killed export
-        has left, since it was written.
+        Seconds without a heartbeat, after which a private workspace is removed; for what a
+        killed export has left, since it was written.
     store_lock : float
-        For the lock of a node's store.
+        Seconds for the lock of a node's store.
     slurm : float
-        For an answer of one of Slurm's commands.
+        Seconds for an answer of one of Slurm's commands.
     slurm_silence : float
-        Without any answer of Slurm, while a job is followed.
+        Seconds without any answer of Slurm, while a job is followed.
     first_import : float
-        For loading the MPI library to determine its name.
+        Seconds for loading the MPI library to determine its name.
     visible : float
-        Until another node sees a file, on a network filesystem.
+        Seconds until another node sees a file, on a network filesystem.
     requeue : float
-        Until Slurm has requeued what it may requeue.
+        Seconds until Slurm has requeued what it may requeue.
     fetcher_start : float
-        Until a fetcher answers that was started.
+        Seconds until a fetcher that was started answers.
     fetcher_idle : float
-        Without a client, after which a fetcher ends.
+        Seconds without a client, after which a fetcher ends.
     object_silence : float
-        Between two bytes of a store's answer.
+        Seconds between two bytes of a store's answer.
     object_store : float
         A store of objects does not answer, where somebody waits for it.
     signal : float
-        Until all ranks have noticed a signal.
+        Seconds until all ranks have noticed a signal.
     """
 
     collective: float = 4 * 3600.0

@@ -25,14 +25,14 @@ class UnfinishedFile(AbstractContextManager["UnfinishedFile"]):
     Parameters
     ----------
     path : str
-        Where it is.
+        Path of the file.
     make : bool
         Whether to make it if it does not exist.
 
     Attributes
     ----------
     descriptor : int
-        Of the open file, for reading back.
+        Descriptor of the open file, for reading back.
     """
 
     def __init__(self, path: str, *, make: bool = False) -> None:

@@ -22,7 +22,7 @@ class Address(NamedTuple):
     root : str
         The bucket, or the profile of the Multi-Storage Client.
     key : str
-        Without a slash at its ends; empty for the root itself.
+        Key without a slash at its ends; empty for the root itself.
     """
 
     scheme: str

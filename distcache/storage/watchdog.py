@@ -66,12 +66,12 @@ def run_with_watchdog(action: Callable[[], Result], limit: float, what: str) -> 
     limit : float
         Seconds without a change of `ticks`.
     what : str
-        For the message.
+        Description for the message.
 
     Returns
     -------
     object
-        What the action returns.
+        Result of the action.
 
     Raises
     ------

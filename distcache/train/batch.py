@@ -29,7 +29,7 @@ class BatchRow(Mapping[str, Any]):
     batch : dict of str to Tensor
         The whole batch, a row per sample.
     row : int
-        Its number.
+        Number of the row.
     """
 
     __slots__ = ("batch", "row")
@@ -78,7 +78,8 @@ def attention_masks(ends: torch.Tensor | None, rows: int, length: int) -> torch.
     Parameters
     ----------
     ends : Tensor of uint8, shape (rows, length), or None
-        Where documents end, if tokens after an end may not attend to it or to anything before.
+        Ends of documents, if tokens after an end may not attend to it or to anything
+        before.
     rows, length : int
         The batch's shape.
 
@@ -106,7 +107,7 @@ class BatchMemory:
         Parameters
         ----------
         shapes : mapping of str to (tuple of int, torch.dtype)
-            Of each tensor.
+            Shape and dtype of each tensor.
         batch : bool
             Whether a worker sends them to the training process as they are. Batches collated from
             single samples are copied, and each block of shared memory takes a descriptor.
@@ -114,7 +115,7 @@ class BatchMemory:
         Returns
         -------
         dict of str to Tensor
-            By the same names.
+            Tensors by the same names.
         """
         sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in shapes.items()}
         total = sum(-(-size // LINE) * LINE for size in sizes.values())

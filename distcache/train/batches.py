@@ -29,7 +29,7 @@ class Batches(Iterator[Any]):
     dataset : CachedDataset or RowDataset
         The samples.
     micro_batch_size : int
-        Of a batch.
+        Samples of a batch.
     data_parallel_rank, data_parallel_size : int
         This rank, of how many that get batches of their own.
     collate : callable or None
@@ -41,7 +41,8 @@ class Batches(Iterator[Any]):
     read_ahead : int, str or None
         The budget of `ReadAhead`, where the node's fetcher reads tokens.
     **order
-        As of `ResumableSampler`: ``consumed_samples``, ``order``, ``data_sharding``, ``drop_last``.
+        Arguments of `ResumableSampler`: ``consumed_samples``, ``order``, ``data_sharding``,
+        ``drop_last``.
 
     Raises
     ------

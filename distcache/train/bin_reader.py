@@ -88,7 +88,7 @@ def _find(path: str) -> tuple[FetchClient, Source, str]:
     Returns
     -------
     client : FetchClient
-        Of this node's fetcher.
+        Client of this node's fetcher.
     source : Source
         The object.
     copy : str

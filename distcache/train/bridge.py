@@ -34,10 +34,10 @@ class CachedDatasetProvider(DatasetProvider):  # type: ignore[misc]
         Whether the cache must be one for as many samples as training asks for, so that their order
         is Megatron's; if not, it may have more.
     reset_position_ids, reset_attention_mask, eod_mask_loss, create_attention_mask : bool
-        As in Megatron's `GPTDatasetConfig`; masks are made by the attention kernels unless the last
-        is given.
+        Fields of Megatron's `GPTDatasetConfig`; masks are made by the attention kernels
+        unless the last is given.
     skip_getting_attention_mask_from_dataset : bool
-        As in Megatron-Bridge's `GPTDatasetConfig`.
+        Field of Megatron-Bridge's `GPTDatasetConfig`.
     tokenizer : object
         Set by Megatron-Bridge.
     """

@@ -61,7 +61,7 @@ class CachedDataset(Dataset[dict[str, torch.Tensor]]):
     options : SampleOptions
         How samples are made.
     number : int
-        Which of several validation sets.
+        Number of the validation set, where there are several.
     opened : OpenFiles or None
         The cache, if this process has it open.
     """

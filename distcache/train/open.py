@@ -52,9 +52,9 @@ class OpenCache:
     Attributes
     ----------
     handle : CacheHandle
-        By which another process opens it.
+        Handle by which another process opens it.
     cache : Cache
-        Its tables and arrays, mapped.
+        Tables and arrays of the cache, mapped.
     """
 
     def __init__(self, files: OpenFiles) -> None:
@@ -121,7 +121,7 @@ class OpenCache:
         split : str
             "train", "valid" or "test".
         number : int or None
-            Which of several validation sets; needed where there are several.
+            Number of the validation set; needed where there are several.
         **options
             The fields of `SampleOptions`, for example ``eod=0, reset_position_ids=True``.
 
@@ -154,7 +154,7 @@ class OpenCache:
         split : str
             "train", "valid" or "test".
         number : int or None
-            Which of several validation sets; needed where there are several.
+            Number of the validation set; needed where there are several.
         map : callable or None
             Called with each row, where it is read: in the workers of a ``DataLoader``.
 
@@ -217,14 +217,14 @@ def open_cache(
     local : path or None
         This node's store; by default where `distcache localize` puts it.
     prefixes : mapping of str to str, or None
-        Where corpora were when the cache was built, and are now: ``{"/old/data": "/new/data"}``.
-        By default as the environment variable DISTCACHE_PREFIX says, ``FROM=TO`` with commas
-        between several.
+        Directories of corpora at the time of the build, and now: ``{"/old/data":
+        "/new/data"}``. By default the environment variable DISTCACHE_PREFIX says them,
+        ``FROM=TO`` with commas between several.
 
     Returns
     -------
     OpenCache
-        Of this node's ready copy, if there is one; of the shared file otherwise.
+        This node's ready copy, if there is one; the shared file otherwise.
 
     Raises
     ------

@@ -132,7 +132,7 @@ class _Epochs:
     Parameters
     ----------
     size : int
-        Of the range.
+        Samples of the range.
     """
 
     def __init__(self, size: int) -> None:

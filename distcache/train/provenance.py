@@ -17,7 +17,7 @@ class SamplePart(msgspec.Struct, frozen=True):
     corpus : str
         The corpus without suffix, as the cache was built from it.
     document : int
-        Its number in the corpus, from 0.
+        Number of the document in the corpus, from 0.
     begin : int
         The first of its tokens that are in the sample.
     tokens : int
@@ -40,7 +40,7 @@ def parts_of(opened: OpenFiles, section: int, source: int, sample: int) -> list[
     section, source : int
         Rows of their tables.
     sample : int
-        In the section.
+        Number of the sample in the section.
 
     Raises
     ------

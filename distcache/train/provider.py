@@ -42,7 +42,7 @@ class Asked(NamedTuple):
     Attributes
     ----------
     samples : sequence of int or None
-        Of each split; None is one epoch.
+        Samples of each split; None is one epoch.
     recipe : mapping
         Fields of the cache's identity that must be equal.
     options : mapping
@@ -88,9 +88,9 @@ def datasets_for(
     Parameters
     ----------
     cache, local
-        As for `distcache.open`.
+        Arguments of `distcache.open`.
     asked : Asked
-        What training wants.
+        Samples that training wants.
     exact : bool
         Whether the cache must be one for as many samples, so that their order is Megatron's; if
         not, it may have more.

@@ -36,12 +36,12 @@ class ReadAhead(Sampler[Any]):
         A `ResumableSampler` stays where it is: what comes next is told from a copy. From any other
         one, batches are drawn ahead of their use.
     dataset : CachedDataset
-        Of the samples.
+        Dataset of the samples.
     budget : int, str or None
-        What all ranks of the node may have on its disk, in bytes, or as ``"20G"``; by default the
-        20th part of what is free, at most 4 GiB.
+        Bytes that all ranks of the node may have on its disk, also as ``"20G"``; by default
+        the 20th part of what is free, at most 4 GiB.
     samples : int
-        Of this rank, that are told ahead.
+        Samples of this rank that are announced ahead.
 
     Raises
     ------

@@ -48,7 +48,7 @@ class RowDataset:
     split : str
         "train", "valid" or "test".
     number : int
-        Which of several validation sets.
+        Number of the validation set, where there are several.
     map : callable or None
         Called with each row, where it is read.
     opened : OpenFiles or None

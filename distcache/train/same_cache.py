@@ -44,7 +44,7 @@ def open_on_all_ranks(path: str | Path, local: str | Path | None) -> OpenCache:
     Parameters
     ----------
     path, local
-        As for `open_cache`.
+        Arguments of `open_cache`.
 
     Raises
     ------

@@ -34,17 +34,17 @@ class _State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     Attributes
     ----------
     version : int
-        Of this document.
+        Version of this document.
     cache_key, split, dataset : str, str, int, or None
-        What identifies the samples; None if the sampler only got their number.
+        Identity of the samples; None if the sampler only got their number.
     order : str
         ``sequential``, ``cyclic`` or ``sharded``.
     total_samples, epoch_samples, shuffled_samples : int
         Samples of the dataset, of an epoch, and those that are shuffled for it.
     ranks, micro_batch_size : int
-        Of the run that made the state.
+        Ranks and batch size of the run that made the state.
     consumed_samples : int
-        By all ranks together, over all epochs.
+        Samples that all ranks together have consumed, over all epochs.
     """
 
     version: int = VERSION
@@ -93,7 +93,7 @@ class ResumableSampler(Sampler[list[int | None]]):
     Parameters
     ----------
     dataset : CachedDataset, RowDataset or int
-        What is sampled, or how many samples there are. With a dataset, states name it, and are
+        Dataset to sample, or its number of samples. With a dataset, states name it, and are
         refused by the samplers of other datasets.
     micro_batch_size : int
         Samples of each batch.
@@ -105,18 +105,19 @@ class ResumableSampler(Sampler[list[int | None]]):
         "sequential", Megatron's ``--dataloader-type single``, or "cyclic", which shuffles every
         epoch.
     data_sharding : bool
-        In a cyclic order, whether each rank has a separate range of samples, as is Megatron's
-        default. The order then depends on the number of ranks, which must not change.
+        Whether each rank has a separate range of samples in a cyclic order, as is
+        Megatron's default. The order then depends on the number of ranks, which must not
+        change.
     drop_last : bool
-        In a sequential order, whether to drop the last samples if they do not fill a step.
-        Otherwise batches are padded with None, for which `CachedDataset` returns samples without
-        loss, so that all ranks have equally many.
+        Whether to drop the last samples in a sequential order if they do not fill a step.
+        Otherwise batches are padded with None, for which `CachedDataset` returns samples
+        without loss, so that all ranks have equally many.
 
     Attributes
     ----------
     consumed_samples : int
-        As above, up to the last batch that was yielded. A plain `DataLoader` with workers reads
-        ahead of training; `StatefulDataLoader` does not count these batches.
+        Consumed samples up to the last batch that was yielded. A plain `DataLoader` with
+        workers reads ahead of training; `StatefulDataLoader` does not count these batches.
 
     Raises
     ------

@@ -30,7 +30,7 @@ class Split:
     members : sequence of (int, int)
         Section and source of each dataset of the blend, or of the only one.
     dataset_index, sample_index : ndarray or None
-        Of the blend; None for a section that stands alone.
+        Arrays of the blend; None for a section that stands alone.
     """
 
     size: int

@@ -84,8 +84,8 @@ class TokenFiles:
     Parameters
     ----------
     budget : int or None
-        How many all readers of the process may have open; by default `descriptor_budget`. Each may
-        always have `AT_ONCE`.
+        Descriptors that all readers of the process may have open; by default
+        `descriptor_budget`. Each may always have `AT_ONCE`.
     """
 
     def __init__(self, budget: int | None = None) -> None:
@@ -172,13 +172,13 @@ class TokenFiles:
         Parameters
         ----------
         path : str
-            Of the file.
+            Path of the file.
         error : int
             An error number, or -1 if it has ended too early.
         byte : int
-            Of the file.
+            Byte of the file.
         attempt : int
-            How often it has failed.
+            Number of failures so far.
 
         Raises
         ------

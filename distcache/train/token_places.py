@@ -45,11 +45,11 @@ def find_tokens(cache: Cache, source: int, prefix: str, size: int) -> TokenPlace
     Parameters
     ----------
     cache : Cache
-        Which has the table of its shards.
+        Cache with the table of its shards.
     source : int
-        Which corpus.
+        Number of the corpus.
     prefix : str
-        Of the corpus; a `.bin` there is preferred to shards.
+        Prefix of the corpus; a `.bin` there is preferred to shards.
     size : int
         Bytes of the `.bin`.
 
@@ -98,7 +98,7 @@ def cut_by_files(files: Sequence[Sequence[File]], most: int) -> list[range]:
     Parameters
     ----------
     files : sequence of sequence of File
-        Of the parts of each sample.
+        Files of the parts of each sample.
     most : int
         Files that may be open for a range.
     """

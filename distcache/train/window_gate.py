@@ -35,16 +35,16 @@ class WindowGate:
     Parameters
     ----------
     windows : Windows
-        Of the cache.
+        Windows of the cache.
     contents : Contents
-        Of the cache.
+        Header and tables of the cache.
 
     Attributes
     ----------
     waits : int
-        How often this process has waited for shards.
+        Number of waits of this process for shards.
     seconds : float
-        How long, in all.
+        Seconds of these waits.
     """
 
     def __init__(self, windows: Windows, contents: Contents) -> None:

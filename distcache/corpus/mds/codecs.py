@@ -54,7 +54,7 @@ class FileSource:
     Parameters
     ----------
     descriptor : int
-        Of the file.
+        Descriptor of the file.
     size : int
         Bytes of it.
     step : int
@@ -110,11 +110,11 @@ def unpack(codec: str, source: _Source, size: int, path: str) -> Iterator[NDArra
     codec : str
         One of `distcache.corpus.mds.index_json.CODECS`, not the first.
     source : object with `read`
-        Of the compressed bytes.
+        Source of the compressed bytes.
     size : int
         Bytes that they must decompress to.
     path : str
-        For messages.
+        Path of the file, for messages.
 
     Raises
     ------
@@ -153,9 +153,9 @@ def unpack_front(codec: str, source: _Source, size: int | None, most: int) -> by
     Parameters
     ----------
     codec, source, size
-        As `unpack`; the size may be unknown.
+        Arguments of `unpack`; the size may be unknown.
     most : int
-        How many bytes are wanted.
+        Number of bytes that are wanted.
     """
     require_library(codec)
     front = bytearray()

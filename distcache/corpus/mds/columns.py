@@ -51,11 +51,11 @@ def column_places(
     raw : ndarray of uint8
         The raw shard.
     offsets : ndarray of int64, shape (samples + 1,)
-        Of samples; they do not fall, and end with the shard.
+        Offsets of samples; they do not decrease, and end with the shard.
     columns : Columns
-        Of the shard.
+        Columns of the shard.
     column : int
-        Which.
+        Number of the column.
     """
     begins, lengths = offsets[:-1], np.diff(offsets)
     varying = [place for place, size in enumerate(columns.column_sizes) if size is None]
@@ -103,7 +103,7 @@ class TokenColumn(NamedTuple):
     Attributes
     ----------
     dtype : dtype or None
-        Of the tokens; None if each sample says it.
+        Type of the tokens; None if each sample says it.
     length : int or None
         Tokens of every sample; None if it varies.
     has_head : bool
@@ -146,18 +146,19 @@ def token_places(
     raw : ndarray of uint8
         The raw shard.
     places : Places
-        Of the column.
+        Places of the column.
     kind : TokenColumn
-        Of its encoding.
+        Encoding of the column.
     dtype : dtype or None
-        Of the tokens, if it is known.
+        Type of the tokens, if it is known.
 
     Returns
     -------
     places : Places
-        Of the tokens alone.
+        Places of the tokens alone.
     dtype : dtype or None
-        As given, or as the first sample that says it has it; other samples are wrong.
+        Type of the tokens, given or from the first sample that says it; other samples are
+        wrong.
     """
     begins, sizes, wrong = places.begins.copy(), places.sizes.copy(), dict(places.wrong)
     if kind.has_head and kind.dtype is None:

@@ -56,9 +56,9 @@ class ShardEntry(Columns, frozen=True, forbid_unknown_fields=True, kw_only=True)
     raw_data, zip_data : FileEntry
         The shard, and its compressed form if there is one.
     samples : int
-        How many.
+        Number of samples.
     size_limit : int, str or None
-        What its writer was told.
+        Size limit that its writer was given.
     """
 
     version: int
@@ -99,7 +99,7 @@ class DataSet(msgspec.Struct, frozen=True):
     size, digest : int, str
         Bytes and XXH3-128 of `index.json`.
     shards : tuple of ShardEntry
-        In the order of the samples.
+        Shards in the order of the samples.
     """
 
     directory: str
@@ -114,7 +114,7 @@ def read_index(directory: str | Path, split: str = "") -> DataSet:
     Parameters
     ----------
     directory : path
-        Of the data set.
+        Directory of the data set.
     split : str
         A subdirectory, as streaming's ``Stream(split=...)``; empty for none.
 

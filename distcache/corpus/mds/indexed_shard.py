@@ -21,9 +21,9 @@ def indexed_pieces(row: Any, path: str) -> Iterator[NDArray[np.uint8]]:
     Parameters
     ----------
     row : row of `shard_table.ROWS`
-        Of the shard.
+        Row of the shard.
     path : str
-        Of its file.
+        Path of the shard's file.
 
     Raises
     ------

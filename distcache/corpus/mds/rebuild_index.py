@@ -53,7 +53,8 @@ def rebuild_index(directory: str, threads: int, advance: Callable[[int], object]
     Parameters
     ----------
     directory : str
-        With files whose names end with ``.mds``, or ``.mds`` and a compression.
+        Directory with files whose names end with ``.mds``, or with ``.mds`` and a
+        compression.
     threads : int
         Shards that are read at a time.
     advance : callable

@@ -37,11 +37,11 @@ class Row(Mapping[str, Any]):
     Parameters
     ----------
     columns : Columns
-        Of the data set.
+        Columns of the data set.
     data : bytes
         The sample.
     place : str
-        Where it lies, for messages.
+        Place of the sample, for messages.
     """
 
     __slots__ = ("_columns", "_data", "_place", "_spans")

@@ -40,7 +40,7 @@ def header_problem(front: NDArray[np.uint8], entry: ShardEntry) -> str:
     front : ndarray of uint8
         The shard's first bytes, as far as its first sample, or as many as there are.
     entry : ShardEntry
-        What `index.json` says of it.
+        Entry of the shard in `index.json`.
     """
     samples, json_begin = entry.samples, offsets_size(entry.samples)
     if len(front) < 4:

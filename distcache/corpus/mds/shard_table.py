@@ -60,9 +60,9 @@ class TableFacts(msgspec.Struct, frozen=True):
     Attributes
     ----------
     digest : str
-        Of its content: `content_digest`.
+        Digest of the table's content: `content_digest`.
     shards : int
-        How many.
+        Number of shards.
     text, columns : int
         Bytes of the names, and of the description of the columns.
     """
@@ -80,7 +80,7 @@ class ShardTable:
     Attributes
     ----------
     rows : ndarray of `ROWS`, shape (shards,)
-        In the order of the `.bin`.
+        Rows in the order of the `.bin`.
     text : bytes
         The paths of the files, in UTF-8, one after the other.
     columns : bytes

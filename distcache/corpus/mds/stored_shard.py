@@ -31,7 +31,7 @@ class StoredShard(msgspec.Struct, frozen=True):
     Attributes
     ----------
     path : str
-        Of the file.
+        Path of the file.
     codec : str
         Empty if it is raw.
     size : int
@@ -160,7 +160,7 @@ def read_shard(
     stored : StoredShard
         The form that is read.
     entry : ShardEntry
-        What the index says.
+        Entry of the shard in the index.
     room : ndarray of uint8
         Receives the raw shard; of its size.
 

@@ -34,7 +34,7 @@ class Line(NamedTuple):
     Attributes
     ----------
     position : int
-        Where it begins in the (decompressed) file, in bytes.
+        First byte of the line in the (decompressed) file.
     content : bytes or None
         None if it is longer than the limit.
     size : int
@@ -241,7 +241,7 @@ def decoded(content: bytes, where: str, *, at_begin: bool) -> str:
     content : bytes
         Text, which may begin with a byte order mark.
     where : str
-        What bytes are counted in, for the message.
+        Unit in which bytes are counted, for the message.
     at_begin : bool
         Whether a file begins with it.
 

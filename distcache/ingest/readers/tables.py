@@ -27,7 +27,7 @@ class Table(Protocol):
     Attributes
     ----------
     schema : pyarrow.Schema
-        Its columns.
+        Columns of the table.
     """
 
     schema: pa.Schema

@@ -40,12 +40,12 @@ class TextReader:
     tokenizer : Tokenizer
         Makes the tokens.
     options : TextOptions
-        How to read a row.
+        Options of a row.
 
     Attributes
     ----------
     engine : str
-        What encodes, and why not a faster one.
+        Name of the engine that encodes, and why not a faster one.
     ending : str or None
         Token that ends each document: its number and its text.
 

@@ -39,15 +39,15 @@ class TextRow(NamedTuple):
     Attributes
     ----------
     place : int
-        Its number in the piece, or in the row group, from 0.
+        Number of the row in the piece, or in the row group, from 0.
     texts : list of str or None
         Each becomes a sequence; None for a blank line.
     reason : str or None
-        What is wrong with it.
+        What is wrong with the row.
     byte : int or None
-        Where it begins in the (decompressed) file.
+        First byte of the row in the (decompressed) file.
     group : int or None
-        Its row group.
+        Row group of the row.
     """
 
     place: int
@@ -65,15 +65,15 @@ def text_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator
     entry : Input
         The input.
     piece : InputPiece
-        Of it.
+        Piece of the input.
     options : TextOptions
-        What a row is.
+        Options of a row.
 
     Yields
     ------
     TextRow
-        In order. Invalid rows have a reason, and so has the last one if the rest of the piece
-        cannot be read.
+        Rows in order. Invalid rows have a reason, and so has the last one if the rest of
+        the piece cannot be read.
     """
     if entry.is_table:
         return _table_rows(entry, piece, options)

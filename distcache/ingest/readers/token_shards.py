@@ -72,7 +72,7 @@ class ShardReader:
     Parameters
     ----------
     options : TokenOptions
-        What to check, and what to append.
+        Checks, and the token to append.
     """
 
     def __init__(self, options: TokenOptions) -> None:

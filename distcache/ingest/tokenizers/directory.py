@@ -115,7 +115,7 @@ def read_directory(
     content : bytes
         Content of its `tokenizer.json`, or what takes its place.
     options : TokenizerOptions
-        For messages.
+        Options for messages.
     around : bool
         Whether the tokens that belong around a text are added.
 

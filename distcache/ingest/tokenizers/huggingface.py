@@ -47,13 +47,13 @@ class HuggingFace:
     Parameters
     ----------
     name : str
-        For receipts.
+        Name for receipts.
     content : bytes
-        Of `tokenizer.json`.
+        Content of `tokenizer.json`.
     options : TokenizerOptions
-        How to use it.
+        How to use the tokenizer.
     stated_end : str or None
-        What the files beside it call the end of a document.
+        End of a document according to the files beside it.
     """
 
     libraries: ClassVar[tuple[str, ...]] = ("tokenizers",)

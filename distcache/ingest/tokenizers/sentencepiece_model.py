@@ -27,11 +27,11 @@ class SentencePiece:
     Parameters
     ----------
     name : str
-        For receipts.
+        Name for receipts.
     content : bytes
-        Of the model's file.
+        Content of the model's file.
     options : TokenizerOptions
-        How to use it.
+        How to use the tokenizer.
     """
 
     libraries: ClassVar[tuple[str, ...]] = ("sentencepiece",)

@@ -150,9 +150,9 @@ class Tiktoken:
     Parameters
     ----------
     source : TokenizerSource
-        From `source_of_file` or `source_by_name`.
+        Result of `source_of_file` or `source_by_name`.
     options : TokenizerOptions
-        How to use it.
+        How to use the tokenizer.
     """
 
     libraries: ClassVar[tuple[str, ...]] = ("tiktoken",)

@@ -41,15 +41,17 @@ class TokenizerOptions(msgspec.Struct, frozen=True):
         Whether the tokenizer adds the tokens to each text that its model expects around one; by
         default as Megatron does it.
     pattern : str or None
-        Of tiktoken: the regular expression that cuts text, or ``v1`` or ``v2`` of Megatron.
+        For tiktoken: the regular expression that cuts text, or ``v1`` or ``v2`` of
+        Megatron.
     special_text : str
-        Of tiktoken: whether the text of a special token in a document becomes that token,
+        For tiktoken: whether the text of a special token in a document becomes that token,
         ``parse``, as in Megatron, or stays ``text``.
     megatron : str or None
         The release that is followed where it has another default; None is 0.16.
     engine : str
-        Of tokenizers of Hugging Face: ``tokenizers``, their library; ``gigatoken``, where it is
-        equal; or ``auto``, gigatoken if it is there and has what the tokenizer needs.
+        For tokenizers of Hugging Face: ``tokenizers``, their library; ``gigatoken``, where
+        it is equal; or ``auto``, gigatoken if it is installed and has what the tokenizer
+        needs.
     """
 
     name: str
@@ -92,7 +94,7 @@ class EnginesDiffer(Exception):  # no ValueError, which is a refusal
     Parameters
     ----------
     place : int
-        Of the text.
+        Number of the text.
     engine : str
         The faster one.
     """
@@ -111,9 +113,9 @@ class Tokenizer(Protocol):
     Attributes
     ----------
     facts : TokenizerFacts
-        Which tokenizer this is.
+        Identity of the tokenizer.
     libraries : tuple of str
-        What makes its tokens, as Python packages.
+        Names of the Python packages that make its tokens.
     engine : str
         The library that encodes, and its version.
     note : str or None
@@ -140,13 +142,13 @@ class TokenizerSource(msgspec.Struct, frozen=True):
     Attributes
     ----------
     kind : str
-        Whose it is.
+        Kind of the tokenizer.
     name : str
-        For receipts.
+        Name for receipts.
     content : bytes
-        Of its file; of tiktoken, the parts of an encoding in MessagePack.
+        Content of its file; for tiktoken, the parts of an encoding in MessagePack.
     end : str or None
-        What it calls the end of a document.
+        Text that it calls the end of a document.
     """
 
     kind: Literal["huggingface", "sentencepiece", "tiktoken"]

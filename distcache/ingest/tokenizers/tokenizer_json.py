@@ -53,9 +53,9 @@ class TokenizerJson(msgspec.Struct):
     Attributes
     ----------
     model, added_tokens
-        What decides whether gigatoken has it; vocabulary and merges in JSON.
+        Parts that decide whether gigatoken supports it; vocabulary and merges in JSON.
     normalizer, pre_tokenizer : Raw
-        In JSON.
+        Content in JSON.
     """
 
     model: _Model
@@ -87,7 +87,7 @@ def read_tokenizer_json(content: bytes) -> TokenizerJson:
     Parameters
     ----------
     content : bytes
-        That the library tokenizers accepts.
+        Content that the library tokenizers accepts.
 
     Raises
     ------
@@ -107,7 +107,7 @@ def require_supported(description: TokenizerJson) -> None:
     Parameters
     ----------
     description : TokenizerJson
-        Of the tokenizer.
+        Description of the tokenizer.
 
     Raises
     ------

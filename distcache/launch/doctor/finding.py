@@ -17,9 +17,9 @@ class Finding(msgspec.Struct, frozen=True):
     level : str
         "ok"; "warning", with which a job runs; "problem", with which it does not.
     topic : str
-        What was examined.
+        Subject of the examination.
     text : str
-        What was found, and for a problem what to do.
+        Result, and for a problem what to do.
     """
 
     level: Level

@@ -42,7 +42,7 @@ def examine_machine(shared: Path | None, environment: Mapping[str, str]) -> Iter
     shared : path or None
         A directory for caches on the shared filesystem, to be written to.
     environment : mapping
-        Of this process.
+        Environment of this process.
 
     Yields
     ------

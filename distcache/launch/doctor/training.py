@@ -42,7 +42,7 @@ class ExpectedFile(msgspec.Struct, frozen=True):
     Attributes
     ----------
     name : str
-        In the directory.
+        Name of the file in the directory.
     there : bool
         Whether it exists.
     """
@@ -69,7 +69,7 @@ def examine_training(
     words : sequence of str
         The training command, as for `distcache.megatron.command_line.parse`.
     directory : path
-        For ``--data-cache-path``: an exported one, or that of a localized cache.
+        Directory for ``--data-cache-path``: an exported one, or that of a localized cache.
 
     Returns
     -------

@@ -38,7 +38,7 @@ class AheadLog:
     Parameters
     ----------
     directory : Path
-        For its segments.
+        Directory for its segments.
 
     Attributes
     ----------
@@ -47,7 +47,7 @@ class AheadLog:
     hits, misses : int
         Ranges that were ahead when they were read, and others.
     note : str
-        What was wrong last.
+        Last problem.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -189,9 +189,9 @@ class AheadLog:
         Parameters
         ----------
         entry : Entry
-            As `claim` has returned it.
+            Entry that `claim` has returned.
         end : float
-            Of waiting, by ``time.monotonic``: the same for all ranges of a request.
+            Time limit by ``time.monotonic``: the same for all ranges of a request.
 
         Raises
         ------

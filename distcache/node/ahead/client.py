@@ -47,12 +47,12 @@ class FetchClient:
     Parameters
     ----------
     directory : Path
-        Of the fetcher, in the node's store.
+        Directory of the fetcher, in the node's store.
 
     Attributes
     ----------
     directory : Path
-        As given.
+        Directory of the fetcher, as it was given.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -73,7 +73,7 @@ class Status(msgspec.Struct, frozen=True):
     Attributes
     ----------
     process : int
-        Of it.
+        Process id of the fetcher.
     clients, streams : int
         Connections, and those that have told what they will read.
     budget, held : int
@@ -87,7 +87,7 @@ class Status(msgspec.Struct, frozen=True):
     requests, retries : int
         Sent to stores.
     note : str
-        What was wrong last; empty if nothing was.
+        Last problem; empty if there was none.
     """
 
     process: int

@@ -52,9 +52,9 @@ class LogSegment:
     Parameters
     ----------
     directory : Path
-        Of the log.
+        Directory of the log.
     number : int
-        Its name.
+        Number in the name of the file.
     earlier : bool
         Whether another fetcher has left it.
     """

@@ -124,7 +124,7 @@ class Fetcher:
     Parameters
     ----------
     directory : Path
-        For the log.
+        Directory for the log.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -28,11 +28,11 @@ class Entry:
     Attributes
     ----------
     key : RangeKey
-        Which.
+        Identity of the range.
     readers : dict of Stream to int
-        Who will read it, and its number in that stream.
+        Streams that will read it, and its number in each.
     streams : set of Stream
-        Those that will read it, or have.
+        Streams that will read it, or have read it.
     awaited : int
         Number of readers that have claimed it, and wait for it or read it now.
     """

@@ -60,12 +60,12 @@ class Gigatoken:
     library : HuggingFace
         The tokenizer.
     content : bytes
-        Of its `tokenizer.json`.
+        Content of its `tokenizer.json`.
 
     Attributes
     ----------
     facts, libraries, engine, note
-        As of `Tokenizer`.
+        Attributes of `Tokenizer`.
 
     Raises
     ------

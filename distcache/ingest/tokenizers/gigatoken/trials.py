@@ -50,7 +50,7 @@ def probe_of(description: TokenizerJson) -> bytes | None:
     Parameters
     ----------
     description : TokenizerJson
-        Of the tokenizer.
+        Description of the tokenizer.
 
     Returns
     -------
