@@ -99,6 +99,8 @@ lint: $(VENV)/lint-installed
 	python -m mypy.stubtest distcache._kernels --allowlist cpp/bindings/stubtest.allow
 	clang-format --dry-run --Werror $$(git ls-files 'cpp/*.cpp' 'cpp/*.hpp')
 	lint-imports
+	scripts/prose
+	scripts/house --check
 
 # Fails on any warning, and so on a link that leads nowhere.
 docs: $(VENV)/docs-installed

@@ -37,7 +37,7 @@ def find_adoptable(plan: Plan, paths: Sequence[Path]) -> dict[int, Adoptable]:
     Returns
     -------
     dict of int to Adoptable
-        What can be copied, by index into `Plan.items`.
+        Arrays that can be copied, by index into `Plan.items`.
 
     Raises
     ------

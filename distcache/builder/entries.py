@@ -116,7 +116,7 @@ def shuffle_lower(pivot: int, generator: Mt19937) -> NDArray[Any]:
     Returns
     -------
     ndarray of int32 or int64, shape (pivot,)
-        For each position, the index at which `shuffle_upper` left its value.
+        Index at which `shuffle_upper` left the value of each position.
     """
     positions: NDArray[Any] = np.arange(pivot, dtype=lower_type(pivot))
     generator.shuffle(positions)

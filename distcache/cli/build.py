@@ -88,7 +88,7 @@ def plan_command(
     context: typer.Context,
     config: ConfigArgument = None,
     ranks: Annotated[int, typer.Option(min=1, max=65_536, help="Ranks that would build.")] = 1,
-    nodes: Annotated[int, typer.Option(min=1, max=65_536, help="Their nodes.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, max=65_536, help="Nodes of the ranks.")] = 1,
     threads: ThreadsOption = 0,
     memory_limit: LimitOption = None,
     verbose: VerboseOption = False,

@@ -79,15 +79,15 @@ WorkOption = Annotated[
     typer.Option(
         "--work",
         metavar="DIRECTORY",
-        help="That all ranks share: objects are fetched to it, and what goes to a bucket is made "
-        "in it.",
+        help="Directory that all ranks share, for fetched objects and for outputs before their "
+        "upload.",
     ),
 ]
 PrefixOption = Annotated[
     list[str] | None,
     typer.Option(
         metavar="FROM=TO",
-        help="Where corpora were when the cache was built, and are now; may be repeated. By "
+        help="Directories of corpora at the time of the build, and now; may be repeated. By "
         "default as DISTCACHE_PREFIX says, with commas between pairs.",
     ),
 ]
@@ -125,8 +125,7 @@ def interrupt_on_signals(advice: str = "run again to resume") -> None:
     Parameters
     ----------
     advice : str
-        What the user should do after an interruption, or what continues without this
-        process.
+        Advice for the user after an interruption, or what continues without this process.
     """
     global _advice  # noqa: PLW0603  of the process
     _advice = advice

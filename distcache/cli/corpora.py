@@ -189,7 +189,8 @@ def check_command(
         ),
     ] = False,
     tokenizer: Annotated[
-        str | None, typer.Option(help="For --readback, if it is not where the receipt says.")
+        str | None,
+        typer.Option(help="Tokenizer for --readback, if it is not where the receipt says."),
     ] = None,
     threads: Annotated[int, typer.Option(min=1, help="Files that each rank reads at a time.")] = 2,
     as_json: JsonOption = False,

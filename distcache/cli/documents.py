@@ -26,7 +26,7 @@ def show_command(
         typer.Argument(metavar="[N|A:B]...", help="Documents, from 0; by default the first."),
     ] = None,
     random: Annotated[int, typer.Option(min=0, help="So many documents at random.")] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Of --random.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of --random.")] = 0,
     tokenizer: Annotated[
         str | None,
         typer.Option(help="Tokenizer for the text, if the receipt beside the corpus names none."),

@@ -17,7 +17,7 @@ from distcache.train.open_files import open_files
 
 def feed_command(
     cache: Annotated[str, typer.Argument(help="The shared cache.")],
-    budget: Annotated[str, typer.Option(help="What unpacked shards may take, such as 200G.")],
+    budget: Annotated[str, typer.Option(help="Bytes that unpacked shards may take, such as 200G.")],
     to: Annotated[
         Path | None,
         typer.Option(

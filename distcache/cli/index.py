@@ -63,7 +63,9 @@ def mds_command(
     ] = "",
     dtype: Annotated[
         str | None,
-        typer.Option(metavar="TYPE", help="Of the tokens in a column of bytes, such as int64."),
+        typer.Option(
+            metavar="TYPE", help="Type of the tokens in a column of bytes, such as int64."
+        ),
     ] = None,
     vocab_size: Annotated[
         int | None, typer.Option(min=1, help="Token ids must be below it.")

@@ -128,14 +128,14 @@ def text_command(
     special_text: Annotated[
         Literal["parse", "text"],
         typer.Option(
-            help="With tiktoken: whether the text of a special token in a document becomes that "
+            help="Whether, with tiktoken, the text of a special token in a document becomes that "
             "token, as in Megatron, or stays text."
         ),
     ] = "parse",
     engine: Annotated[
         Literal["auto", "gigatoken", "tokenizers"],
         typer.Option(
-            help="What encodes with Hugging Face's tokenizers. All make equal tokens; gigatoken is "
+            help="Engine for tokenizers of Hugging Face. All make equal tokens; gigatoken is "
             "faster, and auto takes it if it has what the tokenizer needs."
         ),
     ] = "auto",

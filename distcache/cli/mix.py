@@ -39,7 +39,7 @@ def mix_command(
         str | None, typer.Option(help="The column of tokens; without --rows, tokens.")
     ] = None,
     dtype: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="Of tokens in a column of bytes.")
+        str | None, typer.Option(metavar="TYPE", help="Type of tokens in a column of bytes.")
     ] = None,
     sequence_length: Annotated[
         int | None,
@@ -47,14 +47,17 @@ def mix_command(
     ] = None,
     samples: Annotated[
         int | None,
-        typer.Option(min=1, max=MOST_SAMPLES, help="Of training; by default those of one pass."),
+        typer.Option(
+            min=1, max=MOST_SAMPLES, help="Samples of training; by default those of one pass."
+        ),
     ] = None,
     validation: Annotated[
         int, typer.Option(min=1, help="Samples of each validation set, at most.")
     ] = 512,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of the blend.")] = 1234,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the blend.")] = 1234,
     order: Annotated[
-        Literal["passes", "windows"], typer.Option(help="Of samples: over all, or in windows.")
+        Literal["passes", "windows"],
+        typer.Option(help="Order of samples: over all, or in windows."),
     ] = "passes",
     headers_only: Annotated[
         bool, typer.Option("--headers-only", help="Read only headers: no digests.")

@@ -25,7 +25,7 @@ def mock_command(
         Path, typer.Option("--out", "-o", callback=path_only, help="Directory for the corpora.")
     ],
     documents: Annotated[
-        str, typer.Option(help="Of all corpora together, for example 2e7.")
+        str, typer.Option(help="Documents of all corpora together, for example 2e7.")
     ] = "1e6",
     lengths: Annotated[
         str,
@@ -34,7 +34,7 @@ def mock_command(
     vocabulary: Annotated[
         int, typer.Option("--vocab-size", min=1, max=2**31 - 1, help="Size of the vocabulary.")
     ] = 128_256,
-    corpora: Annotated[int, typer.Option(min=1, max=1_000_000, help="How many.")] = 1,
+    corpora: Annotated[int, typer.Option(min=1, max=1_000_000, help="Number of corpora.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="The same one gives the same bytes.")] = 0,
     fill: Annotated[
         bool, typer.Option("--fill", help="Write random tokens; by default .bin files are holes.")

@@ -87,7 +87,7 @@ def localize_command(
     shards: Annotated[
         Literal["compressed", "all", "windows", "none"] | None,
         typer.Option(
-            help="Of MDS corpora, unpack those with compressed shards on the node, or all; or let "
+            help="MDS corpora to unpack on the node: those with compressed shards, or all; or let "
             "`distcache feed` unpack windows of them beside training; or none. By default as "
             "before, at first compressed."
         ),
@@ -335,7 +335,7 @@ def verify_command(
 
 @local_app.command("gc")
 def collect_command(
-    budget: Annotated[str, typer.Option(help="What the store may take, for example 200G.")],
+    budget: Annotated[str, typer.Option(help="Bytes that the store may take, for example 200G.")],
     directory: StoreOption = None,
     former: StoreArgument = None,
     dry_run: Annotated[

@@ -30,7 +30,7 @@ def select_command(
         typer.Option(
             "--row-numbers",
             metavar="FILE",
-            help="Only the documents of these numbers, text or .npy.",
+            help="File with the numbers of the documents, text or .npy.",
         ),
     ] = None,
     drop: Annotated[
@@ -38,13 +38,13 @@ def select_command(
         typer.Option(metavar="FILE", help="Not the documents of these numbers, text or .npy."),
     ] = None,
     documents: Annotated[
-        str | None, typer.Option(metavar="A:B", help="Only documents from A to below B, from 0.")
+        str | None, typer.Option(metavar="A:B", help="Documents from A to below B, from 0.")
     ] = None,
     min_length: Annotated[
-        int | None, typer.Option(min=0, help="Only documents of at least so many tokens.")
+        int | None, typer.Option(min=0, help="Least tokens of a document.")
     ] = None,
     max_length: Annotated[
-        int | None, typer.Option(min=0, help="Only documents of at most so many tokens.")
+        int | None, typer.Option(min=0, help="Most tokens of a document.")
     ] = None,
     sample: Annotated[
         float | None, typer.Option(help="Each document with this probability, for example 0.1.")
@@ -55,7 +55,9 @@ def select_command(
             metavar="N", help="Documents at random until they have so many tokens, such as 1e9."
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Of --sample and --tokens.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**64 - 1, help="Seed of --sample and --tokens.")
+    ] = 0,
     split_at: Annotated[
         int | None,
         typer.Option(

@@ -355,7 +355,7 @@ def require_one_tokenizer(tokenizers: Mapping[str, TokenizerFacts | None], remed
     tokenizers : mapping of str to TokenizerFacts or None
         Tokenizers of the corpora, by prefix.
     remedy : str
-        How to combine the corpora although their tokenizers differ.
+        Advice for combining the corpora although their tokenizers differ.
 
     Raises
     ------

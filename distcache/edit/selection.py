@@ -265,7 +265,7 @@ def split_lengths(
     parts : ndarray of int64
         Number of parts of each sequence, at least one.
     before : ndarray of int64
-        For each part, the tokens of its sequence before it.
+        Tokens of its sequence before each part.
     """
     parts = np.maximum(-(-lengths.astype(np.int64) // most), 1)
     ends = np.cumsum(parts)

@@ -27,7 +27,7 @@ class Problem(msgspec.Struct, frozen=True):
     place : int
         Number of the row in the piece or in the row group, from 0.
     reason : str
-        What is wrong with the row.
+        Problem of the row.
     byte, group : int or None
         First byte of the row in the file, and its row group.
     fatal : bool

@@ -109,7 +109,7 @@ def make_receipts(
     names : sequence of str
         Name of each corpus.
     origin : Origin
-        What the corpora have in common.
+        Everything that the corpora have in common.
     """
     digests = _input_digests(pieces, tasks, records)
     locator = Locator(inputs, pieces)

@@ -75,7 +75,7 @@ class Ready(msgspec.Struct, frozen=True):
     megatron : Exported or None
         Megatron's files and options.
     tokenizer, releases, fim
-        What decides the names of Megatron's files: see `naming`.
+        Parts of the names of Megatron's files: see `naming`.
     when, host, distcache : str
         Time (ISO 8601, UTC), node and version of the agent.
     version : int

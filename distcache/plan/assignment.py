@@ -64,7 +64,7 @@ class Assignment(msgspec.Struct, frozen=True):
     blends : tuple of int
         Large blends, as indices into `Layout.units`; all ranks draw each together.
     local : tuple of tuple of int
-        For each rank, the units it builds alone, as indices into `Layout.units`.
+        Units that each rank builds alone, as indices into `Layout.units`.
     threads : int
         Units that a rank builds at a time.
     memory : tuple of int

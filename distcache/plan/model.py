@@ -31,7 +31,7 @@ class SectionPlan(msgspec.Struct, frozen=True):
     seed : int
         Seed of the generator.
     cut : Cut
-        How samples are cut.
+        Rules by which samples are cut.
     size : SectionSize
         Epochs and samples.
     order : str

@@ -110,7 +110,7 @@ def epochs_needed(requested: int | None, tokens: int, cut: Cut) -> int | None:
     tokens : int
         Tokens of one epoch.
     cut : Cut
-        How samples are cut.
+        Rules by which samples are cut.
 
     Returns
     -------
@@ -147,7 +147,7 @@ def section_size(requested: int | None, tokens: int, cut: Cut) -> SectionSize | 
     tokens : int
         Tokens of one epoch.
     cut : Cut
-        How samples are cut.
+        Rules by which samples are cut.
     """
     epochs = epochs_needed(requested, tokens, cut)
     if epochs is None:
@@ -172,7 +172,7 @@ def requested_for(samples: int, tokens: int, cut: Cut) -> int:
     tokens : int
         Tokens of one epoch, at least 1.
     cut : Cut
-        How samples are cut.
+        Rules by which samples are cut.
     """
 
     def suffices(request: int) -> bool:

@@ -59,7 +59,7 @@ class CachedDataset(Dataset[dict[str, torch.Tensor]]):
     split : str
         "train", "valid" or "test".
     options : SampleOptions
-        How samples are made.
+        Rules by which samples are made.
     number : int
         Number of the validation set, where there are several.
     opened : OpenFiles or None

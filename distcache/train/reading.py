@@ -37,7 +37,7 @@ class SplitReader:
     members : sequence of (int, int)
         Section and source of each dataset of the blend, or of the only one.
     rules : SampleRules
-        How samples are made.
+        Rules by which samples are made.
     """
 
     def __init__(

@@ -43,7 +43,7 @@ class TextRow(NamedTuple):
     texts : list of str or None
         Each becomes a sequence; None for a blank line.
     reason : str or None
-        What is wrong with the row.
+        Problem of the row.
     byte : int or None
         First byte of the row in the (decompressed) file.
     group : int or None

@@ -41,7 +41,7 @@ class TokenRows(NamedTuple):
     lists : pyarrow.Array or None
         Token ids of each.
     rejected : (str, int or None) or None
-        What is wrong, and the byte at which the line begins.
+        Problem, and the byte at which the line begins.
     byte : int or None
         Byte at which the first begins.
     lines : int

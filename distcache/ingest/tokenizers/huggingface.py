@@ -51,7 +51,7 @@ class HuggingFace:
     content : bytes
         Content of `tokenizer.json`.
     options : TokenizerOptions
-        How to use the tokenizer.
+        Options of the tokenizer.
     stated_end : str or None
         End of a document according to the files beside it.
     """

@@ -31,7 +31,7 @@ class SentencePiece:
     content : bytes
         Content of the model's file.
     options : TokenizerOptions
-        How to use the tokenizer.
+        Options of the tokenizer.
     """
 
     libraries: ClassVar[tuple[str, ...]] = ("sentencepiece",)

@@ -152,7 +152,7 @@ class Tiktoken:
     source : TokenizerSource
         Result of `source_of_file` or `source_by_name`.
     options : TokenizerOptions
-        How to use the tokenizer.
+        Options of the tokenizer.
     """
 
     libraries: ClassVar[tuple[str, ...]] = ("tiktoken",)

@@ -41,17 +41,16 @@ class TokenizerOptions(msgspec.Struct, frozen=True):
         Whether the tokenizer adds the tokens to each text that its model expects around one; by
         default as Megatron does it.
     pattern : str or None
-        For tiktoken: the regular expression that cuts text, or ``v1`` or ``v2`` of
-        Megatron.
+        Regular expression by which tiktoken cuts text, or ``v1`` or ``v2`` of Megatron.
     special_text : str
-        For tiktoken: whether the text of a special token in a document becomes that token,
+        Treatment of the text of a special token by tiktoken: it becomes that token,
         ``parse``, as in Megatron, or stays ``text``.
     megatron : str or None
         The release that is followed where it has another default; None is 0.16.
     engine : str
-        For tokenizers of Hugging Face: ``tokenizers``, their library; ``gigatoken``, where
-        it is equal; or ``auto``, gigatoken if it is installed and has what the tokenizer
-        needs.
+        Engine of a tokenizer of Hugging Face: ``tokenizers``, their library; ``gigatoken``,
+        where it is equal; or ``auto``, gigatoken if it is installed and has what the
+        tokenizer needs.
     """
 
     name: str
