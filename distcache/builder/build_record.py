@@ -26,56 +26,33 @@ SHOWN: Final = 8  # of the slowest ranks
 
 
 class RankRecord(msgspec.Struct, frozen=True):
-    """One rank.
+    """One rank."""
 
-    Attributes
-    ----------
-    rank, host : int, str
-        Number of the rank, and the host on which it ran.
-    seconds : dict of str to float
-        Seconds by phase.
-    peak_memory, predicted_memory : int
-        Peak memory, measured and predicted, in bytes.
-    waited : dict of str to float
-        Seconds of each phase in which it waited for other ranks; earlier versions have none.
-    """
-
+    # number of the rank, and the host on which it ran
     rank: int
     host: str
-    seconds: Seconds
+    seconds: Seconds  # seconds by phase
+    # peak memory, measured and predicted, in bytes
     peak_memory: Bytes
     predicted_memory: Bytes
+    # seconds of each phase in which it waited for other ranks; earlier versions have none
     waited: Seconds = {}
 
 
 @decodable
 class BuildRecord(msgspec.Struct, frozen=True):
-    """One build that published a cache.
+    """One build that published a cache."""
 
-    Attributes
-    ----------
-    cache, key : str
-        Path and key of the cache.
-    finished : str
-        Coordinated universal time, ISO 8601.
-    versions : dict of str to str
-        Versions of distcache and of the libraries that it runs on.
-    threads : int
-        Threads of each rank.
-    resumed, adopted : int
-        Sections and blends from an earlier build, and from another cache.
-    ranks : list of RankRecord
-        Every rank.
-    """
-
+    # path and key of the cache
     cache: str
     key: str
-    finished: str
-    versions: dict[str, str]
-    threads: int
+    finished: str  # coordinated universal time, ISO 8601
+    versions: dict[str, str]  # versions of distcache and of the libraries that it runs on
+    threads: int  # threads of each rank
+    # sections and blends from an earlier build, and from another cache
     resumed: int
     adopted: int
-    ranks: Annotated[list[RankRecord], msgspec.Meta(min_length=1)]
+    ranks: Annotated[list[RankRecord], msgspec.Meta(min_length=1)]  # every rank
 
 
 def rank_record(rank: int, watch: Stopwatch, predicted_memory: int) -> RankRecord:
@@ -148,42 +125,24 @@ def read_build_record(final: Path) -> BuildRecord:
 
 
 class PhaseTiming(msgspec.Struct, frozen=True):
-    """One phase: seconds of own work, without waiting for other ranks.
+    """One phase: seconds of own work, without waiting for other ranks."""
 
-    Attributes
-    ----------
-    phase : str
-        Name of the phase.
-    seconds : float
-        Duration of the phase.
-    least, median, most : float
-        Least, median and greatest own work of all ranks, in seconds.
-    slowest_rank, slowest_host : int, str
-        The rank that worked longest, and where it ran.
-    """
-
-    phase: str
-    seconds: float
+    phase: str  # name of the phase
+    seconds: float  # duration of the phase
+    # least, median and greatest own work of all ranks, in seconds
     least: float
     median: float
     most: float
+    # the rank that worked longest, and where it ran
     slowest_rank: int
     slowest_host: str
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """How long a build took.
+    """How long a build took."""
 
-    Attributes
-    ----------
-    phases : tuple of PhaseTiming
-        Phases in the order of the build.
-    ranks : tuple of RankRecord
-        The slowest, in this order.
-    """
-
-    phases: tuple[PhaseTiming, ...]
-    ranks: tuple[RankRecord, ...]
+    phases: tuple[PhaseTiming, ...]  # phases in the order of the build
+    ranks: tuple[RankRecord, ...]  # the slowest, in this order
 
 
 def own_seconds(rank: RankRecord, phase: str) -> float:

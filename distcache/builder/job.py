@@ -27,53 +27,26 @@ Digests = dict[int, dict[str, str]]
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A finished section or blend, as a line of a rank's journal.
+    """A finished section or blend, as a line of a rank's journal."""
 
-    Attributes
-    ----------
-    item : int
-        Index into `Plan.items`.
-    digests : dict of str to str
-        The digest of each of its arrays by name, in hexadecimal.
-    """
-
-    item: int
-    digests: dict[str, str]
+    item: int  # index into `Plan.items`
+    digests: dict[str, str]  # the digest of each of its arrays by name, in hexadecimal
 
 
 @dataclass
 class Job:
-    """One build.
+    """One build."""
 
-    Attributes
-    ----------
-    communicator : Communicator
-        Group of all ranks.
-    plan, layout : Plan, Layout
-        Items to build, and the place of each array.
-    final : Path
-        Path of the cache.
-    adopted : mapping of int to Adoptable
-        Items that are copied from another cache.
-    watch : Stopwatch
-        Receives the progress of this rank.
-    threads : int
-        Threads of each rank.
-    digests : Digests
-        Digests of all finished items, of all ranks.
-    data : str
-        Path of the unfinished file, once its workspace is claimed.
-    """
-
-    communicator: Communicator
+    communicator: Communicator  # group of all ranks
+    # items to build, and the place of each array
     plan: Plan
     layout: Layout
-    final: Path
-    adopted: Mapping[int, Adoptable]
-    watch: Stopwatch
-    threads: int
-    digests: Digests = field(default_factory=dict)
-    data: str = ""
+    final: Path  # path of the cache
+    adopted: Mapping[int, Adoptable]  # items that are copied from another cache
+    watch: Stopwatch  # receives the progress of this rank
+    threads: int  # threads of each rank
+    digests: Digests = field(default_factory=dict)  # digests of all finished items, of all ranks
+    data: str = ""  # path of the unfinished file, once its workspace is claimed
 
     def places(self, item: int) -> dict[str, ArrayPlace]:
         """Return where the arrays of an item lie, by name."""

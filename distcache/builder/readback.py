@@ -29,21 +29,12 @@ PAUSES: Final = (2.0, 5.0, 15.0, None)  # seconds after each reading; none after
 
 
 class BlockRead(msgspec.Struct, frozen=True):
-    """What a block of the unfinished file was when it was read.
+    """What a block of the unfinished file was when it was read."""
 
-    Attributes
-    ----------
-    block : int
-        Number of the block.
-    digest : int
-        Digest of the block.
-    leaves : tuple of (int, int, bytes)
-        An array, the first of its leaves that has bytes in the block, and the digests of these
-        leaves, as u64.
-    """
-
-    block: int
-    digest: int
+    block: int  # number of the block
+    digest: int  # digest of the block
+    # an array, the first of its leaves that has bytes in the block, and the digests of these
+    # leaves, as u64
     leaves: tuple[tuple[int, int, bytes], ...]
 
 

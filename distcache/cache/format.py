@@ -159,30 +159,14 @@ class TablePlace(msgspec.Struct, frozen=True):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The first page of a cache file.
+    """The first page of a cache file."""
 
-    Attributes
-    ----------
-    key : str
-        The cache's key.
-    file_size : int
-        Bytes of the whole file.
-    tables_begin : int
-        Start of the tables, which end with the file.
-    tables_digest : bytes
-        XXH3-128 of all bytes of the tables.
-    tables : dict of str to TablePlace
-        Every table of the version.
-    version : int
-        Version of the format.
-    """
-
-    key: str
-    file_size: int
-    tables_begin: int
-    tables_digest: bytes
-    tables: dict[str, TablePlace]
-    version: int = VERSION
+    key: str  # the cache's key
+    file_size: int  # bytes of the whole file
+    tables_begin: int  # start of the tables, which end with the file
+    tables_digest: bytes  # XXH3-128 of all bytes of the tables
+    tables: dict[str, TablePlace]  # every table of the version
+    version: int = VERSION  # version of the format
 
     def pack(self) -> bytes:
         """Return the page, with its own digest in its last 16 bytes."""

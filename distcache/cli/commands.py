@@ -19,31 +19,18 @@ from distcache.errors import ConfigError
 
 
 class CommandEntry(NamedTuple):
-    """Where a command or a group of commands is, and what the list of commands says of it.
+    """Where a command or a group of commands is, and what the list of commands says of it."""
 
-    Attributes
-    ----------
-    module, name : str
-        Module in `distcache.cli`, and name of the function or `typer.Typer` in it.
-    summary : str
-        Description of at most 64 characters, which fit beside the names.
-    passes_options : bool
-        Whether it takes Megatron's options, which nobody has declared.
-    optional_values : dict of str to str
-        Options that may stand without a value, and the pattern of a value.
-    interrupted : str or None
-        Message after an interruption; None if the command first joins other ranks, and then
-        prints it.
-    former : dict of str to str
-        Options under the names that they had until 0.2, which are still taken, and today's names.
-    """
-
+    # module in `distcache.cli`, and name of the function or `typer.Typer` in it
     module: str
     name: str
-    summary: str
-    passes_options: bool = False
+    summary: str  # description of at most 64 characters, which fit beside the names
+    passes_options: bool = False  # whether it takes Megatron's options, which nobody has declared
+    # message after an interruption; None if the command first joins other ranks, and then prints it
     interrupted: str | None = "nothing has been changed"
+    # options that may stand without a value, and the pattern of a value
     optional_values: Mapping[str, str] = {}
+    # options under the names that they had until 0.2, which are still taken, and today's names
     former: Mapping[str, str] = {}
 
 

@@ -17,44 +17,23 @@ from distcache.storage.files import FileVersion
 
 
 class CorpusFacts(msgspec.Struct, frozen=True):
-    """The facts of a sound corpus. All but the prefix and `file_versions` identify its content.
+    """The facts of a sound corpus. All but the prefix and `file_versions` identify its content."""
 
-    Attributes
-    ----------
-    prefix : str
-        The path without suffix, as the configuration gives it.
-    idx_digest : str
-        XXH3-128 of the `.idx` file, in hexadecimal.
-    idx_size, bin_size : int
-        File sizes in bytes.
-    type_code : int
-        The token type's code in the header.
-    sequences, documents : int
-        Number of sequences and of documents.
-    tokens : int
-        Over all sequences.
-    empty_sequences : int
-        Sequences without a token.
-    view : bool
-        Whether the offsets are not the running sum of lengths that spans the whole `.bin`.
-    shards : TableFacts or None
-        Facts of the shards that make up the `.bin`, if they do.
-    file_versions : tuple of FileVersion
-        Versions of `files`, from before they were read.
-    """
-
-    prefix: str
-    idx_digest: str
+    prefix: str  # the path without suffix, as the configuration gives it
+    idx_digest: str  # XXH3-128 of the `.idx` file, in hexadecimal
+    # file sizes in bytes
     idx_size: int
     bin_size: int
-    type_code: int
+    type_code: int  # the token type's code in the header
+    # number of sequences and of documents
     sequences: int
     documents: int
-    tokens: int
-    empty_sequences: int
+    tokens: int  # over all sequences
+    empty_sequences: int  # sequences without a token
+    # whether the offsets are not the running sum of lengths that spans the whole `.bin`
     view: bool = False
-    shards: TableFacts | None = None
-    file_versions: tuple[FileVersion, ...] = ()
+    shards: TableFacts | None = None  # facts of the shards that make up the `.bin`, if they do
+    file_versions: tuple[FileVersion, ...] = ()  # versions of `files`, from before they were read
 
     @property
     def identity(self) -> dict[str, str | int]:
@@ -146,38 +125,19 @@ def open_examined(facts: CorpusFacts) -> Idx:
 
 @dataclass(frozen=True, eq=False)
 class CopySource:
-    """A sound corpus that is open.
+    """A sound corpus that is open."""
 
-    Attributes
-    ----------
-    prefix : str
-        Path of the corpus without suffix.
-    type_code : int
-        Type code of its tokens.
-    lengths : ndarray of int32, shape (sequences,)
-        Tokens per sequence.
-    bounds : ndarray of int64, shape (documents + 1,)
-        Sequence numbers at which documents start, then the number of sequences.
-    modes : ndarray of int8, shape (sequences,), or None
-        Modes of multimodal sequences.
-    nbytes : int
-        Bytes of all tokens.
-    view : bool
-        Whether they lie anywhere in the `.bin`: where the offsets of the `.idx` say.
-    idx : Idx or None
-        Mapped index that has these arrays.
-    bin_version : FileVersion or None
-        Version of the `.bin` that was examined, if it was; another object is refused.
-    """
-
-    prefix: str
-    type_code: int
-    lengths: NDArray[np.int32]
+    prefix: str  # path of the corpus without suffix
+    type_code: int  # type code of its tokens
+    lengths: NDArray[np.int32]  # tokens per sequence
+    # sequence numbers at which documents start, then the number of sequences
     bounds: NDArray[np.int64]
-    modes: NDArray[np.int8] | None
-    nbytes: int
+    modes: NDArray[np.int8] | None  # modes of multimodal sequences
+    nbytes: int  # bytes of all tokens
+    # whether they lie anywhere in the `.bin`: where the offsets of the `.idx` say
     view: bool = False
-    idx: Idx | None = None
+    idx: Idx | None = None  # mapped index that has these arrays
+    # version of the `.bin` that was examined, if it was; another object is refused
     bin_version: FileVersion | None = None
 
     @property

@@ -54,34 +54,19 @@ def bin_path(prefix: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Idx:
-    """An open `.idx` file whose header and length agree.
+    """An open `.idx` file whose header and length agree."""
 
-    Attributes
-    ----------
-    path : str
-        Path under which it was opened.
-    file_version : FileVersion
-        Version of the file when it was opened, or of the object that it is a copy of.
-    type_code : int
-        The token type's code in the header, a key of `ITEM_TYPES`.
-    lengths : ndarray of int32, shape (sequences,)
-        Tokens per sequence; unaligned and read-only, as are the other arrays.
-    offsets : ndarray of int64, shape (sequences,)
-        Bytes from the start of the `.bin`.
-    bounds : ndarray of int64, shape (documents + 1,)
-        Sequence numbers at which documents start, then the number of sequences.
-    modes : ndarray of int8, shape (sequences,), or None
-        Modes of multimodal sequences.
-    """
-
-    path: str
+    path: str  # path under which it was opened
+    # version of the file when it was opened, or of the object that it is a copy of
     file_version: FileVersion
-    type_code: int
+    type_code: int  # the token type's code in the header, a key of `ITEM_TYPES`
     map: Mapping
+    # tokens per sequence; unaligned and read-only, as are the other arrays
     lengths: NDArray[np.int32]
-    offsets: NDArray[np.int64]
+    offsets: NDArray[np.int64]  # bytes from the start of the `.bin`
+    # sequence numbers at which documents start, then the number of sequences
     bounds: NDArray[np.int64]
-    modes: NDArray[np.int8] | None
+    modes: NDArray[np.int8] | None  # modes of multimodal sequences
 
     @property
     def size(self) -> int:

@@ -20,22 +20,13 @@ CHUNK: Final = 1 << 17  # sequences at a time: their offsets stay in the process
 
 
 class IdxPlan(msgspec.Struct, frozen=True):
-    """The layout of an `.idx`.
+    """The layout of an `.idx`."""
 
-    Attributes
-    ----------
-    type_code : int
-        Type code of the tokens.
-    sequences, documents : int
-        Number of sequences and of documents.
-    has_modes : bool
-        Whether each sequence has a mode.
-    """
-
-    type_code: int
+    type_code: int  # type code of the tokens
+    # number of sequences and of documents
     sequences: int
     documents: int
-    has_modes: bool = False
+    has_modes: bool = False  # whether each sequence has a mode
 
     @property
     def item_size(self) -> int:

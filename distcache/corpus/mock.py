@@ -38,49 +38,25 @@ KINDS: Final = {"constant": 1, "uniform": 2, "lognormal": 2}
 
 
 class Mock(msgspec.Struct, frozen=True, kw_only=True):
-    """What to make up.
+    """What to make up."""
 
-    Attributes
-    ----------
-    documents : int
-        Number of documents of all corpora together; each has one sequence.
-    lengths : str
-        ``constant:TOKENS``, ``uniform:LEAST:MOST`` or ``lognormal:MEAN:SIGMA``.
-    vocabulary : int
-        Tokens are below it; it decides their type, as in Megatron's preprocessing.
-    corpora : int
-        Number of corpora; their sizes are log-normal, too.
-    seed : int
-        The same arguments and seed give the same bytes.
-    fill : bool
-        Whether there are random tokens, or only holes in their place, which read as zeros.
-    """
-
-    documents: int
-    lengths: str
-    vocabulary: int
-    corpora: int = 1
-    seed: int = 0
+    documents: int  # number of documents of all corpora together; each has one sequence
+    lengths: str  # ``constant:TOKENS``, ``uniform:LEAST:MOST`` or ``lognormal:MEAN:SIGMA``
+    vocabulary: int  # tokens are below it; it decides their type, as in Megatron's preprocessing
+    corpora: int = 1  # number of corpora; their sizes are log-normal, too
+    seed: int = 0  # the same arguments and seed give the same bytes
+    # whether there are random tokens, or only holes in their place, which read as zeros
     fill: bool = False
 
 
 class MockCorpora(msgspec.Struct, frozen=True):
-    """What has been made.
+    """What has been made."""
 
-    Attributes
-    ----------
-    prefixes : tuple of str
-        Paths of the corpora, without suffix.
-    documents, tokens : tuple of int
-        Number of documents and of tokens of each corpus.
-    dtype : str
-        Type of the tokens.
-    """
-
-    prefixes: tuple[str, ...]
+    prefixes: tuple[str, ...]  # paths of the corpora, without suffix
+    # number of documents and of tokens of each corpus
     documents: tuple[int, ...]
     tokens: tuple[int, ...]
-    dtype: str
+    dtype: str  # type of the tokens
 
 
 def parse_lengths(text: str) -> tuple[str, list[float]]:

@@ -37,107 +37,61 @@ CONTENT: Final = {
 
 
 class TokenizerFacts(msgspec.Struct, frozen=True):
-    """The tokenizer of a corpus.
+    """The tokenizer of a corpus."""
 
-    Attributes
-    ----------
-    kind : str
-        ``huggingface``, ``sentencepiece`` or ``tiktoken``.
-    name : str
-        Name of the tokenizer's file, without directories.
-    digest : str
-        XXH3-128 over all that changes tokens, in hexadecimal. Corpora of different digests do not
-        belong into one blend.
-    vocabulary : int
-        Token ids are below it.
-    eod : int or None
-        The token that ends a document, if there is one.
-    """
-
-    kind: str
-    name: str
+    kind: str  # ``huggingface``, ``sentencepiece`` or ``tiktoken``
+    name: str  # name of the tokenizer's file, without directories
+    # XXH3-128 over all that changes tokens, in hexadecimal. Corpora of different digests do not
+    # belong into one blend.
     digest: str
-    vocabulary: Annotated[int, msgspec.Meta(ge=1)]
-    eod: int | None
+    vocabulary: Annotated[int, msgspec.Meta(ge=1)]  # token ids are below it
+    eod: int | None  # the token that ends a document, if there is one
 
 
 class PieceReceipt(msgspec.Struct, frozen=True, array_like=True):
-    """The result of a piece of an input.
+    """The result of a piece of an input."""
 
-    Attributes
-    ----------
-    begin, end : int
-        Bytes, row groups or sequences, as the input has them.
-    rows, documents, sequences, tokens : int
-        Numbers of rows, documents, sequences and tokens; documents and what follows as far
-        as they are in this corpus.
-    before : int
-        Documents of the piece that are in an earlier corpus of the same ingest.
-    """
-
+    # bytes, row groups or sequences, as the input has them
     begin: int
     end: int
+    # numbers of rows, documents, sequences and tokens; documents and what follows as far as they
+    # are in this corpus
     rows: int
     documents: int
     sequences: int
     tokens: int
-    before: int = 0
+    before: int = 0  # documents of the piece that are in an earlier corpus of the same ingest
 
 
 class InputReceipt(msgspec.Struct, frozen=True):
-    """The result of one input.
+    """The result of one input."""
 
-    Attributes
-    ----------
-    path : str
-        Path as it was given, or the prefix of a corpus.
-    size : int
-        Bytes.
-    digest : str
-        XXH3-128 of the file; of an input of several pieces, over the digests of their bytes.
-    rows, documents, empty, skipped, sequences, tokens : int
-        Rows, lines or files that were read; what they became; and how many had no token or were
-        skipped because of an error.
-    first_offset, last_offset : int or None
-        Bytes of the `.bin` at which its first sequence begins and its last one ends; None without
-        any.
-    pieces : tuple of PieceReceipt
-        Pieces in the order of the input.
-    """
-
-    path: str
-    size: int
+    path: str  # path as it was given, or the prefix of a corpus
+    size: int  # bytes
+    # XXH3-128 of the file; of an input of several pieces, over the digests of their bytes
     digest: str
+    # rows, lines or files that were read; what they became; and how many had no token or were
+    # skipped because of an error
     rows: int
     documents: int
     empty: int
     skipped: int
     sequences: int
     tokens: int
+    # bytes of the `.bin` at which its first sequence begins and its last one ends; None without any
     first_offset: int | None
     last_offset: int | None
-    pieces: tuple[PieceReceipt, ...]
+    pieces: tuple[PieceReceipt, ...]  # pieces in the order of the input
 
 
 class EngineReceipt(msgspec.Struct, frozen=True):
-    """What an engine encoded that is faster than the tokenizer's own library, with equal tokens.
+    """What an engine encoded that is faster than the tokenizer's own library, with equal tokens."""
 
-    Attributes
-    ----------
-    name : str
-        Name of the engine.
-    version : str
-        Version of the engine.
-    by_library : int
-        Texts of which it is not known that both are equal, so that the library encoded them.
-    compared : int
-        Texts that both encoded; the tokens were equal.
-    """
-
-    name: str
-    version: str
+    name: str  # name of the engine
+    version: str  # version of the engine
+    # texts of which it is not known that both are equal, so that the library encoded them
     by_library: int
-    compared: int
+    compared: int  # texts that both encoded; the tokens were equal
 
 
 class Skipped(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -163,43 +117,13 @@ class Skipped(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @decodable
 class Receipt(msgspec.Struct, frozen=True):
-    """The receipt of one corpus.
+    """The receipt of one corpus."""
 
-    Attributes
-    ----------
-    format : int
-        Version of this document's format.
-    kind : str
-        Name of the command that made the corpus.
-    corpus : str
-        The last part of its prefix.
-    made_from : str
-        Digest of all that was asked for, so that asking again finds the corpus.
-    idx_digest, idx_size, bin_size, type_code, sequences, documents, tokens, view
-        Fields of `CorpusFacts`.
-    tokenizer : TokenizerFacts or None
-        None if it is not known.
-    options : dict
-        All that was asked for and changes the corpus.
-    versions : dict of str to str
-        Versions of distcache and of the libraries that made the tokens.
-    corpora : int
-        Number of corpora that the command made; this is one of them.
-    inputs : tuple of InputReceipt
-        Inputs in the order of the corpus.
-    skipped : tuple of Skipped
-        Rows that were left out because of an error: of each piece the first 1,000, 100,000 in all.
-    engine : EngineReceipt or None
-        None if the tokenizer's own library encoded all texts.
-    bin_digest : str or None
-        Digest of the tokens, by `distcache.corpus.examine.digest_tokens`; None of a view, of
-        shards, and of corpora that were made before 0.3.
-    """
-
-    format: int
-    kind: Kind
-    corpus: str
-    made_from: str
+    format: int  # version of this document's format
+    kind: Kind  # name of the command that made the corpus
+    corpus: str  # the last part of its prefix
+    made_from: str  # digest of all that was asked for, so that asking again finds the corpus
+    # fields of `CorpusFacts`
     idx_digest: str
     idx_size: int
     bin_size: int
@@ -207,14 +131,17 @@ class Receipt(msgspec.Struct, frozen=True):
     sequences: int
     documents: int
     tokens: int
-    tokenizer: TokenizerFacts | None
-    options: dict[str, Any]
-    versions: dict[str, str]
-    corpora: int
-    inputs: tuple[InputReceipt, ...]
+    tokenizer: TokenizerFacts | None  # none if it is not known
+    options: dict[str, Any]  # all that was asked for and changes the corpus
+    versions: dict[str, str]  # versions of distcache and of the libraries that made the tokens
+    corpora: int  # number of corpora that the command made; this is one of them
+    inputs: tuple[InputReceipt, ...]  # inputs in the order of the corpus
+    # rows that were left out because of an error: of each piece the first 1,000, 100,000 in all
     skipped: tuple[Skipped, ...] = ()
-    engine: EngineReceipt | None = None
+    engine: EngineReceipt | None = None  # none if the tokenizer's own library encoded all texts
     view: bool = False
+    # digest of the tokens, by `distcache.corpus.examine.digest_tokens`; None of a view, of shards,
+    # and of corpora that were made before 0.3
     bin_digest: str | None = None
 
     def differences(self, facts: CorpusFacts) -> list[str]:

@@ -32,18 +32,10 @@ CODE_OF_SIZE: Final = {1: 1, 2: 8, 4: 4, 8: 5}  # what tokenizers write: u8, u16
 
 
 class Repaired(NamedTuple):
-    """A corpus as its lengths and its tokens say it is.
+    """A corpus as its lengths and its tokens say it is."""
 
-    Attributes
-    ----------
-    source : CopySource
-        The corpus; its tokens are the running sum of its lengths.
-    repairs : tuple of str
-        Faults that were repaired; empty if there was none.
-    """
-
-    source: CopySource
-    repairs: tuple[str, ...]
+    source: CopySource  # the corpus; its tokens are the running sum of its lengths
+    repairs: tuple[str, ...]  # faults that were repaired; empty if there was none
 
 
 def is_repairable(prefix: str) -> tuple[str, ...]:

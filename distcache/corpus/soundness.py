@@ -89,27 +89,16 @@ class Outline(msgspec.Struct, frozen=True):
 
 
 class RangeFacts(msgspec.Struct, frozen=True):
-    """The sums over a range of a corpus's sequences, and its faults.
+    """The sums over a range of a corpus's sequences, and its faults."""
 
-    Attributes
-    ----------
-    tokens, empty : int
-        Tokens of the range's sequences, and the number of sequences without any.
-    faults : tuple of Fault
-        Faults in any form of offsets.
-    view : bool
-        Whether the offsets of the range are not the running sum of lengths.
-    outside : tuple of Fault
-        If they are not, the sequences that do not lie within the `.bin`.
-    seams : int
-        Sum of the hashes of where its sequences end, less that of where they begin, modulo 2**64.
-    """
-
+    # tokens of the range's sequences, and the number of sequences without any
     tokens: int
     empty: int
-    faults: tuple[Fault, ...]
-    view: bool = False
+    faults: tuple[Fault, ...]  # faults in any form of offsets
+    view: bool = False  # whether the offsets of the range are not the running sum of lengths
+    # if they are not, the sequences that do not lie within the `.bin`
     outside: tuple[Fault, ...] = ()
+    # sum of the hashes of where its sequences end, less that of where they begin, modulo 2**64
     seams: int = 0
 
 

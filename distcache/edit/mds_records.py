@@ -32,50 +32,31 @@ MOST_LISTED: Final = 100_000  # of a receipt
 
 @decodable
 class ShardRecord(msgspec.Struct, frozen=True):
-    """What is known of a shard, as a line of a journal.
+    """What is known of a shard, as a line of a journal."""
 
-    Attributes
-    ----------
-    shard : int
-        Among those of all data sets.
-    path, codec, zip_size, raw_size, modified
-        The form that was read; `zip_size` is 0 if it is raw, `modified` its time in nanoseconds.
-    raw_digest, zip_digest : str
-        XXH3-128 in hexadecimal; zeros where it is not known.
-    data_begin : int
-        Start of the samples, in bytes.
-    samples, sequences, tokens, empty : int
-        Samples that it has; those that are kept, with all tokens; and how many have none.
-    least, most : int
-        Tokens of the shortest and of the longest.
-    dtype : str
-        Type of the tokens.
-    wrong : list of (int, str)
-        Samples that are left out, and why: the first 1,000.
-    damage : str
-        Why the whole shard is left out; empty if it is not.
-    file, begin, digest
-        File and first byte of the lengths and pointers that are kept, and their XXH3-128.
-    """
-
-    shard: int
+    shard: int  # among those of all data sets
+    # the form that was read; `zip_size` is 0 if it is raw, `modified` its time in nanoseconds
     path: str
     codec: str
     zip_size: int
     raw_size: int
     modified: int
+    # XXH3-128 in hexadecimal; zeros where it is not known
     raw_digest: str
     zip_digest: str
-    data_begin: int
+    data_begin: int  # start of the samples, in bytes
+    # samples that it has; those that are kept, with all tokens; and how many have none
     samples: int
     sequences: int
     tokens: int
     empty: int
+    # tokens of the shortest and of the longest
     least: int
     most: int
-    dtype: str
-    wrong: list[tuple[int, str]]
-    damage: str
+    dtype: str  # type of the tokens
+    wrong: list[tuple[int, str]]  # samples that are left out, and why: the first 1,000
+    damage: str  # why the whole shard is left out; empty if it is not
+    # file and first byte of the lengths and pointers that are kept, and their XXH3-128
     file: str = ""
     begin: int = 0
     digest: str = ""

@@ -72,31 +72,16 @@ class MdsOptions(msgspec.Struct, frozen=True):
 
 
 class Scan(NamedTuple):
-    """What is known of a shard.
+    """What is known of a shard."""
 
-    Attributes
-    ----------
-    lengths : ndarray of int32
-        Tokens of each sample that is kept; bytes, if samples are rows.
-    pointers : ndarray of uint32
-        Bytes of the raw shard where each begins.
-    data_begin : int
-        Start of the samples, in bytes.
-    raw_digest, zip_digest : bytes
-        XXH3-128 of both forms; zeros where it is not known.
-    dtype : str
-        Name of the type of the tokens.
-    wrong : dict of int to str
-        Samples that are left out, and why.
-    """
-
-    lengths: NDArray[np.int32]
-    pointers: NDArray[np.uint32]
-    data_begin: int
+    lengths: NDArray[np.int32]  # tokens of each sample that is kept; bytes, if samples are rows
+    pointers: NDArray[np.uint32]  # bytes of the raw shard where each begins
+    data_begin: int  # start of the samples, in bytes
+    # XXH3-128 of both forms; zeros where it is not known
     raw_digest: bytes
     zip_digest: bytes
-    dtype: str
-    wrong: dict[int, str]
+    dtype: str  # name of the type of the tokens
+    wrong: dict[int, str]  # samples that are left out, and why
 
 
 def kind_of(entry: ShardEntry, options: MdsOptions) -> TokenColumn:

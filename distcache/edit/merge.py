@@ -55,21 +55,12 @@ SEQUENCES: Final = 1 << 18  # at a time
 
 
 class _InputFacts(msgspec.Struct, frozen=True):
-    """What is known of the corpora.
+    """What is known of the corpora."""
 
-    Attributes
-    ----------
-    digests : list of str
-        Digest of the `.idx` of each corpus.
-    file_versions : list of str
-        Path, size and time of each file, so that the same corpora are known again.
-    tokenizer : TokenizerFacts or None
-        Tokenizer that all corpora have.
-    """
-
-    digests: list[str]
+    digests: list[str]  # digest of the `.idx` of each corpus
+    # path, size and time of each file, so that the same corpora are known again
     file_versions: list[str]
-    tokenizer: TokenizerFacts | None
+    tokenizer: TokenizerFacts | None  # tokenizer that all corpora have
 
 
 def merge(

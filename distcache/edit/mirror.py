@@ -24,14 +24,9 @@ from distcache.storage.url import located
 
 
 class Mirrored(NamedTuple):
-    """A data set in a bucket, and its place on a filesystem.
+    """A data set in a bucket, and its place on a filesystem."""
 
-    Attributes
-    ----------
-    url, directory : str
-        URL and directory of the shards, with the split.
-    """
-
+    # URL and directory of the shards, with the split
     url: str
     directory: str
 

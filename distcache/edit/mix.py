@@ -61,22 +61,13 @@ class MixOptions(msgspec.Struct, frozen=True):
 
 
 class Mixed(msgspec.Struct, frozen=True):
-    """The result of a mix.
+    """The result of a mix."""
 
-    Attributes
-    ----------
-    path : str
-        Path of the configuration.
-    train, valid : int
-        Data sets of each.
-    samples : int
-        Samples of training.
-    """
-
-    path: str
+    path: str  # path of the configuration
+    # data sets of each
     train: int
     valid: int
-    samples: int
+    samples: int  # samples of training
 
 
 class _SetFailure(msgspec.Struct, frozen=True):

@@ -58,44 +58,27 @@ class _Entry(msgspec.Struct, frozen=True):
 
 
 class MixStream(msgspec.Struct, frozen=True):
-    """A data set of a mix.
+    """A data set of a mix."""
 
-    Attributes
-    ----------
-    name : str
-        Name of its corpus.
-    directory, split : str
-        Directory and split of the data set.
-    url : str
-        URL of its shards, of which that directory may have all; empty without one.
-    choose, proportion, repeat
-        Amount, as ``Stream`` of mosaicml-streaming has it: samples of a pass, a share, or
-        how often; at most one of them.
-    """
-
-    name: str
+    name: str  # name of its corpus
+    # directory and split of the data set
     directory: str
     split: str
+    # amount, as ``Stream`` of mosaicml-streaming has it: samples of a pass, a share, or how often;
+    # at most one of them
     choose: int | None
     proportion: float | None
     repeat: float | None
-    url: str = ""
+    url: str = ""  # URL of its shards, of which that directory may have all; empty without one
 
 
 class Recipe(msgspec.Struct, frozen=True):
-    """What is mixed.
+    """What is mixed."""
 
-    Attributes
-    ----------
-    train, valid : tuple of MixStream
-        Data sets of training and of validation.
-    passed : tuple of str
-        Fields of the list that are passed over.
-    """
-
+    # data sets of training and of validation
     train: tuple[MixStream, ...]
     valid: tuple[MixStream, ...]
-    passed: tuple[str, ...] = ()
+    passed: tuple[str, ...] = ()  # fields of the list that are passed over
 
 
 class _Findings(NamedTuple):

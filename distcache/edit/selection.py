@@ -89,25 +89,13 @@ class Selection(msgspec.Struct, frozen=True):
 
 
 class Kept(NamedTuple):
-    """Successive documents that are kept.
+    """Successive documents that are kept."""
 
-    Attributes
-    ----------
-    documents : ndarray of int64
-        Numbers of the documents in the parent.
-    counts : ndarray of int64
-        Sequences of each.
-    lengths : ndarray of int32, offsets : ndarray of int64
-        Tokens, and offset in the `.bin`, of each of their sequences.
-    modes : ndarray of int8 or None
-        Modes of multimodal sequences.
-    """
-
-    documents: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    lengths: NDArray[np.int32]
+    documents: NDArray[np.int64]  # numbers of the documents in the parent
+    counts: NDArray[np.int64]  # sequences of each
+    lengths: NDArray[np.int32]  # tokens, and offset in the `.bin`, of each of their sequences
     offsets: NDArray[np.int64]
-    modes: NDArray[np.int8] | None
+    modes: NDArray[np.int8] | None  # modes of multimodal sequences
 
     @property
     def tokens_of_documents(self) -> NDArray[np.int64]:

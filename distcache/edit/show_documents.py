@@ -16,32 +16,15 @@ from distcache.ingest.tokenizers.tokenizer import Tokenizer
 
 
 class ShownDocument(msgspec.Struct, frozen=True):
-    """A document of a corpus.
+    """A document of a corpus."""
 
-    Attributes
-    ----------
-    document : int
-        Number of the document, from 0.
-    sequences : tuple of int
-        Tokens of each of its sequences.
-    tokens : tuple of int
-        Token ids.
-    text : str or None
-        Text of the tokens, if a tokenizer is known.
-    source : str or None
-        File or corpus that it comes from, as its receipt says.
-    row : int or None
-        Number of the document in the part of that file from `begin` to `end`.
-    begin, end : int or None
-        Range of that part: bytes, row groups, or documents of a corpus.
-    """
-
-    document: int
-    sequences: tuple[int, ...]
-    tokens: tuple[int, ...]
-    text: str | None = None
-    source: str | None = None
-    row: int | None = None
+    document: int  # number of the document, from 0
+    sequences: tuple[int, ...]  # tokens of each of its sequences
+    tokens: tuple[int, ...]  # token ids
+    text: str | None = None  # text of the tokens, if a tokenizer is known
+    source: str | None = None  # file or corpus that it comes from, as its receipt says
+    row: int | None = None  # number of the document in the part of that file from `begin` to `end`
+    # range of that part: bytes, row groups, or documents of a corpus
     begin: int | None = None
     end: int | None = None
 

@@ -39,30 +39,14 @@ class Group(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Input(msgspec.Struct, frozen=True):
-    """A file to read.
+    """A file to read."""
 
-    Attributes
-    ----------
-    path : str
-        Path as it was given, or as it was found.
-    size : int
-        Bytes.
-    changed : int
-        Modification time, in nanoseconds since 1970.
-    format : str
-        Format by its name, or as it was given for all files.
-    compression : str or None
-        ``gzip``, ``zstd``, ``bz2`` or ``xz``, from its name.
-    groups : tuple of Group
-        Path of a Parquet or Arrow file.
-    """
-
-    path: str
-    size: int
-    changed: int
-    format: Format
-    compression: str | None = None
-    groups: tuple[Group, ...] = ()
+    path: str  # path as it was given, or as it was found
+    size: int  # bytes
+    changed: int  # modification time, in nanoseconds since 1970
+    format: Format  # format by its name, or as it was given for all files
+    compression: str | None = None  # ``gzip``, ``zstd``, ``bz2`` or ``xz``, from its name
+    groups: tuple[Group, ...] = ()  # path of a Parquet or Arrow file
 
     @property
     def is_table(self) -> bool:

@@ -42,21 +42,11 @@ FINISHED: Final = (bin_path, receipt_path, idx_path)  # readers look for the las
 
 
 class Fetched(msgspec.Struct, frozen=True):
-    """An object that is fetched.
+    """An object that is fetched."""
 
-    Attributes
-    ----------
-    url : str
-        Name of the object.
-    version : FileVersion
-        Version of the object.
-    path : str
-        Path of its file.
-    """
-
-    url: str
-    version: FileVersion
-    path: str
+    url: str  # name of the object
+    version: FileVersion  # version of the object
+    path: str  # path of its file
 
 
 class ObjectWork:

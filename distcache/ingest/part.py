@@ -20,56 +20,34 @@ BLOCK: Final = 4 << 20  # bytes
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """An invalid row, or one that ends the ingest.
+    """An invalid row, or one that ends the ingest."""
 
-    Attributes
-    ----------
-    place : int
-        Number of the row in the piece or in the row group, from 0.
-    reason : str
-        Problem of the row.
-    byte, group : int or None
-        First byte of the row in the file, and its row group.
-    fatal : bool
-        Whether it ends the ingest, though the row is valid.
-    """
-
-    place: int
-    reason: str
+    place: int  # number of the row in the piece or in the row group, from 0
+    reason: str  # problem of the row
+    # first byte of the row in the file, and its row group
     byte: int | None = None
     group: int | None = None
-    fatal: bool = False
+    fatal: bool = False  # whether it ends the ingest, though the row is valid
 
 
 class PieceFacts(msgspec.Struct):
-    """What was read from a piece.
+    """What was read from a piece."""
 
-    Attributes
-    ----------
-    digest : str
-        XXH3-128 of its bytes.
-    rows, empty, skipped, documents, sequences, tokens : int
-        Numbers of rows, documents and tokens. Rows that are empty, or skipped because of an
-        error, are no documents.
-    lines : int
-        Lines, with blank ones, to count those of later pieces.
-    by_library, compared : int
-        Texts of them that a faster engine left to the tokenizer's library, and that both encoded.
-    problems : list of Problem
-        Invalid rows, and as the last one what ends the ingest. One may stand for the rest of a row
-        group.
-    """
-
-    digest: str
+    digest: str  # XXH3-128 of its bytes
+    # Numbers of rows, documents and tokens. Rows that are empty, or skipped because of an error,
+    # are no documents.
     rows: int = 0
     empty: int = 0
     skipped: int = 0
     documents: int = 0
     sequences: int = 0
     tokens: int = 0
-    lines: int = 0
+    lines: int = 0  # lines, with blank ones, to count those of later pieces
+    # texts of them that a faster engine left to the tokenizer's library, and that both encoded
     by_library: int = 0
     compared: int = 0
+    # Invalid rows, and as the last one what ends the ingest. One may stand for the rest of a row
+    # group.
     problems: list[Problem] = []
 
 

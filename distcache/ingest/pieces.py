@@ -22,26 +22,16 @@ MOST: Final = 1 << 16  # pieces of an ingest, roughly; facts about each are kept
 
 
 class InputPiece(msgspec.Struct, frozen=True):
-    """A part of an input that one worker reads.
+    """A part of an input that one worker reads."""
 
-    Attributes
-    ----------
-    source : int
-        Number of the input.
-    begin, end : int
-        Row groups of a Parquet file; else bytes: the lines that begin in them.
-    first_byte, last_byte : int
-        The bytes of its digest. The pieces of a file cover it.
-    nbytes : int
-        Bytes to read, as a cost.
-    """
-
-    source: int
+    source: int  # number of the input
+    # row groups of a Parquet file; else bytes: the lines that begin in them
     begin: int
     end: int
+    # The bytes of its digest. The pieces of a file cover it.
     first_byte: int
     last_byte: int
-    nbytes: int
+    nbytes: int  # bytes to read, as a cost
 
 
 def piece_bytes(inputs: Sequence[Input]) -> int:
@@ -189,42 +179,20 @@ class Counts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
-    """The documents of a task in one corpus.
+    """The documents of a task in one corpus."""
 
-    Attributes
-    ----------
-    shard : int
-        Number of the corpus.
-    first : Counts
-        Counts before the segment in the corpus.
-    size : Counts
-        Counts of the segment.
-    """
-
-    shard: int
-    first: Counts
-    size: Counts
+    shard: int  # number of the corpus
+    first: Counts  # counts before the segment in the corpus
+    size: Counts  # counts of the segment
 
 
 class TaskRecord(msgspec.Struct, frozen=True):
-    """A finished task.
+    """A finished task."""
 
-    Attributes
-    ----------
-    task : int
-        Number of the task.
-    pieces : list of PieceFacts
-        Facts of its pieces.
-    digest : str
-        Digest of its documents, as `Part.digest`.
-    segments : list of Segment
-        Places of its documents.
-    """
-
-    task: int
-    pieces: list[PieceFacts]
-    digest: str
-    segments: list[Segment]
+    task: int  # number of the task
+    pieces: list[PieceFacts]  # facts of its pieces
+    digest: str  # digest of its documents, as `Part.digest`
+    segments: list[Segment]  # places of its documents
 
 
 def place(at: Segment, size: Counts, item_size: int, limit: int | None) -> Segment | None:

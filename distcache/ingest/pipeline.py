@@ -56,24 +56,13 @@ class MadeCorpus(msgspec.Struct, frozen=True):
 
 
 class IngestOutcome(msgspec.Struct, frozen=True):
-    """The result of an ingest.
+    """The result of an ingest."""
 
-    Attributes
-    ----------
-    corpora : list of MadeCorpus
-        Corpora in order.
-    reused : bool
-        Whether they existed, made from the same.
-    resumed : float
-        Share of the tasks that an earlier run has done.
-    rows, documents, empty, skipped, tokens : int
-        Counts of all inputs. Empty rows are dropped, and rows with an error are skipped, if
-        asked for.
-    """
-
-    corpora: list[MadeCorpus]
-    reused: bool
-    resumed: float
+    corpora: list[MadeCorpus]  # corpora in order
+    reused: bool  # whether they existed, made from the same
+    resumed: float  # share of the tasks that an earlier run has done
+    # Counts of all inputs. Empty rows are dropped, and rows with an error are skipped, if asked
+    # for.
     rows: int
     documents: int
     empty: int

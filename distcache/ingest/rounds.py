@@ -236,32 +236,17 @@ class Reader(Protocol):
 
 @dataclass
 class Work:
-    """The work of an ingest.
+    """The work of an ingest."""
 
-    Attributes
-    ----------
-    inputs, pieces, tasks
-        Inputs, their pieces, and tasks as ranges of pieces.
-    reader : Reader
-        Reads pieces.
-    store : TokenStore
-        Stores the documents.
-    spools : bool
-        Whether the tokens of a task may go to a file.
-    limit : int or None
-        Bytes of a `.bin`.
-    fail : bool
-        Whether an invalid row ends the ingest.
-    """
-
+    # inputs, their pieces, and tasks as ranges of pieces
     inputs: list[Input]
     pieces: list[InputPiece]
     tasks: list[range]
-    reader: Reader
-    store: TokenStore
-    spools: bool
-    limit: int | None
-    fail: bool
+    reader: Reader  # reads pieces
+    store: TokenStore  # stores the documents
+    spools: bool  # whether the tokens of a task may go to a file
+    limit: int | None  # bytes of a `.bin`
+    fail: bool  # whether an invalid row ends the ingest
 
     def bytes_of(self, task: int) -> int:
         """Return the bytes of the inputs of a task."""

@@ -50,34 +50,22 @@ RESTARTS: Final = 3
 
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the pre-job asks Slurm for.
+    """What the pre-job asks Slurm for."""
 
-    Attributes
-    ----------
-    nodes, tasks_per_node, cpus_per_task : int
-        Size of the job; every task is a rank.
-    minutes : int or None
-        Time limit; None until it has been estimated.
-    memory : str or None
-        Memory of each node, as Slurm writes it; None until it has been estimated.
-    mpi : str or None
-        Plugin of srun; None until it has been determined.
-    partition, account, qos, constraint : str or None
-        Values of these options of sbatch.
-    sbatch, srun : tuple of str
-        More options, of sbatch and of the srun in the batch script.
-    """
-
+    # size of the job; every task is a rank
     nodes: int = 1
     tasks_per_node: int = 8
     cpus_per_task: int = 1
-    minutes: int | None = None
+    minutes: int | None = None  # time limit; None until it has been estimated
+    # memory of each node, as Slurm writes it; None until it has been estimated
     memory: str | None = None
-    mpi: str | None = None
+    mpi: str | None = None  # plugin of srun; None until it has been determined
+    # values of these options of sbatch
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
     constraint: str | None = None
+    # more options, of sbatch and of the srun in the batch script
     sbatch: tuple[str, ...] = ()
     srun: tuple[str, ...] = ()
 

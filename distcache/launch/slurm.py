@@ -44,24 +44,12 @@ LIBRARY: Final = (
 
 
 class JobState(msgspec.Struct, frozen=True):
-    """The state of a job.
+    """The state of a job."""
 
-    Attributes
-    ----------
-    state : str
-        State in the words of squeue and sacct, without the user who cancelled it.
-    exit_code : int
-        Exit code of its script, once that has ended.
-    reason : str
-        Why it waits, or why it ended.
-    restarts : int
-        Number of times that it was requeued.
-    """
-
-    state: str
-    exit_code: int = 0
-    reason: str = ""
-    restarts: int = 0
+    state: str  # state in the words of squeue and sacct, without the user who cancelled it
+    exit_code: int = 0  # exit code of its script, once that has ended
+    reason: str = ""  # why it waits, or why it ended
+    restarts: int = 0  # number of times that it was requeued
 
     @property
     def ended(self) -> bool:

@@ -41,46 +41,23 @@ CACHE_VARIABLE: Final = "DISTCACHE_CACHE"
 
 
 class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How to submit.
+    """How to submit."""
 
-    Attributes
-    ----------
-    job : JobOptions
-        Resources to ask Slurm for. Each task is a rank, with as many threads as it has
-        CPUs. If time or memory is None, the plan's estimate is used.
-    memory_limit : int or None
-        Bytes that no rank may exceed.
-    reuse : tuple of Path
-        Other caches from which sections and blends are copied.
-    logs : Path or None
-        Directory of the logs; by default beside the cache.
-    """
-
+    # Resources to ask Slurm for. Each task is a rank, with as many threads as it has CPUs. If time
+    # or memory is None, the plan's estimate is used.
     job: JobOptions = JobOptions()
-    memory_limit: int | None = None
-    reuse: tuple[Path, ...] = ()
-    logs: Path | None = None
+    memory_limit: int | None = None  # bytes that no rank may exceed
+    reuse: tuple[Path, ...] = ()  # other caches from which sections and blends are copied
+    logs: Path | None = None  # directory of the logs; by default beside the cache
 
 
 class Prejob(msgspec.Struct, frozen=True):
-    """A submitted pre-job.
+    """A submitted pre-job."""
 
-    Attributes
-    ----------
-    job : str
-        Number of the job.
-    options : JobOptions
-        Resources that it asks Slurm for.
-    estimate : Estimate
-        The predicted time and memory.
-    logs : str
-        Directory of its files.
-    """
-
-    job: str
-    options: JobOptions
-    estimate: Estimate
-    logs: str
+    job: str  # number of the job
+    options: JobOptions  # resources that it asks Slurm for
+    estimate: Estimate  # the predicted time and memory
+    logs: str  # directory of its files
 
     @property
     def files(self) -> JobFiles:
@@ -89,22 +66,13 @@ class Prejob(msgspec.Struct, frozen=True):
 
 
 class Submitted(msgspec.Struct, frozen=True):
-    """The result of a submission.
+    """The result of a submission."""
 
-    Attributes
-    ----------
-    cache, key : str
-        Path and key of the cache.
-    prejob : Prejob or None
-        The job that builds; None if the cache exists.
-    training : str or None
-        The number of the job that trains, if there is one.
-    """
-
+    # path and key of the cache
     cache: str
     key: str
-    prejob: Prejob | None
-    training: str | None
+    prejob: Prejob | None  # the job that builds; None if the cache exists
+    training: str | None  # the number of the job that trains, if there is one
 
 
 def submit(

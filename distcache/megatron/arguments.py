@@ -56,21 +56,11 @@ def blend_words(
 
 
 class Arguments(msgspec.Struct, frozen=True):
-    """The options for Megatron.
+    """The options for Megatron."""
 
-    Attributes
-    ----------
-    options : tuple of str
-        Each an option with its values, quoted for a shell.
-    files : dict of Path to str
-        Texts that options name, to be written.
-    warnings : tuple of str
-        Warnings about what holds only for some tokenizers.
-    """
-
-    options: tuple[str, ...]
-    files: dict[Path, str]
-    warnings: tuple[str, ...]
+    options: tuple[str, ...]  # each an option with its values, quoted for a shell
+    files: dict[Path, str]  # texts that options name, to be written
+    warnings: tuple[str, ...]  # warnings about what holds only for some tokenizers
 
 
 def megatron_arguments(

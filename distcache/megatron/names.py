@@ -21,40 +21,23 @@ from distcache.megatron.tokenizers import Release, identifiers_of
 
 
 class Naming(msgspec.Struct, frozen=True):
-    """What decides Megatron's names beside the cache.
+    """What decides Megatron's names beside the cache."""
 
-    Attributes
-    ----------
-    tokenizer : dict or None
-        Fields for `distcache.megatron.tokenizers.identifiers_of`; by default the cache's.
-    releases : tuple of str
-        Every file gets the name that each of them looks for; by default the one of the tokenizer.
-    fim : bool or None
-        Whether the names are those of ``--fim-data``, that is of `GPTFIMDataset`; by default as
-        the cache says.
-    """
-
+    # fields for `distcache.megatron.tokenizers.identifiers_of`; by default the cache's
     tokenizer: dict[str, Any] | None = None
+    # every file gets the name that each of them looks for; by default the one of the tokenizer
     releases: tuple[Release, ...] = ()
+    # whether the names are those of ``--fim-data``, that is of `GPTFIMDataset`; by default as the
+    # cache says
     fim: bool | None = None
 
 
 class MegatronFile(msgspec.Struct, frozen=True):
-    """The files of one section or blend.
+    """The files of one section or blend."""
 
-    Attributes
-    ----------
-    stem : str
-        Start of the names: digest, class and split.
-    description : str
-        The text of ``<stem>-description.txt``.
-    arrays : dict of str to ArrayView
-        Each becomes ``<stem>-<name>.npy``.
-    """
-
-    stem: str
-    description: str
-    arrays: dict[str, ArrayView]
+    stem: str  # start of the names: digest, class and split
+    description: str  # the text of ``<stem>-description.txt``
+    arrays: dict[str, ArrayView]  # each becomes ``<stem>-<name>.npy``
 
 
 def megatron_files(

@@ -14,20 +14,13 @@ from distcache.errors import ConfigError
 
 
 class Readers(msgspec.Struct, frozen=True):
-    """The layout of a job.
+    """The layout of a job."""
 
-    Attributes
-    ----------
-    tp, cp, pp : int
-        Sizes of tensor, context and pipeline parallelism.
-    gpus : int
-        Ranks of a node.
-    """
-
+    # sizes of tensor, context and pipeline parallelism
     tp: int = 1
     cp: int = 1
     pp: int = 1
-    gpus: int = 8
+    gpus: int = 8  # ranks of a node
 
 
 def parse_readers(text: str) -> Readers:

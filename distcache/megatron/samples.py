@@ -38,55 +38,35 @@ LONGEST_RAMP: Final = 100_000_000  # batches
 
 
 class Training(msgspec.Struct, frozen=True, kw_only=True):
-    """Megatron's options that decide how much is trained, by their names on its command line.
+    """Megatron's options that decide how much is trained, by their names on its command line."""
 
-    Attributes
-    ----------
-    seq_length : int
-        Tokens of a sample.
-    train_samples, train_iters : int or None
-        One of them.
-    micro_batch_size, global_batch_size, data_parallel_size : int or None
-        Batch sizes. Without a global batch size, it is the product of the other two; the
-        last is no option of Megatron, which divides the ranks by those that share a model.
-    rampup_batch_size : tuple of int or None
-        First size, increment, and samples. Ignored since 0.18.
-    step_batch_size_schedule : str or None
-        Tokens and batch sizes, as in ``0:768 250B:1536``; since 0.18.
-    eval_interval, eval_iters, eval_global_batch_size, start_eval_at_iter : int or None
-        Options of validation; the last two since 0.18. The first is 1,000 by default in
-        0.16, and has no default since then.
-    skip_train, full_validation, eval_at_step_zero : bool
-        The last is Megatron-Bridge's.
-    phase_transition_iterations : str or None
-        Iterations, separated by commas: ``1000,5000``.
-    iteration : int
-        The one that training starts or resumes with, which says the phase.
-    megatron : str or None
-        Release of Megatron-Core.
-    arithmetic : str
-        "megatron" or "bridge".
-    """
-
-    seq_length: int
+    seq_length: int  # tokens of a sample
+    # one of them
     train_samples: int | None = None
     train_iters: int | None = None
+    # Batch sizes. Without a global batch size, it is the product of the other two; the last is no
+    # option of Megatron, which divides the ranks by those that share a model.
     micro_batch_size: int | None = None
     global_batch_size: int | None = None
     data_parallel_size: int | None = None
+    # First size, increment, and samples. Ignored since 0.18.
     rampup_batch_size: tuple[int, int, int] | None = None
+    # tokens and batch sizes, as in ``0:768 250B:1536``; since 0.18
     step_batch_size_schedule: str | None = None
+    # Options of validation; the last two since 0.18. The first is 1,000 by default in 0.16, and has
+    # no default since then.
     eval_interval: int | None = None
     eval_iters: int | None = 100
     eval_global_batch_size: int | None = None
     start_eval_at_iter: int | None = None
+    # the last is Megatron-Bridge's
     skip_train: bool = False
     full_validation: bool = False
     eval_at_step_zero: bool = False
-    phase_transition_iterations: str | None = None
-    iteration: int = 0
-    megatron: Release | None = None
-    arithmetic: Arithmetic = "megatron"
+    phase_transition_iterations: str | None = None  # iterations, separated by commas: ``1000,5000``
+    iteration: int = 0  # the one that training starts or resumes with, which says the phase
+    megatron: Release | None = None  # release of Megatron-Core
+    arithmetic: Arithmetic = "megatron"  # "megatron" or "bridge"
 
 
 def samples_of(training: Training) -> Samples:

@@ -54,59 +54,31 @@ class MegatronTokenizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Megatron's options of a tokenizer, by their names on its command line.
 
     An option that is not given is None or false; releases differ in what it is then.
-
-    Attributes
-    ----------
-    tokenizer_type : str
-        Kind of the tokenizer.
-    tokenizer_model : str or None
-        Path or name of the model, exactly as training is given it.
-    tokenizer_metadata : str or None
-        A JSON file, which may name the class by its model type.
-    model_type : str or None
-        Type of the model, if the file has been read.
-    tokenizer_special_tokens : tuple of str or None
-        Also ``--tiktoken-special-tokens``.
-    vocab_size : int or None
-        Size of the vocabulary.
-    vocab_file, merge_file : str or None
-        Files of a byte-pair encoding.
-    chat_template : str or None
-        Chat template; since 0.18.
-    tiktoken_pattern : str or None
-        "v1" or "v2".
-    tiktoken_num_special_tokens : int
-        Number of special tokens.
-    tokenizer_sentencepiece_legacy, tokenizer_sentencepiece_ignore_extra_whitespaces : bool
-        The second is from 0.18 on, and on unless ``--no-...`` says otherwise.
-    tokenizer_hf_use_fast, tokenizer_hf_include_special_tokens : bool
-        Options that only 0.16 asks for; later releases do both by default.
-    tokenizer_hf_no_use_fast, tokenizer_hf_no_include_special_tokens : bool
-        Options since 0.17.
-    trust_remote_code : bool
-        Option of Hugging Face's tokenizers.
-    null_tokenizer_eod_id, null_tokenizer_pad_id : int or None
-        Token ids since 0.18.
     """
 
-    tokenizer_type: TokenizerType
-    tokenizer_model: str | None = None
-    tokenizer_metadata: str | None = None
-    model_type: str | None = None
-    tokenizer_special_tokens: tuple[str, ...] | None = None
-    vocab_size: int | None = None
+    tokenizer_type: TokenizerType  # kind of the tokenizer
+    tokenizer_model: str | None = None  # path or name of the model, exactly as training is given it
+    tokenizer_metadata: str | None = None  # a JSON file, which may name the class by its model type
+    model_type: str | None = None  # type of the model, if the file has been read
+    tokenizer_special_tokens: tuple[str, ...] | None = None  # also ``--tiktoken-special-tokens``
+    vocab_size: int | None = None  # size of the vocabulary
+    # files of a byte-pair encoding
     vocab_file: str | None = None
     merge_file: str | None = None
-    chat_template: str | None = None
-    tiktoken_pattern: str | None = None
-    tiktoken_num_special_tokens: int = 1000
+    chat_template: str | None = None  # chat template; since 0.18
+    tiktoken_pattern: str | None = None  # "v1" or "v2"
+    tiktoken_num_special_tokens: int = 1000  # number of special tokens
+    # the second is from 0.18 on, and on unless ``--no-...`` says otherwise
     tokenizer_sentencepiece_legacy: bool = False
     tokenizer_sentencepiece_ignore_extra_whitespaces: bool = True
+    # options that only 0.16 asks for; later releases do both by default
     tokenizer_hf_use_fast: bool = False
     tokenizer_hf_include_special_tokens: bool = False
+    # options since 0.17
     tokenizer_hf_no_use_fast: bool = False
     tokenizer_hf_no_include_special_tokens: bool = False
-    trust_remote_code: bool = False
+    trust_remote_code: bool = False  # option of Hugging Face's tokenizers
+    # token ids since 0.18
     null_tokenizer_eod_id: int | None = None
     null_tokenizer_pad_id: int | None = -1
 

@@ -25,20 +25,11 @@ from distcache.storage.files import closing_fd, is_plain_file, open_regular, rea
 
 
 class LocalState(msgspec.Struct, frozen=True):
-    """Which of a cache's files and blocks a store has.
+    """Which of a cache's files and blocks a store has."""
 
-    Attributes
-    ----------
-    complete : frozenset of int
-        Valid files, under their final names.
-    right : frozenset of int
-        Valid blocks, in complete files and in others.
-    dated : frozenset of int
-        Complete files whose time differs from the shared ones, which may have changed.
-    """
-
-    complete: frozenset[int]
-    right: frozenset[int]
+    complete: frozenset[int]  # valid files, under their final names
+    right: frozenset[int]  # valid blocks, in complete files and in others
+    # complete files whose time differs from the shared ones, which may have changed
     dated: frozenset[int] = frozenset()
 
 

@@ -19,33 +19,16 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Localization:
-    """The localization of one cache, on one of its agents.
+    """The localization of one cache, on one of its agents."""
 
-    Attributes
-    ----------
-    agents : Communicator
-        One of each node.
-    readers : tuple of int
-        The agents that see the shared cache, and read for the others.
-    store : Store
-        This node's, locked.
-    manifest : Manifest
-        The same files and blocks on all nodes.
-    options : LocalizeOptions
-        Options, with what earlier runs were asked for; the transport is "mpi" or "copy".
-    progress : Progress
-        Receives the progress of this agent.
-    staged : StagedFiles
-        The unfinished files on this node.
-    """
-
-    agents: Communicator
-    readers: tuple[int, ...]
-    store: Store
-    manifest: Manifest
+    agents: Communicator  # one of each node
+    readers: tuple[int, ...]  # the agents that see the shared cache, and read for the others
+    store: Store  # this node's, locked
+    manifest: Manifest  # the same files and blocks on all nodes
+    # options, with what earlier runs were asked for; the transport is "mpi" or "copy"
     options: LocalizeOptions
-    progress: Progress
-    staged: StagedFiles
+    progress: Progress  # receives the progress of this agent
+    staged: StagedFiles  # the unfinished files on this node
 
     def on_all_agents_watched(self, action: Callable[[], Result], what: str) -> Result:
         """Run an action on local files as `on_all_ranks_watched` does. Collective."""

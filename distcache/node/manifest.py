@@ -30,44 +30,24 @@ UNIT: Final = 64 << 20  # bytes of a `.bin` that are copied and digested togethe
 
 
 class ShardSource(msgspec.Struct, frozen=True):
-    """A file whose bytes become a block: a shard.
+    """A file whose bytes become a block: a shard."""
 
-    Attributes
-    ----------
-    path : str
-        Path on the shared filesystem.
-    codec : str
-        One of `distcache.corpus.mds.index_json.CODECS`: how it is compressed.
-    size : int
-        Bytes of the file, which travel.
-    """
-
-    path: str
-    codec: str
-    size: int
+    path: str  # path on the shared filesystem
+    codec: str  # one of `distcache.corpus.mds.index_json.CODECS`: how it is compressed
+    size: int  # bytes of the file, which travel
 
 
 class Block(msgspec.Struct, frozen=True):
-    """Bytes that are copied and verified together: of the cache or a `.bin`, an `.idx`, a shard.
+    """Bytes that are copied and verified together: of the cache or a `.bin`, an `.idx`, a shard."""
 
-    Attributes
-    ----------
-    file : int
-        Index into `Manifest.files`.
-    begin, end : int
-        Bytes of that file.
-    digest : str
-        XXH3 in hexadecimal, of 64 bits for a block of the cache and of 128 for others; empty for
-        one of a `.bin`, whose digest the node records when it has been copied.
-    source : ShardSource or None
-        Shard that the bytes come from; None if they are those of the shared file at the
-        same place.
-    """
-
-    file: int
+    file: int  # index into `Manifest.files`
+    # bytes of that file
     begin: int
     end: int
+    # XXH3 in hexadecimal, of 64 bits for a block of the cache and of 128 for others; empty for one
+    # of a `.bin`, whose digest the node records when it has been copied
     digest: str
+    # shard that the bytes come from; None if they are those of the shared file at the same place
     source: ShardSource | None = None
 
     @property
@@ -77,32 +57,18 @@ class Block(msgspec.Struct, frozen=True):
 
 
 class File(msgspec.Struct, frozen=True):
-    """A file to have on the node.
+    """A file to have on the node."""
 
-    Attributes
-    ----------
-    shared : str
-        Path on the shared filesystem, or URL.
-    final : Path
-        Path on the node.
-    size : int
-        Bytes.
-    modified : int
-        Modification time of the shared file in nanoseconds; 0 if it does not matter. If the time
-        of a local index differs, the shared one is read, and compared with its digest.
-    kind : str
-        ``whole`` for the cache and an `.idx`; for a `.bin` ``shards``, which are its blocks, or
-        ``copy``.
-    version : FileVersion or None
-        Version of an object: any other is refused.
-    """
-
-    shared: str
-    final: Path
-    size: int
+    shared: str  # path on the shared filesystem, or URL
+    final: Path  # path on the node
+    size: int  # bytes
+    # Modification time of the shared file in nanoseconds; 0 if it does not matter. If the time of a
+    # local index differs, the shared one is read, and compared with its digest.
     modified: int
+    # ``whole`` for the cache and an `.idx`; for a `.bin` ``shards``, which are its blocks, or
+    # ``copy``
     kind: Literal["whole", "shards", "copy"] = "whole"
-    version: FileVersion | None = None
+    version: FileVersion | None = None  # version of an object: any other is refused
 
     @property
     def part(self) -> Path:
@@ -121,68 +87,36 @@ def digests_path(tokens: Path) -> Path:
 
 
 class Described(NamedTuple):
-    """What a cache says of a corpus.
+    """What a cache says of a corpus."""
 
-    Attributes
-    ----------
-    prefix : str
-        Absolute, or a URL.
-    idx_size, bin_size : int
-        Bytes of its files.
-    digest : str
-        Digest of its `.idx`.
-    shards : int
-        Number of shards that make up its `.bin`; 0 if it is a file.
-    """
-
-    prefix: str
+    prefix: str  # absolute, or a URL
+    # bytes of its files
     idx_size: int
     bin_size: int
-    digest: str
-    shards: int
+    digest: str  # digest of its `.idx`
+    shards: int  # number of shards that make up its `.bin`; 0 if it is a file
 
 
 class CorpusStat(msgspec.Struct, frozen=True):
-    """What `stat` shows of a shared corpus.
+    """What `stat` shows of a shared corpus."""
 
-    Attributes
-    ----------
-    idx, bin : FileVersion or None
-        Versions of its files; None if there is none.
-    problems : tuple of str
-        Problems of the corpus.
-    """
-
+    # versions of its files; None if there is none
     idx: FileVersion | None
     bin: FileVersion | None
-    problems: tuple[str, ...]
+    problems: tuple[str, ...]  # problems of the corpus
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """All that a cache needs on a node.
+    """All that a cache needs on a node."""
 
-    Attributes
-    ----------
-    name : str
-        Name of the cache in the store.
-    contents : Contents
-        Header and tables of the cache.
-    source : str
-        Absolute path of the shared cache.
-    corpora : tuple of LocalCorpus
-        Corpora in the order of the cache's sources.
-    files : tuple of File
-        The cache, then each `.idx` once, and the `.bin` of corpora whose shards are unpacked.
-    blocks : tuple of Block
-        Blocks of all files; they cover everything but the header and the tables of the
-        cache, and what is between shards.
-    """
-
-    name: str
-    contents: Contents
-    source: str
-    corpora: tuple[LocalCorpus, ...]
+    name: str  # name of the cache in the store
+    contents: Contents  # header and tables of the cache
+    source: str  # absolute path of the shared cache
+    corpora: tuple[LocalCorpus, ...]  # corpora in the order of the cache's sources
+    # the cache, then each `.idx` once, and the `.bin` of corpora whose shards are unpacked
     files: tuple[File, ...]
+    # blocks of all files; they cover everything but the header and the tables of the cache, and
+    # what is between shards
     blocks: tuple[Block, ...]
 
 

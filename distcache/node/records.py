@@ -23,91 +23,45 @@ LARGEST: Final = 1 << 30  # bytes of a record that is read
 
 
 class LocalCorpus(msgspec.Struct, frozen=True):
-    """A corpus of a localized cache.
+    """A corpus of a localized cache."""
 
-    Attributes
-    ----------
-    shared : str
-        Absolute path on the shared filesystem, or URL, without suffix.
-    stem : str
-        Name in the store.
-    idx_size : int
-        Bytes of its index.
-    bin_size : int
-        Bytes of its `.bin` in the store, into which shards were unpacked, or the shared one was
-        copied; 0 without one.
-    has_tokens : bool
-        Whether there is a `.bin`, here or beside the shared index; else shards are read.
-    copied : bool
-        Whether the `.bin` in the store is a copy of the shared one.
-    bin_version : FileVersion or None
-        Version of the shared `.bin`, if it is an object, was copied, or is read by the
-        fetcher.
-    """
-
-    shared: str
-    stem: str
-    idx_size: int
+    shared: str  # absolute path on the shared filesystem, or URL, without suffix
+    stem: str  # name in the store
+    idx_size: int  # bytes of its index
+    # bytes of its `.bin` in the store, into which shards were unpacked, or the shared one was
+    # copied; 0 without one
     bin_size: int = 0
+    # whether there is a `.bin`, here or beside the shared index; else shards are read
     has_tokens: bool = True
-    copied: bool = False
+    copied: bool = False  # whether the `.bin` in the store is a copy of the shared one
+    # version of the shared `.bin`, if it is an object, was copied, or is read by the fetcher
     bin_version: FileVersion | None = None
 
 
 @decodable
 class Ready(msgspec.Struct, frozen=True):
-    """The ready record: the completion marker of a copy.
+    """The ready record: the completion marker of a copy."""
 
-    Attributes
-    ----------
-    name : str
-        Name of the cache in the store.
-    key : str
-        The cache's identity.
-    source : str
-        Absolute path, or URL, of the shared cache.
-    size : int
-        Bytes of the cache.
-    corpora : tuple of LocalCorpus
-        Corpora in the order of the cache's sources.
-    linked : bool
-        Whether the store has links to the `.bin` files.
-    megatron : Exported or None
-        Megatron's files and options.
-    tokenizer, releases, fim
-        Parts of the names of Megatron's files: see `naming`.
-    when, host, distcache : str
-        Time (ISO 8601, UTC), node and version of the agent.
-    version : int
-        Version of this record.
-    modified : int
-        Modification time of the cache in nanoseconds; 0 if unknown.
-    shards : str
-        Value of `LocalizeOptions.shards`.
-    copied : bool
-        Value of `LocalizeOptions.copy`.
-    read_ahead : bool
-        Value of `LocalizeOptions.read_ahead`.
-    """
-
-    name: str
-    key: str
-    source: str
-    size: int
-    corpora: tuple[LocalCorpus, ...]
-    linked: bool
-    megatron: Exported | None
+    name: str  # name of the cache in the store
+    key: str  # the cache's identity
+    source: str  # absolute path, or URL, of the shared cache
+    size: int  # bytes of the cache
+    corpora: tuple[LocalCorpus, ...]  # corpora in the order of the cache's sources
+    linked: bool  # whether the store has links to the `.bin` files
+    megatron: Exported | None  # Megatron's files and options
+    # parts of the names of Megatron's files: see `naming`
     tokenizer: dict[str, Any] | None
+    # time (ISO 8601, UTC), node and version of the agent
     when: str
     host: str
     distcache: str
-    version: int = VERSION
-    modified: int = 0
+    version: int = VERSION  # version of this record
+    modified: int = 0  # modification time of the cache in nanoseconds; 0 if unknown
     releases: tuple[Release, ...] = ()
     fim: bool | None = None
-    shards: str = "none"
-    copied: bool = False
-    read_ahead: bool = False
+    shards: str = "none"  # value of `LocalizeOptions.shards`
+    copied: bool = False  # value of `LocalizeOptions.copy`
+    read_ahead: bool = False  # value of `LocalizeOptions.read_ahead`
 
     @property
     def naming(self) -> Naming:
@@ -210,33 +164,21 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
 
 
 class NodeReport(msgspec.Struct, frozen=True):
-    """What one agent did.
+    """What one agent did."""
 
-    Attributes
-    ----------
-    node, directory, cache : str
-        Name of the node, its store, and the cache in it.
-    read, reused, written, kept : int
-        Bytes read from the shared filesystem, copied from other caches of the store, written, and
-        already valid.
-    memory : int
-        Bytes of the copy that take memory, because the store is a tmpfs.
-    problem : str
-        Why the node has no copy and reads the shared file; empty if it has one.
-    beyond : int
-        Bytes beyond the budget: this copy and those in use are never removed.
-    """
-
+    # name of the node, its store, and the cache in it
     node: str
     directory: str
     cache: str
+    # bytes read from the shared filesystem, copied from other caches of the store, written, and
+    # already valid
     read: int
     reused: int
     written: int
     kept: int
-    memory: int
-    problem: str = ""
-    beyond: int = 0
+    memory: int  # bytes of the copy that take memory, because the store is a tmpfs
+    problem: str = ""  # why the node has no copy and reads the shared file; empty if it has one
+    beyond: int = 0  # bytes beyond the budget: this copy and those in use are never removed
 
 
 class Localized(msgspec.Struct, frozen=True):

@@ -16,18 +16,11 @@ MEMORY_BACKED: Final = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 
 
 class Space(msgspec.Struct, frozen=True):
-    """The space of a filesystem.
+    """The space of a filesystem."""
 
-    Attributes
-    ----------
-    free : int
-        Bytes that this user may still write; where they are memory, not more than is available.
-    in_memory : bool
-        Whether its files are held in memory.
-    """
-
+    # bytes that this user may still write; where they are memory, not more than is available
     free: int
-    in_memory: bool
+    in_memory: bool  # whether its files are held in memory
 
 
 def space_at(directory: Path) -> Space:

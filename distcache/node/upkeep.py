@@ -48,24 +48,12 @@ VIEW_FILES: Final = re.compile(
 
 
 class HeldCache(msgspec.Struct, frozen=True):
-    """A cache in a store.
+    """A cache in a store."""
 
-    Attributes
-    ----------
-    record : Ready
-        Record of the cache.
-    nbytes : int
-        Bytes on the disk, without corpora, which caches share.
-    last_use : float
-        Seconds since the epoch.
-    used : bool
-        Whether a process uses it now.
-    """
-
-    record: Ready
-    nbytes: int
-    last_use: float
-    used: bool
+    record: Ready  # record of the cache
+    nbytes: int  # bytes on the disk, without corpora, which caches share
+    last_use: float  # seconds since the epoch
+    used: bool  # whether a process uses it now
 
 
 def open_store(root: Path) -> Store:
@@ -217,18 +205,12 @@ def _compare(task: tuple[str, int, Block]) -> str | None:
 
 
 class Collected(msgspec.Struct, frozen=True):
-    """The result of a collection.
+    """The result of a collection."""
 
-    Attributes
-    ----------
-    removed, in_use : list of str
-        Names of the caches that were removed, and of those that stay because they are in use.
-    freed, nbytes : int
-        Bytes by which the store has shrunk, and its size now.
-    """
-
+    # names of the caches that were removed, and of those that stay because they are in use
     removed: list[str]
     in_use: list[str]
+    # bytes by which the store has shrunk, and its size now
     freed: int
     nbytes: int
 

@@ -31,54 +31,31 @@ NODE_MEMORY: Final = 512 << 20
 
 
 class SplitUnit(msgspec.Struct, frozen=True):
-    """A large section that all ranks build together.
+    """A large section that all ranks build together."""
 
-    Attributes
-    ----------
-    unit : int
-        Index into `Layout.units`.
-    upper_rank : int
-        The rank that shuffles the upper part of the documents.
-    rest_rank : int
-        The rank that computes the remaining shuffles.
-    """
-
-    unit: int
-    upper_rank: int
-    rest_rank: int
+    unit: int  # index into `Layout.units`
+    upper_rank: int  # the rank that shuffles the upper part of the documents
+    rest_rank: int  # the rank that computes the remaining shuffles
 
 
 Waves = tuple[tuple[SplitUnit, ...], ...]
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """The work of every rank.
+    """The work of every rank."""
 
-    Attributes
-    ----------
-    waves : tuple of tuple of SplitUnit
-        Large sections; those of one wave are shuffled at the same time by different ranks, then
-        cut by all ranks, one after the other.
-    linked : tuple of int
-        Large sections of which no rank holds more than a slice; all ranks build each together.
-    blends : tuple of int
-        Large blends, as indices into `Layout.units`; all ranks draw each together.
-    local : tuple of tuple of int
-        Units that each rank builds alone, as indices into `Layout.units`.
-    threads : int
-        Units that a rank builds at a time.
-    memory : tuple of int
-        Predicted peak memory of each rank in bytes.
-    busy : tuple of float
-        Predicted work of each rank, in the nanoseconds of `distcache.plan.costs`.
-    """
-
+    # large sections; those of one wave are shuffled at the same time by different ranks, then cut
+    # by all ranks, one after the other
     waves: Waves
+    # large sections of which no rank holds more than a slice; all ranks build each together
     linked: tuple[int, ...]
+    # large blends, as indices into `Layout.units`; all ranks draw each together
     blends: tuple[int, ...]
+    # units that each rank builds alone, as indices into `Layout.units`
     local: tuple[tuple[int, ...], ...]
-    threads: int
-    memory: tuple[int, ...]
+    threads: int  # units that a rank builds at a time
+    memory: tuple[int, ...]  # predicted peak memory of each rank in bytes
+    # predicted work of each rank, in the nanoseconds of `distcache.plan.costs`
     busy: tuple[float, ...]
 
     @property
@@ -281,24 +258,12 @@ def _memory(
 
 
 class Estimate(msgspec.Struct, frozen=True):
-    """The predicted time and memory of a build, and what to ask Slurm for.
+    """The predicted time and memory of a build, and what to ask Slurm for."""
 
-    Attributes
-    ----------
-    seconds : float
-        Seconds of the whole build.
-    memory : int
-        Bytes of the rank that takes most.
-    minutes : int
-        Value for ``--time``: several times the estimate.
-    memory_gib : int
-        Value for ``--mem``, for each node.
-    """
-
-    seconds: float
-    memory: int
-    minutes: int
-    memory_gib: int
+    seconds: float  # seconds of the whole build
+    memory: int  # bytes of the rank that takes most
+    minutes: int  # value for ``--time``: several times the estimate
+    memory_gib: int  # value for ``--mem``, for each node
 
 
 def estimate(plan: Plan, layout: Layout, work: Assignment, ranks_per_node: int) -> Estimate:

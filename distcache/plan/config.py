@@ -25,20 +25,11 @@ BlendArithmetic = Literal["separate", "fused"]
 
 
 class BlendEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A corpus of a blend.
+    """A corpus of a blend."""
 
-    Attributes
-    ----------
-    path : str
-        Path prefix of the corpus.
-    weight : float or None
-        Weight in a weighted blend.
-    samples : int or None
-        Samples of a validation set of its own; by default as many as of the others.
-    """
-
-    path: Path
-    weight: Weight | None = None
+    path: Path  # path prefix of the corpus
+    weight: Weight | None = None  # weight in a weighted blend
+    # samples of a validation set of its own; by default as many as of the others
     samples: Count | None = None
 
 
@@ -70,71 +61,44 @@ class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @decodable
 class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A whole configuration.
+    """A whole configuration."""
 
-    Attributes
-    ----------
-    sequence_length : int
-        Tokens per sample, without the extra one; 1 for rows.
-    seed : int
-        Seed of every section's generator.
-    samples : Samples or None
-        None is one epoch of every split.
-    blend, split : Blend, str
-        One blend that is cut into splits, as in "99,1,0".
-    blend_per_split : BlendPerSplit
-        Instead of the two: a blend for each split, which uses its corpora whole.
-    mid_level_dataset_surplus : float
-        Share of samples that a weighted blend's sections are built beyond their target.
-    add_extra_token : bool
-        Whether samples overlap by one token, so that labels need no padding.
-    drop_last_partial_validation_sequence : bool
-        Whether the validation split ends at its last whole sample.
-    blend_arithmetic : str
-        "separate" or "fused": how Megatron's helper was compiled where it runs, by which errors of
-        a blend are rounded twice, as on x86-64, or once, as on AArch64.
-    multiple_validation_sets : bool
-        Whether each corpus of ``blend_per_split.valid`` is a validation set of its own.
-    full_validation : bool
-        Whether validation runs over one whole epoch.
-    tokenizer : dict or None
-        Megatron's ``unique_identifiers`` of the tokenizer; or ``{"description": FILE}`` to take
-        them from a description that Megatron wrote; or ``{"megatron": RELEASE, ...}`` with
-        Megatron's options of the tokenizer. Enters Megatron's names only.
-    fim_data : bool
-        Whether training is given ``--fim-data``. Enters Megatron's names only.
-    mixed_tokenizers : bool
-        Whether receipts of corpora may name different tokenizers. Changes no array.
-    slurm : Slurm or None
-        Options for `submit`, which change no array.
-    order : str
-        Shuffle of sections: as Megatron does, in passes that are a permutation each, or
-        within windows of shards.
-    window : int
-        Shards of a window.
-    of_command : bool
-        Whether these are the options of a training command, which asks for samples of every split.
-        Changes no array.
-    """
-
+    # tokens per sample, without the extra one; 1 for rows
     sequence_length: Annotated[int, Meta(ge=1, le=2**31 - 2)]
-    seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 1234
-    samples: Samples | None = None
+    seed: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 1234  # seed of every section's generator
+    samples: Samples | None = None  # none is one epoch of every split
     split: str | None = None
+    # one blend that is cut into splits, as in "99,1,0"
     blend: Blend | None = None
+    # instead of the two: a blend for each split, which uses its corpora whole
     blend_per_split: BlendPerSplit | None = None
+    # share of samples that a weighted blend's sections are built beyond their target
     mid_level_dataset_surplus: Annotated[float, Meta(ge=0, le=1e6)] = 0.005
+    # whether samples overlap by one token, so that labels need no padding
     add_extra_token: bool = True
+    # whether the validation split ends at its last whole sample
     drop_last_partial_validation_sequence: bool = True
+    # "separate" or "fused": how Megatron's helper was compiled where it runs, by which errors of a
+    # blend are rounded twice, as on x86-64, or once, as on AArch64
     blend_arithmetic: BlendArithmetic = "separate"
+    # whether each corpus of ``blend_per_split.valid`` is a validation set of its own
     multiple_validation_sets: bool = False
-    full_validation: bool = False
+    full_validation: bool = False  # whether validation runs over one whole epoch
+    # Megatron's ``unique_identifiers`` of the tokenizer; or ``{"description": FILE}`` to take them
+    # from a description that Megatron wrote; or ``{"megatron": RELEASE, ...}`` with Megatron's
+    # options of the tokenizer. Enters Megatron's names only.
     tokenizer: dict[str, Any] | None = None
+    # Whether training is given ``--fim-data``. Enters Megatron's names only.
     fim_data: bool = False
+    # Whether receipts of corpora may name different tokenizers. Changes no array.
     mixed_tokenizers: bool = False
-    slurm: Slurm | None = None
+    slurm: Slurm | None = None  # options for `submit`, which change no array
+    # shuffle of sections: as Megatron does, in passes that are a permutation each, or within
+    # windows of shards
     order: Order = "megatron"
-    window: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 16
+    window: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 16  # shards of a window
+    # Whether these are the options of a training command, which asks for samples of every split.
+    # Changes no array.
     of_command: bool = False
 
     def samples_of(self, split: str) -> int | None:

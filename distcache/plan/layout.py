@@ -43,61 +43,30 @@ class ArrayPlace(msgspec.Struct, frozen=True):
 
 
 class Unit(msgspec.Struct, frozen=True):
-    """Items that are written by one rank, or, if splittable, one section written by several.
+    """Items that are written by one rank, or, if splittable, one section written by several."""
 
-    Attributes
-    ----------
-    items : tuple of int
-        Indices into `Plan.items`.
-    begin, end : int
-        The bytes of the file that the unit has for itself; no other has bytes of its grains.
-    splittable : bool
-        Whether it is one large section.
-    """
-
-    items: tuple[int, ...]
+    items: tuple[int, ...]  # indices into `Plan.items`
+    # the bytes of the file that the unit has for itself; no other has bytes of its grains
     begin: int
     end: int
-    splittable: bool
+    splittable: bool  # whether it is one large section
 
 
 class Dataset(msgspec.Struct, frozen=True):
-    """The arrays of one name of a unit: one dataset of HDF5.
+    """The arrays of one name of a unit: one dataset of HDF5."""
 
-    Attributes
-    ----------
-    unit : int
-        Index into `Layout.units`.
-    place : ArrayPlace
-        Place of all arrays of the dataset, one after the other.
-    """
-
-    unit: int
-    place: ArrayPlace
+    unit: int  # index into `Layout.units`
+    place: ArrayPlace  # place of all arrays of the dataset, one after the other
 
 
 class Layout(msgspec.Struct, frozen=True):
-    """All places.
+    """All places."""
 
-    Attributes
-    ----------
-    data_begin : int
-        First byte that an array may have; HDF5's own metadata is before it.
-    arrays : tuple of tuple of ArrayPlace
-        The arrays of each of `Plan.items`.
-    units : tuple of Unit
-        Units in the order of the file.
-    datasets : tuple of Dataset
-        Datasets in the order of the file.
-    tables_begin : int
-        Start of the tables.
-    """
-
-    data_begin: int
-    arrays: tuple[tuple[ArrayPlace, ...], ...]
-    units: tuple[Unit, ...]
-    datasets: tuple[Dataset, ...]
-    tables_begin: int
+    data_begin: int  # first byte that an array may have; HDF5's own metadata is before it
+    arrays: tuple[tuple[ArrayPlace, ...], ...]  # the arrays of each of `Plan.items`
+    units: tuple[Unit, ...]  # units in the order of the file
+    datasets: tuple[Dataset, ...]  # datasets in the order of the file
+    tables_begin: int  # start of the tables
 
 
 def align(offset: int, alignment: int) -> int:

@@ -16,43 +16,21 @@ WIDE_SHUFFLE = np.iinfo(np.uint32).max - 1
 
 
 class SectionPlan(msgspec.Struct, frozen=True):
-    """The three arrays of one corpus and split.
+    """The three arrays of one corpus and split."""
 
-    Attributes
-    ----------
-    key : str
-        The section's identity, by which another cache or a journal can supply it.
-    source : int
-        Index into `Plan.sources`.
-    begin, end : int
-        The split's range of sequences.
-    tokens : int
-        Tokens of one epoch.
-    seed : int
-        Seed of the generator.
-    cut : Cut
-        Rules by which samples are cut.
-    size : SectionSize
-        Epochs and samples.
-    order : str
-        Shuffle of the section: ``megatron``, ``passes`` or ``windows``.
-    window : int or None
-        Shards of a window.
-    rows : bool
-        Whether its samples are sequences as they are, in the order of the document index, which is
-        its only array.
-    """
-
-    key: str
-    source: int
+    key: str  # the section's identity, by which another cache or a journal can supply it
+    source: int  # index into `Plan.sources`
+    # the split's range of sequences
     begin: int
     end: int
-    tokens: int
-    seed: int
-    cut: Cut
-    size: SectionSize
-    order: str = "megatron"
-    window: int | None = None
+    tokens: int  # tokens of one epoch
+    seed: int  # seed of the generator
+    cut: Cut  # rules by which samples are cut
+    size: SectionSize  # epochs and samples
+    order: str = "megatron"  # shuffle of the section: ``megatron``, ``passes`` or ``windows``
+    window: int | None = None  # shards of a window
+    # whether its samples are sequences as they are, in the order of the document index, which is
+    # its only array
     rows: bool = False
 
     @property
@@ -100,57 +78,26 @@ class SectionPlan(msgspec.Struct, frozen=True):
 
 
 class Member(msgspec.Struct, frozen=True):
-    """A section's place in a split: which corpus asks for how much of which section.
+    """A section's place in a split: which corpus asks for how much of which section."""
 
-    Attributes
-    ----------
-    split : str
-        "train", "valid" or "test".
-    source : int
-        Index into `Plan.sources`.
-    section : int
-        Index into `Plan.sections`; members may share one.
-    requested : int or None
-        Samples asked for, which enter Megatron's names.
-    blend : int or None
-        Index into `Plan.blends`; None for a section that stands alone.
-    weight : float or None
-        Normalized weight in the blend; None in an exhaustive one.
-    """
-
-    split: str
-    source: int
-    section: int
-    requested: int | None
-    blend: int | None = None
-    weight: float | None = None
+    split: str  # "train", "valid" or "test"
+    source: int  # index into `Plan.sources`
+    section: int  # index into `Plan.sections`; members may share one
+    requested: int | None  # samples asked for, which enter Megatron's names
+    blend: int | None = None  # index into `Plan.blends`; None for a section that stands alone
+    weight: float | None = None  # normalized weight in the blend; None in an exhaustive one
 
 
 class BlendPlan(msgspec.Struct, frozen=True):
-    """The two arrays of one split over several sections.
+    """The two arrays of one split over several sections."""
 
-    Attributes
-    ----------
-    key : str
-        The blend's identity.
-    split : str
-        "train", "valid" or "test".
-    weights : tuple of float
-        Normalized; empty in an exhaustive blend.
-    sizes : tuple of int
-        Samples of each section, taken whole by an exhaustive blend; empty otherwise.
-    size : int
-        Samples of the blend.
-    fused : bool
-        Whether ``weight * step - taken`` is rounded once.
-    """
-
-    key: str
-    split: str
-    weights: tuple[float, ...]
+    key: str  # the blend's identity
+    split: str  # "train", "valid" or "test"
+    weights: tuple[float, ...]  # normalized; empty in an exhaustive blend
+    # samples of each section, taken whole by an exhaustive blend; empty otherwise
     sizes: tuple[int, ...]
-    size: int
-    fused: bool = False
+    size: int  # samples of the blend
+    fused: bool = False  # whether ``weight * step - taken`` is rounded once
 
     @property
     def exhaustive(self) -> bool:
@@ -167,28 +114,16 @@ class BlendPlan(msgspec.Struct, frozen=True):
 
 
 class Plan(msgspec.Struct, frozen=True, dict=True):
-    """Everything that a configuration asks for.
+    """Everything that a configuration asks for."""
 
-    Attributes
-    ----------
-    key : str
-        The cache's identity.
-    identity : dict
-        The document that the key is the digest of.
-    naming : dict
-        Parts of Megatron's names and options that the plan does not decide: split string,
-        split matrix, tokenizer, the blends by source and weight, and the tokenizer of each
-        source, as far as its receipt says it.
-    sources : tuple of CorpusFacts
-        The corpora.
-    sections, blends, members : tuple
-        The arrays to build, and which corpus of which split uses them.
-    """
-
-    key: str
-    identity: dict[str, Any]
+    key: str  # the cache's identity
+    identity: dict[str, Any]  # the document that the key is the digest of
+    # parts of Megatron's names and options that the plan does not decide: split string, split
+    # matrix, tokenizer, the blends by source and weight, and the tokenizer of each source, as far
+    # as its receipt says it
     naming: dict[str, Any]
-    sources: tuple[CorpusFacts, ...]
+    sources: tuple[CorpusFacts, ...]  # the corpora
+    # the arrays to build, and which corpus of which split uses them
     sections: tuple[SectionPlan, ...]
     blends: tuple[BlendPlan, ...]
     members: tuple[Member, ...]

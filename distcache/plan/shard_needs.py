@@ -9,27 +9,16 @@ from distcache.plan.model import Plan, SectionPlan
 
 
 class ShardNeeds(msgspec.Struct, frozen=True):
-    """Space and opens.
+    """Space and opens."""
 
-    Attributes
-    ----------
-    corpora, shards, compressed : int
-        Number of corpora that consist of shards, of these shards, and of those that are
-        compressed.
-    stored_bytes : int
-        Bytes of the files.
-    node_bytes : int
-        Bytes that `localize` unpacks onto each node: the raw bytes of compressed shards.
-    files_per_sample : float
-        Mean number of shards that have a part of a sample of these corpora.
-    """
-
+    # number of corpora that consist of shards, of these shards, and of those that are compressed
     corpora: int
     shards: int
     compressed: int
-    stored_bytes: int
+    stored_bytes: int  # bytes of the files
+    # bytes that `localize` unpacks onto each node: the raw bytes of compressed shards
     node_bytes: int
-    files_per_sample: float
+    files_per_sample: float  # mean number of shards that have a part of a sample of these corpora
 
 
 def shard_needs(plan: Plan) -> ShardNeeds | None:

@@ -65,38 +65,19 @@ def sequence_range(bookends: Bookends, sequences: int) -> tuple[int, int]:
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """How samples are cut from tokens.
+    """How samples are cut from tokens."""
 
-    Attributes
-    ----------
-    sequence_length : int
-        Tokens per sample.
-    extra_token : bool
-        Whether samples overlap by one token.
-    keep_partial : bool
-        Whether a last sample that is not full is kept (validation only).
-    """
-
-    sequence_length: int
-    extra_token: bool
-    keep_partial: bool
+    sequence_length: int  # tokens per sample
+    extra_token: bool  # whether samples overlap by one token
+    keep_partial: bool  # whether a last sample that is not full is kept (validation only)
 
 
 class SectionSize(msgspec.Struct, frozen=True):
-    """The sizes of a section.
+    """The sizes of a section."""
 
-    Attributes
-    ----------
-    epochs : int
-        Passes over the split's sequences.
-    samples : int
-        Rows of the sample index, less one.
-    separate_samples : int or None
-        If the last epoch is shuffled apart, the number of samples before it.
-    """
-
-    epochs: int
-    samples: int
+    epochs: int  # passes over the split's sequences
+    samples: int  # rows of the sample index, less one
+    # if the last epoch is shuffled apart, the number of samples before it
     separate_samples: int | None
 
 

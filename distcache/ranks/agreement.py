@@ -41,25 +41,14 @@ _agreeing: ContextVar[str | None] = ContextVar("agreeing", default=None)
 
 
 class _Failure(msgspec.Struct, frozen=True):
-    """What one rank raised.
+    """What one rank raised."""
 
-    Attributes
-    ----------
-    rank, host : int, str
-        Rank and host that failed.
-    exit_code : int
-        Exit code of the error.
-    problems : tuple of str
-        Messages of the error.
-    local : bool
-        Whether it concerns this rank's machine, which the message then names.
-    """
-
+    # rank and host that failed
     rank: int
     host: str
-    exit_code: int
-    problems: tuple[str, ...]
-    local: bool
+    exit_code: int  # exit code of the error
+    problems: tuple[str, ...]  # messages of the error
+    local: bool  # whether it concerns this rank's machine, which the message then names
 
     def __str__(self) -> str:
         return f"rank {self.rank} on {self.host}"

@@ -36,21 +36,13 @@ class Communicator(Protocol):
     """A group of ranks. All methods except `barrier` and `abort` are collective.
 
     `what` says in a few words what is waited for; the error of a timeout has it.
-
-    Attributes
-    ----------
-    rank, size : int
-        Number of this rank, and number of ranks.
-    waited : float
-        Seconds so far that this rank has waited for others.
-    waiting : bool
-        Whether it waits now.
     """
 
+    # number of this rank, and number of ranks
     rank: int
     size: int
-    waited: float
-    waiting: bool
+    waited: float  # seconds so far that this rank has waited for others
+    waiting: bool  # whether it waits now
 
     def broadcast(self, value: Any, kind: Any, what: str) -> Any:
         """Return rank 0's value, of a kind that msgpack knows, on all ranks. Collective."""

@@ -42,30 +42,17 @@ QUIET: Final = 10  # heartbeats without progress, after which a rank is named
 
 @decodable
 class Beat(msgspec.Struct, frozen=True):
-    """One heartbeat, in ``progress.json``.
+    """One heartbeat, in ``progress.json``."""
 
-    Attributes
-    ----------
-    host, process : str, int
-        Host and process of rank 0.
-    phase : str
-        The current phase.
-    fraction : float or None
-        Progress of the phase, from 0 to 1.
-    sign : str
-        Random; differs in every heartbeat.
-    moved : int or None
-        Differs whenever any rank has made progress; None in heartbeats of old versions.
-    quiet : str
-        Ranks that have made no progress for long, although they do not wait for others.
-    """
-
+    # host and process of rank 0
     host: str
     process: int
-    phase: str
-    fraction: float | None
-    sign: str
+    phase: str  # the current phase
+    fraction: float | None  # progress of the phase, from 0 to 1
+    sign: str  # random; differs in every heartbeat
+    # differs whenever any rank has made progress; None in heartbeats of old versions
     moved: int | None = None
+    # ranks that have made no progress for long, although they do not wait for others
     quiet: str = ""
 
     def __str__(self) -> str:

@@ -29,22 +29,13 @@ PER_OBJECT: Final = 1 << 20  # cost of an object, in bytes that are sent
 
 
 class FileToSend(msgspec.Struct, frozen=True):
-    """A file, and the URL that it gets.
+    """A file, and the URL that it gets."""
 
-    Attributes
-    ----------
-    path, url : str
-        Source and target.
-    size : int
-        Bytes that it must have.
-    digest : str
-        XXH3-128 that it must have; empty if that is not known.
-    """
-
+    # source and target
     path: str
     url: str
-    size: int
-    digest: str = ""
+    size: int  # bytes that it must have
+    digest: str = ""  # XXH3-128 that it must have; empty if that is not known
 
 
 class _Sent(msgspec.Struct, frozen=True):

@@ -54,36 +54,18 @@ Credentials = Callable[[], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Access:
-    """How to reach a bucket.
+    """How to reach a bucket."""
 
-    Attributes
-    ----------
-    bucket : str
-        Name of the bucket; a directory, if the kind is ``file``.
-    prefix : str
-        Prefix of every key; empty, or without slashes at its ends.
-    kind : str
-        ``s3``, ``gcs``, ``azure`` or ``file``.
-    endpoint, region : str or None
-        Address of the store; by default the provider's own.
-    unsigned : bool
-        Whether requests have no signature, as of public buckets.
-    certificates : bytes or None
-        Further roots to trust, in PEM.
-    source : str
-        Source of the credentials, for messages.
-    credentials : callable or None
-        Returns them; None if the client finds them.
-    """
-
-    bucket: str
-    prefix: str = ""
-    kind: str = "s3"
+    bucket: str  # name of the bucket; a directory, if the kind is ``file``
+    prefix: str = ""  # prefix of every key; empty, or without slashes at its ends
+    kind: str = "s3"  # ``s3``, ``gcs``, ``azure`` or ``file``
+    # address of the store; by default the provider's own
     endpoint: str | None = None
     region: str | None = None
-    unsigned: bool = False
-    certificates: bytes | None = field(default=None, repr=False)
-    source: str = "the environment"
+    unsigned: bool = False  # whether requests have no signature, as of public buckets
+    certificates: bytes | None = field(default=None, repr=False)  # further roots to trust, in PEM
+    source: str = "the environment"  # source of the credentials, for messages
+    # returns them; None if the client finds them
     credentials: Credentials | None = field(default=None, repr=False)
 
     def __reduce__(self) -> Any:

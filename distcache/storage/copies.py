@@ -12,18 +12,10 @@ from distcache.storage.files import FileVersion
 
 
 class ObjectCopy(NamedTuple):
-    """A copy of an object.
+    """A copy of an object."""
 
-    Attributes
-    ----------
-    path : str
-        Path of the file.
-    version : FileVersion
-        Version of the object.
-    """
-
-    path: str
-    version: FileVersion
+    path: str  # path of the file
+    version: FileVersion  # version of the object
 
 
 _copies: dict[str, ObjectCopy] = {}

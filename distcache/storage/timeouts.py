@@ -19,68 +19,32 @@ MOST: Final = 100_000  # the longest limit is then 45 years
 
 
 class TimeLimits(msgspec.Struct, frozen=True):
-    """All limits in seconds.
+    """All limits in seconds."""
 
-    Attributes
-    ----------
-    collective : float
-        A rank waits for the others in a collective; they may be waiting for another job.
-    stalled : float
-        Seconds without progress, on a node that localizes or on every rank of a build.
-    heartbeat : float
-        Seconds between two heartbeats of a builder.
-    silent : float
-        Seconds without a heartbeat of a builder that does not hold its lock.
-    hung : float
-        Seconds without a heartbeat of a builder that holds its lock, or may; for waiting
-        readers.
-    abandoned : float
-        Seconds without a heartbeat, after which another job builds in a private workspace.
-    leftover : float
-        Seconds without a heartbeat, after which a private workspace is removed; for what a
-        killed export has left, since it was written.
-    store_lock : float
-        Seconds for the lock of a node's store.
-    slurm : float
-        Seconds for an answer of one of Slurm's commands.
-    slurm_silence : float
-        Seconds without any answer of Slurm, while a job is followed.
-    first_import : float
-        Seconds for loading the MPI library to determine its name.
-    visible : float
-        Seconds until another node sees a file, on a network filesystem.
-    requeue : float
-        Seconds until Slurm has requeued what it may requeue.
-    fetcher_start : float
-        Seconds until a fetcher that was started answers.
-    fetcher_idle : float
-        Seconds without a client, after which a fetcher ends.
-    object_silence : float
-        Seconds between two bytes of a store's answer.
-    object_store : float
-        A store of objects does not answer, where somebody waits for it.
-    signal : float
-        Seconds until all ranks have noticed a signal.
-    """
-
+    # a rank waits for the others in a collective; they may be waiting for another job
     collective: float = 4 * 3600.0
+    # seconds without progress, on a node that localizes or on every rank of a build
     stalled: float = 600.0
-    heartbeat: float = 2.0
-    silent: float = 8.0
+    heartbeat: float = 2.0  # seconds between two heartbeats of a builder
+    silent: float = 8.0  # seconds without a heartbeat of a builder that does not hold its lock
+    # seconds without a heartbeat of a builder that holds its lock, or may; for waiting readers
     hung: float = 60.0
+    # seconds without a heartbeat, after which another job builds in a private workspace
     abandoned: float = 120.0
+    # seconds without a heartbeat, after which a private workspace is removed; for what a killed
+    # export has left, since it was written
     leftover: float = 3600.0
-    store_lock: float = 3600.0
-    slurm: float = 60.0
-    slurm_silence: float = 600.0
-    first_import: float = 120.0
-    visible: float = 60.0
-    requeue: float = 15.0
-    fetcher_start: float = 60.0
-    fetcher_idle: float = 10.0
-    object_silence: float = 20.0
-    object_store: float = 300.0
-    signal: float = 10.0
+    store_lock: float = 3600.0  # seconds for the lock of a node's store
+    slurm: float = 60.0  # seconds for an answer of one of Slurm's commands
+    slurm_silence: float = 600.0  # seconds without any answer of Slurm, while a job is followed
+    first_import: float = 120.0  # seconds for loading the MPI library to determine its name
+    visible: float = 60.0  # seconds until another node sees a file, on a network filesystem
+    requeue: float = 15.0  # seconds until Slurm has requeued what it may requeue
+    fetcher_start: float = 60.0  # seconds until a fetcher that was started answers
+    fetcher_idle: float = 10.0  # seconds without a client, after which a fetcher ends
+    object_silence: float = 20.0  # seconds between two bytes of a store's answer
+    object_store: float = 300.0  # a store of objects does not answer, where somebody waits for it
+    signal: float = 10.0  # seconds until all ranks have noticed a signal
 
 
 @functools.cache

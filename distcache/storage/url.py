@@ -13,21 +13,11 @@ MARK: Final = "://"
 
 
 class Address(NamedTuple):
-    """What a URL names.
+    """What a URL names."""
 
-    Attributes
-    ----------
-    scheme : str
-        One of `SCHEMES`.
-    root : str
-        The bucket, or the profile of the Multi-Storage Client.
-    key : str
-        Key without a slash at its ends; empty for the root itself.
-    """
-
-    scheme: str
-    root: str
-    key: str
+    scheme: str  # one of `SCHEMES`
+    root: str  # the bucket, or the profile of the Multi-Storage Client
+    key: str  # key without a slash at its ends; empty for the root itself
 
     def __str__(self) -> str:
         return f"{self.scheme}{MARK}{self.root}" + (f"/{self.key}" if self.key else "")

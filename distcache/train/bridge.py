@@ -19,41 +19,26 @@ class CachedDatasetProvider(DatasetProvider):  # type: ignore[misc]
     """The datasets of a cache, for ``ConfigContainer(dataset=...)``.
 
     Its other fields are Megatron-Bridge's: the type of the loader, workers, and so on.
-
-    Attributes
-    ----------
-    cache : str
-        Path of the shared cache.
-    seq_length : int
-        The cache's, and the model's, which Megatron-Bridge compares for its own types only.
-    random_seed : int
-        The cache's.
-    local : str or None
-        This node's store; by default where `distcache localize` puts it.
-    exact : bool
-        Whether the cache must be one for as many samples as training asks for, so that their order
-        is Megatron's; if not, it may have more.
-    reset_position_ids, reset_attention_mask, eod_mask_loss, create_attention_mask : bool
-        Fields of Megatron's `GPTDatasetConfig`; masks are made by the attention kernels
-        unless the last is given.
-    skip_getting_attention_mask_from_dataset : bool
-        Field of Megatron-Bridge's `GPTDatasetConfig`.
-    tokenizer : object
-        Set by Megatron-Bridge.
     """
 
-    cache: str
+    cache: str  # path of the shared cache
+    # the cache's, and the model's, which Megatron-Bridge compares for its own types only
     seq_length: int
-    random_seed: int = 1234
-    local: str | None = None
+    random_seed: int = 1234  # the cache's
+    local: str | None = None  # this node's store; by default where `distcache localize` puts it
+    # whether the cache must be one for as many samples as training asks for, so that their order is
+    # Megatron's; if not, it may have more
     exact: bool = True
     dataloader_type: str | None = "single"
+    # fields of Megatron's `GPTDatasetConfig`; masks are made by the attention kernels unless the
+    # last is given
     reset_position_ids: bool = False
     reset_attention_mask: bool = False
     eod_mask_loss: bool = False
     create_attention_mask: bool = False
+    # field of Megatron-Bridge's `GPTDatasetConfig`
     skip_getting_attention_mask_from_dataset: bool = True
-    tokenizer: Any = None
+    tokenizer: Any = None  # set by Megatron-Bridge
 
     def build_datasets(self, context: Any) -> Datasets:
         """Return the datasets; called by Megatron-Bridge. Collective.

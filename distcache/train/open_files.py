@@ -45,28 +45,15 @@ from distcache.train.window_gate import WindowGate
 
 
 class CacheHandle(msgspec.Struct, frozen=True):
-    """What a process needs to open a cache; small, so that every worker can get it.
+    """What a process needs to open a cache; small, so that every worker can get it."""
 
-    Attributes
-    ----------
-    path : str
-        The shared cache, absolute, or its URL.
-    store, name : str
-        This node's store and the name of the copy in it; empty if the shared file is read.
-    directory : str
-        The working directory for relative paths of shared corpora.
-    reason : str
-        Why that file is read, in a few words.
-    moves : tuple of (str, str)
-        Former and present paths of corpora that were moved.
-    """
-
-    path: str
+    path: str  # the shared cache, absolute, or its URL
+    # this node's store and the name of the copy in it; empty if the shared file is read
     store: str
     name: str
-    directory: str
-    reason: str
-    moves: tuple[tuple[str, str], ...] = ()
+    directory: str  # the working directory for relative paths of shared corpora
+    reason: str  # why that file is read, in a few words
+    moves: tuple[tuple[str, str], ...] = ()  # former and present paths of corpora that were moved
 
     def open(self) -> OpenFiles:
         """Open this node's copy, or else the shared file with a `SharedFileWarning`.

@@ -17,21 +17,11 @@ from distcache.kernels import Permutation
 
 
 class Order(Protocol):
-    """A global order.
+    """A global order."""
 
-    Attributes
-    ----------
-    epoch : int
-        Positions after which an iteration ends.
-    repeats : bool
-        Whether another epoch follows.
-    interleaved : bool
-        Whether ranks take the positions of a step in turn, instead of a run each.
-    """
-
-    epoch: int
-    repeats: bool
-    interleaved: bool
+    epoch: int  # positions after which an iteration ends
+    repeats: bool  # whether another epoch follows
+    interleaved: bool  # whether ranks take the positions of a step in turn, instead of a run each
 
     def ids(self, begin: int, end: int) -> NDArray[np.int64]:
         """Return the samples of positions [begin, end)."""

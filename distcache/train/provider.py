@@ -37,21 +37,11 @@ OTHER_SAMPLES: Final = {
 
 
 class Asked(NamedTuple):
-    """What training asks of its datasets.
+    """What training asks of its datasets."""
 
-    Attributes
-    ----------
-    samples : sequence of int or None
-        Samples of each split; None is one epoch.
-    recipe : mapping
-        Fields of the cache's identity that must be equal.
-    options : mapping
-        The fields of `SampleOptions`.
-    """
-
-    samples: Sequence[int | None]
-    recipe: Mapping[str, Any]
-    options: Mapping[str, Any]
+    samples: Sequence[int | None]  # samples of each split; None is one epoch
+    recipe: Mapping[str, Any]  # fields of the cache's identity that must be equal
+    options: Mapping[str, Any]  # the fields of `SampleOptions`
 
 
 class ProvidedSplit(Dataset[Any]):

@@ -29,35 +29,22 @@ Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 @decodable
 class _State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The state of a sampler: which samples, and how many are consumed.
+    """The state of a sampler: which samples, and how many are consumed."""
 
-    Attributes
-    ----------
-    version : int
-        Version of this document.
-    cache_key, split, dataset : str, str, int, or None
-        Identity of the samples; None if the sampler only got their number.
-    order : str
-        ``sequential``, ``cyclic`` or ``sharded``.
-    total_samples, epoch_samples, shuffled_samples : int
-        Samples of the dataset, of an epoch, and those that are shuffled for it.
-    ranks, micro_batch_size : int
-        Ranks and batch size of the run that made the state.
-    consumed_samples : int
-        Samples that all ranks together have consumed, over all epochs.
-    """
-
-    version: int = VERSION
+    version: int = VERSION  # version of this document
+    # identity of the samples; None if the sampler only got their number
     cache_key: str | None = None
     split: str | None = None
     dataset: int | None = None
-    order: Literal["sequential", "cyclic", "sharded"]
+    order: Literal["sequential", "cyclic", "sharded"]  # ``sequential``, ``cyclic`` or ``sharded``
+    # samples of the dataset, of an epoch, and those that are shuffled for it
     total_samples: Positive
     epoch_samples: Count
     shuffled_samples: Count
+    # ranks and batch size of the run that made the state
     ranks: Positive
     micro_batch_size: Positive
-    consumed_samples: Count
+    consumed_samples: Count  # samples that all ranks together have consumed, over all epochs
 
 
 def _beyond_limits(consumed: int, epoch: int) -> list[str]:

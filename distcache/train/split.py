@@ -21,20 +21,12 @@ def dataset_count(opened: OpenFiles, split: str) -> int:
 
 @dataclass(frozen=True)
 class Split:
-    """A split, or one of its validation sets.
+    """A split, or one of its validation sets."""
 
-    Attributes
-    ----------
-    size : int
-        Samples.
-    members : sequence of (int, int)
-        Section and source of each dataset of the blend, or of the only one.
-    dataset_index, sample_index : ndarray or None
-        Arrays of the blend; None for a section that stands alone.
-    """
-
-    size: int
+    size: int  # samples
+    # section and source of each dataset of the blend, or of the only one
     members: Sequence[tuple[int, int]]
+    # arrays of the blend; None for a section that stands alone
     dataset_index: NDArray[np.int16] | None
     sample_index: NDArray[np.int64] | None
 

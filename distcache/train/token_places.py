@@ -22,20 +22,12 @@ NO_FILE: Final = ("", 0)  # of a part without tokens
 
 @dataclass(frozen=True, eq=False)
 class TokenPlaces:
-    """The files with the tokens of a corpus.
+    """The files with the tokens of a corpus."""
 
-    Attributes
-    ----------
-    files : sequence of File
-        The `.bin`; or the shards, in their order.
-    begins : ndarray of int64, shape (shards,), or None
-        Bytes of the `.bin` at which the shards begin; None if there is a `.bin`.
-    fetched : Source or None
-        The `.bin`, if the node's fetcher reads it, and not this process.
-    """
-
-    files: Sequence[File]
+    files: Sequence[File]  # the `.bin`; or the shards, in their order
+    # bytes of the `.bin` at which the shards begin; None if there is a `.bin`
     begins: NDArray[np.int64] | None = None
+    # the `.bin`, if the node's fetcher reads it, and not this process
     fetched: Source | None = None
 
 

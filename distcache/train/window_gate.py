@@ -163,18 +163,12 @@ def dataset_name(split: str, number: int) -> str:
 
 
 class WindowReaders(NamedTuple):
-    """What processes that live have told.
+    """What processes that live have told."""
 
-    Attributes
-    ----------
-    positions : dict of str to int
-        The least position in each dataset. A process that has not read for long while others do,
-        such as a main process that has looked at a sample, holds nobody up.
-    waited : list of (int, int)
-        Source and shard of all that processes wait for, the longest wait first.
-    """
-
+    # The least position in each dataset. A process that has not read for long while others do, such
+    # as a main process that has looked at a sample, holds nobody up.
     positions: dict[str, int]
+    # source and shard of all that processes wait for, the longest wait first
     waited: list[tuple[int, int]]
 
 

@@ -26,18 +26,12 @@ LENGTH: Final = re.compile("[0-9]{1,10}")
 
 
 class Places(NamedTuple):
-    """Where values lie.
+    """Where values lie."""
 
-    Attributes
-    ----------
-    begins, sizes : ndarray of int64, shape (samples,)
-        Bytes of the raw shard.
-    wrong : dict of int to str
-        Samples whose places are not known, and why; their begins and sizes are 0.
-    """
-
+    # bytes of the raw shard
     begins: NDArray[np.int64]
     sizes: NDArray[np.int64]
+    # samples whose places are not known, and why; their begins and sizes are 0
     wrong: dict[int, str]
 
 
@@ -98,21 +92,11 @@ def _u32_at(
 
 
 class TokenColumn(NamedTuple):
-    """How a column holds tokens.
+    """How a column holds tokens."""
 
-    Attributes
-    ----------
-    dtype : dtype or None
-        Type of the tokens; None if each sample says it.
-    length : int or None
-        Tokens of every sample; None if it varies.
-    has_head : bool
-        Whether each value begins with its shape, as an ndarray whose shape varies.
-    """
-
-    dtype: np.dtype[Any] | None
-    length: int | None
-    has_head: bool
+    dtype: np.dtype[Any] | None  # type of the tokens; None if each sample says it
+    length: int | None  # tokens of every sample; None if it varies
+    has_head: bool  # whether each value begins with its shape, as an ndarray whose shape varies
 
 
 def column_type(encoding: str) -> TokenColumn | None:

@@ -43,31 +43,17 @@ class Columns(msgspec.Struct, frozen=True):
 
 
 class ShardEntry(Columns, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """A shard of `index.json`.
+    """A shard of `index.json`."""
 
-    Attributes
-    ----------
-    version, format : int, str
-        2, ``mds``.
-    compression : str or None
-        Algorithm and level.
-    hashes : tuple of str
-        Algorithms of the digests of its files.
-    raw_data, zip_data : FileEntry
-        The shard, and its compressed form if there is one.
-    samples : int
-        Number of samples.
-    size_limit : int, str or None
-        Size limit that its writer was given.
-    """
-
+    # 2, ``mds``
     version: int
     format: str
-    compression: str | None
-    hashes: tuple[str, ...]
+    compression: str | None  # algorithm and level
+    hashes: tuple[str, ...]  # algorithms of the digests of its files
+    # the shard, and its compressed form if there is one
     raw_data: FileEntry
-    samples: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
-    size_limit: int | str | None
+    samples: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]  # number of samples
+    size_limit: int | str | None  # size limit that its writer was given
     zip_data: FileEntry | None
 
     @property
@@ -90,22 +76,13 @@ class _IndexFile(msgspec.Struct, frozen=True):
 
 
 class DataSet(msgspec.Struct, frozen=True):
-    """A directory with an `index.json`.
+    """A directory with an `index.json`."""
 
-    Attributes
-    ----------
-    directory : str
-        Absolute.
-    size, digest : int, str
-        Bytes and XXH3-128 of `index.json`.
-    shards : tuple of ShardEntry
-        Shards in the order of the samples.
-    """
-
-    directory: str
+    directory: str  # absolute
+    # bytes and XXH3-128 of `index.json`
     size: int
     digest: str
-    shards: tuple[ShardEntry, ...]
+    shards: tuple[ShardEntry, ...]  # shards in the order of the samples
 
 
 def read_index(directory: str | Path, split: str = "") -> DataSet:

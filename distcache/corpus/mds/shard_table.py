@@ -55,43 +55,23 @@ ROWS: Final = np.dtype(
 
 
 class TableFacts(msgspec.Struct, frozen=True):
-    """What a cache has to know of a table before it has it.
+    """What a cache has to know of a table before it has it."""
 
-    Attributes
-    ----------
-    digest : str
-        Digest of the table's content: `content_digest`.
-    shards : int
-        Number of shards.
-    text, columns : int
-        Bytes of the names, and of the description of the columns.
-    """
-
-    digest: str
-    shards: int
+    digest: str  # digest of the table's content: `content_digest`
+    shards: int  # number of shards
+    # bytes of the names, and of the description of the columns
     text: int
     columns: int
 
 
 @dataclass(frozen=True, eq=False)
 class ShardTable:
-    """A table of shards.
+    """A table of shards."""
 
-    Attributes
-    ----------
-    rows : ndarray of `ROWS`, shape (shards,)
-        Rows in the order of the `.bin`.
-    text : bytes
-        The paths of the files, in UTF-8, one after the other.
-    columns : bytes
-        JSON of the columns of samples, if the corpus is one of rows; else empty.
-    sequences, tokens : int
-        Over all shards.
-    """
-
-    rows: NDArray[Any]
-    text: bytes
-    columns: bytes
+    rows: NDArray[Any]  # rows in the order of the `.bin`
+    text: bytes  # the paths of the files, in UTF-8, one after the other
+    columns: bytes  # JSON of the columns of samples, if the corpus is one of rows; else empty
+    # over all shards
     sequences: int
     tokens: int
 

@@ -26,24 +26,12 @@ XXHASHES: Final = frozenset({"xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128"})
 
 
 class StoredShard(msgspec.Struct, frozen=True):
-    """The form of a shard that is read.
+    """The form of a shard that is read."""
 
-    Attributes
-    ----------
-    path : str
-        Path of the file.
-    codec : str
-        Empty if it is raw.
-    size : int
-        Bytes of the file.
-    raw_size : int
-        Bytes of the raw shard.
-    """
-
-    path: str
-    codec: str
-    size: int
-    raw_size: int
+    path: str  # path of the file
+    codec: str  # empty if it is raw
+    size: int  # bytes of the file
+    raw_size: int  # bytes of the raw shard
 
 
 def find_shard(directory: str, entry: ShardEntry) -> StoredShard:

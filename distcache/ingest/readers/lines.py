@@ -29,21 +29,11 @@ FRONT: Final = 256  # bytes that tell an encoding
 
 
 class Line(NamedTuple):
-    """A line without its end.
+    """A line without its end."""
 
-    Attributes
-    ----------
-    position : int
-        First byte of the line in the (decompressed) file.
-    content : bytes or None
-        None if it is longer than the limit.
-    size : int
-        Bytes.
-    """
-
-    position: int
-    content: bytes | None
-    size: int
+    position: int  # first byte of the line in the (decompressed) file
+    content: bytes | None  # none if it is longer than the limit
+    size: int  # bytes
 
 
 def lines_of_range(path: str, begin: int, end: int, limit: int) -> Iterator[Line]:

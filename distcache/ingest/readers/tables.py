@@ -22,15 +22,9 @@ _opening = threading.Lock()
 
 
 class Table(Protocol):
-    """An open file of columns.
+    """An open file of columns."""
 
-    Attributes
-    ----------
-    schema : pyarrow.Schema
-        Columns of the table.
-    """
-
-    schema: pa.Schema
+    schema: pa.Schema  # columns of the table
 
     def groups(self, column: str) -> tuple[Group, ...]:
         """Return the groups of rows, weighed by the bytes of one column."""

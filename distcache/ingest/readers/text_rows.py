@@ -34,27 +34,13 @@ JSON_KINDS: Final = {
 
 
 class TextRow(NamedTuple):
-    """A parsed row, or the reason why it was rejected.
+    """A parsed row, or the reason why it was rejected."""
 
-    Attributes
-    ----------
-    place : int
-        Number of the row in the piece, or in the row group, from 0.
-    texts : list of str or None
-        Each becomes a sequence; None for a blank line.
-    reason : str or None
-        Problem of the row.
-    byte : int or None
-        First byte of the row in the (decompressed) file.
-    group : int or None
-        Row group of the row.
-    """
-
-    place: int
-    texts: list[str] | None
-    reason: str | None = None
-    byte: int | None = None
-    group: int | None = None
+    place: int  # number of the row in the piece, or in the row group, from 0
+    texts: list[str] | None  # each becomes a sequence; None for a blank line
+    reason: str | None = None  # problem of the row
+    byte: int | None = None  # first byte of the row in the (decompressed) file
+    group: int | None = None  # row group of the row
 
 
 def text_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator[TextRow]:

@@ -32,27 +32,13 @@ TYPES: Final = ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8")
 
 
 class TokenRows(NamedTuple):
-    """Consecutive documents, or one that is rejected.
+    """Consecutive documents, or one that is rejected."""
 
-    Attributes
-    ----------
-    first : int
-        Number of the first, in the piece.
-    lists : pyarrow.Array or None
-        Token ids of each.
-    rejected : (str, int or None) or None
-        Problem, and the byte at which the line begins.
-    byte : int or None
-        Byte at which the first begins.
-    lines : int
-        Lines that were read, with blank ones.
-    """
-
-    first: int
-    lists: pa.Array | None
-    rejected: tuple[str, int | None] | None = None
-    byte: int | None = None
-    lines: int = 0
+    first: int  # number of the first, in the piece
+    lists: pa.Array | None  # token ids of each
+    rejected: tuple[str, int | None] | None = None  # problem, and the byte at which the line begins
+    byte: int | None = None  # byte at which the first begins
+    lines: int = 0  # lines that were read, with blank ones
 
 
 def line_batches(entry: Input, piece: InputPiece, options: TokenOptions) -> Iterator[TokenRows]:

@@ -89,18 +89,10 @@ print("\\n" + json.dumps([tokens, tokenizer.get_added_vocab(), tokenizer.pad_tok
 
 
 class TokenizerDirectory(NamedTuple):
-    """A tokenizer of a directory.
+    """A tokenizer of a directory."""
 
-    Attributes
-    ----------
-    content : bytes
-        A `tokenizer.json` that makes the tokens of training.
-    end : str or None
-        Token that ends a document.
-    """
-
-    content: bytes
-    end: str | None
+    content: bytes  # a `tokenizer.json` that makes the tokens of training
+    end: str | None  # token that ends a document
 
 
 def read_directory(

@@ -27,60 +27,37 @@ LARGEST: Final = 1 << 30  # bytes of a tokenizer's file
 
 @decodable
 class TokenizerOptions(msgspec.Struct, frozen=True):
-    """How to load a tokenizer, and which of its features to use.
+    """How to load a tokenizer, and which of its features to use."""
 
-    Attributes
-    ----------
-    name : str
-        A ``tokenizer.json`` or its directory, a SentencePiece ``.model``, a ``.tiktoken`` file,
-        Megatron's JSON vocabulary for tiktoken, or the name of an encoding of tiktoken or of a
-        tokenizer of Hugging Face.
-    eod : str or None
-        The token that ends a document, as text or number; by default what the tokenizer says.
-    special_tokens : bool or None
-        Whether the tokenizer adds the tokens to each text that its model expects around one; by
-        default as Megatron does it.
-    pattern : str or None
-        Regular expression by which tiktoken cuts text, or ``v1`` or ``v2`` of Megatron.
-    special_text : str
-        Treatment of the text of a special token by tiktoken: it becomes that token,
-        ``parse``, as in Megatron, or stays ``text``.
-    megatron : str or None
-        The release that is followed where it has another default; None is 0.16.
-    engine : str
-        Engine of a tokenizer of Hugging Face: ``tokenizers``, their library; ``gigatoken``,
-        where it is equal; or ``auto``, gigatoken if it is installed and has what the
-        tokenizer needs.
-    """
-
+    # a ``tokenizer.json`` or its directory, a SentencePiece ``.model``, a ``.tiktoken`` file,
+    # Megatron's JSON vocabulary for tiktoken, or the name of an encoding of tiktoken or of a
+    # tokenizer of Hugging Face
     name: str
+    # the token that ends a document, as text or number; by default what the tokenizer says
     eod: str | None = None
+    # whether the tokenizer adds the tokens to each text that its model expects around one; by
+    # default as Megatron does it
     special_tokens: bool | None = None
+    # regular expression by which tiktoken cuts text, or ``v1`` or ``v2`` of Megatron
     pattern: str | None = None
+    # treatment of the text of a special token by tiktoken: it becomes that token, ``parse``, as in
+    # Megatron, or stays ``text``
     special_text: Literal["parse", "text"] = "parse"
+    # the release that is followed where it has another default; None is 0.16
     megatron: Release | None = None
+    # engine of a tokenizer of Hugging Face: ``tokenizers``, their library; ``gigatoken``, where it
+    # is equal; or ``auto``, gigatoken if it is installed and has what the tokenizer needs
     engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
 
 
 class Encoded(NamedTuple):
-    """The tokens of texts, one text after the other.
+    """The tokens of texts, one text after the other."""
 
-    Attributes
-    ----------
-    ids : ndarray of an integer type, shape (tokens,)
-        Not yet compared with the vocabulary.
-    lengths : ndarray of int64, shape (texts,)
-        Tokens of each text.
-    by_library : int
-        Texts that went to the tokenizer's own library, where a faster engine has the others.
-    compared : int
-        Texts that both encoded, with equal tokens.
-    """
-
-    ids: NDArray[Any]
-    lengths: NDArray[np.int64]
+    ids: NDArray[Any]  # not yet compared with the vocabulary
+    lengths: NDArray[np.int64]  # tokens of each text
+    # texts that went to the tokenizer's own library, where a faster engine has the others
     by_library: int = 0
-    compared: int = 0
+    compared: int = 0  # texts that both encoded, with equal tokens
 
     def split(self) -> list[NDArray[Any]]:
         """Return the tokens of each text."""
@@ -107,24 +84,12 @@ class EnginesDiffer(Exception):  # no ValueError, which is a refusal
 
 
 class Tokenizer(Protocol):
-    """Makes tokens from text. Called from several threads.
+    """Makes tokens from text. Called from several threads."""
 
-    Attributes
-    ----------
-    facts : TokenizerFacts
-        Identity of the tokenizer.
-    libraries : tuple of str
-        Names of the Python packages that make its tokens.
-    engine : str
-        The library that encodes, and its version.
-    note : str or None
-        Why that is not a faster one.
-    """
-
-    libraries: ClassVar[tuple[str, ...]]
-    facts: TokenizerFacts
-    engine: str
-    note: str | None
+    libraries: ClassVar[tuple[str, ...]]  # names of the Python packages that make its tokens
+    facts: TokenizerFacts  # identity of the tokenizer
+    engine: str  # the library that encodes, and its version
+    note: str | None  # why that is not a faster one
 
     def encode(self, texts: list[str]) -> Encoded:
         """Return the tokens of texts; `ValueError` if one cannot be encoded."""
@@ -136,24 +101,12 @@ class Tokenizer(Protocol):
 
 
 class TokenizerSource(msgspec.Struct, frozen=True):
-    """The contents of a tokenizer's files, which one rank reads for all.
+    """The contents of a tokenizer's files, which one rank reads for all."""
 
-    Attributes
-    ----------
-    kind : str
-        Kind of the tokenizer.
-    name : str
-        Name for receipts.
-    content : bytes
-        Content of its file; for tiktoken, the parts of an encoding in MessagePack.
-    end : str or None
-        Text that it calls the end of a document.
-    """
-
-    kind: Literal["huggingface", "sentencepiece", "tiktoken"]
-    name: str
-    content: bytes
-    end: str | None = None
+    kind: Literal["huggingface", "sentencepiece", "tiktoken"]  # kind of the tokenizer
+    name: str  # name for receipts
+    content: bytes  # content of its file; for tiktoken, the parts of an encoding in MessagePack
+    end: str | None = None  # text that it calls the end of a document
 
 
 def read_tokenizer_file(path: Path) -> bytes:

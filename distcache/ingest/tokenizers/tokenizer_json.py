@@ -48,17 +48,11 @@ decodable(_PreTokenizer)  # once it is defined: it holds others of its kind
 
 @decodable
 class TokenizerJson(msgspec.Struct):
-    """A `tokenizer.json`.
+    """A `tokenizer.json`."""
 
-    Attributes
-    ----------
-    model, added_tokens
-        Parts that decide whether gigatoken supports it; vocabulary and merges in JSON.
-    normalizer, pre_tokenizer : Raw
-        Content in JSON.
-    """
-
+    # parts that decide whether gigatoken supports it; vocabulary and merges in JSON
     model: _Model
+    # content in JSON
     normalizer: msgspec.Raw = NULL
     pre_tokenizer: msgspec.Raw = NULL
     added_tokens: list[_AddedToken] = []

@@ -10,18 +10,8 @@ Level = Literal["ok", "warning", "problem"]
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One sentence on one topic.
+    """One sentence on one topic."""
 
-    Attributes
-    ----------
-    level : str
-        "ok"; "warning", with which a job runs; "problem", with which it does not.
-    topic : str
-        Subject of the examination.
-    text : str
-        Result, and for a problem what to do.
-    """
-
-    level: Level
-    topic: str
-    text: str
+    level: Level  # "ok"; "warning", with which a job runs; "problem", with which it does not
+    topic: str  # subject of the examination
+    text: str  # result, and for a problem what to do

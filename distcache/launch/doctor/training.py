@@ -37,18 +37,10 @@ UNSAID: Final = "(nothing)"
 
 
 class ExpectedFile(msgspec.Struct, frozen=True):
-    """A file that training looks for.
+    """A file that training looks for."""
 
-    Attributes
-    ----------
-    name : str
-        Name of the file in the directory.
-    there : bool
-        Whether it exists.
-    """
-
-    name: str
-    there: bool
+    name: str  # name of the file in the directory
+    there: bool  # whether it exists
 
 
 class _Expected(msgspec.Struct, frozen=True):

@@ -68,42 +68,28 @@ class StatusRequest(msgspec.Struct, frozen=True, tag="status"):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """How a fetcher is.
+    """How a fetcher is."""
 
-    Attributes
-    ----------
-    process : int
-        Process id of the fetcher.
-    clients, streams : int
-        Connections, and those that have told what they will read.
-    budget, held : int
-        Bytes that may be ahead, and that are.
-    queued, ahead : int
-        Ranges that were told and are not fetched yet, and those that are ahead.
-    hits, misses : int
-        Ranges that were read ahead of their use, or were fetched when they were asked for.
-    fetched, used : int
-        Bytes from stores, and bytes that were asked for.
-    requests, retries : int
-        Sent to stores.
-    note : str
-        Last problem; empty if there was none.
-    """
-
-    process: int
+    process: int  # process id of the fetcher
+    # connections, and those that have told what they will read
     clients: int = 0
     streams: int = 0
+    # bytes that may be ahead, and that are
     budget: int = 0
     held: int = 0
+    # ranges that were told and are not fetched yet, and those that are ahead
     queued: int = 0
     ahead: int = 0
+    # ranges that were read ahead of their use, or were fetched when they were asked for
     hits: int = 0
     misses: int = 0
+    # bytes from stores, and bytes that were asked for
     fetched: int = 0
     used: int = 0
+    # sent to stores
     requests: int = 0
     retries: int = 0
-    note: str = ""
+    note: str = ""  # last problem; empty if there was none
 
 
 class Reply(msgspec.Struct, frozen=True):

@@ -29,20 +29,11 @@ WITHOUT_EFFECT: Final = "trim_offsets"  # on tokens
 
 @decodable
 class PatternTable(msgspec.Struct, frozen=True):
-    """Result of `scripts/code_points`.
+    """Result of `scripts/code_points`."""
 
-    Attributes
-    ----------
-    versions : dict of str to str
-        Version of each of the two libraries.
-    end : int
-        Code point below which all were compared.
-    differing : dict of str to list of (int, int)
-        Runs [begin, end) of code points that are cut differently, by `pattern_of`.
-    """
-
-    versions: dict[str, str]
-    end: int
+    versions: dict[str, str]  # version of each of the two libraries
+    end: int  # code point below which all were compared
+    # runs [begin, end) of code points that are cut differently, by `pattern_of`
     differing: dict[str, list[tuple[int, int]]]
 
 
