@@ -16,8 +16,8 @@ from distcache.corpus.idx import ITEM_TYPES, bin_path
 from distcache.errors import CorpusError
 from distcache.kernels import read_ranges
 from distcache.storage.files import FileVersion, closing_fd, open_regular
-from distcache.storage.place import PIECE, Place, open_place
-from distcache.storage.ranges import GAP, join_ranges
+from distcache.storage.place import Place, open_place
+from distcache.storage.ranges import GAP, PIECE, join_ranges
 from distcache.storage.url import is_url
 from distcache.storage.watchdog import tick
 

@@ -34,7 +34,8 @@ from distcache.storage.files import (
     sync_file,
     write_range,
 )
-from distcache.storage.place import PIECE, open_place, pieces_of
+from distcache.storage.place import open_place, pieces_of
+from distcache.storage.ranges import PIECE
 from distcache.storage.url import is_url
 from distcache.storage.watchdog import tick
 

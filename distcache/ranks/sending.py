@@ -22,7 +22,8 @@ from distcache.storage.creation import create_object
 from distcache.storage.files import FileVersion
 from distcache.storage.journal import Journal, read_journal
 from distcache.storage.listing import listed, listed_version
-from distcache.storage.place import PIECE, bucket_of, open_place, pieces_of, threads_for, version_at
+from distcache.storage.place import bucket_of, open_place, pieces_of, threads_for, version_at
+from distcache.storage.ranges import PIECE
 from distcache.storage.threads import map_in_threads
 
 PER_OBJECT: Final = 1 << 20  # cost of an object, in bytes that are sent

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from distcache.storage.bucket import Bucket
 
 OBJECTS: Final = 16  # that are asked for at a time
-PIECE: Final = 8 << 20  # bytes of an object that are requested at a time
 
 
 class Place(Protocol):

@@ -1,4 +1,4 @@
-"""Join byte ranges that lie close together, so that one request serves several: pure."""
+"""Which bytes of objects a request asks for: close ranges together, large ones in pieces; pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 GAP: Final = 512  # bytes between two ranges that cost less than a request
+PIECE: Final = 8 << 20  # bytes of an object that are requested at a time
 
 
 class Joined(NamedTuple):

@@ -44,8 +44,8 @@ from distcache.storage.access import identity_of
 from distcache.storage.files import open_sized, version_of, write_range
 from distcache.storage.locks import try_lock
 from distcache.storage.pace import in_background
-from distcache.storage.place import PIECE, FilePlace, Place, bucket_of
-from distcache.storage.ranges import GAP, Joined, join_ranges
+from distcache.storage.place import FilePlace, Place, bucket_of
+from distcache.storage.ranges import GAP, PIECE, Joined, join_ranges
 from distcache.storage.timeouts import limits
 from distcache.storage.url import address_of, is_url
 
