@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from distcache.train.batch import BatchMemory, BatchRow, attention_masks, rows_o
 from distcache.train.open_files import CacheHandle, OpenFiles
 from distcache.train.provenance import SamplePart, parts_of, text_of
 from distcache.train.reading import SplitReader
-from distcache.train.split import Split, find_split
+from distcache.train.split import Split, SplitDataset, find_split, position_of
 
 NO_TOKEN = np.iinfo(np.int64).min
 Token = Annotated[int, msgspec.Meta(ge=1 - 2**63, le=2**63 - 1)]
@@ -31,7 +30,7 @@ Token = Annotated[int, msgspec.Meta(ge=1 - 2**63, le=2**63 - 1)]
 
 @dataclass(frozen=True)
 class _Open:
-    """What one process has open; assigned atomically, so that threads see all of it or nothing."""
+    """What one process has open of a split of tokens."""
 
     process: int
     length: int
@@ -40,7 +39,7 @@ class _Open:
     files: OpenFiles
 
 
-class CachedDataset(Dataset[dict[str, torch.Tensor]]):
+class CachedDataset(SplitDataset[_Open], Dataset[dict[str, torch.Tensor]]):
     """The samples of a split, in the order of Megatron's indices.
 
     ``dataset[i]`` is a sample: a dict of tensors ``tokens``, ``labels`` and ``position_ids``
@@ -74,34 +73,18 @@ class CachedDataset(Dataset[dict[str, torch.Tensor]]):
         number: int = 0,
         opened: OpenFiles | None = None,
     ) -> None:
-        self.handle = handle
-        self.split = split
+        super().__init__(handle, split, number)
         self.options = options
-        self.number = number
         self._memory = BatchMemory()
         self._open = None if opened is None else self._open_in(opened)
 
-    def __getstate__(self) -> tuple[CacheHandle, str, SampleOptions, int]:
-        return self.handle, self.split, self.options, self.number
-
-    def __setstate__(self, state: tuple[CacheHandle, str, SampleOptions, int]) -> None:
-        self.handle, self.split, self.options, self.number = state
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
         self._memory = BatchMemory()
-        self._open = None
-
-    def __len__(self) -> int:
-        return self._here().split.size
 
     def __repr__(self) -> str:
-        number = f" {self.number}" if self.number else ""
         here = self._here()
-        return f"<split {self.split!r}{number}: {here.split.size} samples of {here.length} tokens>"
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What identifies the samples: the cache's key, the split, the number of the dataset."""
-        key = self._here().reader.key
-        return {"cache_key": key, "split": self.split, "dataset": self.number}
+        return f"<{self._name()}: {here.split.size} samples of {here.length} tokens>"
 
     def __getitem__(self, index: int | None) -> dict[str, torch.Tensor]:
         return {name: values[0] for name, values in self._read([index], whole=False).items()}
@@ -147,7 +130,9 @@ class CachedDataset(Dataset[dict[str, torch.Tensor]]):
     def _member_of(self, index: int) -> tuple[int, int, int]:
         """Return section, source and number in the section of a sample."""
         split = self._here().split
-        member, sample = split.look_up(np.array([_position(index, split.size)], np.int64))
+        member, sample = split.look_up(
+            np.array([position_of(index, split.size, "sample")], np.int64)
+        )
         section, source = split.members[int(member[0])]
         return section, source, int(sample[0])
 
@@ -160,7 +145,9 @@ class CachedDataset(Dataset[dict[str, torch.Tensor]]):
         """Return what the fetcher has to read of samples, in their order: source, byte, bytes."""
         here = self._here()
         size = here.split.size
-        positions = [0 if index is None else _position(index, size) for index in indices]
+        positions = [
+            0 if index is None else position_of(index, size, "sample") for index in indices
+        ]
         members, samples = here.split.look_up(np.array(positions, np.int64))
         return here.reader.fetched_ranges(members.tolist(), np.asarray(samples, np.int64))
 
@@ -173,7 +160,8 @@ class CachedDataset(Dataset[dict[str, torch.Tensor]]):
         gate = here.files.gate
         filling = 0 if gate is None else size - 1
         positions = np.array(
-            [filling if index is None else _position(index, size) for index in indices], np.int64
+            [filling if index is None else position_of(index, size, "sample") for index in indices],
+            np.int64,
         )
         members, samples = here.split.look_up(positions)
         if gate is not None and len(positions):
@@ -210,13 +198,6 @@ class CachedDataset(Dataset[dict[str, torch.Tensor]]):
         if not (self.options.has_attention_mask and self.options.reset_attention_mask):
             return None
         return torch.empty(rows, length, dtype=torch.uint8)
-
-    def _here(self) -> _Open:
-        """Return what this process has open; open it first if necessary."""
-        here = self._open
-        if here is None or here.process != os.getpid():
-            here = self._open = self._open_in(self.handle.open())
-        return here
 
     def _open_in(self, opened: OpenFiles) -> _Open:
         """Look up the arrays of the split in an open cache."""
@@ -311,12 +292,3 @@ class SampleFields(TypedDict, total=False):
     create_attention_mask: bool
     inter_document_masking: bool
     allow_ambiguous_pad_tokens: bool
-
-
-def _position(index: int, size: int) -> int:
-    """Return the position of a sample in a split."""
-    position = operator.index(index)
-    position += size if position < 0 else 0
-    if not 0 <= position < size:
-        raise IndexError(f"sample {index} of {size}")
-    return position

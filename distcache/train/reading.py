@@ -55,11 +55,6 @@ class SplitReader:
         self._fetched: dict[str, tuple[Source, int]] = {}  # by path, with the bytes of a token
         self._faults = -1  # differs from the count: the cache may be damaged already
 
-    @property
-    def key(self) -> str:
-        """The key of the cache."""
-        return self._opened.cache.key
-
     def _section(self, member: int) -> Section:
         if member not in self._sections:
             self._sections[member] = self._open_section(member, self._places(member).begins)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ from distcache.corpus.mds.shard_table import shards_at
 from distcache.errors import CacheCorrupt, ConfigError, CorpusError
 from distcache.train.open_files import CacheHandle, OpenFiles
 from distcache.train.shard_finder import ShardFinder
-from distcache.train.split import Split, find_split
+from distcache.train.split import Split, SplitDataset, find_split, position_of
 from distcache.train.token_files import TokenFiles
 from distcache.train.token_places import TokenPlaces
 
@@ -34,7 +33,7 @@ class _Member:
     columns: Columns
 
 
-class RowDataset:
+class RowDataset(SplitDataset["_OpenRows"]):
     """The rows of a split, in the order of the cache; made by ``cache.rows``.
 
     ``rows[i]`` is a `distcache.corpus.mds.row.Row`: a mapping from columns to values, which are
@@ -63,31 +62,15 @@ class RowDataset:
         map: Callable[[Row], Any] | None = None,  # noqa: A002  as elsewhere
         opened: OpenFiles | None = None,
     ) -> None:
-        self.handle = handle
-        self.split = split
-        self.number = number
+        super().__init__(handle, split, number)
         self.map = map
-        self._open = None if opened is None else _OpenRows(opened, split, number)
+        self._open = None if opened is None else self._open_in(opened)
 
-    def __getstate__(self) -> tuple[Any, ...]:
-        return self.handle, self.split, self.number, self.map
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.handle, self.split, self.number, self.map = state
-        self._open = None
-
-    def __len__(self) -> int:
-        return self._here().split.size
+    def _open_in(self, opened: OpenFiles) -> _OpenRows:
+        return _OpenRows(opened, self.split, self.number)
 
     def __repr__(self) -> str:
-        number = f" {self.number}" if self.number else ""
-        return f"<split {self.split!r}{number}: {len(self)} rows>"
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What identifies the rows: the cache's key, the split, the number of the dataset."""
-        key = self._here().key
-        return {"cache_key": key, "split": self.split, "dataset": self.number}
+        return f"<{self._name()}: {len(self)} rows>"
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -104,7 +87,7 @@ class RowDataset:
         """
         here = self._here()
         wanted = [index for index in indices if index is not None]
-        positions = [_position(index, here.split.size) for index in wanted]
+        positions = [position_of(index, here.split.size, "row") for index in wanted]
         rows: list[Any] = list(here.read(np.array(positions, np.int64)))
         found = iter(rows if self.map is None else map(self.map, rows))
         return [None if index is None else next(found) for index in indices]
@@ -112,23 +95,8 @@ class RowDataset:
     def dataset_of(self, index: int) -> int:
         """Return which corpus of the blend a row is of."""
         here = self._here()
-        position = np.array([_position(index, here.split.size)])
+        position = np.array([position_of(index, here.split.size, "row")])
         return int(here.split.look_up(position)[0][0])
-
-    def _here(self) -> _OpenRows:
-        """Return what this process has open; open it first if necessary."""
-        here = self._open
-        if here is None or here.process != os.getpid():
-            here = self._open = _OpenRows(self.handle.open(), self.split, self.number)
-        return here
-
-
-def _position(index: int, size: int) -> int:
-    position = operator.index(index)
-    position += size if position < 0 else 0
-    if not 0 <= position < size:
-        raise IndexError(f"row {index} of {size}")
-    return position
 
 
 class _OpenRows:
@@ -139,10 +107,9 @@ class _OpenRows:
         self.split: Split = find_split(opened, split, number)
         self._name = (split, number)
         self._finder = ShardFinder(opened, self.split.members)
-        self.key = opened.cache.key
-        self._opened = opened
+        self.files = opened
         self._members: dict[int, _Member] = {}
-        self._files = TokenFiles()
+        self._tokens = TokenFiles()
         self._lock = threading.Lock()
 
     @property
@@ -153,12 +120,12 @@ class _OpenRows:
     def read(self, positions: NDArray[np.int64]) -> list[Row]:
         """Return rows, once the shards that a feeder unpacks are there."""
         members, samples = self.split.look_up(positions)
-        gate = self._opened.gate
+        gate = self.files.gate
         if gate is None or not len(positions):
             return self._read(members, samples)
         gate.publish(*self._name, int(positions.min()))
         needed = self._finder.find(members.tolist(), np.asarray(samples, np.int64))
-        needed = [place for place in needed if place[0] in self._opened.windows_of]
+        needed = [place for place in needed if place[0] in self.files.windows_of]
         return gate.read(needed, lambda: self._read(members, samples))
 
     def _read(self, members: NDArray[np.int16], samples: NDArray[np.int64]) -> list[Row]:
@@ -169,9 +136,9 @@ class _OpenRows:
                 for member, sample in zip(members, samples, strict=True)
             ]
             for file, begin, size, _ in places:
-                self._files.announce(file, begin, size)
+                self._tokens.announce(file, begin, size)
             return [
-                Row(columns, self._files.read(file, begin, size), f"{file[0]}: byte {begin}")
+                Row(columns, self._tokens.read(file, begin, size), f"{file[0]}: byte {begin}")
                 for file, begin, size, columns in places
             ]
 
@@ -179,10 +146,10 @@ class _OpenRows:
         """Return the file of a row, the byte and the size in it, and its columns."""
         idx, places = member.idx, member.places
         if not 0 <= sample < len(member.order):
-            raise CacheCorrupt(f"{self._opened.cache.path}: has no sample {sample}")
+            raise CacheCorrupt(f"{self.files.cache.path}: has no sample {sample}")
         row = int(member.order[sample])
         if not 0 <= row < len(idx.lengths):
-            raise CacheCorrupt(f"{self._opened.cache.path}: has a row {row}, beyond its corpus")
+            raise CacheCorrupt(f"{self.files.cache.path}: has a row {row}, beyond its corpus")
         begin, size, shard = int(idx.offsets[row]), int(idx.lengths[row]), 0
         if places.begins is not None:
             shard = int(shards_at(places.begins, begin))
@@ -197,7 +164,7 @@ class _OpenRows:
         return self._members[number]
 
     def _open_member(self, number: int) -> _Member:
-        cache = self._opened.cache
+        cache = self.files.cache
         if not 0 <= number < len(self.split.members):
             raise CacheCorrupt(f"{cache.path}: a dataset index names dataset {number}")
         section, source = self.split.members[number]
@@ -211,5 +178,5 @@ class _OpenRows:
         except ValueError as error:
             raise CacheCorrupt(f"{cache.path}: corpus {source}: {error}") from error
         order = cache.read(cache.arrays("sections", section)["document_index"])
-        idx = self._opened.idx_of(source)
-        return _Member(order, idx, self._opened.tokens_of(source), columns)
+        idx = self.files.idx_of(source)
+        return _Member(order, idx, self.files.tokens_of(source), columns)

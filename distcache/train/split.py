@@ -1,15 +1,18 @@
-"""What a split consists of: its sections, and the order of their samples in its blend."""
+"""What a split consists of: sections, and the order of their samples; the base of its datasets."""
 
 from __future__ import annotations
 
+import operator
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distcache.errors import ConfigError
-from distcache.train.open_files import OpenFiles
+from distcache.train.open_files import CacheHandle, OpenFiles
 
 
 def dataset_count(opened: OpenFiles, split: str) -> int:
@@ -68,3 +71,93 @@ def find_split(opened: OpenFiles, split: str, number: int) -> Split:
         size = len(dataset_index)
     pairs = zip(members["section"].tolist(), members["source"].tolist(), strict=True)
     return Split(size, list(pairs), dataset_index, sample_index)
+
+
+class OpenSplit(Protocol):
+    """What one process has open of a split; assigned at once, for threads to see all or nothing."""
+
+    @property
+    def process(self) -> int:
+        """The process that has opened it."""
+        ...
+
+    @property
+    def split(self) -> Split:
+        """Sections and arrays of the split."""
+        ...
+
+    @property
+    def files(self) -> OpenFiles:
+        """The open cache."""
+        ...
+
+
+Opened = TypeVar("Opened", bound=OpenSplit)
+
+
+class SplitDataset(Generic[Opened]):
+    """A split as a map-style dataset, which may be pickled, and used before and after a fork.
+
+    Each process opens the files when it first uses them. Of the attributes of a subclass, those
+    whose names begin with an underscore belong to a process, and are not pickled.
+
+    Parameters
+    ----------
+    handle : CacheHandle
+        The cache.
+    split : str
+        "train", "valid" or "test".
+    number : int
+        Number of the validation set, where there are several.
+    """
+
+    def __init__(self, handle: CacheHandle, split: str, number: int) -> None:
+        self.handle = handle
+        self.split = split
+        self.number = number
+        self._open: Opened | None = None
+
+    def _open_in(self, opened: OpenFiles) -> Opened:
+        """Look up the arrays of the split in an open cache."""
+        raise NotImplementedError
+
+    def _here(self) -> Opened:
+        """Return what this process has open; open it first if necessary."""
+        here = self._open
+        if here is None or here.process != os.getpid():
+            here = self._open = self._open_in(self.handle.open())
+        return here
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._open = None
+
+    def __len__(self) -> int:
+        return self._here().split.size
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What identifies the samples: the cache's key, the split, the number of the dataset."""
+        key = self._here().files.cache.key
+        return {"cache_key": key, "split": self.split, "dataset": self.number}
+
+    def _name(self) -> str:
+        return f"split {self.split!r}{f' {self.number}' if self.number else ''}"
+
+
+def position_of(index: int, size: int, what: str) -> int:
+    """Return the position of a sample in a split; negative ones count from the end.
+
+    Raises
+    ------
+    IndexError
+        If there is no such sample.
+    """
+    position = operator.index(index)
+    position += size if position < 0 else 0
+    if not 0 <= position < size:
+        raise IndexError(f"{what} {index} of {size}")
+    return position
