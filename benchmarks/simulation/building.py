@@ -22,9 +22,9 @@ from distcache.plan.assignment import (
     assign_all,
 )
 from distcache.plan.config import Config
-from distcache.plan.costs import stream_step
 from distcache.plan.layout import Layout, make_layout
 from distcache.plan.make import make_plan
+from distcache.plan.memory import stream_step
 from distcache.plan.model import Plan
 
 MEAN_TOKENS = 600

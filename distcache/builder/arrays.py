@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from distcache.cache.digests import array_digest, leaves_of, read_pieces
 from distcache.cache.format import LEAF_SIZE
-from distcache.plan.costs import CHUNK_BYTES
 from distcache.plan.layout import ArrayPlace
+from distcache.plan.memory import CHUNK_BYTES
 from distcache.storage.unfinished_file import UnfinishedFile
 
 

@@ -14,8 +14,8 @@ from distcache.builder.job import Job
 from distcache.builder.section_slice import joined_digests
 from distcache.kernels import Blender
 from distcache.plan.blend_counts import estimate_counts
-from distcache.plan.costs import CHUNK_BYTES
 from distcache.plan.layout import BLEND_SLICE, ArrayPlace
+from distcache.plan.memory import CHUNK_BYTES
 from distcache.plan.model import BlendPlan
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Message

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from distcache.corpus import Idx
 from distcache.kernels import Mt19937, fill_entries, gather
-from distcache.plan.costs import ENTRY_BYTES, lower_type
+from distcache.plan.memory import ENTRY_BYTES, lower_type
 from distcache.plan.model import SectionPlan
 
 NOTHING: Final = np.empty(0, np.int32)

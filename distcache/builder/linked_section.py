@@ -20,8 +20,8 @@ from distcache.builder.job import Job
 from distcache.builder.section_slice import SectionSlice, joined_digests
 from distcache.builder.shared_shuffle import shuffled_slice
 from distcache.kernels import Mt19937, entries_at
-from distcache.plan.costs import CHUNK_BYTES, DOCUMENT_BYTES, ENTRY_BYTES
-from distcache.plan.layout import STRIPE
+from distcache.plan.memory import CHUNK_BYTES, DOCUMENT_BYTES, ENTRY_BYTES
+from distcache.plan.model import STRIPE
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.partition import slice_bounds
 from distcache.storage.unfinished_file import UnfinishedFile

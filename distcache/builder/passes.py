@@ -38,6 +38,7 @@ def build_passes(
     shards: NDArray[np.int64],
     places: dict[str, ArrayPlace],
     file: UnfinishedFile,
+    _workers: int = 1,
 ) -> dict[str, str]:
     """Build and write a section in passes or windows.
 

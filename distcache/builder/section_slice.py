@@ -13,9 +13,9 @@ from distcache.builder.entries import documents_of, tokens_of
 from distcache.builder.slices import edges, row_bounds
 from distcache.cache.digests import joined_digest
 from distcache.kernels import Cursor, emit_boundaries
-from distcache.plan.costs import CHUNK_BYTES, DOCUMENT_BYTES
-from distcache.plan.layout import STRIPE, ArrayPlace
-from distcache.plan.model import SectionPlan
+from distcache.plan.layout import ArrayPlace
+from distcache.plan.memory import CHUNK_BYTES, DOCUMENT_BYTES
+from distcache.plan.model import STRIPE, SectionPlan
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator, Message
 from distcache.storage.unfinished_file import UnfinishedFile

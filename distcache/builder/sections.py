@@ -27,8 +27,8 @@ from distcache.builder.entries import (
 from distcache.builder.section_slice import RowCutter
 from distcache.corpus import Idx
 from distcache.kernels import Mt19937
-from distcache.plan.costs import CHUNK_BYTES, ENTRY_BYTES, pivot_of
 from distcache.plan.layout import ArrayPlace
+from distcache.plan.memory import CHUNK_BYTES, ENTRY_BYTES, pivot_of
 from distcache.plan.model import SectionPlan
 from distcache.storage.unfinished_file import UnfinishedFile
 
@@ -42,6 +42,7 @@ Rest = tuple[NDArray[Any], EntryMemory, str]
 def build_section(
     section: SectionPlan,
     idx: Idx,
+    _shards: NDArray[np.int64],
     places: dict[str, ArrayPlace],
     file: UnfinishedFile,
     workers: int = 1,

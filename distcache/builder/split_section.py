@@ -31,8 +31,8 @@ from distcache.builder.section_slice import SectionSlice, joined_digests
 from distcache.builder.slices import overlaps, windows
 from distcache.kernels import Mt19937
 from distcache.plan.assignment import SplitUnit
-from distcache.plan.costs import DOCUMENT_BYTES, lower_type, pivot_of, stream_step
-from distcache.plan.layout import STRIPE
+from distcache.plan.memory import DOCUMENT_BYTES, lower_type, pivot_of, stream_step
+from distcache.plan.model import STRIPE
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator, Message
 from distcache.ranks.partition import slice_bounds

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
+
+import numpy as np
 
 from distcache.builder.adopt import adopt
 from distcache.builder.blends import SplitBlend, build_blend
 from distcache.builder.job import Digests, Job, Record
 from distcache.builder.linked_section import LinkedSection
-from distcache.builder.passes import build_passes
-from distcache.builder.sections import build_section
 from distcache.builder.split_section import SplitSection
 from distcache.errors import BuildInterrupted
 from distcache.plan.assignment import Assignment, SplitUnit
 from distcache.plan.costs import workers_of
 from distcache.plan.layout import Unit
 from distcache.plan.model import SectionPlan
+from distcache.plan.orders import ORDERS
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.storage.journal import Journal
 from distcache.storage.unfinished_file import UnfinishedFile
@@ -134,16 +136,22 @@ def _build_local(
     return digests
 
 
+def _builder_of(section: SectionPlan) -> Callable[..., dict[str, str]]:
+    """Return the function of an order that builds a section."""
+    module, _, name = ORDERS[section.order].build.partition(":")
+    found: Callable[..., dict[str, str]] = getattr(importlib.import_module(module), name)
+    return found
+
+
 def _build_item(job: Job, item: int, file: UnfinishedFile, workers: int) -> dict[str, str]:
     entry, places = job.plan.items[item], job.places(item)
     if item in job.adopted:
         return adopt(job.adopted[item], places, file, job.other_caches.__getitem__)
     if isinstance(entry, SectionPlan):
         idx = job.corpus(entry).idx
-        if entry.order == "megatron":
-            digests = build_section(entry, idx, places, file, workers)
-        else:
-            digests = build_passes(entry, idx, job.shards_of(entry), places, file)
+        has_windows = ORDERS[entry.order].has_windows
+        shards = job.shards_of(entry) if has_windows else np.empty(0, np.int64)
+        digests = _builder_of(entry)(entry, idx, shards, places, file, workers)
         idx.require_intact()
         return digests
     return build_blend(entry, places, file)

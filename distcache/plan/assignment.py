@@ -9,8 +9,9 @@ from typing import Final
 import msgspec
 
 from distcache.errors import NoSpace
-from distcache.plan.costs import BASE_MEMORY, UnitCosts, rest_memory, step_memory, upper_memory
+from distcache.plan.costs import UnitCosts
 from distcache.plan.layout import Layout
+from distcache.plan.memory import BASE_MEMORY, rest_memory, step_memory, upper_memory
 from distcache.plan.model import BlendPlan, Plan, SectionPlan
 from distcache.ranks.partition import balance
 from distcache.storage.units import size_text

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from distcache.corpus import CorpusFacts
 from distcache.storage.threads import decodable
 
 SPLITS = ("train", "valid", "test")
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Weight = Annotated[float, Meta(ge=0, le=1e300)]
 Path = Annotated[str, Meta(min_length=1)]
-Order = Literal["megatron", "passes", "windows"]
+OrderName = Literal["megatron", "passes", "windows"]
 BlendArithmetic = Literal["separate", "fused"]
 
 
@@ -95,7 +93,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     slurm: Slurm | None = None  # options for `submit`, which change no array
     # shuffle of sections: as Megatron does, in passes that are a permutation each, or within
     # windows of shards
-    order: Order = "megatron"
+    order: OrderName = "megatron"
     window: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 16  # shards of a window
     # Whether these are the options of a training command, which asks for samples of every split.
     # Changes no array.
@@ -138,53 +136,3 @@ def canonical_json(document: object) -> str:
 def key_of(document: object) -> str:
     """Return the SHA-256 of a document's canonical JSON, in hexadecimal."""
     return hashlib.sha256(canonical_json(document).encode("ascii")).hexdigest()
-
-
-def identity_of(config: Config, corpora: Mapping[str, CorpusFacts]) -> dict[str, Any]:
-    """Return everything of a configuration that changes arrays.
-
-    Corpora stand in it by content and never by path, so that a corpus keeps its key where it is
-    moved and loses it when it is tokenized again in place. The tokenizer and `full_validation`
-    change no array and are left out.
-
-    Parameters
-    ----------
-    config : Config
-        Configuration that was asked for.
-    corpora : mapping of str to CorpusFacts
-        Facts of the corpora, by path prefix.
-
-    Returns
-    -------
-    dict
-        JSON values; their `key_of` is the key of the cache.
-    """
-
-    def blend(sources: tuple[BlendEntry, ...]) -> list[list[Any]]:
-        return [
-            [corpora[source.path].identity, source.weight]
-            + ([] if source.samples is None else [source.samples])
-            for source in sources
-        ]
-
-    blends = config.blends()
-    fused = config.blend_arithmetic == "fused"  # what is older than the field has the other
-    chosen: dict[str, Any] = {"blend_arithmetic": "fused"} if fused else {}
-    chosen |= {"window": config.window} if config.order == "windows" else {}
-    return chosen | {
-        "order": config.order,
-        "sequence_length": config.sequence_length,
-        "seed": config.seed,
-        "samples": {split: config.samples_of(split) for split in SPLITS},
-        "split": config.split,
-        "blend": None if config.blend is None else blend(blends["train"]),
-        "blend_per_split": (
-            None
-            if config.blend is not None
-            else {split: blend(sources) for split, sources in blends.items()}
-        ),
-        "mid_level_dataset_surplus": config.mid_level_dataset_surplus,
-        "add_extra_token": config.add_extra_token,
-        "drop_last_partial_validation_sequence": config.drop_last_partial_validation_sequence,
-        "multiple_validation_sets": config.multiple_validation_sets,
-    }

@@ -8,21 +8,19 @@ into the same grain, which a filesystem with close-to-open consistency needs.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
-import numpy as np
 
-from distcache.plan.model import BlendPlan, SectionPlan
+from distcache.plan.model import STRIPE, BlendPlan, SectionPlan, nbytes_of
+from distcache.plan.orders import ORDERS
 
 ALIGNMENT: Final = 64  # bytes: of every dataset; a cache line
 # What clients of network filesystems keep as a whole: up to 64 KiB of a page of memory, and 128 KiB
 # in GlusterFS's cache, where what another client has written later may be seen late.
 GRAIN: Final = 1 << 17
 SMALL: Final = 1 << 20  # bytes of a file that one rank reads back, whatever its grains
-STRIPE: Final = 1 << 20  # of an array; slices of ranks are multiples of it
 # Steps of a blend: slices are multiples of it, so that those of both arrays start with a stripe.
 BLEND_SLICE: Final = STRIPE // 2
 UNIT_FULL: Final = 4 * STRIPE
@@ -102,7 +100,7 @@ def make_layout(items: Sequence[SectionPlan | BlendPlan]) -> Layout:
         datasets += [Dataset(len(units), _joined(places)) for places in found]
         offset = max(places[-1].offset + places[-1].nbytes for places in found)
         section = first if isinstance(first, SectionPlan) and _is_large(first) else None
-        splittable = section is not None and section.order == "megatron"
+        splittable = section is not None and ORDERS[section.order].can_be_split
         units.append(Unit(group, begin, offset, splittable))
     tables_begin = align(offset, GRAIN if offset > SMALL else ALIGNMENT)
     return Layout(data_begin, tuple(arrays), tuple(units), tuple(datasets), tables_begin)
@@ -175,8 +173,3 @@ def _joined(places: Sequence[ArrayPlace]) -> ArrayPlace:
     rows = sum(place.shape[0] for place in places)
     nbytes = sum(place.nbytes for place in places)
     return ArrayPlace(first.name, first.dtype, (rows, *first.shape[1:]), first.offset, nbytes)
-
-
-def nbytes_of(dtype: str, shape: Iterable[int]) -> int:
-    """Return the bytes of an array."""
-    return np.dtype(dtype).itemsize * math.prod(shape)

@@ -7,12 +7,13 @@ from typing import Any
 
 import msgspec
 
-from distcache.corpus import Corpus
+from distcache.corpus import Corpus, CorpusFacts
 from distcache.corpus.receipt import TokenizerFacts
 from distcache.errors import ConfigError
 from distcache.plan.blend_counts import buffered, oversampled, smallest_surplus, target
-from distcache.plan.config import SPLITS, BlendEntry, Config, identity_of, key_of
+from distcache.plan.config import SPLITS, BlendEntry, Config, key_of
 from distcache.plan.model import BlendPlan, Member, Plan, SectionPlan
+from distcache.plan.orders import ORDERS
 from distcache.plan.problems import (
     blend_problems,
     corpus_problems,
@@ -275,7 +276,7 @@ class _Planner:
         if problem is not None or size is None:
             self.problems += [] if problem is None else [problem]
             return None
-        if config.order != "megatron":
+        if ORDERS[config.order].whole_passes:
             size = msgspec.structs.replace(size, separate_samples=None)
         section = SectionPlan(
             key="",
@@ -287,7 +288,7 @@ class _Planner:
             cut=cut,
             size=size,
             order=config.order,
-            window=config.window if config.order == "windows" else None,
+            window=config.window if ORDERS[config.order].has_windows else None,
             rows=rows,
         )
         section = msgspec.structs.replace(section, key=_section_key(section, corpus))
@@ -298,9 +299,59 @@ class _Planner:
         return self.sections.setdefault(section.key, section)
 
 
+def identity_of(config: Config, corpora: Mapping[str, CorpusFacts]) -> dict[str, Any]:
+    """Return everything of a configuration that changes arrays.
+
+    Corpora stand in it by content and never by path, so that a corpus keeps its key where it is
+    moved and loses it when it is tokenized again in place. The tokenizer and `full_validation`
+    change no array and are left out.
+
+    Parameters
+    ----------
+    config : Config
+        Configuration that was asked for.
+    corpora : mapping of str to CorpusFacts
+        Facts of the corpora, by path prefix.
+
+    Returns
+    -------
+    dict
+        JSON values; their `key_of` is the key of the cache.
+    """
+
+    def blend(sources: tuple[BlendEntry, ...]) -> list[list[Any]]:
+        return [
+            [corpora[source.path].identity, source.weight]
+            + ([] if source.samples is None else [source.samples])
+            for source in sources
+        ]
+
+    blends = config.blends()
+    fused = config.blend_arithmetic == "fused"  # what is older than the field has the other
+    chosen: dict[str, Any] = {"blend_arithmetic": "fused"} if fused else {}
+    chosen |= {"window": config.window} if ORDERS[config.order].has_windows else {}
+    return chosen | {
+        "order": config.order,
+        "sequence_length": config.sequence_length,
+        "seed": config.seed,
+        "samples": {split: config.samples_of(split) for split in SPLITS},
+        "split": config.split,
+        "blend": None if config.blend is None else blend(blends["train"]),
+        "blend_per_split": (
+            None
+            if config.blend is not None
+            else {split: blend(sources) for split, sources in blends.items()}
+        ),
+        "mid_level_dataset_surplus": config.mid_level_dataset_surplus,
+        "add_extra_token": config.add_extra_token,
+        "drop_last_partial_validation_sequence": config.drop_last_partial_validation_sequence,
+        "multiple_validation_sets": config.multiple_validation_sets,
+    }
+
+
 def _cut(config: Config, split: str, *, rows: bool) -> Cut:
     """Return how the sequences of a split are cut into samples."""
-    if config.order != "megatron":
+    if ORDERS[config.order].whole_passes:
         return Cut(config.sequence_length, config.add_extra_token and not rows, False)
     keep_partial = split == "valid" and not config.drop_last_partial_validation_sequence
     return Cut(config.sequence_length, config.add_extra_token, keep_partial)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import math
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -12,7 +14,13 @@ from distcache.corpus import CorpusFacts
 from distcache.plan.sizes import Cut, SectionSize
 
 NARROW = np.iinfo(np.int32).max
+STRIPE = 1 << 20  # bytes of an array; slices of ranks are multiples of it
 WIDE_SHUFFLE = np.iinfo(np.uint32).max - 1
+
+
+def nbytes_of(dtype: str, shape: Iterable[int]) -> int:
+    """Return the bytes of an array."""
+    return np.dtype(dtype).itemsize * math.prod(shape)
 
 
 class SectionPlan(msgspec.Struct, frozen=True):

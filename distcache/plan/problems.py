@@ -12,6 +12,7 @@ from distcache.kernels import Mt19937
 from distcache.plan.blend_counts import estimate_counts
 from distcache.plan.config import SPLITS, BlendEntry, Config
 from distcache.plan.model import NARROW, BlendPlan, Plan, SectionPlan
+from distcache.plan.orders import ORDERS
 from distcache.plan.sizes import normalize, split_matrix
 from distcache.plan.whole_samples import whole_sample_hints
 
@@ -23,7 +24,7 @@ MOST_NAMED: Final = 3
 def corpus_problems(corpus: Corpus, config: Config) -> list[str]:
     """Return why a corpus that is sound by itself cannot be used by Megatron, or in this order."""
     facts = corpus.facts
-    if facts.rows and config.order == "megatron":
+    if facts.rows and not ORDERS[config.order].has_rows:
         return [f"{facts.prefix}: consists of rows; give order: passes, or windows"]
     if facts.rows != (config.sequence_length == 1):
         wanted = "1 for rows" if facts.rows else "at least 2 tokens"
@@ -115,7 +116,7 @@ def partial_problem(section: SectionPlan, corpus: Corpus) -> str | None:
     the sample index. Only the first draw of the last shuffle decides which document comes last.
     """
     usable = section.size.epochs * section.tokens - int(section.cut.extra_token)
-    if section.order != "megatron":
+    if ORDERS[section.order].whole_passes:
         return None
     ends_early = section.size.samples * section.cut.sequence_length > max(usable, 0)
     if not (section.cut.extra_token and ends_early and corpus.facts.empty_sequences):

@@ -11,7 +11,8 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.errors import ConfigError
+from distcache.errors import CacheCorrupt, ConfigError
+from distcache.plan.orders import ORDERS
 from distcache.train.open_files import CacheHandle, OpenFiles
 
 
@@ -62,7 +63,12 @@ def find_split(opened: OpenFiles, split: str, number: int) -> Split:
         members = alone[number : number + 1]
         section = cache.table("sections")[int(members["section"][0])]
         size, requested = int(section["samples"]), int(members["requested"][0])
-        if section["order"] != b"megatron" and requested >= 0:
+        name = section["order"].decode("ascii")
+        if name not in ORDERS:
+            raise CacheCorrupt(
+                f"{cache.path}: has order {name!r}, which this version does not know"
+            )
+        if ORDERS[name].whole_passes and requested >= 0:
             size = min(size, requested)  # Megatron's datasets have whole epochs
     else:
         views = cache.arrays("blends", int(members["blend"][0]))

@@ -17,8 +17,8 @@ from distcache.builder.section_slice import RowCutter
 from distcache.builder.slices import row_bounds
 from distcache.cache.skeleton import front_bytes
 from distcache.plan.assignment import assign
-from distcache.plan.costs import lower_type, pivot_of
 from distcache.plan.layout import make_layout
+from distcache.plan.memory import lower_type, pivot_of
 from distcache.plan.model import Plan, SectionPlan
 from tests.kernels.truth import entries_of
 from tests.plan.test_make import plan_of

@@ -13,7 +13,8 @@ import pytest
 from distcache.builder.configuration import config_from_mapping, load_config, read_document
 from distcache.corpus import CorpusFacts
 from distcache.errors import ConfigError, NotReady
-from distcache.plan.config import BlendEntry, Config, identity_of, key_of
+from distcache.plan.config import BlendEntry, Config, key_of
+from distcache.plan.make import identity_of
 
 GOOD: dict[str, Any] = {
     "sequence_length": 16,

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from distcache.builder.slices import edges, overlaps, row_bounds, windows
 from distcache.errors import ConfigError, NoSpace
 from distcache.plan.assignment import assign
-from distcache.plan.costs import pivot_of
-from distcache.plan.layout import ALIGNMENT, GRAIN, make_layout, nbytes_of
-from distcache.plan.model import BlendPlan, SectionPlan
+from distcache.plan.layout import ALIGNMENT, GRAIN, make_layout
+from distcache.plan.memory import pivot_of
+from distcache.plan.model import BlendPlan, SectionPlan, nbytes_of
 from distcache.plan.sizes import (
     Cut,
     SectionSize,

@@ -1,0 +1,97 @@
+"""The bytes of memory that building a section takes, and by which its builders stay within them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from distcache.plan.model import NARROW, STRIPE, SectionPlan, nbytes_of
+
+# The interpreter with NumPy, HDF5 and MPI, and the buffers of reading back.
+BASE_MEMORY: Final = 160 << 20
+# Arrays are written in chunks of this many bytes.
+CHUNK_BYTES: Final = 8 << 20
+# A document; and a document with its length, during a build.
+DOCUMENT_BYTES: Final = 4
+ENTRY_BYTES: Final = 8
+PASS_BYTES: Final = 12  # for each sequence of a pass: its parts, all of it, and what is written
+# Bytes per value of the lists of a shuffle that is larger than the caches:
+# `capacity_of` in cpp/src/partitioned_shuffle.hpp, and two bytes for a step of a block.
+SHUFFLE_SPACE: Final = 2.2  # bytes
+SHUFFLE_SPACE_FROM: Final = 1 << 21
+# Entries in transit to all ranks at a time; each rank takes whole stripes of documents.
+STREAM_STEP: Final = 1 << 21
+LEAST_STEP: Final = STRIPE // DOCUMENT_BYTES
+
+
+def stream_step(ranks: int) -> int:
+    """Return the entries of a split section that each rank takes at a time."""
+    return max(STREAM_STEP // ranks // LEAST_STEP, 1) * LEAST_STEP
+
+
+def pivot_of(section: SectionPlan, workers: int) -> int:
+    """Return the position below which the second of two workers shuffles; 0 if there is one.
+
+    The second also shuffles the last epoch and the samples, so that both have as many steps.
+    """
+    if workers < 2:
+        return 0
+    steps = section.documents + section.shuffled_samples
+    return max(section.first_documents - steps // 2, 0)
+
+
+def lower_type(pivot: int) -> np.dtype[np.int32] | np.dtype[np.int64]:
+    """Return the dtype of positions below a pivot."""
+    return np.dtype(np.int32) if pivot <= NARROW else np.dtype(np.int64)
+
+
+def upper_memory(section: SectionPlan, ranks: int) -> int:
+    """Return the bytes of the rank that shuffles the upper part of a split section."""
+    pivot = pivot_of(section, workers=2)
+    gathered = min(pivot, ranks * stream_step(ranks))  # in transit to all ranks
+    entries = ENTRY_BYTES * (section.first_documents + gathered)
+    return entries + shuffle_space(section.first_documents) + _lower_memory(pivot)
+
+
+def rest_memory(section: SectionPlan) -> int:
+    """Return the bytes of the rank that shuffles the rest of a split section."""
+    last = ENTRY_BYTES * (section.documents - section.first_documents)
+    lower = _lower_memory(pivot_of(section, workers=2))
+    largest = max(section.documents // 2, section.shuffled_samples)
+    return lower + last + _shuffle_bytes(section) + shuffle_space(largest)
+
+
+def step_memory(ranks: int) -> int:
+    """Return the bytes that every rank needs for its slice of a split section."""
+    return 2 * ENTRY_BYTES * stream_step(ranks) + 2 * CHUNK_BYTES
+
+
+def shuffle_space(values: int) -> int:
+    """Return the bytes that a shuffle needs besides its values."""
+    return int(SHUFFLE_SPACE * values) if values > SHUFFLE_SPACE_FROM else 0
+
+
+def memory_of_megatron(section: SectionPlan, workers: int) -> int:
+    """Return the bytes of a rank that builds a section in Megatron's order (`builder.sections`)."""
+    lower = _lower_memory(pivot_of(section, workers))
+    # Each worker has a generator, with memory for the largest of its shuffles.
+    space = workers * shuffle_space(max(section.documents, section.shuffled_samples))
+    entries = ENTRY_BYTES * section.documents + space
+    return entries + lower + _shuffle_bytes(section) + 4 * CHUNK_BYTES
+
+
+def memory_of_passes(section: SectionPlan, _workers: int) -> int:
+    """Return the bytes of a rank that builds a section of whole passes (`builder.passes`)."""
+    entries = 0 if section.rows else ENTRY_BYTES * section.documents
+    one_pass = PASS_BYTES * (section.end - section.begin)
+    space = shuffle_space(max(section.end - section.begin, section.shuffled_samples))
+    return entries + one_pass + space + _shuffle_bytes(section) + 4 * CHUNK_BYTES
+
+
+def _lower_memory(pivot: int) -> int:
+    return lower_type(pivot).itemsize * pivot
+
+
+def _shuffle_bytes(section: SectionPlan) -> int:
+    return 0 if section.rows else nbytes_of(*section.arrays["shuffle_index"])

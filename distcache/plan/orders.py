@@ -1,0 +1,44 @@
+"""The orders of samples: what each promises, what it needs, and what builds it.
+
+A new order is a function that builds a section, an entry in this table, and its name in
+`distcache.plan.config.OrderName`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from distcache.plan.memory import memory_of_megatron, memory_of_passes
+from distcache.plan.model import SectionPlan
+
+
+@dataclass(frozen=True)
+class Order:
+    """How the sections of a cache are shuffled and cut."""
+
+    # Function that builds a section: ``module:name``, which only a build imports. It is called as
+    # ``build(section, idx, shards, places, file, workers)``, and returns the digests of the arrays.
+    build: str
+    # bytes of a rank that builds a section with so many threads
+    memory: Callable[[SectionPlan, int], int]
+    can_be_split: bool = False  # all ranks can build one section together
+    # Each pass is complete before the next one begins: none is shuffled apart, no partial sample is
+    # kept, and a data set ends with the samples that were asked for. Else as Megatron does it.
+    whole_passes: bool = True
+    has_windows: bool = False  # `Config.window` is a part of it
+    has_rows: bool = True  # samples of several columns have this order, too
+
+
+ORDERS: Final = {
+    "megatron": Order(
+        "distcache.builder.sections:build_section",
+        memory_of_megatron,
+        can_be_split=True,
+        whole_passes=False,
+        has_rows=False,
+    ),
+    "passes": Order("distcache.builder.passes:build_passes", memory_of_passes),
+    "windows": Order("distcache.builder.passes:build_passes", memory_of_passes, has_windows=True),
+}
