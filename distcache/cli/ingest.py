@@ -7,6 +7,7 @@ import ctypes
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
+import click
 import typer
 
 from distcache.cli.common import (
@@ -21,6 +22,7 @@ from distcache.cli.common import (
 )
 from distcache.cli.show import LogFormat, make_progress, print_result
 from distcache.errors import ConfigError
+from distcache.ingest.readers.formats import TEXT_FORMATS, TOKEN_FORMATS
 from distcache.megatron.tokenizers import one_release
 from distcache.ranks.connect import connect
 from distcache.ranks.cores import share_of_cores
@@ -147,8 +149,9 @@ def text_command(
     on_error: ErrorOption = "fail",
     empty: EmptyOption = "drop",
     format: Annotated[  # noqa: A002  the option's name
-        Literal["jsonl", "txt", "parquet", "arrow"] | None,
+        str | None,
         typer.Option(
+            click_type=click.Choice(TEXT_FORMATS),
             help="Format of all files, whatever their names; suffixes .gz, .zst, .bz2 and .xz of "
             "lines still count.",
             show_default="from each name",
@@ -208,8 +211,9 @@ def tokens_command(
         str, typer.Option(help="Column or field of token ids, lists of integers.")
     ] = "input_ids",
     format: Annotated[  # noqa: A002  the option's name
-        Literal["parquet", "arrow", "jsonl", "raw"] | None,
+        str | None,
         typer.Option(
+            click_type=click.Choice(TOKEN_FORMATS),
             help="Format of all files, whatever their names; raw are arrays of ids.",
             show_default="from each name",
         ),
@@ -280,7 +284,7 @@ def _run(
     as_json: bool,
     work: str,
 ) -> None:
-    from distcache.ingest.inputs import TEXT_FORMATS, TOKEN_FORMATS, suffixes_of  # noqa: PLC0415
+    from distcache.ingest.inputs import suffixes_of  # noqa: PLC0415
     from distcache.ingest.objects import ObjectWork, is_stream  # noqa: PLC0415
     from distcache.ingest.pipeline import ingest  # noqa: PLC0415
 

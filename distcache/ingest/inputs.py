@@ -7,28 +7,15 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
 from distcache.corpus.receipt import receipt_path
 from distcache.errors import ConfigError, CorpusError, NotReady
+from distcache.ingest.readers.formats import FORMATS, SUFFIXES
 
-Format = Literal["jsonl", "txt", "parquet", "arrow", "raw"]
-SUFFIXES: Final[dict[str, Format]] = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "jsonl",
-    ".txt": "txt",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".npy": "raw",
-    ".ds": "raw",
-}
 COMPRESSIONS: Final = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
-TEXT_FORMATS: Final[tuple[Format, ...]] = ("jsonl", "txt", "parquet", "arrow")
-TOKEN_FORMATS: Final[tuple[Format, ...]] = ("parquet", "arrow", "jsonl", "raw")
-LINES: Final = ("jsonl", "txt")  # formats that may be compressed
 
 
 class Group(msgspec.Struct, frozen=True, array_like=True):
@@ -44,18 +31,18 @@ class Input(msgspec.Struct, frozen=True):
     path: str  # path as it was given, or as it was found
     size: int  # bytes
     changed: int  # modification time, in nanoseconds since 1970
-    format: Format  # format by its name, or as it was given for all files
+    format: str  # format by its name, or as it was given for all files
     compression: str | None = None  # ``gzip``, ``zstd``, ``bz2`` or ``xz``, from its name
     groups: tuple[Group, ...] = ()  # path of a Parquet or Arrow file
 
     @property
     def is_table(self) -> bool:
         """Whether it has groups of rows, and columns."""
-        return self.format in ("parquet", "arrow")
+        return FORMATS[self.format].cut == "groups"
 
 
 def find_inputs(
-    words: Sequence[str], formats: Sequence[Format], given: Format | None = None
+    words: Sequence[str], formats: Sequence[str], given: str | None = None
 ) -> list[Input]:
     """Find input files by paths, patterns with ``*``, ``?`` or ``[]``, and directories.
 
@@ -107,7 +94,7 @@ def find_inputs(
     return list(found.values())
 
 
-def suffixes_of(formats: Sequence[Format], given: Format | None) -> set[str] | None:
+def suffixes_of(formats: Sequence[str], given: str | None) -> set[str] | None:
     """Return the suffixes of files that a directory yields; None if it yields all."""
     if given is not None:
         return None
@@ -187,7 +174,7 @@ def _split(path: str) -> tuple[str, str | None]:
     return stem.suffix.lower(), compression
 
 
-def _look(path: str, given: Format | None) -> tuple[Input | None, tuple[int, int]]:
+def _look(path: str, given: str | None) -> tuple[Input | None, tuple[int, int]]:
     """Return a file as an input, or None if it cannot be one, and its identity."""
     suffix, compression = _split(path)
     kind = given or SUFFIXES.get(suffix)
@@ -199,7 +186,11 @@ def _look(path: str, given: Format | None) -> tuple[Input | None, tuple[int, int
         found = os.stat(path)
     except OSError as error:
         raise NotReady(f"{path}: cannot be read: {error.strerror}") from error
-    if kind is None or not stat.S_ISREG(found.st_mode) or (compression and kind not in LINES):
+    if (
+        kind is None
+        or not stat.S_ISREG(found.st_mode)
+        or (compression and not FORMATS[kind].can_be_compressed)
+    ):
         return None, (0, 0)
     entry = Input(path, found.st_size, found.st_mtime_ns, kind, compression)
     return entry, (found.st_dev, found.st_ino)
@@ -219,6 +210,7 @@ def _nothing(word: str, known: set[str] | None) -> str:
 def _suffix_list(known: set[str]) -> str:
     packed = f"[{'|'.join(COMPRESSIONS)}]"
     texts = [
-        f"{suffix}{packed}" if SUFFIXES[suffix] in LINES else suffix for suffix in sorted(known)
+        f"{suffix}{packed}" if FORMATS[SUFFIXES[suffix]].can_be_compressed else suffix
+        for suffix in sorted(known)
     ]
     return " or ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from distcache.ingest.inputs import Input
 from distcache.ingest.part import PieceFacts
+from distcache.ingest.readers.formats import FORMATS
 from distcache.ranks.partition import balance
 
 SMALLEST: Final = 1 << 20  # bytes; ten to five hundred milliseconds of work for a tokenizer
@@ -61,7 +62,11 @@ def make_pieces(inputs: Sequence[Input], step: int, *, lines: bool) -> list[Inpu
     for source, entry in enumerate(inputs):
         if entry.is_table:
             pieces += _row_groups(source, entry, step)
-        elif entry.compression or entry.format == "raw" or (entry.format == "txt" and not lines):
+        elif (
+            entry.compression
+            or FORMATS[entry.format].cut == "no"
+            or (entry.format == "txt" and not lines)
+        ):
             pieces.append(InputPiece(source, 0, entry.size, 0, entry.size, entry.size))
         else:
             bounds = [*range(0, entry.size, step), entry.size] if entry.size else [0, 0]

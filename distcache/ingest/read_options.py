@@ -6,7 +6,6 @@ from typing import Literal
 
 import msgspec
 
-from distcache.ingest.inputs import Format
 from distcache.storage.threads import decodable
 
 OnError = Literal["fail", "skip"]
@@ -25,7 +24,7 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
     # boundary, as Megatron's builder writes it
     empty: Literal["drop", "keep"] = "drop"
     # the format of all files, whatever their names; None to take it from each name
-    format: Format | None = None
+    format: str | None = None
 
 
 @decodable

@@ -15,7 +15,7 @@ from distcache.plan.model import SectionPlan
 
 
 @dataclass(frozen=True)
-class Order:
+class SectionOrder:
     """How the sections of a cache are shuffled and cut."""
 
     # Function that builds a section: ``module:name``, which only a build imports. It is called as
@@ -32,13 +32,15 @@ class Order:
 
 
 ORDERS: Final = {
-    "megatron": Order(
+    "megatron": SectionOrder(
         "distcache.builder.sections:build_section",
         memory_of_megatron,
         can_be_split=True,
         whole_passes=False,
         has_rows=False,
     ),
-    "passes": Order("distcache.builder.passes:build_passes", memory_of_passes),
-    "windows": Order("distcache.builder.passes:build_passes", memory_of_passes, has_windows=True),
+    "passes": SectionOrder("distcache.builder.passes:build_passes", memory_of_passes),
+    "windows": SectionOrder(
+        "distcache.builder.passes:build_passes", memory_of_passes, has_windows=True
+    ),
 }

@@ -14,9 +14,12 @@ import pyarrow.parquet as pq
 
 from distcache.errors import CorpusError
 from distcache.ingest.inputs import Group, Input
+from distcache.ingest.pieces import InputPiece
 from distcache.ingest.read_options import TextOptions
+from distcache.ingest.readers.text_rows import TextRow, checked
 from distcache.storage.files import closing_fd, open_regular
 
+SLICE: Final = 256  # rows that are Python objects at a time
 REMEMBERED: Final = 16  # files whose footers, or lists of batches, are kept
 _opening = threading.Lock()
 
@@ -214,3 +217,26 @@ def _value(scalar: pa.Scalar) -> Any:
         return scalar.as_py()
     except UnicodeDecodeError as error:
         return error
+
+
+def table_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator[TextRow]:
+    """Yield the rows of some groups of a table."""
+    with open_table(entry) as table:
+        for group in range(piece.begin, piece.end):
+            place = 0
+            try:
+                for batch in table.batches(group, [options.text_key], SLICE):
+                    for value in values_of(batch.column(0)):
+                        yield checked(_value_row(place, value, group), options)
+                        place += 1
+            except ValueError as error:
+                yield TextRow(place, [], str(error), None, group)
+
+
+def _value_row(place: int, value: Any, group: int) -> TextRow:
+    if isinstance(value, UnicodeDecodeError):
+        return TextRow(place, [], f"invalid UTF-8 at byte {value.start} of the text", None, group)
+    texts = value if isinstance(value, list) else [value]
+    if any(text is None for text in texts):
+        return TextRow(place, [], "is null, or has a null in it", None, group)
+    return TextRow(place, texts, None, None, group)

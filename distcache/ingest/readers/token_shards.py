@@ -1,4 +1,4 @@
-"""Token shards: lists of ids in tables, lines and arrays, as Arrow's buffers, to the `.bin`."""
+"""Token ids of any format, as Arrow's buffers, to the documents of a corpus."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from distcache.ingest.inputs import Group, Input
 from distcache.ingest.part import MOST_LISTED, Problem, Sink
 from distcache.ingest.pieces import InputPiece
 from distcache.ingest.read_options import TokenOptions
+from distcache.ingest.readers.formats import FORMATS, function_named
 from distcache.ingest.readers.tables import Table, column_type, is_list, open_table
-from distcache.ingest.readers.token_arrays import TokenRows, line_batches, raw_batches
+from distcache.ingest.readers.token_rows import TokenRows
 from distcache.kernels import first_outside, narrow_tokens
 
 LONGEST: Final = (1 << 31) - 2  # tokens of a sequence, with room for its end
@@ -88,8 +89,8 @@ class ShardReader:
                 groups = range(piece.begin, piece.end)
                 return all(reading.add_group(table, entry, group, stopped) for group in groups)
         reading = _Reading(self._options, part, [self._options.column])
-        batches = line_batches if entry.format == "jsonl" else raw_batches
-        for found in batches(entry, piece, self._options):
+        rows_of = function_named(FORMATS[entry.format].tokens)
+        for found in rows_of(entry, piece, self._options):
             part.pieces[-1].lines += found.lines
             if stopped() or not reading.add_rows(found):
                 return False

@@ -1,0 +1,89 @@
+"""Token ids in JSON lines: a field with a list of ids."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypedDict
+
+import msgspec
+import pyarrow as pa
+
+from distcache.ingest.inputs import Input
+from distcache.ingest.pieces import InputPiece
+from distcache.ingest.read_options import TokenOptions
+from distcache.ingest.readers.lines import lines_of_range, lines_of_stream, text_of_line
+from distcache.ingest.readers.token_rows import TokenRows
+
+LONGEST_LINE: Final = 1 << 30  # bytes
+BATCH_BYTES: Final = 4 << 20
+BATCH_LINES: Final = 1 << 12
+MAGIC: Final = b"\x93NUMPY"
+TYPES: Final = ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8")
+
+
+def json_id_rows(entry: Input, piece: InputPiece, options: TokenOptions) -> Iterator[TokenRows]:
+    """Yield the documents of JSON lines, each an object with a list of ids."""
+    kind = TypedDict("Line", {options.column: list[int]})  # type: ignore[misc]  # known at run time
+    decode = msgspec.json.Decoder(kind).decode
+    rows: list[list[int]] = []
+    place, lines, size, begin = -1, 0, 0, piece.begin
+    if entry.compression:
+        found = lines_of_stream(entry.path, entry.compression, LONGEST_LINE)
+    else:
+        found = lines_of_range(entry.path, piece.begin, piece.end, LONGEST_LINE)
+    try:
+        for place, line in enumerate(found):
+            lines += 1
+            try:
+                if line.content is None:
+                    raise ValueError(f"has {line.size} bytes, more than {LONGEST_LINE}")
+                text = text_of_line(line)
+                if text.strip():
+                    rows.append(_in_range(_ids_of(text, decode, options.column)))
+                    size += line.size
+            except ValueError as error:
+                yield from _batch(rows, place, begin, lines - 1)
+                reason = str(error) if line.content is None else _reason(error, options.column)
+                yield TokenRows(place, None, (reason, line.position), None, 1)
+                rows, lines, size, begin = [], 0, 0, line.position + line.size + 1
+            if size >= BATCH_BYTES or len(rows) >= BATCH_LINES:
+                yield from _batch(rows, place + 1, begin, lines)
+                rows, lines, size, begin = [], 0, 0, line.position + line.size + 1
+    except OSError as error:
+        yield from _batch(rows, place + 1, begin, lines)
+        reason = f"cannot be read from here on: {error.strerror or error}"
+        yield TokenRows(place + 1, None, (reason, begin))
+        return
+    yield from _batch(rows, place + 1, begin, lines)
+
+
+def _ids_of(text: str, decode: Callable[[str], Any], column: str) -> list[int]:
+    """Return the ids of a line; Python's parser accepts NaN and lone surrogates in other fields."""
+    try:
+        found: list[int] = decode(text)[column]
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        with contextlib.suppress(ValueError, RecursionError):
+            document: Any = json.loads(text)
+            ids = document.get(column) if isinstance(document, dict) else None
+            if isinstance(ids, list) and all(type(token) is int for token in ids):
+                return ids
+        raise ValueError(str(error)) from error
+    return found
+
+
+def _in_range(tokens: list[int]) -> list[int]:
+    if tokens and not -(1 << 63) <= min(tokens) <= max(tokens) < 1 << 63:
+        raise ValueError("has a token beyond 64 bits")
+    return tokens
+
+
+def _reason(error: ValueError, column: str) -> str:
+    return f"{error}; expected JSON lines, each an object with a list of ids in field {column!r}"
+
+
+def _batch(rows: list[list[int]], end: int, begin: int, lines: int) -> Iterator[TokenRows]:
+    if rows or lines:
+        lists = pa.array(rows, pa.large_list(pa.int64()))
+        yield TokenRows(end - len(rows), lists, None, begin, lines)
