@@ -1,10 +1,11 @@
-"""The extras, the libraries of each, and the command that installs a missing one."""
+"""The extras: which has a missing library, and names that need one, imported when they are used."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -71,3 +72,36 @@ def needing(why: str = "") -> Iterator[None]:
         command = how_to_install(EXTRA_OF[name])
         needed = f", which {why} needs" if why else ""
         raise ConfigError(f"{name} is not installed{needed}: {command}") from None
+
+
+def importing(package: str, places: Mapping[str, tuple[str, str]]) -> Callable[[str], Any]:
+    """Return a package's ``__getattr__`` (PEP 562), which imports a name when it is asked for.
+
+    Parameters
+    ----------
+    package : str
+        Name of the package.
+    places : mapping of str to (str, str)
+        The module and the attribute of each name; an empty attribute is the module itself.
+
+    Raises
+    ------
+    ConfigError
+        When a name is used whose library is not installed.
+    """
+
+    def find(name: str) -> Any:
+        if name not in places:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        module, attribute = places[name]
+        with needing(f"{package}.{name}"):
+            found = importlib.import_module(module)
+            return getattr(found, attribute) if attribute else found
+
+    return find
+
+
+def imported(place: str) -> Any:
+    """Import what is named ``module:name``, as tables name functions whose imports are costly."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)

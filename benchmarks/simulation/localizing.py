@@ -10,8 +10,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from distcache.node.arrivals import BACKLOG
-from distcache.node.transport import AT_ONCE
+from distcache.node.transport import AT_ONCE, BACKLOG
 from distcache.ranks.striped_broadcast import AHEAD, CHUNK, WINDOW
 
 RING_CHUNK = 1 << 20

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,15 +18,18 @@ from distcache.builder.arrays import ArrayWriter
 from distcache.builder.entries import tokens_of
 from distcache.builder.job import Job
 from distcache.builder.section_slice import SectionSlice, joined_digests
-from distcache.builder.shared_shuffle import shuffled_slice
-from distcache.kernels import Mt19937, entries_at
+from distcache.builder.slices import draw_bounds
+from distcache.kernels import NO_LINK, Mt19937, draws_within, entries_at, group_by_range, link_steps
 from distcache.plan.memory import CHUNK_BYTES, DOCUMENT_BYTES, ENTRY_BYTES
 from distcache.plan.model import STRIPE
 from distcache.ranks.agreement import on_all_ranks
+from distcache.ranks.communicator import Communicator
 from distcache.ranks.partition import slice_bounds
 from distcache.storage.unfinished_file import UnfinishedFile
 
 CHUNK = CHUNK_BYTES // ENTRY_BYTES
+PIECE: Final = 1 << 22  # steps that a rank looks at, or sends values of, at a time
+Numbers = NDArray[np.uint32]
 
 
 class LinkedSection:
@@ -126,3 +129,151 @@ class LinkedSection:
 
         on_all_ranks(self._communicator, write, "writing samples")
         return {"shuffle_index": writer.leaves().tobytes()}
+
+
+class _Steps(NamedTuple):
+    """The steps that have drawn positions of this rank: their own, what they drew, their links."""
+
+    steps: Numbers
+    draws: Numbers
+    links: Numbers
+
+
+class _Delivery:
+    """An all-to-all of values to the ranks that own their keys, and of answers back.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Group of all ranks.
+    bounds : sequence of int, length ranks + 1
+        Rank r owns keys [bounds[r], bounds[r + 1]).
+    keys : ndarray of uint32, shape (keys,)
+        Any that are owned.
+    what : str
+        Description of the message, for errors.
+    """
+
+    def __init__(
+        self, communicator: Communicator, bounds: Sequence[int], keys: Numbers, what: str
+    ) -> None:
+        self._communicator = communicator
+        self._what = what
+        self._order, self._sent = on_all_ranks(
+            communicator, lambda: group_by_range(keys, np.array(bounds, np.int64)), what
+        )
+        self._received = self._sent
+
+    def forward(self, values: Numbers) -> Numbers:
+        """Send a value for each key to the key's owner, by rank and in their order. Collective."""
+        arrived, self._received = self._communicator.all_to_all(
+            values[self._order], self._sent, self._what
+        )
+        return arrived
+
+    def back(self, answers: NDArray[Any]) -> NDArray[Any]:
+        """Return an answer for each value that `forward` returned to its sender. Collective."""
+        arrived, _ = self._communicator.all_to_all(answers, self._received, self._what)
+        found = np.empty_like(arrived)
+        found[self._order] = arrived
+        return found
+
+
+def shuffled_slice(
+    communicator: Communicator, size: int, generator: Mt19937, bounds: Sequence[int]
+) -> Numbers:
+    """Return this rank's slice of the shuffled positions 0, 1, ..., size - 1. Collective.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Group of all ranks.
+    size : int
+        Less than 2^32 - 1.
+    generator : Mt19937
+        The same on all ranks; left after the draws.
+    bounds : sequence of int, length ranks + 1
+        Rank r gets [bounds[r], bounds[r + 1]) of the result; from 0 to `size`.
+
+    Returns
+    -------
+    ndarray of uint32, shape (bounds[rank + 1] - bounds[rank],)
+        Values that a shuffle of ``arange(size)`` by this generator leaves at these
+        positions.
+    """
+    rank = communicator.rank
+    # Rank 0's logarithms for all: other machines might round the last bit differently.
+    owners: list[int] = communicator.broadcast(
+        draw_bounds(size, communicator.size), list[int], "owners of positions"
+    )
+    begin, end = owners[rank], owners[rank + 1]
+    found, latest = on_all_ranks(
+        communicator, lambda: _link(size, generator, begin, end), "linking the steps of a shuffle"
+    )
+    last = _follow(communicator, owners, latest)
+    del latest
+    result = on_all_ranks(
+        communicator,
+        lambda: np.empty(bounds[rank + 1] - bounds[rank], np.uint32),
+        "making room for a shuffle",
+    )
+    most = communicator.allreduce(len(found.steps), "max", "steps of a shuffle")
+    for first in range(0, most, PIECE):
+        piece = _Steps(*(column[first : first + PIECE] for column in found))
+        values = _values(communicator, owners, last, piece)
+        arriving = _Delivery(communicator, bounds, piece.steps, "shuffled positions")
+        places = arriving.forward(piece.steps)
+        result[places - np.uint32(bounds[rank])] = arriving.forward(values)
+    return result
+
+
+def _link(size: int, generator: Mt19937, begin: int, end: int) -> tuple[_Steps, Numbers]:
+    """Link the steps that draw positions [begin, end), and return the latest of each position."""
+    latest = np.full(end - begin, NO_LINK, np.uint32)
+    pieces = [_first_step(begin, end)]
+    room = np.empty((2, min(PIECE, max(size - 1, 0))), np.uint32)
+    for first in range(size - 1, 0, -PIECE):
+        count = min(PIECE, first)
+        found = draws_within(generator, first, begin, end, room[0, :count], room[1, :count])
+        steps, draws = room[0, :found].copy(), room[1, :found].copy()
+        links = np.empty(found, np.uint32)
+        link_steps(steps, draws, begin, latest, links)
+        pieces.append(_Steps(steps, draws, links))
+    if pieces[0].steps.size:
+        pieces[0].links[0] = latest[0]
+    return _Steps(*map(np.concatenate, zip(*pieces, strict=True))), latest
+
+
+def _first_step(begin: int, end: int) -> _Steps:
+    """Return the step of position 0, which draws nothing: it keeps the value there."""
+    own = int(begin == 0 < end)
+    return _Steps(*(np.zeros(own, np.uint32) for _ in _Steps._fields))
+
+
+def _follow(communicator: Communicator, owners: Sequence[int], latest: Numbers) -> Numbers:
+    """Return the end of the chain of each of this rank's positions. Collective."""
+    begin = owners[communicator.rank]
+    is_last = latest == NO_LINK
+    last = np.where(is_last, np.arange(begin, begin + len(latest), dtype=np.uint32), latest)
+    left = np.flatnonzero(~is_last)
+    while communicator.allreduce(len(left), "sum", "links of a shuffle"):
+        asking = _Delivery(communicator, owners, last[left], "links of a shuffle")
+        asked = asking.forward(last[left]) - np.uint32(begin)
+        nexts, ended = last[asked], is_last[asked]
+        last[left] = asking.back(nexts)
+        is_last[left] = asking.back(ended)
+        left = left[~is_last[left]]
+    return last
+
+
+def _values(
+    communicator: Communicator, owners: Sequence[int], last: Numbers, piece: _Steps
+) -> Numbers:
+    """Return the value that each step leaves at its own position. Collective."""
+    linked = np.flatnonzero(piece.links != NO_LINK)
+    links = piece.links[linked]
+    asking = _Delivery(communicator, owners, links, "values of a shuffle")
+    asked = asking.forward(links) - np.uint32(owners[communicator.rank])
+    values = piece.draws.copy()
+    values[linked] = asking.back(last[asked])
+    return values

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
 
@@ -16,6 +15,7 @@ from distcache.builder.job import Digests, Job, Record
 from distcache.builder.linked_section import LinkedSection
 from distcache.builder.split_section import SplitSection
 from distcache.errors import BuildInterrupted
+from distcache.extras import imported
 from distcache.plan.assignment import Assignment, SplitUnit
 from distcache.plan.costs import workers_of
 from distcache.plan.layout import Unit
@@ -136,13 +136,6 @@ def _build_local(
     return digests
 
 
-def _builder_of(section: SectionPlan) -> Callable[..., dict[str, str]]:
-    """Return the function of an order that builds a section."""
-    module, _, name = ORDERS[section.order].build.partition(":")
-    found: Callable[..., dict[str, str]] = getattr(importlib.import_module(module), name)
-    return found
-
-
 def _build_item(job: Job, item: int, file: UnfinishedFile, workers: int) -> dict[str, str]:
     entry, places = job.plan.items[item], job.places(item)
     if item in job.adopted:
@@ -151,7 +144,8 @@ def _build_item(job: Job, item: int, file: UnfinishedFile, workers: int) -> dict
         idx = job.corpus(entry).idx
         has_windows = ORDERS[entry.order].has_windows
         shards = job.shards_of(entry) if has_windows else np.empty(0, np.int64)
-        digests = _builder_of(entry)(entry, idx, shards, places, file, workers)
+        build = imported(ORDERS[entry.order].build)
+        digests: dict[str, str] = build(entry, idx, shards, places, file, workers)
         idx.require_intact()
         return digests
     return build_blend(entry, places, file)

@@ -69,7 +69,7 @@ COMMANDS: Final = {
         interrupted=None,
     ),
     "show": CommandEntry(
-        "documents",
+        "corpora",
         "show_command",
         "Show documents of a corpus: tokens, text, and their source.",
     ),
@@ -150,7 +150,7 @@ COMMANDS: Final = {
         former={"--to": "--store"},
     ),
     "feed": CommandEntry(
-        "feed",
+        "node",
         "feed_command",
         "Unpack windows of MDS shards beside training, on a node.",
         former={"--to": "--store"},

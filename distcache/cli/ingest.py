@@ -174,7 +174,7 @@ def text_command(
 
         zcat wiki.gz | distcache ingest text - --format jsonl --tokenizer gpt2/ -o wiki
     """
-    from distcache.ingest.read_options import TextOptions  # noqa: PLC0415
+    from distcache.ingest.inputs import TextOptions  # noqa: PLC0415
     from distcache.ingest.tokenizers.tokenizer import TokenizerOptions  # noqa: PLC0415
 
     options = TextOptions(
@@ -256,7 +256,7 @@ def tokens_command(
 
         distcache ingest tokens part-*.npy --dtype uint16 --eod 50279 --vocab-size 50280 -o dolma
     """
-    from distcache.ingest.read_options import TokenOptions  # noqa: PLC0415
+    from distcache.ingest.inputs import TokenOptions  # noqa: PLC0415
 
     options = TokenOptions(
         column=column,

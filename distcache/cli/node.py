@@ -1,4 +1,4 @@
-"""`distcache localize`, and `distcache local ls`, `verify` and `gc`."""
+"""`distcache localize`, `feed`, and `distcache local ls`, `verify` and `gc`."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ from distcache.cli.common import (
     path_only,
 )
 from distcache.cli.show import make_progress, print_json, print_table
-from distcache.errors import CacheCorrupt, ConfigError, NotReady
-from distcache.megatron.arguments import IN_THE_PLACE
-from distcache.megatron.readers import parse_readers
+from distcache.errors import BuildInterrupted, CacheCorrupt, ConfigError, NotReady
+from distcache.megatron.arguments import IN_THE_PLACE, parse_readers
 from distcache.node.ahead.client import fetcher_status
 from distcache.node.localize import localize
 from distcache.node.records import Localized, LocalizeOptions, NodeReport
@@ -37,6 +36,8 @@ from distcache.ranks.communicator import Communicator, SerialCommunicator
 from distcache.ranks.connect import connect
 from distcache.ranks.job_environment import is_first_task
 from distcache.storage.units import counted, parse_size, size_text
+from distcache.train.feed import Feeder
+from distcache.train.open_files import open_files
 
 MOST_ROWS: Final = 16  # of a table without --verbose
 StoreOption = Annotated[
@@ -365,3 +366,40 @@ def collect_command(
         typer.echo(f"{store.root}: {freed} would be freed, {left} would be left")
     else:
         typer.echo(f"{store.root}: {freed} freed, {left} are left")
+
+
+def feed_command(
+    cache: Annotated[str, typer.Argument(help="The shared cache.")],
+    budget: Annotated[str, typer.Option(help="Bytes that unpacked shards may take, such as 200G.")],
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--store", callback=path_only, help="The store; by default where `localize` puts it."
+        ),
+    ] = None,
+    start: Annotated[
+        int, typer.Option(min=0, help="The first sample of training, when it resumes.")
+    ] = 0,
+    threads: Annotated[int, typer.Option(min=1, help="Shards unpacked at a time.")] = 2,
+    log_format: LogOption = "auto",
+) -> None:
+    """Unpack shards ahead of training on this node, and give them up behind it, within a budget.
+
+    For caches with `order: windows` whose unpacked shards do not fit on a node, localized with
+    --shards windows. Runs beside training, one per node, until it is ended by a signal.
+
+    Examples
+    --------
+        distcache feed /shared/caches/mix.h5 --budget 500G &
+
+        torchrun ... train.py; kill %1
+    """
+    interrupt_on_signals("training waits for shards until it is started again")
+    feeder = Feeder(open_files(cache, to, None), parse_size(budget, least=1), threads, start)
+    with make_progress(log_format) as progress:
+        try:
+            feeder.run(progress)
+        except BuildInterrupted:
+            progress.note(f"{feeder.unpacked} shards were unpacked")
+        finally:
+            feeder.close()

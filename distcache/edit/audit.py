@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distcache.corpus import CorpusFacts, Fault, bin_path, idx_path, open_idx
 from distcache.corpus.corpus import open_copy_source
 from distcache.corpus.examine import digest_tokens
 from distcache.corpus.idx import ITEM_TYPES, limit_of
+from distcache.corpus.mds.shard_table import DIGESTED, ShardTable, read_table, shards_path
+from distcache.corpus.mds.stored_shard import indexed_pieces
 from distcache.corpus.receipt import Receipt, find_receipt, read_receipt, receipt_path
 from distcache.corpus.view_bytes import token_pieces
-from distcache.edit.shard_readback import compare_shards
 from distcache.edit.source_readback import read_back, root_of
+from distcache.errors import CorpusError
 from distcache.kernels import first_outside
-from distcache.ranks.agreement import on_all_ranks, on_rank_0
+from distcache.ranks.agreement import on_all_ranks, on_rank_0, own_share
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.partition import slice_bounds
+from distcache.storage.files import closing_fd, open_regular, read_range
 
 BLOCK: Final = 4 << 20  # bytes of tokens at a time
 
@@ -247,3 +252,69 @@ def _first_outside(
             return begin + place, int(tokens[place])
         begin += len(tokens)
     return None
+
+
+def compare_shards(communicator: Communicator, prefix: str, count: int) -> list[Fault]:
+    """Compare the shards that have evenly spread sequences of a corpus. Collective.
+
+    Parameters
+    ----------
+    communicator : Communicator
+        Group of all ranks, which divide the shards.
+    prefix : str
+        Prefix of a sound corpus.
+    count : int
+        Number of sequences.
+
+    Returns
+    -------
+    list of Fault
+        One for each shard that is another one than was indexed, cannot be read, or differs from
+        the `.bin` beside the index.
+    """
+
+    def compare() -> list[Fault]:
+        table = read_table(prefix)
+        if not (table.rows["flags"] & DIGESTED).all():
+            message = "has no digests of shards, since it was indexed with --headers-only"
+            return [Fault(prefix, shards_path(prefix), message)] if not communicator.rank else []
+        wanted = (2 * np.arange(count) + 1) * table.sequences // (2 * count)
+        firsts = table.rows["first_sequence"].astype(np.int64)
+        shards = np.unique(np.searchsorted(firsts, wanted, "right") - 1).tolist()
+        return list(_faults(prefix, table, own_share(communicator, shards)))
+
+    found = on_all_ranks(communicator, compare, "reading shards back")
+    shares = communicator.allgather(found, list[Fault], "shards that differ")
+    return [fault for share in shares for fault in share]
+
+
+def _faults(prefix: str, table: ShardTable, shards: list[int]) -> Iterator[Fault]:
+    unpacked = bin_path(prefix)
+    with contextlib.ExitStack() as stack:
+        descriptor = None
+        if os.path.lexists(unpacked):
+            descriptor = stack.enter_context(closing_fd(open_regular(unpacked)))
+        for shard in shards:
+            row, path = table.rows[shard], table.path_of(shard)
+            try:
+                same = _is_unpacked(indexed_pieces(row, path), descriptor, int(row["base"]))
+            except CorpusError as error:
+                yield Fault(prefix, path, str(error).removeprefix(f"{path}: "))
+                continue
+            except EOFError:  # someone cuts the .bin short at this moment
+                same = False
+            if not same:
+                yield Fault(prefix, unpacked, f"differs from shard {path}; unpack it again")
+
+
+def _is_unpacked(
+    pieces: Iterator[NDArray[np.uint8]], descriptor: int | None, position: int
+) -> bool:
+    """Read a shard to its end; return whether an unpacked file, if any, has the same bytes."""
+    same = True
+    for piece in pieces:
+        end = position + piece.size
+        if descriptor is not None:
+            same &= read_range(descriptor, position, end) == piece.tobytes()
+        position = end
+    return same

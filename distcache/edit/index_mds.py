@@ -29,12 +29,14 @@ from distcache.corpus.mds.shard_header import header_problem, offsets_of
 from distcache.corpus.mds.shard_table import read_table, shards_path, write_table
 from distcache.corpus.mds.stored_shard import StoredShard, find_shard, read_shard
 from distcache.corpus.receipt import Origin, Receipt
-from distcache.edit.mds_numbers import NewNumbers, WrittenNumbers, by_sequences
 from distcache.edit.mds_records import (
+    NewNumbers,
     SetFacts,
     ShardRecord,
     Totals,
+    WrittenNumbers,
     aligned,
+    by_sequences,
     damaged_record,
     one_type,
     receipt_of_sets,

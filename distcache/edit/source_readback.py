@@ -16,10 +16,9 @@ from distcache.corpus.legacy import is_legacy, open_legacy
 from distcache.corpus.receipt import InputReceipt, PieceReceipt, Receipt, find_receipt
 from distcache.edit.selection import split_lengths
 from distcache.errors import BuildInterrupted, CorpusError, DistcacheError
-from distcache.ingest.inputs import find_inputs
+from distcache.ingest.inputs import TextOptions, TokenOptions, find_inputs
 from distcache.ingest.part import PieceFacts, Sink
 from distcache.ingest.pieces import InputPiece
-from distcache.ingest.read_options import TextOptions, TokenOptions
 from distcache.ingest.readers.formats import TEXT_FORMATS, TOKEN_FORMATS
 from distcache.ingest.readers.tables import with_groups
 from distcache.ingest.readers.text import TextReader

@@ -11,8 +11,8 @@ import msgspec
 
 from distcache.corpus.examine import require_sound
 from distcache.corpus.idx import bin_path
-from distcache.corpus.mds.indexed_shard import indexed_pieces
 from distcache.corpus.mds.shard_table import DIGESTED, ShardTable, read_table, shards_path
+from distcache.corpus.mds.stored_shard import indexed_pieces
 from distcache.errors import ConfigError, CorpusError, KeyMismatch, NoSpace
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0, own_share
 from distcache.ranks.claim import claim

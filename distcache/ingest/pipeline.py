@@ -18,10 +18,9 @@ from distcache.corpus.idx import limit_of, named_type
 from distcache.corpus.receipt import Kind, Origin, Receipt, TokenizerFacts, receipt_path
 from distcache.errors import ConfigError, CorpusError
 from distcache.extras import needing
-from distcache.ingest.inputs import Input, find_inputs, require_unchanged
+from distcache.ingest.inputs import Input, TextOptions, TokenOptions, find_inputs, require_unchanged
 from distcache.ingest.output import Output
 from distcache.ingest.pieces import TaskRecord, make_pieces, make_tasks, owners_of, piece_bytes
-from distcache.ingest.read_options import TextOptions, TokenOptions
 from distcache.ingest.readers.formats import TEXT_FORMATS, TOKEN_FORMATS
 from distcache.ingest.readers.text import TextReader
 from distcache.ingest.receipts import make_receipts

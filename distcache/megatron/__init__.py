@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distcache.lazy import importing
+from distcache.extras import importing
 
 if TYPE_CHECKING:
     from distcache.train.bridge import CachedDatasetProvider

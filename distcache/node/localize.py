@@ -14,8 +14,8 @@ from distcache.cache.contents import Contents, read_version
 from distcache.cache.corpus_places import Moves, find_moves
 from distcache.cache.format import Header
 from distcache.errors import ConfigError, DistcacheError, NoSpace
+from distcache.megatron.arguments import reading_nodes
 from distcache.megatron.names import Naming
-from distcache.megatron.readers import reading_nodes
 from distcache.node.localization import Localization
 from distcache.node.lock import exclusive
 from distcache.node.manifest import (
@@ -36,10 +36,9 @@ from distcache.node.records import (
     make_report,
     read_record,
 )
-from distcache.node.space import space_at
 from distcache.node.stage import stage
 from distcache.node.staged_files import StagedFiles
-from distcache.node.store import Store, cache_name, make_store, required_directory
+from distcache.node.store import Store, cache_name, make_store, required_directory, space_at
 from distcache.node.transport import choose_transport
 from distcache.node.windows import windowed_sources
 from distcache.ranks.agreement import (

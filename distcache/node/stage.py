@@ -34,8 +34,7 @@ from distcache.node.records import (
     read_record,
     write_record,
 )
-from distcache.node.space import allocated, require_space
-from distcache.node.store import sweep
+from distcache.node.store import allocated, require_space, sweep
 from distcache.node.transport import copy_duplicates, fetch
 from distcache.node.upkeep import bytes_of, make_room
 from distcache.node.view import link_tokens, make_view, missing_view_bytes

@@ -20,7 +20,7 @@ from distcache.corpus.mds.codecs import MemorySource, unpack
 from distcache.corpus.mds.stored_shard import StoredShard, raw_pieces
 from distcache.errors import CacheCorrupt, CorpusError, DistcacheError
 from distcache.node.manifest import CACHE, UNIT, Block, Manifest, ShardSource, origin_of
-from distcache.node.space import reserve
+from distcache.node.store import reserve
 from distcache.storage.files import (
     FileVersion,
     closing_fd,

@@ -23,9 +23,8 @@ from distcache.node.ahead import LOCK as FETCHER_LOCK
 from distcache.node.lock import exclusive, is_used, try_exclusive
 from distcache.node.manifest import Block, Manifest, copy_blocks, digests_path, shard_blocks
 from distcache.node.records import LocalCorpus, Ready, read_records
-from distcache.node.space import allocated
 from distcache.node.staged_files import block_matches, recorded_digest
-from distcache.node.store import Store, existing_store
+from distcache.node.store import Store, allocated, existing_store
 from distcache.node.view import renamer
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import Progress

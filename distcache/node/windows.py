@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.cache.contents import Contents
-from distcache.corpus.mds.indexed_shard import indexed_pieces
+from distcache.corpus.mds.stored_shard import indexed_pieces
 from distcache.errors import ConfigError, DistcacheError
 from distcache.node.manifest import shard_blocks
 from distcache.node.store import Store

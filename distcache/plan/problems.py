@@ -7,18 +7,20 @@ from typing import Final
 
 import numpy as np
 
-from distcache.corpus import Corpus
+from distcache.corpus import Corpus, CorpusFacts, open_idx
+from distcache.corpus.receipt import find_receipt
 from distcache.kernels import Mt19937
 from distcache.plan.blend_counts import estimate_counts
 from distcache.plan.config import SPLITS, BlendEntry, Config
 from distcache.plan.model import NARROW, BlendPlan, Plan, SectionPlan
 from distcache.plan.orders import ORDERS
 from distcache.plan.sizes import normalize, split_matrix
-from distcache.plan.whole_samples import whole_sample_hints
+from distcache.storage.url import is_url
 
 MOST_CORPORA: Final = 32_766
 MANY_EPOCHS: Final = 1000
 MOST_NAMED: Final = 3
+FIRST: Final = 4096  # sequences that are looked at before all of them
 
 
 def corpus_problems(corpus: Corpus, config: Config) -> list[str]:
@@ -232,3 +234,37 @@ def _likely(blend: BlendPlan) -> list[int]:
     weights = np.array(blend.weights, np.float64)
     taken: list[int] = estimate_counts(weights, np.full(len(weights), 2**62), blend.size).tolist()
     return taken
+
+
+def whole_sample_hints(config: Config, plan: Plan) -> list[str]:
+    """Return a hint for corpora of rows as long as a sample, or as a sample and its last label.
+
+    Megatron's samples share one token with the next: they would run across such rows.
+    """
+    length = config.sequence_length
+    if not config.add_extra_token or length == 1:
+        return []
+    found = []
+    for rows, more in ((length, ""), (length + 1, f"`sequence_length: {length + 1}` and ")):
+        whole = [source.prefix for source in plan.sources if _all_have(source, rows)]
+        if whole:
+            others = f", and of {len(whole) - 1} more corpora," if len(whole) > 1 else ""
+            found.append(
+                f"{whole[0]}: all of its sequences{others} have {rows} tokens; with {more}"
+                "`add_extra_token: false` each is one sample, whose last token has no label, and "
+                "one read; now samples run across two"
+            )
+    return found
+
+
+def _all_have(source: CorpusFacts, length: int) -> bool:
+    """Return whether all sequences of a corpus are known to have one length."""
+    if source.tokens != source.sequences * length:
+        return False
+    if source.shards is not None:
+        receipt = find_receipt(source.prefix)
+        return receipt is not None and receipt.options.get("length_of_all") == length
+    if is_url(source.prefix):  # its index was here for the plan only
+        return False
+    lengths = open_idx(source.prefix).lengths
+    return bool((lengths[:FIRST] == length).all() and (lengths == length).all())

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import re
+import resource
 import secrets
 import stat
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ NO_MODES: Final = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NOT_ALLOWED: Final = (errno.EACCES, errno.EPERM, errno.EROFS)
+UNLIMITED: Final = 1 << 14  # descriptors that are asked for, where there is no limit
 
 
 class FileVersion(msgspec.Struct, frozen=True, array_like=True):
@@ -333,3 +335,16 @@ def require_text(*names: str) -> None:
             name.encode("utf-8")
         except UnicodeEncodeError as error:
             raise ConfigError(f"{name!r}: is not UTF-8; give it another name") from error
+
+
+def raise_descriptor_limit() -> int:
+    """Raise the soft limit of open files to the hard one, and return it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = UNLIMITED if hard == resource.RLIM_INFINITY else hard
+    if soft == resource.RLIM_INFINITY:
+        return limit
+    if soft < limit:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+            return limit
+    return soft

@@ -40,7 +40,7 @@ from distcache.node.records import Ready, read_record, read_records
 from distcache.node.store import Store, cache_name, existing_store, local_directory
 from distcache.node.windows import Windows, windowed_sources
 from distcache.storage.url import is_url, located
-from distcache.train.token_places import TokenPlaces, find_tokens
+from distcache.train.token_files import TokenPlaces, find_tokens
 from distcache.train.window_gate import WindowGate
 
 

@@ -21,8 +21,14 @@ from distcache.node.ahead.protocol import Source
 from distcache.storage.files import write_range
 from distcache.train.open_files import OpenFiles
 from distcache.train.shard_finder import ShardFinder
-from distcache.train.token_files import AT_ONCE, TokenFiles
-from distcache.train.token_places import NO_FILE, File, TokenPlaces, cut_by_files
+from distcache.train.token_files import (
+    AT_ONCE,
+    NO_FILE,
+    File,
+    TokenFiles,
+    TokenPlaces,
+    cut_by_files,
+)
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -19,8 +19,7 @@ from distcache.errors import CacheCorrupt, ConfigError, CorpusError
 from distcache.train.open_files import CacheHandle, OpenFiles
 from distcache.train.shard_finder import ShardFinder
 from distcache.train.split import Split, SplitDataset, find_split, position_of
-from distcache.train.token_files import TokenFiles
-from distcache.train.token_places import TokenPlaces
+from distcache.train.token_files import TokenFiles, TokenPlaces
 
 
 @dataclass(frozen=True)

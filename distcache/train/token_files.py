@@ -1,4 +1,4 @@
-"""The open `.bin` files of a process: as many as its limit allows, opened with retries.
+"""Where the tokens of a corpus are, and the open files of a process, opened with retries.
 
 They are read, not mapped: a read returns an error of the filesystem, where a mapping raises SIGBUS.
 """
@@ -15,11 +15,17 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final, overload
 
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.cache import Cache
+from distcache.corpus import bin_path
 from distcache.errors import CorpusError, NotReady
-from distcache.storage.descriptors import raise_descriptor_limit
-from distcache.storage.files import open_sized, read_range
+from distcache.node.ahead.protocol import Source
+from distcache.storage.files import open_sized, raise_descriptor_limit, read_range
 
 AT_ONCE: Final = 56  # files that each reader may always have open: those of a part of a batch
 MOST: Final = 8192  # open files of a process, even if its limit is higher
@@ -44,6 +50,8 @@ TRANSIENT: Final = frozenset(
         errno.ETIMEDOUT,
     }
 )
+File = tuple[str, int]
+NO_FILE: Final = ("", 0)  # of a part without tokens
 
 
 def pause_before(attempt: int) -> float:
@@ -219,3 +227,93 @@ class TokenFiles:
                 f"{path}: has {found} bytes, the cache was built from {size}; build it again"
             )
         return descriptor
+
+
+"""A path, and the bytes that the file must have."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenPlaces:
+    """The files with the tokens of a corpus."""
+
+    files: Sequence[File]  # the `.bin`; or the shards, in their order
+    # bytes of the `.bin` at which the shards begin; None if there is a `.bin`
+    begins: NDArray[np.int64] | None = None
+    # the `.bin`, if the node's fetcher reads it, and not this process
+    fetched: Source | None = None
+
+
+def find_tokens(cache: Cache, source: int, prefix: str, size: int) -> TokenPlaces:
+    """Find the tokens of a corpus.
+
+    Parameters
+    ----------
+    cache : Cache
+        Cache with the table of its shards.
+    source : int
+        Number of the corpus.
+    prefix : str
+        Prefix of the corpus; a `.bin` there is preferred to shards.
+    size : int
+        Bytes of the `.bin`.
+
+    Raises
+    ------
+    NotReady
+        If a shard is compressed, and the `.bin` is not there.
+    """
+    shards = cache.shards_of(source)
+    path = bin_path(prefix)
+    if not len(shards) or os.path.lexists(path):
+        return TokenPlaces([(path, size)])
+    packed = np.flatnonzero(shards["codec"])
+    if len(packed):
+        raise NotReady(
+            f"{cache.shard_path(shards[packed[0]])}: is compressed, and training decompresses "
+            "nothing; run `distcache localize` on this node, or `distcache index unpack` once"
+        )
+    return TokenPlaces(_ShardFiles(cache, shards), shards["base"].astype(np.int64))
+
+
+class _ShardFiles(Sequence[File]):
+    """The files of raw shards, whose paths are decoded when they are asked for."""
+
+    def __init__(self, cache: Cache, shards: NDArray[Any]) -> None:
+        self._cache = cache
+        self._shards = shards
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    @overload
+    def __getitem__(self, shard: int) -> File: ...
+    @overload
+    def __getitem__(self, shard: slice) -> Sequence[File]: ...
+    def __getitem__(self, shard: int | slice) -> File | Sequence[File]:
+        if isinstance(shard, slice):
+            return [self[place] for place in range(*shard.indices(len(self)))]
+        row = self._shards[shard]
+        return self._cache.shard_path(row), int(row["raw_size"])
+
+
+def cut_by_files(files: Sequence[Sequence[File]], most: int) -> list[range]:
+    """Cut samples into ranges that need at most so many different files, or are one sample.
+
+    Parameters
+    ----------
+    files : sequence of sequence of File
+        Files of the parts of each sample.
+    most : int
+        Files that may be open for a range.
+    """
+    found: list[range] = []
+    begin, needed = 0, set[File]()
+    for sample, own in enumerate(files):
+        more = needed.union(own)
+        if sample > begin and len(more) > most:
+            found.append(range(begin, sample))
+            begin, more = sample, set(own)
+        needed = more
+    if begin < len(files):
+        found.append(range(begin, len(files)))
+    return found

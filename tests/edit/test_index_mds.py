@@ -25,7 +25,7 @@ from distcache.corpus.mds.shard_table import ALIGNMENT, read_table, write_table
 from distcache.corpus.mds.stored_shard import StoredShard, raw_pieces
 from distcache.corpus.receipt import Receipt, read_receipt
 from distcache.edit import index_mds as module
-from distcache.edit import mds_numbers
+from distcache.edit import mds_records as mds_numbers
 from distcache.edit.index_mds import index_mds
 from distcache.edit.mds_scan import MdsOptions
 from distcache.errors import ConfigError, CorpusError, DistcacheError, KeyMismatch, NotReady

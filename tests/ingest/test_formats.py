@@ -17,8 +17,8 @@ import pytest
 from distcache.corpus.receipt import read_receipt
 from distcache.edit.source_readback import read_back
 from distcache.errors import ConfigError, CorpusError
+from distcache.ingest.inputs import TextOptions, TokenOptions
 from distcache.ingest.pipeline import IngestOutcome, ingest
-from distcache.ingest.read_options import TextOptions, TokenOptions
 from distcache.ingest.readers import tables
 from distcache.ingest.readers.text import TextReader
 from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer

@@ -11,9 +11,9 @@ import pytest
 
 from distcache.edit.merge import merge
 from distcache.ingest import pieces
+from distcache.ingest.inputs import TextOptions, TokenOptions
 from distcache.ingest.part import Part
 from distcache.ingest.pipeline import IngestOutcome, ingest
-from distcache.ingest.read_options import TextOptions, TokenOptions
 from distcache.ingest.rounds import Workers
 from distcache.ingest.tokenizers import huggingface
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions

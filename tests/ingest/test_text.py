@@ -19,8 +19,8 @@ from tokenizers import Tokenizer
 
 from distcache.corpus.receipt import read_receipt
 from distcache.errors import ConfigError, KeyMismatch, NotReady
+from distcache.ingest.inputs import TextOptions
 from distcache.ingest.pipeline import IngestOutcome, ingest
-from distcache.ingest.read_options import TextOptions
 from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
 from distcache.ingest.tokenizers.tiktoken_ranks import ENCODINGS, MEGATRON_PATTERNS
 from distcache.ingest.tokenizers.tokenizer import Tokenizer as AnyTokenizer

@@ -14,8 +14,8 @@ import pytest
 
 from distcache.corpus.receipt import read_receipt
 from distcache.errors import ConfigError, CorpusError
+from distcache.ingest.inputs import TokenOptions
 from distcache.ingest.pipeline import IngestOutcome, ingest
-from distcache.ingest.read_options import TokenOptions
 from distcache.ranks.communicator import SerialCommunicator
 from tests.support.texts import read_corpus, write_shard
 

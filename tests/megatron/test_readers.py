@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distcache.errors import ConfigError
-from distcache.megatron.readers import Readers, parse_readers, reading_nodes
+from distcache.megatron.arguments import Readers, parse_readers, reading_nodes
 
 SIZES = st.sampled_from([1, 2, 3, 4])
 

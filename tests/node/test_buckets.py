@@ -10,7 +10,7 @@ import pytest
 
 from distcache.corpus import bin_path, idx_path
 from distcache.errors import CorpusError, DistcacheError
-from distcache.megatron.readers import Readers
+from distcache.megatron.arguments import Readers
 from distcache.node.localize import localize
 from distcache.node.records import LocalizeOptions, read_records
 from distcache.node.store import Store

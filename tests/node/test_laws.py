@@ -5,9 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distcache.node.arrivals import cut_chunks
 from distcache.node.manifest import Block
-from distcache.node.transport import AT_ONCE, turns
+from distcache.node.transport import AT_ONCE, cut_chunks, turns
 from distcache.ranks.striped_broadcast import reader_of
 
 blocks = st.lists(st.tuples(st.integers(0, 50), st.integers(0, 300)), max_size=8).map(

@@ -11,7 +11,7 @@ import distcache
 from distcache.corpus import bin_path
 from distcache.edit.unpack import unpack_shards
 from distcache.errors import ConfigError, CorpusError, NoSpace, NotReady
-from distcache.node import space
+from distcache.node import store as space
 from distcache.node.records import read_records
 from distcache.node.store import Store
 from distcache.node.upkeep import verify_store

@@ -14,13 +14,14 @@ import distcache
 from distcache.errors import ConfigError, DistcacheError, NotReady
 from distcache.node.localize import localize
 from distcache.node.records import LocalizeOptions
-from distcache.node.space import filesystem_type, space_at
 from distcache.node.store import (
     Store,
     existing_store,
+    filesystem_type,
     local_directory,
     make_store,
     required_directory,
+    space_at,
 )
 from distcache.node.upkeep import collect, list_store, open_store, verify_store
 from distcache.ranks.communicator import SerialCommunicator

@@ -21,8 +21,8 @@ from distcache.edit.select import SelectOptions, select
 from distcache.edit.selection import Selection
 from distcache.edit.unpack import unpack_shards
 from distcache.errors import DistcacheError
+from distcache.ingest.inputs import TokenOptions
 from distcache.ingest.pipeline import ingest
-from distcache.ingest.read_options import TokenOptions
 from distcache.node.localize import localize
 from distcache.node.records import LocalizeOptions
 from distcache.plan import costs

@@ -12,8 +12,8 @@ import pytest
 
 from distcache.edit.merge import merge as merge_corpora
 from distcache.errors import DistcacheError
+from distcache.ingest.inputs import TokenOptions
 from distcache.ingest.pipeline import ingest
-from distcache.ingest.read_options import TokenOptions
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.heartbeat import read_beat
 from distcache.ranks.owner import OWNER

@@ -1,4 +1,4 @@
-"""Read a shard from where it is stored, raw or compressed, with the digests of both forms."""
+"""Read a shard from where it is stored, raw or compressed, and verify its digests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from distcache.corpus.mds.codecs import FileSource, unpack, unpack_front
-from distcache.corpus.mds.index_json import FileEntry, ShardEntry
+from distcache.corpus.mds.index_json import CODECS, FileEntry, ShardEntry
+from distcache.corpus.mds.shard_table import DIGESTED
 from distcache.errors import CorpusError
 from distcache.storage.files import closing_fd, open_sized, read_range
 from distcache.storage.watchdog import tick
@@ -203,3 +204,35 @@ def read_front(stored: StoredShard, most: int) -> NDArray[np.uint8]:
         else:
             data = read_range(descriptor, 0, min(most, stored.size))
     return np.frombuffer(data, np.uint8)
+
+
+def indexed_pieces(row: Any, path: str) -> Iterator[NDArray[np.uint8]]:
+    """Yield the bytes of a raw shard, in pieces that stay valid.
+
+    Parameters
+    ----------
+    row : row of `shard_table.ROWS`
+        Row of the shard.
+    path : str
+        Path of the shard's file.
+
+    Raises
+    ------
+    CorpusError
+        If it cannot be read, or, after its last piece, if its digest is known and differs.
+    """
+    raw_size = int(row["raw_size"])
+    size = int(row["zip_size"]) if row["codec"] else raw_size
+    stored = StoredShard(path, CODECS[int(row["codec"])], size, raw_size)
+    digest = xxhash.xxh3_128()
+    try:
+        for piece in raw_pieces(stored):
+            digest.update(piece.data)
+            yield piece
+    except OSError as error:
+        raise CorpusError(f"{path}: cannot be read: {error.strerror}") from error
+    if int(row["flags"]) & DIGESTED and digest.digest() != row["raw_digest"].tobytes():
+        raise CorpusError(
+            f"{path}: is not the shard that was indexed: its digest differs; index the data set "
+            "again, and build again"
+        )

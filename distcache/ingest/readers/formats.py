@@ -5,18 +5,16 @@ A new format is a file beside this one, and an entry in this table.
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 
 @dataclass(frozen=True)
 class SourceFormat:
     """A format of inputs.
 
-    Functions are named ``module:function``, with modules of this package, since they import
-    libraries that only their format needs. Both take the input, a piece of it, and the options.
+    Functions are named ``module:function``, since they import libraries that only their format
+    needs. Both take the input, a piece of it, and the options.
     """
 
     suffixes: tuple[str, ...]
@@ -29,34 +27,29 @@ class SourceFormat:
     can_be_compressed: bool = False
 
 
+HERE: Final = "distcache.ingest.readers."
 FORMATS: Final = {
     "jsonl": SourceFormat(
         (".jsonl", ".ndjson", ".json"),
-        texts="json_texts:json_rows",
-        tokens="json_ids:json_id_rows",
+        texts=HERE + "json_texts:json_rows",
+        tokens=HERE + "json_ids:json_id_rows",
         can_be_compressed=True,
     ),
-    "txt": SourceFormat((".txt",), texts="plain_text:plain_rows", can_be_compressed=True),
+    "txt": SourceFormat((".txt",), texts=HERE + "plain_text:plain_rows", can_be_compressed=True),
     "parquet": SourceFormat(
         (".parquet",),
-        texts="tables:table_rows",
-        tokens="tables:open_table",
+        texts=HERE + "tables:table_rows",
+        tokens=HERE + "tables:open_table",
         cut="groups",
     ),
     "arrow": SourceFormat(
-        (".arrow",), texts="tables:table_rows", tokens="tables:open_table", cut="groups"
+        (".arrow",),
+        texts=HERE + "tables:table_rows",
+        tokens=HERE + "tables:open_table",
+        cut="groups",
     ),
-    "raw": SourceFormat((".npy", ".ds"), tokens="token_arrays:array_rows", cut="no"),
+    "raw": SourceFormat((".npy", ".ds"), tokens=HERE + "token_arrays:array_rows", cut="no"),
 }
 SUFFIXES: Final = {suffix: name for name, kind in FORMATS.items() for suffix in kind.suffixes}
 TEXT_FORMATS: Final = tuple(name for name, kind in FORMATS.items() if kind.texts)
 TOKEN_FORMATS: Final = tuple(name for name, kind in FORMATS.items() if kind.tokens)
-
-
-def function_named(name: str) -> Callable[..., Iterator[Any]]:
-    """Import a function of the table."""
-    module, _, attribute = name.partition(":")
-    found: Callable[..., Iterator[Any]] = getattr(
-        importlib.import_module(f"distcache.ingest.readers.{module}"), attribute
-    )
-    return found

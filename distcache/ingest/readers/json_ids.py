@@ -10,9 +10,8 @@ from typing import Any, Final, TypedDict
 import msgspec
 import pyarrow as pa
 
-from distcache.ingest.inputs import Input
+from distcache.ingest.inputs import Input, TokenOptions
 from distcache.ingest.pieces import InputPiece
-from distcache.ingest.read_options import TokenOptions
 from distcache.ingest.readers.lines import lines_of_range, lines_of_stream, text_of_line
 from distcache.ingest.readers.token_rows import TokenRows
 

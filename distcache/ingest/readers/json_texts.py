@@ -8,9 +8,8 @@ from typing import Any, Final, TypedDict
 
 import msgspec
 
-from distcache.ingest.inputs import Input
+from distcache.ingest.inputs import Input, TextOptions
 from distcache.ingest.pieces import InputPiece
-from distcache.ingest.read_options import TextOptions
 from distcache.ingest.readers.text_rows import TextRow, line_rows
 
 MOST_FIELDS: Final = 10  # names in an error message

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from distcache.ingest.inputs import Input
+from distcache.ingest.inputs import Input, TextOptions
 from distcache.ingest.pieces import InputPiece
-from distcache.ingest.read_options import TextOptions
 from distcache.ingest.readers.lines import decoded, read_whole
 from distcache.ingest.readers.text_rows import TextRow, line_rows, too_long
 

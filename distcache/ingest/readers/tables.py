@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from distcache.errors import CorpusError
-from distcache.ingest.inputs import Group, Input
+from distcache.ingest.inputs import Group, Input, TextOptions
 from distcache.ingest.pieces import InputPiece
-from distcache.ingest.read_options import TextOptions
 from distcache.ingest.readers.text_rows import TextRow, checked
 from distcache.storage.files import closing_fd, open_regular
 

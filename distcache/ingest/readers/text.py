@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from distcache.corpus.idx import limit_of
 from distcache.errors import ConfigError
-from distcache.ingest.inputs import Input
+from distcache.ingest.inputs import Input, TextOptions
 from distcache.ingest.part import MOST_LISTED, Problem, Sink
 from distcache.ingest.pieces import InputPiece
-from distcache.ingest.read_options import TextOptions
 from distcache.ingest.readers.text_rows import TextRow, text_rows
 from distcache.ingest.tokenizers.tokenizer import Encoded, EnginesDiffer, Tokenizer
 from distcache.kernels import narrow_tokens

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from distcache.ingest.inputs import Input
+from distcache.extras import imported
+from distcache.ingest.inputs import Input, TextOptions
 from distcache.ingest.pieces import InputPiece
-from distcache.ingest.read_options import TextOptions
-from distcache.ingest.readers.formats import FORMATS, function_named
+from distcache.ingest.readers.formats import FORMATS
 from distcache.ingest.readers.lines import (
     Line,
     lines_of_range,
@@ -45,7 +45,7 @@ def text_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator
         Rows in order. Invalid rows have a reason, and so has the last one if the rest of
         the piece cannot be read.
     """
-    rows: Iterator[TextRow] = function_named(FORMATS[entry.format].texts)(entry, piece, options)
+    rows: Iterator[TextRow] = imported(FORMATS[entry.format].texts)(entry, piece, options)
     return rows
 
 

@@ -15,9 +15,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from distcache.ingest.inputs import Input
+from distcache.ingest.inputs import Input, TokenOptions
 from distcache.ingest.pieces import InputPiece
-from distcache.ingest.read_options import TokenOptions
 from distcache.ingest.readers.token_rows import TokenRows
 from distcache.storage.files import closing_fd, open_regular, read_range
 

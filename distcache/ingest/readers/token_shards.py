@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from distcache.corpus.idx import limit_of
 from distcache.errors import CorpusError
-from distcache.ingest.inputs import Group, Input
+from distcache.extras import imported
+from distcache.ingest.inputs import Group, Input, TokenOptions
 from distcache.ingest.part import MOST_LISTED, Problem, Sink
 from distcache.ingest.pieces import InputPiece
-from distcache.ingest.read_options import TokenOptions
-from distcache.ingest.readers.formats import FORMATS, function_named
+from distcache.ingest.readers.formats import FORMATS
 from distcache.ingest.readers.tables import Table, column_type, is_list, open_table
 from distcache.ingest.readers.token_rows import TokenRows
 from distcache.kernels import first_outside, narrow_tokens
@@ -89,7 +89,7 @@ class ShardReader:
                 groups = range(piece.begin, piece.end)
                 return all(reading.add_group(table, entry, group, stopped) for group in groups)
         reading = _Reading(self._options, part, [self._options.column])
-        rows_of = function_named(FORMATS[entry.format].tokens)
+        rows_of = imported(FORMATS[entry.format].tokens)
         for found in rows_of(entry, piece, self._options):
             part.pieces[-1].lines += found.lines
             if stopped() or not reading.add_rows(found):

@@ -1,31 +1,59 @@
-"""Find a tokenizer by its file or name, and load it; each kind is imported when needed."""
+"""Find a tokenizer by its file or name, and load it; each kind is an entry of a table."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from distcache.corpus.receipt import find_receipt
 from distcache.errors import ConfigError, DistcacheError, NotReady
-from distcache.extras import how_to_install, needing
+from distcache.extras import imported, needing
 from distcache.ingest.tokenizers.tokenizer import (
     Tokenizer,
     TokenizerOptions,
     TokenizerSource,
     read_tokenizer_file,
 )
-from distcache.storage.interruption import require_uninterrupted
 
 SUFFIXES: Final = (".json", ".model", ".tiktoken")
 # Names of tokenizers: of tiktoken, or of the Hugging Face hub, with or without an owner.
-GPT2: Final = re.compile(rb'\{\s*"(?:[^"\\]|\\.)*"\s*:\s*\d')  # how a vocabulary of GPT-2 begins
+HERE: Final = "distcache.ingest.tokenizers."
 NAME: Final = re.compile(r"\w[\w.-]*(/[\w.-]+)?")
+
+
+class TokenizerKind(NamedTuple):
+    """A kind of tokenizers; functions are named ``module:function``, and import its library."""
+
+    is_of: Callable[[Path], bool]  # whether a file is of this kind, by its name and its first bytes
+    source: str  # function that takes a file, its content and the options: a `TokenizerSource`
+    load: str  # function that takes that source and the options: a `Tokenizer`
+
+
+def _is_for_tiktoken(path: Path) -> bool:
+    """Return whether a file has ranks, or is a list, as Megatron's vocabularies of tiktoken."""
+    with path.open("rb") as stream:
+        return path.suffix == ".tiktoken" or stream.read(64).lstrip().startswith(b"[")
+
+
+KINDS: Final = {
+    "sentencepiece": TokenizerKind(
+        lambda path: path.suffix == ".model",
+        "sentencepiece_model:source_of_file",
+        "sentencepiece_model:load",
+    ),
+    "tiktoken": TokenizerKind(
+        _is_for_tiktoken, "tiktoken_ranks:source_of_file", "tiktoken_ranks:Tiktoken"
+    ),
+    "huggingface": TokenizerKind(
+        lambda _path: True, "huggingface:source_of_file", "huggingface:load"
+    ),
+}
 
 
 def find_tokenizer(options: TokenizerOptions) -> TokenizerSource:
@@ -56,37 +84,8 @@ def make_tokenizer(source: TokenizerSource, options: TokenizerOptions) -> Tokeni
     with _as_errors(options):
         if source.kind != "huggingface" and options.engine != "auto":
             raise ConfigError(f"--engine {options.engine}: is not for a {source.kind} tokenizer")
-        if source.kind == "sentencepiece":
-            from distcache.ingest.tokenizers.sentencepiece_model import SentencePiece  # noqa: PLC0415
-
-            return SentencePiece(source.name, source.content, options)
-        if source.kind == "tiktoken":
-            from distcache.ingest.tokenizers.tiktoken_ranks import Tiktoken  # noqa: PLC0415
-
-            return Tiktoken(source, options)
-        return _huggingface(source, options)
-
-
-def _huggingface(source: TokenizerSource, options: TokenizerOptions) -> Tokenizer:
-    """Make a tokenizer of Hugging Face, with the engine that is asked for."""
-    from distcache.ingest.tokenizers.huggingface import HuggingFace  # noqa: PLC0415
-
-    library = HuggingFace(source.name, source.content, options, source.end)
-    if options.engine == "tokenizers":
-        return library
-    try:
-        from distcache.ingest.tokenizers.gigatoken.engine import Gigatoken  # noqa: PLC0415
-
-        return Gigatoken(library, source.content)
-    except ImportError as error:  # missing, or built for another system
-        reason = f"gigatoken cannot be imported ({error}): {how_to_install('fast')}"
-    except ValueError as error:  # it needs what gigatoken does not have
-        reason = str(error)
-    require_uninterrupted()
-    if options.engine == "gigatoken":
-        raise ConfigError(f"--engine gigatoken: {options.name}: {reason}")
-    library.note = reason
-    return library
+        loaded: Tokenizer = imported(HERE + KINDS[source.kind].load)(source, options)
+        return loaded
 
 
 @contextlib.contextmanager
@@ -116,18 +115,9 @@ def _find_by_name(options: TokenizerOptions) -> TokenizerSource:
 
 def _of_file(path: Path, options: TokenizerOptions) -> TokenizerSource:
     """Return the tokenizer of a file alone, of whatever kind it is."""
-    content = read_tokenizer_file(path)
-    if path.suffix == ".model":
-        return TokenizerSource("sentencepiece", path.name, content)
-    if path.suffix == ".tiktoken" or _is_vocabulary(path):
-        from distcache.ingest.tokenizers.tiktoken_ranks import source_of_file  # noqa: PLC0415
-
-        return source_of_file(path, content, options)
-    if _is_gpt2(content):
-        return _of_vocabulary_and_merges(path, content, options)
-    from distcache.ingest.tokenizers.directory import stated_end  # noqa: PLC0415
-
-    return TokenizerSource("huggingface", path.name, content, stated_end(path.parent, options))
+    kind = next(kind for kind in KINDS.values() if kind.is_of(path))
+    found: TokenizerSource = imported(HERE + kind.source)(path, read_tokenizer_file(path), options)
+    return found
 
 
 def _of_directory(directory: Path, options: TokenizerOptions) -> TokenizerSource:
@@ -171,39 +161,6 @@ def _of_directory(directory: Path, options: TokenizerOptions) -> TokenizerSource
         f"--tokenizer {options.name}: has no tokenizer.json, no vocab.json with merges.txt and no "
         "tokenizer.model"
     )
-
-
-def _is_gpt2(content: bytes) -> bool:
-    """Return whether a file is a vocabulary of GPT-2: an object of a number for each token."""
-    return GPT2.match(content[:4096].lstrip()) is not None
-
-
-def _of_vocabulary_and_merges(
-    path: Path, content: bytes, options: TokenizerOptions
-) -> TokenizerSource:
-    """Return the tokenizer of GPT-2's two files, as a `tokenizer.json`.
-
-    Raises
-    ------
-    NotReady
-        If there is no file of merges beside the vocabulary.
-    """
-    merges = path.with_name(path.name.replace("vocab.json", "merges.txt"))
-    if merges == path or not merges.is_file():
-        raise NotReady(
-            f"--tokenizer {options.name}: is a vocabulary of GPT-2; its merges are expected beside "
-            "it, in a file of that name with merges.txt for vocab.json"
-        )
-    from distcache.ingest.tokenizers.huggingface import gpt2_description  # noqa: PLC0415
-
-    made = gpt2_description(path, content, read_tokenizer_file(merges))
-    return TokenizerSource("huggingface", path.name, made, "<|endoftext|>")
-
-
-def _is_vocabulary(path: Path) -> bool:
-    """Return whether a JSON file is a list, as Megatron's vocabularies for tiktoken are."""
-    with path.open("rb") as stream:
-        return stream.read(64).lstrip().startswith(b"[")
 
 
 def tokenizer_of(prefix: str, name: str | None, *, needed: bool = False) -> Tokenizer | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -12,9 +13,11 @@ import huggingface_hub
 import tokenizers
 
 from distcache.errors import ConfigError, NotReady
-from distcache.ingest.tokenizers.directory import FILES, read_directory
+from distcache.extras import how_to_install
+from distcache.ingest.tokenizers.directory import FILES, read_directory, stated_end
 from distcache.ingest.tokenizers.tokenizer import (
     Encoded,
+    Tokenizer,
     TokenizerOptions,
     TokenizerSource,
     encoded_lists,
@@ -24,7 +27,9 @@ from distcache.ingest.tokenizers.tokenizer import (
     read_tokenizer_file,
     refusing,
 )
+from distcache.storage.interruption import require_uninterrupted
 
+GPT2: Final = re.compile(rb'\{\s*"(?:[^"\\]|\\.)*"\s*:\s*\d')  # how a vocabulary of GPT-2 begins
 # End-of-document tokens of common models, if no file names one.
 KNOWN_ENDS: Final = (
     "<|endoftext|>",
@@ -164,3 +169,50 @@ def gpt2_description(path: Path, vocabulary: bytes, merges: bytes) -> bytes:
     if "<|endoftext|>" in numbers:
         made.add_special_tokens(["<|endoftext|>"])
     return made.to_str().encode()
+
+
+def source_of_file(path: Path, content: bytes, options: TokenizerOptions) -> TokenizerSource:
+    """Return the tokenizer of a `tokenizer.json`, or of the vocabulary and merges of GPT-2."""
+    if GPT2.match(content[:4096].lstrip()) is not None:
+        return _of_vocabulary_and_merges(path, content, options)
+    return TokenizerSource("huggingface", path.name, content, stated_end(path.parent, options))
+
+
+def _of_vocabulary_and_merges(
+    path: Path, content: bytes, options: TokenizerOptions
+) -> TokenizerSource:
+    """Return the tokenizer of GPT-2's two files, as a `tokenizer.json`.
+
+    Raises
+    ------
+    NotReady
+        If there is no file of merges beside the vocabulary.
+    """
+    merges = path.with_name(path.name.replace("vocab.json", "merges.txt"))
+    if merges == path or not merges.is_file():
+        raise NotReady(
+            f"--tokenizer {options.name}: is a vocabulary of GPT-2; its merges are expected beside "
+            "it, in a file of that name with merges.txt for vocab.json"
+        )
+    made = gpt2_description(path, content, read_tokenizer_file(merges))
+    return TokenizerSource("huggingface", path.name, made, "<|endoftext|>")
+
+
+def load(source: TokenizerSource, options: TokenizerOptions) -> Tokenizer:
+    """Make a tokenizer of Hugging Face, with the engine that is asked for."""
+    library = HuggingFace(source.name, source.content, options, source.end)
+    if options.engine == "tokenizers":
+        return library
+    try:
+        from distcache.ingest.tokenizers.gigatoken.engine import Gigatoken  # noqa: PLC0415
+
+        return Gigatoken(library, source.content)
+    except ImportError as error:  # missing, or built for another system
+        reason = f"gigatoken cannot be imported ({error}): {how_to_install('fast')}"
+    except ValueError as error:  # it needs what gigatoken does not have
+        reason = str(error)
+    require_uninterrupted()
+    if options.engine == "gigatoken":
+        raise ConfigError(f"--engine gigatoken: {options.name}: {reason}")
+    library.note = reason
+    return library

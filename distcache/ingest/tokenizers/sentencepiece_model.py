@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 import sentencepiece
@@ -10,6 +11,7 @@ from distcache.errors import ConfigError
 from distcache.ingest.tokenizers.tokenizer import (
     Encoded,
     TokenizerOptions,
+    TokenizerSource,
     encoded_lists,
     eod_of,
     facts_of,
@@ -75,3 +77,13 @@ class SentencePiece:
         """Return the text of tokens."""
         with refusing():
             return str(self._model.decode_ids(tokens))
+
+
+def source_of_file(path: Path, content: bytes, _options: TokenizerOptions) -> TokenizerSource:
+    """Return the tokenizer of a `.model`."""
+    return TokenizerSource("sentencepiece", path.name, content)
+
+
+def load(source: TokenizerSource, options: TokenizerOptions) -> SentencePiece:
+    """Make the tokenizer of a model."""
+    return SentencePiece(source.name, source.content, options)

@@ -103,7 +103,7 @@ class Tokenizer(Protocol):
 class TokenizerSource(msgspec.Struct, frozen=True):
     """The contents of a tokenizer's files, which one rank reads for all."""
 
-    kind: Literal["huggingface", "sentencepiece", "tiktoken"]  # kind of the tokenizer
+    kind: str  # one of `distcache.ingest.tokenizers.find.KINDS`
     name: str  # name for receipts
     content: bytes  # content of its file; for tiktoken, the parts of an encoding in MessagePack
     end: str | None = None  # text that it calls the end of a document

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from distcache.node.ahead.server import serve
-from distcache.storage.descriptors import raise_descriptor_limit
+from distcache.storage.files import raise_descriptor_limit
 
 
 def main() -> None:

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from distcache.corpus.receipt import read_receipt
 from distcache.errors import ConfigError, DistcacheError
+from distcache.ingest.inputs import TextOptions
 from distcache.ingest.pipeline import IngestOutcome, ingest
-from distcache.ingest.read_options import TextOptions
 from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
 from distcache.ingest.tokenizers.gigatoken import engine as gigatoken_engine
 from distcache.ingest.tokenizers.gigatoken.engine import Gigatoken
