@@ -13,6 +13,11 @@ AARCH64 := -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 	-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_EXE_LINKER_FLAGS=-static -DDISTCACHE_WERROR=ON
 HAS_HEADERS := import os, sysconfig; exit(not os.path.exists(sysconfig.get_path('include') + '/Python.h'))
 KERNELS := $(wildcard cpp/*/*.[ch]pp cpp/include/distcache/*.hpp) cpp/CMakeLists.txt
+# The parts of `make test` and those that `make test-all` adds.
+TEST := lint docs cpp-tests sanitized-tests python-tests peers mpi-tests object-tests demo-test cluster-tests
+REST := cpp-builds python-rest judges mpi-rest object-rest cluster-rest coverage aarch64 python-versions storm wheels-test
+USUAL := -m "not more"
+MORE := -m more
 MPI := tests/mpi tests/faults
 TORCHRUN := tests/torchrun
 SERIAL := $(MPI) $(TORCHRUN)
@@ -22,17 +27,19 @@ ELSEWHERE := $(SERIAL) $(CLUSTER) $(OBJECTS) tests/aarch64
 SANITIZED := tests/kernels tests/cache tests/corpus tests/edit/test_index_mds.py tests/edit/test_select.py \
 	$(addprefix tests/train/test_,shards.py rows.py dataset.py)
 JUDGES := 0.17.1 0.18.2 0.19.2
+NEWEST := $(lastword $(JUDGES))
+DURATIONS := --durations=20 --durations-min=5
 MORE_COVERAGE := --cov --cov-append --cov-report=
 # What a run could not test, a line each.
 LEFT_OUT := build/left-out
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help install demo test test-fast lint docs wheel cpp-tests python-tests mpi-tests object-tests demo-test \
-	sanitized-tests cluster-tests cluster-packages python-versions storm record-counts judges coverage aarch64 bench clean
+.PHONY: help install demo test test-all test-fast wheel cluster-packages record-counts bench clean $(TEST) $(REST)
 
 help:
 	@echo "make demo       real text to training, with Megatron-Core beside it"
-	@echo "make test       every check: lint, C++ with sanitizers, Python, MPI, faults, Megatron-Core, Slurm"
+	@echo "make test       every promise once: lint, C++, Python, Megatron-Core, MPI, faults, a store, Slurm"
+	@echo "make test-all   what make test leaves out: other releases, builds and Pythons, more jobs, chance"
 	@echo "make test-fast  the tests of a working minute"
 	@echo "make cluster-packages  what the test cluster needs: Slurm, munge, MariaDB, GlusterFS"
 	@echo "make judges     later releases of Megatron-Core, Megatron-Bridge, mosaicml-streaming"
@@ -81,13 +88,13 @@ demo:
 	@python -c "import megatron.core" 2>/dev/null || scripts/install "Megatron-Core 0.16.1" megatron-core==0.16.1
 	@scripts/demo
 
-# All of it; the last line says what could not be run here.
+# What a change is tested by: every promise once, where it can break. Each run ends with the seconds of its parts.
 test:
-	@mkdir -p build && rm -f $(LEFT_OUT)
-	$(MAKE) --no-print-directory lint docs cpp-tests sanitized-tests python-tests judges coverage aarch64 mpi-tests object-tests demo-test \
-		python-versions storm cluster-tests
-	scripts/wheels $$($(BIN)/python -c "import sys; print('%d.%d' % sys.version_info[:2])")
-	@scripts/left_out $(LEFT_OUT)
+	@scripts/parts --left-out $(LEFT_OUT) $(TEST)
+
+# The rest: other builds, releases and Pythons, whole jobs for what smaller tests show, and chance.
+test-all:
+	@scripts/parts --left-out $(LEFT_OUT) $(REST)
 
 test-fast: $(VENV)/test-installed
 	pytest -q -n auto -m "not long" --ignore tests/peers $(ELSEWHERE:%=--ignore %)
@@ -108,14 +115,11 @@ docs: $(VENV)/docs-installed
 	sphinx-build -q -W --keep-going -b html docs build/site
 
 cpp-tests: $(VENV)/test-installed
-	scripts/need catch2:/usr/include/catch2 clang:clang++ valgrind:valgrind \
-		g++-aarch64-linux-gnu:aarch64-linux-gnu-g++ qemu-user:qemu-aarch64
+	scripts/need catch2:/usr/include/catch2
 	cmake -S cpp -B build/gcc $(CMAKE_TESTS) -DDISTCACHE_WERROR=ON
 	cmake --build build/gcc
 	for most in baseline avx2 avx512; do \
 		DISTCACHE_INSTRUCTIONS=$$most build/gcc/kernel_tests || exit 1; done
-	cmake -S cpp -B build/clang $(CMAKE_TESTS) -DDISTCACHE_WERROR=ON -DCMAKE_CXX_COMPILER=clang++
-	cmake --build build/clang && build/clang/kernel_tests
 	cmake -S cpp -B build/sanitized $(CMAKE_TESTS) -DDISTCACHE_SANITIZE=ON -DDISTCACHE_COVERAGE=ON
 	cmake --build build/sanitized
 	find build/sanitized -name '*.gcda' -delete
@@ -126,6 +130,13 @@ cpp-tests: $(VENV)/test-installed
 		--gcov-ignore-parse-errors=negative_hits.warn \
 		--json-summary build/cpp-coverage.json --print-summary build/sanitized
 	scripts/coverage cpp build/cpp-coverage.json
+
+# Clang, baseline code and its instructions, AArch64 under qemu.
+cpp-builds: $(VENV)/test-installed
+	scripts/need catch2:/usr/include/catch2 clang:clang++ valgrind:valgrind \
+		g++-aarch64-linux-gnu:aarch64-linux-gnu-g++ qemu-user:qemu-aarch64
+	cmake -S cpp -B build/clang $(CMAKE_TESTS) -DDISTCACHE_WERROR=ON -DCMAKE_CXX_COMPILER=clang++
+	cmake --build build/clang && build/clang/kernel_tests
 	cmake -S cpp -B build/baseline $(CMAKE_TESTS) $(BASELINE)
 	cmake --build build/baseline && build/baseline/kernel_tests
 	scripts/count_instructions build/baseline/run_case
@@ -151,9 +162,19 @@ record-counts: $(VENV)/installed
 
 python-tests: $(VENV)/test-installed
 	scripts/need chromium:chromium graphviz:dot
-	pytest -q -n auto --cov --cov-report=term:skip-covered $(ELSEWHERE:%=--ignore %)
+	pytest -q -n auto $(USUAL) --cov --cov-report= $(DURATIONS) --ignore tests/peers $(ELSEWHERE:%=--ignore %)
 
-# Of the tests above, and of those that need a later Megatron.
+python-rest: $(VENV)/test-installed
+	pytest -q -n auto $(MORE) $(MORE_COVERAGE) $(DURATIONS) --ignore tests/peers $(ELSEWHERE:%=--ignore %)
+
+# Megatron-Core judges: the oldest release, which is installed, and the newest.
+peers: $(VENV)/test-installed
+	scripts/judges build/judges $(NEWEST)
+	pytest -q -n auto $(USUAL) $(DURATIONS) tests/peers
+	PYTHONPATH=$(CURDIR)/build/judges/$(NEWEST) pytest -q -n auto $(USUAL) $(DURATIONS) $(MORE_COVERAGE) \
+		--ignore tests/peers/test_permutation.py tests/peers
+
+# Of the tests of Python above, and of those that need a later Megatron: after `make test`.
 coverage: $(VENV)/test-installed
 	@mkdir -p build
 	coverage json -q -o build/python-coverage.json
@@ -162,13 +183,19 @@ coverage: $(VENV)/test-installed
 # Two at a time: most wait for ranks that are killed or hang. Those of torchrun have gloo's time limits.
 mpi-tests: $(VENV)/test-installed
 	scripts/need openmpi-bin:mpirun.openmpi
-	pytest -q -n 2 --dist worksteal $(MPI)
-	pytest -q $(TORCHRUN)
+	pytest -q -n 2 --dist worksteal $(USUAL) $(DURATIONS) $(MPI) $(TORCHRUN)
+
+mpi-rest: $(VENV)/test-installed
+	scripts/need openmpi-bin:mpirun.openmpi
+	pytest -q -n 2 --dist worksteal $(MORE) $(DURATIONS) $(MPI) $(TORCHRUN)
 
 # A real S3 server, and whole jobs over it; some mount disks that are full, and so need root.
 object-tests: $(VENV)/test-installed
 	scripts/need openmpi-bin:mpirun.openmpi
-	pytest -q -n 2 --dist worksteal $(OBJECTS)
+	pytest -q -n 2 --dist worksteal $(USUAL) $(DURATIONS) $(OBJECTS)
+
+object-rest: $(VENV)/test-installed
+	pytest -q -n 2 --dist worksteal $(MORE) $(DURATIONS) $(OBJECTS)
 
 # What make demo shows, since nothing else runs its scripts.
 demo-test: $(VENV)/test-installed
@@ -178,7 +205,12 @@ demo-test: $(VENV)/test-installed
 cluster-tests: $(VENV)/test-installed
 	@mkdir -p build
 	scripts/cluster_packages || [ "$$DISTCACHE_CLUSTER" != required ]
-	DISTCACHE_LEFT_OUT=$(CURDIR)/$(LEFT_OUT) pytest -q $(CLUSTER)
+	DISTCACHE_LEFT_OUT=$(CURDIR)/$(LEFT_OUT) pytest -q $(USUAL) $(DURATIONS) $(CLUSTER)
+
+cluster-rest: $(VENV)/test-installed
+	@mkdir -p build
+	scripts/cluster_packages || [ "$$DISTCACHE_CLUSTER" != required ]
+	DISTCACHE_LEFT_OUT=$(CURDIR)/$(LEFT_OUT) pytest -q $(MORE) $(DURATIONS) $(CLUSTER)
 
 # The fast suite under other versions of Python, but for what needs torch.
 python-versions: $(VENV)/installed
@@ -193,23 +225,29 @@ storm: $(VENV)/test-installed
 wheel:
 	scripts/wheels
 
+# A wheel for this Python, tried where there is no compiler.
+wheels-test: $(VENV)/installed
+	scripts/wheels $$($(BIN)/python -c "import sys; print('%d.%d' % sys.version_info[:2])")
+
 cluster-packages:
 	scripts/cluster_packages
 
-# Later releases of Megatron-Core; the oldest that is judged by is installed, for all other tests too.
+# Releases of Megatron-Core between, what `peers` leaves out, Megatron-Bridge and mosaicml-streaming.
 judges: $(VENV)/test-installed
 	scripts/judges build/judges $(JUDGES)
-	for release in $(JUDGES); do \
-		[ $$release = $(lastword $(JUDGES)) ] && more="$(MORE_COVERAGE)" || more=; \
-		PYTHONPATH=$(CURDIR)/build/judges/$$release pytest -q -n auto $$more --ignore tests/peers/test_permutation.py \
+	for release in $(filter-out $(NEWEST),$(JUDGES)); do \
+		PYTHONPATH=$(CURDIR)/build/judges/$$release pytest -q -n auto --ignore tests/peers/test_permutation.py \
 			tests/peers || exit 1; done
+	pytest -q -n auto $(MORE) tests/peers
+	PYTHONPATH=$(CURDIR)/build/judges/$(NEWEST) pytest -q -n auto $(MORE) $(MORE_COVERAGE) \
+		--ignore tests/peers/test_permutation.py tests/peers
 	PYTHONPATH=$(CURDIR)/build/judges/bridge pytest -q $(MORE_COVERAGE) tests/peers/test_bridge.py
 	PYTHONPATH=$(CURDIR)/build/judges/streaming pytest -q tests/peers/test_streaming.py
 
 # A wheel for AArch64, tried under qemu; the helper of Megatron-Core's own judges its blends.
 aarch64: $(VENV)/test-installed
 	@mkdir -p build
-	scripts/aarch64 build/aarch64-python $(lastword $(JUDGES)) $(LEFT_OUT)
+	scripts/aarch64 build/aarch64-python $(NEWEST) $(LEFT_OUT)
 
 bench: $(VENV)/test-installed
 	python benchmarks/kernels.py
@@ -224,9 +262,9 @@ bench: $(VENV)/test-installed
 	python benchmarks/loading.py
 	python benchmarks/selecting.py
 	python benchmarks/buckets.py
-	scripts/judges build/judges $(lastword $(JUDGES))
+	scripts/judges build/judges $(NEWEST)
 	PYTHONPATH=$(CURDIR)/build/judges/streaming python benchmarks/shards.py
-	PYTHONPATH=$(CURDIR)/build/judges/$(lastword $(JUDGES)) python benchmarks/first_batch.py
+	PYTHONPATH=$(CURDIR)/build/judges/$(NEWEST) python benchmarks/first_batch.py
 	python benchmarks/ingesting.py
 
 clean:

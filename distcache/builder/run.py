@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 import os
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -33,7 +32,7 @@ from distcache.cache.corpus_places import add_known_moves
 from distcache.cache.readiness import building_directory
 from distcache.corpus.examine import require_unchanged
 from distcache.corpus.fetched import fetched_indices
-from distcache.errors import ConfigError, DistcacheError, KeyMismatch
+from distcache.errors import DistcacheError, KeyMismatch
 from distcache.plan.assignment import Assignment, assign
 from distcache.plan.config import Config
 from distcache.plan.layout import make_layout
@@ -47,9 +46,6 @@ from distcache.ranks.progress import NullProgress, Progress, Stopwatch
 from distcache.ranks.workspace import Workspace
 from distcache.storage.files import closing_fd, open_regular, set_mode
 from distcache.storage.journal import Journal, read_journal
-from distcache.storage.timeouts import limits
-
-POLL: Final = 0.1  # seconds between two looks for what another node has made
 
 
 class BuildOptions(msgspec.Struct, frozen=True):
@@ -218,28 +214,6 @@ def _existing(job: Job) -> BuildOutcome:
     return BuildOutcome(str(job.final), job.plan.key, reused=True)
 
 
-def _require_shared(communicator: Communicator, workspace: Path) -> None:
-    """Refuse an output that only some nodes see. Collective.
-
-    Raises
-    ------
-    ConfigError
-        After the seconds in which a network filesystem shows what rank 0 has made.
-    """
-
-    def look() -> None:
-        until = time.monotonic() + limits().visible
-        while not workspace.is_dir():
-            if time.monotonic() > until:
-                raise ConfigError(
-                    f"{workspace.parent}: does not have what rank 0 made there; the output must be "
-                    "on a filesystem that every node shares"
-                )
-            time.sleep(POLL)
-
-    on_all_ranks(communicator, look, "looking for the output")
-
-
 def _note_moves(communicator: Communicator, plan: Plan, final: Path, watch: Stopwatch) -> None:
     """Say how the corpora of a finished cache are found, if it has other paths than the plan."""
     if communicator.rank:
@@ -281,7 +255,6 @@ class _Made(NamedTuple):
 def _make(job: Job, workspace: Workspace, memory_limit: int | None) -> _Made:
     """Build in a claimed workspace, and verify what was written. Collective."""
     communicator, watch = job.communicator, job.watch
-    _require_shared(communicator, workspace.path)
     watch.phase("laying out")
     job.data = data_path(workspace)
 

@@ -6,16 +6,21 @@ Every command that writes goes this way; the steps that differ are its own.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
-from distcache.errors import DistcacheError
+from distcache.errors import ConfigError, DistcacheError
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.ranks.claim import claim_together
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.heartbeat import Heartbeat
 from distcache.ranks.progress import Stopwatch
 from distcache.ranks.workspace import Workspace
+from distcache.storage.timeouts import limits
+
+POLL: Final = 0.1  # seconds between two looks for what another node has made
 
 Made = TypeVar("Made")
 Outcome = TypeVar("Outcome")
@@ -74,7 +79,10 @@ def produce(
     mine = claim_together(communicator, workspace, claim)
     if mine is None:
         return existing()
-    with _released(mine, watch, resumes=resumes), Heartbeat(mine.path, watch, communicator) as beat:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_released(mine, watch, resumes=resumes))
+        _require_shared(communicator, mine.path)
+        beat = stack.enter_context(Heartbeat(mine.path, watch, communicator))
         made = make(mine)
         watch.phase("publishing")
         published = on_rank_0(communicator, lambda: publish(mine, made), Any, "publishing")
@@ -102,3 +110,25 @@ def _released(mine: Workspace, watch: Stopwatch, *, resumes: bool) -> Iterator[N
         raise
     finally:
         mine.release()
+
+
+def _require_shared(communicator: Communicator, workspace: Path) -> None:
+    """Refuse an output that only some nodes see. Collective.
+
+    Raises
+    ------
+    ConfigError
+        After the seconds in which a network filesystem shows what rank 0 has made.
+    """
+
+    def look() -> None:
+        until = time.monotonic() + limits().visible
+        while not workspace.is_dir():
+            if time.monotonic() > until:
+                raise ConfigError(
+                    f"{workspace.parent}: does not have what rank 0 made there; the output must be "
+                    "on a filesystem that every node shares"
+                )
+            time.sleep(POLL)
+
+    on_all_ranks(communicator, look, "looking for the output")
