@@ -15,7 +15,7 @@ HAS_HEADERS := import os, sysconfig; exit(not os.path.exists(sysconfig.get_path(
 KERNELS := $(wildcard cpp/*/*.[ch]pp cpp/include/distcache/*.hpp) cpp/CMakeLists.txt
 # The parts of `make test` and those that `make test-all` adds.
 TEST := lint docs cpp-tests sanitized-tests python-tests peers mpi-tests object-tests demo-test cluster-tests
-REST := cpp-builds python-rest judges mpi-rest object-rest cluster-rest coverage aarch64 python-versions storm wheels-test
+REST := cpp-builds sanitized-rest python-rest judges mpi-rest object-rest cluster-rest coverage aarch64 python-versions storm wheels-test
 USUAL := -m "not more"
 MORE := -m more
 MPI := tests/mpi tests/faults
@@ -26,6 +26,10 @@ OBJECTS := tests/objects
 ELSEWHERE := $(SERIAL) $(CLUSTER) $(OBJECTS) tests/aarch64
 SANITIZED := tests/kernels tests/cache tests/corpus tests/edit/test_index_mds.py tests/edit/test_select.py \
 	$(addprefix tests/train/test_,shards.py rows.py dataset.py)
+SANITIZED_PYTEST = DISTCACHE_KERNELS=$$(ls build/sanitized-module/_kernels.*.so) \
+	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
+	pytest -q -n auto -p tests.kernels.other_build
 JUDGES := 0.17.1 0.18.2 0.19.2
 NEWEST := $(lastword $(JUDGES))
 DURATIONS := --durations=20 --durations-min=5
@@ -34,7 +38,8 @@ MORE_COVERAGE := --cov --cov-append --cov-report=
 LEFT_OUT := build/left-out
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help install demo test test-all test-fast wheel cluster-packages record-counts bench clean $(TEST) $(REST)
+.PHONY: help install demo test test-all test-fast wheel cluster-packages record-counts bench clean sanitized-module \
+	$(TEST) $(REST)
 
 help:
 	@echo "make demo       real text to training, with Megatron-Core beside it"
@@ -144,14 +149,16 @@ cpp-builds: $(VENV)/test-installed
 	cmake --build build/aarch64 && qemu-aarch64 build/aarch64/kernel_tests
 
 # Wild files, and whatever else tests give to the kernels, reach them through Python here.
-sanitized-tests: $(VENV)/test-installed
+sanitized-tests: sanitized-module
+	$(SANITIZED_PYTEST) $(USUAL) $(SANITIZED)
+
+sanitized-rest: sanitized-module
+	$(SANITIZED_PYTEST) $(MORE) $(SANITIZED)
+
+sanitized-module: $(VENV)/test-installed
 	cmake -S cpp -B build/sanitized-module -G Ninja -DDISTCACHE_BINDINGS=ON -DDISTCACHE_SANITIZE=ON \
 		-Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir) -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
 	cmake --build build/sanitized-module
-	DISTCACHE_KERNELS=$$(ls build/sanitized-module/_kernels.*.so) \
-		ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
-		LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
-		pytest -q -n auto -p tests.kernels.other_build $(SANITIZED)
 
 # After a change that makes a kernel execute more or fewer instructions on purpose.
 record-counts: $(VENV)/installed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ from tests.support.corpora import write_corpora
 from tests.support.large import write_large
 from tests.support.secrets import places_with_secrets
 
+# Torch would start a thread for each core in every process of the tests.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 FAILED: set[Path] = set()
 
 settings.register_profile(
@@ -26,6 +29,21 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("distcache")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave all but a few cases of a test with the mark `few` to `make test-all`."""
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("few") is not None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for same in cases.values():
+        mark = same[0].get_closest_marker("few")
+        assert mark is not None, "only tests with the mark are in the dictionary"
+        kept = {place * len(same) // mark.args[0] for place in range(mark.args[0])}
+        for place, item in enumerate(same):
+            if place not in kept:
+                item.add_marker("more")
 
 
 @pytest.hookimpl(wrapper=True)

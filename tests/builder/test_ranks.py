@@ -48,6 +48,7 @@ def test_split_sections(
     assert build_by(ranks, large_config, shared, threads=threads) == serial_bytes
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ranks", [2, 3, 5, 16])
 def test_linked_sections(
     ranks: int,

@@ -59,6 +59,7 @@ except BaseException:
 INGEST = ["--tokenizer", "{tmp}/tokenizer.json", "-o", "{tmp}/o"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("library", "error", "words", "ranks"),

@@ -80,6 +80,7 @@ def test_a_prejob_that_fails(cluster: Cluster, shared: Path) -> None:
     assert not story.cache.exists()
 
 
+@pytest.mark.more
 def test_a_corpus_that_changes_before_the_job_starts(cluster: Cluster, shared: Path) -> None:
     """What is built is what was submitted, or nothing."""
     story = Story.small(shared)
@@ -96,6 +97,7 @@ def test_a_corpus_that_changes_before_the_job_starts(cluster: Cluster, shared: P
     assert not story.cache.exists()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("plugin", "code", "words"),
     [
@@ -114,6 +116,7 @@ def test_a_wrong_mpi_plugin(
     assert not story.cache.exists()
 
 
+@pytest.mark.more
 def test_a_node_dies_during_a_build(cluster: Cluster, shared: Path, tmp_path: Path) -> None:
     """The job ends and says so; a resubmission resumes, to the same bytes."""
     story = Story.long(shared)
@@ -171,6 +174,7 @@ def test_a_node_dies_while_localizing(cluster: Cluster, shared: Path) -> None:
     run("srun", "-N3", "distcache", "local", "verify", store)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("how", ["requeue", "USR1"])
 def test_preemption(cluster: Cluster, shared: Path, tmp_path: Path, how: str) -> None:
     """The same job continues where it was; nothing that was recorded as done is done again."""
@@ -198,6 +202,7 @@ def test_preemption(cluster: Cluster, shared: Path, tmp_path: Path, how: str) ->
     assert look_at_job(job).state == "COMPLETED", output
 
 
+@pytest.mark.more
 def test_a_cancelled_prejob(cluster: Cluster, shared: Path) -> None:
     """Is not requeued; submitting again resumes."""
     story = Story.long(shared)
@@ -213,6 +218,7 @@ def test_a_cancelled_prejob(cluster: Cluster, shared: Path) -> None:
     assert story.record().resumed == len(done)
 
 
+@pytest.mark.more
 def test_eight_prejobs_at_once(cluster: Cluster, shared: Path, tmp_path: Path) -> None:
     """One builds, the others wait for it; all succeed, and there is one cache."""
     story = Story.long(shared, corpora=4)

@@ -60,6 +60,7 @@ def size_of(story: Story) -> int:
     return sum(os.stat(path).st_size for path in [story.cache, *indices])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("transport", "least", "most"), [("mpi", 1.0, 1.3), ("copy", 3.0, 3.9)])
 def test_what_is_read_over_the_network(
     cluster: Cluster, story: Story, transport: str, least: float, most: float
@@ -82,6 +83,7 @@ def node_script(name: str, **variables: object) -> str:
     return text
 
 
+@pytest.mark.more
 def test_the_prolog_makes_a_directory_for_the_user(cluster: Cluster) -> None:
     """Before the first job of a user; a link in its place is left alone, and so is its target."""
     theirs = LOCAL / f"distcache-{NOBODY}"

@@ -63,6 +63,7 @@ def samples_in(directory: Path) -> list[list[Any]]:
     return sorted(sample for rank in ranks for sample in rank["samples"])
 
 
+@pytest.mark.more
 def test_a_node_dies_and_the_samples_stay(cluster: Cluster, shared: Path, tmp_path: Path) -> None:
     """Compressed bytes travel once; a node that was killed while unpacking is mended."""
     run("srun", "-N3", "sh", "-c", f"rm -rf {LOCAL}/distcache-*")

@@ -36,6 +36,7 @@ def site(cluster: Cluster) -> Iterator[Cluster]:
         cluster.reconfigure(before)
 
 
+@pytest.mark.more
 def test_steps_have_the_cores_of_their_job(site: Cluster, shared: Path, tmp_path: Path) -> None:
     """A step gets one core unless it asks: the threads of a build say what it has."""
     story = Story.small(shared)
@@ -46,6 +47,7 @@ def test_steps_have_the_cores_of_their_job(site: Cluster, shared: Path, tmp_path
     assert story.difference(tmp_path) == ""
 
 
+@pytest.mark.more
 def test_containers(site: Cluster, shared: Path, tmp_path: Path) -> None:
     """Options of a site's plugin reach the step, from a command line or a configuration."""
     noted = shared / "tasks"

@@ -31,6 +31,7 @@ def lines(directory: Path) -> list[dict[str, Any]]:
     return [json.loads(path.read_text()) for path in sorted(directory.iterdir())]
 
 
+@pytest.mark.few(1)
 @pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_two_commands_from_a_configuration_to_samples(

@@ -573,6 +573,7 @@ def test_a_table_whose_columns_make_no_sense(columns: bytes, tmp_path: Path) -> 
 
 
 @pytest.mark.long
+@pytest.mark.few(1)
 @pytest.mark.parametrize("codec", CODECS)
 def test_every_byte_of_a_shard_flipped_or_cut(codec: str, tmp_path: Path) -> None:
     """An error, or the same samples where the damage is in bytes that nothing reads."""

@@ -34,7 +34,7 @@ def phase(
         shrink()
 
 
-def run(index: int, task: Any, prefix: str, original: Any = examine._run) -> Any:
+def run(task: Any, head: Any, original: Any = examine._run) -> Any:
     """Shrink when a mapped index is about to be checked."""
     if PLACE == "outline":
         opened = examine.open_idx
@@ -45,7 +45,7 @@ def run(index: int, task: Any, prefix: str, original: Any = examine._run) -> Any
             return idx
 
         examine.open_idx = open_and_shrink  # type: ignore[assignment]
-    return original(index, task, prefix)
+    return original(task, head)
 
 
 LineProgress.phase = phase  # type: ignore[method-assign]

@@ -96,6 +96,7 @@ def require_whole(store: Store, cache: Path, content: bytes, spoilt: bytes = b""
     return True
 
 
+@pytest.mark.more
 @pytest.mark.timeout(600)
 def test_agents_killed_at_random_moments(cache: Path, tmp_path: Path) -> None:
     """At least fifty, in the middle of their work; each time the next one continues."""

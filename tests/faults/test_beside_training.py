@@ -36,6 +36,7 @@ def not_read(cache: Path) -> tuple[int, int]:
     return view.offset, view.offset + view.nbytes
 
 
+@pytest.mark.more
 @pytest.mark.timeout(300)
 def test_training_beside_localizing(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path

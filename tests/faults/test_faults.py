@@ -49,6 +49,7 @@ def visible(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("place", [*PHASES, "write:1", "write:3", "write:7"])
 def test_a_rank_that_is_killed(
@@ -69,6 +70,7 @@ def test_a_rank_that_is_killed(
     assert not [path for path in shared.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("place", ["examining corpora", "building", "write:3", "reading back"])
 def test_a_rank_is_killed_under_open_mpi(
     place: str, large_file: Path, serial_bytes: bytes, shared: Path

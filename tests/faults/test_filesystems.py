@@ -146,6 +146,7 @@ def test_a_directory_that_cannot_be_synced(commands: dict[str, list[Any]], libra
         assert "Input/output error: '/" in done.stderr
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("what", NO_LINKS)
 def test_without_links_no_output_is_replaced(
     what: str, commands: dict[str, list[Any]], library: Path, shared: Path, tmp_path: Path
@@ -170,6 +171,7 @@ def test_without_links_no_output_is_replaced(
     assert not any(path.is_symlink() for path in shared.iterdir())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", [1, 12, 19])
 def test_files_that_cannot_be_mapped_are_read(
     number: int,

@@ -59,6 +59,7 @@ def found(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("place", [*PHASES, "write:2", "write:6"])
 def test_a_rank_that_is_killed(

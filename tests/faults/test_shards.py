@@ -51,6 +51,7 @@ def expected(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return contents(directory)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("place", PHASES)
 def test_indexing_that_is_killed(
@@ -68,6 +69,7 @@ def test_indexing_that_is_killed(
     assert sorted(made) == ["c.idx", "c.receipt.json", "c.shards"]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("place", ["unpacking", "publishing", "write:1", "write:4"])
 def test_unpacking_that_is_killed(
@@ -133,6 +135,7 @@ def shared_memory() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if not name.startswith(of_mpi)}
 
 
+@pytest.mark.more
 def test_the_data_of_another_user(data: Path) -> None:
     """Is read where it lies; nothing is left there, nor in /dev/shm."""
     before = shared_memory()

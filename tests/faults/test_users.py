@@ -53,6 +53,7 @@ def words(config: Path) -> list[str | Path]:
     return ["build", config, "-o", config.parent / "shared", "--name", "c"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_finished_cache_is_used(config: Path, ranks: int) -> None:
     """Whatever the other user has left beside it."""
@@ -109,6 +110,7 @@ def test_a_live_build_of_another_user_is_waited_for(config: Path) -> None:
     assert final.stat().st_uid == 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("command", ["build", "ingest", "merge"])
 def test_a_directory_that_may_not_be_written_to(config: Path, command: str) -> None:
     """Is refused with what to do, and not with a hidden path."""

@@ -300,6 +300,7 @@ def test_memory_can_be_left_to_the_site(memory: str, tmp_path: Path) -> None:
     assert "--mem" not in script
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "reason",
     [

@@ -49,6 +49,7 @@ def made(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_number_of_ranks_makes_the_same_bytes(kind: str, inputs: Path, tmp_path: Path) -> None:
     """Corpora and receipts, to the last byte, with both launchers."""
@@ -65,6 +66,7 @@ def test_any_number_of_ranks_makes_the_same_bytes(kind: str, inputs: Path, tmp_p
     assert len(expected) == 3 or "shards" in kind
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_merge_and_check(launcher: str, inputs: Path, tmp_path: Path) -> None:
     """Shards merged by any number of ranks are the corpus that was not cut."""

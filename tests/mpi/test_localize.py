@@ -89,6 +89,7 @@ def require_read_once(world: Path, logs: Path) -> None:
     assert found == expected
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("launcher", "ranks", "per_node"), [("mpich", 8, 2), ("mpich", 8, 1), ("openmpi", 4, 1)]
 )
@@ -163,6 +164,7 @@ def fail_alike(done: subprocess.CompletedProcess[str], exit_code: int, message: 
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("transport", ["copy", "mpi"])
 def test_what_is_wrong_is_said_once_on_all_ranks(
@@ -306,6 +308,7 @@ def test_processes_of_a_node_without_mpi(world: Path, tmp_path: Path) -> None:
     assert sorted(value > 0 for value in read) == [False, False, False, True]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("best_effort", [True, False])
 @pytest.mark.parametrize("what", ["broken", "hung"])
 def test_a_node_that_cannot_hold_a_copy(

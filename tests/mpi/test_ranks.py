@@ -39,6 +39,7 @@ def test_the_large_sections_are_split(large_config: dict[str, Any]) -> None:
         assert any(section.cut.keep_partial for section in sections)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("launcher", "ranks", "threads"), [("mpich", 2, 1), ("mpich", 4, 2), ("openmpi", 3, 1)]
 )
@@ -53,6 +54,7 @@ def test_bytes_are_equal(
     assert len(record["ranks"]) == ranks
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("launcher", "ranks"), [("mpich", 3), ("openmpi", 4)])
 def test_bytes_are_equal_by_links(
     launcher: str, ranks: int, large_file: Path, serial_bytes: bytes, shared: Path

@@ -136,6 +136,7 @@ def test_after_a_killed_agent(server: ScriptedS3, tmp_path: Path) -> None:
         assert verify_store(Store(tmp_path / f"local{node}")) == []
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("always", "exit_code", "message"),
     [
@@ -241,6 +242,7 @@ def test_a_fault_in_the_middle(suffix: str, server: ScriptedS3, tmp_path: Path) 
         assert verify_store(Store(tmp_path / f"local{node}")) == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("command", ["build", "localize", "train"])
 def test_a_store_that_is_away_for_seconds(
     command: str, server: ScriptedS3, blend_config: dict[str, Any], cache: Path, tmp_path: Path

@@ -58,6 +58,7 @@ def profile_for(seaweed: Seaweed, who: tuple[str, str], directory: Path) -> dict
     return {"MSC_CONFIG": str(path), "A_KEY": who[0], "A_SECRET": who[1], "HOME": "/nonexistent"}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("directory", "way"),
     [
@@ -130,6 +131,7 @@ def test_a_job_builds_from_a_bucket(config: Path, seaweed: Seaweed, tmp_path: Pa
     ]
 
 
+@pytest.mark.more
 @pytest.mark.long
 def test_a_budget_far_below_the_corpus(seaweed: Seaweed, tmp_path: Path) -> None:
     """64 MiB under 1 GiB: never exceeded on the disk, and each byte is fetched about once."""

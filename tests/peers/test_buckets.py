@@ -107,6 +107,7 @@ def localize(tmp_path: Path, server: ScriptedS3, *options: str) -> list[list[str
     return flags
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("reader", ["stock", "ours"])
 def test_it_reads_the_bucket(reader: str, cache: Path, server: ScriptedS3, tmp_path: Path) -> None:
     """With the indices that localize has laid out, which alone it fails without on other nodes."""

@@ -108,6 +108,7 @@ def test_text_is_what_megatrons_preprocessing_writes(
 TEMPLATES = {"first": "<s> $A", "both": "<s> $A <|end|>", "neither": "$A"}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("include", [None, False, True])
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_special_tokens_are_added_as_the_release_does(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 from distcache.kernels import Permutation
 
 
+@pytest.mark.more
 def test_large_permutations_are_torchs() -> None:
     """From 2**32 // 20 values on, where torch draws in another way."""
     size = 2**32 // 20

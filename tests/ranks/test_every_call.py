@@ -33,7 +33,7 @@ from tests.support.large import write_large
 from tests.support.mds_writer import write_mds
 from tests.support.threads import Ended, ThreadCommunicator, run_ranks
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.long, pytest.mark.more, pytest.mark.timeout(1500)]
 
 RANKS = 3
 Job = Callable[[ThreadCommunicator], Any]

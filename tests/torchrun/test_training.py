@@ -99,6 +99,7 @@ def write_long_corpus(prefix: Path) -> None:
         stream.truncate(2 * int(lengths.sum(dtype=np.int64)))
 
 
+@pytest.mark.more
 def test_the_disease_and_the_cure(tmp_path: Path) -> None:
     """Rank 0 builds for longer than the others wait; what was built before is trained from."""
     timeout = 1.5

@@ -59,6 +59,7 @@ def result_of(options: TokenizerOptions) -> list[list[int]] | ConfigError:
         return error
 
 
+@pytest.mark.few(3)
 @pytest.mark.long
 @pytest.mark.parametrize("template", ["$A", "<s> $A", f"<s> $A {texts.END}"])
 @pytest.mark.parametrize("stated", [{}, {"add_bos_token": True}, {"add_bos_token": False}])

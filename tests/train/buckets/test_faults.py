@@ -90,6 +90,7 @@ def told_while_away(
     return ahead, next(ahead)
 
 
+@pytest.mark.more
 @pytest.mark.long
 def test_a_store_that_stays_away_from_what_is_on_its_way(
     server: ScriptedS3, hurry: Callable[[float], CachedDataset]
@@ -101,6 +102,7 @@ def test_a_store_that_stays_away_from_what_is_on_its_way(
         remote.__getitems__(indices)
 
 
+@pytest.mark.more
 @pytest.mark.long
 def test_a_store_that_is_away_is_asked_by_one(
     server: ScriptedS3, hurry: Callable[[float], CachedDataset]
