@@ -2,8 +2,8 @@
 
 All kernels release the GIL; an object is for one thread at a time. None converts its arrays: a
 wrong dtype or a non-contiguous array is a `TypeError`, since a hidden copy of a large array would
-be a bug. The arrays of an `.idx` file may lie at unaligned addresses; every other array must be
-aligned. Each kernel has a docstring of its own.
+be a bug. The arrays of an `.idx` file may be at unaligned addresses; every other array must be
+aligned. Each kernel has its own docstring.
 """
 
 import os

@@ -63,7 +63,7 @@ def write_in_chunks(file: UnfinishedFile, place: ArrayPlace, array: NDArray[Any]
 
 
 def read_digest(file: UnfinishedFile, place: ArrayPlace) -> str:
-    """Return the digest of an array as it stands in the file."""
+    """Return the digest of an array in the file."""
     pieces = read_pieces(file.descriptor, place.offset, place.offset + place.nbytes)
     leaves = [leaves_of(piece) for piece in pieces]
     return array_digest(np.concatenate([*leaves, np.empty(0, np.uint64)]))

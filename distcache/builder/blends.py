@@ -146,7 +146,7 @@ class SplitBlend:
         return blender
 
     def _draw_again(self) -> None:
-        """Draw the slice from the state in which the one before has ended."""
+        """Draw the slice from the end state of the slice before it."""
         blender = new_blender(self._blend)
         blender.resume(self._begin)
         self._draw(blender)
@@ -157,7 +157,7 @@ class SplitBlend:
         self._end = np.array(blender.taken, np.int64)
 
     def _wrong_ranks(self) -> list[int]:
-        """Return the ranks that did not begin in the end state of the one before. Collective."""
+        """Return the ranks whose begin differs from the end of the slice before. Collective."""
         mine = tuple(
             xxhash.xxh3_128_hexdigest(state.tobytes()) for state in (self._begin, self._end)
         )
@@ -166,7 +166,7 @@ class SplitBlend:
         return [rank for rank, (before, own) in enumerate(pairs, 1) if own[0] != before[1]]
 
     def _send_end_states(self, ranks: Sequence[int]) -> None:
-        """Send ranks the state in which the one before them has ended. Collective."""
+        """Send each rank the end state of the rank before it. Collective."""
         me = self._communicator.rank
         sends = [Message(me + 1, self._end)] if me + 1 in ranks else []
         if me in ranks:

@@ -74,7 +74,7 @@ def peak_memory() -> int:
 
 
 def record_path(final: Path) -> Path:
-    """Return where the build record of a cache lies."""
+    """Return the path of the build record of a cache."""
     return final.with_name(f"{final.name}.build.json")
 
 

@@ -213,7 +213,7 @@ class Entries:
 
 
 def read_across(parts: Sequence[Entries], begin: int, end: int) -> NDArray[np.int64]:
-    """Return the entries of positions [begin, end), which may lie in several parts."""
+    """Return the entries of positions [begin, end), which may be in several parts."""
     pieces = [
         part.read(max(begin, part.begin), min(end, part.end))
         for part in parts

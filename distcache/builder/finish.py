@@ -124,7 +124,7 @@ def _gaps(layout: Layout) -> Iterator[tuple[int, int]]:
 
 
 def table_places(plan: Plan, layout: Layout) -> dict[str, TablePlace]:
-    """Return where each table lies: after the arrays."""
+    """Return the place of each table: after the arrays."""
     rows = {
         "sources": len(plan.sources),
         "sections": len(plan.sections),
@@ -141,7 +141,7 @@ def table_places(plan: Plan, layout: Layout) -> dict[str, TablePlace]:
     offset = layout.tables_begin
     for name, dtype in TABLES.items():
         if not rows[name]:
-            places[name] = TablePlace(layout.tables_begin, 0)  # it lies nowhere
+            places[name] = TablePlace(layout.tables_begin, 0)  # it has no place
             continue
         places[name] = TablePlace(offset, rows[name])
         offset = align(offset + rows[name] * dtype.itemsize, ALIGNMENT)
@@ -158,9 +158,9 @@ def file_size(places: Mapping[str, TablePlace]) -> int:
 
 
 def naming_text(plan: Plan) -> str:
-    """Return the JSON of what only enters Megatron's names.
+    """Return the JSON of what is part of Megatron's names only.
 
-    Unlike the identity it keeps the order of keys: that of the tokenizer's enters a digest.
+    Unlike the identity it keeps the order of keys: that of the tokenizer's is part of a digest.
     """
     return json.dumps(plan.naming, ensure_ascii=True, allow_nan=False)
 

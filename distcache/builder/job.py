@@ -49,7 +49,7 @@ class Job:
     data: str = ""  # path of the unfinished file, once its workspace is claimed
 
     def places(self, item: int) -> dict[str, ArrayPlace]:
-        """Return where the arrays of an item lie, by name."""
+        """Return the places of the arrays of an item, by name."""
         return {place.name: place for place in self.layout.arrays[item]}
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ from distcache.ranks.partition import slice_bounds
 from distcache.storage.unfinished_file import UnfinishedFile
 
 CHUNK = CHUNK_BYTES // ENTRY_BYTES
-PIECE: Final = 1 << 22  # steps that a rank looks at, or sends values of, at a time
+PIECE: Final = 1 << 22  # steps that a rank examines, or sends values of, at a time
 Numbers = NDArray[np.uint32]
 
 

@@ -1,12 +1,12 @@
 """Sections in orders of our own: whole passes, each a permutation, over all or within windows.
 
-In ``passes`` every pass over the sequences is a permutation of its own, so that none comes twice
+In ``passes`` every pass over the sequences is a separate permutation, so that none comes twice
 before all have come once; Megatron's order shuffles those of all epochs together. In ``windows``
-a pass permutes the shards, and shuffles only within windows of so many successive ones: whoever
+a pass permutes the shards, and shuffles only within windows of so many successive ones: a job that
 trains in this order needs two windows of shards at a time. Samples are cut as Megatron cuts them,
 then shuffled within the samples that begin in one window.
 
-The sequences of each pass come from an MT19937 of its own, seeded with the first 32 bits of the
+The sequences of each pass come from a separate MT19937, seeded with the first 32 bits of the
 SHA-256 of the section's seed and the number of the pass, as decimal numbers with a space between
 them; all samples come from one generator, as if of pass -1.
 """

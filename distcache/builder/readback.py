@@ -50,7 +50,7 @@ def still_there(job: Job, records: Mapping[int, Record]) -> Digests:
     """
     known = {item: record.digests for item, record in records.items() if _fits(job, record)}
     arrays = [(item, place) for item in sorted(known) for place in job.places(item).values()]
-    # Who has read a small file may see its tables late: that is rank 0, which writes them.
+    # A reader of a small file may see its tables late: so rank 0, which writes them, reads it.
     readers = 1 if job.layout.tables_begin <= SMALL else job.communicator.size
     shares = balance([place.nbytes for _, place in arrays], readers)
     share = shares[job.communicator.rank] if job.communicator.rank < readers else []
@@ -164,14 +164,14 @@ class _Arrays:
 
 def _read_blocks(job: Job, arrays: _Arrays, blocks: Iterable[int]) -> dict[int, BlockRead]:
     """Let each rank read its share of some blocks; return what all have found. Collective."""
-    # The front lies in the first block: rank 0 reads it, which has written it.
+    # The front is in the first block: rank 0 reads it, which has written it.
     share = [block for block in blocks if block % job.communicator.size == job.communicator.rank]
     # Clients drop what they keep of a file whose time has changed. Its own writes do not count for
-    # a client, and hide those that others have made meanwhile (GlusterFS's io-cache, and NFS).
+    # a client, and hide those that others have made since (GlusterFS's io-cache, and NFS).
     on_rank_0(job.communicator, lambda: set_time(job.data), None, "touching the unfinished file")
 
     def run() -> list[BlockRead]:
-        # Opened anew: a filesystem with close-to-open consistency shows here what others wrote.
+        # Reopened: a filesystem with close-to-open consistency shows here what others wrote.
         with UnfinishedFile(job.data) as file:
             read = partial(_read_block, file.descriptor, arrays, job.layout.tables_begin)
             return list(map_in_threads(read, share, job.threads))

@@ -61,7 +61,7 @@ class RowCutter:
             self._count = 1
 
     def feed(self, entries: NDArray[np.int64], begin: int) -> None:
-        """Cut the rows whose tokens lie in entries; `begin` is the position of the first."""
+        """Cut the rows whose tokens are in entries; `begin` is the position of the first."""
         if entries.size:
             self._last_length = tokens_of(entries[-1:])
         while self._left:
@@ -97,7 +97,7 @@ class SectionSlice:
     """A rank's slice of a section that all ranks cut and write together.
 
     The slice of the document index is fed in order by `feed`; then comes `finish`. Rows seldom end
-    with a stripe: those that lie in a stripe which another rank begins are kept, and sent to it.
+    with a stripe: those in a stripe that another rank begins are kept, and sent to it.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ class SectionSlice:
         )
 
     def feed(self, begin: int, entries: NDArray[np.int64]) -> None:
-        """Write the documents of entries, and cut the rows whose tokens lie in them.
+        """Write the documents of entries, and cut the rows whose tokens are in them.
 
         Parameters
         ----------

@@ -115,7 +115,7 @@ def windows(bounds: Sequence[int], step: int) -> Iterator[list[tuple[int, int]]]
 
 
 def edges(bounds: Sequence[int], stripe: int) -> list[Edge]:
-    """Return the heads of ranks' bytes that lie in a stripe which another rank begins.
+    """Return the leading bytes of each rank that fall into a stripe owned by another rank.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
 """Upload a cache, and the corpora that it was built from, to a bucket.
 
-The cache is the last object, so that whoever sees it finds its corpora. Then it is read back.
+The cache is the last object, so that a reader who sees it finds its corpora. Then it is read back.
 """
 
 from __future__ import annotations

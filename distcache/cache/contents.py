@@ -63,7 +63,7 @@ class _Naming(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class ArrayView:
-    """An array of the cache: where it lies and what its digest is."""
+    """An array of the cache: its place and its digest."""
 
     name: str
     dtype: np.dtype[Any]
@@ -159,7 +159,7 @@ class Contents:
 
     @functools.cached_property
     def naming(self) -> dict[str, Any]:
-        """What only enters Megatron's names and options: splits, tokenizer, blends by source."""
+        """Parts of Megatron's names and options only: splits, tokenizer, blends by source."""
         document: dict[str, Any] = json.loads(self.table("naming").tobytes())
         return document
 
@@ -189,7 +189,7 @@ class Contents:
         return self.table("shard_texts")[begin:end].tobytes()
 
     def arrays(self, table: str, row: int) -> dict[str, ArrayView]:
-        """Return where the arrays of a section or blend lie.
+        """Return the places of the arrays of a section or blend.
 
         Parameters
         ----------

@@ -27,7 +27,7 @@ DIRECTORY: Final = "corpora"  # beside a cache in a bucket
 
 
 def corpus_stem(prefix: str, idx_digest: str, own: str = "") -> str:
-    """Return a name for a corpus that tells it from others.
+    """Return a name that distinguishes a corpus from others.
 
     Parameters
     ----------

@@ -152,7 +152,7 @@ def as_latest(name: str, rows: NDArray[Any]) -> NDArray[Any]:
 
 
 class TablePlace(msgspec.Struct, frozen=True):
-    """Where a table lies: its first byte and its number of rows."""
+    """The place of a table: its first byte and its number of rows."""
 
     offset: int
     rows: int
@@ -204,7 +204,7 @@ class Header(msgspec.Struct, frozen=True):
         Returns
         -------
         Header
-            All of its places lie within the file.
+            All of its places are within the file.
 
         Raises
         ------

@@ -212,7 +212,7 @@ def wait(
     path : path
         The cache.
     timeout : float
-        Seconds after which to give up.
+        Seconds after which waiting ends.
     tell : callable or None
         Called whenever the state has changed.
 

@@ -1,7 +1,7 @@
-"""Lay out an HDF5 file whose datasets lie at places decided beforehand.
+"""Lay out an HDF5 file whose datasets are at places decided beforehand.
 
 HDF5 takes metadata from one block, which is made to reach up to the first array. Storage comes
-from the end of the file, aligned; where more is left out than that, a dataset of padding stands in
+from the end of the file, aligned; where more is left out than that, a dataset of padding is put in
 between. So the bytes up to the first array are all that must be copied to lay out
 another file.
 

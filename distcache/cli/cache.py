@@ -315,7 +315,7 @@ def _short(value: Any) -> str:
 
 
 def _naming_differences(config: Config, cache: Contents) -> list[str]:
-    """List what differs without changing an array; it enters Megatron's names when exporting."""
+    """List what differs without changing an array: it is part of Megatron's names."""
     lines = []
     if config.prefixes() != cache.prefixes:
         lines.append("paths differ; export with --prefix FROM=TO")

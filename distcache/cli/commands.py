@@ -28,7 +28,7 @@ class CommandEntry(NamedTuple):
     passes_options: bool = False  # whether it takes Megatron's options, which nobody has declared
     # message after an interruption; None if the command first joins other ranks, and then prints it
     interrupted: str | None = "nothing has been changed"
-    # options that may stand without a value, and the pattern of a value
+    # options that may be given without a value, and the pattern of a value
     optional_values: Mapping[str, str] = {}
     # options under the names that they had until 0.2, which are still taken, and today's names
     former: Mapping[str, str] = {}
@@ -249,7 +249,7 @@ def _with_value(command: Any) -> dict[str, Any]:
 def _as_declared(
     words: Sequence[str], entry: CommandEntry, with_value: Collection[str]
 ) -> list[str]:
-    """Return words with today's names of options, and a value for each that stands without one."""
+    """Return words with today's names of options, and a value for each that has none."""
     end = words.index("--") if "--" in words else len(words)
     declared: list[str] = []
     before = ""
@@ -270,7 +270,7 @@ def _as_declared(
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Give an app a stand-in for each command, of which only the summary is looked at."""
+    """Give an app a stand-in for each command, of which only the summary is used."""
     for name, entry in COMMANDS.items():
         app.command(name, help=entry.summary)(_stand_in)
 
@@ -296,7 +296,7 @@ def load(name: str) -> Any:
 
 
 def help_of(command: Callable[..., Any]) -> str:
-    """Return a command's docstring with its examples as they stand, to be copied."""
+    """Return a command's docstring with its examples unchanged, to be copied."""
     lines: list[str] = []
     for line in (inspect.getdoc(command) or "").splitlines():
         if set(line) == {"-"}:

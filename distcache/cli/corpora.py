@@ -200,7 +200,7 @@ def check_command(
     """Check that corpora are sound, and report every fault of every corpus.
 
     Runs alone or under mpiexec or srun; the bytes are split over the ranks. Exit code 3 if any
-    corpus is unsound. A receipt that lies beside a corpus must be its own; tokens are read with
+    corpus is unsound. A receipt beside a corpus must belong to it; tokens are read with
     --tokens, --against or --vocab-size only.
 
     Examples
@@ -237,7 +237,7 @@ def check_command(
 
 
 def _beside(communicator: Communicator, facts: dict[str, CorpusFacts]) -> list[Fault]:
-    """Return how corpora differ from the receipts that lie beside them. Collective."""
+    """Return how corpora differ from the receipts beside them. Collective."""
 
     def compare() -> list[Fault]:
         receipts = ((prefix, found, find_receipt(prefix)) for prefix, found in facts.items())

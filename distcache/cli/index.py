@@ -87,7 +87,7 @@ def mds_command(
     Nothing is written beside shards on a filesystem. Those of a URL are brought to OUT.mds, where
     training and localizations read them.
 
-    Runs alone or under mpiexec or srun; the shards are split over the ranks. A killed run goes on.
+    Runs alone or under mpiexec or srun; ranks divide the shards. A killed run continues.
 
     Examples
     --------

@@ -135,7 +135,7 @@ def _flush() -> None:
             if stream is not None:
                 stream.flush()
         except (OSError, ValueError):
-            # Whoever read it is gone; what is left would be flushed once more at exit.
+            # The reader is gone; what is left would be flushed once more at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 

@@ -383,7 +383,7 @@ def feed_command(
     threads: Annotated[int, typer.Option(min=1, help="Shards unpacked at a time.")] = 2,
     log_format: LogOption = "auto",
 ) -> None:
-    """Unpack shards ahead of training on this node, and give them up behind it, within a budget.
+    """Unpack shards ahead of training on this node, and delete them afterwards, within a budget.
 
     For caches with `order: windows` whose unpacked shards do not fit on a node, localized with
     --shards windows. Runs beside training, one per node, until it is ended by a signal.

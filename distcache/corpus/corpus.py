@@ -134,7 +134,7 @@ class CopySource:
     bounds: NDArray[np.int64]
     modes: NDArray[np.int8] | None  # modes of multimodal sequences
     nbytes: int  # bytes of all tokens
-    # whether they lie anywhere in the `.bin`: where the offsets of the `.idx` say
+    # whether they are anywhere in the `.bin`: where the offsets of the `.idx` say
     view: bool = False
     idx: Idx | None = None  # mapped index that has these arrays
     # version of the `.bin` that was examined, if it was; another object is refused

@@ -161,7 +161,7 @@ def _changes(communicator: Communicator, corpora: Sequence[CorpusFacts]) -> dict
 
 
 def _at_once(corpora: Sequence[CorpusFacts]) -> int:
-    """Return how many corpora are looked at at a time: several, if they are in a bucket."""
+    """Return how many corpora are compared at a time: several, if they are in a bucket."""
     return threads_for((facts.prefix for facts in corpora), 1)
 
 
@@ -268,8 +268,8 @@ def require_unchanged(
     """Refuse corpora that were modified since they were examined. Collective.
 
     Sizes, inodes and times are compared. An index that is another file, or a later one, is digested
-    once more: if it has the same content, nothing has changed. The content of a `.bin` enters no
-    array of a cache: only its size is compared, unless its tokens were read.
+    once more: if it has the same content, nothing has changed. The content of a `.bin` is part of
+    no array of a cache: only its size is compared, unless its tokens were read.
 
     Parameters
     ----------

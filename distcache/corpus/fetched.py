@@ -65,7 +65,7 @@ def fetched_indices(
 ) -> Iterator[None]:
     """Fetch what all ranks read of corpora in buckets, for the time of the block. Collective.
 
-    Those that do not exist are not fetched: whoever opens them says so.
+    Those that do not exist are not fetched: opening them says so.
 
     Parameters
     ----------
@@ -125,7 +125,7 @@ def _find(
         except FileNotFoundError:
             return None
         except AccessDenied:
-            # Who may not list is refused what does not exist, as most receipts.
+            # A user who may not list is refused what does not exist, such as most receipts.
             if url not in optional:
                 raise
             return None

@@ -25,7 +25,7 @@ from distcache.storage.url import is_url
 MAGIC: Final = b"MMIDIDX\x00\x00"
 LEGACY_MAGIC: Final = b"TNTIDX\x00\x00"
 LFS_POINTER: Final = b"version https://git-lfs"
-POINTER: Final = 64  # bytes that tell one
+POINTER: Final = 64  # bytes that identify one
 HEADER: Final = struct.Struct("<9sQBQQ")
 HEADER_SIZE: Final = HEADER.size
 ITEM_TYPES: Final[dict[int, np.dtype[Any]]] = {

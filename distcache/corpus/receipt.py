@@ -252,7 +252,7 @@ def tokenizers_of(corpora: Mapping[str, CorpusFacts]) -> dict[str, TokenizerFact
     Raises
     ------
     CorpusError
-        Naming every receipt that cannot be read, or is that of another corpus.
+        Naming every receipt that cannot be read, or belongs to another corpus.
     """
     found: dict[str, TokenizerFacts | None] = {}
     problems: list[str] = []

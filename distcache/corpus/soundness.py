@@ -5,11 +5,11 @@ length is negative, document boundaries rise from 0 to the number of sequences, 
 have one of two forms:
 
 - each is the running sum of the lengths in bytes, and the `.bin` is exactly as long as they say;
-- or the corpus is a view: each sequence lies within a `.bin` that others may share, in any order.
+- or the corpus is a view: each sequence is within a `.bin` that others may share, in any order.
   Offsets that are the running sum are a view too if the `.bin` is a link to a longer one. If the
   `.bin` is no link and exactly as long as the lengths say, the sequences cover each byte once.
 
-With a `.shards` file beside it, a corpus is a view of shards: each sequence lies within the samples
+With a `.shards` file beside it, a corpus is a view of shards: each sequence is within the samples
 of one of them.
 """
 
@@ -96,7 +96,7 @@ class RangeFacts(msgspec.Struct, frozen=True):
     empty: int
     faults: tuple[Fault, ...]  # faults in any form of offsets
     view: bool = False  # whether the offsets of the range are not the running sum of lengths
-    # if they are not, the sequences that do not lie within the `.bin`
+    # if they are not, the sequences that are not within the `.bin`
     outside: tuple[Fault, ...] = ()
     # sum of the hashes of where its sequences end, less that of where they begin, modulo 2**64
     seams: int = 0
@@ -326,7 +326,7 @@ def _sum_of_hashes(values: NDArray[np.int64]) -> int:
 
 
 def _is_inside(head: Outline, idx: Idx, begin: int, end: int) -> bool:
-    """Return whether a range that is a running sum from its first offset on lies in the `.bin`.
+    """Return whether a range that is a running sum from its first offset on is in the `.bin`.
 
     Another range may say that the corpus is a view.
     """

@@ -41,7 +41,7 @@ def find_receipts(
     corpora : mapping of str to CorpusFacts
         Facts of the corpora, by prefix.
     words : sequence of str
-        Receipts, or directories with receipts; none for those that lie beside the corpora. A
+        Receipts, or directories with receipts; none for those beside the corpora. A
         receipt belongs to the corpus whose name it has (of several, to the one whose index it
         describes); or, if there is one of each, to that.
     asked : int
@@ -169,7 +169,7 @@ def digest_faults(
 def _read_back(
     communicator: Communicator, prefix: str, receipt: Receipt, count: int, tokenizer: str | None
 ) -> list[Fault]:
-    """Compare documents with their sources, or the shards that they lie in. Collective."""
+    """Compare documents with their sources, or with their shards. Collective."""
     root, origin = root_of(communicator, prefix, receipt)
     if origin.kind == "mds":
         return compare_shards(communicator, root, count)

@@ -1,7 +1,7 @@
 """Index MDS shards as a corpus: all ranks scan them, and nothing is converted.
 
 Rank r scans a contiguous range of the shards. What it finds of each goes to a journal and a file of
-numbers, so that a killed run goes on; then the `.idx` is written, each rank its own slice.
+numbers, so that a killed run continues; then the `.idx` is written, each rank its own slice.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Scan one MDS shard: where its samples, or the tokens of one of their columns, lie."""
+"""Scan one MDS shard: the places of its samples, or of the tokens of one of their columns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from distcache.errors import ConfigError, CorpusError
 from distcache.kernels import first_outside
 from distcache.storage.threads import decodable
 
-COLUMNS: Final = 1 << 16  # bytes of a header behind its offsets that are read at first
+COLUMNS: Final = 1 << 16  # bytes of a header after its offsets that are read at first
 COMPARED: Final = ("uint32", "uint64")  # an `.idx` has no such types
 # What tokens may be, and what the `.idx` has them as.
 DTYPES: Final = {
@@ -203,7 +203,7 @@ def _scan_header(stored: StoredShard, entry: ShardEntry, options: MdsOptions) ->
 def _places_by_size(
     entry: ShardEntry, offsets: NDArray[np.int64], options: MdsOptions
 ) -> tuple[Places, np.dtype[Any]]:
-    """Return where tokens lie, as far as it follows from the sizes of samples."""
+    """Return the places of tokens, as far as it follows from the sizes of samples."""
     kind = kind_of(entry, options)
     own = entry.columns.place_of(options.column)
     sizes = entry.column_sizes

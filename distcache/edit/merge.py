@@ -390,7 +390,7 @@ def _lay_out(prefix: str, plan: IdxPlan, total: int) -> None:
 
 
 def _shares(sizes: Sequence[int], begin: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Yield the parts of sources that lie in [begin, end) of the result, and where they begin."""
+    """Yield the parts of sources in [begin, end) of the result, and where they begin."""
     bounds = [0, *itertools.accumulate(sizes)]
     for index, (first, last) in enumerate(itertools.pairwise(bounds)):
         low, high = max(first, begin), min(last, end)

@@ -174,7 +174,7 @@ def _entries(where: str, content: Any, findings: _Findings) -> list[tuple[str, A
 def _entries_of_dataset(
     where: str, dataset: Mapping[str, Any], findings: _Findings
 ) -> list[tuple[str, Any]]:
-    """Return the data sets of a StreamingDataset, whose `split` is that of each without one."""
+    """Return the data sets of a StreamingDataset, whose `split` applies to each without one."""
     much = [name for name in ("choose", "proportion", "repeat") if dataset.get(name) is not None]
     findings.problems.extend(f"{where}.{name}: is a field of each stream" for name in much)
     findings.passed.extend(

@@ -299,7 +299,7 @@ def _read_numbers(path: str) -> NDArray[Any]:
         with os.fdopen(open_regular(path), encoding="utf-8-sig") as stream:
             lines = iter(partial(stream.readline, LINE), "")
             return np.array([_number(line) for line in lines if line.strip()], np.int64)
-    os.close(open_regular(path))  # another kind of file could block for ever
+    os.close(open_regular(path))  # another kind of file could block indefinitely
     numbers: NDArray[Any] = np.lib.format.open_memmap(path, mode="r")
     if numbers.dtype.kind not in "iu" or numbers.ndim != 1:
         raise ValueError("expected one dimension of integers")

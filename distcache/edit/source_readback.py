@@ -296,7 +296,7 @@ class _Corpora:
 class _Selected:
     """Reads documents from the sources of the corpus of which a view is a selection.
 
-    Which one a document of the view was follows from where its tokens lie.
+    Which one a document of the view was follows from the places of its tokens.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Unpack the shards of a corpus once for all: a `.bin` beside its `.shards`."""
+"""Unpack the shards of a corpus once: a `.bin` beside its `.shards`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def unpack_shards(
 ) -> Unpacked:
     """Write the `.bin` that the shards of a corpus make up, beside its index. Collective.
 
-    The corpus keeps its key. A killed run goes on.
+    The corpus keeps its key. A killed run continues.
 
     Parameters
     ----------

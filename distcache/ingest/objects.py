@@ -97,7 +97,7 @@ class ObjectWork:
     def inputs(self, words: Sequence[str], known: set[str] | None = None) -> list[str]:
         """Return inputs with a file in the place of every object and stream. Collective.
 
-        A URL that ends with a slash stands for the objects below it that a directory would yield.
+        A URL that ends with a slash means the objects below it that a directory would yield.
 
         Parameters
         ----------
@@ -227,7 +227,7 @@ class ObjectWork:
         return {found.url: found.path for found in objects}
 
     def _place(self, url: str) -> Fetched:
-        """Return where an object goes: files of a corpus lie beside one another."""
+        """Return where an object goes: files of a corpus are beside one another."""
         version = version_at(url)
         parent = xxhash.xxh3_64_hexdigest(url.rpartition("/")[0].encode())
         return Fetched(url, version, str(self._root / f"in-{parent}" / url.rpartition("/")[2]))
@@ -307,7 +307,7 @@ def _files_of(pairs: Sequence[tuple[str, str]]) -> list[FileToSend]:
 
 
 def _below(url: str, known: set[str] | None) -> list[str]:
-    """Return the objects that a URL stands for.
+    """Return the objects that a URL means.
 
     Raises
     ------

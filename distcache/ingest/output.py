@@ -24,7 +24,7 @@ from distcache.storage.files import atomic_write, digest_range, is_plain_file, m
 from distcache.storage.url import is_url
 
 COMPARED: Final = ("kind", "tokenizer", "versions")
-RESULTS: Final = frozenset({"length_of_all"})  # what a command finds stands among the options
+RESULTS: Final = frozenset({"length_of_all"})  # options have results of a command, too
 SUFFIXES: Final = ("bin", "shards", "idx", "receipt.json")
 LONGEST_NAME: Final = 200  # bytes: suffixes and numbers are appended
 

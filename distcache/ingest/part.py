@@ -46,7 +46,7 @@ class PieceFacts(msgspec.Struct):
     # texts of them that a faster engine left to the tokenizer's library, and that both encoded
     by_library: int = 0
     compared: int = 0
-    # Invalid rows, and as the last one what ends the ingest. One may stand for the rest of a row
+    # Invalid rows, and as the last one what ends the ingest. One may represent the rest of a row
     # group.
     problems: list[Problem] = []
 

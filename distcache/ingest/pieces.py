@@ -170,7 +170,7 @@ def cut_at_documents(nbytes: NDArray[np.int64], room: int, limit: int) -> list[i
 
 
 class Counts(msgspec.Struct, frozen=True, array_like=True):
-    """Numbers of documents, sequences and tokens; also a position, by what lies before it."""
+    """Numbers of documents, sequences and tokens; also a position, by what precedes it."""
 
     documents: int = 0
     sequences: int = 0

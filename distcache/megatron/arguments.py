@@ -209,7 +209,7 @@ def reading_nodes(layout: Readers, nodes: int) -> frozenset[int]:
     layout : Readers
         Layout of the job.
     nodes : int
-        Number of nodes, in the launcher's order, which is that of the ranks.
+        Number of nodes, in the launcher's order, which is the order of the ranks.
 
     Raises
     ------

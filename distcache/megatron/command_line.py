@@ -36,7 +36,7 @@ OTHER_SCRIPTS: Final = re.compile(
     r"(?:pretrain|train|finetune)_(?:bert|t5|ict|biencoder|realm|retro|vision|vlm|llava|mimo)\w*\.py"
 )
 SHELLS: Final = ("sh", "bash", "zsh", "dash", "ksh")
-END: Final = "\0"  # stands for what ends a command
+END: Final = "\0"  # marks the end of a command
 # A part of a shell's text: quoted, escaped, a comment, the end of a command, or any other.
 PART: Final = re.compile(
     r"""'[^']*'|"(?:\\.|[^"\\])*"|\\.|(?P<comment>(?<![^\s;&|])#[^\n]*)"""

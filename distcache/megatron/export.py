@@ -95,7 +95,7 @@ def export(
     NoSpace
         If the disk is full.
     """
-    directory = directory.absolute()  # it stands in the options, wherever training starts
+    directory = directory.absolute()  # it is part of the options, wherever training starts
     require_text(str(directory), *map(rename, cache.prefixes))
     wanted = list(megatron_files(cache, rename, naming))
     own = (f"distcache-{cache.key[:16]}", *{entry.stem for entry in wanted})

@@ -36,7 +36,7 @@ def options_from_mapping(fields: Mapping[str, Any]) -> list[str]:
     Parameters
     ----------
     fields : mapping
-        Option names with dashes or underscores; true stands for a flag that is set, and false for
+        Option names with dashes or underscores; true means a flag that is set, and false for
         one that is on by default and is not.
 
     Returns

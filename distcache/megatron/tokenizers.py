@@ -1,8 +1,8 @@
 """What Megatron-Core's tokenizers call themselves, release by release.
 
-The ``unique_identifiers`` of a tokenizer enter every file name: its class, its path, and as text
-the arguments that ``build_tokenizer`` passes to it, in their order. Which those are changes with
-nearly every release, so that the names of all files change, although no array does.
+The ``unique_identifiers`` of a tokenizer are part of every file name: its class, its path, and as
+text the arguments that ``build_tokenizer`` passes to it, in their order. These change with nearly
+every release, so that the names of all files change, although no array does.
 
 Read from the wheels of megatron-core 0.16.1, 0.17.1, 0.18.2 and 0.19.2:
 ``megatron/core/tokenizers/**/build_tokenizer.py``, ``megatron_tokenizer.py``,

@@ -46,7 +46,7 @@ def try_exclusive(path: Path) -> int | None:
 def try_shared(path: Path) -> int | None:
     """Take a shared lock of a file that exists, and set the file's time.
 
-    Who looks whether a cache is used holds its lock for a moment, and is waited for.
+    Usage checks hold the lock briefly, so retry.
 
     Returns
     -------

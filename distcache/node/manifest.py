@@ -254,7 +254,7 @@ def _local_corpus(
     *,
     copy: bool,
 ) -> LocalCorpus:
-    """Return how the node has a corpus; what its `.bin` holds enters the name of one of its own."""
+    """Describe a corpus as this node stores it; a stored `.bin` is named after its content."""
     unpacked = found.bin is None and _is_wanted(contents, number, shards)
     own = ""
     if unpacked:

@@ -219,12 +219,12 @@ def _reserve(run: Localization, found: LocalState, repair: Repair) -> None:
     require_space(store.root, needed, options.reserve)
     for file in incomplete:
         in_place = file == CACHE and repair is Repair.IN_PLACE
-        if not in_place and not _is_mended(manifest, file):
+        if not in_place and not _is_repaired_in_place(manifest, file):
             run.staged.make(file)
 
 
-def _is_mended(manifest: Manifest, file: int) -> bool:
-    """Return whether a `.bin` is there, and keeps its name while it is mended.
+def _is_repaired_in_place(manifest: Manifest, file: int) -> bool:
+    """Return whether a `.bin` exists and is repaired under its name.
 
     Whoever reads it meanwhile finds right bytes sooner, and never others: what it holds enters its
     name.
@@ -245,7 +245,9 @@ def _withdraw(run: Localization, repair: Repair) -> None:
 def _growth(manifest: Manifest, file: int, repair: Repair) -> int:
     """Return the additional bytes that a file will take on the disk."""
     target = manifest.files[file]
-    in_place = _is_mended(manifest, file) or (file == CACHE and repair is Repair.IN_PLACE)
+    in_place = _is_repaired_in_place(manifest, file) or (
+        file == CACHE and repair is Repair.IN_PLACE
+    )
     return max(target.size - allocated(target.final if in_place else target.part), 0)
 
 

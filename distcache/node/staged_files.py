@@ -207,7 +207,7 @@ class StagedFiles:
             path.unlink(missing_ok=True)
 
     def open(self, file: int) -> int:
-        """Return a descriptor to write an unfinished file, or one that is mended in place.
+        """Return a descriptor to write an unfinished file, or a file that is repaired in place.
 
         The caller closes it.
         """

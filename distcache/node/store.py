@@ -89,7 +89,7 @@ def required_directory(given: str | Path | None, environment: Mapping[str, str])
 
 
 def cache_name(header: Header) -> str:
-    """Return the name of a cache in a store, which tells content and tables apart."""
+    """Return the name of a cache in a store, which depends on content and tables."""
     return f"{header.key[:16]}-{header.tables_digest.hex()[:16]}"
 
 

@@ -59,13 +59,13 @@ class Windows:
     def tell_budget(self, budget: int) -> None:
         """Let those who read know the bytes that all shards together may take, 0 if there are none.
 
-        Only who holds the lock calls this.
+        The caller must hold the lock.
         """
         with closing_fd(open_to_write(str(self.lock))) as descriptor:
             write_range(descriptor, 0, np.array([budget], BUDGET))
 
     def budget(self) -> int:
-        """Return what the feeder has told, or 0."""
+        """Return the budget that the feeder has published, or 0."""
         try:
             with closing_fd(os.open(self.lock, os.O_RDONLY | os.O_CLOEXEC)) as descriptor:
                 return int.from_bytes(read_range(descriptor, 0, BUDGET.itemsize), "little")

@@ -84,7 +84,7 @@ def smallest_surplus(section: SectionPlan, wanted: int, samples: int) -> float:
     """
     needed = requested_for(wanted, section.tokens, section.cut)
     low, high = 0.0, 2.0 * (needed + 1) / samples
-    # Bisect until no double lies between: the request never falls as the surplus grows.
+    # Bisect until no double is between: the request never falls as the surplus grows.
     while (middle := (low + high) / 2) not in (low, high):
         if math.ceil(samples * (1 + middle)) >= needed:
             high = middle

@@ -1,4 +1,4 @@
-"""Where each array lies in the cache file: a pure function of the plan, for any number of ranks.
+"""The place of each array in the cache file: a pure function of the plan, for any number of ranks.
 
 Units follow one another: a large section or blend alone, or small ones together. The arrays of one
 name in a unit are one HDF5 dataset, so that thousands of sections take few. A unit starts at a

@@ -302,7 +302,7 @@ class _Planner:
 def identity_of(config: Config, corpora: Mapping[str, CorpusFacts]) -> dict[str, Any]:
     """Return everything of a configuration that changes arrays.
 
-    Corpora stand in it by content and never by path, so that a corpus keeps its key where it is
+    Corpora are part of it by content and never by path, so that a corpus keeps its key where it is
     moved and loses it when it is tokenized again in place. The tokenizer and `full_validation`
     change no array and are left out.
 

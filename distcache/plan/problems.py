@@ -20,7 +20,7 @@ from distcache.storage.url import is_url
 MOST_CORPORA: Final = 32_766
 MANY_EPOCHS: Final = 1000
 MOST_NAMED: Final = 3
-FIRST: Final = 4096  # sequences that are looked at before all of them
+FIRST: Final = 4096  # sequences that are examined before all of them
 
 
 def corpus_problems(corpus: Corpus, config: Config) -> list[str]:

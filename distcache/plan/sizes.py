@@ -96,7 +96,7 @@ def epochs_needed(requested: int | None, tokens: int, cut: Cut) -> int | None:
     Returns
     -------
     int or None
-        None if no number of epochs will do, where Megatron would loop for ever.
+        None if no number of epochs will do, where Megatron would loop indefinitely.
     """
     if requested is None:
         return 1

@@ -1,6 +1,6 @@
 """Blends and samples in the forms in which people write them, as a configuration has them.
 
-Weights and prefixes may stand in turn, as Megatron takes them, or in pairs; a folder or a pattern
+Weights and prefixes may alternate, as Megatron takes them, or in pairs; a folder or a pattern
 is each corpus in it, which share its weight by their numbers of tokens; variables and ``~`` are
 expanded; samples may be given as tokens.
 """
@@ -31,7 +31,7 @@ PAIR: Final = 2
 def as_configured(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return decoded fields of a configuration with blends and samples in their plain form.
 
-    Whatever has another form is left as it is, for the decoder to refuse.
+    Whatever has another form is left unchanged, for the decoder to refuse.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def _number(word: Any) -> float | None:
 
 
 def _members(entry: Any) -> Iterator[Any]:
-    """Yield what an entry stands for: itself, or each corpus of its folder or pattern."""
+    """Yield what an entry means: itself, or each corpus of its folder or pattern."""
     bare = isinstance(entry, str)
     path = entry if bare else entry.get("path") if isinstance(entry, Mapping) else None
     if not isinstance(path, str) or is_url(path):

@@ -68,7 +68,7 @@ def on_all_ranks(
     what : str
         Description for messages.
     each : bool
-        Whether each rank does a part of its own, so that an error is one of its node.
+        Whether each rank does its own part, so that an error is one of its node.
 
     Returns
     -------

@@ -14,7 +14,7 @@ from distcache.ranks.workspace import Lock, Workspace, sweep
 from distcache.storage.timeouts import limits
 from distcache.storage.watchdog import tick
 
-POLL: Final = 0.5  # seconds between two looks at another job
+POLL: Final = 0.5  # seconds between two inspections of another job
 NOTE_EVERY: Final = 60.0  # seconds between two messages about it
 
 

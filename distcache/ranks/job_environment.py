@@ -1,4 +1,4 @@
-"""What launchers and schedulers tell a process of its job: the only reader of their variables."""
+"""What launchers and schedulers set for a process of a job: the only reader of their variables."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from distcache.storage.timeouts import limits
 
 OWNER: Final = "owner"
 LONGEST: Final = 1 << 12  # bytes of the file; more are not read
-POLL: Final = 0.1  # seconds between two looks at an owner that may be dead
+POLL: Final = 0.1  # seconds between two inspections of an owner that may be dead
 
 
 class _Process(NamedTuple):
@@ -160,7 +160,7 @@ class Owner:
             os.rename(self._path, aside)
         except FileNotFoundError:
             return
-        if self._read(aside) != owner:  # another process has become the owner meanwhile
+        if self._read(aside) != owner:  # another process has become the owner
             with contextlib.suppress(OSError):
                 os.link(aside, self._path)
         aside.unlink(missing_ok=True)

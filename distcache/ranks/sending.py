@@ -182,7 +182,7 @@ def _existing(url: str) -> FileVersion | None:
 
 
 def _by_tag(version: FileVersion) -> FileVersion:
-    """Return a version without its time, which not every answer has, if the ETag tells it."""
+    """Return a version without its time, which not every answer has, if the ETag identifies it."""
     return msgspec.structs.replace(version, modified=0) if version.tag else version
 
 

@@ -370,8 +370,8 @@ def empty_directory(path: Path, keep: Collection[str] = (), lock: int | None = N
     Parameters
     ----------
     path : Path
-        A directory of this user. Whoever may write to the one above it could have put a link, or
-        another directory of this user, in its place.
+        A directory of this user. Anybody who may write to the one above it could have put a link,
+        or another directory of this user, in its place.
     keep : collection of str
         Names that stay.
     lock : int or None

@@ -104,7 +104,7 @@ def environment_access(address: Address, environment: Mapping[str, str] = os.env
 
 
 def identity_of(environment: Mapping[str, str]) -> str:
-    """Return what tells apart how environments reach stores, and says nothing of it.
+    """Return an identity of how an environment reaches stores, which reveals nothing of it.
 
     Ranks of one job may have sessions of their own of one role: the account counts for them.
     """

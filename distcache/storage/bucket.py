@@ -42,7 +42,7 @@ from distcache.storage.watchdog import tick
 
 ENDPOINTS: Final = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 RETRIES: Final = 3  # of the client's own, which continue a cut answer where it ended
-FIRST_PAUSE: Final = 0.2  # seconds, between our own attempts; each is twice the one before
+FIRST_PAUSE: Final = 0.2  # seconds, between our own attempts; each is twice the last
 LONGEST_PAUSE: Final = 10.0
 AGAIN: Final = timedelta(seconds=10)  # until credentials that cannot be read are read again
 SILENT: Final = 10.0  # seconds without an answer, after which it is said
@@ -313,7 +313,7 @@ class Bucket:
             return self._store
 
     def _read_credentials(self) -> dict[str, Any]:
-        """Return credentials for the client, which would not tell why there are none."""
+        """Read the credentials and keep the error, which obstore would hide."""
         assert self._access.credentials is not None, "else the client finds them"
         self._unreadable = None
         try:

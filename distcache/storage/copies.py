@@ -1,7 +1,7 @@
 """The copies of whole objects that this process has on its disk, and reads in their place.
 
-A command fetches what it needs of a bucket before it opens anything (`corpus.fetched`); whoever
-opens a file asks here first. Nothing is ever fetched from here.
+A command fetches what it needs of a bucket before it opens anything (`corpus.fetched`); the code
+that opens a file asks here first. Nothing is ever fetched from here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Create objects that never replace others, also large ones, which stores write in parts.
 
 A small object is created by one request, which stores refuse if the name is taken. A large one is
-written in parts, without such a condition: another, small object claims its name meanwhile.
+written in parts, without such a condition: until then a small object claims its name.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def create_object(url: str, path: Path) -> FileVersion | None:
 
 
 def _token(path: Path) -> bytes:
-    """Return what identifies a file: a run that goes on with a killed one has the same."""
+    """Return what identifies a file: a run that continues a killed one has the same."""
     return repr((str(path.absolute()), version_of(path.stat()))).encode("utf-8", "surrogateescape")
 
 
@@ -65,5 +65,5 @@ def _is_ours(claim: str, token: bytes) -> bool:
     """Return whether a claim is for the same file, as that of a killed run is."""
     version = version_or_none(claim)
     if version is None:
-        return True  # whoever had it has just finished: the object is there
+        return True  # its owner has just finished: the object is there
     return version.size == len(token) and read_place(claim, 0, len(token), version) == token

@@ -1,9 +1,9 @@
 """A signal that ends this process's work: raised where our own code runs, and never lost.
 
 An exception that a handler raises within a library becomes whatever that library makes of it: an
-import that failed, a text without tokens. So the handler looks at the frames that it interrupts.
+import that failed, a text without tokens. So the handler inspects the frames that it interrupts.
 While a library runs it only notes the signal: our loops look for it (`answer_signals`), and the
-signal comes again soon. A library that goes on for too long is interrupted all the same, and
+signal comes again soon. A library that continues for too long is interrupted nevertheless, and
 `require_uninterrupted` raises the error again where it may have been lost.
 """
 

@@ -50,7 +50,7 @@ class Journal(AbstractContextManager["Journal"]):
         Raises
         ------
         NoSpace
-            If the disk is full; a torn line is ended then, so that the next one stands alone.
+            If the disk is full; a torn line is ended then, so that the next one is separate.
         """
         line = msgspec.json.encode(record) + b"\n"
         with no_space_as_error(self._path):

@@ -1,6 +1,6 @@
 """Versions of many objects by one listing of each directory, instead of a request for each.
 
-A listing is a view of one moment: it answers within a block, and whoever has to notice a change
+A listing is a view of one moment: it answers within a block, and code that has to notice a change
 lists again. Where a store refuses, or a directory has much else in it, each object is asked for.
 """
 
@@ -33,7 +33,7 @@ def listed(paths: Iterable[str]) -> Iterator[None]:
     told: dict[str, FileVersion | None] = {}
     for directory, urls in groups.items():
         if len(urls) >= FEW:
-            # Who may not list asks for each; so does who gets no answer, and it says why.
+            # Who may not list, or gets no answer, asks for each, and hears why.
             with contextlib.suppress(DistcacheError):
                 found = bucket_of(directory).versions_below(directory, MOST * len(urls))
                 told |= {} if found is None else _trusted(urls, found)
@@ -63,7 +63,7 @@ def objects_below(url: str) -> dict[str, FileVersion]:
 def _trusted(
     urls: Iterable[str], found: Mapping[str, FileVersion]
 ) -> dict[str, FileVersion | None]:
-    """Return what a listing tells: nothing of objects whose ETag is weak, or not listed."""
+    """Return the versions in a listing: none of objects whose ETag is weak, or not listed."""
     return {
         url: found.get(url) for url in urls if url not in found or found[url].tag.startswith('"')
     }

@@ -1,4 +1,4 @@
-"""How many requests a process sends at a time: more after answers, half when told to slow down."""
+"""How many requests a process sends at a time: more after answers, half when asked to slow down."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def version_or_none(path: str) -> FileVersion | None:
     Raises
     ------
     OSError
-        If nobody can tell.
+        If it cannot be determined.
     """
     try:
         return version_at(path)

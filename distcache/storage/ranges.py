@@ -10,7 +10,7 @@ PIECE: Final = 8 << 20  # bytes of an object that are requested at a time
 
 
 class Joined(NamedTuple):
-    """Bytes [begin, end), and which of the ranges lie in them, by their places."""
+    """Bytes [begin, end), and which of the ranges are in them, by their places."""
 
     begin: int
     end: int

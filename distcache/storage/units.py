@@ -60,7 +60,7 @@ def size_text(nbytes: int) -> str:
 
 
 def plain_number(value: Value) -> Value:
-    """Return an integer of NumPy or torch as Python's own; anything else as it is."""
+    """Return an integer of NumPy or torch as Python's own; anything else unchanged."""
     plain: Any = value
     if not isinstance(value, bool):
         with contextlib.suppress(TypeError):

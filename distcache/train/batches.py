@@ -1,4 +1,4 @@
-"""An iterator of batches whose state is that of what was served, whatever was read ahead."""
+"""A batch iterator whose saved state counts delivered batches, not prefetched ones."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Batches(Iterator[Any]):
     """The batches of one rank, read ahead of training.
 
     What external loaders of Megatron are asked for: an iterator with `save_state` and
-    `restore_state`. It ends with the last whole step of a sequential order; a cyclic one goes on
+    `restore_state`. It ends with the last whole step of a sequential order; a cyclic one continues
     with the next epoch.
 
     Parameters

@@ -1,4 +1,4 @@
-"""The feeder of a node: unpacks shards ahead of training, and gives them up behind it."""
+"""The feeder of a node: decompresses shards before they are read, and deletes them afterwards."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Feeder:
     threads : int
         Shards that are unpacked at a time.
     start : int
-        Position in training, before any process has told its own.
+        Position in training, before any process has announced its own.
 
     Raises
     ------
@@ -155,7 +155,7 @@ class Feeder:
             yield from self._block(name, block, max(position - block * BLOCK, 0))
 
     def _block(self, name: str, block: int, skipped: int) -> Needed:
-        """Return the shards of a block of samples; the first block anew, without what is past."""
+        """Return the shards of a block of samples; a partly consumed first block is not cached."""
         if not skipped and (name, block) in self._blocks:
             return self._blocks[name, block]
         found, finder = self._datasets[name]

@@ -306,7 +306,7 @@ def _name_in(root: Path, source: str) -> str:
     """Return the name that the copy of a shared cache has, or would have, in a store.
 
     It follows from the header of the shared file; if that file is gone, or is an object, which is
-    not looked at, it is the copy that was made from it last: the object may have been replaced.
+    not inspected, it is the copy that was made from it last: the object may have been replaced.
 
     Raises
     ------

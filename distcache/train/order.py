@@ -61,7 +61,7 @@ class Cyclic:
         self._drawn = _Epochs(shuffled)
 
     def ids(self, begin: int, end: int) -> NDArray[np.int64]:
-        """Return samples; a range may lie in several epochs."""
+        """Return samples; a range may span several epochs."""
         pieces = []
         while begin < end:
             number, place = divmod(begin, self.epoch)

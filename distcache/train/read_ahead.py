@@ -18,7 +18,7 @@ from distcache.train.dataset import CachedDataset
 from distcache.train.sampler import ResumableSampler
 
 Batch = Sequence[int | None]
-SAMPLES: Final = 4096  # of a rank, that are told ahead
+SAMPLES: Final = 4096  # of a rank, that are announced ahead
 STEPS: Final = 8  # messages for so many
 MOST: Final = 4 << 30  # bytes, unless a budget is given
 SHARE: Final = 20  # at most the 20th part of what is free
@@ -33,8 +33,8 @@ class ReadAhead(Sampler[Any]):
     Parameters
     ----------
     sampler : iterable of batches
-        A `ResumableSampler` stays where it is: what comes next is told from a copy. From any other
-        one, batches are drawn ahead of their use.
+        A `ResumableSampler` stays where it is: what comes next is announced from a copy. From any
+        other one, batches are drawn ahead of their use.
     dataset : CachedDataset
         Dataset of the samples.
     budget : int, str or None
@@ -117,7 +117,7 @@ class _Told:
         self._samples = samples
 
     def fill(self, source: Iterator[Batch]) -> None:
-        """Tell further batches, if many that were told have been used."""
+        """Announce further batches, if many that were announced have been used."""
         known = sum(map(len, self.batches))
         if known > self._samples - max(self._samples // STEPS, 1) and self.batches:
             return
@@ -135,7 +135,7 @@ class _Told:
         self._stream.close()
 
     def _tell_again(self) -> None:
-        """Tell all that is still to come to another fetcher, since the one before has died.
+        """Announce all that is still to come to another fetcher, since the last has died.
 
         Raises
         ------

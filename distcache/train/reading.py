@@ -260,7 +260,7 @@ class SplitReader:
     def _read_scattered(
         self, member: int, samples: NDArray[np.int64], row: int, arrays: Arrays
     ) -> None:
-        """Fill one row whose parts lie in more shards than may be open at the same time.
+        """Fill one row whose parts are in more shards than may be open at the same time.
 
         They are copied, one after the other, to their places in a sparse `.bin` in memory.
         """

@@ -128,7 +128,7 @@ class _OpenRows:
         return gate.read(needed, lambda: self._read(members, samples))
 
     def _read(self, members: NDArray[np.int16], samples: NDArray[np.int64]) -> list[Row]:
-        """Read rows; their files are told of all of them first."""
+        """Read rows; their files get the list of all of them first."""
         with self._lock:
             places = [
                 self._place(self._member(int(member)), int(sample))

@@ -1,4 +1,4 @@
-"""Which shards the samples of a split lie in."""
+"""The shards of the samples of a split."""
 
 from __future__ import annotations
 

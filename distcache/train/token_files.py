@@ -31,7 +31,7 @@ AT_ONCE: Final = 56  # files that each reader may always have open: those of a p
 MOST: Final = 8192  # open files of a process, even if its limit is higher
 RESERVE: Final = 128  # descriptors for the rest of the process; of a low limit, a quarter
 ATTEMPTS: Final = 8
-FIRST_PAUSE: Final = 0.05  # seconds; each is twice the one before, and a factor of 0.5 to 1.5
+FIRST_PAUSE: Final = 0.05  # seconds; each is twice the last, and a factor of 0.5 to 1.5
 # What a network filesystem returns while a server restarts or a connection is restored.
 TRANSIENT: Final = frozenset(
     {
@@ -169,7 +169,7 @@ class TokenFiles:
         raise AssertionError("retries end with an error")
 
     def announce(self, file: tuple[str, int], begin: int, size: int) -> None:
-        """Tell the disk of bytes that will be read; an error is left to who reads them."""
+        """Announce bytes that will be read to the disk; an error is left to their reader."""
         with contextlib.suppress(OSError):
             (descriptor,) = self.descriptors([file])
             os.posix_fadvise(descriptor, begin, size, os.POSIX_FADV_WILLNEED)

@@ -23,7 +23,7 @@ from distcache.storage.timeouts import limits
 
 POSITION: Final = struct.Struct("<16sQ")  # name of a dataset, and the position in it
 WAIT: Final = struct.Struct("<dI")  # since when, and for how many shards: pairs of u32
-LONGEST: Final = 1 << 24  # bytes of what a process tells
+LONGEST: Final = 1 << 24  # bytes of what a process publishes
 POLL: Final = 0.01  # seconds
 MOST_TIMES: Final = 100  # that something is read
 Result = TypeVar("Result")
@@ -72,13 +72,13 @@ class WindowGate:
 
     def _write(self, content: bytes, at: int) -> None:
         while self._position is None or self._process != os.getpid():
-            # The feeder may look at a new file before it is locked, and take it for a dead one.
+            # The feeder may inspect a new file before it is locked, and take it for a dead one.
             path = self._windows.root / f"position.{os.getpid()}.{secrets.token_hex(4)}"
             self._position, self._process = try_lock(path), os.getpid()
         os.pwrite(self._position, content, at)
 
     def read(self, needed: Sequence[tuple[int, int]], action: Callable[[], Result]) -> Result:
-        """Read when all shards are there; again, if one was given up meanwhile.
+        """Read when all shards are there; again, if one was discarded since.
 
         Parameters
         ----------
@@ -139,7 +139,7 @@ class WindowGate:
                     f"not come in {limits().stalled:.0f} s; start `distcache feed` on this node"
                 )
             if self._position is not None:
-                set_time(self._position)  # who waits is not past
+                set_time(self._position)  # keep this reader's position fresh while it waits
             time.sleep(POLL)
 
     def _require_budget(self, needed: Sequence[tuple[int, int]]) -> None:
@@ -163,7 +163,7 @@ def dataset_name(split: str, number: int) -> str:
 
 
 class WindowReaders(NamedTuple):
-    """What processes that live have told."""
+    """What live processes have published."""
 
     # The least position in each dataset. A process that has not read for long while others do, such
     # as a main process that has looked at a sample, holds nobody up.
@@ -173,7 +173,7 @@ class WindowReaders(NamedTuple):
 
 
 def live_readers(root: Path) -> WindowReaders:
-    """Return what processes that live have told; forget the others."""
+    """Return what live processes have published; forget the others."""
     found: dict[str, list[tuple[float, int]]] = {}
     waits: list[tuple[float, list[tuple[int, int]]]] = []
     for path in root.glob("position.*"):
@@ -213,7 +213,7 @@ def least_of(positions: Sequence[tuple[float, int]]) -> int:
     Parameters
     ----------
     positions : sequence of (float, int)
-        When each was told, in seconds, and the position.
+        When each was published, in seconds, and the position.
     """
     last = max(when for when, _ in positions)
     return min(position for when, position in positions if when >= last - limits().hung)

@@ -148,7 +148,7 @@ def unpack(codec: str, source: _Source, size: int, path: str) -> Iterator[NDArra
 def unpack_front(codec: str, source: _Source, size: int | None, most: int) -> bytes:
     """Return the first `most` bytes that a compressed file decompresses to, or all there are.
 
-    Damage behind them is not noticed; if there is some before, fewer bytes come.
+    Damage after them is not noticed; if there is some before, fewer bytes come.
 
     Parameters
     ----------

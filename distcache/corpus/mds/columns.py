@@ -1,4 +1,4 @@
-"""The columns of samples: where the values of each lie in a raw shard.
+"""The columns of samples: the places of their values in a raw shard.
 
 A sample is a u32 size for each column that varies, in their order, then the columns, one after the
 other (``streaming/base/format/mds/reader.py``).
@@ -26,7 +26,7 @@ LENGTH: Final = re.compile("[0-9]{1,10}")
 
 
 class Places(NamedTuple):
-    """Where values lie."""
+    """Places of values."""
 
     # bytes of the raw shard
     begins: NDArray[np.int64]
@@ -38,7 +38,7 @@ class Places(NamedTuple):
 def column_places(
     raw: NDArray[np.uint8], offsets: NDArray[np.int64], columns: Columns, column: int
 ) -> Places:
-    """Return where the values of a column lie.
+    """Return the places of the values of a column.
 
     Parameters
     ----------
@@ -123,7 +123,7 @@ def column_type(encoding: str) -> TokenColumn | None:
 def token_places(
     raw: NDArray[np.uint8], places: Places, kind: TokenColumn, dtype: np.dtype[Any] | None
 ) -> tuple[Places, np.dtype[Any] | None]:
-    """Return where the tokens of a column lie, behind the heads of its arrays.
+    """Return the places of the tokens of a column, after the heads of its arrays.
 
     Parameters
     ----------
@@ -201,7 +201,7 @@ def _skip_shapes(
     wrong: dict[int, str],
     dtype: np.dtype[Any] | None,
 ) -> None:
-    """Go past the shape of an array, and compare it with the bytes behind it."""
+    """Go past the shape of an array, and compare it with the bytes after it."""
     item = dtype.itemsize if dtype is not None else 1
     empty = np.setdiff1d(np.flatnonzero(sizes == 0), np.array(sorted(wrong), np.int64))
     _note(wrong, empty, lambda _: "it has no array")

@@ -87,7 +87,7 @@ class Row(Mapping[str, Any]):
         return Row, (self._columns, self._data, self._place)
 
     def _find(self) -> dict[str, tuple[int, int]]:
-        """Return where the value of each column lies."""
+        """Return the place of the value of each column."""
         if self._spans is None:
             known, data = self._columns.column_sizes, self._data
             varying = known.count(None)
@@ -131,7 +131,7 @@ def decode_value(encoding: str, data: bytes) -> Any:
 
 
 def _decode_array(encoding: str, data: bytes) -> Any:
-    """Return an array, whose type and shape may stand before its values."""
+    """Return an array, whose type and shape may precede its values."""
     words = encoding.split(":")
     if len(words) > 1:
         dtype = np.dtype(SCALARS[words[1]])

@@ -1,4 +1,4 @@
-"""The header of a raw shard: where its samples lie."""
+"""The header of a raw shard: the places of its samples."""
 
 from __future__ import annotations
 

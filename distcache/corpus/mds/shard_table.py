@@ -105,7 +105,7 @@ def has_table(prefix: str) -> bool:
 
 
 def shards_at(begins: NDArray[np.int64], offsets: Any) -> Any:
-    """Return the shard that each byte of the `.bin` lies in, or the one before it; -1 for none.
+    """Return the shard of each byte of the `.bin`, or the last shard before it; -1 for none.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def shards_at(begins: NDArray[np.int64], offsets: Any) -> Any:
 
 
 def content_digest(rows: NDArray[Any]) -> str:
-    """Return a digest of the raw shards: neither paths nor compression enter it."""
+    """Return a digest of the raw shards: neither paths nor compression are part of it."""
     digest = xxhash.xxh3_128()
     for name in ("base", "raw_size", "data_begin", "raw_digest"):
         digest.update(np.ascontiguousarray(rows[name]).tobytes())

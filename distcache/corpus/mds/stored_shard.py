@@ -21,7 +21,7 @@ from distcache.errors import CorpusError
 from distcache.storage.files import closing_fd, open_sized, read_range
 from distcache.storage.watchdog import tick
 
-PIECE: Final = 1 << 20  # bytes; larger ones would be mapped anew by malloc each time
+PIECE: Final = 1 << 20  # bytes; malloc would map larger ones again each time
 FRONT: Final = 128 << 10  # bytes of a compressed file that are read at a time for its front
 XXHASHES: Final = frozenset({"xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128"})
 
@@ -94,7 +94,7 @@ def raw_pieces(
         source = FileSource(descriptor, stored.size, seen=zipped)
         yield from unpack(stored.codec, source, stored.raw_size, stored.path)
         while zipped is not None and source.read():
-            pass  # what stands behind the end of the compressed data
+            pass  # bytes after the end of the compressed data
 
 
 @contextmanager

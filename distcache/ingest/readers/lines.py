@@ -25,7 +25,7 @@ PYTHON: Final[dict[str | None, Any]] = {
     "bz2": bz2.BZ2Decompressor,
     "xz": partial(lzma.LZMADecompressor, lzma.FORMAT_XZ),
 }
-FRONT: Final = 256  # bytes that tell an encoding
+FRONT: Final = 256  # bytes that identify an encoding
 
 
 class Line(NamedTuple):
@@ -137,7 +137,7 @@ class _Streams:
     def __init__(self, file: BinaryIO, make: Callable[[], Any]) -> None:
         self._file, self._make = file, make
         self._stream: Any = None
-        self._left = b""  # behind the end of a stream
+        self._left = b""  # after the end of a stream
         self._ended = False  # whether a stream has
 
     def read(self, size: int) -> bytes:
@@ -164,7 +164,7 @@ class _Streams:
                 return block
 
     def _next(self) -> bytes:
-        """Return what comes next, behind padding; nothing at the end of the file."""
+        """Return what comes next, after padding; nothing at the end of the file."""
         content = self._left or self._file.read(BLOCK)
         padded = self._stream is None and self._ended and self._make is PYTHON["xz"]
         while padded and content and not (content := content.lstrip(b"\0")):
@@ -238,7 +238,7 @@ def decoded(content: bytes, where: str, *, at_begin: bool) -> str:
     Raises
     ------
     ValueError
-        If it is in another encoding, which is named where its bytes tell.
+        If it is in another encoding, which is named where its bytes identify it.
     """
     if (other := _other_encoding(content)) is not None:
         raise ValueError(f"is {other}, not UTF-8; convert it, for example with iconv")
@@ -253,7 +253,7 @@ def decoded(content: bytes, where: str, *, at_begin: bool) -> str:
 
 
 def _other_encoding(content: bytes) -> str | None:
-    """Return the encoding that a byte order mark, or the places of zero bytes, tell."""
+    """Return the encoding that a byte order mark, or the places of zero bytes, identify."""
     front = content[:FRONT]
     for mark, name in MARKS:
         if front.startswith(mark):

@@ -30,7 +30,7 @@ LITTLE_MEMORY: Final = 2 << 30  # bytes, of a rank that builds a large section, 
 LITTLE_SHARED: Final = 256 << 20  # bytes; a container has 64 MiB by default
 UNLIMITED: Final = 1 << 60  # version 1 of cgroups writes a number about as large
 FEW_PROCESSES: Final = 256  # threads count too
-SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  it is looked at only
+SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  it is only inspected
 
 
 def examine_machine(shared: Path | None, environment: Mapping[str, str]) -> Iterator[Finding]:

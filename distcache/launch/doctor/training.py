@@ -1,7 +1,7 @@
 """Ask the Megatron of this environment which files its training would look for.
 
 It makes its own tokenizer, configuration and datasets, of the samples and blends that distcache
-reads from a training command, and tells by itself the names of the files: with
+reads from a training command, and computes the names of the files by itself: with
 `defer_npy_index_mmap` its datasets open none of them and build nothing until a sample is asked for.
 """
 

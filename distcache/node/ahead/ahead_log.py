@@ -225,7 +225,7 @@ class AheadLog:
                 self._changed.wait(1.0)
 
     def _read_once(self, entry: Entry) -> None:
-        """Note that a range was read, by whoever will read it soonest.
+        """Note that a range was read, by the reader that will read it soonest.
 
         One that is far ahead of all was read by somebody who has not said so, and stays; unless
         many are: then its stream has moved on.
@@ -296,7 +296,7 @@ class AheadLog:
                     self._note(self.used, error)
                     found = []
                 if found:
-                    self._work.notify()  # whoever wakes finds what is left, and wakes the next
+                    self._work.notify()  # it finds what is left, and wakes the next
                     return found
                 self._work.wait(1.0)
             return []
@@ -316,7 +316,7 @@ class AheadLog:
         return []
 
     def _first_of(self, stream: Stream) -> Entry | None:
-        """Return what comes next in a stream; what cannot be ahead, or is past, is given up."""
+        """Return what comes next in a stream; what cannot be ahead, or has passed, is discarded."""
         while stream.queue:
             first = stream.queue[0]
             if first.state is RangeState.queued:
@@ -384,7 +384,7 @@ class AheadLog:
                 continue
 
     def store(self, entry: Entry, data: memoryview) -> None:
-        """Write a range that has been fetched; if the disk is full, it is given up."""
+        """Write a range that has been fetched; if the disk is full, it is discarded."""
         segment = entry.segment
         assert segment is not None, "it was given a place"
         held = None
@@ -398,7 +398,7 @@ class AheadLog:
             self._settle(entry, segment, held)
 
     def fail(self, entry: Entry, note: str) -> None:
-        """Give up a range that cannot be fetched: who reads it will get the error."""
+        """Discard a range that cannot be fetched: its reader gets the error."""
         with self._changed:
             self.note = note
             if entry.segment is not None:

@@ -42,7 +42,7 @@ GONE: Final = (EOFError, ConnectionError, FileNotFoundError)
 class FetchClient:
     """A process's connections to its node's fetcher, which is started if there is none.
 
-    From any thread. After a fork, the child has connections of its own.
+    From any thread. After a fork, the child opens its own connections.
 
     Parameters
     ----------
@@ -98,7 +98,7 @@ class FetchClient:
         return dict(zip(sources, files, strict=True))
 
     def open_stream(self) -> FetchStream:
-        """Return a stream, by which the caller tells what it will read."""
+        """Return a stream, by which the caller announces what it will read."""
         return FetchStream(self.connect)
 
     def close(self) -> None:
@@ -113,7 +113,7 @@ class FetchClient:
         return status
 
     def _ask(self, request: Any, descriptors: Sequence[int] = ()) -> Reply:
-        """Send a request and return the answer; again, if the fetcher has died meanwhile."""
+        """Send a request and return the answer; again, if the fetcher has died since."""
         self._require_process()
         for _ in range(ATTEMPTS):
             connection = self._take()
@@ -245,7 +245,7 @@ def _is_accepted(connection: socket.socket) -> bool:
 
 
 class FetchStream:
-    """Tells the fetcher what a process will read, in order; what was told is given up at its end.
+    """Announces to the fetcher what a process will read, in order; its end discards the rest.
 
     Parameters
     ----------
@@ -269,8 +269,8 @@ class FetchStream:
         Returns
         -------
         bool
-            Whether the fetcher has them, and all that was told before. If not, it has died: all
-            that is still to come has to be told again.
+            Whether the fetcher has them, and all that was announced before. If not, it has died:
+            all that is still to come has to be announced again.
 
         Raises
         ------
@@ -291,7 +291,7 @@ class FetchStream:
         return True
 
     def close(self) -> None:
-        """End the stream. A process that was forked meanwhile does not keep it open."""
+        """End the stream. A process that was forked since does not keep it open."""
         if self._connection is None:
             return
         if self._process == os.getpid():

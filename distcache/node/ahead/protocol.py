@@ -2,7 +2,7 @@
 
 Each message is its length in four bytes, then a struct. A `ReadRequest` comes with a descriptor for
 each of its objects, into which the fetcher writes the ranges at their own offsets, so that a sparse
-file in memory stands for the object. Nothing is ever unpickled.
+file in memory represents the object. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -71,13 +71,13 @@ class Status(msgspec.Struct, frozen=True):
     """How a fetcher is."""
 
     process: int  # process id of the fetcher
-    # connections, and those that have told what they will read
+    # connections, and those that have announced what they will read
     clients: int = 0
     streams: int = 0
     # bytes that may be ahead, and that are
     budget: int = 0
     held: int = 0
-    # ranges that were told and are not fetched yet, and those that are ahead
+    # ranges that were announced and are not fetched yet, and those that are ahead
     queued: int = 0
     ahead: int = 0
     # ranges that were read ahead of their use, or were fetched when they were asked for

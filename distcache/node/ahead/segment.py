@@ -1,6 +1,6 @@
-"""A segment of the read-ahead log: a file of ranges in the order of use, and what lies where.
+"""A segment of the read-ahead log: a file of ranges in the order of use, and the place of each.
 
-Beside the file stands a journal with a line for each range, so that another fetcher can take up
+Beside the file is a journal with a line for each range, so that another fetcher can take up
 what one that was killed has left. The bytes are compared with their digest whenever they are read.
 """
 

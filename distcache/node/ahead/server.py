@@ -222,10 +222,10 @@ class Fetcher:
             self._fetch_ahead(entries)
 
     def _fetch_ahead(self, entries: list[Entry]) -> None:
-        """Fetch ranges that lie close together; a store that is away or refuses is waited for.
+        """Fetch ranges that are close together; a store that is away or refuses is waited for.
 
         Then one thread at a time asks: a store that comes back is not met by all of every node's.
-        Whoever waits for a range that is refused asks for it, and gets the refusal.
+        A reader that waits for a range that is refused asks for it, and gets the refusal.
         """
         source = entries[0].key.source
         turn: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
@@ -255,7 +255,7 @@ class Fetcher:
     def _pause(self, entries: list[Entry], refusal: StorageError | None) -> list[Entry]:
         """Wait before the next attempt; return the ranges that nobody waits for, of refused ones.
 
-        All others are given up, as soon as somebody waits for them.
+        All others are discarded, as soon as a reader waits for them.
         """
         until = time.monotonic() + PAUSE
         while entries and (left := until - time.monotonic()) > 0:
@@ -324,7 +324,7 @@ def _keys(sources: Sequence[Source], ranges: bytes) -> list[RangeKey]:
 
 
 class _Server:
-    """Answers the clients of a fetcher, each in a thread of its own."""
+    """Answers the clients of a fetcher, each in its own thread."""
 
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher
@@ -431,7 +431,7 @@ class _Server:
 
 @contextlib.contextmanager
 def _end_of(connection: socket.socket) -> Iterator[int | None]:
-    """Open what tells that the client's own process has ended, or None where nothing can.
+    """Open a descriptor that shows when the client's process has ended, or None where nothing can.
 
     A child that it has forked may keep the connection for long.
     """

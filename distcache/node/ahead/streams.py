@@ -79,5 +79,5 @@ class Stream:
 
     @property
     def past(self) -> int:
-        """The number below which ranges are given up: their reader is far beyond them."""
+        """Ranges numbered below this are discarded; the reader has passed them."""
         return self.position - min(BEHIND, max((self.placed - self.position) // 2, CLOSE))

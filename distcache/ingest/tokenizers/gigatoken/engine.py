@@ -45,7 +45,7 @@ OTHER: Final = re.compile(r"\S")
 COMPARED: Final = 512  # of so many texts, one on average is encoded by both
 MIXING: Final = np.uint64(0x9E3779B97F4A7C15)  # 2**64 divided by the golden ratio (Knuth)
 TOKENS: Final = 1_000  # of the vocabulary that are tried
-# Gigatoken keeps all that it has encoded. All are made anew when they have encoded so many
+# Gigatoken keeps all that it has encoded. All are made again when they have encoded so many
 # characters each, and the process has grown by so many bytes for each of them.
 CHARACTERS: Final = 16 << 20
 GROWTH: Final = 128 << 20
@@ -221,10 +221,10 @@ class _Pool:
         self._content = content
         self._around = (before, after)
         self._lock = threading.Lock()
-        self._begin_anew()
+        self._restart()
         self._free.append(self._load())
 
-    def _begin_anew(self) -> None:
+    def _restart(self) -> None:
         """Leave the gigatokens that there are to those who use them."""
         self._free: list[gigatoken.Tokenizer] = []
         self._made = 0
@@ -246,7 +246,7 @@ class _Pool:
         with self._lock:
             self._characters += sum(map(len, texts))
             if self._characters > CHARACTERS * self._made and self._have_grown():
-                self._begin_anew()
+                self._restart()
         return _wrapped(found, *self._around)
 
     def _have_grown(self) -> bool:

@@ -20,14 +20,14 @@ import msgspec
 
 from distcache.ingest.tokenizers.tokenizer_json import TokenizerJson, letters_of_bytes
 
-# One of each class that a pattern may tell apart, and what patterns name.
+# One of each class that a pattern may distinguish, and what patterns name.
 CLASSES: Final = (
     "aZéÉǅʰ漢アあ가ा\u0301\u0323" + "1²Ⅷ٣ªß" + "\u017f\u212a\u0130\u0131" + " \t\n\r\v\x1c\x85"
     "\xa0\u2028\u3000" + ".'/_-+^\u2019«—€😀\u200d\ufe0f\xad\ufeff\x00\x7f\ue000\uffff"
 )
 WORDS: Final = ("'s", "'LL", "'Re", "don't", "I'VE", "123", "ﬁ", "👍🏽", "  ", "\n\n", "\r\n")
-# What stands beside a code point to show its class: one of each class, and what patterns tell
-# apart. All have at least two bytes, so that what is cut before and behind them is seen apart.
+# Neighbours of a code point to show its class: one of each class, and what patterns
+# distinguish. All have at least two bytes, so that what is cut before and after them is seen apart.
 NEIGHBOURS: Final = (
     *("aa", "aZ", "Za", "漢", "\u0301", "11", "1a", "😀", "/\n", "..", ".\n", "''", "'s"),
     *("  ", " a", "a ", "\t ", "\n\n", " \n", "\r\n"),
@@ -44,7 +44,7 @@ def probe_of(description: TokenizerJson) -> bytes | None:
     """Return a `tokenizer.json` that cuts text alike and shows every cut.
 
     Its vocabulary is all bytes, and all pairs of bytes between two code points of which at least
-    one is beyond ASCII. Unless a single letter of ASCII stands between two others, no pairs overlap
+    one is beyond ASCII. Unless a single letter of ASCII is between two others, no pairs overlap
     in a text, and each is a token wherever nothing is cut.
 
     Parameters
@@ -94,7 +94,7 @@ def neighbours(code_point: int, *, normalized: bool) -> str:
         it is newer than the first Unicode that promises stable normalization.
     """
     it = chr(code_point)
-    parts = ["", *NEIGHBOURS, "", ""]  # it also stands beside itself
+    parts = ["", *NEIGHBOURS, "", ""]  # it is its own neighbour, too
     if normalized and unicodedata.ucd_3_2_0.category(it) == "Cn":
         parts += _composing()
     return it.join(parts)
