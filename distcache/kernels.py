@@ -70,3 +70,6 @@ __all__ = [
 _wanted = os.environ.get("DISTCACHE_INSTRUCTIONS", "")
 if _wanted not in ("", "baseline", "avx2", "avx512"):
     raise ConfigError(f"DISTCACHE_INSTRUCTIONS={_wanted!r}: expected baseline, avx2 or avx512")
+_sigbus = os.environ.get("DISTCACHE_SIGBUS", "")
+if _sigbus not in ("", "on", "off"):
+    raise ConfigError(f"DISTCACHE_SIGBUS={_sigbus!r}: expected on or off")
