@@ -17,7 +17,7 @@ from distcache.cache.digests import verify_cache
 from distcache.corpus import Corpus
 from distcache.corpus.examine import require_sound
 from distcache.corpus.receipt import require_one_tokenizer, tokenizers_of
-from distcache.errors import ConfigError, DistcacheError, KeyMismatch, NoSpace
+from distcache.errors import ConfigError, DistcacheError, KeyMismatch
 from distcache.plan.config import Config
 from distcache.plan.layout import Layout
 from distcache.plan.make import make_plan
@@ -27,8 +27,8 @@ from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import Progress
 from distcache.ranks.workspace import Workspace
 from distcache.storage.files import sync_directory
+from distcache.storage.space import require_space
 from distcache.storage.unfinished_file import UnfinishedFile
-from distcache.storage.units import size_text
 
 # Leaves room for prefixes and suffixes: file names may have 255 bytes.
 LONGEST_NAME: Final = 200
@@ -173,17 +173,7 @@ def make_ready(workspace: Workspace, plan: Plan, layout: Layout) -> str:
     workspace.prepare(f"{plan.key} {size}")
     with UnfinishedFile(data_path(workspace), make=True) as file:
         file.truncate(size)  # takes no space
-    _require_space(size, workspace)
+    written = 512 * os.stat(data_path(workspace)).st_blocks
+    advice = "free space, or build with -o on another filesystem"
+    require_space(workspace.path, size, advice, written=written)
     return secrets.token_hex(4)
-
-
-def _require_space(needed: int, workspace: Workspace) -> None:
-    free = os.statvfs(workspace.path)
-    if not free.f_blocks:
-        return  # the filesystem does not report its size
-    available = free.f_bavail * free.f_frsize + 512 * os.stat(data_path(workspace)).st_blocks
-    if needed > available:
-        raise NoSpace(
-            f"{workspace.path.parent}: has {size_text(available)} for a cache of "
-            f"{size_text(needed)}; free space, or build with -o on another filesystem"
-        )

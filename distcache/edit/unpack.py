@@ -13,7 +13,7 @@ from distcache.corpus.examine import require_sound
 from distcache.corpus.idx import bin_path
 from distcache.corpus.mds.shard_table import DIGESTED, ShardTable, read_table, shards_path
 from distcache.corpus.mds.stored_shard import indexed_pieces
-from distcache.errors import ConfigError, CorpusError, KeyMismatch, NoSpace
+from distcache.errors import ConfigError, CorpusError, KeyMismatch
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0, own_share
 from distcache.ranks.claim import claim
 from distcache.ranks.communicator import Communicator
@@ -22,6 +22,7 @@ from distcache.ranks.progress import NullProgress, Progress, Stopwatch
 from distcache.ranks.workspace import Workspace, hidden_directory
 from distcache.storage.files import digest_range, require_text
 from distcache.storage.journal import Journal, read_journal
+from distcache.storage.space import require_space
 from distcache.storage.threads import decodable, map_in_threads
 from distcache.storage.unfinished_file import UnfinishedFile
 
@@ -183,7 +184,9 @@ class _Unpacking:
 
         def prepare() -> str:
             workspace.prepare(stamp)
-            self._require_space(data)
+            written = 512 * os.stat(data).st_blocks if os.path.lexists(data) else 0
+            needed = int(rows["raw_size"].sum())
+            require_space(workspace.path, needed, "make room there", written=written)
             with UnfinishedFile(data, make=True) as file:
                 file.truncate(self._table.bin_size)
             return secrets.token_hex(4)
@@ -193,16 +196,6 @@ class _Unpacking:
         self._watch.phase("unpacking", float(rows["raw_size"][own].sum()))
         on_all_ranks(communicator, lambda: self._unpack(data, own, attempt), "unpacking shards")
         return data
-
-    def _require_space(self, data: str) -> None:
-        """Refuse before anything is written what the disk cannot hold."""
-        written = 512 * os.stat(data).st_blocks if os.path.lexists(data) else 0
-        directory = Path(data).parent
-        disk = os.statvfs(directory)
-        free = disk.f_bavail * disk.f_frsize
-        needed = int(self._table.rows["raw_size"].sum()) - written
-        if disk.f_blocks and needed > free:
-            raise NoSpace(f"{directory.parent}: {needed} bytes are needed, {free} are free")
 
     def _unpack(self, data: str, own: list[int], attempt: str) -> None:
         directory = Path(data).parent

@@ -38,7 +38,7 @@ from distcache.node.records import (
 )
 from distcache.node.stage import stage
 from distcache.node.staged_files import StagedFiles
-from distcache.node.store import Store, cache_name, make_store, required_directory, space_at
+from distcache.node.store import Store, cache_name, make_store, required_directory
 from distcache.node.transport import choose_transport
 from distcache.node.windows import windowed_sources
 from distcache.ranks.agreement import (
@@ -51,6 +51,7 @@ from distcache.ranks.communicator import Communicator
 from distcache.ranks.job_environment import NODE_NAME, node_name
 from distcache.ranks.progress import NullProgress, Progress
 from distcache.storage.files import FileVersion, require_text, temporary_name
+from distcache.storage.space import space_at
 from distcache.storage.url import is_url, located
 
 Result = TypeVar("Result")

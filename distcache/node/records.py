@@ -12,9 +12,10 @@ from distcache.megatron.arguments import Readers
 from distcache.megatron.export import Exported
 from distcache.megatron.names import Naming
 from distcache.megatron.tokenizers import Release
-from distcache.node.store import Store, local_directory, space_at
+from distcache.node.store import Store, local_directory
 from distcache.ranks.job_environment import node_name
 from distcache.storage.files import FileVersion, atomic_write, read_file
+from distcache.storage.space import space_at
 from distcache.storage.threads import decodable
 
 VERSION: Final = 1

@@ -34,7 +34,7 @@ from distcache.node.records import (
     read_record,
     write_record,
 )
-from distcache.node.store import allocated, require_space, sweep
+from distcache.node.store import sweep
 from distcache.node.transport import copy_duplicates, fetch
 from distcache.node.upkeep import bytes_of, make_room
 from distcache.node.view import link_tokens, make_view, missing_view_bytes
@@ -42,6 +42,7 @@ from distcache.node.windows import Windows
 from distcache.ranks.agreement import on_all_ranks, own_share
 from distcache.ranks.job_environment import node_name
 from distcache.storage.files import closing_fd, is_plain_file, set_time
+from distcache.storage.space import allocated, require_space
 
 SYNCS: Final = 8  # files that are synced at a time: the filesystem does them together
 
@@ -216,7 +217,8 @@ def _reserve(run: Localization, found: LocalState, repair: Repair) -> None:
         needed += missing_view_bytes(store, manifest, options.naming)
     if options.budget is not None:
         make_room(store, options.budget - needed, manifest)
-    require_space(store.root, needed, options.reserve)
+    advice = "free space with `distcache local gc`, or choose another directory with --store"
+    require_space(store.root, needed, advice, spare=options.reserve)
     for file in incomplete:
         in_place = file == CACHE and repair is Repair.IN_PLACE
         if not in_place and not _is_repaired_in_place(manifest, file):

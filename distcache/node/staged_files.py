@@ -20,7 +20,6 @@ from distcache.corpus.mds.codecs import MemorySource, unpack
 from distcache.corpus.mds.stored_shard import StoredShard, raw_pieces
 from distcache.errors import CacheCorrupt, CorpusError, DistcacheError
 from distcache.node.manifest import CACHE, UNIT, Block, Manifest, ShardSource, origin_of
-from distcache.node.store import reserve
 from distcache.storage.files import (
     FileVersion,
     closing_fd,
@@ -36,6 +35,7 @@ from distcache.storage.files import (
 )
 from distcache.storage.place import open_place, pieces_of
 from distcache.storage.ranges import PIECE
+from distcache.storage.space import reserve
 from distcache.storage.url import is_url
 from distcache.storage.watchdog import tick
 

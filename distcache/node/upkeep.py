@@ -24,11 +24,12 @@ from distcache.node.lock import exclusive, is_used, try_exclusive
 from distcache.node.manifest import Block, Manifest, copy_blocks, digests_path, shard_blocks
 from distcache.node.records import LocalCorpus, Ready, read_records
 from distcache.node.staged_files import block_matches, recorded_digest
-from distcache.node.store import Store, allocated, existing_store
+from distcache.node.store import Store, existing_store
 from distcache.node.view import renamer
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import Progress
 from distcache.storage.files import closing_fd, open_sized
+from distcache.storage.space import allocated
 from distcache.storage.url import is_url
 
 _CACHE: Final = r"[0-9a-f]{16}-[0-9a-f]{16}"

@@ -13,8 +13,9 @@ from distcache.megatron.export import Exported, export
 from distcache.megatron.names import Naming, megatron_files
 from distcache.node.manifest import CACHE, Manifest
 from distcache.node.records import LocalCorpus
-from distcache.node.store import Store, allocated
+from distcache.node.store import Store
 from distcache.storage.files import make_link, sync_directory, temporary_name
+from distcache.storage.space import allocated
 from distcache.storage.url import is_url
 
 HEADER: int = 128  # bytes of a .npy file before its array

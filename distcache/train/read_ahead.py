@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
@@ -13,6 +12,7 @@ from torch.utils.data import Sampler
 from distcache.errors import ConfigError, DistcacheError
 from distcache.node.ahead.client import ATTEMPTS, FetchClient
 from distcache.node.ahead.protocol import Source
+from distcache.storage.space import space_at
 from distcache.storage.units import parse_size
 from distcache.train.dataset import CachedDataset
 from distcache.train.sampler import ResumableSampler
@@ -157,5 +157,4 @@ class _Told:
 
 
 def _default_budget(client: FetchClient) -> int:
-    found = os.statvfs(client.directory)
-    return min(found.f_bavail * found.f_frsize // SHARE, MOST)
+    return min(space_at(client.directory).free // SHARE, MOST)

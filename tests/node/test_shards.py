@@ -11,11 +11,11 @@ import distcache
 from distcache.corpus import bin_path
 from distcache.edit.unpack import unpack_shards
 from distcache.errors import ConfigError, CorpusError, NoSpace, NotReady
-from distcache.node import store as space
 from distcache.node.records import read_records
 from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
 from distcache.ranks.communicator import SerialCommunicator
+from distcache.storage import space
 from tests.edit.test_index_mds import DOCUMENTS, fields_of, index, virtual_bin, write_tokens
 from tests.node.agents import flip, only, run
 from tests.support.caches import build_here

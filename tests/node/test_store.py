@@ -17,15 +17,14 @@ from distcache.node.records import LocalizeOptions
 from distcache.node.store import (
     Store,
     existing_store,
-    filesystem_type,
     local_directory,
     make_store,
     required_directory,
-    space_at,
 )
 from distcache.node.upkeep import collect, list_store, open_store, verify_store
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress
+from distcache.storage.space import filesystem_type, space_at
 from tests.support.caches import build_here
 from tests.support.processes import start
 

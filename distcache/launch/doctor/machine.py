@@ -16,11 +16,12 @@ from distcache import __version__
 from distcache.errors import ConfigError, DistcacheError
 from distcache.launch.doctor.finding import Finding
 from distcache.launch.slurm import find_plugin
-from distcache.node.store import local_directory, space_at
+from distcache.node.store import local_directory
 from distcache.ranks.cores import cgroup_limits, usable_cores
 from distcache.ranks.publication import link_problem
 from distcache.storage.files import NO_LOCKS, temporary_name
 from distcache.storage.locks import try_lock
+from distcache.storage.space import space_at
 
 LIBRARIES: Final = ("numpy", "h5py", "msgspec", "mpi4py", "torch", "megatron-core")
 SEVERAL_TASKS: Final = 2
