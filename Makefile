@@ -24,7 +24,7 @@ SERIAL := $(MPI) $(TORCHRUN)
 CLUSTER := tests/cluster
 OBJECTS := tests/objects
 ELSEWHERE := $(SERIAL) $(CLUSTER) $(OBJECTS) tests/aarch64
-SANITIZED := tests/kernels tests/cache tests/corpus tests/edit/test_index_mds.py tests/edit/test_select.py \
+SANITIZED := tests/kernels tests/cache tests/corpus tests/edit/test_index_mds.py tests/edit/test_index_mds_damage.py tests/edit/test_select.py \
 	$(addprefix tests/train/test_,shards.py rows.py dataset.py)
 SANITIZED_PYTEST = DISTCACHE_KERNELS=$$(ls build/sanitized-module/_kernels.*.so) \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \

@@ -21,9 +21,9 @@ from distcache.corpus.mds.shard_table import read_table
 from distcache.errors import ConfigError
 from distcache.plan.model import SectionPlan
 from distcache.plan.sizes import Cut, SectionSize
-from tests.edit.test_index_mds import DOCUMENTS, fields_of, index, write_tokens
 from tests.plan.test_make import plan_of
 from tests.support.caches import build_here
+from tests.support.mds_corpora import DOCUMENTS, fields_of, index, write_tokens
 from tests.support.mds_writer import write_mds
 from tests.support.threads import run_ranks
 

@@ -21,10 +21,10 @@ from distcache.edit.source_readback import choose
 from distcache.edit.unpack import unpack_shards
 from distcache.errors import CorpusError
 from distcache.ranks.communicator import SerialCommunicator
-from tests.edit.test_index_mds import index, write_tokens
 from tests.ingest.test_text import run
 from tests.ingest.test_tokens import ROWS
 from tests.ingest.test_tokens import run as run_tokens
+from tests.support.mds_corpora import index, write_tokens
 from tests.support.mds_writer import write_mds
 from tests.support.processes import start
 from tests.support.texts import read_corpus, write_jsonl, write_shard

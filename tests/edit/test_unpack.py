@@ -17,10 +17,10 @@ from distcache.edit.selection import Selection
 from distcache.edit.unpack import unpack_shards
 from distcache.errors import ConfigError, CorpusError, KeyMismatch, NoSpace
 from distcache.ranks.communicator import Communicator, SerialCommunicator
-from tests.edit.test_index_mds import DOCUMENTS, fields_of, index, virtual_bin, write_tokens
 from tests.edit.test_select import documents_of
 from tests.support.caches import build_here
 from tests.support.corpora import LENGTHS, write_lengths
+from tests.support.mds_corpora import DOCUMENTS, fields_of, index, virtual_bin, write_tokens
 from tests.support.mds_writer import write_mds
 from tests.support.samples import tokens_of
 from tests.support.threads import run_ranks

@@ -20,9 +20,9 @@ from distcache.corpus import bin_path, idx_path
 from distcache.node.records import read_records
 from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
-from tests.edit.test_index_mds import fields_of, index, virtual_bin
 from tests.faults.odd import compile_odd, odd
 from tests.support.caches import build_here
+from tests.support.mds_corpora import fields_of, index, virtual_bin
 from tests.support.mds_writer import write_mds
 from tests.support.processes import DISTCACHE, LAUNCHERS, LIMIT, clean_environment, launch, start
 

@@ -16,10 +16,10 @@ from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.storage import space
-from tests.edit.test_index_mds import DOCUMENTS, fields_of, index, virtual_bin, write_tokens
 from tests.node.agents import flip, only, run
 from tests.support.caches import build_here
 from tests.support.corpora import write_corpus
+from tests.support.mds_corpora import DOCUMENTS, fields_of, index, virtual_bin, write_tokens
 from tests.support.mds_writer import write_mds
 from tests.support.samples import tokens_of
 

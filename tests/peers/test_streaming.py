@@ -15,7 +15,7 @@ with warnings.catch_warnings():
     from streaming import LocalDataset, MDSWriter
     from streaming.base.util import merge_index
 
-from tests.edit.test_index_mds import documents_of, index
+from tests.support.mds_corpora import documents_of, index
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

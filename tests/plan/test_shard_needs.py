@@ -12,8 +12,8 @@ import pytest
 from distcache.builder.configuration import config_from_mapping
 from distcache.plan.problems import plan_warnings
 from distcache.plan.shard_needs import shard_needs
-from tests.edit.test_index_mds import fields_of, index, write_tokens
 from tests.plan.test_make import plan_of
+from tests.support.mds_corpora import fields_of, index, write_tokens
 from tests.support.mds_writer import write_mds
 from tests.support.processes import start
 

@@ -23,9 +23,9 @@ from distcache.storage.timeouts import TimeLimits
 from distcache.train import window_gate
 from distcache.train.feed import Feeder
 from distcache.train.window_gate import least_of
-from tests.edit.test_index_mds import fields_of, index, write_tokens
 from tests.node.agents import flip, run
 from tests.support.caches import build_here
+from tests.support.mds_corpora import fields_of, index, write_tokens
 from tests.support.mds_writer import write_mds
 from tests.support.samples import tokens_of
 from tests.train.test_rows import KINDS, sample

@@ -15,9 +15,9 @@ import distcache
 from distcache.corpus.mds.index_json import Columns
 from distcache.corpus.mds.row import Row, decode_value
 from distcache.errors import ConfigError, CorpusError
-from tests.edit.test_index_mds import index, write_tokens
 from tests.node.agents import run
 from tests.support.caches import build_here
+from tests.support.mds_corpora import index, write_tokens
 from tests.support.mds_writer import encode, write_mds
 
 KINDS = {"audio": "bytes", "text": "str", "n": "int", "tags": "json", "mel": "ndarray:float32"}

@@ -14,9 +14,9 @@ import distcache
 from distcache.corpus import open_idx
 from distcache.errors import CorpusError, NotReady
 from distcache.train import reading
-from tests.edit.test_index_mds import DOCUMENTS, fields_of, index, write_tokens
 from tests.support.caches import build_here
 from tests.support.corpora import write_corpus
+from tests.support.mds_corpora import DOCUMENTS, fields_of, index, write_tokens
 from tests.support.mds_writer import write_mds
 
 
