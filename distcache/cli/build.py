@@ -1,4 +1,4 @@
-"""`distcache plan` and `distcache build`."""
+"""`distcache plan`, `build`, `ready` and `upload`: from a configuration to a cache."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from distcache.builder.configuration import complete, load_config
 from distcache.builder.finish import file_size, table_places
 from distcache.builder.prepare import make_plan_together, require_name
 from distcache.builder.run import BuildOptions, build
+from distcache.builder.upload import Uploaded, UploadOptions, upload
+from distcache.cache.readiness import State, look, wait
 from distcache.cli.common import (
     JsonOption,
     LimitOption,
@@ -26,7 +28,7 @@ from distcache.cli.common import (
 )
 from distcache.cli.show import make_progress, print_json, print_result, print_table
 from distcache.corpus.fetched import fetched_indices
-from distcache.errors import ConfigError
+from distcache.errors import BuildInterrupted, ConfigError, NotReady
 from distcache.megatron.command_line import is_command
 from distcache.megatron.options import config_from_options
 from distcache.plan.assignment import assign_all, estimate
@@ -286,3 +288,87 @@ def build_command(
         outcome = build(communicator, settings, directory, name, options, progress)
         progress.note(f"{'found' if outcome.reused else 'built'} {outcome.path}")
     print_result(communicator.rank, outcome, [outcome.path], as_json=as_json)
+
+
+def ready_command(
+    cache: Annotated[str, typer.Argument(help="The cache that is built: a path, or a URL.")],
+    patience: Annotated[
+        float | None, typer.Option("--wait", min=0, help="Seconds to wait for it.")
+    ] = None,
+    log_format: LogOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Show whether a cache is ready, or the progress of its build.
+
+    Exit code 0: it is ready. 5: it is not, or not yet. 8: its builder has died or hangs; building
+    again resumes. With --wait it returns at once when the cache is ready or the builder has died.
+
+    Examples
+    --------
+        distcache ready /shared/caches/pretrain.h5
+
+        distcache ready /shared/caches/pretrain.h5 --wait 1800 && srun python train.py
+    """
+    if patience is None:
+        found = look(cache)
+    else:
+        with make_progress(log_format) as progress:
+            found = wait(cache, patience, lambda seen: progress.note(str(seen)))
+    if as_json:
+        print_json(found)
+    elif found.state not in (State.dead, State.hung):
+        typer.echo(str(found))
+    if found.state in (State.dead, State.hung):
+        raise BuildInterrupted(f"{found}; {found.advice}")
+    if found.state is not State.ready:
+        raise typer.Exit(NotReady.exit_code)
+
+
+def upload_command(
+    cache: Annotated[str, typer.Argument(help="A finished cache.")],
+    to: Annotated[
+        str, typer.Option("--out", "-o", help="A directory of a bucket: s3://bucket/directory.")
+    ],
+    corpora: Annotated[
+        bool,
+        typer.Option("--corpora", help="Also upload the .idx, .bin and receipts, beside it."),
+    ] = False,
+    readback: Annotated[
+        bool,
+        typer.Option("--readback", help="Read every byte back, and not only cache and .idx."),
+    ] = False,
+    threads: Annotated[
+        int,
+        typer.Option(min=1, help="Large objects that a rank sends at a time; of small ones 16."),
+    ] = 2,
+    log_format: LogOption = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Upload a cache to a bucket, from which any node localizes it and trains.
+
+    Runs alone or under mpiexec or srun; the objects are shared out over the ranks. No object is
+    ever replaced: exit code 7 if another one has a name. Run it again to continue. Credentials and
+    endpoints are those of AWS's own tools.
+
+    Examples
+    --------
+        distcache upload caches/pretrain.h5 -o s3://bucket/pretrain --corpora
+
+        srun -n 16 distcache upload caches/pretrain.h5 -o s3://bucket/pretrain --corpora
+    """
+    communicator = connect()
+    interrupt_on_signals()
+    options = UploadOptions(corpora=corpora, readback=readback, threads=threads)
+    with make_progress(log_format, communicator.rank) as progress:
+        done = upload(communicator, cache, to, options, progress)
+    if communicator.rank == 0:
+        if as_json:
+            print_json(done)
+        else:
+            _show(done)
+
+
+def _show(done: Uploaded) -> None:
+    sent = f"{done.sent} of {done.objects} objects, {size_text(done.sent_bytes)}, were sent now"
+    typer.echo(f"{done.url}: {size_text(done.nbytes)}, key {done.key}; {sent}")
+    typer.echo(f"# on every node: distcache localize {done.url}")

@@ -119,23 +119,23 @@ COMMANDS: Final = {
         former={"--to": "--out"},
     ),
     "mock": CommandEntry(
-        "mock",
+        "ingest",
         "mock_command",
         "Make up corpora, for tests of infrastructure.",
         interrupted=KEPT,
         former={"--vocab": "--vocab-size"},
     ),
     "doctor": CommandEntry(
-        "doctor", "doctor_command", "Find what would break a first job, where it will run.", True
+        "jobs", "doctor_command", "Find what would break a first job, where it will run.", True
     ),
     "ready": CommandEntry(
-        "ready",
+        "build",
         "ready_command",
         "Say whether a cache is ready, or how far its build is.",
         interrupted="a build continues without this command",
     ),
     "upload": CommandEntry(
-        "upload",
+        "build",
         "upload_command",
         "Put a cache, and its corpora, into a bucket.",
         interrupted=None,
@@ -162,7 +162,7 @@ COMMANDS: Final = {
         "index", "index_app", "Use MDS shards as corpora, without conversion.", interrupted=None
     ),
     "mix": CommandEntry(
-        "mix",
+        "index",
         "mix_command",
         "Index a list of MDS data sets, and write their blend.",
         interrupted=None,

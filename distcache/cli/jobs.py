@@ -1,4 +1,4 @@
-"""`distcache submit` and `slurm-scripts`: a pre-job that builds, and training after it."""
+"""`distcache submit`, `slurm-scripts` and `doctor`: jobs under Slurm, and what would break them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import stat
 import time
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -24,11 +24,15 @@ from distcache.cli.common import (
     path_only,
 )
 from distcache.cli.show import make_progress, print_json
-from distcache.errors import ConfigError, DistcacheError
+from distcache.errors import ConfigError, DistcacheError, NotReady
+from distcache.launch.doctor.finding import Finding
+from distcache.launch.doctor.machine import examine_machine
+from distcache.launch.doctor.training import examine_training
 from distcache.launch.follow import failure, follow
 from distcache.launch.prejob import JobOptions
 from distcache.launch.slurm import call, tasks_that_fit
 from distcache.launch.submit import Prejob, SubmitOptions, Submitted, submit
+from distcache.megatron.command_line import require_command
 from distcache.ranks.progress import Progress
 from distcache.storage.files import make_directories, may_write
 from distcache.storage.timeouts import limits
@@ -258,3 +262,62 @@ def _follow(done: Submitted, prejob: Prejob, progress: Progress) -> None:
             f"{done.cache}: pre-job {prejob.job} has succeeded, but the cache is not to be seen "
             "here; is the directory shared?"
         )
+
+
+def doctor_command(
+    context: typer.Context,
+    directory: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[DIR -- COMMAND]",
+            callback=path_only,
+            help="A directory that `export` or `localize --megatron` wrote, and the training "
+            "command that is to find its files, as it is or as @FILE.",
+        ),
+    ] = None,
+    shared: Annotated[
+        Path | None,
+        typer.Option(
+            callback=path_only,
+            help="A directory for caches on the shared filesystem, to try locks in.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find what would break a first job. Run it where training runs, in its container.
+
+    With a directory and a training command, the Megatron of this environment says which files it
+    would look for, and for those that are missing which field of their names differs. Nothing is
+    built. Exit code 5 if anything is missing or cannot work.
+
+    Examples
+    --------
+        distcache doctor --shared /shared/caches
+
+        distcache doctor /shared/megatron-cache -- torchrun pretrain_gpt.py --data-path ...
+    """
+    findings = list(examine_machine(shared, os.environ))
+    document: dict[str, Any] = {}
+    if directory is not None:
+        if not directory.is_dir():
+            raise ConfigError(f"{directory}: is not a directory; give one before the command")
+        if not context.args:
+            raise ConfigError("give the training command after the directory and --, or as @FILE")
+        require_command(context.args)
+        # Where there is no network, a tokenizer that is not here would be waited for.
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        found, files = examine_training(context.args, directory)
+        findings += found
+        document["files"] = files
+    problems = [finding for finding in findings if finding.level == "problem"]
+    if as_json:
+        print_json({"ready": not problems, "findings": findings} | document)
+    else:
+        for finding in findings:
+            _show_finding(finding)
+    if problems:
+        raise NotReady(f"{counted(len(problems), 'problem')}: a job would fail, or build by itself")
+
+
+def _show_finding(finding: Finding) -> None:
+    typer.echo(f"{finding.level:8} {finding.topic}: {finding.text}")

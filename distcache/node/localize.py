@@ -16,7 +16,6 @@ from distcache.cache.format import Header
 from distcache.errors import ConfigError, DistcacheError, NoSpace
 from distcache.megatron.arguments import reading_nodes
 from distcache.megatron.names import Naming
-from distcache.node.localization import Localization
 from distcache.node.lock import exclusive
 from distcache.node.manifest import (
     CorpusStat,
@@ -39,7 +38,7 @@ from distcache.node.records import (
 from distcache.node.stage import stage
 from distcache.node.staged_files import StagedFiles
 from distcache.node.store import Store, cache_name, make_store, required_directory
-from distcache.node.transport import choose_transport
+from distcache.node.transport import Localization, choose_transport
 from distcache.node.windows import windowed_sources
 from distcache.ranks.agreement import (
     aborting_on_error,

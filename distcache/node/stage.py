@@ -22,7 +22,6 @@ from distcache.node.local_state import (
     require_same_content,
     verify_local,
 )
-from distcache.node.localization import Localization
 from distcache.node.lock import is_used, try_exclusive
 from distcache.node.manifest import CACHE, Manifest, describe, stat_corpora
 from distcache.node.records import (
@@ -35,7 +34,7 @@ from distcache.node.records import (
     write_record,
 )
 from distcache.node.store import sweep
-from distcache.node.transport import copy_duplicates, fetch
+from distcache.node.transport import Localization, copy_duplicates, fetch
 from distcache.node.upkeep import bytes_of, make_room
 from distcache.node.view import link_tokens, make_view, missing_view_bytes
 from distcache.node.windows import Windows

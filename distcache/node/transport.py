@@ -6,17 +6,18 @@ import collections
 import os
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from distcache.errors import DistcacheError
 from distcache.node.local_state import Duplicate
-from distcache.node.localization import Localization
 from distcache.node.manifest import Block, Manifest, ShardSource, origin_of
+from distcache.node.records import LocalizeOptions
 from distcache.node.staged_files import (
     StagedFiles,
     Unreadable,
@@ -24,8 +25,11 @@ from distcache.node.staged_files import (
     digest_of,
     read_shared_into,
 )
-from distcache.ranks.agreement import on_all_ranks
+from distcache.node.store import Store
+from distcache.ranks.agreement import on_all_ranks, on_all_ranks_watched
+from distcache.ranks.communicator import Communicator
 from distcache.ranks.job_environment import node_count
+from distcache.ranks.progress import Progress
 from distcache.ranks.striped_broadcast import AHEAD, CHUNK, Buffer, striped_broadcast
 from distcache.storage.files import closing_fd
 from distcache.storage.place import threads_for
@@ -38,6 +42,7 @@ LONGEST_JITTER: Final = 5.0  # seconds
 BACKLOG: Final = 8  # arrived chunks that wait to be written
 SHORTEST_SLEEP: Final = 2e-5
 IN_FLIGHT: Final = 16  # chunks of objects that all agents together read at a time
+Result = TypeVar("Result")
 
 
 def choose_transport(asked: str, agents: int) -> tuple[str, str]:
@@ -302,3 +307,25 @@ def broadcast_blocks(run: Localization, needed: Sequence[int], mine: frozenset[i
     if writer.problems:
         raise writer.problems[0]
     return sum(done)
+
+
+@dataclass(frozen=True)
+class Localization:
+    """The localization of one cache, on one of its agents."""
+
+    agents: Communicator  # one of each node
+    readers: tuple[int, ...]  # the agents that see the shared cache, and read for the others
+    store: Store  # this node's, locked
+    manifest: Manifest  # the same files and blocks on all nodes
+    # options, with what earlier runs were asked for; the transport is "mpi" or "copy"
+    options: LocalizeOptions
+    progress: Progress  # receives the progress of this agent
+    staged: StagedFiles  # the unfinished files on this node
+
+    def on_all_agents_watched(self, action: Callable[[], Result], what: str) -> Result:
+        """Run an action on local files as `on_all_ranks_watched` does. Collective."""
+        return on_all_ranks_watched(self.agents, action, what)
+
+    def bytes_of(self, blocks: Iterable[int]) -> int:
+        """Return the bytes of some blocks."""
+        return sum(self.manifest.blocks[number].size for number in blocks)

@@ -51,7 +51,7 @@ KINDS: Final = {
         _is_for_tiktoken, "tiktoken_ranks:source_of_file", "tiktoken_ranks:Tiktoken"
     ),
     "huggingface": TokenizerKind(
-        lambda _path: True, "huggingface:source_of_file", "huggingface:load"
+        lambda _path: True, "huggingface:source_of_file", "engines:load"
     ),
 }
 

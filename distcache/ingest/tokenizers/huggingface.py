@@ -196,23 +196,3 @@ def _of_vocabulary_and_merges(
         )
     made = gpt2_description(path, content, read_tokenizer_file(merges))
     return TokenizerSource("huggingface", path.name, made, "<|endoftext|>")
-
-
-def load(source: TokenizerSource, options: TokenizerOptions) -> Tokenizer:
-    """Make a tokenizer of Hugging Face, with the engine that is asked for."""
-    library = HuggingFace(source.name, source.content, options, source.end)
-    if options.engine == "tokenizers":
-        return library
-    try:
-        from distcache.ingest.tokenizers.gigatoken.engine import Gigatoken  # noqa: PLC0415
-
-        return Gigatoken(library, source.content)
-    except ImportError as error:  # missing, or built for another system
-        reason = f"gigatoken cannot be imported ({error}): {how_to_install('fast')}"
-    except ValueError as error:  # it needs what gigatoken does not have
-        reason = str(error)
-    require_uninterrupted()
-    if options.engine == "gigatoken":
-        raise ConfigError(f"--engine gigatoken: {options.name}: {reason}")
-    library.note = reason
-    return library
