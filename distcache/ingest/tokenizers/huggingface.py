@@ -13,11 +13,9 @@ import huggingface_hub
 import tokenizers
 
 from distcache.errors import ConfigError, NotReady
-from distcache.extras import how_to_install
 from distcache.ingest.tokenizers.directory import FILES, read_directory, stated_end
 from distcache.ingest.tokenizers.tokenizer import (
     Encoded,
-    Tokenizer,
     TokenizerOptions,
     TokenizerSource,
     encoded_lists,
@@ -27,7 +25,6 @@ from distcache.ingest.tokenizers.tokenizer import (
     read_tokenizer_file,
     refusing,
 )
-from distcache.storage.interruption import require_uninterrupted
 
 GPT2: Final = re.compile(rb'\{\s*"(?:[^"\\]|\\.)*"\s*:\s*\d')  # how a vocabulary of GPT-2 begins
 # End-of-document tokens of common models, if no file names one.
