@@ -12,7 +12,7 @@ BASELINE := -DDISTCACHE_DISPATCH=OFF -DDISTCACHE_BENCH=ON -DDISTCACHE_WERROR=ON
 AARCH64 := -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 	-DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_EXE_LINKER_FLAGS=-static -DDISTCACHE_WERROR=ON
 HAS_HEADERS := import os, sysconfig; exit(not os.path.exists(sysconfig.get_path('include') + '/Python.h'))
-KERNELS := $(wildcard cpp/*/*.[ch]pp cpp/include/distcache/*.hpp) cpp/CMakeLists.txt
+KERNELS := $(wildcard cpp/*/*.[ch]pp) cpp/CMakeLists.txt
 # The parts of `make test` and those that `make test-all` adds.
 TEST := lint docs cpp-tests sanitized-tests python-tests peers mpi-tests object-tests demo-test cluster-tests
 REST := cpp-builds sanitized-rest python-rest judges mpi-rest object-rest cluster-rest coverage aarch64 python-versions storm wheels-test
@@ -130,7 +130,7 @@ cpp-tests: $(VENV)/test-installed
 	find build/sanitized -name '*.gcda' -delete
 	for most in baseline avx512; do \
 		DISTCACHE_INSTRUCTIONS=$$most build/sanitized/kernel_tests || exit 1; done
-	gcovr --root cpp --filter cpp/src/ --filter cpp/include/ --object-directory build/sanitized \
+	gcovr --root cpp --filter cpp/distcache/ --object-directory build/sanitized \
 		--exclude '.*avx512.*' --exclude-throw-branches --exclude-unreachable-branches --merge-lines \
 		--gcov-ignore-parse-errors=negative_hits.warn \
 		--json-summary build/cpp-coverage.json --print-summary build/sanitized

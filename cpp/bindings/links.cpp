@@ -90,7 +90,7 @@ int
                py::arg("latest"), py::arg("links"), R"doc(
 Link each step to the latest earlier step with the same draw.
 
-cpp/include/distcache/links.hpp explains how the links lead to the shuffled positions.
+cpp/distcache/links.hpp explains how the links lead to the shuffled positions.
 
 Parameters
 ----------

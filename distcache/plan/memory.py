@@ -17,7 +17,7 @@ DOCUMENT_BYTES: Final = 4
 ENTRY_BYTES: Final = 8
 PASS_BYTES: Final = 12  # for each sequence of a pass: its parts, all of it, and what is written
 # Bytes per value of the lists of a shuffle that is larger than the caches:
-# `capacity_of` in cpp/src/partitioned_shuffle.hpp, and two bytes for a step of a block.
+# `capacity_of` in cpp/distcache/partitioned_shuffle.hpp, and two bytes for a step of a block.
 SHUFFLE_SPACE: Final = 2.2  # bytes
 SHUFFLE_SPACE_FROM: Final = 1 << 21
 # Entries in transit to all ranks at a time; each rank takes whole stripes of documents.
