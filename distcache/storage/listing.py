@@ -12,7 +12,7 @@ from typing import Final
 
 from distcache.errors import DistcacheError, ObjectMissing
 from distcache.storage.files import FileVersion
-from distcache.storage.place import bucket_of, version_at
+from distcache.storage.place import bucket_of, import_client, version_at
 from distcache.storage.url import is_url
 
 FEW: Final = 16  # objects of a directory, for which a listing is not worth it
@@ -25,13 +25,17 @@ _known: dict[str, FileVersion | None] = {}
 
 @contextlib.contextmanager
 def listed(paths: Iterable[str]) -> Iterator[None]:
-    """Let `listed_version` answer from listings of the directories, for the time of the block."""
+    """Let `listed_version` answer from listings of the directories, for the time of the block.
+
+    The client of stores is imported before, by this thread.
+    """
     groups: dict[str, list[str]] = {}
     for path in paths:
         if is_url(path):
             groups.setdefault(path.rpartition("/")[0], []).append(path)
     told: dict[str, FileVersion | None] = {}
     for directory, urls in groups.items():
+        import_client(directory)
         if len(urls) >= FEW:
             # Who may not list, or gets no answer, asks for each, and hears why.
             with contextlib.suppress(DistcacheError):

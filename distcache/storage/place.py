@@ -207,6 +207,21 @@ def bucket_of(url: str) -> Bucket:
     ConfigError
         If the client is not installed.
     """
-    with needing(url):
-        from distcache.storage.bucket import find_bucket  # noqa: PLC0415  imports obstore
+    import_client(url)
+    from distcache.storage.bucket import find_bucket  # noqa: PLC0415
+
     return find_bucket(address_of(url))
+
+
+def import_client(url: str) -> None:
+    """Import the client of stores, which `bucket_of` needs; first by the thread that starts others.
+
+    A signal interrupts an import of the main thread only: it would wait for one of another thread.
+
+    Raises
+    ------
+    ConfigError
+        If it is not installed.
+    """
+    with needing(url):
+        import distcache.storage.bucket  # noqa: F401, PLC0415  imports obstore

@@ -90,7 +90,7 @@ def require_space(
     needed : int
         Bytes to write.
     advice : str
-        What the user can do, for the message.
+        Advice for the user, for the message.
     spare : int
         Bytes that are to stay free.
     written : int

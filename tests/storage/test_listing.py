@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -94,3 +96,14 @@ def test_blocks_within_one_another(server: ScriptedS3) -> None:
             pass
         assert all(listed_version(url).size for url in URLS)
     assert (server.listings, len(server.requests)) == (2, 0)
+
+
+def test_the_client_is_imported_by_the_thread_that_starts_others() -> None:
+    """A signal would have to wait for an import of another thread."""
+    program = (
+        "import sys\n"
+        "from distcache.storage.listing import listed\n"
+        "with listed(['s3://lake/a.idx']):\n"
+        "    assert 'distcache.storage.bucket' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
