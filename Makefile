@@ -45,7 +45,7 @@ help:
 	@echo "make demo       real text to training, with Megatron-Core beside it"
 	@echo "make test       every promise once: lint, C++, Python, Megatron-Core, MPI, faults, a store, Slurm"
 	@echo "make test-all   what make test leaves out: other releases, builds and Pythons, more jobs, chance"
-	@echo "make test-fast  the tests of a working minute"
+	@echo "make test-fast  the fast tests, while working"
 	@echo "make cluster-packages  what the test cluster needs: Slurm, munge, MariaDB, GlusterFS"
 	@echo "make judges     later releases of Megatron-Core, Megatron-Bridge, mosaicml-streaming"
 	@echo "make aarch64    a wheel for AArch64, and its tests under qemu"

@@ -164,7 +164,7 @@ def spread(
     Raises
     ------
     DistcacheError
-        As `on_all_ranks`.
+        On all ranks the same, with the problems of all ranks, if the action failed on any.
     """
     shares = shares_of(len(items), communicator.size, costs)
     own = [items[place] for place in shares[communicator.rank]]
