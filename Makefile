@@ -27,7 +27,7 @@ ELSEWHERE := $(SERIAL) $(CLUSTER) $(OBJECTS) tests/aarch64
 SANITIZED := tests/kernels tests/cache tests/corpus tests/edit/test_index_mds.py tests/edit/test_index_mds_damage.py tests/edit/test_select.py \
 	$(addprefix tests/train/test_,shards.py rows.py dataset.py)
 SANITIZED_PYTEST = DISTCACHE_KERNELS=$$(ls build/sanitized-module/_kernels.*.so) \
-	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1 \
+	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:handle_sigbus=0 \
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
 	pytest -q -n auto -p tests.kernels.other_build
 JUDGES := 0.17.1 0.18.2 0.19.2
