@@ -133,7 +133,8 @@ class SplitBlend:
             self._send_end_states(wrong)
             action = self._draw_again if communicator.rank in wrong else _wait
             on_all_ranks(communicator, action, "drawing slices of a blend again")
-        return self._digests()
+        mine = {name: writer.leaves().tobytes() for name, writer in self._writers.items()}
+        return joined_digests(self._communicator, mine)
 
     def _guess(self) -> Blender:
         """Return a blender in the estimated state at the first step of the slice."""
@@ -173,11 +174,6 @@ class SplitBlend:
             self._begin = np.empty_like(self._begin)
         receives = [Message(me - 1, self._begin)] if me in ranks else []
         self._communicator.exchange(sends, receives, "states of a blend")
-
-    def _digests(self) -> dict[str, str]:
-        """Return the digests of the arrays from those of the slices. Collective."""
-        mine = {name: writer.leaves().tobytes() for name, writer in self._writers.items()}
-        return joined_digests(self._communicator, mine)
 
 
 def _wait() -> None:

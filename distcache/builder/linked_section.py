@@ -230,7 +230,9 @@ def shuffled_slice(
 def _link(size: int, generator: Mt19937, begin: int, end: int) -> tuple[_Steps, Numbers]:
     """Link the steps that draw positions [begin, end), and return the latest of each position."""
     latest = np.full(end - begin, NO_LINK, np.uint32)
-    pieces = [_first_step(begin, end)]
+    # The step of position 0 draws nothing: it keeps the value there.
+    own = int(begin == 0 < end)
+    pieces = [_Steps(*(np.zeros(own, np.uint32) for _ in _Steps._fields))]
     room = np.empty((2, min(PIECE, max(size - 1, 0))), np.uint32)
     for first in range(size - 1, 0, -PIECE):
         count = min(PIECE, first)
@@ -242,12 +244,6 @@ def _link(size: int, generator: Mt19937, begin: int, end: int) -> tuple[_Steps, 
     if pieces[0].steps.size:
         pieces[0].links[0] = latest[0]
     return _Steps(*map(np.concatenate, zip(*pieces, strict=True))), latest
-
-
-def _first_step(begin: int, end: int) -> _Steps:
-    """Return the step of position 0, which draws nothing: it keeps the value there."""
-    own = int(begin == 0 < end)
-    return _Steps(*(np.zeros(own, np.uint32) for _ in _Steps._fields))
 
 
 def _follow(communicator: Communicator, owners: Sequence[int], latest: Numbers) -> Numbers:

@@ -18,7 +18,7 @@ from distcache.builder.job import Digests, Job, Record
 from distcache.cache.digests import array_digest, block_range, blocks_in, leaves_of, read_pieces
 from distcache.cache.format import LEAF_SIZE
 from distcache.errors import DistcacheError
-from distcache.plan.layout import SMALL, ArrayPlace
+from distcache.plan.layout import SMALL
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.ranks.partition import balance
 from distcache.storage.files import set_time
@@ -190,7 +190,10 @@ def _read_block(descriptor: int, arrays: _Arrays, tables_begin: int, block: int)
     done = begin
     for array in arrays.within(begin, end):
         place = arrays.places[array]
-        first, last = _leaves_within(place, begin, end)
+        # Leaves are verified whole, so the first and the last are read whole.
+        first = max(0, begin - place.offset) // LEAF_SIZE * LEAF_SIZE
+        last = -(-(end - place.offset) // LEAF_SIZE) * LEAF_SIZE
+        first, last = place.offset + first, place.offset + min(last, place.nbytes)
         for piece in read_pieces(descriptor, done, max(done, first)):  # between arrays
             digest.update(piece.data)
         leaves = []
@@ -204,13 +207,6 @@ def _read_block(descriptor: int, arrays: _Arrays, tables_begin: int, block: int)
     for piece in read_pieces(descriptor, done, max(done, end)):
         digest.update(piece.data)
     return BlockRead(block, digest.intdigest(), tuple(found))
-
-
-def _leaves_within(place: ArrayPlace, begin: int, end: int) -> tuple[int, int]:
-    """Return the bytes of the file of the leaves of an array that have bytes of [begin, end)."""
-    first = max(0, begin - place.offset) // LEAF_SIZE * LEAF_SIZE
-    last = -(-(end - place.offset) // LEAF_SIZE) * LEAF_SIZE
-    return place.offset + first, place.offset + min(last, place.nbytes)
 
 
 def _fits(job: Job, record: Record) -> bool:

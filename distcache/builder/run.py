@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -33,6 +33,7 @@ from distcache.cache.readiness import building_directory
 from distcache.corpus.examine import require_unchanged
 from distcache.corpus.fetched import fetched_indices
 from distcache.errors import DistcacheError, KeyMismatch
+from distcache.option import Option
 from distcache.plan.assignment import Assignment, assign
 from distcache.plan.config import Config
 from distcache.plan.layout import make_layout
@@ -46,27 +47,28 @@ from distcache.ranks.progress import NullProgress, Progress, Stopwatch
 from distcache.ranks.workspace import Workspace
 from distcache.storage.files import closing_fd, open_regular, set_mode
 from distcache.storage.journal import Journal, read_journal
+from distcache.storage.units import parse_some_size
+
+MemoryLimit = Annotated[
+    int | None,
+    Option("Memory per rank, for example 8G.", "--memory-limit", parse_some_size),
+]
+ReusedCaches = Annotated[
+    tuple[Path, ...],
+    Option("Another cache, from which sections with the same keys are copied.", "--reuse"),
+]
 
 
 class BuildOptions(msgspec.Struct, frozen=True):
-    """How to build; none of it changes the cache.
+    """How to build; none of it changes the cache."""
 
-    Attributes
-    ----------
-    threads : int
-        Threads of each rank.
-    memory_limit : int or None
-        Bytes that no rank may exceed.
-    reuse : tuple of Path
-        Other caches from which sections and blends are copied.
-    required_key : str or None
-        The key that the configuration must have, so that a job builds what was submitted.
-    """
-
-    threads: int = 1
-    memory_limit: int | None = None
-    reuse: tuple[Path, ...] = ()
-    required_key: str | None = None
+    threads: int = 1  # of each rank
+    reuse: ReusedCaches = ()
+    memory_limit: MemoryLimit = None
+    # so that a job builds what was submitted
+    required_key: Annotated[
+        str | None, Option("End with exit code 7 if the key differs.", "--require-key")
+    ] = None
 
 
 class BuildOutcome(msgspec.Struct, frozen=True):
@@ -145,7 +147,12 @@ def _plan_job(
 ) -> Job:
     """Plan a build, and find what it may copy from other caches. Collective."""
     plan = make_plan_together(communicator, config, options.threads, watch)
-    _require_key(plan, options)
+    wanted = options.required_key
+    if wanted not in (None, plan.key):
+        raise KeyMismatch(
+            f"the configuration or a corpus has changed: the key is {plan.key} now, but "
+            f"--require-key asks for {wanted}. Submit again, or build without --require-key"
+        ).of_all_ranks()
     final = cache_path(directory, name, plan)
     watch.note(f"key {plan.key}, cache {final}")
     if communicator.rank == 0:
@@ -230,16 +237,6 @@ def _note_moves(communicator: Communicator, plan: Plan, final: Path, watch: Stop
             f"the cache was built where its corpora have other paths ({pairs}); readers that do "
             f"not find them there do so {how}"
         )
-
-
-def _require_key(plan: Plan, options: BuildOptions) -> None:
-    """Refuse a plan whose key is not the required one; all ranks have the same plan."""
-    wanted = options.required_key
-    if wanted not in (None, plan.key):
-        raise KeyMismatch(
-            f"the configuration or a corpus has changed: the key is {plan.key} now, but "
-            f"--require-key asks for {wanted}. Submit again, or build without --require-key"
-        ).of_all_ranks()
 
 
 class _Made(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -18,6 +18,7 @@ from distcache.cache.digests import verify_cache
 from distcache.corpus import bin_path, idx_path
 from distcache.corpus.receipt import receipt_path
 from distcache.errors import ConfigError, CorpusError, ObjectMissing, StorageError
+from distcache.option import Option
 from distcache.ranks.agreement import aborting_on_error, on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import NullProgress, Progress
@@ -29,21 +30,13 @@ from distcache.storage.url import is_url, located
 
 
 class UploadOptions(msgspec.Struct, frozen=True):
-    """How to upload.
+    """How to upload."""
 
-    Attributes
-    ----------
-    corpora : bool
-        Whether the corpora go along, that are not in a bucket already.
-    readback : bool
-        Whether every byte is read back, and not only those of the cache and of the indices.
-    threads : int
-        Objects that a rank sends at a time.
-    """
-
-    corpora: bool = False
-    readback: bool = False
-    threads: int = 2
+    corpora: Annotated[bool, Option("Also upload the .idx, .bin and receipts, beside it.")] = False
+    readback: Annotated[bool, Option("Read every byte back, and not only cache and .idx.")] = False
+    threads: Annotated[
+        int, Option("Large objects that a rank sends at a time; of small ones 16.", least=1)
+    ] = 2
 
 
 class Uploaded(msgspec.Struct, frozen=True):

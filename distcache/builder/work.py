@@ -51,7 +51,12 @@ def build_items(job: Job, assignment: Assignment, journal: Journal) -> Digests:
         for wave in assignment.waves:
             built |= _build_wave(job, wave, file, journal)
         for unit in (*assignment.linked, *assignment.blends):
-            built |= _build_together(job, job.layout.units[unit], file, journal)
+            # No rank holds more than its slice of these.
+            (item,) = job.layout.units[unit].items
+            kind = LinkedSection if isinstance(job.plan.items[item], SectionPlan) else SplitBlend
+            found = kind(job, item, file).build()
+            _record(job, item, found, journal)
+            built |= {item: found}
 
         def build_own() -> Digests:
             own = _build_local(job, assignment, file, journal)
@@ -82,15 +87,6 @@ def _build_wave(
         digests[item] = section.cut()
         _record(job, item, digests[item], journal)
     return digests
-
-
-def _build_together(job: Job, entry: Unit, file: UnfinishedFile, journal: Journal) -> Digests:
-    """Build a section, or draw a blend, of which no rank holds more than its slice. Collective."""
-    (item,) = entry.items
-    kind = LinkedSection if isinstance(job.plan.items[item], SectionPlan) else SplitBlend
-    found = kind(job, item, file).build()
-    _record(job, item, found, journal)
-    return {item: found}
 
 
 def _record(job: Job, item: int, digests: dict[str, str], journal: Journal) -> None:

@@ -8,24 +8,22 @@ import os
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+import msgspec
 import typer
 
 from distcache.builder.configuration import complete, load_config
 from distcache.builder.finish import file_size, table_places
 from distcache.builder.prepare import make_plan_together, require_name
-from distcache.builder.run import BuildOptions, build
-from distcache.builder.upload import Uploaded, UploadOptions, upload
+from distcache.builder.run import BuildOptions, MemoryLimit, build
+from distcache.builder.upload import UploadOptions, upload
 from distcache.cache.readiness import State, look, wait
 from distcache.cli.common import (
     JsonOption,
-    LimitOption,
     LogOption,
-    ReuseOption,
     ThreadsOption,
     interrupt_on_signals,
-    optional_size,
-    path_only,
 )
+from distcache.cli.options import with_options
 from distcache.cli.show import make_progress, print_json, print_result, print_table
 from distcache.corpus.fetched import fetched_indices
 from distcache.errors import BuildInterrupted, ConfigError, NotReady
@@ -43,7 +41,7 @@ from distcache.ranks.connect import connect
 from distcache.ranks.cores import share_of_cores, threads_of, usable_cores
 from distcache.ranks.progress import NullProgress
 from distcache.storage.units import counted, size_text
-from distcache.storage.url import require_file
+from distcache.storage.url import path_only, require_file
 
 ConfigArgument = Annotated[
     Path | None,
@@ -86,13 +84,14 @@ def read_config(path: Path | None, context: typer.Context) -> Config:
     raise ConfigError(f"{said} (Megatron's options cannot be combined with a configuration file)")
 
 
+@with_options
 def plan_command(
     context: typer.Context,
     config: ConfigArgument = None,
     ranks: Annotated[int, typer.Option(min=1, max=65_536, help="Ranks that would build.")] = 1,
     nodes: Annotated[int, typer.Option(min=1, max=65_536, help="Nodes of the ranks.")] = 1,
     threads: ThreadsOption = 0,
-    memory_limit: LimitOption = None,
+    memory_limit: MemoryLimit = None,
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -113,7 +112,7 @@ def plan_command(
     with fetched_indices(communicator, settings.prefixes(), silent):
         plan = make_plan_together(communicator, settings, threads, silent)
     layout = make_layout(plan.items)
-    work = assign_all(plan.items, layout, ranks, threads, optional_size(memory_limit))
+    work = assign_all(plan.items, layout, ranks, threads, memory_limit)
     document = plan_document(plan, layout)
     document |= {"ranks": ranks, "threads": work.threads, "memory_per_rank": list(work.memory)}
     predicted = estimate(plan, layout, work, -(-ranks // nodes))
@@ -238,19 +237,16 @@ def _show_estimate(document: dict[str, Any]) -> None:
     typer.echo(f"slurm    --time={predicted.minutes} --mem={predicted.memory_gib}G")
 
 
+@with_options
 def build_command(
     context: typer.Context,
     directory: Annotated[str, typer.Option("--out", "-o", help="Directory that all ranks share.")],
+    options: BuildOptions,
     config: ConfigArgument = None,
     name: Annotated[
         str | None, typer.Option(help="File name without .h5; by default from the key.")
     ] = None,
-    reuse: ReuseOption = None,
     threads: ThreadsOption = 0,
-    memory_limit: LimitOption = None,
-    key: Annotated[
-        str | None, typer.Option("--require-key", help="End with exit code 7 if the key differs.")
-    ] = None,
     log_format: LogOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
@@ -270,13 +266,7 @@ def build_command(
     gc.disable()  # a plan of many corpora has hundreds of thousands of objects, and no cycles
     communicator = connect()
     interrupt_on_signals()
-    threads = threads or share_of_cores(communicator)
-    options = BuildOptions(
-        threads=threads,
-        memory_limit=optional_size(memory_limit),
-        reuse=tuple(reuse or ()),
-        required_key=key,
-    )
+    options = msgspec.structs.replace(options, threads=threads or share_of_cores(communicator))
 
     def read() -> Config:
         require_name(name)
@@ -324,23 +314,13 @@ def ready_command(
         raise typer.Exit(NotReady.exit_code)
 
 
+@with_options
 def upload_command(
     cache: Annotated[str, typer.Argument(help="A finished cache.")],
     to: Annotated[
         str, typer.Option("--out", "-o", help="A directory of a bucket: s3://bucket/directory.")
     ],
-    corpora: Annotated[
-        bool,
-        typer.Option("--corpora", help="Also upload the .idx, .bin and receipts, beside it."),
-    ] = False,
-    readback: Annotated[
-        bool,
-        typer.Option("--readback", help="Read every byte back, and not only cache and .idx."),
-    ] = False,
-    threads: Annotated[
-        int,
-        typer.Option(min=1, help="Large objects that a rank sends at a time; of small ones 16."),
-    ] = 2,
+    options: UploadOptions,
     log_format: LogOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
@@ -358,17 +338,12 @@ def upload_command(
     """
     communicator = connect()
     interrupt_on_signals()
-    options = UploadOptions(corpora=corpora, readback=readback, threads=threads)
     with make_progress(log_format, communicator.rank) as progress:
         done = upload(communicator, cache, to, options, progress)
     if communicator.rank == 0:
         if as_json:
             print_json(done)
         else:
-            _show(done)
-
-
-def _show(done: Uploaded) -> None:
-    sent = f"{done.sent} of {done.objects} objects, {size_text(done.sent_bytes)}, were sent now"
-    typer.echo(f"{done.url}: {size_text(done.nbytes)}, key {done.key}; {sent}")
-    typer.echo(f"# on every node: distcache localize {done.url}")
+            sent = f"{done.sent} of {done.objects} objects, {size_text(done.sent_bytes)}, sent now"
+            typer.echo(f"{done.url}: {size_text(done.nbytes)}, key {done.key}; {sent}")
+            typer.echo(f"# on every node: distcache localize {done.url}")

@@ -28,7 +28,6 @@ from distcache.cli.common import (
     MegatronOption,
     PrefixOption,
     TokenizerOption,
-    path_only,
 )
 from distcache.cli.show import print_json, print_table
 from distcache.corpus.examine import examine, require_sound
@@ -46,7 +45,7 @@ from distcache.plan.make import identity_of
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress
 from distcache.storage.units import counted, size_text
-from distcache.storage.url import require_file
+from distcache.storage.url import path_only, require_file
 
 CacheArgument = Annotated[str, typer.Argument(help="A cache: a file, or s3://bucket/name.h5.")]
 

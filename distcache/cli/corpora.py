@@ -15,7 +15,6 @@ from distcache.cli.common import (
     PathOutOption,
     WorkOption,
     interrupt_on_signals,
-    path_only,
 )
 from distcache.cli.show import LogFormat, make_progress, print_json, print_result, print_table
 from distcache.corpus import CorpusFacts, Fault
@@ -34,6 +33,7 @@ from distcache.ranks.cores import share_of_cores
 from distcache.ranks.progress import NullProgress, Progress
 from distcache.storage.files import require_text
 from distcache.storage.units import counted
+from distcache.storage.url import path_only
 
 # A shell pattern matches several files of each corpus.
 ENDS = (".idx", ".bin", ".shards", ".receipt.json")

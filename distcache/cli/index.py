@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
+import msgspec
 import typer
 
 from distcache.builder.configuration import read_document
@@ -13,23 +14,23 @@ from distcache.cli.common import (
     PathOutOption,
     ThreadsOption,
     interrupt_on_signals,
-    path_only,
 )
 from distcache.cli.corpora import bare_prefix
+from distcache.cli.options import with_options
 from distcache.cli.show import make_progress, print_result
 from distcache.corpus.mds.rebuild_index import rebuild_index
 from distcache.edit.index_mds import index_mds
 from distcache.edit.mds_scan import MdsOptions
 from distcache.edit.mirror import mirror, mirrored
 from distcache.edit.mix import MixOptions, mix
-from distcache.edit.mix_recipe import MOST_SAMPLES, Recipe, recipe_from
+from distcache.edit.mix_recipe import Recipe, recipe_from
 from distcache.edit.unpack import unpack_shards
 from distcache.errors import ConfigError
 from distcache.ranks.agreement import on_rank_0
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.connect import connect
 from distcache.ranks.cores import share_of_cores
-from distcache.storage.url import is_url
+from distcache.storage.url import is_url, path_only
 
 index_app = typer.Typer(
     name="index",
@@ -40,12 +41,18 @@ index_app = typer.Typer(
 )
 
 
+ColumnOption = Annotated[
+    str | None, typer.Option(help="The column of tokens; without --rows, tokens.")
+]
+
+
 @index_app.callback()
 def _group() -> None:
     """Use data where it lies: MDS shards as corpora, without conversion."""
 
 
 @index_app.command("mds")
+@with_options
 def mds_command(
     directories: Annotated[
         list[str],
@@ -56,32 +63,11 @@ def mds_command(
         ),
     ],
     out: PathOutOption,
-    column: Annotated[
-        str | None, typer.Option(help="The column of tokens; without --rows, tokens.")
-    ] = None,
+    options: MdsOptions,
+    column: ColumnOption = None,
     rows: Annotated[
         bool, typer.Option("--rows", help="Index whole samples, of any columns, not tokens.")
     ] = False,
-    split: Annotated[
-        str, typer.Option(metavar="NAME", help="A subdirectory of each, such as train.")
-    ] = "",
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TYPE", help="Type of the tokens in a column of bytes, such as int64."
-        ),
-    ] = None,
-    vocab_size: Annotated[
-        int | None, typer.Option(min=1, help="Token ids must be below it.")
-    ] = None,
-    headers_only: Annotated[
-        bool,
-        typer.Option("--headers-only", help="Read only headers: no digests, no token compared."),
-    ] = False,
-    on_error: Annotated[
-        Literal["fail", "skip"],
-        typer.Option(help="End at the first damaged shard or sample, or leave them out."),
-    ] = "fail",
     threads: ThreadsOption = 0,
     log_format: LogOption = "auto",
     as_json: JsonOption = False,
@@ -105,16 +91,9 @@ def mds_command(
     """
     if rows and column:
         raise ConfigError("--rows indexes whole samples: leave out --column, or --rows")
-    if rows and (dtype or vocab_size):
+    if rows and (options.dtype or options.vocabulary):
         raise ConfigError("--rows indexes whole samples: leave out --dtype and --vocab-size")
-    options = MdsOptions(
-        column="" if rows else column or "tokens",
-        split=split,
-        dtype=dtype,
-        vocabulary=vocab_size,
-        headers_only=headers_only,
-        on_error=on_error,
-    )
+    options = msgspec.structs.replace(options, column="" if rows else column or "tokens")
     communicator = connect()
     interrupt_on_signals()
     with make_progress(log_format, communicator.rank) as progress:
@@ -123,7 +102,7 @@ def mds_command(
             for number, word in enumerate(directories)
         ]
         pairs = zip(directories, homes, strict=True)
-        sets = [mirrored(word, split, home) for word, home in pairs if is_url(word)]
+        sets = [mirrored(word, options.split, home) for word, home in pairs if is_url(word)]
         mirror(communicator, sets, progress)
         receipt = index_mds(
             communicator,
@@ -189,6 +168,7 @@ def unpack_command(
     print_result(communicator.rank, done, [done.path], as_json=as_json)
 
 
+@with_options
 def mix_command(
     recipe: Annotated[str, typer.Argument(help="A list of MDS data sets, as YAML or JSON.")],
     out: Annotated[
@@ -197,33 +177,14 @@ def mix_command(
             "--out", "-o", callback=path_only, help="Directory of the corpora, and of blend.json."
         ),
     ],
+    options: MixOptions,
     rows: Annotated[
         bool, typer.Option("--rows", help="Whole samples, of any columns; else tokens.")
     ] = False,
-    column: Annotated[
-        str | None, typer.Option(help="The column of tokens; without --rows, tokens.")
-    ] = None,
+    column: ColumnOption = None,
     dtype: Annotated[
         str | None, typer.Option(metavar="TYPE", help="Type of tokens in a column of bytes.")
     ] = None,
-    sequence_length: Annotated[
-        int | None,
-        typer.Option(min=2, max=2**31 - 2, help="Tokens of a sample; needed without --rows."),
-    ] = None,
-    samples: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=MOST_SAMPLES, help="Samples of training; by default those of one pass."
-        ),
-    ] = None,
-    validation: Annotated[
-        int, typer.Option(min=1, help="Samples of each validation set, at most.")
-    ] = 512,
-    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the blend.")] = 1234,
-    order: Annotated[
-        Literal["passes", "windows"],
-        typer.Option(help="Order of samples: over all, or in windows."),
-    ] = "passes",
     headers_only: Annotated[
         bool, typer.Option("--headers-only", help="Read only headers: no digests.")
     ] = False,
@@ -243,22 +204,16 @@ def mix_command(
 
         distcache build corpora/mix/blend.json -o /shared/caches --name mix
     """
-    if not rows and sequence_length is None:
+    if not rows and options.sequence_length is None:
         raise ConfigError("give --sequence-length for tokens, or --rows")
-    if rows and (column or dtype or sequence_length):
+    if rows and (column or dtype or options.sequence_length):
         raise ConfigError(
             "--rows mixes whole samples: leave out --column, --dtype and --sequence-length"
         )
-    options = MixOptions(
-        mds=MdsOptions(
-            column="" if rows else column or "tokens", dtype=dtype, headers_only=headers_only
-        ),
-        sequence_length=1 if rows else sequence_length or 1,
-        samples=samples,
-        validation=validation,
-        seed=seed,
-        order=order,
+    sets = MdsOptions(
+        column="" if rows else column or "tokens", dtype=dtype, headers_only=headers_only
     )
+    options = msgspec.structs.replace(options, mds=sets)
     communicator = connect()
     interrupt_on_signals()
     found = on_rank_0(

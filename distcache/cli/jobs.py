@@ -9,23 +9,19 @@ import time
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+import msgspec
 import typer
 
 import distcache
 from distcache.builder.prepare import is_finished
 from distcache.cli.common import (
     JsonOption,
-    LimitOption,
     LogOption,
-    ReuseOption,
     interrupt_on_signals,
-    optional_size,
-    parse_minutes,
-    path_only,
 )
+from distcache.cli.options import with_options
 from distcache.cli.show import make_progress, print_json
 from distcache.errors import ConfigError, DistcacheError, NotReady
-from distcache.launch.doctor.finding import Finding
 from distcache.launch.doctor.machine import examine_machine
 from distcache.launch.doctor.training import examine_training
 from distcache.launch.follow import failure, follow
@@ -37,11 +33,11 @@ from distcache.ranks.progress import Progress
 from distcache.storage.files import make_directories, may_write
 from distcache.storage.timeouts import limits
 from distcache.storage.units import counted
+from distcache.storage.url import path_only
 
 PACKAGE: Final = Path(distcache.__file__).parent
 SCRIPTS: Final = (PACKAGE / "slurm", PACKAGE.parent / "slurm")  # installed, or in a checkout
 TASKS: Final = 8  # ranks of a node, where its CPUs are enough
-SBATCHS: Final = "The pre-job's; as for sbatch."
 
 
 TrainingArgument = Annotated[
@@ -57,9 +53,6 @@ OutputOption = Annotated[
         "--out", "-o", callback=path_only, help="Directory for the cache, shared by all nodes."
     ),
 ]
-NodesOption = Annotated[
-    int, typer.Option("--nodes", "-N", min=1, max=10_000, help="Nodes of the pre-job.")
-]
 TasksOption = Annotated[
     int | None,
     typer.Option(
@@ -70,54 +63,12 @@ TasksOption = Annotated[
         "partition's nodes have CPUs for.",
     ),
 ]
-CpusOption = Annotated[
-    int,
-    typer.Option(
-        "--cpus-per-task", "-c", min=1, max=1024, help="Threads of each rank of the pre-job."
-    ),
-]
-TimeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--time", "-t", help="Time limit of the pre-job, as for sbatch; by default estimated."
-    ),
-]
-MemoryOption = Annotated[
-    str | None,
-    typer.Option(
-        "--mem",
-        help="Memory of each node of the pre-job; by default estimated. none: what the site gives.",
-    ),
-]
-MpiOption = Annotated[
-    str | None,
-    typer.Option(
-        "--mpi", help="Plugin of srun; by default the one that mpi4py's MPI library uses."
-    ),
-]
-LogsOption = Annotated[
-    Path | None,
-    typer.Option(help="Directory for the pre-job's files; by default beside the cache."),
-]
-SbatchOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--sbatch",
-        help="Any option of sbatch for the pre-job, as in --sbatch=--gres=gpu:1. It takes the "
-        "place of one that distcache writes; --sbatch=--NAME= leaves that one out.",
-    ),
-]
-SrunOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--srun", help="Any option of the pre-job's srun, as in --srun=--container-image=IMAGE."
-    ),
-]
 WaitOption = Annotated[
     bool, typer.Option("--wait", help="Follow the pre-job; fail with its reason if it fails.")
 ]
 
 
+@with_options
 def submit_command(
     config: Annotated[
         Path,
@@ -128,25 +79,13 @@ def submit_command(
         ),
     ],
     directory: OutputOption,
+    job: JobOptions,
+    options: SubmitOptions,
     training: TrainingArgument = None,
     name: Annotated[
         str | None, typer.Option(help="File name without .h5; by default from the key.")
     ] = None,
-    nodes: NodesOption = 1,
     tasks: TasksOption = None,
-    cpus: CpusOption = 1,
-    partition: Annotated[str | None, typer.Option("--partition", "-p", help=SBATCHS)] = None,
-    account: Annotated[str | None, typer.Option("--account", "-A", help=SBATCHS)] = None,
-    qos: Annotated[str | None, typer.Option("--qos", "-q", help=SBATCHS)] = None,
-    constraint: Annotated[str | None, typer.Option("--constraint", "-C", help=SBATCHS)] = None,
-    time_limit: TimeOption = None,
-    memory: MemoryOption = None,
-    memory_limit: LimitOption = None,
-    reuse: ReuseOption = None,
-    mpi: MpiOption = None,
-    logs: LogsOption = None,
-    sbatch: SbatchOption = None,
-    srun: SrunOption = None,
     wait: WaitOption = False,
     log_format: LogOption = "auto",
     as_json: JsonOption = False,
@@ -161,22 +100,9 @@ def submit_command(
 
         distcache submit blend.yaml -o /shared/caches --sbatch=--reservation=maintenance
     """
-    job = JobOptions(
-        nodes=nodes,
-        tasks_per_node=tasks or tasks_that_fit(partition, cpus, TASKS),
-        cpus_per_task=cpus,
-        minutes=parse_minutes(time_limit),
-        memory=memory,
-        mpi=mpi,
-        partition=partition,
-        account=account,
-        qos=qos,
-        constraint=constraint,
-        sbatch=tuple(sbatch or ()),
-        srun=tuple(srun or ()),
-    )
-    limit = optional_size(memory_limit)
-    options = SubmitOptions(job=job, memory_limit=limit, reuse=tuple(reuse or ()), logs=logs)
+    tasks = tasks or tasks_that_fit(job.partition, job.cpus_per_task, TASKS)
+    job = msgspec.structs.replace(job, tasks_per_node=tasks)
+    options = msgspec.structs.replace(options, job=job)
     with make_progress(log_format) as progress:
         done = submit(config, directory, name, training or [], options, progress)
         if as_json:
@@ -314,10 +240,6 @@ def doctor_command(
         print_json({"ready": not problems, "findings": findings} | document)
     else:
         for finding in findings:
-            _show_finding(finding)
+            typer.echo(f"{finding.level:8} {finding.topic}: {finding.text}")
     if problems:
         raise NotReady(f"{counted(len(problems), 'problem')}: a job would fail, or build by itself")
-
-
-def _show_finding(finding: Finding) -> None:
-    typer.echo(f"{finding.level:8} {finding.topic}: {finding.text}")

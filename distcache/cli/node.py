@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
+import msgspec
 import typer
 
 from distcache.builder.configuration import naming_from
@@ -21,12 +22,11 @@ from distcache.cli.common import (
     PrefixOption,
     TokenizerOption,
     interrupt_on_signals,
-    optional_size,
-    path_only,
 )
+from distcache.cli.options import with_options
 from distcache.cli.show import make_progress, print_json, print_table
 from distcache.errors import BuildInterrupted, CacheCorrupt, ConfigError, NotReady
-from distcache.megatron.arguments import IN_THE_PLACE, parse_readers
+from distcache.megatron.arguments import IN_THE_PLACE
 from distcache.node.ahead.client import fetcher_status
 from distcache.node.localize import localize
 from distcache.node.records import Localized, LocalizeOptions, NodeReport
@@ -36,6 +36,7 @@ from distcache.ranks.communicator import Communicator, SerialCommunicator
 from distcache.ranks.connect import connect
 from distcache.ranks.job_environment import is_first_task
 from distcache.storage.units import counted, parse_size, size_text
+from distcache.storage.url import path_only
 from distcache.train.feed import Feeder
 from distcache.train.open_files import open_files
 
@@ -58,17 +59,10 @@ local_app = typer.Typer(
 )
 
 
+@with_options
 def localize_command(
     cache: Annotated[str, typer.Argument(help="The shared cache: a path, or a URL.")],
-    to: Annotated[
-        str | None,
-        typer.Option(
-            "--store",
-            callback=path_only,
-            help="The store, a directory of the node; by default DISTCACHE_LOCAL_DIR, or "
-            "distcache-UID in SLURM_TMPDIR or TMPDIR.",
-        ),
-    ] = None,
+    options: LocalizeOptions,
     tokens: Annotated[
         Literal["link", "copy", "none"],
         typer.Option(
@@ -77,22 +71,6 @@ def localize_command(
             "linked: training reads what it needs of them.",
         ),
     ] = "link",
-    read_ahead: Annotated[
-        bool,
-        typer.Option(
-            "--read-ahead",
-            help="Let the node's fetcher read .bin files of a slow shared filesystem ahead of "
-            "training, as it does those of a bucket.",
-        ),
-    ] = False,
-    shards: Annotated[
-        Literal["compressed", "all", "windows", "none"] | None,
-        typer.Option(
-            help="MDS corpora to unpack on the node: those with compressed shards, or all; or let "
-            "`distcache feed` unpack windows of them beside training; or none. By default as "
-            "before, at first compressed."
-        ),
-    ] = None,
     megatron: Annotated[
         str | None,
         typer.Option(
@@ -103,38 +81,7 @@ def localize_command(
     ] = None,
     tokenizer: TokenizerOption = None,
     fim_data: FimOption = None,
-    transport: Annotated[
-        Literal["auto", "mpi", "copy"],
-        typer.Option(help="mpi: each byte is read once for all nodes; copy: by each node."),
-    ] = "auto",
-    reserve: Annotated[str, typer.Option(help="Space to leave free, for example 50G.")] = "0",
     prefix: PrefixOption = None,
-    budget: Annotated[
-        str | None,
-        typer.Option(help="Bytes that the store may take, for example 200G; older copies go."),
-    ] = None,
-    readers: Annotated[
-        str | None,
-        typer.Option(
-            metavar="tp=N,pp=N,cp=N,gpus=N",
-            help="The layout of training: nodes of which no rank reads data, such as those of "
-            "pipeline stages in the middle, localize nothing.",
-        ),
-    ] = None,
-    quick: Annotated[
-        bool,
-        typer.Option(
-            "--quick", help="Trust a copy by its record, sizes and times; read none of its bytes."
-        ),
-    ] = False,
-    best_effort: Annotated[
-        bool,
-        typer.Option(
-            "--best-effort",
-            help="Report nodes that cannot hold a copy, and continue: they read the shared file.",
-        ),
-    ] = False,
-    threads: Annotated[int, typer.Option(min=1, help="Blocks that a node reads at a time.")] = 4,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="List every node, however many there are.")
     ] = False,
@@ -152,23 +99,14 @@ def localize_command(
 
         distcache localize /shared/caches/pretrain.h5 --store /scratch/distcache --megatron
     """
-    communicator, problem = _join(transport)
+    communicator, problem = _join(options.transport)
     interrupt_on_signals()
-    options = LocalizeOptions(
-        directory=to,
+    options = msgspec.structs.replace(
+        options,
         link=tokens != "none",
         copy=tokens == "copy",
-        read_ahead=read_ahead,
         megatron=megatron is not None,
-        shards=shards,
         naming=naming_from(tokenizer, megatron, fim_data=fim_data),
-        transport=transport,
-        reserve=parse_size(reserve),
-        threads=threads,
-        quick=quick,
-        best_effort=best_effort,
-        budget=optional_size(budget),
-        readers=None if readers is None else parse_readers(readers),
         moves=moves_from(prefix or [], os.environ),
     )
     begin = time.monotonic()

@@ -87,7 +87,12 @@ def examine(
     costs = [_cost(task, heads[task.corpus]) for task in tasks]
 
     def run(task: _Task) -> _Finding:
-        return _run(task, heads[task.corpus])
+        head = heads[task.corpus]
+        idx = open_idx(head.prefix)
+        checked = check_range(head, idx, task.begin, task.end) if task.check else None
+        digest = digest_idx(idx) if task.digest else None
+        idx.require_intact()
+        return _Finding(checked, digest)
 
     # Small files are mostly Python code, which one thread runs faster than several.
     mean = sum(costs) / max(len(costs), 1)
@@ -229,14 +234,6 @@ def _tasks(index: int, head: Outline) -> list[_Task]:
 def _cost(task: _Task, head: Outline) -> int:
     checked = BYTES_PER_SEQUENCE * (task.end - task.begin)
     return PER_FILE + checked + (head.idx_size if task.digest else 0)
-
-
-def _run(task: _Task, head: Outline) -> _Finding:
-    idx = open_idx(head.prefix)
-    checked = check_range(head, idx, task.begin, task.end) if task.check else None
-    digest = digest_idx(idx) if task.digest else None
-    idx.require_intact()
-    return _Finding(checked, digest)
 
 
 def _put_together(

@@ -7,7 +7,7 @@ import fcntl
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from distcache.corpus.idx import bin_path, idx_path, named_type
 from distcache.corpus.idx_writer import write_idx
 from distcache.errors import ConfigError, NotReady
+from distcache.option import Option
 from distcache.ranks.progress import Progress
 from distcache.storage.files import (
     NO_LOCKS,
@@ -37,16 +38,44 @@ LARGEST_STAMP: Final = 1 << 20  # bytes
 KINDS: Final = {"constant": 1, "uniform": 2, "lognormal": 2}
 
 
+def parse_count(text: str) -> int:
+    """Parse a number of documents, such as ``2e7``.
+
+    Raises
+    ------
+    ConfigError
+        If it is not a whole number.
+    """
+    try:
+        count = float(text)
+        if count != int(count):
+            raise ValueError
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(f"--documents {text}: expected a number, such as 2e7") from error
+    return int(count)
+
+
 class Mock(msgspec.Struct, frozen=True, kw_only=True):
     """What to make up."""
 
-    documents: int  # number of documents of all corpora together; each has one sequence
-    lengths: str  # ``constant:TOKENS``, ``uniform:LEAST:MOST`` or ``lognormal:MEAN:SIGMA``
-    vocabulary: int  # tokens are below it; it decides their type, as in Megatron's preprocessing
-    corpora: int = 1  # number of corpora; their sizes are log-normal, too
-    seed: int = 0  # the same arguments and seed give the same bytes
-    # whether there are random tokens, or only holes in their place, which read as zeros
-    fill: bool = False
+    # each document has one sequence
+    documents: Annotated[
+        int,
+        Option(
+            "Documents of all corpora together, for example 2e7.", parse=parse_count, shown="1e6"
+        ),
+    ] = 1_000_000
+    lengths: Annotated[
+        str, Option("constant:TOKENS, uniform:LEAST:MOST or lognormal:MEAN:SIGMA.")
+    ] = "lognormal:600:1.2"
+    vocabulary: Annotated[
+        int, Option("Size of the vocabulary.", "--vocab-size", least=1, most=2**31 - 1)
+    ] = 128_256
+    corpora: Annotated[int, Option("Number of corpora.", least=1, most=1_000_000)] = 1
+    seed: Annotated[int, Option("The same one gives the same bytes.", least=0)] = 0
+    fill: Annotated[
+        bool, Option("Write random tokens; by default .bin files are holes.", "--fill")
+    ] = False
 
 
 class MockCorpora(msgspec.Struct, frozen=True):
@@ -126,7 +155,11 @@ def write_mock(mock: Mock, directory: Path, threads: int, progress: Progress) ->
 
 def _write(mock: Mock, directory: Path, threads: int, progress: Progress) -> MockCorpora:
     kind, numbers = parse_lengths(mock.lengths)
-    sizes, dtype = _sizes(mock), named_type("megatron", mock.vocabulary)
+    weights = np.random.default_rng(mock.seed).lognormal(0, SPREAD, mock.corpora)
+    ends = np.cumsum(weights) / weights.sum() * (mock.documents - mock.corpora)
+    bounds = np.concatenate([[0], np.rint(ends)]).astype(np.int64)
+    sizes = [int(size) + 1 for size in np.diff(bounds)]  # at least one document in each corpus
+    dtype = named_type("megatron", mock.vocabulary)
     prefixes = [str(directory / f"corpus-{number:05d}") for number in range(mock.corpora)]
     progress.phase("writing", mock.documents)
     lock = threading.Lock()
@@ -136,7 +169,14 @@ def _write(mock: Mock, directory: Path, threads: int, progress: Progress) -> Moc
         lengths = _lengths(random, kind, numbers, sizes[number])
         pair = (idx_path(prefixes[number]), bin_path(prefixes[number]))
         if not all(Path(path).exists() for path in pair):
-            _write_tokens(mock, prefixes[number], random, lengths, dtype)
+            left = int(lengths.sum(dtype=np.int64))
+            with atomic_write(bin_path(prefixes[number])) as stream:
+                stream.truncate(left * dtype.itemsize)
+                while mock.fill and left:
+                    count = min(left, PIECE)
+                    stream.write(random.integers(0, mock.vocabulary, count, dtype).data)
+                    left -= count
+                    tick()
             write_idx(prefixes[number], lengths, dtype)
         with lock:
             progress.advance(sizes[number])
@@ -176,14 +216,6 @@ def _claim(mock: Mock, directory: Path) -> None:
         stream.write(content)
 
 
-def _sizes(mock: Mock) -> list[int]:
-    """Return the documents of each corpus, at least one, of log-normal sizes."""
-    weights = np.random.default_rng(mock.seed).lognormal(0, SPREAD, mock.corpora)
-    ends = np.cumsum(weights) / weights.sum() * (mock.documents - mock.corpora)
-    bounds = np.concatenate([[0], np.rint(ends)]).astype(np.int64)
-    return [int(size) + 1 for size in np.diff(bounds)]
-
-
 def _lengths(
     random: np.random.Generator, kind: str, numbers: list[float], count: int
 ) -> NDArray[np.int32]:
@@ -202,20 +234,3 @@ def _lengths(
         part[:] = np.clip(drawn, 1, LONGEST)
         tick()
     return lengths
-
-
-def _write_tokens(
-    mock: Mock,
-    prefix: str,
-    random: np.random.Generator,
-    lengths: NDArray[np.int32],
-    dtype: np.dtype[Any],
-) -> None:
-    left = int(lengths.sum(dtype=np.int64))
-    with atomic_write(bin_path(prefix)) as stream:
-        stream.truncate(left * dtype.itemsize)
-        while mock.fill and left:
-            count = min(left, PIECE)
-            stream.write(random.integers(0, mock.vocabulary, count, dtype).data)
-            left -= count
-            tick()

@@ -21,6 +21,7 @@ from distcache.corpus.mds.shard_header import header_problem, offsets_of, offset
 from distcache.corpus.mds.stored_shard import StoredShard, read_front, read_shard
 from distcache.errors import ConfigError, CorpusError
 from distcache.kernels import first_outside
+from distcache.option import Option
 from distcache.storage.threads import decodable
 
 COLUMNS: Final = 1 << 16  # bytes of a header after its offsets that are read at first
@@ -40,30 +41,24 @@ DTYPES: Final = {
 
 @decodable
 class MdsOptions(msgspec.Struct, frozen=True):
-    """What is indexed of MDS data sets.
+    """What is indexed of MDS data sets."""
 
-    Attributes
-    ----------
-    column : str
-        The column of tokens; empty for whole samples, as rows.
-    split : str
-        Subdirectory of each data set.
-    dtype : str or None
-        Type of the tokens, where the data does not say it.
-    vocabulary : int or None
-        Token ids must be below it.
-    headers_only : bool
-        Whether to read the headers of shards only: no digest, no token is compared.
-    on_error : str
-        ``fail``, or ``skip`` damaged shards and samples.
-    """
-
-    column: str = "tokens"
-    split: str = ""
-    dtype: str | None = None
-    vocabulary: Annotated[int, msgspec.Meta(ge=1)] | None = None
-    headers_only: bool = False
-    on_error: Literal["fail", "skip"] = "fail"
+    column: str = "tokens"  # the column of tokens; empty for whole samples, as rows
+    split: Annotated[str, Option("A subdirectory of each, such as train.", metavar="NAME")] = ""
+    dtype: Annotated[
+        str | None,
+        Option("Type of the tokens in a column of bytes, such as int64.", metavar="TYPE"),
+    ] = None
+    vocabulary: Annotated[
+        int | None, Option("Token ids must be below it.", "--vocab-size", least=1)
+    ] = None
+    headers_only: Annotated[bool, Option("Read only headers: no digests, no token compared.")] = (
+        False
+    )
+    on_error: Annotated[
+        Literal["fail", "skip"],
+        Option("End at the first damaged shard or sample, or leave them out."),
+    ] = "fail"
 
     @property
     def rows(self) -> bool:

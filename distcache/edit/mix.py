@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -25,6 +25,7 @@ from distcache.errors import (
     DistcacheError,
     error_from_exit_code,
 )
+from distcache.option import Option
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0, own_share
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from distcache.ranks.progress import NullProgress, Progress, Stopwatch
@@ -36,28 +37,22 @@ BLEND: Final = "blend.json"
 
 
 class MixOptions(msgspec.Struct, frozen=True):
-    """How to mix.
+    """How to mix."""
 
-    Attributes
-    ----------
-    mds : MdsOptions
-        Options for data sets that are not indexed yet.
-    sequence_length : int
-        1 for rows.
-    samples : int or None
-        Samples of training; by default those of one pass.
-    validation : int
-        Samples of each validation set, at most.
-    seed, order
-        Seed and order of the configuration.
-    """
-
-    mds: MdsOptions
-    sequence_length: int = 1
-    samples: int | None = None
-    validation: int = 512
-    seed: int = 1234
-    order: str = "passes"
+    mds: MdsOptions = MdsOptions()  # for data sets that are not indexed yet
+    sequence_length: Annotated[
+        int | None,
+        Option("Tokens of a sample; needed without --rows.", least=2, most=2**31 - 2),
+    ] = None
+    samples: Annotated[
+        int | None,
+        Option("Samples of training; by default those of one pass.", least=1, most=MOST_SAMPLES),
+    ] = None
+    validation: Annotated[int, Option("Samples of each validation set, at most.", least=1)] = 512
+    seed: Annotated[int, Option("Seed of the blend.", least=0, most=2**32 - 1)] = 1234
+    order: Annotated[
+        Literal["passes", "windows"], Option("Order of samples: over all, or in windows.")
+    ] = "passes"
 
 
 class Mixed(msgspec.Struct, frozen=True):
@@ -262,7 +257,7 @@ def _write(recipe: Recipe, directory: str, options: MixOptions) -> Mixed:
         receipt = read_receipt(receipt_path(os.path.join(directory, stream.name)))
         if options.mds.rows:
             return receipt.sequences
-        return receipt.tokens // options.sequence_length  # samples of training
+        return receipt.tokens // (options.sequence_length or 1)  # samples of training
 
     sizes = [size_of(stream) for stream in recipe.train]
     weights = [_weight(stream, size) for stream, size in zip(recipe.train, sizes, strict=True)]
@@ -304,7 +299,7 @@ def _write_blend(
     options: MixOptions,
 ) -> Mixed:
     fields: dict[str, Any] = {
-        "sequence_length": options.sequence_length,
+        "sequence_length": options.sequence_length or 1,  # of rows
         "seed": options.seed,
         "order": options.order,
         "samples": {"train": samples, "valid": 0, "test": 0},

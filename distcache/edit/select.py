@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 import numpy as np
@@ -39,6 +39,7 @@ from distcache.edit.selection import (
 )
 from distcache.errors import ConfigError
 from distcache.ingest.output import Output
+from distcache.option import Option
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.partition import slice_bounds
@@ -61,22 +62,22 @@ LISTS: Final = ("rows", "drop")
 
 
 class SelectOptions(msgspec.Struct, frozen=True):
-    """What to select, and how the view finds its tokens.
+    """What to select, and how the view finds its tokens."""
 
-    Attributes
-    ----------
-    selection : Selection
-        Conditions that all hold.
-    rows, drop : str or None
-        Files with numbers of documents: only these, and none of these.
-    absolute : bool
-        Whether the link to the tokens is an absolute path.
-    """
-
-    selection: Selection = Selection()
-    rows: str | None = None
-    drop: str | None = None
-    absolute: bool = False
+    selection: Selection = Selection()  # conditions that all hold
+    rows: Annotated[
+        str | None,
+        Option(
+            "File with the numbers of the documents, text or .npy.",
+            "--row-numbers",
+            metavar="FILE",
+        ),
+    ] = None
+    drop: Annotated[
+        str | None,
+        Option("Not the documents of these numbers, text or .npy.", metavar="FILE"),
+    ] = None
+    absolute: Annotated[bool, Option("Link the .bin by its absolute path.")] = False
 
 
 class _ParentFacts(msgspec.Struct, frozen=True):

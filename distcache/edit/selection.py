@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import tokenize
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,7 +16,9 @@ from numpy.typing import NDArray
 
 from distcache.corpus.idx import ITEM_TYPES, Idx
 from distcache.errors import ConfigError
+from distcache.option import Option
 from distcache.storage.files import open_regular
+from distcache.storage.units import parse_tokens
 
 # What reading a file of numbers raises that is none: text, or a `.npy`, whose header is evaluated.
 MALFORMED: Final = (
@@ -34,38 +37,51 @@ DOCUMENTS: Final = 1 << 17  # at a time: they stay in the processor's cache
 GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 FIRST: Final = np.uint64(0xBF58476D1CE4E5B9)
 SECOND: Final = np.uint64(0x94D049BB133111EB)
+END: Final = 1 << 62  # of documents, if none is given
+
+
+def parse_range(text: str) -> tuple[int, int]:
+    """Parse ``A:B``, of which either may be left out.
+
+    Raises
+    ------
+    ConfigError
+        If it has another form.
+    """
+    found = re.fullmatch(r"(\d{0,18}):(\d{0,18})", text.strip())
+    if found is None:
+        raise ConfigError(f"--documents {text!r}: expected A:B, for example 0:1000")
+    return int(found[1] or 0), int(found[2] or END)
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """What is kept of a corpus: documents that all conditions hold for.
+    """What is kept of a corpus: documents that all conditions hold for."""
 
-    Attributes
-    ----------
-    documents : (int, int) or None
-        Range [begin, end) of document numbers.
-    min_length, max_length : int or None
-        Least and greatest number of tokens of a document.
-    sample : float or None
-        Each with this probability. Whether depends on the seed and its number only, so that a
-        larger sample of the same seed holds a smaller one.
-    tokens : int or None
-        Documents in the order of the sample, until they have so many tokens.
-    up_to : int or None
-        Greatest hash of a document: the limit that `tokens` leads to.
-    seed : int
-        Seed of the sample.
-    split_at : int or None
-        Sequences are cut into sequences of at most so many tokens.
-    """
-
-    documents: tuple[int, int] | None = None
-    min_length: int | None = None
-    max_length: int | None = None
-    sample: float | None = None
-    tokens: int | None = None
-    up_to: int | None = None
-    seed: int = 0
-    split_at: int | None = None
+    documents: Annotated[
+        tuple[int, int] | None,
+        Option("Documents from A to below B, from 0.", parse=parse_range, metavar="A:B"),
+    ] = None
+    min_length: Annotated[int | None, Option("Least tokens of a document.", least=0)] = None
+    max_length: Annotated[int | None, Option("Most tokens of a document.", least=0)] = None
+    # Whether a document is taken depends on the seed and its number only, so that a larger sample
+    # of the same seed holds a smaller one.
+    sample: Annotated[
+        float | None, Option("Each document with this probability, for example 0.1.")
+    ] = None
+    tokens: Annotated[
+        int | None,
+        Option(
+            "Documents at random until they have so many tokens, such as 1e9.",
+            parse=parse_tokens,
+            metavar="N",
+        ),
+    ] = None
+    up_to: int | None = None  # greatest hash of a document: the limit that `tokens` leads to
+    seed: Annotated[int, Option("Seed of --sample and --tokens.", least=0, most=2**64 - 1)] = 0
+    split_at: Annotated[
+        int | None,
+        Option("Cut sequences into sequences of at most so many tokens.", least=1, most=2**31 - 1),
+    ] = None
 
     def problems(self) -> list[str]:
         """Return what is wrong with it."""

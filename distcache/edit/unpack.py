@@ -216,16 +216,13 @@ class _Unpacking:
         with Journal(path, records) as journal, UnfinishedFile(data) as file:
 
             def write(shard: int) -> None:
-                self._write(shard, file)
+                row = self._table.rows[shard]
+                offset = int(row["base"])
+                for piece in indexed_pieces(row, self._table.path_of(shard)):
+                    file.write(offset, piece)
+                    offset += piece.size
                 journal.append(_UnpackedShard(shard))
                 self._watch.advance(float(self._table.rows["raw_size"][shard]))
 
             map_in_threads(write, todo, self._threads)
             file.sync()
-
-    def _write(self, shard: int, file: UnfinishedFile) -> None:
-        row = self._table.rows[shard]
-        offset = int(row["base"])
-        for piece in indexed_pieces(row, self._table.path_of(shard)):
-            file.write(offset, piece)
-            offset += piece.size

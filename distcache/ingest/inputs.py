@@ -7,14 +7,16 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from distcache.corpus.receipt import receipt_path
 from distcache.errors import ConfigError, CorpusError, NotReady
-from distcache.ingest.readers.formats import FORMATS, SUFFIXES
+from distcache.ingest.readers.formats import FORMATS, SUFFIXES, TEXT_FORMATS, TOKEN_FORMATS
+from distcache.option import Option
 from distcache.storage.threads import decodable
+from distcache.storage.units import parse_some_size
 
 COMPRESSIONS: Final = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 OnError = Literal["fail", "skip"]
@@ -221,44 +223,97 @@ def _suffix_list(known: set[str]) -> str:
 class Common(msgspec.Struct, frozen=True, kw_only=True):
     """The options of both text and token shards."""
 
-    # ``auto`` for the smallest that holds the vocabulary, ``megatron``, or u8, u16, i32, i64
-    token_type: str = "auto"
-    # whether a row that is wrong ends the ingest, or is left out and reported
-    on_error: OnError = "fail"
-    # bytes that no `.bin` exceeds, unless a single document does; None for one corpus
-    shard_size: int | None = None
-    # whether a row without tokens is dropped, or kept as a document without sequences: a repeated
-    # boundary, as Megatron's builder writes it
-    empty: Literal["drop", "keep"] = "drop"
-    # the format of all files, whatever their names; None to take it from each name
-    format: str | None = None
+    token_type: Annotated[
+        Literal["auto", "megatron", "u8", "u16", "i32", "i64"],
+        Option("auto is the smallest that holds the vocabulary."),
+    ] = "auto"
+    shard_size: Annotated[
+        int | None,
+        Option(
+            "Begin another corpus, OUT-00001 and so on, at a document boundary before a .bin "
+            "exceeds this, for example 512GB.",
+            parse=parse_some_size,
+        ),
+    ] = None
+    on_error: Annotated[OnError, Option("End at the first invalid row, or skip invalid rows.")] = (
+        "fail"
+    )
+    empty: Annotated[
+        Literal["drop", "keep"],
+        Option(
+            "Drop rows without tokens, or keep each as a document without sequences, as "
+            "Megatron's preprocessing does."
+        ),
+    ] = "drop"
 
 
 @decodable
 class TextOptions(Common, frozen=True, kw_only=True):
     """The options of an ingest of text."""
 
-    # the field of JSON lines, or the column of Parquet files, that has the text
-    text_key: str = "text"
-    append_eod: bool = False  # whether each document ends with the tokenizer's token for that
-    # ``no``, or ``lines`` to make a sequence of each line of a text
-    sentences: Literal["no", "lines"] = "no"
-    # whether a `.txt` file is one document, or each line of it is one
-    documents: Literal["file", "line"] = "file"
-    longest: int = 64 << 20  # bytes that a document may have
+    text_key: Annotated[str, Option("Field of JSON lines, or column of Parquet files.")] = "text"
+    append_eod: Annotated[
+        bool, Option("End each document with the tokenizer's end-of-document token.")
+    ] = False
+    sentences: Annotated[
+        Literal["no", "lines"],
+        Option("Whether each line of a text is a separate sequence.", "--split-sentences"),
+    ] = "no"
+    documents: Annotated[
+        Literal["file", "line"],
+        Option("Whether a .txt file, or each of its lines, is a document.", "--txt-documents"),
+    ] = "file"
+    longest: Annotated[
+        int,
+        Option(
+            "A longer document is an error: tokenizers need much more memory.",
+            "--max-document-size",
+            parse_some_size,
+            "64M",
+        ),
+    ] = 64 << 20
+    format: Annotated[
+        str | None,
+        Option(
+            "Format of all files, whatever their names; suffixes .gz, .zst, .bz2 and .xz of lines "
+            "still count.",
+            shown="from each name",
+            choices=TEXT_FORMATS,
+        ),
+    ] = None
 
 
 @decodable
 class TokenOptions(Common, frozen=True, kw_only=True):
     """The options of an ingest of token shards."""
 
-    # the column of token ids, a list of integers; or the field, in JSON lines
-    column: str = "input_ids"
-    # the type of arrays without a header
-    dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] | None = None
-    vocabulary: int | None = None  # token ids must be below it
-    eod: int | None = None  # the token that ends every document; it is appended where it is missing
-    # Columns that are checked, where they are there: the number of tokens of a row, and what
-    # document it is, which no two neighbours have in common. An empty name checks nothing.
-    length_column: str = "length"
-    document_column: str = "document_id"
+    column: Annotated[str, Option("Column or field of token ids, lists of integers.")] = "input_ids"
+    format: Annotated[
+        str | None,
+        Option(
+            "Format of all files, whatever their names; raw are arrays of ids.",
+            shown="from each name",
+            choices=TOKEN_FORMATS,
+        ),
+    ] = None
+    dtype: Annotated[
+        Literal["uint8", "uint16", "uint32", "int32", "int64"] | None,
+        Option(
+            "Type of arrays without a header. Their documents end where NAME.index says, or at "
+            "each --eod."
+        ),
+    ] = None
+    vocabulary: Annotated[
+        int | None,
+        Option("Token ids must be below it; sets the token type.", "--vocab-size", least=1),
+    ] = None
+    eod: Annotated[
+        int | None, Option("End each document with this token, if it does not.", least=0)
+    ] = None
+    # An empty name of a column checks nothing.
+    length_column: Annotated[
+        str, Option("Number of tokens of a row, compared where it exists.")
+    ] = "length"
+    document_column: Annotated[
+        str, Option("Id of a row's document; consecutive rows must differ.")
+    ] = "document_id"

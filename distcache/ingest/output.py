@@ -178,7 +178,8 @@ class Output:
                 return None
             self.workspace = mine
             same = mine.stamp == origin.made_from
-            if not (same or self._is_partly_published()):
+            # A killed publication may have named some of the files here.
+            if not (same or any(ours for _, ours in self._final_files())):
                 break
             with Heartbeat(mine.path, Stopwatch(NullProgress()), SerialCommunicator()):
                 if complete := self._completed():
@@ -299,10 +300,6 @@ class Output:
                 f"{', '.join(taken)}: already {verb}, and not as this command makes it{why}; move "
                 "it away, or choose another --out"
             )
-
-    def _is_partly_published(self) -> bool:
-        """Return whether a killed publication has named some of the files here."""
-        return any(ours for _, ours in self._final_files())
 
     def _final_files(self) -> list[tuple[str, bool]]:
         """Return every file with a final name of this output, and whether it is ours."""

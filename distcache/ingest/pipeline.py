@@ -163,7 +163,10 @@ def _make(
         records = run_rounds(communicator, work, done, owners, journal, threads, progress)
         own = own_share(communicator, work.inputs)
         on_all_ranks(communicator, lambda: require_unchanged(own), "comparing inputs")
-        _require_documents(records)
+        if not any(piece.documents for record in records for piece in record.pieces):
+            raise CorpusError(
+                "no input has a document with a token: there is nothing to write"
+            ).of_all_ranks()  # all ranks have all records
         facts = make_corpora(communicator, work.store, records, owners, threads, progress)
         names = [output.name(shard) for shard in range(len(facts))]
         digests = [
@@ -174,13 +177,6 @@ def _make(
         work.inputs, work.pieces, work.tasks, records, facts, digests, names, origin
     )
     return receipts, len(done) / len(work.tasks)
-
-
-def _require_documents(records: Sequence[TaskRecord]) -> None:
-    if not any(piece.documents for record in records for piece in record.pieces):
-        raise CorpusError(
-            "no input has a document with a token: there is nothing to write"
-        ).of_all_ranks()  # all ranks have all records
 
 
 def _outcome(
@@ -243,7 +239,18 @@ def find_together(
 
     def inspect(own: Sequence[Input]) -> list[Input]:
         _require_arrow(inputs)  # for those that this rank will read
-        return _inspect_all(own, options)
+        found: list[Input] = []
+        problems: list[str] = []
+        for entry in own:
+            try:
+                found.append(_inspect(entry, options))
+            except CorpusError as error:
+                problems += error.problems
+            except UnicodeDecodeError:
+                problems.append(f"{entry.path}: has a column whose name is not UTF-8")
+        if problems:
+            raise CorpusError(*problems)
+        return found
 
     return spread(communicator, inputs, inspect, Input, "opening inputs")
 
@@ -257,21 +264,6 @@ def _require_arrow(inputs: Sequence[Input]) -> None:
     if any(entry.is_table or entry.compression in ARROW_CODECS for entry in inputs):
         with needing():
             importlib.import_module("pyarrow")
-
-
-def _inspect_all(inputs: Sequence[Input], options: IngestOptions) -> list[Input]:
-    found: list[Input] = []
-    problems: list[str] = []
-    for entry in inputs:
-        try:
-            found.append(_inspect(entry, options))
-        except CorpusError as error:
-            problems += error.problems
-        except UnicodeDecodeError:
-            problems.append(f"{entry.path}: has a column whose name is not UTF-8")
-    if problems:
-        raise CorpusError(*problems)
-    return found
 
 
 def _inspect(entry: Input, options: IngestOptions) -> Input:

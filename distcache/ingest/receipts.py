@@ -118,7 +118,7 @@ def make_receipts(
     for record in records:
         indices = tasks[record.task]
         wrong = list(map(locator.skipped, indices, record.pieces))
-        sizes = [_counts(entry) for entry in record.pieces]
+        sizes = [Counts(entry.documents, entry.sequences, entry.tokens) for entry in record.pieces]
         for number, part, at, before, size in overlap(sizes, record.segments):
             segment, piece = record.segments[part], pieces[indices[number]]
             tokens = segment.first.tokens + at.tokens
@@ -162,10 +162,6 @@ def _input_digests(
         for index, entry in zip(tasks[record.task], record.pieces, strict=True):
             found.setdefault(pieces[index].source, []).append(entry.digest)
     return {source: _digest_of_pieces(digests) for source, digests in found.items()}
-
-
-def _counts(facts: PieceFacts) -> Counts:
-    return Counts(facts.documents, facts.sequences, facts.tokens)
 
 
 def _digest_of_pieces(digests: Sequence[str]) -> str:

@@ -134,7 +134,11 @@ def _round(
         found = communicator.allgather(mine, dict[int, _Report], "the result of inputs")
         reports = [found[owners[task]][task] for task in tasks]
         for task, entry in zip(tasks, reports, strict=True):
-            _require_valid(work, task, entry, locator)
+            for piece, facts in zip(work.tasks[task], entry.pieces, strict=False):
+                for problem, row in zip(facts.problems, locator.skipped(piece, facts), strict=True):
+                    if problem.fatal or work.fail:
+                        error = DistcacheError if problem.fatal else CorpusError
+                        raise error(str(row)).of_all_ranks()
         made = _place(communicator, work, records, tasks, owners, reports, parts)
 
         def write() -> None:
@@ -149,14 +153,6 @@ def _round(
 def _report_of(part: Part) -> _Report:
     size = Counts(len(part.counts), len(part.lengths), part.tokens)
     return _Report(part.pieces, part.digest, size)
-
-
-def _require_valid(work: Work, task: int, report: _Report, locator: Locator) -> None:
-    for piece, facts in zip(work.tasks[task], report.pieces, strict=False):
-        for problem, row in zip(facts.problems, locator.skipped(piece, facts), strict=True):
-            if problem.fatal or work.fail:
-                error = DistcacheError if problem.fatal else CorpusError
-                raise error(str(row)).of_all_ranks()  # all ranks have all reports
 
 
 def _place(

@@ -269,15 +269,11 @@ def _fill(
         with no_space_as_error(path), closing_fd(open_to_write(path)) as descriptor:
             for segment in own:
                 if segment.shard == shard:
-                    _fill_segment(descriptor, plan, store, segment)
+                    first = segment.first
+                    lengths = store.values(segment, LENGTHS)
+                    write_lengths(descriptor, plan, first.sequences, first.tokens, lengths)
+                    counts = store.values(segment, COUNTS)
+                    starts = first.sequences + np.cumsum(counts, dtype=np.int64) - counts
+                    write_bounds(descriptor, plan, first.documents, starts)
             os.fsync(descriptor)
     store.settle()
-
-
-def _fill_segment(descriptor: int, plan: IdxPlan, store: TokenStore, segment: Segment) -> None:
-    first = segment.first
-    lengths = store.values(segment, LENGTHS)
-    write_lengths(descriptor, plan, first.sequences, first.tokens, lengths)
-    counts = store.values(segment, COUNTS)
-    starts = first.sequences + np.cumsum(counts, dtype=np.int64) - counts
-    write_bounds(descriptor, plan, first.documents, starts)

@@ -162,7 +162,12 @@ def failure(files: JobFiles, state: JobState) -> DistcacheError:
     code = f" (exit code {state.exit_code})" if state.exit_code else ""
     how = f"{state.state} {detail}".strip() + code
     summary = f"pre-job {files.job}: {how}; its logs: {files.directory}/{files.job}_*"
-    return error_from_exit_code(_exit_code(state, slurms), *said, summary)
+    # The exit code of srun may be that of a killed rank.
+    found = (re.search(r"Exited with exit code (\d+)", line) for line in slurms)
+    codes = [state.exit_code, *(int(match.group(1)) for match in found if match)]
+    known = {kind.exit_code for kind in DistcacheError.__subclasses__()} - {1}
+    failed = next((code for code in codes if code in known), DistcacheError.exit_code)
+    return error_from_exit_code(failed, *said, summary)
 
 
 def _last_start(log: Path) -> list[str]:
@@ -177,11 +182,3 @@ def _last_words(logs: Iterable[list[str]]) -> list[str]:
     known = (OUR_PREFIX, START, *SLURM_PREFIXES, "srun:", "[")  # the last is of phases
     others = ([line for line in log if not line.startswith(known)] for log in logs)
     return next((found[-LAST_WORDS:] for found in others if found), [])
-
-
-def _exit_code(state: JobState, lines: Iterable[str]) -> int:
-    """Return the exit code of a rank that ended by itself; srun's may be of a killed rank."""
-    found = (re.search(r"Exited with exit code (\d+)", line) for line in lines)
-    codes = [state.exit_code, *(int(match.group(1)) for match in found if match)]
-    known = {kind.exit_code for kind in DistcacheError.__subclasses__()} - {1}
-    return next((code for code in codes if code in known), DistcacheError.exit_code)

@@ -14,14 +14,15 @@ import stat
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import msgspec
 import xxhash
 
 from distcache.errors import BuildInterrupted, ConfigError, DistcacheError, NotReady
 from distcache.extras import how_to_install
-from distcache.launch.slurm import without_variables
+from distcache.launch.slurm import parse_minutes, without_variables
+from distcache.option import Option
 from distcache.storage.timeouts import limits
 from distcache.storage.watchdog import Stalled, run_with_watchdog
 
@@ -47,27 +48,52 @@ OVERRULING: Final = (
 )
 SIGNAL_DELAY: Final = 90  # seconds before the time limit at which the build is interrupted
 RESTARTS: Final = 3
+SBATCHS: Final = "The pre-job's; as for sbatch."
 
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What the pre-job asks Slurm for."""
 
-    # size of the job; every task is a rank
-    nodes: int = 1
-    tasks_per_node: int = 8
-    cpus_per_task: int = 1
-    minutes: int | None = None  # time limit; None until it has been estimated
-    # memory of each node, as Slurm writes it; None until it has been estimated
-    memory: str | None = None
-    mpi: str | None = None  # plugin of srun; None until it has been determined
-    # values of these options of sbatch
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    # more options, of sbatch and of the srun in the batch script
-    sbatch: tuple[str, ...] = ()
-    srun: tuple[str, ...] = ()
+    nodes: Annotated[int, Option("Nodes of the pre-job.", "--nodes -N", least=1, most=10_000)] = 1
+    tasks_per_node: int = 8  # each is a rank
+    cpus_per_task: Annotated[
+        int,
+        Option("Threads of each rank of the pre-job.", "--cpus-per-task -c", least=1, most=1024),
+    ] = 1
+    partition: Annotated[str | None, Option(SBATCHS, "--partition -p")] = None
+    account: Annotated[str | None, Option(SBATCHS, "--account -A")] = None
+    qos: Annotated[str | None, Option(SBATCHS, "--qos -q")] = None
+    constraint: Annotated[str | None, Option(SBATCHS, "--constraint -C")] = None
+    minutes: Annotated[
+        int | None,
+        Option(
+            "Time limit of the pre-job, as for sbatch; by default estimated.",
+            "--time -t",
+            parse_minutes,
+        ),
+    ] = None
+    memory: Annotated[
+        str | None,
+        Option(
+            "Memory of each node of the pre-job; by default estimated. none: what the site gives.",
+            "--mem",
+        ),
+    ] = None
+    mpi: Annotated[
+        str | None,
+        Option("Plugin of srun; by default the one that mpi4py's MPI library uses."),
+    ] = None
+    sbatch: Annotated[
+        tuple[str, ...],
+        Option(
+            "Any option of sbatch for the pre-job, as in --sbatch=--gres=gpu:1. It takes the place "
+            "of one that distcache writes; --sbatch=--NAME= leaves that one out."
+        ),
+    ] = ()
+    srun: Annotated[
+        tuple[str, ...],
+        Option("Any option of the pre-job's srun, as in --srun=--container-image=IMAGE."),
+    ] = ()
 
 
 class JobFiles(msgspec.Struct, frozen=True):

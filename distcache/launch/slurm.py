@@ -35,7 +35,15 @@ PLUGINS_OF: Final = {
     "MPICH": ("pmi2", "pmix"),
 }
 
-
+# Time limits: minutes[:seconds], hours:minutes:seconds, days-hours[:minutes[:seconds]]
+FORMS: Final = (
+    re.compile(r"(?P<minutes>\d{1,6})(:(?P<seconds>\d{1,6}))?"),
+    re.compile(r"(?P<hours>\d{1,6}):(?P<minutes>\d{1,6}):(?P<seconds>\d{1,6})"),
+    re.compile(
+        r"(?P<days>\d{1,6})-(?P<hours>\d{1,6})(:(?P<minutes>\d{1,6}))?(:(?P<seconds>\d{1,6}))?"
+    ),
+)
+MINUTES: Final = {"days": 1440, "hours": 60, "minutes": 1}
 # Prints the MPI library that mpi4py loads, without initializing MPI.
 LIBRARY: Final = (
     "from mpi4py import rc; rc.initialize = False; "
@@ -140,11 +148,18 @@ def tasks_that_fit(partition: str | None, cpus: int, most: int) -> int:
         said = call(["sinfo", "--noheader", "--format", "%P %c", *where])
     except DistcacheError:
         return most
-    return _tasks_in(said, partition, cpus, most)
+    return parse_sinfo(said, partition, cpus, most)
 
 
-def _tasks_in(said: str, partition: str | None, cpus: int, most: int) -> int:
-    """Read what ``sinfo`` says of partitions and CPUs; a star marks the default partition."""
+def parse_sinfo(said: str, partition: str | None, cpus: int, most: int) -> int:
+    """Read partitions and CPUs from ``sinfo``; a star marks the default partition.
+
+    Returns
+    -------
+    int
+        Number of tasks that fit on every node, at most `most`, and `most` if there is no such
+        partition.
+    """
     rows = [line.split() for line in said.splitlines()]
     found = [
         int(row[1].rstrip("+"))
@@ -154,6 +169,26 @@ def _tasks_in(said: str, partition: str | None, cpus: int, most: int) -> int:
         and (partition is not None or row[0].endswith("*"))
     ]
     return max(1, min(most, min(found) // cpus)) if found else most
+
+
+def parse_minutes(text: str) -> int:
+    """Parse a time limit in any form that sbatch accepts; return minutes, rounded up.
+
+    Raises
+    ------
+    ConfigError
+        If it has another form, or is zero.
+    """
+    for form in FORMS:
+        if (found := form.fullmatch(text.strip())) is not None:
+            parts = {name: int(value or 0) for name, value in found.groupdict().items()}
+            minutes = sum(size * parts.get(name, 0) for name, size in MINUTES.items())
+            minutes += -(-parts.get("seconds", 0) // 60)
+            if minutes:
+                return minutes
+    raise ConfigError(
+        f"--time {text!r}: expected minutes, H:MM:SS or D-HH:MM:SS, as sbatch does, and more than 0"
+    )
 
 
 def look_at_job(job: str) -> JobState:

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -18,6 +18,7 @@ from distcache.builder.prepare import (
     make_plan_together,
     require_name,
 )
+from distcache.builder.run import MemoryLimit, ReusedCaches
 from distcache.cache import open_cache
 from distcache.errors import BuildInterrupted, ConfigError, DistcacheError, NotReady
 from distcache.launch.prejob import (
@@ -28,6 +29,7 @@ from distcache.launch.prejob import (
     submit_prejob,
 )
 from distcache.launch.slurm import call, find_plugin, job_number, without_variables
+from distcache.option import Option
 from distcache.plan.assignment import Estimate, assign_all, estimate
 from distcache.plan.config import Config, Slurm
 from distcache.plan.layout import make_layout
@@ -46,9 +48,11 @@ class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
     # Resources to ask Slurm for. Each task is a rank, with as many threads as it has CPUs. If time
     # or memory is None, the plan's estimate is used.
     job: JobOptions = JobOptions()
-    memory_limit: int | None = None  # bytes that no rank may exceed
-    reuse: tuple[Path, ...] = ()  # other caches from which sections and blends are copied
-    logs: Path | None = None  # directory of the logs; by default beside the cache
+    memory_limit: MemoryLimit = None
+    reuse: ReusedCaches = ()
+    logs: Annotated[
+        Path | None, Option("Directory for the pre-job's files; by default beside the cache.")
+    ] = None
 
 
 class Prejob(msgspec.Struct, frozen=True):

@@ -95,7 +95,9 @@ def megatron_arguments(
         return Arguments(tuple(map(shlex.join, options)), files, (OF_OBJECTS,))
     sequences = Path(f"{stem}-sequences.json")
     files[sequences] = sequences_document(cache, rename)
-    options += _loading_options(cache)
+    # With these options a missing file is an error, and is not built.
+    fast = [["--dataloader-fast-cache-load"]] if cache.identity["blend"] is None else []
+    options += [["--dataloader-defer-npy-index-mmap"], *fast]
     by_tokenizer = ["--per-dataset-sequences-path", str(sequences)]
     codes = set(cache.table("sources")["type_code"].tolist())
     warnings = []
@@ -140,12 +142,6 @@ def _size_options(cache: Contents) -> list[list[str]]:
     if identity["multiple_validation_sets"]:
         options.append(["--multiple-validation-sets"])
     return options
-
-
-def _loading_options(cache: Contents) -> list[list[str]]:
-    """Return the options with which a file that is missing is an error, and not built."""
-    fast = [["--dataloader-fast-cache-load"]] if cache.identity["blend"] is None else []
-    return [["--dataloader-defer-npy-index-mmap"], *fast]
 
 
 def sequences_document(cache: Contents, rename: Callable[[str], str] = str) -> str:

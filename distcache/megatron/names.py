@@ -86,7 +86,17 @@ def _files_of(
     blends: dict[int, list[dict[str, Any]]] = {}
     seen: set[str] = set()
     for member in cache.table("members"):
-        identifiers = {"class": kind} | _section_identifiers(cache, member, prefixes, tokenizer)
+        requested = int(member["requested"])
+        identifiers = {"class": kind} | {
+            "dataset_path": prefixes[int(member["source"])],
+            "num_samples": None if requested < 0 else requested,
+            "index_split": member["split"].decode("ascii"),
+            "random_seed": cache.identity["seed"],
+            "sequence_length": cache.identity["sequence_length"],
+            "split": cache.naming["split"],
+            "split_matrix": cache.naming["split_matrix"],
+            "tokenizer": tokenizer,
+        }
         blends.setdefault(int(member["blend"]), []).append(identifiers)
         described = _describe(identifiers, cache.arrays("sections", int(member["section"])))
         if described.stem not in seen:
@@ -102,22 +112,6 @@ def _describe(identifiers: dict[str, Any], arrays: dict[str, ArrayView]) -> Mega
     digest = hashlib.md5(description.encode("utf-8"), usedforsecurity=False).hexdigest()
     split = identifiers.get("index_split", identifiers.get("split"))
     return MegatronFile(f"{digest}-{identifiers['class']}-{split}", description, arrays)
-
-
-def _section_identifiers(
-    cache: Contents, member: Any, prefixes: list[str], tokenizer: dict[str, Any]
-) -> dict[str, Any]:
-    requested = int(member["requested"])
-    return {
-        "dataset_path": prefixes[int(member["source"])],
-        "num_samples": None if requested < 0 else requested,
-        "index_split": member["split"].decode("ascii"),
-        "random_seed": cache.identity["seed"],
-        "sequence_length": cache.identity["sequence_length"],
-        "split": cache.naming["split"],
-        "split_matrix": cache.naming["split_matrix"],
-        "tokenizer": tokenizer,
-    }
 
 
 def _blend_identifiers(cache: Contents, row: int, datasets: list[dict[str, Any]]) -> dict[str, Any]:

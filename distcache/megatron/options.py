@@ -198,25 +198,24 @@ def _per_split_entries(options: argparse.Namespace) -> BlendPerSplit | None:
             raise ConfigError(
                 "--per-split-data-args-path cannot be combined with --train-data-path and so on"
             )
-        named = _per_split_file(options.per_split_data_args_path)
+        try:
+            parsed = json.loads(_read(options.per_split_data_args_path))
+            splits = {split: parsed[split] for split in SPLITS}
+            if not all(words is None or isinstance(words, str | list) for words in splits.values()):
+                raise TypeError("each must be a list, a string or null")
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ConfigError(
+                f"{options.per_split_data_args_path}: expected JSON with train, valid and test: "
+                f"{error}"
+            ) from error
+        named = {
+            split: words.split() if isinstance(words, str) else words and list(map(str, words))
+            for split, words in splits.items()
+        }
     if all(words is None for words in named.values()):
         return None
     blends = {split: blend_from_words(words) for split, words in named.items() if words}
     return BlendPerSplit(**blends)
-
-
-def _per_split_file(path: str) -> dict[str, list[str] | None]:
-    try:
-        parsed = json.loads(_read(path))
-        splits = {split: parsed[split] for split in SPLITS}
-        if not all(words is None or isinstance(words, str | list) for words in splits.values()):
-            raise TypeError("each must be a list, a string or null")
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ConfigError(f"{path}: expected JSON with train, valid and test: {error}") from error
-    return {
-        split: words.split() if isinstance(words, str) else words and [str(word) for word in words]
-        for split, words in splits.items()
-    }
 
 
 def _read(path: str) -> str:

@@ -7,7 +7,6 @@ Read from ``megatron/training/training.py`` of megatron-core 0.17.1, 0.18.2 and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final, Literal
 
 import msgspec
@@ -138,7 +137,13 @@ def _global_batch_size(training: Training) -> int:
 def _passes(training: Training, batch: int) -> int:
     """Return how often training validates, the last time at its end."""
     if training.arithmetic == "bridge":
-        return _bridge_passes(training, batch)
+        if training.eval_interval is None:
+            raise ConfigError(
+                "--eval-interval: missing; Megatron-Bridge's versions differ without it"
+            )
+        iterations = training.train_iters or (training.train_samples or 0) // batch
+        scheduled = iterations // training.eval_interval + 1 if training.eval_interval else 0
+        return scheduled + training.eval_at_step_zero
     if training.skip_train:
         return 1
     interval = training.eval_interval
@@ -154,22 +159,20 @@ def _passes(training: Training, batch: int) -> int:
     return passes
 
 
-def _bridge_passes(training: Training, batch: int) -> int:
-    """Return the same for Megatron-Bridge, which knows no start and no skipping."""
-    if training.eval_interval is None:
-        raise ConfigError("--eval-interval: missing; Megatron-Bridge's versions differ without it")
-    iterations = training.train_iters or (training.train_samples or 0) // batch
-    scheduled = iterations // training.eval_interval + 1 if training.eval_interval else 0
-    return scheduled + training.eval_at_step_zero
-
-
 def _iterations(training: Training, batch: int) -> int:
     """Return the iterations of training."""
     if training.train_iters:
         return training.train_iters
     total = training.train_samples or 0
     if training.step_batch_size_schedule:
-        return _iterations_by_steps(_steps(training), total)
+        steps = _steps(training)
+        iterations = consumed = 0
+        ends = [begin for begin, _ in steps[1:]] + [total]
+        for (_, size), end in zip(steps, ends, strict=True):
+            batches = max(0, -(-(min(end, total) - consumed) // size))
+            iterations += batches
+            consumed += batches * size
+        return iterations
     if training.rampup_batch_size is None:
         return total // batch
     if training.megatron is None:
@@ -205,17 +208,6 @@ def _number(text: str) -> int:
     text = text.strip().upper()
     factor = FACTORS.get(text[-1:], 1)
     return int(float(text if factor == 1 else text[:-1]) * factor)
-
-
-def _iterations_by_steps(steps: Sequence[tuple[int, int]], total: int) -> int:
-    """Count batches of which each has the size that holds where it begins."""
-    iterations = consumed = 0
-    ends = [begin for begin, _ in steps[1:]] + [total]
-    for (_, size), end in zip(steps, ends, strict=True):
-        batches = max(0, -(-(min(end, total) - consumed) // size))
-        iterations += batches
-        consumed += batches * size
-    return iterations
 
 
 def _ramped(training: Training, batch: int, total: int) -> int:

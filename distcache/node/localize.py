@@ -413,22 +413,12 @@ def _make_manifest(
         if options.shards == "windows":
             for number in windowed_sources(contents):
                 shard_blocks(contents, number, 0)  # refuses those without digests
-        _require_tokens(manifest, options)
+        bare = next((corpus for corpus in manifest.corpora if not corpus.has_tokens), None)
+        if options.megatron and bare is not None:
+            raise ConfigError(
+                f"{bare.shared}: consists of MDS shards, and Megatron needs a .bin; "
+                "give --shards all"
+            )
         return manifest
 
     return on_all_ranks(agents, make, "what the cache needs")
-
-
-def _require_tokens(manifest: Manifest, options: LocalizeOptions) -> None:
-    """Refuse Megatron's files for corpora of shards that get no `.bin`.
-
-    Raises
-    ------
-    ConfigError
-        With the first of them.
-    """
-    bare = next((corpus for corpus in manifest.corpora if not corpus.has_tokens), None)
-    if options.megatron and bare is not None:
-        raise ConfigError(
-            f"{bare.shared}: consists of MDS shards, and Megatron needs a .bin; give --shards all"
-        )

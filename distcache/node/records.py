@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from distcache.megatron.arguments import Readers
+from distcache.megatron.arguments import Readers, parse_readers
 from distcache.megatron.export import Exported
 from distcache.megatron.names import Naming
 from distcache.megatron.tokenizers import Release
 from distcache.node.store import Store, local_directory
+from distcache.option import Option
 from distcache.ranks.job_environment import node_name
 from distcache.storage.files import FileVersion, atomic_write, read_file
 from distcache.storage.space import space_at
 from distcache.storage.threads import decodable
+from distcache.storage.units import parse_size, parse_some_size
+from distcache.storage.url import path_only
 
 VERSION: Final = 1
 LARGEST: Final = 1 << 30  # bytes of a record that is read
@@ -109,58 +112,69 @@ SHARDS: Final = "compressed"  # of which corpora, unless something else is asked
 
 
 class LocalizeOptions(msgspec.Struct, frozen=True):
-    """How to localize.
+    """How to localize."""
 
-    Attributes
-    ----------
-    directory : str or None
-        The store; by default the environment says it.
-    link : bool
-        Whether the store gets links to the `.bin` files.
-    copy : bool
-        Whether it gets copies of them instead.
-    read_ahead : bool
-        Whether those of a shared filesystem are read by the fetcher, as those of a bucket are.
-    megatron : bool
-        Whether it gets Megatron's files too.
-    shards : str
-        Corpora of shards that get a `.bin`: ``compressed``, ``all`` or ``none``; or
-        ``windows``, which a feeder fills.
-    naming : Naming
-        Tokenizer and releases, which decide the names of Megatron's files.
-    transport : str
-        "auto", "mpi" or "copy".
-    reserve : int
-        Bytes to leave free on the store's filesystem.
-    threads : int
-        Blocks that an agent reads at a time.
-    quick : bool
-        Whether a copy with the right record, sizes and times counts as valid without digests.
-    best_effort : bool
-        Whether nodes that cannot hold a copy are reported, and the others continue.
-    budget : int or None
-        Bytes that the store may take; the least recently used copies are removed.
-    readers : Readers or None
-        The layout of training, if nodes whose ranks read no data localize nothing.
-    moves : tuple of (str, str)
-        Directories of corpora, at the time of the build and now.
-    """
-
-    directory: str | None = None
+    directory: Annotated[
+        str | None,
+        Option(
+            "The store, a directory of the node; by default DISTCACHE_LOCAL_DIR, or distcache-UID "
+            "in SLURM_TMPDIR or TMPDIR.",
+            "--store",
+            path_only,
+        ),
+    ] = None
+    # whether the store gets links to the `.bin` files, or verified copies
     link: bool = True
     copy: bool = False
-    read_ahead: bool = False
-    megatron: bool = False
-    shards: str | None = None
-    naming: Naming = Naming()
-    transport: str = "auto"
-    reserve: int = 0
-    threads: int = 4
-    quick: bool = False
-    best_effort: bool = False
-    budget: int | None = None
-    readers: Readers | None = None
-    moves: tuple[tuple[str, str], ...] = ()
+    read_ahead: Annotated[
+        bool,
+        Option(
+            "Let the node's fetcher read .bin files of a slow shared filesystem ahead of "
+            "training, as it does those of a bucket."
+        ),
+    ] = False
+    megatron: bool = False  # whether the store gets Megatron's files too
+    shards: Annotated[
+        Literal["compressed", "all", "windows", "none"] | None,
+        Option(
+            "MDS corpora to unpack on the node: those with compressed shards, or all; or let "
+            "`distcache feed` unpack windows of them beside training; or none. By default as "
+            "before, at first compressed."
+        ),
+    ] = None
+    naming: Naming = Naming()  # tokenizer and releases, which decide the names of Megatron's files
+    transport: Annotated[
+        Literal["auto", "mpi", "copy"],
+        Option("mpi: each byte is read once for all nodes; copy: by each node."),
+    ] = "auto"
+    reserve: Annotated[
+        int, Option("Space to leave free, for example 50G.", parse=parse_size, shown="0")
+    ] = 0
+    budget: Annotated[
+        int | None,
+        Option(
+            "Bytes that the store may take, for example 200G; older copies go.",
+            parse=parse_some_size,
+        ),
+    ] = None
+    readers: Annotated[
+        Readers | None,
+        Option(
+            "The layout of training: nodes of which no rank reads data, such as those of pipeline "
+            "stages in the middle, localize nothing.",
+            parse=parse_readers,
+            metavar="tp=N,pp=N,cp=N,gpus=N",
+        ),
+    ] = None
+    quick: Annotated[
+        bool, Option("Trust a copy by its record, sizes and times; read none of its bytes.")
+    ] = False
+    best_effort: Annotated[
+        bool,
+        Option("Report nodes that cannot hold a copy, and continue: they read the shared file."),
+    ] = False
+    threads: Annotated[int, Option("Blocks that a node reads at a time.", least=1)] = 4
+    moves: tuple[tuple[str, str], ...] = ()  # directories of corpora, at the build and now
 
 
 class NodeReport(msgspec.Struct, frozen=True):

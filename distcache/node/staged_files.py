@@ -308,7 +308,13 @@ class StagedFiles:
         path = target.final if in_place else target.part
         with closing_fd(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)) as descriptor:
             if file == CACHE:
-                self._write_frame(descriptor)
+                # The header and the tables are in no block.
+                contents = self._manifest.contents
+                header = np.frombuffer(contents.header.pack(), np.uint8)
+                assert header.size == HEADER_SIZE
+                self.write(descriptor, 0, header)
+                tables = np.frombuffer(contents.tables, np.uint8)
+                self.write(descriptor, contents.header.tables_begin, tables)
             os.fsync(descriptor)
             tick()
             if target.kind == "copy" and target.size:
@@ -322,13 +328,3 @@ class StagedFiles:
         """Sync the directories, so that the new names survive a crash."""
         for directory in {file.final.parent for file in self._manifest.files}:
             sync_directory(directory)
-
-    def _write_frame(self, descriptor: int) -> None:
-        """Write what is in no block: the header and the tables of the cache."""
-        contents = self._manifest.contents
-        header = np.frombuffer(contents.header.pack(), np.uint8)
-        assert header.size == HEADER_SIZE
-        self.write(descriptor, 0, header)
-        self.write(
-            descriptor, contents.header.tables_begin, np.frombuffer(contents.tables, np.uint8)
-        )

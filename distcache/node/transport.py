@@ -75,23 +75,18 @@ def fetch(run: Localization, mine: Sequence[int]) -> int:
         On all agents the same.
     """
     if run.options.transport == "copy":
-        return _copy_in_turns(run, mine)
+        if run.agents.size == 1 and mine:
+            jitter(node_count(os.environ))
+        read = 0
+        for turn in turns(run.agents.size):
+            own = mine if run.agents.rank in turn else ()
+            read += run.on_all_agents_watched(partial(_copy_shared, run, own), "copying")
+        return read
     shares = run.agents.allgather(list(mine), list[int], "what the nodes need")
     needed = sorted({number for share in shares for number in share})
     return on_all_ranks(
         run.agents, lambda: broadcast_blocks(run, needed, frozenset(mine)), "broadcasting chunks"
     )
-
-
-def _copy_in_turns(run: Localization, mine: Sequence[int]) -> int:
-    """Let every node read for itself, a group of nodes at a time. Collective."""
-    if run.agents.size == 1 and mine:
-        jitter(node_count(os.environ))
-    read = 0
-    for turn in turns(run.agents.size):
-        own = mine if run.agents.rank in turn else ()
-        read += run.on_all_agents_watched(partial(_copy_shared, run, own), "copying")
-    return read
 
 
 def turns(nodes: int) -> list[range]:

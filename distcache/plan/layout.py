@@ -95,7 +95,8 @@ def make_layout(items: Sequence[SectionPlan | BlendPlan]) -> Layout:
     for group in groups:
         first = items[group[0]]
         begin = offset if not units else align(offset, GRAIN)
-        found = list(_place([items[index] for index in group], begin, _alignment(first)))
+        alignment = GRAIN if _is_large(first) else ALIGNMENT
+        found = list(_place([items[index] for index in group], begin, alignment))
         arrays += _by_item(items, group, found)
         datasets += [Dataset(len(units), _joined(places)) for places in found]
         offset = max(places[-1].offset + places[-1].nbytes for places in found)
@@ -129,10 +130,6 @@ def _is_large(item: SectionPlan | BlendPlan) -> bool:
     if isinstance(item, BlendPlan):
         return item.size > BLEND_SLICE
     return _size(item) >= SPLITTABLE_FROM
-
-
-def _alignment(first: SectionPlan | BlendPlan) -> int:
-    return GRAIN if _is_large(first) else ALIGNMENT
 
 
 def _size(item: SectionPlan | BlendPlan) -> int:

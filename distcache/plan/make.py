@@ -153,16 +153,14 @@ class _Planner:
             requested = of_split if source.samples is None else source.samples
             section = self._section(source.path, split, requested, bookends)
             self._add_member(split, source.path, section, requested)
-            if section is not None and len(blend) == 1 and requested is not None:
-                self._check_enough(source.path, split, requested, section)
-
-    def _check_enough(self, prefix: str, split: str, requested: int, section: SectionPlan) -> None:
-        # Only the ceiling in 32-bit float can fall short, beyond 2**24 samples.
-        if 0 < section.size.samples < requested:
-            self.problems.append(
-                f"{prefix}: split {split} gives {section.size.samples} of {requested} samples, "
-                "because Megatron counts a kept partial sample in 32-bit float; ask for fewer"
-            )
+            if section is None or len(blend) > 1 or requested is None:
+                continue
+            if 0 < section.size.samples < requested:
+                self.problems.append(
+                    f"{source.path}: split {split} gives {section.size.samples} of {requested} "
+                    "samples, because Megatron counts a kept partial sample in 32-bit float; "
+                    "ask for fewer"
+                )
 
     def _add_weighted(self, split: str, blend: tuple[BlendEntry, ...], bookends: Bookends) -> None:
         size = self.config.samples_of(split)
@@ -291,7 +289,18 @@ class _Planner:
             window=config.window if ORDERS[config.order].has_windows else None,
             rows=rows,
         )
-        section = msgspec.structs.replace(section, key=_section_key(section, corpus))
+        content = {
+            "order": section.order,
+            "corpus": corpus.facts.identity,
+            "range": [section.begin, section.end],
+            "seed": section.seed,
+            "sequence_length": section.cut.sequence_length,
+            "extra_token": section.cut.extra_token,
+            "size": msgspec.to_builtins(section.size),
+            **({"window": section.window} if section.window else {}),
+            **({"rows": True} if section.rows else {}),
+        }
+        section = msgspec.structs.replace(section, key=key_of(content))
         if (problem := partial_problem(section, corpus)) is not None:
             self.problems.append(problem)
             return None
@@ -355,19 +364,3 @@ def _cut(config: Config, split: str, *, rows: bool) -> Cut:
         return Cut(config.sequence_length, config.add_extra_token and not rows, False)
     keep_partial = split == "valid" and not config.drop_last_partial_validation_sequence
     return Cut(config.sequence_length, config.add_extra_token, keep_partial)
-
-
-def _section_key(section: SectionPlan, corpus: Corpus) -> str:
-    """Return the key of a section: of all that its arrays follow from."""
-    content = {
-        "order": section.order,
-        "corpus": corpus.facts.identity,
-        "range": [section.begin, section.end],
-        "seed": section.seed,
-        "sequence_length": section.cut.sequence_length,
-        "extra_token": section.cut.extra_token,
-        "size": msgspec.to_builtins(section.size),
-        **({"window": section.window} if section.window else {}),
-        **({"rows": True} if section.rows else {}),
-    }
-    return key_of(content)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from distcache.corpus.mds.shard_table import read_table
-from distcache.plan.model import Plan, SectionPlan
+from distcache.plan.model import Plan
 
 
 class ShardNeeds(msgspec.Struct, frozen=True):
@@ -53,9 +53,6 @@ def _files_per_sample(plan: Plan) -> float:
     """Return the parts of a sample, in the mean over all samples."""
     known = [section for section in plan.sections if plan.sources[section.source].shards]
     samples = sum(section.size.samples for section in known)
-    return sum(_parts(section) for section in known) / samples if samples else 0.0
-
-
-def _parts(section: SectionPlan) -> float:
-    """Return the parts of all samples of a section: one for each, and one more at each document."""
-    return section.size.samples + (0 if section.rows else section.documents)
+    # A sample has a part, and one more at each end of a document within it.
+    documents = sum(section.documents for section in known if not section.rows)
+    return (samples + documents) / samples if samples else 0.0

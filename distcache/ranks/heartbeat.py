@@ -230,7 +230,9 @@ class Heartbeat:
                     self._count()
             if self._communicator.rank == 0:
                 with contextlib.suppress(OSError):
-                    self._show()
+                    moved = int(self._counts.sum() >> np.uint64(1))
+                    now, part = self._watch.current, self._watch.fraction
+                    write_beat(self._directory, now, part, moved, self._quiet())
             if self._ended.wait(limits().heartbeat):
                 return
 
@@ -248,10 +250,6 @@ class Heartbeat:
                 counts = np.frombuffer(read_range(descriptor, 0, COUNT.itemsize * size), COUNT)
                 self._changed[counts != self._counts] = time.monotonic()
                 self._counts = counts.copy()
-
-    def _show(self) -> None:
-        moved = int(self._counts.sum() >> np.uint64(1))
-        write_beat(self._directory, self._watch.current, self._watch.fraction, moved, self._quiet())
 
     def _quiet(self) -> str:
         """Return which ranks make no progress although they do not wait, for messages."""

@@ -33,15 +33,6 @@ class _Process(NamedTuple):
     started: str
 
 
-def _this_process() -> _Process:
-    number = str(os.getpid())
-    try:
-        namespace = os.readlink("/proc/self/ns/pid")
-    except OSError:
-        namespace = "-"
-    return _Process(_machine(), namespace, number, _started(number))
-
-
 def _machine() -> str:
     """Return an identifier of this machine, which its containers share."""
     if named := os.environ.get(NODE_NAME):
@@ -73,7 +64,12 @@ class Owner:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._path = directory / OWNER
-        self._me = _this_process()
+        number = str(os.getpid())
+        try:
+            namespace = os.readlink("/proc/self/ns/pid")
+        except OSError:
+            namespace = "-"
+        self._me = _Process(_machine(), namespace, number, _started(number))
         self._text = " ".join((*self._me, secrets.token_hex(8))).encode() + b"\n"
 
     def take(self) -> bool:

@@ -220,10 +220,6 @@ class Workspace:
         names = [name for name in os.listdir(self.path) if not UNSTAMPED.fullmatch(name)]
         return [name for name in names if name not in GUARDS]
 
-    def _aside(self, unfinished: str) -> Path:
-        """Return the hidden name beside the output that a file has while it is published."""
-        return self.path.with_name(f"{self.path.name}.{os.path.basename(unfinished)}")
-
     def _take_back(self) -> None:
         """Take back the files that a killed publication has put aside, without links."""
         if self._links:
@@ -285,7 +281,8 @@ class Workspace:
             if is_same_file(unfinished, final):
                 continue
             if not self._links:
-                if not give_name(Path(unfinished), Path(final), self._aside(unfinished)):
+                hidden = self.path.with_name(f"{self.path.name}.{os.path.basename(unfinished)}")
+                if not give_name(Path(unfinished), Path(final), hidden):
                     return final
                 continue
             try:

@@ -83,7 +83,9 @@ def environment_access(address: Address, environment: Mapping[str, str] = os.env
     ConfigError
         If the profile does not exist, or needs what is not installed.
     """
-    _checked_keys(environment)
+    for name in (*KEYS, "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        if not VISIBLE.fullmatch(environment.get(name, "")):
+            raise ConfigError(f"{name}: has blanks, line breaks or other characters of no key")
     profile = _read_profile(environment)
     endpoint = _first(environment, "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
     region = _first(environment, "AWS_REGION", "AWS_DEFAULT_REGION") or profile.get("region")
@@ -154,13 +156,6 @@ def checked_endpoint(url: Any, where: str) -> str | None:
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
     return url
-
-
-def _checked_keys(environment: Mapping[str, str]) -> None:
-    """Refuse keys that no request can carry, such as those that end with a line break."""
-    for name in (*KEYS, "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION"):
-        if not VISIBLE.fullmatch(environment.get(name, "")):
-            raise ConfigError(f"{name}: has blanks, line breaks or other characters of no key")
 
 
 def _first(environment: Mapping[str, str], *names: str) -> str | None:

@@ -182,7 +182,8 @@ class Bucket:
         """
         key = self._key(url)
         options: Any = {"range": (begin, end)}
-        if _is_strong(version.tag):
+        # A weak ETag cannot be a condition.
+        if version.tag.startswith('"'):
             options["if_match"] = version.tag
 
         def get(store: Any) -> memoryview:
@@ -438,10 +439,6 @@ def _version_of(meta: Any) -> FileVersion:
     # Listings of some stores have fractions of the seconds that other answers have.
     modified = int(meta["last_modified"].timestamp()) * 1_000_000_000
     return FileVersion(meta["size"], modified, 0, meta["e_tag"] or "")
-
-
-def _is_strong(tag: str) -> bool:
-    return tag.startswith('"')  # weak ones begin with W/; others are no ETags
 
 
 def _is_same(found: FileVersion, wanted: FileVersion) -> bool:

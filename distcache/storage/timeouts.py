@@ -56,17 +56,13 @@ def limits() -> TimeLimits:
     ConfigError
         If the variable is not a positive number.
     """
-    scale = _scale(os.environ.get(SCALE, "1"))
-    return TimeLimits(
-        **{name: scale * value for name, value in msgspec.structs.asdict(TimeLimits()).items()}
-    )
-
-
-def _scale(text: str) -> float:
+    text = os.environ.get(SCALE, "1")
     try:
         scale = float(text)
     except ValueError:
         scale = math.nan
     if not 0 < scale <= MOST:
         raise ConfigError(f"{SCALE}={text!r}: expected a number from 0 to {MOST}, such as 2")
-    return scale
+    return TimeLimits(
+        **{name: scale * value for name, value in msgspec.structs.asdict(TimeLimits()).items()}
+    )

@@ -30,6 +30,11 @@ def parse_size(text: str, least: int = 0) -> int:
     return size
 
 
+def parse_some_size(text: str) -> int:
+    """Parse a number of bytes that is at least 1, as `parse_size` does."""
+    return parse_size(text, least=1)
+
+
 def parse_tokens(text: str) -> int:
     """Parse a number of tokens: 1e9, 300B, 1.5T or 20_000_000, in powers of 1000.
 

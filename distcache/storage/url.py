@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from distcache.errors import ConfigError
 
 SCHEMES: Final = ("s3", "msc")
 MARK: Final = "://"
+URL: Final = re.compile("[a-z][a-z0-9+.-]*:/")  # Path joins slashes
 
 
 class Address(NamedTuple):
@@ -79,3 +81,17 @@ def require_file(path: str | Path, what: str, instead: str) -> None:
     """
     if is_url(path):
         raise ConfigError(f"{what} {located(path)}: cannot be in a bucket; {instead}")
+
+
+def path_only(value: Any) -> Any:
+    """Refuse a URL where only a path will do.
+
+    Raises
+    ------
+    ConfigError
+        If it is one, or one of them is.
+    """
+    for word in value if isinstance(value, list) else [value]:
+        if URL.match(str(word)):
+            raise ConfigError(f"{word}: cannot be in a bucket; give a path")
+    return value

@@ -208,13 +208,11 @@ class CachedDataset(SplitDataset[_Open], Dataset[dict[str, torch.Tensor]]):
                 raise ConfigError(
                     f"{cache.prefixes[source]}: consists of rows; open it with cache.rows(...)"
                 )
-        reader = SplitReader(opened, found.members, self._rules())
-        return _Open(os.getpid(), cache.sequence_length, found, reader, opened)
-
-    def _rules(self) -> SampleRules:
         options = self.options
         end = NO_TOKEN if options.eod is None else options.eod
-        return SampleRules(options.padding, end, options.eod_mask_loss, options.reset_position_ids)
+        rules = SampleRules(options.padding, end, options.eod_mask_loss, options.reset_position_ids)
+        reader = SplitReader(opened, found.members, rules)
+        return _Open(os.getpid(), cache.sequence_length, found, reader, opened)
 
 
 _KERNEL_NAMES = {

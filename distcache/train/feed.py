@@ -129,7 +129,11 @@ class Feeder:
         streams = [
             self._ahead(name, positions[name]) for name in positions if name in self._datasets
         ]
-        waited = (place for place in readers.waited if self._is_ours(place))
+        waited = (
+            place
+            for place in readers.waited
+            if place[0] in self._sources and place[1] < len(self._sizes[place[0]])
+        )
         found: dict[tuple[int, int], None] = {}
         left = self._budget
         for place in itertools.chain(waited, _in_turns(streams)):
@@ -141,9 +145,6 @@ class Feeder:
         if left < 0 and not found:
             raise NoSpace(f"--budget {self._budget}: does not hold a single shard")
         return list(found)
-
-    def _is_ours(self, place: tuple[int, int]) -> bool:
-        return place[0] in self._sources and place[1] < len(self._sizes[place[0]])
 
     def _size(self, place: tuple[int, int]) -> int:
         return int(self._sizes[place[0]][place[1]])

@@ -71,7 +71,8 @@ class ReadAhead(Sampler[Any]):
         if client is None:
             yield from self._sampler
             return
-        told = _Told(self._dataset, client, self._budget or _default_budget(client), self._samples)
+        budget = self._budget or min(space_at(client.directory).free // SHARE, MOST)
+        told = _Told(self._dataset, client, budget, self._samples)
         try:
             yield from self._batches(told)
         finally:
@@ -154,7 +155,3 @@ class _Told:
             (numbers.setdefault(source, len(numbers)), begin, size) for source, begin, size in found
         ]
         return self._stream.announce(list(numbers), ranges, self._budget)
-
-
-def _default_budget(client: FetchClient) -> int:
-    return min(space_at(client.directory).free // SHARE, MOST)

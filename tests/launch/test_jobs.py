@@ -30,7 +30,7 @@ from distcache.launch.prejob import (
     sbatch_parameters,
     submit_prejob,
 )
-from distcache.launch.slurm import JobState, _tasks_in
+from distcache.launch.slurm import JobState, parse_sinfo
 from distcache.launch.submit import require_script
 
 OPTIONS = JobOptions(
@@ -330,7 +330,7 @@ def test_a_job_that_can_never_start_is_an_error(reason: str, tmp_path: Path) -> 
 )
 def test_ranks_fit_the_nodes(said: str, partition: str | None, expected: int) -> None:
     """Of the partition that is asked for, or the default one; eight where Slurm does not say."""
-    assert _tasks_in(said, partition, 1, 8) == expected
+    assert parse_sinfo(said, partition, 1, 8) == expected
 
 
 def test_slurm_that_does_not_answer(

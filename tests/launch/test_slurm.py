@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from distcache.cli.common import parse_minutes
 from distcache.errors import ConfigError, DistcacheError
 from distcache.launch.slurm import (
     JobState,
@@ -16,6 +15,7 @@ from distcache.launch.slurm import (
     choose_plugin,
     job_number,
     look_at_job,
+    parse_minutes,
     parse_plugins,
     parse_sacct,
     parse_scontrol,

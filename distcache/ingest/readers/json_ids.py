@@ -40,11 +40,19 @@ def json_id_rows(entry: Input, piece: InputPiece, options: TokenOptions) -> Iter
                     raise ValueError(f"has {line.size} bytes, more than {LONGEST_LINE}")
                 text = text_of_line(line)
                 if text.strip():
-                    rows.append(_in_range(_ids_of(text, decode, options.column)))
+                    tokens = _ids_of(text, decode, options.column)
+                    if tokens and not -(1 << 63) <= min(tokens) <= max(tokens) < 1 << 63:
+                        raise ValueError("has a token beyond 64 bits")
+                    rows.append(tokens)
                     size += line.size
             except ValueError as error:
                 yield from _batch(rows, place, begin, lines - 1)
-                reason = str(error) if line.content is None else _reason(error, options.column)
+                reason = str(error)
+                if line.content is not None:
+                    reason += (
+                        "; expected JSON lines, each an object with a list of ids in field "
+                        f"{options.column!r}"
+                    )
                 yield TokenRows(place, None, (reason, line.position), None, 1)
                 rows, lines, size, begin = [], 0, 0, line.position + line.size + 1
             if size >= BATCH_BYTES or len(rows) >= BATCH_LINES:
@@ -70,16 +78,6 @@ def _ids_of(text: str, decode: Callable[[str], Any], column: str) -> list[int]:
                 return ids
         raise ValueError(str(error)) from error
     return found
-
-
-def _in_range(tokens: list[int]) -> list[int]:
-    if tokens and not -(1 << 63) <= min(tokens) <= max(tokens) < 1 << 63:
-        raise ValueError("has a token beyond 64 bits")
-    return tokens
-
-
-def _reason(error: ValueError, column: str) -> str:
-    return f"{error}; expected JSON lines, each an object with a list of ids in field {column!r}"
 
 
 def _batch(rows: list[list[int]], end: int, begin: int, lines: int) -> Iterator[TokenRows]:

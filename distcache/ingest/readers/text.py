@@ -129,7 +129,12 @@ class TextReader:
     def _append(self, batch: list[TextRow], part: Sink) -> None:
         texts = [self._sentences(row) for row in batch]
         encoded = self._encode(list(itertools.chain.from_iterable(texts)))
-        tokens = self._narrowed(encoded.ids, part.dtype)
+        limit = limit_of(part.dtype, self._tokenizer.facts.vocabulary)
+        tokens = np.empty(len(encoded.ids), part.dtype)
+        if (wrong := narrow_tokens(encoded.ids, limit, tokens)) >= 0:
+            raise ValueError(
+                f"it makes token {encoded.ids[wrong]}, beyond its vocabulary of {limit}"
+            )
         kept = encoded.lengths > 0
         lengths = encoded.lengths[kept].astype(np.int32)
         counts = _sums(kept, np.fromiter(map(len, texts), np.int64, len(texts)))
@@ -153,14 +158,6 @@ class TextReader:
             return self._tokenizer.encode(texts)
         with _large_texts:
             return self._tokenizer.encode(texts)
-
-    def _narrowed(self, ids: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-        """Return tokens in the type of the corpus."""
-        limit = limit_of(dtype, self._tokenizer.facts.vocabulary)
-        tokens = np.empty(len(ids), dtype)
-        if (wrong := narrow_tokens(ids, limit, tokens)) >= 0:
-            raise ValueError(f"it makes token {ids[wrong]}, beyond its vocabulary of {limit}")
-        return tokens
 
     def _sentences(self, row: TextRow) -> list[str]:
         texts = row.texts or []

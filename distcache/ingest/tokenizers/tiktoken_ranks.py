@@ -109,7 +109,8 @@ def source_of_file(path: Path, content: bytes, options: TokenizerOptions) -> Tok
         if path.suffix != ".tiktoken":
             parts = _encoding_of_megatron(content, options)
             return TokenizerSource("tiktoken", path.name, parts, "</s>")
-        ranks = _read_ranks(content)
+        pairs = (line.split() for line in content.splitlines() if line)
+        ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
         if not ranks:
             raise ValueError("it has no token")
         return TokenizerSource(
@@ -196,12 +197,6 @@ class Tiktoken:
         """Return the text of tokens."""
         with refusing():
             return self._encoding.decode(tokens)
-
-
-def _read_ranks(content: bytes) -> dict[bytes, int]:
-    """Read lines of a token in base 64 and its rank."""
-    pairs = (line.split() for line in content.splitlines() if line)
-    return {base64.b64decode(token, validate=True): int(rank) for token, rank in pairs}
 
 
 def _encoding_of_ranks(name: str, ranks: dict[bytes, int], options: TokenizerOptions) -> bytes:

@@ -8,7 +8,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from distcache.corpus.receipt import TokenizerFacts
 from distcache.errors import ConfigError, DistcacheError
-from distcache.megatron.tokenizers import Release
+from distcache.megatron.tokenizers import Release, one_release
+from distcache.option import Option
 from distcache.storage.files import read_file
 from distcache.storage.interruption import require_uninterrupted
 from distcache.storage.threads import decodable
@@ -29,25 +30,56 @@ LARGEST: Final = 1 << 30  # bytes of a tokenizer's file
 class TokenizerOptions(msgspec.Struct, frozen=True):
     """How to load a tokenizer, and which of its features to use."""
 
-    # a ``tokenizer.json`` or its directory, a SentencePiece ``.model``, a ``.tiktoken`` file,
-    # Megatron's JSON vocabulary for tiktoken, or the name of an encoding of tiktoken or of a
+    # also Megatron's JSON vocabulary for tiktoken; a name is of an encoding of tiktoken or of a
     # tokenizer of Hugging Face
-    name: str
-    # the token that ends a document, as text or number; by default what the tokenizer says
-    eod: str | None = None
-    # whether the tokenizer adds the tokens to each text that its model expects around one; by
-    # default as Megatron does it
-    special_tokens: bool | None = None
-    # regular expression by which tiktoken cuts text, or ``v1`` or ``v2`` of Megatron
-    pattern: str | None = None
-    # treatment of the text of a special token by tiktoken: it becomes that token, ``parse``, as in
-    # Megatron, or stays ``text``
-    special_text: Literal["parse", "text"] = "parse"
-    # the release that is followed where it has another default; None is 0.16
-    megatron: Release | None = None
-    # engine of a tokenizer of Hugging Face: ``tokenizers``, their library; ``gigatoken``, where it
-    # is equal; or ``auto``, gigatoken if it is installed and has what the tokenizer needs
-    engine: Literal["auto", "gigatoken", "tokenizers"] = "auto"
+    name: Annotated[
+        str,
+        Option(
+            "tokenizer.json or its directory, SentencePiece .model, .tiktoken; or a name.",
+            "--tokenizer",
+        ),
+    ]
+    eod: Annotated[
+        str | None, Option("End each document with this token, given as text or as a number.")
+    ] = None
+    special_tokens: Annotated[
+        bool | None,
+        Option(
+            "Add the tokens that the model expects around a text.",
+            "--add-special-tokens/--no-add-special-tokens",
+            shown="as Megatron does; see --megatron",
+        ),
+    ] = None
+    pattern: Annotated[
+        str | None,
+        Option(
+            "Regular expression of a .tiktoken file; v1 and v2 are Megatron's.",
+            "--tiktoken-pattern",
+        ),
+    ] = None
+    special_text: Annotated[
+        Literal["parse", "text"],
+        Option(
+            "Whether, with tiktoken, the text of a special token in a document becomes that token, "
+            "as in Megatron, or stays text."
+        ),
+    ] = "parse"
+    megatron: Annotated[
+        Release | None,
+        Option(
+            "Release whose preprocessing is followed: since 0.17, Hugging Face's tokenizers add "
+            "special tokens by default.",
+            parse=one_release,
+            shown="0.16",
+        ),
+    ] = None
+    engine: Annotated[
+        Literal["auto", "gigatoken", "tokenizers"],
+        Option(
+            "Engine for tokenizers of Hugging Face. All make equal tokens; gigatoken is faster, "
+            "and auto takes it if it has what the tokenizer needs."
+        ),
+    ] = "auto"
 
 
 class Encoded(NamedTuple):

@@ -49,7 +49,13 @@ def examine_machine(shared: Path | None, environment: Mapping[str, str]) -> Iter
     Finding
         One for each topic.
     """
-    yield _versions()
+    named = [f"distcache {__version__}"]
+    for name in LIBRARIES:
+        try:
+            named.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            named.append(f"no {name}")
+    yield Finding("ok", "versions", f"Python {platform.python_version()}, {', '.join(named)}")
     yield _found("MPI and Slurm", _mpi)
     if shared is not None:
         yield _found("locks", lambda: _locks(shared))
@@ -69,16 +75,6 @@ def _found(topic: str, examine: Callable[[], Finding]) -> Finding:
 
 def _one_line(error: BaseException) -> str:
     return "; ".join(line.strip() for line in str(error).splitlines())
-
-
-def _versions() -> Finding:
-    named = [f"distcache {__version__}"]
-    for name in LIBRARIES:
-        try:
-            named.append(f"{name} {metadata.version(name)}")
-        except metadata.PackageNotFoundError:
-            named.append(f"no {name}")
-    return Finding("ok", "versions", f"Python {platform.python_version()}, {', '.join(named)}")
 
 
 def _mpi() -> Finding:

@@ -76,7 +76,10 @@ def examine_training(
         If the command cannot be read.
     """
     findings: list[Finding] = []
-    _look_beside_script(words)
+    # The interpreter that runs a script imports from its directory first.
+    script = next((Path(word) for word in words if word.endswith(".py")), None)
+    if script is not None and script.is_file():
+        sys.path.insert(0, str(script.absolute().parent))
     try:
         with _quiet():
             version = importlib.import_module("megatron.core.package_info").__version__
@@ -120,13 +123,6 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _look_beside_script(words: Sequence[str]) -> None:
-    """Import from the directory of the script first, as the interpreter that runs it does."""
-    script = next((Path(word) for word in words if word.endswith(".py")), None)
-    if script is not None and script.is_file():
-        sys.path.insert(0, str(script.absolute().parent))
-
-
 def _nearest_release(version: str) -> Release:
     """Return the known release that a version is, or comes after."""
     known = [release for release in RELEASES if _numbers(release) <= _numbers(version)[:2]]
@@ -163,7 +159,9 @@ def _ask(
             store = f"file://{name}/store"
             torch.distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
             stack.callback(torch.distributed.destroy_process_group)
-        datasets = _datasets(config, options, directory, _tokenizer(options, release))
+        place = "text.utils" if release == "0.16" else "utils"
+        module = importlib.import_module(f"megatron.core.tokenizers.{place}.build_tokenizer")
+        datasets = _datasets(config, options, directory, module.build_tokenizer(options))
         found: dict[str, _Expected] = {}
         for dataset in datasets:
             for entry in _walk(dataset, directory):
@@ -212,12 +210,6 @@ def _tokenizer_options(config: Config) -> argparse.Namespace:
     )
 
 
-def _tokenizer(options: argparse.Namespace, release: Release) -> Any:
-    place = "text.utils" if release == "0.16" else "utils"
-    module = importlib.import_module(f"megatron.core.tokenizers.{place}.build_tokenizer")
-    return module.build_tokenizer(options)
-
-
 def _datasets(
     config: Config, options: argparse.Namespace, directory: Path, tokenizer: Any
 ) -> list[Any]:
@@ -229,7 +221,15 @@ def _datasets(
     if config.fim_data:
         fim = importlib.import_module("megatron.training.datasets.fim_dataset")
         kind, settings = fim.GPTFIMDataset, fim.GPTFIMDatasetConfig
-        more = _fim_fields(options)
+        tokens = {
+            name: getattr(options, f"fim_{name}_token")
+            for name in ("prefix", "middle", "suffix", "pad", "eod")
+        }
+        more = {
+            "fim_rate": options.fim_rate,
+            "fim_spm_rate": options.fim_spm_rate,
+            "fim_extra_tokens": tokens,
+        }
     arguments = settings(
         random_seed=config.seed,
         sequence_length=config.sequence_length,
@@ -261,18 +261,6 @@ def _blends(config: Config) -> dict[str, Any]:
     if config.blend is not None:
         return {"blend": blends["train"]}
     return {"blend_per_split": [blends.get(split) for split in SPLITS]}
-
-
-def _fim_fields(options: argparse.Namespace) -> dict[str, Any]:
-    tokens = {
-        name: getattr(options, f"fim_{name}_token")
-        for name in ("prefix", "middle", "suffix", "pad", "eod")
-    }
-    return {
-        "fim_rate": options.fim_rate,
-        "fim_spm_rate": options.fim_spm_rate,
-        "fim_extra_tokens": tokens,
-    }
 
 
 def _walk(dataset: Any, directory: Path) -> Iterator[_Expected]:

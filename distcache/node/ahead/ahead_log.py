@@ -167,7 +167,8 @@ class AheadLog:
         Either counts as a reading of it.
         """
         with self._changed:
-            entry = self._nearest(key)
+            entries = self._entries.get(key, [])
+            entry = min(entries, key=_distance, default=None)
             if entry is not None and entry.state in (RangeState.fetching, RangeState.held):
                 if entry.segment is not None:
                     entry.segment.users += 1
@@ -177,11 +178,6 @@ class AheadLog:
             if entry is not None:
                 self._read_once(entry)
             return None
-
-    def _nearest(self, key: RangeKey) -> Entry | None:
-        """Return the range that is to be read next, of those that are equal."""
-        entries = self._entries.get(key, [])
-        return min(entries, key=_distance, default=None)
 
     def read(self, entry: Entry, end: float) -> bytes | None:
         """Return a range that was claimed, as soon as it is there; None if it does not come.

@@ -137,10 +137,7 @@ class FetchClient:
                 self._free.append(connection)
             reply.raise_error()
             return reply
-        raise self._dead()
-
-    def _dead(self) -> DistcacheError:
-        return DistcacheError(
+        raise DistcacheError(
             f"{self.directory}: the fetcher died {ATTEMPTS} times; see {self.directory / LOG}"
         )
 

@@ -86,7 +86,14 @@ class _Places:
             return
         with self._lock:
             if source not in self._files:
-                self._files[source] = self._open_file(source)
+                descriptor, size = open_sized(source.path)
+                found = version_of(os.fstat(descriptor))
+                if (size, found.modified) != (source.version.size, source.version.modified):
+                    os.close(descriptor)
+                    raise CorpusError(
+                        f"{source.path}: is another file than when it was localized; localize again"
+                    )
+                self._files[source] = descriptor, FilePlace(source.path, descriptor)
             self._users[source] += 1
             place = self._files[source][1]
         try:
@@ -94,28 +101,15 @@ class _Places:
         finally:
             with self._lock:
                 self._users[source] -= 1
-                self._close_unused()
+                unused = [file for file in self._files if not self._users[file]]
+                for file in unused[: max(len(self._files) - OPEN_FILES, 0)]:
+                    os.close(self._files.pop(file)[0])
 
     def requests(self) -> tuple[int, int]:
         """Return how many requests were sent to stores, and how many again."""
         with self._lock:
             buckets = list(self._buckets)
         return sum(b.requests for b in buckets), sum(b.retries for b in buckets)
-
-    def _open_file(self, source: Source) -> tuple[int, FilePlace]:
-        descriptor, size = open_sized(source.path)
-        found = version_of(os.fstat(descriptor))
-        if (size, found.modified) != (source.version.size, source.version.modified):
-            os.close(descriptor)
-            raise CorpusError(
-                f"{source.path}: is another file than when it was localized; localize again"
-            )
-        return descriptor, FilePlace(source.path, descriptor)
-
-    def _close_unused(self) -> None:
-        unused = [source for source in self._files if not self._users[source]]
-        for source in unused[: max(len(self._files) - OPEN_FILES, 0)]:
-            os.close(self._files.pop(source)[0])
 
 
 class Fetcher:

@@ -1,0 +1,128 @@
+"""Options of commands, declared where the program uses them: at the fields of its structs."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Final, NamedTuple, Union, get_args, get_origin, get_type_hints
+
+import click
+import msgspec
+import typer
+
+from distcache.option import Option
+from distcache.storage.url import path_only
+
+UNIONS: Final = (Union, types.UnionType)
+
+
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of its parameters; a decorator.
+
+    Parameters
+    ----------
+    command : callable
+        A command. A parameter whose type is a struct stands for the options of its fields; fields
+        without an `Option` keep their defaults, which the command may replace. A parameter may also
+        be annotated with an `Option` itself.
+
+    Returns
+    -------
+    callable
+        The same command, with parameters as typer takes them.
+    """
+    hints = get_type_hints(command, include_extras=True)
+    structs: dict[str, Any] = {}
+    fields: dict[str, list[_Field]] = {}  # those of each parameter
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        hint = hints[name]
+        if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
+            structs[name], fields[name] = hint, list(_fields_of(hint))
+        elif found := list(_declared(name, hint, parameter.default)):
+            fields[name] = found
+        else:
+            kept = parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY)
+            parameters.append(kept)
+        parameters += [field.parameter() for field in fields.get(name, [])]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        made: dict[str, Any] = {}
+        for name, members in fields.items():
+            values = {field.name: field.read(given.pop(field.name)) for field in members}
+            made[name] = structs[name](**values) if name in structs else values[name]
+        command(**made, **given)
+
+    del run.__wrapped__
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {entry.name: entry.annotation for entry in parameters}
+    return run
+
+
+class _Field(NamedTuple):
+    """A field of a struct, or a parameter, that has an option."""
+
+    name: str
+    kind: Any  # type without the option
+    option: Option
+    default: Any
+
+    def parameter(self) -> inspect.Parameter:
+        """Return the parameter of the command."""
+        option, default = self.option, self.default
+        members = get_args(self.kind) if get_origin(self.kind) in UNIONS else (self.kind,)
+        item = get_args(members[0])[0] if isinstance(default, tuple) else members[0]
+        if option.parse is not None or option.choices:
+            item = str
+        names = option.names.split() or [f"--{self.name.replace('_', '-')}"]
+        more: dict[str, Any] = {}
+        if option.choices:
+            more["click_type"] = click.Choice(option.choices)
+        if item is Path:
+            more["callback"] = path_only
+        if default is msgspec.NODEFAULT:
+            default = inspect.Parameter.empty
+        elif isinstance(default, tuple):
+            item, default = list[item], None  # type: ignore[valid-type]
+        elif option.parse is not None and default is not None:
+            default = option.shown
+        elif option.shown is not None:
+            more["show_default"] = option.shown
+        declared = typer.Option(
+            *names,
+            help=option.help,
+            metavar=option.metavar,
+            min=option.least,
+            max=option.most,
+            **more,
+        )
+        annotation: Any = Annotated[item | None if default is None else item, declared]
+        return inspect.Parameter(
+            self.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation
+        )
+
+    def read(self, value: Any) -> Any:
+        """Return the field's value from what typer has read."""
+        if isinstance(self.default, tuple):
+            return tuple(value or ())
+        if self.option.parse is not None and value is not None:
+            return self.option.parse(value)
+        return value
+
+
+def _fields_of(struct: Any) -> Iterator[_Field]:
+    hints = get_type_hints(struct, include_extras=True)
+    for field in msgspec.structs.fields(struct):
+        yield from _declared(field.name, hints[field.name], field.default)
+
+
+def _declared(name: str, hint: Any, default: Any) -> Iterator[_Field]:
+    """Yield the field of an annotation that has an option."""
+    kind, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    for extra in extras:
+        if isinstance(extra, Option):
+            yield _Field(name, kind, extra, default)

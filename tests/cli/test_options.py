@@ -1,0 +1,95 @@
+"""Options of commands that structs declare."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from distcache.cli.options import with_options
+from distcache.errors import ConfigError
+from distcache.option import Option
+from distcache.storage.units import parse_some_size
+
+
+class Baking(msgspec.Struct, frozen=True):
+    """A struct with a field of every kind."""
+
+    flour: Annotated[str, Option("Kind of flour.", "--flour -f")]
+    kneaded: Annotated[bool, Option("Knead it.")] = False
+    oven: Annotated[Literal["gas", "wood"], Option("Kind of oven.")] = "gas"
+    loaves: Annotated[int, Option("Number of loaves.", least=1, most=9)] = 1
+    room: Annotated[int, Option("Room in it.", parse=parse_some_size, shown="2K")] = 2048
+    limit: Annotated[int | None, Option("At most.", parse=parse_some_size)] = None
+    spices: Annotated[tuple[str, ...], Option("A spice.", "--spice")] = ()
+    recipe: Annotated[Path | None, Option("Its recipe.")] = None
+    shape: Annotated[str, Option("Its shape.", choices=("round", "long"))] = "round"
+    secret: int = 7
+
+
+Limit = Annotated[int | None, Option("Most bytes.", "--most", parse_some_size)]
+
+
+def bake(*words: str) -> tuple[Any, str, int | None]:
+    """Return what a command gets for these words."""
+    got: list[Any] = []
+
+    @with_options
+    def command(name: str, baking: Baking, most: Limit = None) -> None:
+        got.append((baking, name, most))
+
+    app = typer.Typer()
+    app.command()(command)
+    result = CliRunner().invoke(app, words)
+    if isinstance(result.exception, ConfigError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return got[0]  # type: ignore[no-any-return]
+
+
+def test_defaults_are_those_of_the_fields() -> None:
+    """A field without an option keeps its default, too."""
+    assert bake("--flour", "rye", "anna") == (Baking("rye"), "anna", None)
+
+
+def test_every_kind_of_field_is_read() -> None:
+    """Texts that have a parser are parsed, and repeated options become a tuple."""
+    words = "-f rye --kneaded --oven wood --loaves 3 --room 1M --limit 8G --spice a --spice b"
+    made, name, most = bake(*words.split(), "--recipe", "r", "--shape", "long", "--most", "1", "bo")
+    assert made == Baking(
+        "rye", True, "wood", 3, 1 << 20, 8 << 30, ("a", "b"), Path("r"), "long"
+    )
+    assert (name, most) == ("bo", 1)
+
+
+@pytest.mark.parametrize("words", ["--limit x", "--most 0", "--recipe s3://bucket/r"])
+def test_a_wrong_value_is_one_error(words: str) -> None:
+    """The parser of the field says what it expects, and a path is no URL."""
+    with pytest.raises(ConfigError):
+        bake("-f", "rye", *words.split(), "anna")
+
+
+@pytest.mark.parametrize("words", ["--loaves 10", "--oven coal", "--shape square"])
+def test_bounds_and_choices_are_those_of_the_field(words: str) -> None:
+    """They are refused by the command line itself."""
+    with pytest.raises(AssertionError, match="Invalid value"):
+        bake("-f", "rye", *words.split(), "anna")
+
+
+def test_help_is_that_of_the_fields() -> None:
+    """With the default as it would be written."""
+
+    @with_options
+    def command(baking: Baking) -> None:
+        del baking
+
+    app = typer.Typer(rich_markup_mode=None)
+    app.command()(command)
+    shown = " ".join(CliRunner().invoke(app, ["--help"]).output.split())
+    for text in ("Kind of flour.", "[default: 2K]", "[round|long]", "[1<=x<=9]", "-f, --flour"):
+        assert text in shown or text.replace("-f, --flour", "--flour -f") in shown, shown
+    assert "secret" not in shown
