@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from distcache.builder.linked_section import _link, shuffled_slice
+from distcache.builder.links import _link, shuffled_slice
 from distcache.builder.slices import draw_bounds
 from distcache.kernels import Mt19937
 from distcache.ranks.connect import connect

@@ -121,7 +121,7 @@ def build_phases(plan: Plan, layout: Layout, ranks: int, filesystem: Filesystem)
     examining = max(PER_INDEX_BYTE * index_bytes / ranks, 2 * index_bytes / rate)
     reading = max(PER_CACHE_BYTE * layout.tables_begin / ranks, layout.tables_begin / rate)
     step = stream_step(ranks) * ranks
-    split = [layout.units[entry.unit].items[0] for wave in work.waves for entry in wave]
+    split = [layout.units[unit].items[0] for unit in work.halved]
     steps = sum(math.ceil(plan.sections[item].documents / step) for item in split)
     rounds = COLLECTIVES + STEP_COLLECTIVES * steps + LINK_COLLECTIVES * len(work.linked)
     return Phases(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
 
@@ -11,12 +10,13 @@ import numpy as np
 
 from distcache.builder.adopt import adopt
 from distcache.builder.blends import SplitBlend, build_blend
+from distcache.builder.halves import HalvedShuffle
 from distcache.builder.job import Digests, Job, Record
-from distcache.builder.linked_section import LinkedSection
-from distcache.builder.split_section import SplitSection
+from distcache.builder.links import LinkedShuffle
+from distcache.builder.shared_section import build_together
 from distcache.errors import BuildInterrupted
 from distcache.extras import imported
-from distcache.plan.assignment import Assignment, SplitUnit
+from distcache.plan.assignment import Assignment
 from distcache.plan.costs import workers_of
 from distcache.plan.layout import Unit
 from distcache.plan.model import SectionPlan
@@ -48,15 +48,17 @@ def build_items(job: Job, assignment: Assignment, journal: Journal) -> Digests:
     with on_all_ranks(
         communicator, lambda: UnfinishedFile(job.data), "opening the unfinished file"
     ) as file:
-        for wave in assignment.waves:
-            built |= _build_wave(job, wave, file, journal)
-        for unit in (*assignment.linked, *assignment.blends):
-            # No rank holds more than its slice of these.
+        for unit in (*assignment.halved, *assignment.linked, *assignment.blends):
             (item,) = job.layout.units[unit].items
-            kind = LinkedSection if isinstance(job.plan.items[item], SectionPlan) else SplitBlend
-            found = kind(job, item, file).build()
-            _record(job, item, found, journal)
-            built |= {item: found}
+            if unit in assignment.blends:
+                found = SplitBlend(job, item, file).build()
+            else:
+                kind = HalvedShuffle if unit in assignment.halved else LinkedShuffle
+                found = build_together(job, item, file, kind)
+            record = Record(item, found)
+            on_rank_0(communicator, partial(journal.append, record), None, "writing the journal")
+            job.watch.advance(job.bytes_of(item) / communicator.size)
+            built[item] = found
 
         def build_own() -> Digests:
             own = _build_local(job, assignment, file, journal)
@@ -67,33 +69,6 @@ def build_items(job: Job, assignment: Assignment, journal: Journal) -> Digests:
     for share in communicator.allgather(own, Digests, "digests of arrays"):
         built |= share
     return built
-
-
-def _build_wave(
-    job: Job, wave: Sequence[SplitUnit], file: UnfinishedFile, journal: Journal
-) -> Digests:
-    """Shuffle the sections of a wave at the same time, then cut one after the other. Collective."""
-    digests: Digests = {}
-    sections = {
-        job.layout.units[entry.unit].items[0]: SplitSection(job, entry, file) for entry in wave
-    }
-
-    def shuffle() -> None:
-        for section in sections.values():
-            section.shuffle()
-
-    on_all_ranks(job.communicator, shuffle, "shuffling")
-    for item, section in sections.items():
-        digests[item] = section.cut()
-        _record(job, item, digests[item], journal)
-    return digests
-
-
-def _record(job: Job, item: int, digests: dict[str, str], journal: Journal) -> None:
-    """Journal an item that all ranks have built together. Collective."""
-    record = Record(item, digests)
-    on_rank_0(job.communicator, partial(journal.append, record), None, "writing the journal")
-    job.watch.advance(job.bytes_of(item) / job.communicator.size)
 
 
 def _build_local(

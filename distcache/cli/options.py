@@ -7,9 +7,18 @@ import inspect
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Final,
+    Literal,
+    NamedTuple,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-import click
 import msgspec
 import typer
 
@@ -76,12 +85,12 @@ class _Field(NamedTuple):
         option, default = self.option, self.default
         members = get_args(self.kind) if get_origin(self.kind) in UNIONS else (self.kind,)
         item = get_args(members[0])[0] if isinstance(default, tuple) else members[0]
-        if option.parse is not None or option.choices:
+        if option.choices:
+            item = Literal[option.choices]
+        elif option.parse is not None:
             item = str
         names = option.names.split() or [f"--{self.name.replace('_', '-')}"]
         more: dict[str, Any] = {}
-        if option.choices:
-            more["click_type"] = click.Choice(option.choices)
         if item is Path:
             more["callback"] = path_only
         if default is msgspec.NODEFAULT:

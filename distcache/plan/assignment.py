@@ -11,7 +11,7 @@ import msgspec
 from distcache.errors import NoSpace
 from distcache.plan.costs import UnitCosts
 from distcache.plan.layout import Layout
-from distcache.plan.memory import BASE_MEMORY, rest_memory, step_memory, upper_memory
+from distcache.plan.memory import BASE_MEMORY
 from distcache.plan.model import BlendPlan, Plan, SectionPlan
 from distcache.ranks.partition import balance
 from distcache.storage.units import size_text
@@ -31,28 +31,16 @@ MEMORY_MARGIN: Final = 1.25
 NODE_MEMORY: Final = 512 << 20
 
 
-class SplitUnit(msgspec.Struct, frozen=True):
-    """A large section that all ranks build together."""
-
-    unit: int  # index into `Layout.units`
-    upper_rank: int  # the rank that shuffles the upper part of the documents
-    rest_rank: int  # the rank that computes the remaining shuffles
-
-
-Waves = tuple[tuple[SplitUnit, ...], ...]
-
-
 class Assignment(msgspec.Struct, frozen=True):
     """The work of every rank."""
 
-    # large sections; those of one wave are shuffled at the same time by different ranks, then cut
-    # by all ranks, one after the other
-    waves: Waves
-    # large sections of which no rank holds more than a slice; all ranks build each together
+    # Units, as indices into `Layout.units`. All ranks build large ones together, one after the
+    # other: sections that two ranks shuffle, and those of which no rank holds more than a slice;
+    # blends.
+    halved: tuple[int, ...]
     linked: tuple[int, ...]
-    # large blends, as indices into `Layout.units`; all ranks draw each together
     blends: tuple[int, ...]
-    # units that each rank builds alone, as indices into `Layout.units`
+    # those that each rank builds alone
     local: tuple[tuple[int, ...], ...]
     threads: int  # units that a rank builds at a time
     memory: tuple[int, ...]  # predicted peak memory of each rank in bytes
@@ -62,7 +50,7 @@ class Assignment(msgspec.Struct, frozen=True):
     @property
     def split_sections(self) -> tuple[int, ...]:
         """The sections that all ranks build together, as indices into `Layout.units`."""
-        return tuple(entry.unit for wave in self.waves for entry in wave) + self.linked
+        return self.halved + self.linked
 
 
 def assign(
@@ -188,44 +176,26 @@ def _share_out(
     *,
     linked: bool,
 ) -> Assignment:
-    waves = () if linked else _waves(split, ranks)
     alone = sorted(todo.difference(split, blends))
-    together = _wave_time(costs, waves, ranks)
-    if linked:
-        together += sum(costs[unit].linked_time(ranks) for unit in split)
-    together += sum(costs[unit].time / costs[unit].slices(ranks) for unit in blends)
+    together = sum(costs[unit].time / costs[unit].slices(ranks) for unit in blends)
+    together += sum(
+        costs[unit].linked_time(ranks) if linked else costs[unit].halved_time(ranks)
+        for unit in split
+    )
     shares = balance([costs[unit].time for unit in alone], ranks)
     local = tuple(tuple(alone[index] for index in share) for share in shares)
-    memory = tuple(
-        _memory(costs, waves, own, rank, ranks, threads) for rank, own in enumerate(local)
-    )
-    shared = [costs[unit].memory(threads) for unit in blends]
-    shared += [costs[unit].linked_memory(ranks) for unit in split if linked]
-    memory = tuple(max(held, BASE_MEMORY + max(shared, default=0)) for held in memory)
     busy = tuple(together + _local_time(costs, own, threads) for own in local)
-    whole = tuple(split) if linked else ()
-    return Assignment(waves, whole, blends, local, threads, memory, busy)
-
-
-def _waves(split: Sequence[int], ranks: int) -> Waves:
-    at_once = max(ranks // 2, 1)
-    return tuple(
-        tuple(
-            SplitUnit(unit, 2 * place, 2 * place + 1)
-            for place, unit in enumerate(split[begin : begin + at_once])
-        )
-        for begin in range(0, len(split), at_once)
-    )
-
-
-def _wave_time(costs: Sequence[UnitCosts], waves: Waves, ranks: int) -> float:
-    """Return the time of the sections that all ranks build together."""
-    time = 0.0
-    for wave in waves:
-        # All ranks wait for the last shuffle of the wave, and then cut together.
-        time += max(costs[member.unit].shuffle_time for member in wave)
-        time += sum(costs[member.unit].cut_time(ranks) for member in wave)
-    return time
+    memory = []
+    for rank, own in enumerate(local):
+        at_once = sorted((costs[unit].memory(threads) for unit in own), reverse=True)[:threads]
+        held = [costs[unit].memory(threads) for unit in blends]
+        held += [
+            costs[unit].linked_memory(ranks) if linked else costs[unit].halved_memory(rank, ranks)
+            for unit in split
+        ]
+        memory.append(BASE_MEMORY + max(sum(at_once), *held, 0))
+    halved, by_links = ((), tuple(split)) if linked else (tuple(split), ())
+    return Assignment(halved, by_links, blends, local, threads, tuple(memory), busy)
 
 
 def _local_time(costs: Sequence[UnitCosts], units: Sequence[int], threads: int) -> float:
@@ -234,28 +204,6 @@ def _local_time(costs: Sequence[UnitCosts], units: Sequence[int], threads: int) 
         return 0.0
     longest = max(costs[unit].time_with(threads) for unit in units)
     return max(longest, sum(costs[unit].time for unit in units) / threads)
-
-
-def _memory(
-    costs: Sequence[UnitCosts],
-    waves: Waves,
-    local: tuple[int, ...],
-    rank: int,
-    ranks: int,
-    threads: int,
-) -> int:
-    alone = sorted((costs[unit].memory(threads) for unit in local), reverse=True)
-    peaks = [sum(alone[:threads])]
-    for wave in waves:
-        held = step_memory(ranks)
-        for member in wave:
-            section = costs[member.unit].section
-            if rank == member.upper_rank:
-                held += upper_memory(section, ranks)
-            if rank == member.rest_rank:
-                held += rest_memory(section)
-        peaks.append(held)
-    return BASE_MEMORY + max(peaks)
 
 
 class Estimate(msgspec.Struct, frozen=True):

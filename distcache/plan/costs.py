@@ -6,7 +6,14 @@ from collections.abc import Sequence
 from typing import Final
 
 from distcache.plan.layout import BLEND_SLICE, Unit
-from distcache.plan.memory import CHUNK_BYTES, ENTRY_BYTES, SHUFFLE_SPACE_FROM
+from distcache.plan.memory import (
+    CHUNK_BYTES,
+    ENTRY_BYTES,
+    SHUFFLE_SPACE_FROM,
+    rest_memory,
+    step_memory,
+    upper_memory,
+)
 from distcache.plan.model import BlendPlan, SectionPlan, nbytes_of
 from distcache.plan.orders import ORDERS
 
@@ -58,16 +65,17 @@ class UnitCosts:
         two = workers_of(self._splittable, threads) > 1 and not self._copied
         return self.time / SECOND_WORKER if two else self.time
 
-    @property
-    def shuffle_time(self) -> float:
-        """The time of the two ranks that shuffle a split section."""
-        return SHUFFLE_COST * self.section.documents / 2
-
-    def cut_time(self, ranks: int) -> float:
-        """Return the time in which all ranks distribute, cut and write a split section."""
+    def halved_time(self, ranks: int) -> float:
+        """Return the time of a section that two ranks shuffle, and all cut and write."""
         section = self.section
-        emitted = EMIT_COST * section.documents + _written(section)
-        return SEND_COST_PER_BYTE * ENTRY_BYTES * section.documents + emitted / ranks
+        shuffled = SHUFFLE_COST * section.documents / 2
+        sent = SEND_COST_PER_BYTE * ENTRY_BYTES * section.documents
+        return shuffled + sent + (EMIT_COST * section.documents + _written(section)) / ranks
+
+    def halved_memory(self, rank: int, ranks: int) -> int:
+        """Return the bytes of a rank, without `BASE_MEMORY`: ranks 0 and 1 shuffle."""
+        own = (upper_memory(self.section, ranks), rest_memory(self.section))
+        return step_memory(ranks) + (own[rank] if rank < len(own) else 0)
 
     @property
     def can_be_linked(self) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from distcache.builder import linked_section as shared_shuffle
-from distcache.builder.linked_section import shuffled_slice
+from distcache.builder import links as shared_shuffle
+from distcache.builder.links import shuffled_slice
 from distcache.builder.slices import draw_bounds
 from distcache.kernels import Mt19937
 from distcache.ranks.communicator import SerialCommunicator

@@ -78,7 +78,7 @@ def test_work_on_a_wide_section(wide_plan: Plan, wide: SectionPlan) -> None:
     """It is split over ranks, by a pivot whose positions fit their type."""
     layout = make_layout(wide_plan.items)
     work = assign(wide_plan.items, layout, frozenset([0]), 8)
-    assert [entry.unit for wave in work.waves for entry in wave] == [0]
+    assert work.halved == (0,)
     assert max(work.memory) > 8 * 2**31
     assert lower_type(2**31 - 1) == np.int32
     assert lower_type(2**31) == np.int64

@@ -60,9 +60,7 @@ def test_every_kind_of_field_is_read() -> None:
     """Texts that have a parser are parsed, and repeated options become a tuple."""
     words = "-f rye --kneaded --oven wood --loaves 3 --room 1M --limit 8G --spice a --spice b"
     made, name, most = bake(*words.split(), "--recipe", "r", "--shape", "long", "--most", "1", "bo")
-    assert made == Baking(
-        "rye", True, "wood", 3, 1 << 20, 8 << 30, ("a", "b"), Path("r"), "long"
-    )
+    assert made == Baking("rye", True, "wood", 3, 1 << 20, 8 << 30, ("a", "b"), Path("r"), "long")
     assert (name, most) == ("bo", 1)
 
 
@@ -90,6 +88,6 @@ def test_help_is_that_of_the_fields() -> None:
     app = typer.Typer(rich_markup_mode=None)
     app.command()(command)
     shown = " ".join(CliRunner().invoke(app, ["--help"]).output.split())
-    for text in ("Kind of flour.", "[default: 2K]", "[round|long]", "[1<=x<=9]", "-f, --flour"):
-        assert text in shown or text.replace("-f, --flour", "--flour -f") in shown, shown
+    for text in ("-f, --flour <str> Kind of flour.", "[default: 2K]", "<round|long>", "1<=x<=9"):
+        assert text in shown, shown
     assert "secret" not in shown

@@ -29,11 +29,7 @@ def test_the_large_sections_are_split(large_config: dict[str, Any]) -> None:
     layout = make_layout(plan.items)
     for ranks in (2, 3, 4):
         work = assign_all(plan.items, layout, ranks)
-        sections = [
-            plan.sections[layout.units[entry.unit].items[0]]
-            for wave in work.waves
-            for entry in wave
-        ]
+        sections = [plan.sections[layout.units[unit].items[0]] for unit in work.halved]
         assert len(sections) == 2
         assert any(section.size.separate_samples is not None for section in sections)
         assert any(section.cut.keep_partial for section in sections)

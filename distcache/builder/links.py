@@ -1,7 +1,7 @@
-"""A large section of which no rank holds more than its slice: all ranks shuffle it together.
+"""Shuffle a section by all ranks, of which no one holds more than its slice.
 
-Each rank gets its slice of the document index from `shuffled_slice`, knows from the prefix sums
-of the lengths where its tokens start, and cuts and writes the samples that begin in them.
+A step of a shuffle draws a position and takes the value that an earlier step left there: such links
+are a forest of short chains, whose ends are the values (`shuffled_slice`).
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from numpy.typing import NDArray
 from distcache.builder.arrays import ArrayWriter
 from distcache.builder.entries import tokens_of
 from distcache.builder.job import Job
-from distcache.builder.section_slice import SectionSlice, joined_digests
-from distcache.builder.slices import draw_bounds
+from distcache.builder.shared_section import Steps
+from distcache.builder.slices import draw_bounds, windows
 from distcache.kernels import NO_LINK, Mt19937, draws_within, entries_at, group_by_range, link_steps
-from distcache.plan.memory import CHUNK_BYTES, DOCUMENT_BYTES, ENTRY_BYTES
+from distcache.plan.memory import CHUNK_BYTES, ENTRY_BYTES
 from distcache.plan.model import STRIPE
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.partition import slice_bounds
 from distcache.storage.unfinished_file import UnfinishedFile
 
-CHUNK = CHUNK_BYTES // ENTRY_BYTES
+CHUNK: Final = CHUNK_BYTES // ENTRY_BYTES
 PIECE: Final = 1 << 22  # steps that a rank examines, or sends values of, at a time
 Numbers = NDArray[np.uint32]
 
 
-class LinkedSection:
-    """One section, built by `build`.
+class LinkedShuffle:
+    """A `Shuffle` by all ranks.
 
     Parameters
     ----------
@@ -50,28 +50,40 @@ class LinkedSection:
         self._communicator = job.communicator
         self._section = job.plan.sections[item]
         self._corpus = job.corpus(self._section)
-        self._places = job.places(item)
+        self._place = job.places(item)["shuffle_index"]
         self._file = file
         self._generator = Mt19937(self._section.seed)
 
-    def build(self) -> dict[str, str]:
-        """Shuffle, cut and write the section. Collective.
-
-        Returns
-        -------
-        dict of str to str
-            The digest of each array, on all ranks.
-        """
-        section, communicator = self._section, self._communicator
-        bounds = slice_bounds(section.documents, communicator.size, STRIPE // DOCUMENT_BYTES)
+    def documents(self, bounds: Sequence[int]) -> tuple[list[int], Steps]:
+        """Shuffle the documents. Collective, as is each step."""
+        communicator, section = self._communicator, self._section
         positions = self._shuffle(section.first_documents, section.documents, bounds)
         entries = on_all_ranks(
             communicator, partial(self._entries, positions), "looking up lengths"
         )
-        del positions
-        leaves = self._cut(entries, bounds)
-        del entries
-        return joined_digests(communicator, leaves | self._write_samples())
+        tokens = communicator.allgather(tokens_of(entries), int, "sums of lengths")
+        first = bounds[communicator.rank]
+        slices = (step[communicator.rank] for step in windows(bounds, CHUNK))
+        steps = ((begin, entries[begin - first : end - first]) for begin, end in slices)
+        return [0, *itertools.accumulate(tokens[:-1])], steps
+
+    def samples(self) -> bytes:
+        """Shuffle and write this rank's slice of the shuffle index. Collective."""
+        section, rank = self._section, self._communicator.rank
+        dtype: np.dtype[Any] = np.dtype(section.shuffle_type)
+        size, first = section.shuffled_samples, section.first_samples
+        bounds = slice_bounds(size, self._communicator.size, STRIPE // dtype.itemsize)
+        before, after = self._shuffle(first, size, bounds)
+        writer = ArrayWriter(self._file, self._place, dtype.itemsize * bounds[rank])
+
+        def write() -> None:
+            values = np.empty(len(before) + len(after), dtype)
+            values[: len(before)] = before
+            np.add(after, first, out=values[len(before) :], dtype=dtype, casting="unsafe")
+            writer.append(values)
+
+        on_all_ranks(self._communicator, write, "writing samples")
+        return writer.leaves().tobytes()
 
     def _shuffle(self, first: int, size: int, bounds: Sequence[int]) -> list[NDArray[np.uint32]]:
         """Return this rank's slices of [0, first) and [first, size), both shuffled. Collective."""
@@ -96,39 +108,6 @@ class LinkedSection:
             done += len(part)
         idx.require_intact()
         return entries
-
-    def _cut(self, entries: NDArray[np.int64], bounds: Sequence[int]) -> dict[str, bytes]:
-        """Write this rank's documents and samples. Collective."""
-        communicator, first = self._communicator, bounds[self._communicator.rank]
-        tokens = communicator.allgather(tokens_of(entries), int, "sums of lengths")
-        firsts = [0, *itertools.accumulate(tokens[:-1])]
-        part = SectionSlice(communicator, self._section, self._places, self._file, bounds, firsts)
-
-        def feed() -> None:
-            for begin in range(0, len(entries), CHUNK):
-                part.feed(first + begin, entries[begin : begin + CHUNK])
-
-        on_all_ranks(communicator, feed, "writing documents")
-        return part.finish()
-
-    def _write_samples(self) -> dict[str, bytes]:
-        """Shuffle and write this rank's slice of the shuffle index. Collective."""
-        section, rank = self._section, self._communicator.rank
-        dtype: np.dtype[Any] = np.dtype(section.shuffle_type)
-        size, first = section.shuffled_samples, section.first_samples
-        bounds = slice_bounds(size, self._communicator.size, STRIPE // dtype.itemsize)
-        before, behind = self._shuffle(first, size, bounds)
-        place = self._places["shuffle_index"]
-        writer = ArrayWriter(self._file, place, dtype.itemsize * bounds[rank])
-
-        def write() -> None:
-            values = np.empty(len(before) + len(behind), dtype)
-            values[: len(before)] = before
-            np.add(behind, first, out=values[len(before) :], dtype=dtype, casting="unsafe")
-            writer.append(values)
-
-        on_all_ranks(self._communicator, write, "writing samples")
-        return {"shuffle_index": writer.leaves().tobytes()}
 
 
 class _Steps(NamedTuple):

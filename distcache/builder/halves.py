@@ -1,16 +1,13 @@
-"""A large section, built by all ranks together.
+"""Shuffle a section by two ranks, which take half of the steps each.
 
-One rank shuffles the upper part of the documents, while another skips these draws in the
-generator's stream and shuffles the rest. Then both send the document index to all ranks: every rank
-gets a slice, knows from the prefix sums of the lengths where its tokens start, and cuts and
-writes the samples that begin in them.
+Rank 0 shuffles the upper part of the documents, while rank 1 skips these draws in the generator's
+stream and shuffles the rest. Then both send the document index to all ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,103 +24,101 @@ from distcache.builder.entries import (
     skip_upper,
 )
 from distcache.builder.job import Job
-from distcache.builder.section_slice import SectionSlice, joined_digests
+from distcache.builder.shared_section import Steps
 from distcache.builder.slices import overlaps, windows
 from distcache.kernels import Mt19937
-from distcache.plan.assignment import SplitUnit
-from distcache.plan.memory import DOCUMENT_BYTES, lower_type, pivot_of, stream_step
-from distcache.plan.model import STRIPE
+from distcache.plan.memory import lower_type, pivot_of, stream_step
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Communicator, Message
-from distcache.ranks.partition import slice_bounds
 from distcache.storage.unfinished_file import UnfinishedFile
 
+UPPER: Final = 0  # rank that shuffles the upper part of the documents
+REST: Final = 1  # rank that shuffles what is left, and the samples
 
-class SplitSection:
-    """The steps of building one section with all ranks: `shuffle`, then `cut`.
+
+class HalvedShuffle:
+    """A `Shuffle` by two ranks.
 
     Parameters
     ----------
     job : Job
-        The build.
-    roles : SplitUnit
-        Unit of the section, and the ranks that shuffle it.
+        The build, of at least two ranks.
+    item : int
+        Index of the section into `Plan.items`.
     file : UnfinishedFile
         The unfinished cache.
     """
 
-    def __init__(self, job: Job, roles: SplitUnit, file: UnfinishedFile) -> None:
-        (item,) = job.layout.units[roles.unit].items
+    def __init__(self, job: Job, item: int, file: UnfinishedFile) -> None:
         self._communicator = job.communicator
-        self._roles = roles
         self._section = job.plan.sections[item]
         self._corpus = job.corpus(self._section)
-        self._places = job.places(item)
+        self._place = job.places(item)["shuffle_index"]
         self._file = file
         self._pivot = pivot_of(self._section, workers=2)
-        self._held: dict[int, Entries] = {}
-        self._upper = EntryMemory(0)
-        self._lower: NDArray[Any] = np.empty(0, lower_type(self._pivot))
         self._samples = b""
 
-    def shuffle(self) -> None:
-        """Do this rank's share of the shuffles; most ranks have none."""
-        section, rank = self._section, self._communicator.rank
-        if rank == self._roles.upper_rank:
-            self._upper = EntryMemory(section.first_documents)
-            fill_epochs(section, self._corpus.idx, self._upper.values, 0)
-            self._corpus.idx.require_intact()
-            shuffle_upper(self._pivot, self._upper.values, Mt19937(section.seed))
-        elif rank == self._roles.rest_rank:
-            generator = skip_upper(section, self._pivot)
-            self._lower = shuffle_lower(self._pivot, generator)
-            last = shuffle_last(section, self._corpus.idx, generator)
-            self._corpus.idx.require_intact()
-            self._held[1] = Entries(section.first_documents, last)
-            samples = shuffle_samples(section, generator)
-            writer = write_in_chunks(self._file, self._places["shuffle_index"], samples)
-            self._samples = writer.leaves().tobytes()
+    def documents(self, bounds: Sequence[int]) -> tuple[list[int], Steps]:
+        """Shuffle the documents, and the samples, which the same generator draws. Collective."""
+        communicator, section = self._communicator, self._section
+        held = self._send_lower(*on_all_ranks(communicator, self._shuffle, "shuffling"))
+        holders = [
+            (UPPER, 0, section.first_documents),
+            (REST, section.first_documents, section.documents),
+        ]
+        stream = EntryStream(communicator, holders, held, bounds, stream_step(communicator.size))
+        return stream.first_tokens(section.size.epochs * section.tokens), iter(stream)
 
-    def cut(self) -> dict[str, str]:
-        """Distribute the document index, and write it and the sample index. Collective.
+    def samples(self) -> bytes:
+        """Return the leaf digests of the shuffle index; only one rank has written it."""
+        return self._samples
+
+    def _shuffle(self) -> tuple[EntryMemory, NDArray[Any]]:
+        """Do this rank's share; most ranks have none.
 
         Returns
         -------
-        dict of str to str
-            The digest of each array, on all ranks.
+        (EntryMemory, ndarray)
+            The part of the document index that it has shuffled, and the lower positions, which
+            only the rank of the rest has.
         """
-        communicator, section = self._communicator, self._section
-        self._send_lower()
-        bounds = slice_bounds(section.documents, communicator.size, STRIPE // DOCUMENT_BYTES)
-        stream = EntryStream(
-            communicator, self._holders(), self._held, bounds, stream_step(communicator.size)
-        )
-        firsts = stream.first_tokens(section.size.epochs * section.tokens)
-        part = SectionSlice(communicator, section, self._places, self._file, bounds, firsts)
-        for begin, entries in stream:
-            on_all_ranks(communicator, partial(part.feed, begin, entries), "writing documents")
-        self._held = {}
-        return joined_digests(communicator, part.finish() | {"shuffle_index": self._samples})
+        section, rank = self._section, self._communicator.rank
+        lower: NDArray[Any] = np.empty(0, lower_type(self._pivot))
+        memory = EntryMemory(0)
+        if rank == UPPER:
+            memory = EntryMemory(section.first_documents)
+            fill_epochs(section, self._corpus.idx, memory.values, 0)
+            self._corpus.idx.require_intact()
+            shuffle_upper(self._pivot, memory.values, Mt19937(section.seed))
+        elif rank == REST:
+            generator = skip_upper(section, self._pivot)
+            lower = shuffle_lower(self._pivot, generator)
+            memory = shuffle_last(section, self._corpus.idx, generator)
+            self._corpus.idx.require_intact()
+            samples = shuffle_samples(section, generator)
+            writer = write_in_chunks(self._file, self._place, samples)
+            self._samples = writer.leaves().tobytes()
+        return memory, lower
 
-    def _send_lower(self) -> None:
-        """Send the lower positions to the rank that has the upper part. Collective."""
+    def _send_lower(self, memory: EntryMemory, lower: NDArray[Any]) -> dict[int, Entries]:
+        """Send the lower positions to the rank of the upper part. Collective.
+
+        Returns
+        -------
+        dict of int to Entries
+            The part of the document index that this rank holds, by its number.
+        """
+        rank = self._communicator.rank
         sends, receives = [], []
-        if self._communicator.rank == self._roles.rest_rank:
-            sends.append(Message(self._roles.upper_rank, self._lower))
-        elif self._communicator.rank == self._roles.upper_rank:
-            self._lower = np.empty(self._pivot, lower_type(self._pivot))
-            receives.append(Message(self._roles.rest_rank, self._lower))
+        if rank == REST:
+            sends.append(Message(UPPER, lower))
+        elif rank == UPPER:
+            lower = np.empty(self._pivot, lower_type(self._pivot))
+            receives.append(Message(REST, lower))
         self._communicator.exchange(sends, receives, "positions of a document index")
-        if self._communicator.rank == self._roles.upper_rank:
-            self._held[0] = Entries(0, self._upper, self._lower)
-        del self._upper, self._lower
-
-    def _holders(self) -> list[tuple[int, int, int]]:
-        first = self._section.first_documents
-        return [
-            (self._roles.upper_rank, 0, first),
-            (self._roles.rest_rank, first, self._section.documents),
-        ]
+        if rank == UPPER:
+            return {0: Entries(0, memory, lower)}
+        return {1: Entries(self._section.first_documents, memory)} if rank == REST else {}
 
 
 class EntryStream:
