@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
@@ -16,14 +16,38 @@ from distcache.builder.adopt import Adoptable
 from distcache.cache import Cache, open_cache
 from distcache.corpus import Corpus
 from distcache.corpus.mds.shard_table import read_table
+from distcache.option import Option
 from distcache.plan.layout import ArrayPlace, Layout
 from distcache.plan.model import Plan, SectionPlan
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import Stopwatch
+from distcache.storage.units import parse_some_size
 
 MOST_OPEN: Final = 256  # corpora: far fewer than the mappings that a process may have
 Digests = dict[int, dict[str, str]]
 """The digests of arrays, by index into `Plan.items` and by array name."""
+
+
+MemoryLimit = Annotated[
+    int | None,
+    Option("Memory per rank, for example 8G.", "--memory-limit", parse_some_size),
+]
+ReusedCaches = Annotated[
+    tuple[Path, ...],
+    Option("Another cache, from which sections with the same keys are copied.", "--reuse"),
+]
+
+
+class BuildOptions(msgspec.Struct, frozen=True):
+    """How to build; none of it changes the cache."""
+
+    threads: int = 1  # of each rank
+    reuse: ReusedCaches = ()
+    memory_limit: MemoryLimit = None
+    # so that a job builds what was submitted
+    required_key: Annotated[
+        str | None, Option("End with exit code 7 if the key differs.", "--require-key")
+    ] = None
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -38,13 +62,13 @@ class Job:
     """One build."""
 
     communicator: Communicator  # group of all ranks
+    options: BuildOptions
     # items to build, and the place of each array
     plan: Plan
     layout: Layout
     final: Path  # path of the cache
     adopted: Mapping[int, Adoptable]  # items that are copied from another cache
     watch: Stopwatch  # receives the progress of this rank
-    threads: int  # threads of each rank
     digests: Digests = field(default_factory=dict)  # digests of all finished items, of all ranks
     data: str = ""  # path of the unfinished file, once its workspace is claimed
 

@@ -61,7 +61,7 @@ def still_there(job: Job, records: Mapping[int, Record]) -> Digests:
 
     def run() -> list[int]:
         with UnfinishedFile(job.data) as file:
-            differ = map_in_threads(partial(is_lost, file=file), share, job.threads)
+            differ = map_in_threads(partial(is_lost, file=file), share, job.options.threads)
         return [arrays[index][0] for index, lost in zip(share, differ, strict=True) if lost]
 
     what = "reading back what was built before"
@@ -174,7 +174,7 @@ def _read_blocks(job: Job, arrays: _Arrays, blocks: Iterable[int]) -> dict[int, 
         # Reopened: a filesystem with close-to-open consistency shows here what others wrote.
         with UnfinishedFile(job.data) as file:
             read = partial(_read_block, file.descriptor, arrays, job.layout.tables_begin)
-            return list(map_in_threads(read, share, job.threads))
+            return list(map_in_threads(read, share, job.options.threads))
 
     what = "reading back what was written"
     mine = on_all_ranks(job.communicator, run, what)

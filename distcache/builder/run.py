@@ -6,14 +6,14 @@ import itertools
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from distcache.builder.adopt import Adoptable, find_adoptable
 from distcache.builder.build_record import RankRecord, rank_record, write_record
 from distcache.builder.finish import finish, lay_out
-from distcache.builder.job import Job, Record
+from distcache.builder.job import BuildOptions, Job, Record
 from distcache.builder.prepare import (
     cache_path,
     data_path,
@@ -33,7 +33,6 @@ from distcache.cache.readiness import building_directory
 from distcache.corpus.examine import require_unchanged
 from distcache.corpus.fetched import fetched_indices
 from distcache.errors import DistcacheError, KeyMismatch
-from distcache.option import Option
 from distcache.plan.assignment import Assignment, assign
 from distcache.plan.config import Config
 from distcache.plan.layout import make_layout
@@ -47,28 +46,6 @@ from distcache.ranks.progress import NullProgress, Progress, Stopwatch
 from distcache.ranks.workspace import Workspace
 from distcache.storage.files import closing_fd, open_regular, set_mode
 from distcache.storage.journal import Journal, read_journal
-from distcache.storage.units import parse_some_size
-
-MemoryLimit = Annotated[
-    int | None,
-    Option("Memory per rank, for example 8G.", "--memory-limit", parse_some_size),
-]
-ReusedCaches = Annotated[
-    tuple[Path, ...],
-    Option("Another cache, from which sections with the same keys are copied.", "--reuse"),
-]
-
-
-class BuildOptions(msgspec.Struct, frozen=True):
-    """How to build; none of it changes the cache."""
-
-    threads: int = 1  # of each rank
-    reuse: ReusedCaches = ()
-    memory_limit: MemoryLimit = None
-    # so that a job builds what was submitted
-    required_key: Annotated[
-        str | None, Option("End with exit code 7 if the key differs.", "--require-key")
-    ] = None
 
 
 class BuildOutcome(msgspec.Struct, frozen=True):
@@ -134,7 +111,7 @@ def build(
         on_rank_0(communicator, lambda: require_name(name), None, "the cache's name")
         with fetched_indices(communicator, config.prefixes(), watch):
             job = _plan_job(communicator, config, directory, name, options, watch)
-            return _build(job, options.memory_limit)
+            return _build(job)
 
 
 def _plan_job(
@@ -171,10 +148,10 @@ def _plan_job(
     linked = on_rank_0(communicator, link, str, "looking for this cache")
     if linked:
         watch.note(f"{linked} is the same cache: {final} is another name of it now")
-    return Job(communicator, plan, make_layout(plan.items), final, adopted, watch, options.threads)
+    return Job(communicator, options, plan, make_layout(plan.items), final, adopted, watch)
 
 
-def _build(job: Job, memory_limit: int | None) -> BuildOutcome:
+def _build(job: Job) -> BuildOutcome:
     """Build the cache of a plan, or find it. Collective."""
     communicator, watch, final, key = job.communicator, job.watch, job.final, job.plan.key
     watch.phase("claiming")
@@ -183,8 +160,8 @@ def _build(job: Job, memory_limit: int | None) -> BuildOutcome:
     finished: list[tuple[_Made, list[RankRecord]]] = []
 
     def claim_or_find() -> Workspace | None:
-        if memory_limit is not None:
-            _assign(job, memory_limit)  # a limit that cannot be kept is refused before the claim
+        if job.options.memory_limit is not None:
+            _assign(job)  # a limit that cannot be kept is refused before the claim
         return claim(workspace, lambda: is_finished(final, key), str(final), watch)
 
     def report(made: _Made, published: bool) -> BuildOutcome:
@@ -208,7 +185,7 @@ def _build(job: Job, memory_limit: int | None) -> BuildOutcome:
         watch,
         claim=claim_or_find,
         existing=lambda: _existing(job),
-        make=lambda mine: _make(job, mine, memory_limit),
+        make=lambda mine: _make(job, mine),
         publish=lambda mine, made: _publish(job, mine, made.blocks),
         report=report,
         after=write_beside,
@@ -249,7 +226,7 @@ class _Made(NamedTuple):
     built: int
 
 
-def _make(job: Job, workspace: Workspace, memory_limit: int | None) -> _Made:
+def _make(job: Job, workspace: Workspace) -> _Made:
     """Build in a claimed workspace, and verify what was written. Collective."""
     communicator, watch = job.communicator, job.watch
     watch.phase("laying out")
@@ -268,7 +245,7 @@ def _make(job: Job, workspace: Workspace, memory_limit: int | None) -> _Made:
     job.digests |= still_there(job, records)
     resumed = len(job.digests)
     adopted = len(job.adopted.keys() - job.digests.keys())
-    work = on_rank_0(communicator, lambda: _assign(job, memory_limit), Assignment, "assigning work")
+    work = on_rank_0(communicator, lambda: _assign(job), Assignment, "assigning work")
     watch.phase("building", _own_bytes(job, work))
     path = journal_path(workspace, attempt, communicator.rank)
     with on_all_ranks(communicator, lambda: Journal(path), "opening journals") as journal:
@@ -296,7 +273,7 @@ def _publish(job: Job, workspace: Workspace, blocks: Sequence[int]) -> bool:
     return False
 
 
-def _assign(job: Job, memory_limit: int | None) -> Assignment:
+def _assign(job: Job) -> Assignment:
     """Distribute the unfinished items over all ranks."""
     unfinished = {
         unit: set(entry.items) - job.digests.keys()
@@ -308,8 +285,8 @@ def _assign(job: Job, memory_limit: int | None) -> Assignment:
         job.layout,
         frozenset(unfinished),
         job.communicator.size,
-        job.threads,
-        memory_limit,
+        job.options.threads,
+        job.options.memory_limit,
         frozenset(unit for unit, items in unfinished.items() if items <= job.adopted.keys()),
     )
 

@@ -13,8 +13,9 @@ import typer
 
 from distcache.builder.configuration import complete, load_config
 from distcache.builder.finish import file_size, table_places
+from distcache.builder.job import BuildOptions, MemoryLimit
 from distcache.builder.prepare import make_plan_together, require_name
-from distcache.builder.run import BuildOptions, MemoryLimit, build
+from distcache.builder.run import build
 from distcache.builder.upload import UploadOptions, upload
 from distcache.cache.readiness import State, look, wait
 from distcache.cli.common import (

@@ -39,6 +39,7 @@ from distcache.edit.selection import (
 )
 from distcache.errors import ConfigError
 from distcache.ingest.output import Output
+from distcache.ingest.part import Counts
 from distcache.option import Option
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
@@ -87,14 +88,6 @@ class _ParentFacts(msgspec.Struct, frozen=True):
     digests: dict[str, str]
     tokens: str
     link: str
-
-
-class _Counts(msgspec.Struct, frozen=True, array_like=True):
-    """What is kept of a piece of the parent."""
-
-    documents: int
-    sequences: int
-    tokens: int
 
 
 def select(
@@ -235,7 +228,7 @@ class _View:
         self._progress = progress
         self._step = max(PIECE, -(-facts.documents // MOST_PIECES))
 
-    def write(self) -> list[_Counts]:
+    def write(self) -> list[Counts]:
         """Write the unfinished view; return what is kept of each piece. Collective."""
         communicator = self._communicator
         on_rank_0(communicator, self._save_lists, None, "reading lists")
@@ -251,7 +244,7 @@ class _View:
         mine = on_all_ranks(
             communicator, lambda: self._each(partial(self._count, idx), own), "selecting"
         )
-        shares = communicator.allgather(mine, list[_Counts], "what is kept")
+        shares = communicator.allgather(mine, list[Counts], "what is kept")
         counts = list(itertools.chain(*shares))
         sequences = list(itertools.accumulate((piece.sequences for piece in counts), initial=0))
         documents = list(itertools.accumulate((piece.documents for piece in counts), initial=0))
@@ -371,13 +364,13 @@ class _View:
         yield from select_documents(idx, begin, end, self._selection, rows, drop)
         idx.require_intact()
 
-    def _count(self, idx: Idx, piece: int) -> _Counts:
+    def _count(self, idx: Idx, piece: int) -> Counts:
         documents = sequences = tokens = 0
         for kept in self._kept(idx, piece):
             documents += len(kept.documents)
             sequences += len(kept.lengths)
             tokens += kept.tokens
-        return _Counts(documents, sequences, tokens)
+        return Counts(documents, sequences, tokens)
 
     def _write(
         self, idx: Idx, piece: int, descriptor: int, plan: IdxPlan, sequence: int, document: int
@@ -393,7 +386,7 @@ class _View:
             document += len(kept.documents)
 
 
-def _input_receipt(facts: CorpusFacts, view: Idx, counts: Sequence[_Counts]) -> InputReceipt:
+def _input_receipt(facts: CorpusFacts, view: Idx, counts: Sequence[Counts]) -> InputReceipt:
     """Return what a view has of its parent, with a piece for each run of documents."""
     step = max(PIECE, -(-facts.documents // MOST_PIECES))
     pieces = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import xxhash
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 MOST_LISTED: Final = 1000  # invalid rows of a piece whose places are kept; all are counted
@@ -30,18 +32,29 @@ class Problem(msgspec.Struct, frozen=True):
     fatal: bool = False  # whether it ends the ingest, though the row is valid
 
 
+class Counts(msgspec.Struct, frozen=True, array_like=True):
+    """Numbers of documents, sequences and tokens; also a position, by what precedes it."""
+
+    documents: int = 0
+    sequences: int = 0
+    tokens: int = 0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(*map(operator.add, astuple(self), astuple(other)))
+
+    def __sub__(self, other: Counts) -> Counts:
+        return Counts(*map(operator.sub, astuple(self), astuple(other)))
+
+
 class PieceFacts(msgspec.Struct):
     """What was read from a piece."""
 
     digest: str  # XXH3-128 of its bytes
-    # Numbers of rows, documents and tokens. Rows that are empty, or skipped because of an error,
-    # are no documents.
+    # Rows that are empty, or skipped because of an error, are no documents.
     rows: int = 0
     empty: int = 0
     skipped: int = 0
-    documents: int = 0
-    sequences: int = 0
-    tokens: int = 0
+    size: Counts = Counts()
     lines: int = 0  # lines, with blank ones, to count those of later pieces
     # texts of them that a faster engine left to the tokenizer's library, and that both encoded
     by_library: int = 0
@@ -100,16 +113,10 @@ class Part(Sink, AbstractContextManager["Part"]):
         Memory for the tokens; it goes back when the part is closed.
     directory : Path or None
         Directory for such a file; None to keep all in memory.
-
-    Attributes
-    ----------
-    tokens : int
-        Number of tokens.
     """
 
     def __init__(self, dtype: np.dtype[Any], blocks: Blocks, directory: Path | None) -> None:
         super().__init__(dtype)
-        self.tokens = 0
         self._pool = blocks
         self._directory = directory
         self._blocks: list[NDArray[np.uint8]] = []
@@ -127,11 +134,7 @@ class Part(Sink, AbstractContextManager["Part"]):
     ) -> None:
         """Add whole documents to the last piece; the tokens are copied."""
         counts = np.ones(len(lengths), np.int32) if counts is None else counts
-        piece = self.pieces[-1]
-        piece.documents += len(counts)
-        piece.sequences += len(lengths)
-        piece.tokens += len(tokens)
-        self.tokens += len(tokens)
+        self.pieces[-1].size += Counts(len(counts), len(lengths), len(tokens))
         self._lengths.append(lengths)
         self._counts.append(counts)
         data = tokens.view(np.uint8)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
 import numpy as np
-from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from distcache.ingest.inputs import Input
-from distcache.ingest.part import PieceFacts
+from distcache.ingest.part import Counts, PieceFacts
 from distcache.ingest.readers.formats import FORMATS
 from distcache.ranks.partition import balance
 
@@ -169,20 +167,6 @@ def cut_at_documents(nbytes: NDArray[np.int64], room: int, limit: int) -> list[i
     return counts
 
 
-class Counts(msgspec.Struct, frozen=True, array_like=True):
-    """Numbers of documents, sequences and tokens; also a position, by what precedes it."""
-
-    documents: int = 0
-    sequences: int = 0
-    tokens: int = 0
-
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(*map(operator.add, astuple(self), astuple(other)))
-
-    def __sub__(self, other: Counts) -> Counts:
-        return Counts(*map(operator.sub, astuple(self), astuple(other)))
-
-
 class Segment(msgspec.Struct, frozen=True, array_like=True):
     """The documents of a task in one corpus."""
 
@@ -197,7 +181,12 @@ class TaskRecord(msgspec.Struct, frozen=True):
     task: int  # number of the task
     pieces: list[PieceFacts]  # facts of its pieces
     digest: str  # digest of its documents, as `Part.digest`
-    segments: list[Segment]  # places of its documents
+    segments: list[Segment] = []  # places of its documents, once they are known
+
+    @property
+    def size(self) -> Counts:
+        """Counts of its documents."""
+        return sum((piece.size for piece in self.pieces), Counts())
 
 
 def place(at: Segment, size: Counts, item_size: int, limit: int | None) -> Segment | None:

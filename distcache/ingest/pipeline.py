@@ -18,16 +18,18 @@ from distcache.corpus.idx import limit_of, named_type
 from distcache.corpus.receipt import Kind, Origin, Receipt, TokenizerFacts, receipt_path
 from distcache.errors import ConfigError, CorpusError
 from distcache.extras import needing
+from distcache.ingest.completion import count_intact, make_corpora
 from distcache.ingest.inputs import Input, TextOptions, TokenOptions, find_inputs, require_unchanged
 from distcache.ingest.output import Output
 from distcache.ingest.pieces import TaskRecord, make_pieces, make_tasks, owners_of, piece_bytes
 from distcache.ingest.readers.formats import TEXT_FORMATS, TOKEN_FORMATS
 from distcache.ingest.readers.text import TextReader
 from distcache.ingest.receipts import make_receipts
-from distcache.ingest.rounds import Reader, Work, run_rounds
-from distcache.ingest.token_store import TokenStore, count_intact, make_corpora
+from distcache.ingest.rounds import run_rounds
+from distcache.ingest.token_store import TokenStore
 from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions, TokenizerSource
+from distcache.ingest.work import Reader, Work
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0, own_share, spread
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import NullProgress, Progress, Stopwatch
@@ -147,36 +149,32 @@ def _make(
     """
     output = work.store.output
     progress.phase("looking for an earlier run")
-    done = resume_together(communicator, output, work.store, work.tasks)
+    done = resume_together(communicator, work)
     progress.phase("reading inputs", sum(map(work.bytes_of, range(len(work.tasks)))))
-    progress.advance(sum(map(work.bytes_of, range(len(done)))))
+    progress.advance(sum(map(work.bytes_of, range(done))))
     with contextlib.ExitStack() as stack:
         journal = on_all_ranks(
             communicator,
-            lambda: Journal(output.journal, done) if communicator.rank == 0 else None,
+            lambda: Journal(output.journal, work.records) if communicator.rank == 0 else None,
             "opening the journal",
         )
         if journal is not None:
             stack.enter_context(journal)
         costs = [work.cost_of(task) for task in range(len(work.tasks))]
-        owners = owners_of(costs, len(done), communicator.size)
-        records = run_rounds(communicator, work, done, owners, journal, threads, progress)
+        work.owners = owners_of(costs, done, communicator.size)
+        run_rounds(communicator, work, journal, threads, progress)
         own = own_share(communicator, work.inputs)
         on_all_ranks(communicator, lambda: require_unchanged(own), "comparing inputs")
-        if not any(piece.documents for record in records for piece in record.pieces):
+        if not any(record.size.documents for record in work.records):
             raise CorpusError(
                 "no input has a document with a token: there is nothing to write"
             ).of_all_ranks()  # all ranks have all records
-        facts = make_corpora(communicator, work.store, records, owners, threads, progress)
-        names = [output.name(shard) for shard in range(len(facts))]
+        facts = make_corpora(communicator, work, threads, progress)
         digests = [
             digest_tokens(communicator, output.unfinished(shard), entry.bin_size)
             for shard, entry in enumerate(facts)
         ]
-    receipts = make_receipts(
-        work.inputs, work.pieces, work.tasks, records, facts, digests, names, origin
-    )
-    return receipts, len(done) / len(work.tasks)
+    return make_receipts(work, facts, digests, origin), done / len(work.tasks)
 
 
 def _outcome(
@@ -405,14 +403,19 @@ def _require_same(communicator: Communicator, origin: Origin) -> None:
         ).of_all_ranks()  # all ranks have all of them
 
 
-def resume_together(
-    communicator: Communicator, output: Output, store: TokenStore, tasks: list[range]
-) -> list[TaskRecord]:
-    """Return the records of tasks that an earlier run has done, if intact. Collective."""
+def resume_together(communicator: Communicator, work: Work) -> int:
+    """Take up the records of an earlier run, as far as they are intact. Collective.
+
+    Returns
+    -------
+    int
+        Number of tasks that need not run again.
+    """
 
     def read() -> list[TaskRecord]:
         """Return the records of the first tasks, up to one that is missing or differs."""
-        found = zip(read_journal(output.journal, TaskRecord), enumerate(tasks), strict=False)
+        journal = read_journal(work.store.output.journal, TaskRecord)
+        found = zip(journal, enumerate(work.tasks), strict=False)
         return [
             record
             for record, _ in itertools.takewhile(
@@ -421,6 +424,7 @@ def resume_together(
             )
         ]
 
-    known = on_rank_0(communicator, read, list[TaskRecord], "the journal")
-    owners = [task % communicator.size for task in range(len(tasks))]
-    return known[: count_intact(communicator, store, known, owners)]
+    work.records = on_rank_0(communicator, read, list[TaskRecord], "the journal")
+    work.owners = [task % communicator.size for task in range(len(work.tasks))]
+    del work.records[count_intact(communicator, work) :]
+    return len(work.records)

@@ -1,4 +1,4 @@
-"""Make receipts from the records of tasks; pure functions."""
+"""Make receipts from the records of tasks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from distcache.corpus.receipt import (
     receipt_of,
 )
 from distcache.ingest.inputs import Input
-from distcache.ingest.part import PieceFacts
-from distcache.ingest.pieces import Counts, InputPiece, TaskRecord, overlap
-from distcache.ingest.rounds import Locator
+from distcache.ingest.part import Counts, PieceFacts
+from distcache.ingest.pieces import InputPiece, overlap
+from distcache.ingest.work import Locator, Work
 
 ENGINE: Final = "gigatoken"  # the one that is faster than the tokenizers' own libraries
 MOST_LISTED: Final = 100_000  # invalid rows whose places a receipt lists; all are counted
@@ -85,40 +85,30 @@ class _Share:
 
 
 def make_receipts(
-    inputs: Sequence[Input],
-    pieces: Sequence[InputPiece],
-    tasks: Sequence[range],
-    records: Sequence[TaskRecord],
-    facts: Sequence[CorpusFacts],
-    bin_digests: Sequence[str],
-    names: Sequence[str],
-    origin: Origin,
+    work: Work, facts: Sequence[CorpusFacts], bin_digests: Sequence[str], origin: Origin
 ) -> list[Receipt]:
     """Make the receipts of all corpora of an ingest.
 
     Parameters
     ----------
-    inputs, pieces, tasks
-        Inputs, their pieces, and the tasks.
-    records : sequence of TaskRecord
-        Records of all tasks.
+    work : Work
+        All tasks, which are finished.
     facts : sequence of CorpusFacts
         Facts of each corpus.
     bin_digests : sequence of str
         Digest of the tokens of each corpus.
-    names : sequence of str
-        Name of each corpus.
     origin : Origin
         Everything that the corpora have in common.
     """
-    digests = _input_digests(pieces, tasks, records)
+    inputs, pieces = work.inputs, work.pieces
+    digests = _input_digests(work)
     locator = Locator(inputs, pieces)
     shares: list[dict[int, _Share]] = [{} for _ in facts]
     skipped: list[list[Skipped]] = [[] for _ in facts]
-    for record in records:
-        indices = tasks[record.task]
+    for record in work.records:
+        indices = work.tasks[record.task]
         wrong = list(map(locator.skipped, indices, record.pieces))
-        sizes = [Counts(entry.documents, entry.sequences, entry.tokens) for entry in record.pieces]
+        sizes = [entry.size for entry in record.pieces]
         for number, part, at, before, size in overlap(sizes, record.segments):
             segment, piece = record.segments[part], pieces[indices[number]]
             tokens = segment.first.tokens + at.tokens
@@ -129,6 +119,7 @@ def make_receipts(
             if not before.documents:
                 room = MOST_LISTED - len(skipped[segment.shard])
                 skipped[segment.shard] += wrong[number][: max(room, 0)]
+    names = [work.store.output.name(shard) for shard in range(len(facts))]
     return [
         receipt_of(
             entry,
@@ -154,13 +145,11 @@ def _engine(origin: Origin, shares: Collection[_Share]) -> EngineReceipt | None:
     return EngineReceipt(ENGINE, version, by_library, sum(share.compared for share in shares))
 
 
-def _input_digests(
-    pieces: Sequence[InputPiece], tasks: Sequence[range], records: Sequence[TaskRecord]
-) -> dict[int, str]:
+def _input_digests(work: Work) -> dict[int, str]:
     found: dict[int, list[str]] = {}
-    for record in records:
-        for index, entry in zip(tasks[record.task], record.pieces, strict=True):
-            found.setdefault(pieces[index].source, []).append(entry.digest)
+    for record in work.records:
+        for index, entry in zip(work.tasks[record.task], record.pieces, strict=True):
+            found.setdefault(work.pieces[index].source, []).append(entry.digest)
     return {source: _digest_of_pieces(digests) for source, digests in found.items()}
 
 

@@ -12,26 +12,15 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
-from distcache.corpus.receipt import Skipped
 from distcache.errors import CorpusError, DistcacheError
-from distcache.ingest.inputs import Input
-from distcache.ingest.part import Blocks, Part, PieceFacts, Problem, Sink
-from distcache.ingest.pieces import (
-    Counts,
-    InputPiece,
-    Segment,
-    TaskRecord,
-    make_rounds,
-    place,
-    segments_of,
-)
-from distcache.ingest.token_store import TokenStore
+from distcache.ingest.part import Blocks, Counts, Part, PieceFacts
+from distcache.ingest.pieces import Segment, TaskRecord, make_rounds, place, segments_of
+from distcache.ingest.work import Locator, Work
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import Progress
@@ -43,36 +32,23 @@ AHEAD: Final = 32 << 20  # bytes of inputs of finished tasks that wait in memory
 SPOOLED: Final = 4 << 30  # the same, if they may wait in a file
 NOTE_EVERY: Final = 20.0  # seconds between two messages about a task
 MOST_AHEAD: Final = 8  # tasks that may wait in memory, however small
-COMPRESSED: Final = 4  # cost of a byte of a compressed file, relative to others
-
-
-class _Report(msgspec.Struct, frozen=True):
-    pieces: list[PieceFacts]
-    digest: str
-    size: Counts
 
 
 def run_rounds(
     communicator: Communicator,
     work: Work,
-    done: list[TaskRecord],
-    owners: Sequence[int],
     journal: Journal | None,
     threads: int,
     progress: Progress,
-) -> list[TaskRecord]:
-    """Run all tasks that are not done. Collective.
+) -> None:
+    """Run all tasks that are not finished, and add their records on all ranks. Collective.
 
     Parameters
     ----------
     communicator : Communicator
         Group of all ranks.
     work : Work
-        All tasks.
-    done : list of TaskRecord
-        Records of the first tasks.
-    owners : sequence of int
-        The rank that runs each task.
+        All tasks, and the ranks that run them.
     journal : Journal or None
         Journal of rank 0.
     threads : int
@@ -80,31 +56,24 @@ def run_rounds(
     progress : Progress
         Receives the bytes that all ranks have read.
 
-    Returns
-    -------
-    list of TaskRecord
-        Records of all tasks, on all ranks.
-
     Raises
     ------
     CorpusError
         On all ranks: the first invalid row, if that ends the ingest.
     """
-    records = list(done)
     locator = Locator(work.inputs, work.pieces)
-    for record in done:
+    for record in work.records:
         for piece, facts in zip(work.tasks[record.task], record.pieces, strict=True):
             locator.skipped(piece, facts)
-    left = range(len(done), len(work.tasks))
-    own = [task for task in left if owners[task] == communicator.rank]
+    left = range(len(work.records), len(work.tasks))
+    own = [task for task in left if work.owners[task] == communicator.rank]
     with Workers(work, own, threads, progress.note) as workers:
         nbytes = [work.bytes_of(task) for task in left]
-        for tasks in make_rounds(nbytes, len(done), communicator.size):
-            made = _round(communicator, work, records, tasks, owners, workers, locator)
-            records += made
+        for tasks in make_rounds(nbytes, left.start, communicator.size):
+            made = _round(communicator, work, tasks, workers, locator)
+            work.records += made
             on_rank_0(communicator, partial(_append, journal, made), None, "the journal")
             progress.advance(sum(work.bytes_of(task) for task in tasks))
-    return records
 
 
 def _append(journal: Journal | None, records: list[TaskRecord]) -> None:
@@ -114,32 +83,26 @@ def _append(journal: Journal | None, records: list[TaskRecord]) -> None:
 
 
 def _round(
-    communicator: Communicator,
-    work: Work,
-    records: list[TaskRecord],
-    tasks: range,
-    owners: Sequence[int],
-    workers: Workers,
-    locator: Locator,
+    communicator: Communicator, work: Work, tasks: range, workers: Workers, locator: Locator
 ) -> list[TaskRecord]:
     """Take the next tasks, place their documents, and write them. Collective."""
-    own = [task for task in tasks if owners[task] == communicator.rank]
+    own = [task for task in tasks if work.owners[task] == communicator.rank]
     with contextlib.ExitStack() as stack:
 
         def take() -> dict[int, Part]:
             return {task: stack.enter_context(workers.take()) for task in own}
 
         parts = on_all_ranks(communicator, take, "reading inputs")
-        mine = {task: _report_of(part) for task, part in parts.items()}
-        found = communicator.allgather(mine, dict[int, _Report], "the result of inputs")
-        reports = [found[owners[task]][task] for task in tasks]
-        for task, entry in zip(tasks, reports, strict=True):
-            for piece, facts in zip(work.tasks[task], entry.pieces, strict=False):
+        mine = {task: TaskRecord(task, part.pieces, part.digest) for task, part in parts.items()}
+        found = communicator.allgather(mine, dict[int, TaskRecord], "the result of inputs")
+        read = [found[work.owners[task]][task] for task in tasks]
+        for record in read:
+            for piece, facts in zip(work.tasks[record.task], record.pieces, strict=False):
                 for problem, row in zip(facts.problems, locator.skipped(piece, facts), strict=True):
                     if problem.fatal or work.fail:
                         error = DistcacheError if problem.fatal else CorpusError
                         raise error(str(row)).of_all_ranks()
-        made = _place(communicator, work, records, tasks, owners, reports, parts)
+        made = _placed(communicator, work, read, parts)
 
         def write() -> None:
             for record in made:
@@ -150,111 +113,29 @@ def _round(
     return made
 
 
-def _report_of(part: Part) -> _Report:
-    size = Counts(len(part.counts), len(part.lengths), part.tokens)
-    return _Report(part.pieces, part.digest, size)
-
-
-def _place(
-    communicator: Communicator,
-    work: Work,
-    records: list[TaskRecord],
-    tasks: range,
-    owners: Sequence[int],
-    reports: list[_Report],
-    parts: Mapping[int, Part],
+def _placed(
+    communicator: Communicator, work: Work, read: list[TaskRecord], parts: Mapping[int, Part]
 ) -> list[TaskRecord]:
-    """Return the records of a round. Collective, where tasks must be split."""
+    """Return the records of a round with their places. Collective, where tasks must be split."""
     at = next(
-        (record.segments[-1] for record in reversed(records) if record.segments),
+        (record.segments[-1] for record in reversed(work.records) if record.segments),
         Segment(0, Counts(), Counts()),
     )
     item_size = work.store.dtype.itemsize
     made = []
-    for task, report in zip(tasks, reports, strict=True):
-        whole = place(at, report.size, item_size, work.limit)
+    for record in read:
+        whole = place(at, record.size, item_size, work.limit)
         segments = [whole] if whole is not None else []
         if whole is None:
             assert work.limit is not None
             mine: list[Segment] = []
-            if (part := parts.get(task)) is not None:
+            if (part := parts.get(record.task)) is not None:
                 mine = segments_of(at, part.lengths, part.counts, item_size, work.limit)
             shares = communicator.allgather(mine, list[Segment], "where corpora end")
-            segments = shares[owners[task]]
-        made.append(TaskRecord(task, report.pieces, report.digest, segments))
+            segments = shares[work.owners[record.task]]
+        made.append(msgspec.structs.replace(record, segments=segments))
         at = segments[-1] if segments else at
     return made
-
-
-class Locator:
-    """Counts the lines of inputs, piece after piece, to locate rows.
-
-    Parameters
-    ----------
-    inputs, pieces
-        Inputs and pieces of the ingest.
-    """
-
-    def __init__(self, inputs: Sequence[Input], pieces: Sequence[InputPiece]) -> None:
-        self._inputs = inputs
-        self._pieces = pieces
-        self._source = -1
-        self._before = 0
-
-    def skipped(self, piece: int, facts: PieceFacts) -> list[Skipped]:
-        """Return the invalid rows of the next piece, by their places in the input."""
-        source = self._pieces[piece].source
-        if source != self._source:
-            self._source, self._before = source, 0
-        entry = self._inputs[source]
-        found = [self._locate(entry, problem) for problem in facts.problems]
-        self._before += facts.lines
-        return found
-
-    def _locate(self, entry: Input, problem: Problem) -> Skipped:
-        if problem.group is not None:
-            return Skipped(entry.path, problem.reason, row_group=problem.group, row=problem.place)
-        if problem.byte is None:
-            return Skipped(entry.path, problem.reason)
-        line = self._before + problem.place + 1
-        return Skipped(entry.path, problem.reason, line=line, byte=problem.byte)
-
-
-class Reader(Protocol):
-    """Reads documents from pieces of inputs. Called from several threads."""
-
-    def read(
-        self, entry: Input, piece: InputPiece, part: Sink, stopped: Callable[[], bool]
-    ) -> bool:
-        """Add the documents of a piece to a part; false if an error ends the ingest."""
-        ...
-
-
-@dataclass
-class Work:
-    """The work of an ingest."""
-
-    # inputs, their pieces, and tasks as ranges of pieces
-    inputs: list[Input]
-    pieces: list[InputPiece]
-    tasks: list[range]
-    reader: Reader  # reads pieces
-    store: TokenStore  # stores the documents
-    spools: bool  # whether the tokens of a task may go to a file
-    limit: int | None  # bytes of a `.bin`
-    fail: bool  # whether an invalid row ends the ingest
-
-    def bytes_of(self, task: int) -> int:
-        """Return the bytes of the inputs of a task."""
-        return sum(self.pieces[index].nbytes for index in self.tasks[task])
-
-    def cost_of(self, task: int) -> int:
-        """Return the cost of a task, in bytes that are not compressed."""
-        pieces = [self.pieces[index] for index in self.tasks[task]]
-        return sum(
-            piece.nbytes * (COMPRESSED if self.inputs[piece.source].compression else 1)
-            for piece in pieces
-        )
 
 
 class Workers:

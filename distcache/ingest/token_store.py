@@ -1,27 +1,18 @@
-"""The files of unfinished corpora: ranks write documents, read them back, and write the index."""
+"""The files of unfinished corpora, to which ranks write documents, and from which they read."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.corpus.corpus import CorpusFacts
-from distcache.corpus.examine import require_sound
-from distcache.corpus.idx import code_of, idx_path
-from distcache.corpus.idx_writer import IdxPlan, lay_out_idx, write_bounds, write_lengths
-from distcache.errors import DistcacheError
 from distcache.ingest.output import Output
 from distcache.ingest.part import BLOCK, Part, digest_of
-from distcache.ingest.pieces import Counts, Segment, TaskRecord, reader_of
-from distcache.ranks.agreement import on_all_ranks, on_rank_0
-from distcache.ranks.communicator import Communicator
-from distcache.ranks.partition import slice_bounds
-from distcache.ranks.progress import Progress
-from distcache.storage.files import closing_fd, no_space_as_error, open_to_write, read_range
+from distcache.ingest.pieces import Segment, TaskRecord
+from distcache.storage.files import read_range
 from distcache.storage.unfinished_file import UnfinishedFile
 
 TOKENS: Final = "bin"
@@ -155,125 +146,3 @@ def _extent(segment: Segment, name: str) -> tuple[int, int]:
     if name == LENGTHS:
         return segment.first.sequences, segment.size.sequences
     return segment.first.documents, segment.size.documents
-
-
-def count_intact(
-    communicator: Communicator,
-    store: TokenStore,
-    records: Sequence[TaskRecord],
-    owners: Sequence[int],
-) -> int:
-    """Return how many of the first tasks read back as they were written. Collective.
-
-    Every rank syncs its files, and reads what another has written, so that the bytes come from the
-    filesystem and not from its own page cache.
-    """
-    on_all_ranks(communicator, store.settle, "syncing")
-    rank, ranks = communicator.rank, communicator.size
-    own = [record for record in records if reader_of(owners[record.task], ranks) == rank]
-
-    def first_lost() -> int:
-        return next((record.task for record in own if not store.holds(record)), len(records))
-
-    found = on_all_ranks(communicator, first_lost, "reading back")
-    return min(communicator.allgather(found, int, "reading back"))
-
-
-def make_corpora(
-    communicator: Communicator,
-    store: TokenStore,
-    records: Sequence[TaskRecord],
-    owners: Sequence[int],
-    threads: int,
-    progress: Progress,
-) -> list[CorpusFacts]:
-    """Complete the corpora that all tasks have written, still without final names. Collective.
-
-    Parameters
-    ----------
-    communicator : Communicator
-        Group of all ranks.
-    store : TokenStore
-        Has the tokens, lengths and counts.
-    records : sequence of TaskRecord
-        Records of all tasks.
-    owners : sequence of int
-        The rank that wrote each.
-    threads : int
-        Files that each rank reads at a time.
-    progress : Progress
-        Receives the steps.
-
-    Returns
-    -------
-    list of CorpusFacts
-        Facts of each corpus, on all ranks.
-
-    Raises
-    ------
-    DistcacheError
-        If a byte reads back different; then nothing is published.
-    """
-    output = store.output
-    progress.phase("reading back")
-    if count_intact(communicator, store, records, owners) < len(records):
-        raise DistcacheError(
-            f"{output.directory}: reads back different from what was written; run again, which "
-            "resumes with what is intact"
-        ).of_all_ranks()
-    progress.phase("writing the index")
-    segments = [segment for record in records for segment in record.segments]
-    ends = _ends(segments)
-    on_rank_0(communicator, lambda: _lay_out(store, ends), None, "laying out the index")
-    on_all_ranks(
-        communicator, lambda: _fill(communicator, store, segments, ends), "writing the index"
-    )
-    progress.phase("examining")
-    prefixes = [output.unfinished(shard) for shard in range(len(ends))]
-    sound = require_sound(communicator, prefixes, threads)
-    return [sound[prefix] for prefix in prefixes]
-
-
-def _ends(segments: Sequence[Segment]) -> list[Counts]:
-    """Return the size of each corpus."""
-    found: dict[int, Counts] = {0: Counts()}
-    for segment in segments:
-        found[segment.shard] = segment.first + segment.size
-    return [found[shard] for shard in range(len(found))]
-
-
-def _plan(store: TokenStore, end: Counts) -> IdxPlan:
-    return IdxPlan(code_of(store.dtype), end.sequences, end.documents)
-
-
-def _lay_out(store: TokenStore, ends: Sequence[Counts]) -> None:
-    """Make each `.idx` with its first and last bytes, and truncate leftovers of killed ingests."""
-    for shard, end in enumerate(ends):
-        plan = _plan(store, end)
-        lay_out_idx(store.output.unfinished(shard), plan)
-        store.cut(shard, end.tokens * plan.item_size)
-
-
-def _fill(
-    communicator: Communicator,
-    store: TokenStore,
-    segments: Sequence[Segment],
-    ends: Sequence[Counts],
-) -> None:
-    """Write this rank's slice of every `.idx`, and sync all that it has written."""
-    bounds = slice_bounds(len(segments), communicator.size, 1)
-    own = segments[bounds[communicator.rank] : bounds[communicator.rank + 1]]
-    for shard in sorted({segment.shard for segment in own}):
-        plan = _plan(store, ends[shard])
-        path = idx_path(store.output.unfinished(shard))
-        with no_space_as_error(path), closing_fd(open_to_write(path)) as descriptor:
-            for segment in own:
-                if segment.shard == shard:
-                    first = segment.first
-                    lengths = store.values(segment, LENGTHS)
-                    write_lengths(descriptor, plan, first.sequences, first.tokens, lengths)
-                    counts = store.values(segment, COUNTS)
-                    starts = first.sequences + np.cumsum(counts, dtype=np.int64) - counts
-                    write_bounds(descriptor, plan, first.documents, starts)
-            os.fsync(descriptor)
-    store.settle()

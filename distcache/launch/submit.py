@@ -12,13 +12,13 @@ from typing import Annotated, Final
 import msgspec
 
 from distcache.builder.configuration import load_config
+from distcache.builder.job import MemoryLimit, ReusedCaches
 from distcache.builder.prepare import (
     cache_path,
     is_finished,
     make_plan_together,
     require_name,
 )
-from distcache.builder.run import MemoryLimit, ReusedCaches
 from distcache.cache import open_cache
 from distcache.errors import BuildInterrupted, ConfigError, DistcacheError, NotReady
 from distcache.launch.prejob import (

@@ -15,7 +15,6 @@ from distcache.cache.corpus_places import Moves, find_moves
 from distcache.cache.format import Header
 from distcache.errors import ConfigError, DistcacheError, NoSpace
 from distcache.megatron.arguments import reading_nodes
-from distcache.megatron.names import Naming
 from distcache.node.lock import exclusive
 from distcache.node.manifest import (
     CorpusStat,
@@ -30,7 +29,6 @@ from distcache.node.records import (
     Localized,
     LocalizeOptions,
     NodeReport,
-    Ready,
     empty_report,
     make_report,
     read_record,
@@ -135,7 +133,7 @@ def _as_agent(
         )
         progress.note(f"{len(readers)} of {agents.size} nodes read data")
     group = agents.subgroup(readers)
-    found: _Outcome | DistcacheError = (empty_report(options, environment, ""), None)
+    found: _Outcome | DistcacheError = (empty_report(options.directory, environment, ""), None)
     if group is not None:
         found = _on_able_nodes(group, source, options, progress, environment)
 
@@ -178,7 +176,7 @@ def _on_able_nodes(
                 return error
             able = group.subgroup(set(range(group.size)).difference(error.failed_ranks))
             if able is None:
-                return empty_report(options, environment, str(error)), None
+                return empty_report(options.directory, environment, str(error)), None
             group = able
 
 
@@ -203,15 +201,14 @@ def _localize(
     before = read_record(store, name)
     with exclusive(agents, store.lock, progress) as waited:
         now = read_record(store, name)
-        on_all_ranks(agents, lambda: _require_possible(now, options), "the copy that is there")
-        if waited and all(
-            agents.allgather(now != before and _fulfils(now, options), bool, "another's work")
-        ):
+        on_all_ranks(agents, lambda: options.require_possible(now), "the copy that is there")
+        fulfilled = now != before and options.are_fulfilled_by(now)
+        if waited and all(agents.allgather(fulfilled, bool, "another's work")):
             assert now is not None
             record = now
             report = on_all_ranks(agents, lambda: make_report(store, record), "reporting")
         else:
-            asked = _with_earlier_options(now, options)
+            asked = options.joined(now)
             manifest = _make_manifest(agents, readers, store, source, contents, version, asked)
             asked = msgspec.structs.replace(asked, transport=transport)
             staged = StagedFiles(manifest)
@@ -309,67 +306,6 @@ def _require_separate(agents: Communicator, store: Store) -> None:
             f"{store.root}: is one directory for several nodes; name one on the nodes' own disks "
             "with --store"
         ).of_all_ranks()
-
-
-def _fulfils(record: Ready | None, options: LocalizeOptions) -> bool:
-    if record is None:
-        return False
-    named = _with_earlier_options(record, options).naming == record.naming
-    unpacked = record.shards == _more_shards(record, options.shards)
-    viewed = not options.megatron or (record.megatron is not None and named)
-    tokens = record.linked >= options.link and record.copied >= options.copy
-    tokens &= record.read_ahead >= options.read_ahead
-    return tokens and viewed and unpacked and options.budget is None
-
-
-def _with_earlier_options(before: Ready | None, options: LocalizeOptions) -> LocalizeOptions:
-    """Add what an earlier run was asked for, which this copy continues to have."""
-    if before is None:
-        return msgspec.structs.replace(options, shards=options.shards or SHARDS)
-    return msgspec.structs.replace(
-        options,
-        link=options.link or before.linked,
-        copy=options.copy or before.copied,
-        read_ahead=options.read_ahead or before.read_ahead,
-        megatron=options.megatron or before.megatron is not None,
-        shards=_more_shards(before, options.shards),
-        naming=_latest(before.naming, options.naming),
-    )
-
-
-def _more_shards(before: Ready, asked: str | None) -> str:
-    """Return which shards are unpacked: as before, or not fewer."""
-    ways = ("none", "windows", "compressed", "all")
-    if asked is None:
-        return before.shards if before.shards in ways else SHARDS
-    earlier = ways.index(before.shards) if before.shards in ways else 0
-    return ways[max(earlier, ways.index(asked))]
-
-
-def _require_possible(before: Ready | None, options: LocalizeOptions) -> None:
-    """Refuse windows of shards that an earlier run has unpacked.
-
-    Raises
-    ------
-    ConfigError
-        With what to do.
-    """
-    unpacked = before is not None and any(
-        corpus.bin_size and not corpus.copied for corpus in before.corpora
-    )
-    if before is not None and unpacked and options.shards == "windows":
-        raise ConfigError(
-            f"{before.source}: its shards are unpacked on this node already, so that nothing has "
-            "to be fed; to have windows, remove the copy first (`distcache local gc`)"
-        )
-
-
-def _latest(before: Naming, now: Naming) -> Naming:
-    """Return what this run says of names; where it says nothing, what the run before it has."""
-    if now == Naming():
-        return before
-    tokenizer = before.tokenizer if now.tokenizer is None else now.tokenizer
-    return msgspec.structs.replace(now, tokenizer=tokenizer)
 
 
 def _moves_beside(source: str, contents: Contents) -> Moves:

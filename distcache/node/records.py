@@ -1,4 +1,4 @@
-"""The ready record, without which a copy is ignored; and the report of a localization."""
+"""What a localization is asked for, what it records when it is complete, and what it reports."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from distcache.errors import ConfigError
 from distcache.megatron.arguments import Readers, parse_readers
 from distcache.megatron.export import Exported
 from distcache.megatron.names import Naming
@@ -23,6 +24,8 @@ from distcache.storage.url import path_only
 
 VERSION: Final = 1
 LARGEST: Final = 1 << 30  # bytes of a record that is read
+SHARDS: Final = "compressed"  # of which corpora, unless something else is asked for
+WAYS: Final = ("none", "windows", "compressed", "all")  # in the order of what a node gets
 
 
 class LocalCorpus(msgspec.Struct, frozen=True):
@@ -108,9 +111,6 @@ def invalidate(store: Store, name: str) -> None:
     store.ready(name).unlink(missing_ok=True)
 
 
-SHARDS: Final = "compressed"  # of which corpora, unless something else is asked for
-
-
 class LocalizeOptions(msgspec.Struct, frozen=True):
     """How to localize."""
 
@@ -176,6 +176,63 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
     threads: Annotated[int, Option("Blocks that a node reads at a time.", least=1)] = 4
     moves: tuple[tuple[str, str], ...] = ()  # directories of corpora, at the build and now
 
+    def joined(self, before: Ready | None) -> LocalizeOptions:
+        """Add what an earlier run was asked for, which its copy continues to have."""
+        if before is None:
+            return msgspec.structs.replace(self, shards=self.shards or SHARDS)
+        naming = before.naming  # where this run says nothing
+        if self.naming != Naming():
+            tokenizer = self.naming.tokenizer
+            tokenizer = before.tokenizer if tokenizer is None else tokenizer
+            naming = msgspec.structs.replace(self.naming, tokenizer=tokenizer)
+        return msgspec.structs.replace(
+            self,
+            link=self.link or before.linked,
+            copy=self.copy or before.copied,
+            read_ahead=self.read_ahead or before.read_ahead,
+            megatron=self.megatron or before.megatron is not None,
+            shards=self._joined_shards(before.shards),
+            naming=naming,
+        )
+
+    def _joined_shards(self, before: str) -> str:
+        """Return which shards are unpacked: as before, or not fewer."""
+        earlier = WAYS.index(before) if before in WAYS else None
+        if self.shards is None:
+            return SHARDS if earlier is None else before
+        return WAYS[max(earlier or 0, WAYS.index(self.shards))]
+
+    def are_fulfilled_by(self, record: Ready | None) -> bool:
+        """Return whether a copy has all that is asked for, so that nothing is left to do."""
+        if record is None or self.budget is not None:
+            return False
+        all_of_it = self.joined(record)
+        viewed = record.megatron is not None and all_of_it.naming == record.naming
+        return (
+            record.linked >= self.link
+            and record.copied >= self.copy
+            and record.read_ahead >= self.read_ahead
+            and record.shards == all_of_it.shards
+            and (viewed or not self.megatron)
+        )
+
+    def require_possible(self, before: Ready | None) -> None:
+        """Refuse windows of shards that an earlier run has unpacked.
+
+        Raises
+        ------
+        ConfigError
+            With what to do.
+        """
+        unpacked = before is not None and any(
+            corpus.bin_size and not corpus.copied for corpus in before.corpora
+        )
+        if before is not None and unpacked and self.shards == "windows":
+            raise ConfigError(
+                f"{before.source}: its shards are unpacked on this node already, so that nothing "
+                "has to be fed; to have windows, remove the copy first (`distcache local gc`)"
+            )
+
 
 class NodeReport(msgspec.Struct, frozen=True):
     """What one agent did."""
@@ -218,12 +275,10 @@ class Localized(msgspec.Struct, frozen=True):
     megatron: Exported | None
 
 
-def empty_report(
-    options: LocalizeOptions, environment: Mapping[str, str], problem: str
-) -> NodeReport:
+def empty_report(directory: str | None, environment: Mapping[str, str], problem: str) -> NodeReport:
     """Return the report of a node that has no copy; without a problem, if it needs none."""
-    directory = local_directory(options.directory, environment)
-    return NodeReport(node_name(environment), str(directory), "", 0, 0, 0, 0, 0, problem)
+    store = str(local_directory(directory, environment))
+    return NodeReport(node_name(environment), store, "", 0, 0, 0, 0, 0, problem)
 
 
 def make_report(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, TypedDict
 
 import msgspec
@@ -21,25 +19,14 @@ from distcache.storage.threads import decodable
 from distcache.train.batch import BatchMemory, BatchRow, attention_masks, rows_of
 from distcache.train.open_files import CacheHandle, OpenFiles
 from distcache.train.provenance import SamplePart, parts_of, text_of
-from distcache.train.reading import SplitReader
-from distcache.train.split import Split, SplitDataset, find_split, position_of
+from distcache.train.reading import TokenReader
+from distcache.train.split import OpenSplit, SplitDataset, position_of
 
 NO_TOKEN = np.iinfo(np.int64).min
 Token = Annotated[int, msgspec.Meta(ge=1 - 2**63, le=2**63 - 1)]
 
 
-@dataclass(frozen=True)
-class _Open:
-    """What one process has open of a split of tokens."""
-
-    process: int
-    length: int
-    split: Split
-    reader: SplitReader
-    files: OpenFiles
-
-
-class CachedDataset(SplitDataset[_Open], Dataset[dict[str, torch.Tensor]]):
+class CachedDataset(SplitDataset[TokenReader], Dataset[dict[str, torch.Tensor]]):
     """The samples of a split, in the order of Megatron's indices.
 
     ``dataset[i]`` is a sample: a dict of tensors ``tokens``, ``labels`` and ``position_ids``
@@ -73,18 +60,18 @@ class CachedDataset(SplitDataset[_Open], Dataset[dict[str, torch.Tensor]]):
         number: int = 0,
         opened: OpenFiles | None = None,
     ) -> None:
-        super().__init__(handle, split, number)
         self.options = options
         self._memory = BatchMemory()
-        self._open = None if opened is None else self._open_in(opened)
+        super().__init__(handle, split, number, opened)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._memory = BatchMemory()
 
     def __repr__(self) -> str:
-        here = self._here()
-        return f"<{self._name()}: {here.split.size} samples of {here.length} tokens>"
+        split = self._here().split
+        length = split.files.cache.sequence_length
+        return f"<{self._name()}: {split.size} samples of {length} tokens>"
 
     def __getitem__(self, index: int | None) -> dict[str, torch.Tensor]:
         return {name: values[0] for name, values in self._read([index], whole=False).items()}
@@ -95,8 +82,7 @@ class CachedDataset(SplitDataset[_Open], Dataset[dict[str, torch.Tensor]]):
 
     def corpus_of(self, index: int) -> str:
         """Return the corpus of a sample, without suffix, as the cache was built from it."""
-        here = self._here()
-        return here.files.cache.prefixes[self._member_of(index)[1]]
+        return self._here().split.files.cache.prefixes[self._member_of(index)[1]]
 
     def document_of(self, index: int) -> list[SamplePart]:
         """Return which tokens of which documents a sample consists of, in their order.
@@ -105,7 +91,7 @@ class CachedDataset(SplitDataset[_Open], Dataset[dict[str, torch.Tensor]]):
         the last label.
         """
         section, source, sample = self._member_of(index)
-        return parts_of(self._here().files, section, source, sample)
+        return parts_of(self._here().split.files, section, source, sample)
 
     def text_of(self, index: int, tokenizer: str | None = None) -> str:
         """Return the text of a sample.
@@ -125,7 +111,7 @@ class CachedDataset(SplitDataset[_Open], Dataset[dict[str, torch.Tensor]]):
         """
         tokens = self[index]["tokens"].tolist()
         with needing("text_of()"):
-            return text_of(self._here().files, self._member_of(index)[1], tokens, tokenizer)
+            return text_of(self._here().split.files, self._member_of(index)[1], tokens, tokenizer)
 
     def _member_of(self, index: int) -> tuple[int, int, int]:
         """Return section, source and number in the section of a sample."""
@@ -133,13 +119,13 @@ class CachedDataset(SplitDataset[_Open], Dataset[dict[str, torch.Tensor]]):
         member, sample = split.look_up(
             np.array([position_of(index, split.size, "sample")], np.int64)
         )
-        section, source = split.members[int(member[0])]
+        section, source = split.pairs[int(member[0])]
         return section, source, int(sample[0])
 
     @property
     def fetch_client(self) -> FetchClient | None:
         """The client of the node's fetcher, if it reads any tokens of the cache."""
-        return self._here().files.fetch_client
+        return self._here().split.files.fetch_client
 
     def fetched_ranges(self, indices: Sequence[int | None]) -> list[tuple[Source, int, int]]:
         """Return what the fetcher has to read of samples, in their order: source, byte, bytes."""
@@ -149,35 +135,34 @@ class CachedDataset(SplitDataset[_Open], Dataset[dict[str, torch.Tensor]]):
             0 if index is None else position_of(index, size, "sample") for index in indices
         ]
         members, samples = here.split.look_up(np.array(positions, np.int64))
-        return here.reader.fetched_ranges(members.tolist(), np.asarray(samples, np.int64))
+        return here.fetched_ranges(members.tolist(), np.asarray(samples, np.int64))
 
     def _read(self, indices: Sequence[int | None], *, whole: bool) -> dict[str, torch.Tensor]:
         """Read samples into new tensors, a row each; `whole` if they stay together as a batch."""
         here = self._here()
-        size = here.split.size
+        size, length = here.split.size, here.split.files.cache.sequence_length
         # None fills up the last batch, with the first sample as in Megatron. Where shards come and
         # go, those of the last one are there, since they are that batch's.
-        gate = here.files.gate
-        filling = 0 if gate is None else size - 1
+        filling = 0 if here.split.files.gate is None else size - 1
         positions = np.array(
             [filling if index is None else position_of(index, size, "sample") for index in indices],
             np.int64,
         )
         members, samples = here.split.look_up(positions)
-        if gate is not None and len(positions):
-            gate.publish(self.split, self.number, int(positions.min()))
-        batch = self._new_batch(len(positions), here.length, whole=whole)
+        batch = self._new_batch(len(positions), length, whole=whole)
         arrays = {_KERNEL_NAMES[name]: values.numpy() for name, values in batch.items()}
-        ends = self._new_ends(len(positions), here.length)
+        ends = self._new_ends(len(positions), length)
         if ends is not None:
             arrays["ends"] = ends.numpy()
-        here.reader.read(members.tolist(), samples, arrays)
+        here.split.read_unpacked(
+            positions, members, samples, lambda: here.read(members.tolist(), samples, arrays)
+        )
         for row, index in enumerate(indices):
             if index is None:
                 batch["loss_mask"][row] = 0.0
         if self.options.has_attention_mask:
-            batch["attention_mask"] = attention_masks(ends, len(positions), here.length)
-        if here.split.dataset_index is not None:
+            batch["attention_mask"] = attention_masks(ends, len(positions), length)
+        if here.split.is_blend:
             batch = {"dataset_id": torch.from_numpy(members), **batch}
         return batch
 
@@ -199,11 +184,9 @@ class CachedDataset(SplitDataset[_Open], Dataset[dict[str, torch.Tensor]]):
             return None
         return torch.empty(rows, length, dtype=torch.uint8)
 
-    def _open_in(self, opened: OpenFiles) -> _Open:
-        """Look up the arrays of the split in an open cache."""
-        found = find_split(opened, self.split, self.number)
-        cache = opened.cache
-        for _, source in found.members:
+    def _make_reader(self, split: OpenSplit) -> TokenReader:
+        cache = split.files.cache
+        for _, source in split.pairs:
             if cache.columns_of(source):
                 raise ConfigError(
                     f"{cache.prefixes[source]}: consists of rows; open it with cache.rows(...)"
@@ -211,8 +194,7 @@ class CachedDataset(SplitDataset[_Open], Dataset[dict[str, torch.Tensor]]):
         options = self.options
         end = NO_TOKEN if options.eod is None else options.eod
         rules = SampleRules(options.padding, end, options.eod_mask_loss, options.reset_position_ids)
-        reader = SplitReader(opened, found.members, rules)
-        return _Open(os.getpid(), cache.sequence_length, found, reader, opened)
+        return TokenReader(split, rules)
 
 
 _KERNEL_NAMES = {

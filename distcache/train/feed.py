@@ -18,8 +18,7 @@ from distcache.node.windows import Windows, windowed_sources
 from distcache.ranks.progress import Progress
 from distcache.storage.locks import try_lock
 from distcache.train.open_files import OpenFiles
-from distcache.train.shard_finder import ShardFinder
-from distcache.train.split import Split, dataset_count, find_split
+from distcache.train.split import OpenSplit, dataset_count
 from distcache.train.window_gate import dataset_name, live_readers
 
 BLOCK: Final = 256  # positions whose shards are looked up at a time
@@ -71,9 +70,8 @@ class Feeder:
         self._datasets = {}
         for split in cache.splits:
             for number in range(dataset_count(opened, split)):
-                found = find_split(opened, split, number)
-                finder = ShardFinder(opened, found.members)
-                self._datasets[dataset_name(split, number)] = (found, finder)
+                found = OpenSplit(opened, split, number)
+                self._datasets[dataset_name(split, number)] = found
         self._position = _start_of(self._datasets, start)
         self._blocks: dict[tuple[str, int], Needed] = {}
         self._present: dict[tuple[int, int], None] = {}
@@ -151,7 +149,7 @@ class Feeder:
 
     def _ahead(self, name: str, position: int) -> Iterator[tuple[int, int]]:
         """Yield the shards of the samples of a dataset from a position on."""
-        size = self._datasets[name][0].size
+        size = self._datasets[name].size
         for block in range(position // BLOCK, -(-size // BLOCK)):
             yield from self._block(name, block, max(position - block * BLOCK, 0))
 
@@ -159,11 +157,11 @@ class Feeder:
         """Return the shards of a block of samples; a partly consumed first block is not cached."""
         if not skipped and (name, block) in self._blocks:
             return self._blocks[name, block]
-        found, finder = self._datasets[name]
+        found = self._datasets[name]
         begin = block * BLOCK + skipped
         positions = np.arange(begin, min((block + 1) * BLOCK, found.size))
         members, samples = found.look_up(positions)
-        needed = finder.find(members.tolist(), np.asarray(samples, np.int64))
+        needed = found.shards_of(members.tolist(), np.asarray(samples, np.int64))
         needed = [place for place in needed if place[0] in self._sources]
         if not skipped:
             if len(self._blocks) >= KEPT_BLOCKS:
@@ -186,9 +184,9 @@ class Feeder:
         return self._size(place)
 
 
-def _start_of(datasets: Mapping[str, tuple[Split, ShardFinder]], start: int) -> dict[str, int]:
+def _start_of(datasets: Mapping[str, OpenSplit], start: int) -> dict[str, int]:
     """Return where training starts, if the cache is of any."""
-    size = datasets[TRAIN][0].size if TRAIN in datasets else 0
+    size = datasets[TRAIN].size if TRAIN in datasets else 0
     if start > size:
         raise ConfigError(f"--start {start}: training has {size} samples")
     return {TRAIN: start} if size else {}

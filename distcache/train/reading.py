@@ -12,79 +12,49 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.corpus import Idx
 from distcache.corpus.mds.shard_table import shards_at
 from distcache.errors import CacheCorrupt
 from distcache.kernels import Mapping as MappedFile
 from distcache.kernels import SampleRules, Section, find_shards, read_samples
 from distcache.node.ahead.protocol import Source
 from distcache.storage.files import write_range
-from distcache.train.open_files import OpenFiles
-from distcache.train.shard_finder import ShardFinder
+from distcache.train.split import OpenSplit
 from distcache.train.token_files import (
     AT_ONCE,
     NO_FILE,
     File,
     TokenFiles,
-    TokenPlaces,
     cut_by_files,
 )
 
 Arrays = dict[str, NDArray[Any]]
 
 
-class SplitReader:
-    """What a process has open to read the samples of a split; recreated after a fork.
+class TokenReader:
+    """Reads the samples of a split of tokens; recreated after a fork.
 
     Parameters
     ----------
-    opened : OpenFiles
-        The cache.
-    members : sequence of (int, int)
-        Section and source of each dataset of the blend, or of the only one.
+    split : OpenSplit
+        The open split.
     rules : SampleRules
         Rules by which samples are made.
     """
 
-    def __init__(
-        self, opened: OpenFiles, members: Sequence[tuple[int, int]], rules: SampleRules
-    ) -> None:
-        self._opened = opened
-        self._members = members
+    def __init__(self, split: OpenSplit, rules: SampleRules) -> None:
+        self.split = split
         self._rules = rules
         self._files = TokenFiles()
-        self._finder = ShardFinder(opened, members)
         self._lock = threading.Lock()
-        self._tokens: dict[int, TokenPlaces] = {}
         self._sections: dict[int, Section] = {}
-        self._indices: dict[int, Idx] = {}
-        self._fetched: dict[str, tuple[Source, int]] = {}  # by path, with the bytes of a token
         self._faults = -1  # differs from the count: the cache may be damaged already
 
-    def _section(self, member: int) -> Section:
-        if member not in self._sections:
-            self._sections[member] = self._open_section(member, self._places(member).begins)
-        return self._sections[member]
-
-    def _open_section(self, member: int, shards: NDArray[np.int64] | None) -> Section:
-        """Open a section and the index of its corpus."""
-        row, source = self._members[member]
-        idx = self._indices[member] = self._opened.idx_of(source)
-        places = self._places(member)
-        if places.fetched is not None:
-            self._fetched[places.fetched.path] = (places.fetched, idx.item_size)
-        return self._opened.section(row, idx, shards)
-
-    def _places(self, member: int) -> TokenPlaces:
-        if not 0 <= member < len(self._members):
-            raise CacheCorrupt(
-                f"{self._opened.cache.path}: a dataset index names dataset {member} of "
-                f"{len(self._members)}; see `distcache verify`"
-            )
-        source = self._members[member][1]
-        if source not in self._tokens:
-            self._tokens[source] = self._opened.tokens_of(source)
-        return self._tokens[source]
+    def _section(self, number: int) -> Section:
+        if number not in self._sections:
+            member = self.split.member(number)
+            opened = self.split.files.section(member.section, member.idx, member.places.begins)
+            self._sections[number] = opened
+        return self._sections[number]
 
     def read(self, members: Sequence[int], samples: NDArray[np.int64], arrays: Arrays) -> None:
         """Fill a batch: a sample of a member into each row.
@@ -98,18 +68,6 @@ class SplitReader:
         NotReady
             If tokens are in compressed shards.
         """
-        gate = self._opened.gate
-        if gate is None:
-            self._read(members, samples, arrays)
-            return
-        try:
-            needed = self._finder.find(members, samples)
-        except IndexError as wrong:
-            raise self._corrupt(wrong) from wrong
-        needed = [place for place in needed if place[0] in self._opened.windows_of]
-        gate.read(needed, lambda: self._read(members, samples, arrays))
-
-    def _read(self, members: Sequence[int], samples: NDArray[np.int64], arrays: Arrays) -> None:
         with self._lock:
             sections = [self._section(member) for member in members]
             files = self._files_of(members, sections, samples)
@@ -118,7 +76,10 @@ class SplitReader:
                 if len(part) == 1 and len(set(files[part.start])) > AT_ONCE:
                     self._read_scattered(members[part.start], samples[rows], part.start, arrays)
                 else:
-                    self._read_part(sections[rows], samples[rows], part.start, files[rows], arrays)
+                    with self._fetched(members[rows], sections[rows], samples[rows]) as fetched:
+                        self._read_open(
+                            sections[rows], samples[rows], part.start, files[rows], fetched, arrays
+                        )
             if MappedFile.faults() != self._faults:
                 self._require_intact()
 
@@ -133,42 +94,33 @@ class SplitReader:
             If the arrays lead outside of one another.
         """
         with self._lock:
-            sections = [self._section(member) for member in members]
-            files = [self._places(member).files for member in members]
             found: list[tuple[Source, int, int]] = []
-            for section, sample, own in zip(sections, samples.tolist(), files, strict=True):
-                if len(own) == 1 and own[0][0] in self._fetched:
-                    source, _ = self._fetched[own[0][0]]
-                    found += [
-                        (source, begin, size)
-                        for begin, size in self._ranges(section, sample, own[0][0])
-                        if size
-                    ]
+            for number, sample in zip(members, samples.tolist(), strict=True):
+                member = self.split.member(number)
+                if (source := member.places.fetched) is not None:
+                    ranges = self._ranges(self._section(number), sample, member.idx.item_size)
+                    found += [(source, begin, size) for begin, size in ranges if size]
             return list(dict.fromkeys(found))  # of a batch each range is read once
 
-    def _ranges(self, section: Section, sample: int, path: str) -> list[tuple[int, int]]:
+    def _ranges(self, section: Section, sample: int, item_size: int) -> list[tuple[int, int]]:
         """Return the first byte and the bytes of each part of a sample."""
-        item_size = self._fetched[path][1]
         try:
             return [(begin, count * item_size) for begin, count in section.parts(sample)]
         except IndexError as wrong:
             raise self._corrupt(wrong) from wrong
 
     @contextlib.contextmanager
-    def _fetch(
-        self,
-        sections: Sequence[Section],
-        samples: NDArray[np.int64],
-        files: Sequence[Sequence[File]],
+    def _fetched(
+        self, members: Sequence[int], sections: Sequence[Section], samples: NDArray[np.int64]
     ) -> Iterator[dict[str, int]]:
         """Yield descriptors of what the fetcher has read of samples, all at once, by path."""
         wanted: dict[Source, dict[tuple[int, int], None]] = {}
-        for section, sample, own in zip(sections, samples.tolist(), files, strict=True):
-            if len(own) == 1 and own[0][0] in self._fetched:
-                path = own[0][0]
-                ranges = wanted.setdefault(self._fetched[path][0], {})
-                ranges.update(dict.fromkeys(self._ranges(section, sample, path)))
-        client = self._opened.fetch_client
+        for number, section, sample in zip(members, sections, samples.tolist(), strict=True):
+            member = self.split.member(number)
+            if (source := member.places.fetched) is not None:
+                ranges = self._ranges(section, sample, member.idx.item_size)
+                wanted.setdefault(source, {}).update(dict.fromkeys(ranges))
+        client = self.split.files.fetch_client
         if not wanted or client is None:
             yield {}
             return
@@ -183,7 +135,7 @@ class SplitReader:
         self, members: Sequence[int], sections: Sequence[Section], samples: NDArray[np.int64]
     ) -> list[list[File]]:
         """Return the file of each part of each sample; of a corpus of one file, only that."""
-        places = [self._places(member) for member in members]
+        places = [self.split.member(member).places for member in members]
         if all(known.begins is None for known in places):
             return [list(known.files) for known in places]
         try:
@@ -206,18 +158,6 @@ class SplitReader:
             starts = range(0, len(files), AT_ONCE)
             return [range(begin, min(begin + AT_ONCE, len(files))) for begin in starts]
         return cut_by_files(files, AT_ONCE)
-
-    def _read_part(
-        self,
-        sections: Sequence[Section],
-        samples: NDArray[np.int64],
-        first: int,
-        files: Sequence[Sequence[File]],
-        arrays: Arrays,
-    ) -> None:
-        """Fill successive rows whose files can be open at the same time."""
-        with self._fetch(sections, samples, files) as fetched:
-            self._read_open(sections, samples, first, files, fetched, arrays)
 
     def _read_open(
         self,
@@ -264,18 +204,18 @@ class SplitReader:
 
         They are copied, one after the other, to their places in a sparse `.bin` in memory.
         """
-        section, places = self._section(member), self._places(member)
+        section, (row_of, _, idx, places) = self._section(member), self.split.member(member)
         assert places.begins is not None, "only shards are many files"
         tokens = os.memfd_create("distcache")
         try:
             for begin, count in section.parts(int(samples[0])):
                 if count:
                     shard = int(shards_at(places.begins, begin))
-                    size = count * self._indices[member].item_size
+                    size = count * idx.item_size
                     at = begin - int(places.begins[shard])
                     data = self._files.read(places.files[shard], at, size)
                     write_range(tokens, begin, data)
-            whole = self._open_section(member, None)
+            whole = self.split.files.section(row_of, idx, None)
             descriptors = np.array([tokens], np.int32)
             _, error, byte, _ = read_samples(
                 [whole], samples, descriptors, row, self._rules, **arrays
@@ -288,20 +228,11 @@ class SplitReader:
     def _corrupt(self, wrong: IndexError) -> CacheCorrupt:
         """Return the error for arrays that lead outside of one another."""
         self._require_intact()
-        return CacheCorrupt(f"{self._opened.cache.path}: {wrong}; see `distcache verify`")
+        return CacheCorrupt(f"{self.split.files.cache.path}: {wrong}; see `distcache verify`")
 
     def _require_intact(self) -> None:
-        """Refuse what was read from a damaged mapping; all files are reopened next time.
-
-        Raises
-        ------
-        CacheCorrupt, CorpusError
-            If the cache or an index was cut short, or its filesystem has failed.
-        """
+        """Refuse what was read from a damaged mapping; all files are reopened next time."""
         faults = MappedFile.faults()
-        indices, self._indices = self._indices, {}
         self._sections = {}
-        self._opened.cache.require_intact()
-        for idx in indices.values():
-            idx.require_intact()
+        self.split.require_intact()
         self._faults = faults

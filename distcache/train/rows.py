@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,8 +16,7 @@ from distcache.corpus.mds.row import Row
 from distcache.corpus.mds.shard_table import shards_at
 from distcache.errors import CacheCorrupt, ConfigError, CorpusError
 from distcache.train.open_files import CacheHandle, OpenFiles
-from distcache.train.shard_finder import ShardFinder
-from distcache.train.split import Split, SplitDataset, find_split, position_of
+from distcache.train.split import OpenSplit, SplitDataset, position_of
 from distcache.train.token_files import TokenFiles, TokenPlaces
 
 
@@ -32,7 +30,7 @@ class _Member:
     columns: Columns
 
 
-class RowDataset(SplitDataset["_OpenRows"]):
+class RowDataset(SplitDataset["RowReader"]):
     """The rows of a split, in the order of the cache; made by ``cache.rows``.
 
     ``rows[i]`` is a `distcache.corpus.mds.row.Row`: a mapping from columns to values, which are
@@ -61,12 +59,11 @@ class RowDataset(SplitDataset["_OpenRows"]):
         map: Callable[[Row], Any] | None = None,  # noqa: A002  as elsewhere
         opened: OpenFiles | None = None,
     ) -> None:
-        super().__init__(handle, split, number)
         self.map = map
-        self._open = None if opened is None else self._open_in(opened)
+        super().__init__(handle, split, number, opened)
 
-    def _open_in(self, opened: OpenFiles) -> _OpenRows:
-        return _OpenRows(opened, self.split, self.number)
+    def _make_reader(self, split: OpenSplit) -> RowReader:
+        return RowReader(split)
 
     def __repr__(self) -> str:
         return f"<{self._name()}: {len(self)} rows>"
@@ -98,34 +95,33 @@ class RowDataset(SplitDataset["_OpenRows"]):
         return int(here.split.look_up(position)[0][0])
 
 
-class _OpenRows:
-    """What one process has open of a split of rows."""
+class RowReader:
+    """Reads the samples of a split of rows; recreated after a fork.
 
-    def __init__(self, opened: OpenFiles, split: str, number: int) -> None:
-        self.process = os.getpid()
-        self.split: Split = find_split(opened, split, number)
-        self._name = (split, number)
-        self._finder = ShardFinder(opened, self.split.members)
-        self.files = opened
+    Parameters
+    ----------
+    split : OpenSplit
+        The open split.
+    """
+
+    def __init__(self, split: OpenSplit) -> None:
+        self.split = split
         self._members: dict[int, _Member] = {}
         self._tokens = TokenFiles()
         self._lock = threading.Lock()
 
     @property
     def columns(self) -> tuple[str, ...]:
+        """The names of the columns of the first corpus."""
         with self._lock:
             return self._member(0).columns.column_names
 
     def read(self, positions: NDArray[np.int64]) -> list[Row]:
         """Return rows, once the shards that a feeder unpacks are there."""
         members, samples = self.split.look_up(positions)
-        gate = self.files.gate
-        if gate is None or not len(positions):
-            return self._read(members, samples)
-        gate.publish(*self._name, int(positions.min()))
-        needed = self._finder.find(members.tolist(), np.asarray(samples, np.int64))
-        needed = [place for place in needed if place[0] in self.files.windows_of]
-        return gate.read(needed, lambda: self._read(members, samples))
+        return self.split.read_unpacked(
+            positions, members, samples, lambda: self._read(members, samples)
+        )
 
     def _read(self, members: NDArray[np.int16], samples: NDArray[np.int64]) -> list[Row]:
         """Read rows; their files get the list of all of them first."""
@@ -145,10 +141,10 @@ class _OpenRows:
         """Return the file of a row, the byte and the size in it, and its columns."""
         idx, places = member.idx, member.places
         if not 0 <= sample < len(member.order):
-            raise CacheCorrupt(f"{self.files.cache.path}: has no sample {sample}")
+            raise CacheCorrupt(f"{self.split.files.cache.path}: has no sample {sample}")
         row = int(member.order[sample])
         if not 0 <= row < len(idx.lengths):
-            raise CacheCorrupt(f"{self.files.cache.path}: has a row {row}, beyond its corpus")
+            raise CacheCorrupt(f"{self.split.files.cache.path}: has a row {row}, beyond its corpus")
         begin, size, shard = int(idx.offsets[row]), int(idx.lengths[row]), 0
         if places.begins is not None:
             shard = int(shards_at(places.begins, begin))
@@ -159,23 +155,17 @@ class _OpenRows:
 
     def _member(self, number: int) -> _Member:
         if number not in self._members:
-            self._members[number] = self._open_member(number)
+            cache = self.split.files.cache
+            section, source, idx, places = self.split.member(number)
+            text = cache.columns_of(source)
+            if not text:
+                raise ConfigError(
+                    f"{cache.prefixes[source]}: consists of tokens; open it with cache.dataset(...)"
+                )
+            try:
+                columns = columns_from(text)
+            except ValueError as error:
+                raise CacheCorrupt(f"{cache.path}: corpus {source}: {error}") from error
+            order = cache.read(cache.arrays("sections", section)["document_index"])
+            self._members[number] = _Member(order, idx, places, columns)
         return self._members[number]
-
-    def _open_member(self, number: int) -> _Member:
-        cache = self.files.cache
-        if not 0 <= number < len(self.split.members):
-            raise CacheCorrupt(f"{cache.path}: a dataset index names dataset {number}")
-        section, source = self.split.members[number]
-        text = cache.columns_of(source)
-        if not text:
-            raise ConfigError(
-                f"{cache.prefixes[source]}: consists of tokens; open it with cache.dataset(...)"
-            )
-        try:
-            columns = columns_from(text)
-        except ValueError as error:
-            raise CacheCorrupt(f"{cache.path}: corpus {source}: {error}") from error
-        order = cache.read(cache.arrays("sections", section)["document_index"])
-        idx = self.files.idx_of(source)
-        return _Member(order, idx, self.files.tokens_of(source), columns)

@@ -1,19 +1,25 @@
-"""What a split consists of: sections, and the order of their samples; the base of its datasets."""
+"""What a process has open of a split, and the datasets of splits."""
 
 from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from distcache.corpus import Idx
+from distcache.corpus.mds.shard_table import shards_at
 from distcache.errors import CacheCorrupt, ConfigError
+from distcache.kernels import Section, find_shards
 from distcache.plan.orders import ORDERS
 from distcache.train.open_files import CacheHandle, OpenFiles
+from distcache.train.token_files import TokenPlaces
+
+Result = TypeVar("Result")
 
 
 def dataset_count(opened: OpenFiles, split: str) -> int:
@@ -23,85 +29,210 @@ def dataset_count(opened: OpenFiles, split: str) -> int:
     return int(np.count_nonzero(blends < 0)) or int(blends.size > 0)
 
 
-@dataclass(frozen=True)
-class Split:
-    """A split, or one of its validation sets."""
+class Member(NamedTuple):
+    """An open corpus of a split."""
 
-    size: int  # samples
-    # section and source of each dataset of the blend, or of the only one
-    members: Sequence[tuple[int, int]]
-    # arrays of the blend; None for a section that stands alone
-    dataset_index: NDArray[np.int16] | None
-    sample_index: NDArray[np.int64] | None
-
-    def look_up(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-        """Return the member of the blend, and the sample in it, at each position of the split."""
-        if self.dataset_index is None or self.sample_index is None:
-            return np.zeros(len(positions), np.int16), positions
-        return self.dataset_index[positions], self.sample_index[positions]
+    # rows of their tables
+    section: int
+    source: int
+    idx: Idx
+    places: TokenPlaces
 
 
-def find_split(opened: OpenFiles, split: str, number: int) -> Split:
-    """Look up the arrays of a split in an open cache.
+class OpenSplit:
+    """What a process has open of a split, or of one of its validation sets.
+
+    Parameters
+    ----------
+    files : OpenFiles
+        The open cache.
+    split : str
+        "train", "valid" or "test".
+    number : int
+        Number of the validation set, where there are several.
+
+    Attributes
+    ----------
+    process : int
+        The process that has opened it.
+    size : int
+        Number of samples.
+    pairs : list of (int, int)
+        Section and source of each dataset of the blend, or of the only one.
 
     Raises
     ------
     ConfigError
         If there is no such split, or not so many datasets in it.
     """
-    cache = opened.cache
-    members = cache.table("members")
-    members = members[members["split"] == split.encode("ascii")]
-    alone = members[members["blend"] < 0]
-    if not len(members) or number >= max(len(alone), 1):
-        raise ConfigError(
-            f"{cache.path}: has {dataset_count(opened, split)} datasets in split "
-            f"{split!r}, number {number} is not one"
-        )
-    dataset_index = sample_index = None
-    if len(alone):
-        members = alone[number : number + 1]
-        section = cache.table("sections")[int(members["section"][0])]
-        size, requested = int(section["samples"]), int(members["requested"][0])
-        name = section["order"].decode("ascii")
-        if name not in ORDERS:
-            raise CacheCorrupt(
-                f"{cache.path}: has order {name!r}, which this version does not know"
+
+    def __init__(self, files: OpenFiles, split: str, number: int = 0) -> None:
+        cache = files.cache
+        members = cache.table("members")
+        members = members[members["split"] == split.encode("ascii")]
+        alone = members[members["blend"] < 0]
+        if not len(members) or number >= max(len(alone), 1):
+            raise ConfigError(
+                f"{cache.path}: has {dataset_count(files, split)} datasets in split "
+                f"{split!r}, number {number} is not one"
             )
-        if ORDERS[name].whole_passes and requested >= 0:
-            size = min(size, requested)  # Megatron's datasets have whole epochs
-    else:
-        views = cache.arrays("blends", int(members["blend"][0]))
-        dataset_index = cache.read(views["dataset_index"])
-        sample_index = cache.read(views["dataset_sample_index"])
-        size = len(dataset_index)
-    pairs = zip(members["section"].tolist(), members["source"].tolist(), strict=True)
-    return Split(size, list(pairs), dataset_index, sample_index)
-
-
-class OpenSplit(Protocol):
-    """What one process has open of a split; assigned at once, for threads to see all or nothing."""
-
-    @property
-    def process(self) -> int:
-        """The process that has opened it."""
-        ...
+        self.process = os.getpid()
+        self.files = files
+        self._name = (split, number)
+        self._blend: tuple[NDArray[np.int16], NDArray[np.int64]] | None = None
+        if len(alone):
+            members = alone[number : number + 1]
+            self.size = _size_alone(files, members[0])
+        else:
+            views = cache.arrays("blends", int(members["blend"][0]))
+            datasets = cache.read(views["dataset_index"])
+            self._blend = (datasets, cache.read(views["dataset_sample_index"]))
+            self.size = len(datasets)
+        self.pairs = list(zip(members["section"].tolist(), members["source"].tolist(), strict=True))
+        self._members: dict[int, Member] = {}
+        self._orders: dict[int, Section | NDArray[np.int32]] = {}
+        self._lock = threading.RLock()
 
     @property
-    def split(self) -> Split:
-        """Sections and arrays of the split."""
-        ...
+    def is_blend(self) -> bool:
+        """Whether samples are of several datasets."""
+        return self._blend is not None
+
+    def look_up(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+        """Return the member of the blend, and the sample in it, at each position of the split."""
+        if self._blend is None:
+            return np.zeros(len(positions), np.int16), positions
+        datasets, samples = self._blend
+        return datasets[positions], samples[positions]
+
+    def member(self, number: int) -> Member:
+        """Return a corpus of the split, which is opened once.
+
+        Raises
+        ------
+        CacheCorrupt
+            If there is no such member.
+        NotReady, CorpusError
+            If its index or its tokens are missing, or of another corpus.
+        """
+        with self._lock:
+            if number not in self._members:
+                if not 0 <= number < len(self.pairs):
+                    raise CacheCorrupt(
+                        f"{self.files.cache.path}: a dataset index names dataset {number} of "
+                        f"{len(self.pairs)}; see `distcache verify`"
+                    )
+                section, source = self.pairs[number]
+                idx, places = self.files.idx_of(source), self.files.tokens_of(source)
+                self._members[number] = Member(section, source, idx, places)
+            return self._members[number]
+
+    def require_intact(self) -> None:
+        """Refuse what was read from a damaged mapping; all files are reopened next time.
+
+        Raises
+        ------
+        CacheCorrupt, CorpusError
+            If the cache or an index was cut short, or its filesystem has failed.
+        """
+        with self._lock:
+            members, self._members, self._orders = self._members, {}, {}
+        self.files.cache.require_intact()
+        for member in members.values():
+            member.idx.require_intact()
+
+    def shards_of(
+        self, members: Sequence[int], samples: NDArray[np.int64]
+    ) -> list[tuple[int, int]]:
+        """Return source and shard of all parts of samples, in their order, each once.
+
+        Raises
+        ------
+        CacheCorrupt
+            If the arrays lead outside of one another.
+        """
+        found: dict[tuple[int, int], None] = {}
+        try:
+            for number, sample in zip(members, samples.tolist(), strict=True):
+                source = self.member(number).source
+                for shard in self._shards(number, sample):
+                    found[source, shard] = None
+        except IndexError as wrong:
+            self.require_intact()
+            raise CacheCorrupt(
+                f"{self.files.cache.path}: {wrong}; see `distcache verify`"
+            ) from wrong
+        return list(found)
+
+    def _shards(self, number: int, sample: int) -> list[int]:
+        """Return the shards of the parts of a sample, though a `.bin` may be preferred to them."""
+        section, source, idx, _ = self.member(number)
+        cache = self.files.cache
+        begins = cache.shards_of(source)["base"].astype(np.int64)
+        if number not in self._orders:
+            self._orders[number] = (
+                cache.read(cache.arrays("sections", section)["document_index"])
+                if cache.columns_of(source)
+                else self.files.section(section, idx, begins if len(begins) else None)
+            )
+        order = self._orders[number]
+        if isinstance(order, Section):
+            shards, _ = find_shards([order], np.array([sample]))
+            return [shard for shard in dict.fromkeys(shards.tolist()) if shard >= 0]
+        return [int(shards_at(begins, int(idx.offsets[int(order[sample])])))]
+
+    def read_unpacked(
+        self,
+        positions: NDArray[np.int64],
+        members: NDArray[np.int16],
+        samples: NDArray[np.int64],
+        action: Callable[[], Result],
+    ) -> Result:
+        """Read samples, once the shards that a feeder unpacks, if any, are there.
+
+        Parameters
+        ----------
+        positions : ndarray of int64, shape (samples,)
+            Positions in the split.
+        members, samples : ndarray, shape (samples,)
+            What `look_up` returns for them.
+        action : callable
+            Reads them.
+        """
+        gate = self.files.gate
+        if gate is None or not len(positions):
+            return action()
+        gate.publish(*self._name, int(positions.min()))
+        needed = self.shards_of(members.tolist(), np.asarray(samples, np.int64))
+        return gate.read([pair for pair in needed if pair[0] in self.files.windows_of], action)
+
+
+def _size_alone(files: OpenFiles, member: Any) -> int:
+    """Return the samples of a section that is a dataset by itself."""
+    section = files.cache.table("sections")[int(member["section"])]
+    size, requested = int(section["samples"]), int(member["requested"])
+    name = section["order"].decode("ascii")
+    if name not in ORDERS:
+        raise CacheCorrupt(
+            f"{files.cache.path}: has order {name!r}, which this version does not know"
+        )
+    # Megatron's datasets have whole epochs.
+    return min(size, requested) if ORDERS[name].whole_passes and requested >= 0 else size
+
+
+class SplitReader(Protocol):
+    """Reads an open split; assigned at once, for threads to see all or nothing."""
 
     @property
-    def files(self) -> OpenFiles:
-        """The open cache."""
+    def split(self) -> OpenSplit:
+        """The split."""
         ...
 
 
-Opened = TypeVar("Opened", bound=OpenSplit)
+Reader = TypeVar("Reader", bound=SplitReader)
 
 
-class SplitDataset(Generic[Opened]):
+class SplitDataset(Generic[Reader]):
     """A split as a map-style dataset, which may be pickled, and used before and after a fork.
 
     Each process opens the files when it first uses them. Of the attributes of a subclass, those
@@ -115,23 +246,30 @@ class SplitDataset(Generic[Opened]):
         "train", "valid" or "test".
     number : int
         Number of the validation set, where there are several.
+    opened : OpenFiles or None
+        The cache, if this process has it open.
     """
 
-    def __init__(self, handle: CacheHandle, split: str, number: int) -> None:
+    def __init__(
+        self, handle: CacheHandle, split: str, number: int, opened: OpenFiles | None
+    ) -> None:
         self.handle = handle
         self.split = split
         self.number = number
-        self._open: Opened | None = None
+        self._reader: Reader | None = None
+        if opened is not None:
+            self._reader = self._make_reader(OpenSplit(opened, split, number))
 
-    def _open_in(self, opened: OpenFiles) -> Opened:
-        """Look up the arrays of the split in an open cache."""
+    def _make_reader(self, split: OpenSplit) -> Reader:
+        """Return what reads an open split."""
         raise NotImplementedError
 
-    def _here(self) -> Opened:
+    def _here(self) -> Reader:
         """Return what this process has open; open it first if necessary."""
-        here = self._open
-        if here is None or here.process != os.getpid():
-            here = self._open = self._open_in(self.handle.open())
+        here = self._reader
+        if here is None or here.split.process != os.getpid():
+            split = OpenSplit(self.handle.open(), self.split, self.number)
+            here = self._reader = self._make_reader(split)
         return here
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,7 +277,7 @@ class SplitDataset(Generic[Opened]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._open = None
+        self._reader = None
 
     def __len__(self) -> int:
         return self._here().split.size
@@ -147,7 +285,7 @@ class SplitDataset(Generic[Opened]):
     @property
     def identity(self) -> dict[str, Any]:
         """What identifies the samples: the cache's key, the split, the number of the dataset."""
-        key = self._here().files.cache.key
+        key = self._here().split.files.cache.key
         return {"cache_key": key, "split": self.split, "dataset": self.number}
 
     def _name(self) -> str:

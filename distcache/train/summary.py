@@ -12,7 +12,7 @@ import msgspec
 from distcache.cache import Cache
 from distcache.storage.units import size_text
 from distcache.train.open_files import OpenFiles
-from distcache.train.split import dataset_count, find_split
+from distcache.train.split import OpenSplit, dataset_count
 
 MOST_LINES: Final = 40  # of a summary
 COLUMNS: Final = ("split", "corpus", "weight", "epochs", "samples", "sequences", "tokens")
@@ -131,7 +131,7 @@ def summary_of(opened: OpenFiles, title: str) -> Summary:
     """Return what a cache has."""
     cache = opened.cache
     samples = {
-        split: sum(find_split(opened, split, n).size for n in range(dataset_count(opened, split)))
+        split: sum(OpenSplit(opened, split, n).size for n in range(dataset_count(opened, split)))
         for split in cache.splits
     }
     facts = {

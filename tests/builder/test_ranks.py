@@ -10,8 +10,9 @@ import pytest
 
 from distcache.builder import blends
 from distcache.builder.configuration import config_from_mapping
+from distcache.builder.job import BuildOptions
 from distcache.builder.prepare import make_plan_together
-from distcache.builder.run import BuildOptions, BuildOutcome, build
+from distcache.builder.run import BuildOutcome, build
 from distcache.plan import costs
 from distcache.plan.assignment import assign_all
 from distcache.plan.layout import BLEND_SLICE, make_layout

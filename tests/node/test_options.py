@@ -11,7 +11,7 @@ import pytest
 import distcache
 from distcache.corpus import idx_path
 from distcache.errors import CacheCorrupt, ConfigError
-from distcache.node.localize import _fulfils, localize
+from distcache.node.localize import localize
 from distcache.node.records import LocalizeOptions, read_records
 from distcache.node.store import Store, local_directory
 from distcache.node.upkeep import verify_store
@@ -109,8 +109,8 @@ def test_a_copy_that_another_job_has_brought(cache: Path, tmp_path: Path) -> Non
     """Is treated as right, but where a budget is still to be kept to."""
     run(cache, tmp_path / "local")
     record = next(iter(read_records(Store(tmp_path / "local"))))
-    assert _fulfils(record, LocalizeOptions())
-    assert not _fulfils(record, LocalizeOptions(budget=1))
+    assert LocalizeOptions().are_fulfilled_by(record)
+    assert not LocalizeOptions(budget=1).are_fulfilled_by(record)
 
 
 def test_where_a_store_is(tmp_path: Path) -> None:

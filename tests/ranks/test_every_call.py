@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from distcache.builder.configuration import config_from_mapping
-from distcache.builder.run import BuildOptions, build
+from distcache.builder.job import BuildOptions
+from distcache.builder.run import build
 from distcache.edit.index_mds import index_mds
 from distcache.edit.mds_scan import MdsOptions
 from distcache.edit.merge import materialize, merge

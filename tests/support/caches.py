@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from distcache.builder.configuration import config_from_mapping
-from distcache.builder.run import BuildOptions, BuildOutcome, build
+from distcache.builder.job import BuildOptions
+from distcache.builder.run import BuildOutcome, build
 from distcache.cache.readiness import building_directory
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress

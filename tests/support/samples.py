@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from distcache.kernels import SampleRules
 from distcache.train.open import OpenCache
-from distcache.train.reading import SplitReader
+from distcache.train.reading import TokenReader
+from distcache.train.split import OpenSplit
 
 
 def members_of(opened: OpenCache, split: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -27,10 +28,7 @@ def members_of(opened: OpenCache, split: str) -> tuple[NDArray[np.int64], NDArra
 
 def tokens_of(opened: OpenCache, split: str = "train", batch: int = 1) -> list[list[int]]:
     """Return the tokens of all samples of a split, read in batches of a size."""
-    rows = opened.cache.table("members")
-    rows = rows[rows["split"] == split.encode()]
-    members = [(int(row["section"]), int(row["source"])) for row in rows]
-    reader = SplitReader(opened._files, members, SampleRules(-1, -1, False, False))
+    reader = TokenReader(OpenSplit(opened._files, split), SampleRules(-1, -1, False, False))
     chosen, samples = members_of(opened, split)
     found: list[list[int]] = []
     for begin in range(0, len(samples), batch):
