@@ -17,7 +17,7 @@ using blending::factor;
 using blending::lanes;
 using blending::padded_size;
 
-constexpr std::size_t few_enough = 64;  // to be looked at in every step, in registers
+constexpr std::size_t most_at_once = 64;  // corpora that are compared in every step, in registers
 constexpr std::int64_t scratch_size = 4096;
 constexpr std::int64_t most_steps = std::int64_t{1} << 62;
 constexpr double no_bound = std::numeric_limits<double>::lowest();
@@ -30,20 +30,20 @@ std::int64_t window_size(std::size_t corpora) {
 
 // Of corpora that are equal in weight and count the lowest win first, so that of those next to one
 // another no more can win than the window has steps: the others go. Returns how many are left.
-std::size_t drop_behind_equals(const BlendCorpora& corpora, std::span<std::int32_t> places,
-                               std::int64_t steps) {
-    std::size_t kept = 0;
+std::size_t drop_ties(const BlendCorpora& corpora, std::span<std::int32_t> places,
+                      std::int64_t steps) {
+    std::size_t left = 0;
     std::int64_t equals = 0;
     for (const std::int32_t candidate : places) {
         const auto place = static_cast<std::size_t>(candidate);
-        const auto last = static_cast<std::size_t>(kept > 0 ? places[kept - 1] : candidate);
-        const bool same = kept > 0 && corpora.weights[place] == corpora.weights[last] &&
+        const auto last = static_cast<std::size_t>(left > 0 ? places[left - 1] : candidate);
+        const bool same = left > 0 && corpora.weights[place] == corpora.weights[last] &&
                           corpora.counts[place] == corpora.counts[last];
         equals = same ? equals + 1 : 1;
-        places[kept] = candidate;
-        kept += static_cast<std::size_t>(equals <= steps);
+        places[left] = candidate;
+        left += static_cast<std::size_t>(equals <= steps);
     }
-    return kept;
+    return left;
 }
 
 blending::Window window_of(BlendCorpora& corpora, double bound, std::int64_t first,
@@ -97,7 +97,7 @@ Blender::Blender(std::span<const double> weights, Arithmetic arithmetic, Instruc
 Blender::Blender(std::span<const double> weights, std::span<const std::int64_t> sizes,
                  Arithmetic arithmetic, Instructions instructions)
     : arithmetic_(arithmetic), instructions_(instructions), places_(weights.size() + lanes) {
-    for (auto* corpora : {&all_, &active_, &few_}) {
+    for (auto* corpora : {&all_, &active_, &candidates_}) {
         corpora->resize(weights.size());
     }
     all_.size = weights.size();
@@ -169,23 +169,23 @@ std::vector<std::int64_t> Blender::taken() const {
 }
 
 void Blender::drop_spent() {
-    std::size_t kept = 0;
+    std::size_t left = 0;
     for (std::size_t k = 0; k < active_.size; ++k) {
         if (active_.taken[k] < active_.sizes[k]) {
-            places_[kept++] = static_cast<std::int32_t>(k);
+            places_[left++] = static_cast<std::int32_t>(k);
         } else {
             all_.taken[static_cast<std::size_t>(active_.corpora[k])] = active_.taken[k];
         }
     }
-    active_.copy(active_, std::span(places_).first(kept));
+    active_.copy(active_, std::span(places_).first(left));
 }
 
 void Blender::run(std::int64_t steps, std::int16_t* corpora, std::int64_t* samples) {
     assert(steps >= 0 && (left_ == endless || steps <= left_) && active_.size > 0);
-    const bool few = active_.size <= few_enough;
+    const bool are_few = active_.size <= most_at_once;
     for (std::int64_t done = 0; done < steps;) {
-        done += few ? run_among_all(steps - done, corpora + done, samples + done)
-                    : run_among_few(steps - done, corpora + done, samples + done);
+        done += are_few ? run_among_all(steps - done, corpora + done, samples + done)
+                        : run_candidates(steps - done, corpora + done, samples + done);
     }
     left_ -= left_ == endless ? 0 : steps;
 }
@@ -197,10 +197,10 @@ std::int64_t Blender::run_among_all(std::int64_t steps, std::int16_t* corpora,
     }
     const bool pair = active_.size == 2;
     // Of two corpora neither is spent in so many steps.
-    const std::int64_t sure =
+    const std::int64_t unspent =
         pair ? std::min(active_.sizes[0] - active_.taken[0], active_.sizes[1] - active_.taken[1])
              : steps;
-    auto window = window_of(active_, no_bound, step_, std::min(sure, steps), corpora, samples);
+    auto window = window_of(active_, no_bound, step_, std::min(unspent, steps), corpora, samples);
     const auto run = pair ? blending::pair_kernel(arithmetic_)
                           : blending::kernels(instructions_, arithmetic_).run;
     run(window);
@@ -221,28 +221,28 @@ std::int64_t Blender::run_alone(std::int64_t steps, std::int16_t* corpora, std::
     return steps;
 }
 
-std::int64_t Blender::run_among_few(std::int64_t steps, std::int16_t* corpora,
-                                    std::int64_t* samples) {
+std::int64_t Blender::run_candidates(std::int64_t steps, std::int16_t* corpora,
+                                     std::int64_t* samples) {
     const auto kernels = blending::kernels(instructions_, arithmetic_);
     const std::int64_t wanted = std::min(window_size(active_.size), steps);
     std::size_t found =
         kernels.reaching(active_.weights.data(), active_.counts.data(), padded_size(active_.size),
                          factor(step_ + wanted - 1), bound_, places_.data());
-    if (found > few_enough) {
-        found = drop_behind_equals(active_, std::span(places_).first(found), wanted);
+    if (found > most_at_once) {
+        found = drop_ties(active_, std::span(places_).first(found), wanted);
     }
     const auto places = std::span<const std::int32_t>(places_).first(found);
-    few_.copy(active_, places);
-    auto window = window_of(few_, bound_, step_, wanted, corpora, samples);
+    candidates_.copy(active_, places);
+    auto window = window_of(candidates_, bound_, step_, wanted, corpora, samples);
     if (found > 0) {
         kernels.run(window);
     }
     bool spent = false;
     for (std::size_t k = 0; k < found; ++k) {
         const auto place = static_cast<std::size_t>(places[k]);
-        active_.counts[place] = few_.counts[k];
-        active_.taken[place] = few_.taken[k];
-        spent = spent || few_.taken[k] == few_.sizes[k];
+        active_.counts[place] = candidates_.counts[k];
+        active_.taken[place] = candidates_.taken[k];
+        spent = spent || candidates_.taken[k] == candidates_.sizes[k];
     }
     const std::int64_t done = window.step - step_;
     assert(0 <= done && done <= wanted);

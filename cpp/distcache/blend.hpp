@@ -96,7 +96,7 @@ private:
     void run(std::int64_t steps, std::int16_t* corpora, std::int64_t* samples);
     std::int64_t run_among_all(std::int64_t steps, std::int16_t* corpora, std::int64_t* samples);
     std::int64_t run_alone(std::int64_t steps, std::int16_t* corpora, std::int64_t* samples);
-    std::int64_t run_among_few(std::int64_t steps, std::int16_t* corpora, std::int64_t* samples);
+    std::int64_t run_candidates(std::int64_t steps, std::int16_t* corpora, std::int64_t* samples);
     void move_bound(double lowest, std::int64_t done, std::int64_t wanted);
     void drop_spent();
 
@@ -104,7 +104,7 @@ private:
     Instructions instructions_;
     BlendCorpora all_;     // those that are spent have been taken so often; others, see `active_`
     BlendCorpora active_;  // that are not spent
-    BlendCorpora few_;     // that may win within a window
+    BlendCorpora candidates_;  // that may win within a window
     std::vector<std::int32_t> places_;
     std::int64_t left_ = endless;  // steps until all are spent
     std::int64_t step_ = 0;

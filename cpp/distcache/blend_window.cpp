@@ -24,17 +24,6 @@ struct Wide {
 template <Instructions kind>
 using Vectors = std::conditional_t<kind == Instructions::baseline, Narrow, Wide>;
 
-// Defines name##_separate and name##_fused, both dispatched, of name##_of.
-#define DISTCACHE_BOTH(result, name, parameters, arguments)              \
-    DISTCACHE_BODY result name##_separate_body parameters {              \
-        return name##_of<kind, Arithmetic::separate> arguments;          \
-    }                                                                    \
-    DISTCACHE_BODY result name##_fused_body parameters {                 \
-        return name##_of<kind, Arithmetic::fused> arguments;             \
-    }                                                                    \
-    DISTCACHE_DISPATCHED(result, name##_separate, parameters, arguments) \
-    DISTCACHE_DISPATCHED(result, name##_fused, parameters, arguments)
-
 constexpr double never = -std::numeric_limits<double>::infinity();
 
 // weight * step - count, rounded twice or once.
@@ -71,51 +60,51 @@ struct Winner {
 };
 
 // The first place with the largest error.
-template <Instructions kind, Arithmetic arithmetic>
-[[gnu::always_inline]] inline Winner winner_of(const double* weights, const double* counts,
-                                               std::size_t padded, double step) {
-    using Doubles = typename Vectors<kind>::Doubles;
-    using Places = typename Vectors<kind>::Places;
-    constexpr std::size_t width = Vectors<kind>::width;
-    Doubles best = Doubles{} + never;
-    Places place = {};
-    Places here = {};
-    for (std::size_t lane = 0; lane < width; ++lane) {
-        here[lane] = static_cast<std::int64_t>(lane);
+template <Arithmetic arithmetic>
+struct FindWinner {
+    template <Instructions kind>
+    DISTCACHE_KERNEL Winner run(const double* weights, const double* counts, std::size_t padded,
+                                double step) {
+        using Doubles = typename Vectors<kind>::Doubles;
+        using Places = typename Vectors<kind>::Places;
+        constexpr std::size_t width = Vectors<kind>::width;
+        Doubles best = Doubles{} + never;
+        Places place = {};
+        Places here = {};
+        for (std::size_t lane = 0; lane < width; ++lane) {
+            here[lane] = static_cast<std::int64_t>(lane);
+        }
+        for (std::size_t d = 0; d < padded; d += width) {
+            Doubles weight;
+            Doubles count;
+            load(weights + d, weight);
+            load(counts + d, count);
+            Doubles error;
+            errors_of<arithmetic>(weight, step, count, error);
+            const Places better = error > best;
+            best = better ? error : best;
+            place = better ? here : place;
+            here += static_cast<std::int64_t>(width);
+        }
+        for (std::size_t lane = 1; lane < width; ++lane) {
+            const bool better =
+                best[lane] > best[0] || (best[lane] == best[0] && place[lane] < place[0]);
+            best[0] = better ? best[lane] : best[0];
+            place[0] = better ? place[lane] : place[0];
+        }
+        return {static_cast<std::size_t>(place[0]), best[0]};
     }
-    for (std::size_t d = 0; d < padded; d += width) {
-        Doubles weight;
-        Doubles count;
-        load(weights + d, weight);
-        load(counts + d, count);
-        Doubles error;
-        errors_of<arithmetic>(weight, step, count, error);
-        const Places better = error > best;
-        best = better ? error : best;
-        place = better ? here : place;
-        here += static_cast<std::int64_t>(width);
-    }
-    for (std::size_t lane = 1; lane < width; ++lane) {
-        const bool better =
-            best[lane] > best[0] || (best[lane] == best[0] && place[lane] < place[0]);
-        best[0] = better ? best[lane] : best[0];
-        place[0] = better ? place[lane] : place[0];
-    }
-    return {static_cast<std::size_t>(place[0]), best[0]};
-}
+};
 
-DISTCACHE_BOTH(Winner, winner,
-               (const double* weights, const double* counts, std::size_t padded, double step),
-               (weights, counts, padded, step))
-
-template <auto winner>
+template <Arithmetic arithmetic>
 void run(Window& window) {
     const std::int64_t first = window.step;
     const std::int64_t size = window.end - first;
     std::int64_t done = 0;
     for (bool spent = false; done < size && !spent;) {
-        const Winner won =
-            winner(window.weights, window.counts, window.padded, factor(first + done));
+        const Winner won = dispatched<FindWinner<arithmetic>>(
+            static_cast<const double*>(window.weights), static_cast<const double*>(window.counts),
+            window.padded, factor(first + done));
         if (won.error < window.bound) {
             break;
         }
@@ -144,49 +133,58 @@ void run_pair(Window& window) {
     window.counts[1] = counts[1];
 }
 
-template <Instructions, Arithmetic arithmetic>
-[[gnu::always_inline]] inline std::size_t reaching_of(const double* weights, const double* counts,
-                                                      std::size_t padded, double step, double bound,
-                                                      std::int32_t* places) {
-    std::size_t found = 0;
-    for (std::size_t d = 0; d < padded; ++d) {
-        places[found] = static_cast<std::int32_t>(d);
-        found +=
-            static_cast<std::size_t>(error_of<arithmetic>(weights[d], step, counts[d]) >= bound);
+template <Arithmetic arithmetic>
+struct FindReaching {
+    template <Instructions>
+    DISTCACHE_KERNEL std::size_t run(const double* weights, const double* counts,
+                                     std::size_t padded, double step, double bound,
+                                     std::int32_t* places) {
+        std::size_t found = 0;
+        for (std::size_t d = 0; d < padded; ++d) {
+            places[found] = static_cast<std::int32_t>(d);
+            found += static_cast<std::size_t>(error_of<arithmetic>(weights[d], step, counts[d]) >=
+                                              bound);
+        }
+        return found;
     }
-    return found;
-}
+};
 
-DISTCACHE_BOTH(std::size_t, reaching,
-               (const double* weights, const double* counts, std::size_t padded, double step,
-                double bound, std::int32_t* places),
-               (weights, counts, padded, step, bound, places))
-
-template <Instructions kind, Arithmetic arithmetic>
-[[gnu::always_inline]] inline double largest_of(const double* weights, const double* counts,
-                                                std::size_t padded, double step) {
-    using Doubles = typename Vectors<kind>::Doubles;
-    constexpr std::size_t width = Vectors<kind>::width;
-    Doubles best = Doubles{} + never;
-    for (std::size_t d = 0; d < padded; d += width) {
-        Doubles weight;
-        Doubles count;
-        load(weights + d, weight);
-        load(counts + d, count);
-        Doubles error;
-        errors_of<arithmetic>(weight, step, count, error);
-        best = error > best ? error : best;
+template <Arithmetic arithmetic>
+struct FindLargest {
+    template <Instructions kind>
+    DISTCACHE_KERNEL double run(const double* weights, const double* counts, std::size_t padded,
+                                double step) {
+        using Doubles = typename Vectors<kind>::Doubles;
+        constexpr std::size_t width = Vectors<kind>::width;
+        Doubles best = Doubles{} + never;
+        for (std::size_t d = 0; d < padded; d += width) {
+            Doubles weight;
+            Doubles count;
+            load(weights + d, weight);
+            load(counts + d, count);
+            Doubles error;
+            errors_of<arithmetic>(weight, step, count, error);
+            best = error > best ? error : best;
+        }
+        double found = best[0];
+        for (std::size_t lane = 1; lane < width; ++lane) {
+            found = best[lane] > found ? best[lane] : found;
+        }
+        return found;
     }
-    double found = best[0];
-    for (std::size_t lane = 1; lane < width; ++lane) {
-        found = best[lane] > found ? best[lane] : found;
-    }
-    return found;
-}
+};
 
-DISTCACHE_BOTH(double, largest,
-               (const double* weights, const double* counts, std::size_t padded, double step),
-               (weights, counts, padded, step))
+template <Arithmetic arithmetic>
+constexpr Kernels portable_kernels{
+    run<arithmetic>,
+    [](const double* weights, const double* counts, std::size_t padded, double step, double bound,
+       std::int32_t* places) {
+        return dispatched<FindReaching<arithmetic>>(weights, counts, padded, step, bound, places);
+    },
+    [](const double* weights, const double* counts, std::size_t padded, double step) {
+        return dispatched<FindLargest<arithmetic>>(weights, counts, padded, step);
+    },
+};
 
 }  // namespace
 
@@ -196,10 +194,8 @@ Kernels kernels([[maybe_unused]] Instructions instructions, Arithmetic arithmeti
         return avx512_kernels(arithmetic);
     }
 #endif
-    if (arithmetic == Arithmetic::fused) {
-        return {run<winner_fused>, reaching_fused, largest_fused};
-    }
-    return {run<winner_separate>, reaching_separate, largest_separate};
+    return arithmetic == Arithmetic::fused ? portable_kernels<Arithmetic::fused>
+                                           : portable_kernels<Arithmetic::separate>;
 }
 
 Run pair_kernel(Arithmetic arithmetic) {

@@ -23,34 +23,30 @@ bool is_misplaced(UnalignedView<std::int32_t> lengths, UnalignedView<std::int64_
 }
 
 // Counting has no early exit and so vectorises; the search for the first fault runs only if any.
-DISTCACHE_BODY
-void count_faults_body(UnalignedView<std::int32_t> lengths, UnalignedView<std::int64_t> offsets,
-                       std::int64_t begin, std::int64_t end, std::int64_t item_size,
-                       SequenceFacts& facts) {
-    std::int64_t tokens = 0;
-    std::int64_t empty = 0;
-    std::int64_t negative = 0;
-    std::int64_t misplaced = 0;
-    for (std::int64_t i = begin; i < end; ++i) {
-        const std::int64_t length = lengths[i];
-        const std::uint64_t expected = static_cast<std::uint64_t>(offsets[i - 1]) +
-                                       static_cast<std::uint64_t>(lengths[i - 1] * item_size);
-        tokens += length;
-        empty += length == 0;
-        negative += length < 0;
-        misplaced += static_cast<std::uint64_t>(offsets[i]) != expected;
+struct CountFaults {
+    template <Instructions>
+    DISTCACHE_KERNEL void run(UnalignedView<std::int32_t> lengths,
+                              UnalignedView<std::int64_t> offsets, std::int64_t begin,
+                              std::int64_t end, std::int64_t item_size, SequenceFacts* facts) {
+        std::int64_t tokens = 0;
+        std::int64_t empty = 0;
+        std::int64_t negative = 0;
+        std::int64_t misplaced = 0;
+        for (std::int64_t i = begin; i < end; ++i) {
+            const std::int64_t length = lengths[i];
+            const std::uint64_t expected = static_cast<std::uint64_t>(offsets[i - 1]) +
+                                           static_cast<std::uint64_t>(lengths[i - 1] * item_size);
+            tokens += length;
+            empty += length == 0;
+            negative += length < 0;
+            misplaced += static_cast<std::uint64_t>(offsets[i]) != expected;
+        }
+        facts->tokens += tokens;
+        facts->empty += empty;
+        facts->negative_count += negative;
+        facts->misplaced_count += misplaced;
     }
-    facts.tokens += tokens;
-    facts.empty += empty;
-    facts.negative_count += negative;
-    facts.misplaced_count += misplaced;
-}
-
-DISTCACHE_DISPATCHED(void, count_faults,
-                     (UnalignedView<std::int32_t> lengths, UnalignedView<std::int64_t> offsets,
-                      std::int64_t begin, std::int64_t end, std::int64_t item_size,
-                      SequenceFacts& facts),
-                     (lengths, offsets, begin, end, item_size, facts))
+};
 
 void find_first_faults(UnalignedView<std::int32_t> lengths, UnalignedView<std::int64_t> offsets,
                        std::int64_t begin, std::int64_t end, std::int64_t item_size,
@@ -86,7 +82,7 @@ SequenceFacts check_sequences(UnalignedView<std::int32_t> lengths,
         facts.misplaced_count = is_misplaced(lengths, offsets, 0, item_size);
         rest = 1;
     }
-    count_faults(lengths, offsets, rest, end, item_size, facts);
+    dispatched<CountFaults>(lengths, offsets, rest, end, item_size, &facts);
     find_first_faults(lengths, offsets, begin, end, item_size, facts);
     return facts;
 }

@@ -15,33 +15,32 @@ inline std::uint32_t twist(std::uint32_t high, std::uint32_t low) {
 
 // Each loop reads words that are at least 227 places away from the one it writes, further than
 // any vector is wide.
-DISTCACHE_BODY
-void next_state_body(std::uint32_t* state) {
-    for (std::size_t k = 0; k < N - M; ++k) {
-        state[k] = state[k + M] ^ twist(state[k], state[k + 1]);
+struct NextState {
+    template <Instructions>
+    DISTCACHE_KERNEL void run(std::uint32_t* state) {
+        for (std::size_t k = 0; k < N - M; ++k) {
+            state[k] = state[k + M] ^ twist(state[k], state[k + 1]);
+        }
+        for (std::size_t k = N - M; k < N - 1; ++k) {
+            state[k] = state[k - (N - M)] ^ twist(state[k], state[k + 1]);
+        }
+        state[N - 1] = state[M - 1] ^ twist(state[N - 1], state[0]);
     }
-    for (std::size_t k = N - M; k < N - 1; ++k) {
-        state[k] = state[k - (N - M)] ^ twist(state[k], state[k + 1]);
+};
+
+struct Temper {
+    template <Instructions>
+    DISTCACHE_KERNEL void run(const std::uint32_t* __restrict state,
+                              std::uint32_t* __restrict words) {
+        for (std::size_t k = 0; k < N; ++k) {
+            std::uint32_t y = state[k];
+            y ^= y >> 11;
+            y ^= (y << 7) & 0x9d2c5680U;
+            y ^= (y << 15) & 0xefc60000U;
+            words[k] = y ^ (y >> 18);
+        }
     }
-    state[N - 1] = state[M - 1] ^ twist(state[N - 1], state[0]);
-}
-
-DISTCACHE_DISPATCHED(void, next_state, (std::uint32_t* state), (state))
-
-DISTCACHE_BODY
-void temper_body(const std::uint32_t* __restrict state, std::uint32_t* __restrict words) {
-    for (std::size_t k = 0; k < N; ++k) {
-        std::uint32_t y = state[k];
-        y ^= y >> 11;
-        y ^= (y << 7) & 0x9d2c5680U;
-        y ^= (y << 15) & 0xefc60000U;
-        words[k] = y ^ (y >> 18);
-    }
-}
-
-DISTCACHE_DISPATCHED(void, temper,
-                     (const std::uint32_t* __restrict state, std::uint32_t* __restrict words),
-                     (state, words))
+};
 
 }  // namespace
 
@@ -55,8 +54,8 @@ Mt19937::Mt19937(std::uint32_t seed) {
 
 std::span<const std::uint32_t> Mt19937::ready() {
     if (position_ == N) {
-        next_state(state_.data());
-        temper(state_.data(), words_.data());
+        dispatched<NextState>(state_.data());
+        dispatched<Temper>(static_cast<const std::uint32_t*>(state_.data()), words_.data());
         position_ = 0;
     }
     return std::span(words_).subspan(position_);

@@ -19,12 +19,12 @@ namespace distcache {
 /// Values lie in regions that fit into a core's cache. The steps of a block, from `first` down to
 /// `last`, are taken in three passes, each of which goes through memory in order:
 ///
-/// 1. Each step sends its value to the region of the value that it is to be swapped with: it is
-///    appended to a list of that region. A region's own steps are taken when what was sent to it
-///    has been swapped in, so that their values are right.
-/// 2. The lists of the regions below the block are swapped in, one region after the other: the
-///    value that was sent takes its place, and the one that was there the place in the list.
-/// 3. Each step takes the next value of the list that it has sent to.
+/// 1. Send: each step appends its value to a list of the region that holds the value it is to be
+///    swapped with. A region's own steps are taken once what was sent to it has been scattered, so
+///    that their values are right.
+/// 2. Scatter: the lists of the regions below the block are swapped in, one region after the other:
+///    the value that was sent takes its place, and the one that was there the place in the list.
+/// 3. Gather: each step takes the next value of the list that it has sent to.
 ///
 /// All swaps with one position happen in the order of the steps, and so the result is the same.
 template <class T>
@@ -68,15 +68,15 @@ public:
         const std::uint64_t last = send(size);
         assert(lowest_ <= last && last < size);  // a block always makes progress
         for (std::size_t r = 0; r < last >> bits_; ++r) {
-            swap_in(r, std::uint64_t{1} << bits_);
+            scatter(r, std::uint64_t{1} << bits_);
         }
-        take_back(size, last);
+        gather(size, last);
         return last;
     }
 
 private:
     static constexpr std::size_t ahead = 192;  // bytes from a list's end to what is prefetched
-    static constexpr std::uint16_t kept = 0xffff;
+    static constexpr std::uint16_t unsent = 0xffff;
 
     // Packed: lists of 8-byte values take a quarter less of memory.
     struct __attribute__((packed, aligned(4))) Parcel {
@@ -100,7 +100,7 @@ private:
         for (bool full = false; left > lowest_ && !full;) {
             const std::uint64_t region = (left - 1) >> bits_;
             const std::uint64_t begin = region << bits_;
-            swap_in(static_cast<std::size_t>(region), left - begin);
+            scatter(static_cast<std::size_t>(region), left - begin);
             const std::uint64_t stop = std::max(begin, lowest_);
             while (left > stop && !full) {
                 left -= send_some(left, stop, static_cast<std::uint32_t>(region), full);
@@ -124,7 +124,7 @@ private:
             const std::uint32_t target = drawn >> bits_;
             if (__builtin_expect(target == region, 0)) {
                 std::swap(values_[first - k], values_[drawn]);
-                *(sent_to - k) = kept;
+                *(sent_to - k) = unsent;
                 continue;
             }
             assert(target < region && ends[target] < parcels_ + (target + 1) * capacity_);
@@ -140,9 +140,9 @@ private:
     }
 
     // The second pass over one region of `size` values.
-    void swap_in(std::size_t region, std::uint64_t size) {
+    void scatter(std::size_t region, std::uint64_t size) {
         T* const values = values_ + (static_cast<std::uint64_t>(region) << bits_);
-        bring_near(values, size, static_cast<std::uint64_t>(ends_[region] - begins_[region]));
+        prefetch(values, size, static_cast<std::uint64_t>(ends_[region] - begins_[region]));
         for (Parcel* parcel = begins_[region]; parcel != ends_[region]; ++parcel) {
             const T value = values[parcel->offset];
             values[parcel->offset] = parcel->value;
@@ -151,7 +151,7 @@ private:
     }
 
     // Reads in order, which processors foresee, before accesses that they cannot foresee.
-    static void bring_near(const T* values, std::uint64_t size, std::uint64_t accesses) {
+    static void prefetch(const T* values, std::uint64_t size, std::uint64_t accesses) {
         constexpr std::uint64_t line = 64 / sizeof(T);
         if (accesses < size / (8 * line)) {
             return;
@@ -164,12 +164,12 @@ private:
     }
 
     // The third pass.
-    void take_back(std::uint64_t size, std::uint64_t last) {
+    void gather(std::uint64_t size, std::uint64_t last) {
         std::copy(begins_.begin(), begins_.end(), ends_.begin());
         Parcel** const ends = ends_.data();
         for (std::uint64_t i = size; i-- > last;) {
             const std::uint16_t target = sent_to_[i - lowest_];
-            if (__builtin_expect(target == kept, 0)) {
+            if (__builtin_expect(target == unsent, 0)) {
                 continue;
             }
             Parcel* const parcel = ends[target];

@@ -5,20 +5,25 @@
 #include "distcache/dispatch.hpp"
 
 namespace distcache {
+namespace {
 
-DISTCACHE_BODY
-void fill_entries_body(UnalignedView<std::int32_t> lengths, std::int64_t begin,
-                       std::span<std::int64_t> out) {
-    const auto size = static_cast<std::int64_t>(out.size());
-    for (std::int64_t k = 0; k < size; ++k) {
-        out[static_cast<std::size_t>(k)] = Entry::of(begin + k, lengths[begin + k]);
+struct FillEntries {
+    template <Instructions>
+    DISTCACHE_KERNEL void run(UnalignedView<std::int32_t> lengths, std::int64_t begin,
+                              std::span<std::int64_t> out) {
+        const auto size = static_cast<std::int64_t>(out.size());
+        for (std::int64_t k = 0; k < size; ++k) {
+            out[static_cast<std::size_t>(k)] = Entry::of(begin + k, lengths[begin + k]);
+        }
     }
-}
+};
 
-DISTCACHE_DISPATCHED(void, fill_entries,
-                     (UnalignedView<std::int32_t> lengths, std::int64_t begin,
-                      std::span<std::int64_t> out),
-                     (lengths, begin, out))
+}  // namespace
+
+void fill_entries(UnalignedView<std::int32_t> lengths, std::int64_t begin,
+                  std::span<std::int64_t> out) {
+    dispatched<FillEntries>(lengths, begin, out);
+}
 
 template <class T>
 std::int64_t emit_boundaries(std::span<const std::int64_t> entries, std::int64_t slice_begin,

@@ -1,0 +1,131 @@
+#include "distcache/token_reader.hpp"
+
+#include <fcntl.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+
+#include "distcache/dispatch.hpp"
+#include "distcache/require.hpp"
+
+namespace distcache {
+namespace {
+
+// Inlined into every version of its caller.
+template <class T>
+[[gnu::always_inline]] inline void widen(const unsigned char* bytes, std::size_t count,
+                                         std::int64_t* out) {
+    for (std::size_t i = 0; i < count; ++i) {
+        T value;
+        std::memcpy(&value, bytes + i * sizeof(T), sizeof(T));
+        out[i] = static_cast<std::int64_t>(value);
+    }
+}
+
+struct WidenAs {
+    template <Instructions>
+    DISTCACHE_KERNEL void run(TokenType type, const unsigned char* bytes, std::size_t count,
+                              std::int64_t* out) {
+        switch (type) {
+            case TokenType::u8:
+                return widen<std::uint8_t>(bytes, count, out);
+            case TokenType::i8:
+                return widen<std::int8_t>(bytes, count, out);
+            case TokenType::i16:
+                return widen<std::int16_t>(bytes, count, out);
+            case TokenType::i32:
+                return widen<std::int32_t>(bytes, count, out);
+            case TokenType::i64:
+                return widen<std::int64_t>(bytes, count, out);
+            case TokenType::u16:
+                return widen<std::uint16_t>(bytes, count, out);
+        }
+    }
+};
+
+}  // namespace
+
+void TokenReader::locate(const Section& section, std::span<const Part> parts,
+                         Descriptors descriptors) {
+    require(descriptors.size() == (section.shards.empty() ? 1 : parts.size()),
+            "the parts of a sample are other ones than those whose files are open");
+    places_.clear();
+    const std::int64_t token_bytes = token_size(section.type);
+    for (std::size_t k = 0; k < parts.size(); ++k) {
+        const std::int64_t begin = parts[k].begin;
+        const std::int64_t size = parts[k].tokens * token_bytes;
+        if (section.shards.empty()) {
+            places_.push_back({descriptors[0], begin, size});
+        } else {
+            const std::int64_t base =
+                size == 0 ? begin
+                          : section.shards[static_cast<std::size_t>(shard_of(section, begin))];
+            places_.push_back({descriptors[k], begin - base, size});
+        }
+    }
+}
+
+ReadOutcome TokenReader::read(const Section& section, std::span<const Part> parts,
+                              Descriptors descriptors, std::int64_t* out) {
+    waited_ = false;
+    locate(section, parts, descriptors);
+    for (std::size_t k = 0; k < parts.size(); ++k) {
+        const auto bytes = static_cast<std::size_t>(places_[k].size);
+        bytes_.resize(std::max(bytes_.size(), bytes));
+        for (std::size_t done = 0; done < bytes;) {
+            const ssize_t count = read_some(k, done);
+            if (count < 0 && errno == EINTR) {
+                continue;
+            }
+            if (count <= 0) {
+                return {count < 0 ? errno : ReadOutcome::file_ends,
+                        places_[k].begin + static_cast<std::int64_t>(done), k};
+            }
+            done += static_cast<std::size_t>(count);
+        }
+        dispatched<WidenAs>(section.type, static_cast<const unsigned char*>(bytes_.data()),
+                            static_cast<std::size_t>(parts[k].tokens), out);
+        out += parts[k].tokens;
+    }
+    return {};
+}
+
+ssize_t TokenReader::read_some(std::size_t part, std::size_t done) {
+    const auto [descriptor, begin, size] = places_[part];
+    const std::int64_t offset = begin + static_cast<std::int64_t>(done);
+    const std::size_t left = static_cast<std::size_t>(size) - done;
+    // One read of a sample says enough: refusable reads cost more.
+    if (part == 0 && done == 0 && can_refuse_) {
+        iovec piece{bytes_.data(), left};
+        const ssize_t count = ::preadv2(descriptor, &piece, 1, offset, RWF_NOWAIT);
+        // Linux 5.9 and 5.10 may answer 0 where the file does not end: see preadv2(2).
+        if (count > 0 || (count < 0 && errno == EINTR)) {
+            return count;
+        }
+        waited_ = count == 0 || errno == EAGAIN;
+        can_refuse_ = waited_ || (errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL);
+        if (waited_) {
+            announce_from(part);
+        }
+    }
+    return ::pread(descriptor, bytes_.data() + done, left, offset);
+}
+
+void TokenReader::announce_from(std::size_t part) const {
+    for (; part < places_.size(); ++part) {
+        const auto [descriptor, begin, size] = places_[part];
+        ::posix_fadvise(descriptor, begin, size, POSIX_FADV_WILLNEED);
+    }
+}
+
+void TokenReader::announce(const Section& section, std::span<const Part> parts,
+                           Descriptors descriptors) {
+    locate(section, parts, descriptors);
+    announce_from(0);
+}
+
+}  // namespace distcache
