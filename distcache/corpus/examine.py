@@ -87,12 +87,7 @@ def examine(
     costs = [_cost(task, heads[task.corpus]) for task in tasks]
 
     def run(task: _Task) -> _Finding:
-        head = heads[task.corpus]
-        idx = open_idx(head.prefix)
-        checked = check_range(head, idx, task.begin, task.end) if task.check else None
-        digest = digest_idx(idx) if task.digest else None
-        idx.require_intact()
-        return _Finding(checked, digest)
+        return _run(task, heads[task.corpus])
 
     # Small files are mostly Python code, which one thread runs faster than several.
     mean = sum(costs) / max(len(costs), 1)
@@ -111,6 +106,14 @@ def examine(
         *faults,
         *(fault for found in changed.values() for fault in found),
     )
+
+
+def _run(task: _Task, head: Outline) -> _Finding:
+    idx = open_idx(head.prefix)
+    checked = check_range(head, idx, task.begin, task.end) if task.check else None
+    digest = digest_idx(idx) if task.digest else None
+    idx.require_intact()
+    return _Finding(checked, digest)
 
 
 def _require_one_view(communicator: Communicator, prefixes: Sequence[str]) -> None:
