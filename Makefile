@@ -14,8 +14,12 @@ AARCH64 := -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 HAS_HEADERS := import os, sysconfig; exit(not os.path.exists(sysconfig.get_path('include') + '/Python.h'))
 KERNELS := $(wildcard cpp/*/*.[ch]pp) cpp/CMakeLists.txt
 # The parts of `make test` and those that `make test-all` adds.
-TEST := lint docs cpp-tests sanitized-tests python-tests peers mpi-tests object-tests demo-test cluster-tests
-REST := cpp-builds sanitized-rest python-rest judges mpi-rest object-rest cluster-rest coverage aarch64 python-versions storm wheels-test
+# Those that mostly wait, for ranks that hang or for Slurm, run beside the others.
+TEST := lint docs cpp-tests sanitized-tests python-tests peers
+TEST_BESIDE := mpi-tests object-tests demo-test cluster-tests
+REST := cpp-builds sanitized-rest python-rest judges coverage aarch64 python-versions wheels-test
+REST_BESIDE := mpi-rest object-rest cluster-rest storm
+PARTS := scripts/parts --first $(VENV)/test-installed --left-out build/left-out
 USUAL := -m "not more"
 MORE := -m more
 MPI := tests/mpi tests/faults
@@ -26,7 +30,7 @@ OBJECTS := tests/objects
 ELSEWHERE := $(SERIAL) $(CLUSTER) $(OBJECTS) tests/aarch64
 SANITIZED := tests/kernels tests/cache tests/corpus tests/edit/test_index_mds.py tests/edit/test_index_mds_damage.py tests/edit/test_select.py \
 	$(addprefix tests/train/test_,shards.py rows.py dataset.py)
-SANITIZED_PYTEST = DISTCACHE_KERNELS=$$(ls build/sanitized-module/_kernels.*.so) \
+SANITIZED_PYTEST = DISTCACHE_KERNELS=$$(ls build/sanitized/_kernels.*.so) \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:handle_sigbus=0 \
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
 	pytest -q -n auto -p tests.kernels.other_build
@@ -38,8 +42,8 @@ MORE_COVERAGE := --cov --cov-append --cov-report=
 LEFT_OUT := build/left-out
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
-.PHONY: help install demo test test-all test-fast wheel cluster-packages record-counts bench clean sanitized-module \
-	$(TEST) $(REST)
+.PHONY: help install demo test test-all test-fast wheel cluster-packages record-counts bench clean sanitized-build \
+	$(TEST) $(TEST_BESIDE) $(REST) $(REST_BESIDE)
 
 help:
 	@echo "make demo       real text to training, with Megatron-Core beside it"
@@ -95,11 +99,11 @@ demo:
 
 # What a change is tested by: every promise once, where it can break. Each run ends with the seconds of its parts.
 test:
-	@scripts/parts --left-out $(LEFT_OUT) $(TEST)
+	@$(PARTS) $(TEST) --beside $(TEST_BESIDE)
 
 # The rest: other builds, releases and Pythons, whole jobs for what smaller tests show, and chance.
 test-all:
-	@scripts/parts --left-out $(LEFT_OUT) $(REST)
+	@$(PARTS) $(REST) --beside $(REST_BESIDE)
 
 test-fast: $(VENV)/test-installed
 	pytest -q -n auto -m "not long" --ignore tests/peers $(ELSEWHERE:%=--ignore %)
@@ -125,8 +129,7 @@ cpp-tests: $(VENV)/test-installed
 	cmake --build build/gcc
 	for most in baseline avx2 avx512; do \
 		DISTCACHE_INSTRUCTIONS=$$most build/gcc/kernel_tests || exit 1; done
-	cmake -S cpp -B build/sanitized $(CMAKE_TESTS) -DDISTCACHE_SANITIZE=ON -DDISTCACHE_COVERAGE=ON
-	cmake --build build/sanitized
+	$(MAKE) --no-print-directory sanitized-build
 	find build/sanitized -name '*.gcda' -delete
 	for most in baseline avx512; do \
 		DISTCACHE_INSTRUCTIONS=$$most build/sanitized/kernel_tests || exit 1; done
@@ -149,16 +152,18 @@ cpp-builds: $(VENV)/test-installed
 	cmake --build build/aarch64 && qemu-aarch64 build/aarch64/kernel_tests
 
 # Wild files, and whatever else tests give to the kernels, reach them through Python here.
-sanitized-tests: sanitized-module
+sanitized-tests: sanitized-build
 	$(SANITIZED_PYTEST) $(USUAL) $(SANITIZED)
 
-sanitized-rest: sanitized-module
+sanitized-rest: sanitized-build
 	$(SANITIZED_PYTEST) $(MORE) $(SANITIZED)
 
-sanitized-module: $(VENV)/test-installed
-	cmake -S cpp -B build/sanitized-module -G Ninja -DDISTCACHE_BINDINGS=ON -DDISTCACHE_SANITIZE=ON \
+# The tests of the kernels, and the extension.
+sanitized-build: $(VENV)/test-installed
+	cmake -S cpp -B build/sanitized $(CMAKE_TESTS) -DDISTCACHE_BINDINGS=ON -DDISTCACHE_SANITIZE=ON -DDISTCACHE_COVERAGE=ON \
+		-DCMAKE_INTERPROCEDURAL_OPTIMIZATION=OFF \
 		-Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir) -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
-	cmake --build build/sanitized-module
+	cmake --build build/sanitized
 
 # After a change that makes a kernel execute more or fewer instructions on purpose.
 record-counts: $(VENV)/installed

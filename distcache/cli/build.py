@@ -49,7 +49,7 @@ ConfigArgument = Annotated[
     typer.Argument(
         metavar="CONFIG | @FILE | -- COMMAND",
         callback=path_only,
-        help="YAML or TOML file; or the training command, as it is or in a file.",
+        help="YAML or TOML file; or the training command, in words or in a file.",
     ),
 ]
 VerboseOption = Annotated[

@@ -34,7 +34,7 @@ from distcache.storage.url import is_url, path_only
 
 index_app = typer.Typer(
     name="index",
-    help="Use data where it lies: MDS shards as corpora, without conversion.",
+    help="Use data in place: MDS shards as corpora, without conversion.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
@@ -48,7 +48,7 @@ ColumnOption = Annotated[
 
 @index_app.callback()
 def _group() -> None:
-    """Use data where it lies: MDS shards as corpora, without conversion."""
+    """Use data in place: MDS shards as corpora, without conversion."""
 
 
 @index_app.command("mds")

@@ -198,7 +198,7 @@ def doctor_command(
             metavar="[DIR -- COMMAND]",
             callback=path_only,
             help="A directory that `export` or `localize --megatron` wrote, and the training "
-            "command that is to find its files, as it is or as @FILE.",
+            "command that is to find its files, in words or as @FILE.",
         ),
     ] = None,
     shared: Annotated[

@@ -57,7 +57,7 @@ def find_receipts(
     Raises
     ------
     NotReady, CorpusError
-        If a receipt that is named does not exist, or is none.
+        If a named file does not exist, or is not a receipt.
     """
     named = [read_receipt(path) for word in words for path in _receipt_paths(word)]
     found: dict[str, Receipt] = {}

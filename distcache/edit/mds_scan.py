@@ -207,7 +207,7 @@ def _places_by_size(
     if dtype is None or None in others or (kind.has_head and kind.dtype is None):
         raise ConfigError(
             "--headers-only: where the tokens lie does not follow from the sizes of samples, since "
-            "another column varies or the type stands in each sample; leave it out"
+            "another column varies or each sample names the type; leave it out"
         )
     varying = 4 * (sizes[own] is None)
     fixed = sum(size or 0 for place, size in enumerate(sizes) if place != own)

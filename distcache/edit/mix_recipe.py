@@ -116,7 +116,7 @@ def recipe_from(document: Mapping[str, Any]) -> Recipe:
             for where, fields in _entries(f"$.{key}", content, findings):
                 streams[split] += _stream(where, fields, findings)
         elif _holds_data(content):
-            problems.append(f"$.{key}: holds data sets, but is none of {', '.join(SPLITS)}")
+            problems.append(f"$.{key}: holds data sets, but is not one of {', '.join(SPLITS)}")
         elif not loaders:
             findings.passed.append(f"$.{key}")
     if not streams["train"] and not problems:

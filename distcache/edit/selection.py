@@ -20,7 +20,7 @@ from distcache.option import Option
 from distcache.storage.files import open_regular
 from distcache.storage.units import parse_tokens
 
-# What reading a file of numbers raises that is none: text, or a `.npy`, whose header is evaluated.
+# Exceptions that NumPy raises for a malformed file of numbers; it evaluates the header of a `.npy`.
 MALFORMED: Final = (
     ValueError,
     EOFError,

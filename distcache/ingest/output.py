@@ -273,7 +273,7 @@ class Output:
         if (taken := self.workspace.publish(names)) is not None:
             self._require_free()
             raise KeyMismatch(
-                f"{taken}: another process had made it, and has removed it meanwhile; run "
+                f"{taken}: another process had made it, and has removed it since; run "
                 "again, which publishes what is done"
             )
 

@@ -18,7 +18,7 @@ from distcache.storage.timeouts import limits
 POLL: Final = 1.0  # seconds between two reads of the log
 ASK_EVERY: Final = 5.0  # seconds between two queries of Slurm
 TELL_EVERY: Final = 60.0  # seconds between two messages about a waiting job
-CLOCK: Final = re.compile(r"\[ *[\d.]+ s\] ")  # of our lines; whoever follows has one of its own
+CLOCK: Final = re.compile(r"\[ *[\d.]+ s\] ")  # of our lines; the follower has its own
 OUR_PREFIX: Final = "distcache: "
 SLURM_PREFIXES: Final = ("srun: error:", "slurmstepd: error:", "slurmstepd-")
 MOST_LINES: Final = 20

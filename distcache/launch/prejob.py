@@ -289,7 +289,7 @@ def submit_prejob(directory: Path, words: list[str], cache: Path, options: JobOp
             job = run_with_watchdog(lambda: executor.submit(Task(words)), limits().slurm, "sbatch")
     except Stalled as error:
         raise DistcacheError(
-            f"sbatch: no answer for {limits().slurm:.0f} s; the job may be submitted all the same: "
+            f"sbatch: no answer for {limits().slurm:.0f} s; the job may be submitted nevertheless: "
             "see squeue --me"
         ) from error
     except (FailedJobError, FailedSubmissionError) as error:

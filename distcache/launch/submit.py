@@ -138,7 +138,7 @@ def submit(
     except (DistcacheError, OSError) as error:
         if prejob is None:
             raise
-        left = f"pre-job {prejob.job} is submitted, and builds {final} all the same"
+        left = f"pre-job {prejob.job} is submitted, and still builds {final}"
         kind = BuildInterrupted if isinstance(error, BuildInterrupted) else DistcacheError
         raise kind(str(error), left) from error
     return Submitted(str(final), plan.key, prejob, job)

@@ -126,7 +126,7 @@ def config_from_options(
 def _tokenizer_in(options: argparse.Namespace) -> dict[str, Any] | None:
     """Return the tokenizer of a training command, as a configuration has it; None without one.
 
-    A type that is not known is none, with a warning: a fork's, or one that only names need.
+    An unknown type gives no tokenizer and a warning: it is a fork's, or only names need it.
     """
     if options.tokenizer_description:
         return {"description": options.tokenizer_description}

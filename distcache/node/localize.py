@@ -218,7 +218,7 @@ def _localize(
         c.bin_version is not None and is_url(c.shared) and not c.bin_version.tag
         for c in record.corpora
     ):
-        progress.note("warning: the store has no ETags: a changed object is told by size and time")
+        progress.note("warning: the store has no ETags: changed objects are found by size and time")
     directories = agents.allgather(report.directory, str, "the directories of the stores")
     if record.megatron is not None and len(set(directories)) > 1:
         progress.note("warning: the nodes use different directories, so Megatron's options differ")

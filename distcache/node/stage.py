@@ -227,7 +227,7 @@ def _reserve(run: Localization, found: LocalState, repair: Repair) -> None:
 def _is_repaired_in_place(manifest: Manifest, file: int) -> bool:
     """Return whether a `.bin` exists and is repaired under its name.
 
-    Whoever reads it meanwhile finds right bytes sooner, and never others: what it holds enters its
+    Readers find right bytes sooner, and never other ones: a digest of its content is part of its
     name.
     """
     target = manifest.files[file]

@@ -236,6 +236,6 @@ def _require_private(root: Path) -> None:
     mode = stat.S_IMODE(os.lstat(root).st_mode)
     if mode & 0o077:
         raise DistcacheError(
-            f"{root}: has mode {mode:04o}, so others may have changed it; look at it, then "
+            f"{root}: has mode {mode:04o}, so others may have changed it; inspect it, then "
             f"chmod 700 {root}"
         )

@@ -1,7 +1,7 @@
 """Shards on a node within a budget: a sparse `.bin` for each corpus, filled and emptied by shards.
 
-Beside each `.bin` stands which shards it holds: a generation for each, a random number that is 0
-while the shard is not there. Whoever reads compares the generations before and after, and reads
+A file beside each `.bin` says which shards it holds: a generation for each, a random number
+that is 0 while the shard is absent. Readers compare the generations before and after, and read
 again if they differ. Only the feeder writes, which holds the lock.
 """
 

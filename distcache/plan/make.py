@@ -131,7 +131,7 @@ class _Planner:
         self.surpluses: list[float] = []
 
     def add_split(self, split: str, blend: tuple[BlendEntry, ...], bookends: Bookends) -> None:
-        """Add the sections of one split, and the blend over them unless they stand alone."""
+        """Add the sections of one split, and the blend over them, if there is one."""
         weighted = blend[0].weight is not None
         per_split = self.config.blend is None
         several = per_split and self.config.multiple_validation_sets and split == "valid"

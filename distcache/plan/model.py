@@ -92,7 +92,7 @@ class Member(msgspec.Struct, frozen=True):
     source: int  # index into `Plan.sources`
     section: int  # index into `Plan.sections`; members may share one
     requested: int | None  # samples asked for, which are part of Megatron's names
-    blend: int | None = None  # index into `Plan.blends`; None for a section that stands alone
+    blend: int | None = None  # index into `Plan.blends`; None for a section without a blend
     weight: float | None = None  # normalized weight in the blend; None in an exhaustive one
 
 

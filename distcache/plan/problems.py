@@ -205,8 +205,8 @@ def _odd_tokenizer(config: Config) -> list[str]:
     if config.tokenizer is None or {"class", "tokenizer_type"} & config.tokenizer.keys():
         return []
     return [
-        "$.tokenizer: has neither a class nor a tokenizer_type; it is taken as Megatron's "
-        "unique_identifiers as it is"
+        "$.tokenizer: has neither a class nor a tokenizer_type; it is taken for Megatron's "
+        "unique_identifiers, unchanged"
     ]
 
 

@@ -307,9 +307,9 @@ class Bucket:
         key = address_of(url).key
         return f"{self._access.prefix}/{key}" if self._access.prefix else key
 
-    def _client(self, *, anew: bool = False) -> Any:
+    def _client(self, *, again: bool = False) -> Any:
         with self._made:
-            if self._store is None or anew:
+            if self._store is None or again:
                 self._store = _make_store(self._access, self._read_credentials)
             return self._store
 
@@ -353,7 +353,7 @@ class Bucket:
                 raise ours from None  # the client's own words hold the request
             if ours is not None:
                 renewed = True
-                self._client(anew=True)  # whose credentials are read again
+                self._client(again=True)  # whose credentials are read again
             self.retries += 1
             time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311
             pause = min(2 * pause, LONGEST_PAUSE)

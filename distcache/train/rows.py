@@ -150,7 +150,7 @@ class RowReader:
             shard = int(shards_at(places.begins, begin))
             begin -= int(places.begins[shard])
         if begin < 0 or size < 0 or shard < 0:
-            raise CorpusError(f"{idx.path}: row {row} lies outside of its shards")
+            raise CorpusError(f"{idx.path}: row {row} is outside of its shards")
         return places.files[shard], begin, size, member.columns
 
     def _member(self, number: int) -> _Member:

@@ -214,7 +214,7 @@ class TokenFiles:
                 break
             except FileNotFoundError as error:
                 raise NotReady(
-                    f"{path}: no such file: its tokens are read where it lies; put it back, or "
+                    f"{path}: no such file: its tokens are read from there; put it back, or "
                     "build the cache again"
                 ) from error
             except OSError as error:

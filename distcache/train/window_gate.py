@@ -100,8 +100,8 @@ class WindowGate:
             if self._generations(needed) == before:
                 return result
         raise NotReady(
-            f"{self._windows.root}: what was read was given up {MOST_TIMES} times meanwhile; give "
-            "`distcache feed` more --budget"
+            f"{self._windows.root}: shards were discarded {MOST_TIMES} times while they were "
+            "read; give `distcache feed` more --budget"
         )
 
     def _wait(self, needed: Sequence[tuple[int, int]]) -> list[int]:

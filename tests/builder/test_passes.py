@@ -103,7 +103,7 @@ def test_tokens_in_passes(order: str, tmp_path: Path) -> None:
 
 
 def test_orders_have_keys_of_their_own(tmp_path: Path) -> None:
-    """And so have windows of other sizes."""
+    """Orders have keys of their own, and so have windows of other sizes."""
     index(write_tokens(tmp_path / "data"), tmp_path / "c")
     fields = fields_of(str(tmp_path / "c"))
     plans = [

@@ -62,7 +62,7 @@ def showing(
 
 
 def test_blocks_of_a_large_cache(fields: dict[str, Any], tmp_path: Path) -> None:
-    """Have the digests that `verify` computes from the file alone."""
+    """They have the digests that `verify` computes from the file alone."""
     cache = open_cache(build_here(fields, tmp_path).path)
     assert len(cache.table("blocks")) >= 3
     offsets = [view.offset for view in cache.arrays("sections", 0).values()]
@@ -74,7 +74,7 @@ def test_blocks_of_a_large_cache(fields: dict[str, Any], tmp_path: Path) -> None
 def test_old_bytes_are_read_again(
     fields: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
-    """And enter no digest, of an array or of a block."""
+    """Old bytes are read again, and enter no digest, of an array or of a block."""
 
     def change(count: int, shown: np.ndarray[Any, Any]) -> None:
         if count == piece:
@@ -93,7 +93,7 @@ def test_old_bytes_are_read_again(
 def test_bytes_that_are_lost(
     fields: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """End the build, and the section is named; the next build makes the cache."""
+    """They end the build, and the section is named; the next build makes the cache."""
 
     def change(_: int, shown: np.ndarray[Any, Any]) -> None:
         shown[:1] ^= 1

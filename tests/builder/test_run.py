@@ -49,7 +49,7 @@ def test_a_cache_and_its_record(blend_config: dict[str, Any], shared: Path) -> N
 
 
 def test_errors_that_are_rounded_once(blend_config: dict[str, Any], shared: Path) -> None:
-    """Make another blend, under another key."""
+    """They make another blend, under another key."""
     shares = [5.0, 3.0, 8.0, 8.0, 1.0]
     entries = [blend_config["blend"][place % 3] for place in range(5)]
     blend_config["blend"] = [
@@ -140,7 +140,7 @@ def test_what_is_resumed_is_verified(
 def test_what_lies_between_arrays_is_written_anew(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path
 ) -> None:
-    """Whatever an earlier build has left there."""
+    """What lies between arrays is written again, whatever an earlier build has left there."""
     whole = Path(build_here(blend_config, tmp_path / "whole").path).read_bytes()
     with pytest.raises(RuntimeError):
         build_here(blend_config, shared, "x", progress=Dying("reading back"))
@@ -200,7 +200,7 @@ def test_a_name_that_is_a_dangling_link(blend_config: dict[str, Any], shared: Pa
 
 
 def test_a_name_that_is_a_directory(blend_config: dict[str, Any], shared: Path) -> None:
-    """Is said so, with what to do."""
+    """It is said so, with what to do."""
     (shared / "x.h5").mkdir()
     with pytest.raises(DistcacheError, match="is not a file; move it away"):
         build_here(blend_config, shared, "x")
@@ -268,7 +268,7 @@ def test_a_memory_limit_that_cannot_be_kept(blend_config: dict[str, Any], shared
 
 
 def test_unsound_corpora_stop_a_build(tmp_path: Path, shared: Path) -> None:
-    """Before anything is made, with every fault."""
+    """Unsound corpora stop a build before anything is made, with every fault."""
     prefixes = [write_lengths(tmp_path / name, LENGTHS["tiny"]) for name in ("a", "b")]
     for prefix in prefixes:
         os.truncate(f"{prefix}.bin", 1)

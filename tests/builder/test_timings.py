@@ -39,7 +39,7 @@ def test_the_slowest_rank_is_the_one_that_others_wait_for() -> None:
 
 
 def test_a_build_leaves_its_timings(blend_config: dict[str, object], shared: Path) -> None:
-    """For people, and for scripts."""
+    """A build leaves its timings for people, and for scripts."""
     path = Path(build_here(blend_config, shared).path)
     record = read_build_record(path)
     assert [entry.rank for entry in record.ranks] == [0]
@@ -51,7 +51,7 @@ def test_a_build_leaves_its_timings(blend_config: dict[str, object], shared: Pat
 
 
 def test_the_record_of_an_earlier_version(blend_config: dict[str, object], shared: Path) -> None:
-    """Says nothing of waiting; all the rest is there."""
+    """It says nothing of waiting; all the rest is there."""
     path = Path(build_here(blend_config, shared).path)
     record = json.loads(record_path(path).read_text())
     del record["ranks"][0]["waited"]
@@ -68,7 +68,7 @@ EMPTY = (
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[" * 100_000, b"\xff", EMPTY])
 def test_what_is_no_build_record(content: bytes, tmp_path: Path) -> None:
-    """Is one clear error."""
+    """It is one clear error."""
     with pytest.raises(NotReady, match="no build record"):
         read_build_record(tmp_path / "c.h5")
     record_path(tmp_path / "c.h5").write_bytes(content)

@@ -97,14 +97,14 @@ def test_two_tokenizers_are_refused(mixed: dict[str, Any], tmp_path: Path, share
 
 
 def test_megatrons_options_can_mix_too() -> None:
-    """By a flag."""
+    """Megatron's options can mix too by a flag."""
     words = ["--data-path", "a", "--seq-length", "8", "--train-samples", "1"]
     words += ["--global-batch-size", "1", "--mixed-tokenizers"]
     assert config_from_options(words).mixed_tokenizers
 
 
 def test_the_receipt_of_another_corpus(mixed: dict[str, Any], tmp_path: Path, shared: Path) -> None:
-    """Is an error: the corpus was recreated, or the receipt belongs elsewhere."""
+    """It is an error: the corpus was recreated, or the receipt belongs elsewhere."""
     write_lengths(tmp_path / "one", LENGTHS["tiny"])
     with pytest.raises(CorpusError, match=r"one\.receipt\.json: is not the receipt of the corpus"):
         build_here(mixed, shared)
@@ -114,7 +114,7 @@ def test_the_receipt_of_another_corpus(mixed: dict[str, Any], tmp_path: Path, sh
 
 
 def test_merging_keeps_the_tokenizer(mixed: dict[str, Any], tmp_path: Path) -> None:
-    """If all corpora have it; and refuses two, unless that is meant."""
+    """Merging keeps the tokenizer if all corpora have it; and refuses two, unless that is meant."""
     one, two, three = (source["path"] for source in mixed["blend"])
     with pytest.raises(ConfigError, match="corpora of different tokenizers"):
         merge(ALONE, [one, two], str(tmp_path / "all"))
@@ -125,7 +125,7 @@ def test_merging_keeps_the_tokenizer(mixed: dict[str, Any], tmp_path: Path) -> N
 
 
 def test_receipts_of_other_formats_and_sizes(tmp_path: Path) -> None:
-    """Are refused."""
+    """They are refused."""
     prefix = write_with_receipt(tmp_path / "one", "plain", "first")
     receipt = read_receipt(receipt_path(prefix))
     write_receipt(prefix, msgspec.structs.replace(receipt, format=2))

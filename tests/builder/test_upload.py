@@ -77,7 +77,7 @@ def test_again_nothing_is_sent(server: ScriptedS3, cache: str) -> None:
 
 
 def test_a_killed_upload(server: ScriptedS3, cache: str) -> None:
-    """Is gone on with, by its journal: what was sent is neither sent nor read again."""
+    """It is gone on with, by its journal: what was sent is neither sent nor read again."""
     server.script(*7 * [""], always="403")
     with pytest.raises(DistcacheError, match="access is denied"):
         send(cache, threads=1)
@@ -115,7 +115,7 @@ def test_another_object_has_the_name(server: ScriptedS3, cache: str, suffix: str
 
 
 def test_a_corpus_that_has_changed(server: ScriptedS3, cache: str) -> None:
-    """Is refused before it is sent."""
+    """It is refused before it is sent."""
     prefix = read_contents(cache).prefixes[0]
     content = bytearray(Path(idx_path(prefix)).read_bytes())
     content[40] ^= 1
@@ -128,7 +128,7 @@ def test_a_corpus_that_has_changed(server: ScriptedS3, cache: str) -> None:
 def test_a_file_that_is_written_to_meanwhile(
     server: ScriptedS3, cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Leaves no object: sent again, it has its name."""
+    """It leaves no object: sent again, it has its name."""
     path = Path(bin_path(read_contents(cache).prefixes[0]))
     whole, create = path.read_bytes(), sending.create_object
 
@@ -166,7 +166,7 @@ def test_an_answer_that_was_lost(server: ScriptedS3, cache: str) -> None:
 
 
 def test_what_cannot_be_uploaded(server: ScriptedS3, cache: str, tmp_path: Path) -> None:
-    """Says why."""
+    """It says why."""
     with pytest.raises(ConfigError, match="expected a path, and a URL"):
         upload(ALONE, cache, str(tmp_path))
     with pytest.raises(DistcacheError, match="no such cache"):

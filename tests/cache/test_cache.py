@@ -134,7 +134,7 @@ def test_a_header_is_read_as_it_was_packed() -> None:
 
 @pytest.mark.parametrize("count", [0, 7, 9, 1000, 2**32 - 1])
 def test_a_header_with_another_number_of_tables(count: int) -> None:
-    """Is refused before the page ends, though its digest fits."""
+    """It is refused before the page ends, though its digest fits."""
     tables = {name: TablePlace(8192, 0) for name in TABLES}
     page = bytearray(Header("ab" * 32, 10_000, 8192, bytes(16), tables).pack()[:-16])
     page[20:24] = count.to_bytes(4, "little")
@@ -147,7 +147,7 @@ def test_a_header_with_another_number_of_tables(count: int) -> None:
     ("place", "message"), [(16, "format version is 9"), (112, "of another version")]
 )
 def test_a_header_of_another_version(place: int, message: str) -> None:
-    """Is refused by its version, or by its sizes."""
+    """It is refused by its version, or by its sizes."""
     tables = {name: TablePlace(8192, 0) for name in TABLES}
     page = bytearray(Header("ab" * 32, 10_000, 8192, bytes(16), tables).pack()[:-16])
     page[place : place + 4] = (9).to_bytes(4, "little")

@@ -43,7 +43,7 @@ def test_ready_at_once(blend_config: dict[str, Any], shared: Path) -> None:
 
 
 def test_not_started(shared: Path) -> None:
-    """Says so, until the time is over."""
+    """It says so, until the time is over."""
     assert look(shared / "c.h5").state is State.absent
     with pytest.raises(NotReady, match="not started, after 1 s"):
         distcache.wait(shared / "c.h5", timeout=1)
@@ -136,7 +136,7 @@ def test_another_builder_takes_over(shared: Path) -> None:
 
 
 def test_a_signal_of_readiness_ends_the_wait(blend_config: dict[str, Any], shared: Path) -> None:
-    """Of a build in another process."""
+    """A signal of readiness ends the wait of a build in another process."""
     config = shared / "c.json"
     config.write_text(json.dumps(blend_config))
     waiting = subprocess.Popen(
@@ -152,7 +152,7 @@ def test_a_signal_of_readiness_ends_the_wait(blend_config: dict[str, Any], share
 
 
 def test_a_file_that_is_no_cache(shared: Path) -> None:
-    """Is not waited for."""
+    """It is not waited for."""
     (shared / "c.h5").write_text("no cache at all")
     with pytest.raises(CacheCorrupt):
         distcache.wait(shared / "c.h5")
@@ -177,7 +177,7 @@ def test_hostile_signs(shared: Path) -> None:
 
 
 def test_a_cache_that_cannot_be_opened(shared: Path) -> None:
-    """Is not waited for either."""
+    """It is not waited for either."""
     os.mkfifo(shared / "c.h5")
     with pytest.raises(NotReady, match="cannot be opened"):
         distcache.wait(shared / "c.h5")

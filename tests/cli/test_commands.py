@@ -35,7 +35,7 @@ def cache(config: Path, shared: Path) -> Path:
 
 
 def test_build_prints_the_path(config: Path, cache: Path, shared: Path) -> None:
-    """On standard output, alone; progress goes to standard error."""
+    """Build prints the path on standard output, alone; progress goes to standard error."""
     assert cache == shared / "x.h5"
     again = start(["build", config, "-o", shared, "--name", "x"])
     assert (again.returncode, again.stdout.strip()) == (0, str(cache))
@@ -64,7 +64,7 @@ def test_megatrons_options_on_the_command_line(corpora: dict[str, str], shared: 
 
 
 def test_a_whole_training_command(corpora: dict[str, str], shared: Path, tmp_path: Path) -> None:
-    """Builds the cache of its options; an export of it is checked against the command."""
+    """It builds the cache of its options; an export of it is checked against the command."""
     command = (
         f"torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 2 --bf16 --data-path 0.5 "
         f"{corpora['plain']} 0.5 {corpora['second']} --split 1 --seq-length 32 --eval-iters 0 "
@@ -206,7 +206,7 @@ def test_explain_a_training_command(corpora: dict[str, str], shared: Path) -> No
 
 
 def test_options_under_their_former_names(config: Path, shared: Path, tmp_path: Path) -> None:
-    """Of 0.2: they are still taken, and not shown."""
+    """Options under their former names of 0.2: they are still taken, and not shown."""
     built = start(["build", config, f"--output={shared}", "--name", "x"])
     assert built.returncode == 0, built.stderr
     cache = built.stdout.strip()
@@ -243,7 +243,7 @@ def test_export(cache: Path, tmp_path: Path) -> None:
 
 
 def test_localize_prints_flags_for_a_shell(cache: Path, tmp_path: Path) -> None:
-    """As one command line, also where a path has a space."""
+    """Localize prints flags for a shell, as one command line, also where a path has a space."""
     done = start(["localize", cache, "--to", tmp_path / "with space", "--megatron"])
     lines = done.stdout.partition("# for Megatron:\n")[2].replace("\\\n", " ").splitlines()
     flags = shlex.split(lines[0])
@@ -308,7 +308,7 @@ def test_check(corpora: dict[str, str], tmp_path: Path) -> None:
     ],
 )
 def test_wrong_use_is_one_clear_error(words: list[str], exit_code: int, message: str) -> None:
-    """With its exit code, and without a traceback."""
+    """Wrong use is one clear error with its exit code, and without a traceback."""
     done = start(words)
     assert done.returncode == exit_code
     assert message in done.stderr
@@ -337,7 +337,7 @@ def test_names_with_markup_are_shown_as_they_are(tmp_path: Path) -> None:
 
 
 def test_help_has_examples() -> None:
-    """Of every command; and the exit codes stand at the top."""
+    """Help has examples of every command; and the exit codes stand at the top."""
     text = start(["--help"]).stdout
     assert "6 no space" in text.replace("\n", " ")
     for panel, names in PANELS.items():
@@ -427,7 +427,7 @@ def test_an_output_that_is_full_or_closed(cache: Path) -> None:
 
 
 def test_mpi_without_its_library() -> None:
-    """Is one clear error, as is mpi4py that is not there."""
+    """It is one clear error, as is mpi4py that is not there."""
     gone = {"PMI_SIZE": "2", "MPI4PY_LIBMPI": "/none/libmpi.so"}
     done = start(["check", "/none/x"], environment=gone)
     assert done.returncode == 2
@@ -445,7 +445,7 @@ def test_mpi_without_its_library() -> None:
     ],
 )
 def test_commands_without_a_script(words: list[str], said: str) -> None:
-    """Say what to write instead, given as they are."""
+    """They say what to write instead, given as they are."""
     done = start(["plan", "--", *words])
     assert done.returncode == 2
     assert said in done.stderr

@@ -39,7 +39,7 @@ def test_a_document_and_its_source(tmp_path: Path) -> None:
 
 
 def test_a_corpus_without_a_receipt(tmp_path: Path) -> None:
-    """Has tokens alone; a document that is not there is an error with what there is."""
+    """It has tokens alone; a document that is not there is an error with what there is."""
     write_corpus(str(tmp_path / "a"), [[11, 12, 13], [14, 15]], "u2")
     done = start(["show", tmp_path / "a", "0:2"])
     assert "tokens 11 12 13\n" in done.stdout
@@ -50,7 +50,7 @@ def test_a_corpus_without_a_receipt(tmp_path: Path) -> None:
 
 
 def test_check_says_what_it_did_not_read(tmp_path: Path) -> None:
-    """And with --tokens it reads every token, and finds a flip."""
+    """Check says what it did not read, and with --tokens it reads every token, and finds a flip."""
     path = texts.write_shard(tmp_path / "a.parquet", [[1, 2, 3], [4, 5]])
     words = ["--vocab-size", "10", "--eod", "0", "-o", tmp_path / "a"]
     assert start(["ingest", "tokens", path, *words]).returncode == 0
@@ -100,7 +100,7 @@ def test_verify_says_what_it_compared(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, who may not read a file")
 def test_a_file_that_cannot_be_read_is_found(tmp_path: Path) -> None:
-    """By `check`, before training."""
+    """A file that cannot be read is found by `check`, before training."""
     prefix = write_lengths(tmp_path / "a", np.array([4, 4]))
     Path(f"{prefix}.bin").chmod(0o600)
     for directory in (tmp_path, *tmp_path.parents[:3]):

@@ -24,7 +24,7 @@ def test_waiting_for_a_cache(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["build", "localize"])
 def test_waiting_for_another(command: str, blend_config: dict[str, Any], tmp_path: Path) -> None:
-    """Says that running it again continues."""
+    """It says that running it again continues."""
     (tmp_path / "c.json").write_text(json.dumps(blend_config))
     if command == "build":
         words = ["build", tmp_path / "c.json", "-o", tmp_path / "shared", "--name", "c"]

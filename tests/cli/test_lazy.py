@@ -49,7 +49,7 @@ def test_modules_import_no_more_than_they_need(module: str, unwanted: str) -> No
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_is_there(name: str) -> None:
-    """And its summary fits beside the names."""
+    """Every command is there, and its summary fits beside the names."""
     assert load(name).callback is not None or load(name).commands
     assert len(COMMANDS[name].summary) <= 64
     assert "OPENBLAS_NUM_THREADS" not in os.environ

@@ -79,7 +79,7 @@ def test_bounds_and_choices_are_those_of_the_field(words: str) -> None:
 
 
 def test_help_is_that_of_the_fields() -> None:
-    """With the default as it would be written."""
+    """Help is that of the fields with the default as it would be written."""
 
     @with_options
     def command(baking: Baking) -> None:

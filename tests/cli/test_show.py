@@ -53,7 +53,7 @@ def test_one_long_path_loses_its_middle(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_pipe_gets_whole_cells_without_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However wide, for scripts that look for a path."""
+    """A pipe gets whole cells without padding, however wide, for scripts that look for a path."""
     lines = shown(monkeypatch, io.StringIO(), [["/" + 300 * "x", 3, 1.0], [PATHS[0], 4, 0.5]])
     assert any("/" + 300 * "x" in line for line in lines)
     assert any(PATHS[0] in line for line in lines)
@@ -62,7 +62,7 @@ def test_a_pipe_gets_whole_cells_without_padding(monkeypatch: pytest.MonkeyPatch
 
 @given(st.text(max_size=40), st.integers(12, 30))
 def test_shortened_texts_fit(text: str, width: int) -> None:
-    """And are whole where they do."""
+    """Shortened texts fit, and are whole where they do."""
     short = show._shorten(text, width)
     assert show._width(short) <= width
     assert short == text or show._width(text) > width

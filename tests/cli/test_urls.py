@@ -73,7 +73,7 @@ def test_what_is_sound(words: list[str], told: str, server: ScriptedS3, shared: 
 def test_what_is_not(
     words: list[str], suffix: str, code: int, message: str, server: ScriptedS3, shared: Path
 ) -> None:
-    """As for files: its own exit code, and what is wrong."""
+    """What does not exist is named as for files: its own exit code, and what is wrong."""
     for name in [name for name in server.objects if name.endswith(suffix)]:
         data = bytearray(server.objects[name])
         middle = len(data) // 2
@@ -88,7 +88,7 @@ def test_what_is_not(
 def test_tokens_out_of_range(
     view: bool, server: ScriptedS3, shared: Path, corpora: dict[str, str], tmp_path: Path
 ) -> None:
-    """Are found where they are in the files, wherever a view has them."""
+    """They are found where they are in the files, wherever a view has them."""
     prefix, url = corpora["plain"], "s3://lake/corpora/checked"
     if view:
         words = ["select", prefix, "--sample", "0.3", "--seed", "4", "-o", tmp_path / "view"]
@@ -105,14 +105,14 @@ def test_tokens_out_of_range(
 
 
 def test_a_cache_that_is_not_there(server: ScriptedS3, shared: Path) -> None:
-    """Is not ready."""
+    """It is not ready."""
     code, out, err = run(server, shared, ["ready", "s3://lake/run/none.h5"])
     assert code == 5
     assert "s3://lake/run/none.h5" in out + err
 
 
 def test_another_configuration(server: ScriptedS3, shared: Path) -> None:
-    """Has another key."""
+    """It has another key."""
     path = shared / "remote.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "seed": 5}))
     code, out, _ = run(server, shared, ["explain", "{config}", URL])

@@ -39,7 +39,7 @@ def server(
 
 
 def test_they_are_examined_as_files_are(server: ScriptedS3, corpora: dict[str, str]) -> None:
-    """With the same facts; the tokens are not fetched."""
+    """They are examined as files are with the same facts; the tokens are not fetched."""
     with fetched_indices(ALONE, URLS, NullProgress()):
         found = require_sound(ALONE, URLS, threads=2)
         for url in URLS:
@@ -75,7 +75,7 @@ def test_nothing_is_left(server: ScriptedS3, tmp_path: Path) -> None:
 
 
 def test_what_is_missing(server: ScriptedS3) -> None:
-    """Is a fault of its corpus, as of files."""
+    """It is a fault of its corpus, as of files."""
     urls = [*URLS, "s3://lake/none"]
     with fetched_indices(ALONE, urls, NullProgress()):
         facts, faults = examine(ALONE, urls, threads=2)
@@ -84,7 +84,7 @@ def test_what_is_missing(server: ScriptedS3) -> None:
 
 
 def test_what_may_not_be_read(server: ScriptedS3) -> None:
-    """Is an error of access, and no fault of a corpus."""
+    """It is an error of access, and no fault of a corpus."""
     server.script(always="403")
     with (
         pytest.raises(DistcacheError, match="access is denied"),
@@ -94,7 +94,7 @@ def test_what_may_not_be_read(server: ScriptedS3) -> None:
 
 
 def test_all_ranks_raise_the_same(server: ScriptedS3) -> None:
-    """Also of what one of them read."""
+    """All ranks raise the same, also of what one of them read."""
     server.script("", "", "", "", always="403")
 
     def read(communicator: Communicator) -> str:
@@ -111,7 +111,7 @@ def test_all_ranks_raise_the_same(server: ScriptedS3) -> None:
 
 
 def test_a_change_while_they_are_fetched(server: ScriptedS3) -> None:
-    """Is an error that names the object."""
+    """It is an error that names the object."""
     server.script("", "", "", "", "change")
     with (
         pytest.raises(CorpusError, match=r"\.idx: is another object"),
@@ -121,7 +121,7 @@ def test_a_change_while_they_are_fetched(server: ScriptedS3) -> None:
 
 
 def test_a_change_while_a_cache_is_built(server: ScriptedS3) -> None:
-    """Is noticed at its end, of the tokens, too."""
+    """It is noticed at its end, of the tokens, too."""
     with fetched_indices(ALONE, URLS, NullProgress()):
         facts = require_sound(ALONE, URLS, threads=1)
         require_unchanged(ALONE, list(facts.values()))

@@ -33,7 +33,7 @@ def lengths_of(made: MockCorpora) -> np.ndarray[Any, Any]:
 
 @pytest.mark.parametrize("fill", [False, True])
 def test_corpora_are_sound(fill: bool, tmp_path: Path) -> None:
-    """And have as many documents and tokens as is said."""
+    """Corpora are sound, and have as many documents and tokens as is said."""
     made = make(tmp_path, corpora=7, fill=fill)
     facts = require_sound(SerialCommunicator(), list(made.prefixes), 1)
     assert sum(found.documents for found in facts.values()) == 5000
@@ -53,7 +53,7 @@ def test_corpora_are_sound(fill: bool, tmp_path: Path) -> None:
     ],
 )
 def test_lengths(text: str, mean: float, least: int, most: int, tmp_path: Path) -> None:
-    """Have the distribution."""
+    """They have the distribution."""
     lengths = lengths_of(make(tmp_path, documents=40_000, lengths=text))
     assert lengths.mean() == pytest.approx(mean, rel=0.06)
     assert lengths.min() >= least
@@ -74,7 +74,7 @@ def test_lengths(text: str, mean: float, least: int, most: int, tmp_path: Path) 
     ],
 )
 def test_lengths_that_are_none(text: str) -> None:
-    """Are refused."""
+    """They are refused."""
     with pytest.raises(ConfigError, match="expected constant:TOKENS"):
         parse_lengths(text)
 
@@ -103,7 +103,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     [{"documents": 2, "corpora": 3}, {"vocabulary": 0}, {"seed": -1}, {"documents": 10**30}],
 )
 def test_numbers_that_make_no_sense(fields: dict[str, Any], tmp_path: Path) -> None:
-    """Are refused before anything is written."""
+    """They are refused before anything is written."""
     with pytest.raises(ConfigError):
         make(tmp_path / "out", **fields)
     assert not (tmp_path / "out").exists()
@@ -116,7 +116,7 @@ def test_a_directory_in_which_nothing_was_made(tmp_path: Path) -> None:
 
 
 def test_two_at_a_time(tmp_path: Path) -> None:
-    """Are refused, and the first goes on."""
+    """They are refused, and the first goes on."""
     with closing_fd(open_directory(tmp_path)) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         with pytest.raises(NotReady, match="another mock writes to it"):
@@ -125,7 +125,7 @@ def test_two_at_a_time(tmp_path: Path) -> None:
 
 
 def test_tiny_corpora(tmp_path: Path) -> None:
-    """Have a blend of which a cache can be built, too."""
+    """They have a blend of which a cache can be built, too."""
     words = ["mock", "--documents", "6", "--corpora", "3", "--lengths", "constant:2"]
     done = start([*words, "--out", tmp_path / "mock"])
     assert done.returncode == 0, done.stderr
@@ -134,7 +134,7 @@ def test_tiny_corpora(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    """Writes a blend, of which a cache can be built."""
+    """It writes a blend, of which a cache can be built."""
     out = tmp_path / "mock"
     words = ["mock", "--documents", "2e4", "--corpora", "5", "--out", out]
     done = start(words)

@@ -65,7 +65,7 @@ def test_what_follows_from_lengths(changes: Any, repaired: str, tmp_path: Path) 
 
 
 def test_a_tail_is_left_out(tmp_path: Path) -> None:
-    """Of a .bin whose index is right: nothing says what it is."""
+    """A tail is left out of a .bin whose index is right: nothing says what it is."""
     prefix = write_lengths(tmp_path / "a", LENGTHS)
     truth = Path(f"{prefix}.bin").read_bytes()
     Path(f"{prefix}.bin").write_bytes(truth + b"tail!")
@@ -99,7 +99,7 @@ def test_what_cannot_be_repaired(tmp_path: Path) -> None:
 
 
 def test_a_pointer_of_git_lfs_is_called_that(tmp_path: Path) -> None:
-    """Whichever of both files it is."""
+    """A pointer of git lfs is called that, whichever of both files it is."""
     for end in (".idx", ".bin"):
         prefix = write_lengths(tmp_path / end[1:], LENGTHS)
         Path(prefix + end).write_bytes(LFS)
@@ -110,7 +110,7 @@ def test_a_pointer_of_git_lfs_is_called_that(tmp_path: Path) -> None:
 
 @given(st.binary(max_size=200))
 def test_no_file_is_trusted(content: bytes) -> None:
-    """Whatever an index holds, the answer is a repair or an error."""
+    """No file is trusted: whatever an index holds, the answer is a repair or an error."""
     import tempfile  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory() as name:
@@ -163,7 +163,7 @@ def test_ranges_of_several_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_pointer_in_the_place_of_tokens(tmp_path: Path) -> None:
-    """Is named by `convert --repair` too, as is what is not there."""
+    """It is named by `convert --repair` too, as is what is not there."""
     prefix = write_lengths(tmp_path / "a", LENGTHS)
     Path(f"{prefix}.bin").write_bytes(LFS)
     with pytest.raises(CorpusError, match=r"a\.bin: is a pointer of git-lfs"):

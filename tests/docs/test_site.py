@@ -127,7 +127,7 @@ def test_the_reference_has_every_command(site: Path) -> None:
 
 
 def test_diagrams_are_drawn(site: Path) -> None:
-    """As SVG, when the site is built."""
+    """Diagrams are drawn as SVG, when the site is built."""
     page = (site / "concepts.html").read_text(encoding="utf-8")
     drawn = [name for name in (site / "_images").glob("graphviz-*.svg") if name.name in page]
     assert len(drawn) == 3

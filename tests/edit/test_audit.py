@@ -64,7 +64,7 @@ def test_shards_are_read_back(tokenizers: Path, documents: list[str], tmp_path: 
 
 
 def test_shards_without_digests_cannot_be_compared(tmp_path: Path) -> None:
-    """Which is a fault, not silence."""
+    """Shards without digests cannot be compared, which is a fault, not silence."""
     samples = [{"tokens": np.arange(n, dtype="i4")} for n in range(40)]
     data = write_mds(tmp_path / "mds", {"tokens": "ndarray:int32"}, samples)
     index(data, tmp_path / "c", headers_only=True)
@@ -90,7 +90,7 @@ def test_an_unpacked_bin_is_compared_with_its_shards(tmp_path: Path) -> None:
 def test_empty_documents_are_read_back(
     shard_size: int | None, tokenizers: Path, documents: list[str], tmp_path: Path
 ) -> None:
-    """Where they are kept, also at both ends of a corpus."""
+    """Empty documents are read back where they are kept, also at both ends of a corpus."""
     texts = [text for document in documents for text in ("", document, "")]
     path = write_jsonl(tmp_path / "a.jsonl", texts)
     outcome = run([path], tokenizers, tmp_path / "out", empty="keep", shard_size=shard_size)
@@ -147,7 +147,7 @@ def test_documents_between_inputs_that_have_moved(corpus: Path) -> None:
 
 
 def test_a_token_that_has_flipped(corpus: Path) -> None:
-    """Is found by reading back, or by its range if it is out of that."""
+    """It is found by reading back, or by its range if it is out of that."""
     sizes = [len(document[0]) for document in read_corpus(corpus)]
     place = sum(sizes[:50]) + 1
     tokens = np.fromfile(f"{corpus}.bin", "<u2")
@@ -163,7 +163,7 @@ def test_a_token_that_has_flipped(corpus: Path) -> None:
 
 
 def test_a_source_that_has_changed(corpus: Path, tmp_path: Path) -> None:
-    """Is said so, as far as it can be told."""
+    """It is said so, as far as it can be told."""
     text = (tmp_path / "a.jsonl").read_text()
     (tmp_path / "a.jsonl").write_text(text[:-1])
     found = faults_of(corpus, readback=3)
@@ -171,7 +171,7 @@ def test_a_source_that_has_changed(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_another_tokenizer(corpus: Path, tokenizers: Path, tmp_path: Path) -> None:
-    """Is refused for reading back."""
+    """It is refused for reading back."""
     copy = tmp_path / "tokenizer.json"
     copy.write_text((tokenizers / "tokenizer.json").read_text().replace("<s>", "<S>"))
     facts = require_sound(ALONE, [str(corpus)], 1)
@@ -228,14 +228,14 @@ def test_a_piece_is_read_once(corpus: Path) -> None:
 
 
 def test_a_receipt_that_does_not_add_up(corpus: Path) -> None:
-    """Is a fault, and not a corpus of which nothing is read back."""
+    """It is a fault, and not a corpus of which nothing is read back."""
     receipt = read_receipt(f"{corpus}.receipt.json")
     write_receipt(str(corpus), msgspec.structs.replace(receipt, inputs=()))
     assert any("the receipt's inputs add up to 0" in fault for fault in faults_of(corpus, 3))
 
 
 def test_the_vocabulary_of_token_shards(tmp_path: Path) -> None:
-    """Is in the receipt's options."""
+    """It is in the receipt's options."""
     path = write_shard(tmp_path / "a.parquet", [[1, 2], [3]])
     run_tokens([path], tmp_path / "out", vocabulary=60, token_type="u16")
     np.array([1, 2, 60], "<u2").tofile(tmp_path / "out.bin")
@@ -245,7 +245,7 @@ def test_the_vocabulary_of_token_shards(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["[" * 200_000, '{"format": 1, "options": ' + "[" * 200_000])
 def test_a_hostile_receipt(content: str, corpus: Path) -> None:
-    """Is no receipt."""
+    """It is no receipt."""
     corpus.with_suffix(".receipt.json").write_text(content)
     with pytest.raises(CorpusError, match="is not a receipt"):
         faults_of(corpus)

@@ -49,7 +49,7 @@ from tests.support.threads import run_ranks
 def test_tokens_of_any_encoding(
     encoding: str, dtype: str, stated: str | None, codec: str, tmp_path: Path
 ) -> None:
-    """Lie where the index says, and are those of every document, in order."""
+    """They are stored where the index says, and are those of every document, in order."""
     data = write_tokens(tmp_path / "data", encoding, dtype, codec=codec, hashes=["xxh64"])
     receipt = index(data, tmp_path / "c", dtype=stated, vocabulary=60_000)
     assert documents_of(tmp_path / "c") == [document.tolist() for document in DOCUMENTS]
@@ -95,7 +95,7 @@ def test_the_number_of_ranks_changes_no_byte(ranks: int, tmp_path: Path) -> None
 def test_the_numbers_of_few_sequences_at_a_time(
     at_once: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Give the same index, however many are in memory."""
+    """They give the same index, however many are in memory."""
     data = write_tokens(tmp_path / "data", per_shard=3)
     index(data, tmp_path / "all")
     monkeypatch.setattr(mds_numbers, "AT_ONCE", at_once)
@@ -104,7 +104,7 @@ def test_the_numbers_of_few_sequences_at_a_time(
 
 
 def test_headers_only(tmp_path: Path) -> None:
-    """Give the same index where sizes say all, and are refused where they do not."""
+    """They give the same index where sizes say all, and are refused where they do not."""
     for name, codec in (("raw", ""), ("packed", "zstd"), ("bz2", "bz2")):
         samples = [{"tokens": document.astype("u2")} for document in [*DOCUMENTS, DOCUMENTS[0][:0]]]
         data = write_mds(tmp_path / name, {"tokens": "ndarray:uint16"}, samples, codec=codec)
@@ -122,14 +122,14 @@ def test_headers_only(tmp_path: Path) -> None:
 
 
 def test_a_shard_of_one_sample(tmp_path: Path) -> None:
-    """Its tokens lie at any byte, and are compared all the same."""
+    """Its tokens begin at any byte, and are compared nevertheless."""
     data = write_tokens(tmp_path / "data", per_shard=1)
     index(data, tmp_path / "c", vocabulary=60_000)
     assert documents_of(tmp_path / "c") == [document.tolist() for document in DOCUMENTS]
 
 
 def test_rows_are_whole_samples(tmp_path: Path) -> None:
-    """Of any columns, which the table describes; each has its bytes."""
+    """Rows are whole samples of any columns, which the table describes; each has its bytes."""
     samples = [{"audio": bytes(range(n)), "text": "é" * n, "n": n} for n in range(20)]
     columns = {"audio": "bytes", "text": "str", "n": "int"}
     data = write_mds(tmp_path / "data", columns, samples, codec="gz")
@@ -146,7 +146,7 @@ def test_rows_are_whole_samples(tmp_path: Path) -> None:
 
 
 def test_a_split_is_a_subdirectory(tmp_path: Path) -> None:
-    """Without it, the message says which ones there are."""
+    """A split is a subdirectory; without it, the message says which ones there are."""
     write_tokens(tmp_path / "data" / "train")
     write_tokens(tmp_path / "data" / "val")
     index(tmp_path / "data", tmp_path / "c", split="train")
@@ -157,7 +157,7 @@ def test_a_split_is_a_subdirectory(tmp_path: Path) -> None:
 
 
 def test_a_path_that_leads_back_from_a_link(tmp_path: Path) -> None:
-    """Is the place that the filesystem says."""
+    """It is the place that the filesystem says."""
     write_tokens(tmp_path / "far" / "data")
     (tmp_path / "far" / "inner").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "far" / "inner")
@@ -187,7 +187,7 @@ def test_the_source_is_only_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint16"])
 def test_bytes_whose_type_is_not_said(dtype: str, tmp_path: Path) -> None:
-    """Are refused with what they look like."""
+    """They are refused with what they look like."""
     data = write_tokens(tmp_path / "data", "bytes", dtype, codec="zstd")
     with pytest.raises(ConfigError, match=f"give --dtype; they look like {dtype}"):
         index(data, tmp_path / "c")

@@ -68,7 +68,7 @@ def spoil_index(data: Path, change: Any) -> None:
     ],
 )
 def test_faults_of_an_index_are_named(change: Any, expected: str, tmp_path: Path) -> None:
-    """With the data set and what was expected."""
+    """Faults of an index are named with the data set and what was expected."""
     data = write_tokens(tmp_path / "data")
     spoil_index(data, change)
     with pytest.raises(CorpusError) as caught:
@@ -88,7 +88,7 @@ def test_faults_of_all_indices_come_together(tmp_path: Path) -> None:
 
 
 def test_a_damaged_shard_of_bytes_whose_type_is_not_said(tmp_path: Path) -> None:
-    """Is a damaged shard."""
+    """It is a damaged shard."""
     data = write_tokens(tmp_path / "data", "bytes")
     overwrite(data / "shard.00000.mds", 8, b"\xff\xff\xff\x7f")
     with pytest.raises(CorpusError, match="its offsets fall"):
@@ -115,7 +115,7 @@ def overwrite(path: Path, at: int, data: bytes) -> None:
         (lambda p: (p.unlink(), os.mkfifo(p)), "is no regular file"),
         (cut, "the index says"),
         (lambda p: overwrite(p, 0, b"\x09"), "its header says 9 samples"),
-        (lambda p: overwrite(p, 8, b"\xff\xff\xff\x7f"), "its offsets fall behind sample 1"),
+        (lambda p: overwrite(p, 8, b"\xff\xff\xff\x7f"), "its offsets decrease after sample 1"),
         (lambda p: overwrite(p, 32, b"\xff\xff\xff\x7f"), "its samples end at byte"),
         (lambda p: overwrite(p, 40, b"["), "the description of its columns is damaged"),
     ],
@@ -124,7 +124,7 @@ def overwrite(path: Path, at: int, data: bytes) -> None:
 def test_faults_of_a_shard_are_named(
     spoil: Any, expected: str, on_error: str, tmp_path: Path
 ) -> None:
-    """Or it is left out, counted and listed, if that is asked for."""
+    """Faults of a shard are named, or it is left out, counted and listed, if that is asked for."""
     data = write_tokens(tmp_path / "data")
     spoil(data / "shard.00002.mds")
     if on_error == "fail":
@@ -159,7 +159,7 @@ def test_faults_of_a_shard_are_named(
 def test_faults_of_samples_are_named(
     encoding: str, values: list[Any], options: dict[str, Any], expected: str, tmp_path: Path
 ) -> None:
-    """Or they alone are left out."""
+    """Faults of samples are named, or they alone are left out."""
     good = [np.arange(3, dtype="i4"), np.arange(5, dtype="i4")]
     if encoding != "ndarray:int32":
         good = [value.astype(encoding.partition(":")[2] or "i4") for value in good]
@@ -176,7 +176,7 @@ def test_faults_of_samples_are_named(
 
 
 def test_tokens_that_are_no_integers(tmp_path: Path) -> None:
-    """Are refused with the shard, where its first sample says the type."""
+    """They are refused with the shard, where its first sample says the type."""
     samples = [{"tokens": np.zeros(3, "f4")}] * 2
     data = write_mds(tmp_path / "data", {"tokens": "ndarray"}, samples)
     with pytest.raises(CorpusError, match=r"shard\.00000\.mds: its tokens are float32"):
@@ -197,7 +197,7 @@ def test_tokens_that_are_no_integers(tmp_path: Path) -> None:
 def test_columns_that_hold_no_tokens(
     columns: dict[str, str], options: dict[str, Any], expected: str, tmp_path: Path
 ) -> None:
-    """Are refused before any shard is read."""
+    """They are refused before any shard is read."""
     samples = [dict.fromkeys(columns, b"\0" * 16)]
     data = write_mds(tmp_path / "data", columns, samples)
     with pytest.raises(ConfigError, match=expected):
@@ -246,7 +246,7 @@ def test_a_damaged_table_is_one_fault(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("length", ["\u00b2", "1" * 5000, "-1", "2,3", ""])
 def test_a_length_of_tokens_that_is_none(length: str, tmp_path: Path) -> None:
-    """Is an encoding without tokens."""
+    """It is an encoding without tokens."""
     assert column_type(f"ndarray:int32:{length}") is None
 
 
@@ -284,7 +284,7 @@ def test_every_byte_of_an_index_flipped(suffix: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_table_whose_columns_make_no_sense(columns: bytes, tmp_path: Path) -> None:
-    """Is damaged, although its digests are right."""
+    """It is damaged, although its digests are right."""
     write_tokens(tmp_path / "data")
     index(tmp_path / "data", tmp_path / "c", column="")
     table = read_table(str(tmp_path / "c"))

@@ -50,7 +50,7 @@ def write_legacy(
 
 
 def test_a_merge_has_the_documents_of_all(tmp_path: Path) -> None:
-    """In order, of corpora with empty sequences and with none."""
+    """A merge has the documents of all in order, of corpora with empty sequences and with none."""
     names = ("plain", "holes", "tiny", "hollow")
     prefixes = [write_lengths(tmp_path / name, LENGTHS[name]) for name in names]
     write_corpus(str(tmp_path / "none"), [], "u2")
@@ -70,7 +70,7 @@ def test_a_merge_has_the_documents_of_all(tmp_path: Path) -> None:
 
 
 def test_other_corpora_of_equal_lengths(tmp_path: Path) -> None:
-    """Are not treated as those that were merged before; the same ones are."""
+    """They are not treated as those that were merged before; the same ones are."""
     for name, first in (("a", 0), ("b", 100)):
         write_corpus(str(tmp_path / name), [np.arange(5) + first], "u2")
     made = merge(ALONE, [str(tmp_path / "a")], str(tmp_path / "out"))
@@ -118,7 +118,7 @@ def test_what_does_not_belong_together(tmp_path: Path, corpora: dict[str, str]) 
 
 
 def test_an_output_that_exists(tmp_path: Path, corpora: dict[str, str]) -> None:
-    """Is never replaced."""
+    """It is never replaced."""
     (tmp_path / "all.bin").write_bytes(b"precious")
     with pytest.raises(KeyMismatch, match=r"all\.bin: already exists"):
         merge(ALONE, [corpora["plain"], corpora["second"]], str(tmp_path / "all"))
@@ -131,7 +131,7 @@ def test_an_output_that_exists(tmp_path: Path, corpora: dict[str, str]) -> None:
     [(4, "<i4", "<i4"), (8, "<u2", "<u2"), (1, "u1", "u1"), (6, "<f4", "<f4"), (7, "<f8", "<f8")],
 )
 def test_a_legacy_corpus(code: int, dtype: str, expected: str, tmp_path: Path) -> None:
-    """Has the same tokens and documents; codes for floating point meant something else then."""
+    """It has the same tokens and documents; codes for floating point meant something else then."""
     content = write_legacy(tmp_path / "old", [3, 0, 2, 4], [0, 2, 4], code, dtype)
     receipt = convert(ALONE, str(tmp_path / "old"), str(tmp_path / "new"))
     assert (tmp_path / "new.bin").read_bytes() == content
@@ -142,7 +142,7 @@ def test_a_legacy_corpus(code: int, dtype: str, expected: str, tmp_path: Path) -
 
 
 def test_a_legacy_corpus_whose_last_document_was_never_ended(tmp_path: Path) -> None:
-    """Is ended where the corpus ends."""
+    """It is ended where the corpus ends."""
     write_legacy(tmp_path / "old", [3, 2], [0])
     convert(ALONE, str(tmp_path / "old"), str(tmp_path / "new"))
     assert open_idx(str(tmp_path / "new")).bounds.tolist() == [0, 2]
@@ -161,7 +161,7 @@ def test_a_legacy_corpus_whose_last_document_was_never_ended(tmp_path: Path) -> 
     ],
 )
 def test_a_damaged_legacy_corpus(place: int, value: int, message: str, tmp_path: Path) -> None:
-    """Is refused, whatever its numbers say."""
+    """It is refused, whatever its numbers say."""
     write_legacy(tmp_path / "old", [3, 0, 2, 4], [0, 2, 4])
     path = tmp_path / "old.idx"
     content = bytearray(path.read_bytes())
@@ -174,7 +174,7 @@ def test_a_damaged_legacy_corpus(place: int, value: int, message: str, tmp_path:
 
 
 def test_a_legacy_corpus_without_its_tokens(tmp_path: Path) -> None:
-    """Is refused."""
+    """It is refused."""
     write_legacy(tmp_path / "old", [3], [0, 1])
     (tmp_path / "old.bin").write_bytes(b"12345678")
     with pytest.raises(CorpusError, match=r"its \.bin has 8 bytes, expected 12"):
@@ -188,7 +188,7 @@ def test_a_legacy_corpus_without_its_tokens(tmp_path: Path) -> None:
 def test_an_idx_reads_back(
     documents: list[list[int]], dtype: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """As it was written: lengths, offsets, boundaries."""
+    """An `.idx` reads back as it was written: lengths, offsets, boundaries."""
     prefix = str(tmp_path_factory.mktemp("idx") / "a")
     lengths = np.array([size for document in documents for size in document], np.int32)
     bounds = np.array([0, *itertools.accumulate(map(len, documents))])
@@ -211,7 +211,7 @@ def test_an_idx_reads_back(
 def test_what_is_no_legacy_corpus(
     content: bytes | None, error: type[Exception], message: str, tmp_path: Path
 ) -> None:
-    """Is named, with what it should be."""
+    """It is named, with what it should be."""
     if content is not None:
         (tmp_path / "old.idx").write_bytes(content)
     with pytest.raises(error, match=message):

@@ -43,7 +43,7 @@ def put(server: ScriptedS3, directory: Path, name: str) -> None:
 
 @pytest.mark.parametrize("codec", ["", "zstd"])
 def test_a_set_is_indexed_by_its_url(server: ScriptedS3, codec: str, tmp_path: Path) -> None:
-    """With the same index, and the same tokens in a localized copy."""
+    """A set is indexed by its URL with the same index, and the same tokens in a localized copy."""
     here = write_mds(tmp_path / "own" / "train", {"tokens": "ndarray:int32"}, TOKENS, codec=codec)
     put(server, tmp_path / "own", "c4")
     done = start(

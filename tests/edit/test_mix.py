@@ -77,7 +77,7 @@ def test_shares_are_as_streaming_has_them(
 
 @pytest.mark.parametrize("extra", [{"choose": 0}, {"repeat": 1e15}])
 def test_a_blend_that_cannot_be_built(extra: dict[str, Any], tmp_path: Path) -> None:
-    """Is not written."""
+    """It is not written."""
     paths = write_sets(tmp_path, {"a": 30})
     with pytest.raises(ConfigError, match="expected 1 to"):
         run_mix({"train": [{"path": paths["a"], **extra}]}, tmp_path / "mix")
@@ -107,7 +107,7 @@ def test_every_prefix_holds_each_within_one_of_its_share(tmp_path: Path) -> None
 
 
 def test_validation_sets_are_datasets_of_their_own(tmp_path: Path) -> None:
-    """Of at most so many samples, the same each time."""
+    """Validation sets are datasets of their own of at most so many samples, the same each time."""
     paths = write_sets(tmp_path, {"t": 50, "v1": 30, "v2": 5})
     document = {
         "train": [{"path": paths["t"]}],
@@ -193,7 +193,7 @@ def test_a_streaming_yaml_is_understood(tmp_path: Path) -> None:
     ],
 )
 def test_faults_of_a_list_are_named(document: dict[str, Any], expected: str) -> None:
-    """With their place in it."""
+    """Faults of a list are named with their place in it."""
     with pytest.raises(ConfigError, match=expected):
         recipe_from(document)
 
@@ -210,7 +210,7 @@ def test_faults_of_all_data_sets_come_together(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_the_exit_code_is_that_of_the_first_bad_data_set(ranks: int, tmp_path: Path) -> None:
-    """Of the list, whoever indexes it."""
+    """The exit code is that of the first bad data set of the list, whoever indexes it."""
     paths = write_sets(tmp_path, {"a": 3, "b": 20, "c": 3})
     (tmp_path / "b" / "shard.00001.mds").write_bytes(b"x")
     train = [{"path": path} for path in (paths["a"], paths["b"], str(tmp_path / "no"), paths["c"])]
@@ -227,7 +227,7 @@ def test_the_exit_code_is_that_of_the_first_bad_data_set(ranks: int, tmp_path: P
 
 
 def test_a_file_in_the_place_of_the_corpora(tmp_path: Path) -> None:
-    """Is a matter of --out."""
+    """It is a matter of --out."""
     paths = write_sets(tmp_path, {"a": 3})
     (tmp_path / "mix").touch()
     with pytest.raises(ConfigError, match="is a file; expected a directory"):
@@ -304,7 +304,7 @@ def test_what_is_passed_over_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("share", [{"choose": 0}, {"repeat": 0}, {"proportion": 0}])
 def test_a_validation_set_of_nothing(share: dict[str, Any], tmp_path: Path) -> None:
-    """Is left out; a part of one is that part."""
+    """It is left out; a part of one is that part."""
     sets = write_sets(tmp_path, {"a": 9, "b": 8})
     document = {"train": [{"path": sets["a"]}], "valid": [{"path": sets["b"], **share}]}
     assert "valid" not in run_mix(document, tmp_path / "out")["blend_per_split"]

@@ -161,7 +161,7 @@ def test_documents_until_they_have_so_many_tokens(wanted: int, tmp_path: Path) -
 
 
 def test_more_tokens_than_there_are(tmp_path: Path) -> None:
-    """Is an error that says how many there are."""
+    """It is an error that says how many there are."""
     prefix = write_lengths(tmp_path / "a", np.array([5, 6]))
     with pytest.raises(ConfigError, match="has 11 that can be selected"):
         pick(prefix, tmp_path / "v", tokens=12)
@@ -202,7 +202,7 @@ def test_documents_are_cut_into_sequences(tmp_path: Path) -> None:
 
 
 def test_a_view_of_a_view_materialized(tmp_path: Path) -> None:
-    """Has the same documents as the one in its place; so has a merge of views with others."""
+    """It has the same documents as the one in its place; so has a merge of views with others."""
     parent = write_lengths(tmp_path / "all", LENGTHS["holes"])
     pick(parent, tmp_path / "some", sample=0.6, seed=1)
     receipt = pick(str(tmp_path / "some"), tmp_path / "fewer", min_length=10, split_at=16)
@@ -226,7 +226,7 @@ def test_a_view_of_a_view_materialized(tmp_path: Path) -> None:
 def test_the_number_of_ranks_changes_no_byte(
     ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a view, nor of what is made of it."""
+    """The number of ranks changes no byte of a view, nor of what is made of it."""
     monkeypatch.setattr("distcache.edit.select.PIECE", 100)
     monkeypatch.setattr("distcache.edit.merge.STRIPE", 64)
     parent = write_lengths(tmp_path / "all", LENGTHS["second"])
@@ -328,7 +328,7 @@ def test_a_plan_says_that_a_corpus_is_a_view(tmp_path: Path) -> None:
 def test_bad_selections_are_refused(
     fields: dict[str, Any], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With one sentence; nothing is left behind."""
+    """Bad selections are refused with one sentence; nothing is left behind."""
     monkeypatch.chdir(tmp_path)
     texts = {
         "words": "one",

@@ -64,7 +64,7 @@ def test_an_unpacked_corpus_is_a_view_like_others(tmp_path: Path) -> None:
 
 
 def test_a_killed_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the shards that are not there, or not right."""
+    """A killed run continues with the shards that are not there, or not right."""
     index(write_tokens(tmp_path / "data", codec="zstd"), tmp_path / "c")
     read: list[str] = []
     true = module.indexed_pieces
@@ -90,7 +90,7 @@ def test_a_killed_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_shard_that_was_exchanged(tmp_path: Path) -> None:
-    """Is refused by its digest, and a corpus without shards by its kind."""
+    """It is refused by its digest, and a corpus without shards by its kind."""
     data = write_tokens(tmp_path / "data", codec="zstd")
     index(data, tmp_path / "c")
     other = write_tokens(tmp_path / "other", "ndarray:int32", codec="zstd")
@@ -126,7 +126,7 @@ def test_a_bin_with_other_bytes_is_not_taken_for_the_shards(tmp_path: Path) -> N
 
 
 def test_a_disk_that_cannot_hold_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is said before anything is written."""
+    """It is said before anything is written."""
     index(write_tokens(tmp_path / "data", codec="zstd"), tmp_path / "c")
     small = os.statvfs_result((4096, 4096, 9, 2, 2, 9, 9, 9, 0, 255))
     monkeypatch.setattr(module.os, "statvfs", lambda _: small)

@@ -242,7 +242,7 @@ def test_bits_flipped_anywhere_are_found_and_mended(
 def test_read_only_shared_directories(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path
 ) -> None:
-    """Are all that an agent needs: nothing is written there, and no lock is taken."""
+    """They are all that an agent needs: nothing is written there, and no lock is taken."""
     cache = build_here(blend_config, shared, "c").path
     data = Path(blend_config["blend"][0]["path"]).parent
     bound = []

@@ -75,7 +75,7 @@ def test_a_rank_that_is_killed(
 def test_a_rank_is_killed_under_open_mpi(
     place: str, large_file: Path, serial_bytes: bytes, shared: Path
 ) -> None:
-    """And one process alone resumes what two began."""
+    """A rank is killed under open MPI, and one process alone resumes what two began."""
     words = ["build", large_file, "-o", shared]
     assert strike(place, 1, "kill", words, launcher="openmpi").returncode != 0
     assert visible(shared) == []

@@ -132,14 +132,14 @@ def test_without_symbolic_links(
 
 @pytest.mark.parametrize("what", NO_LOCKS)
 def test_made_up_corpora_need_no_locks(what: str, library: Path, shared: Path) -> None:
-    """`mock` writes them all the same."""
+    """`mock` writes them nevertheless."""
     words = ["mock", "-o", shared / "mock", "--documents", "100"]
     done = start(words, environment=odd(library, what))
     assert done.returncode == 0, done.stderr
 
 
 def test_a_directory_that_cannot_be_synced(commands: dict[str, list[Any]], library: Path) -> None:
-    """Is named."""
+    """It is named."""
     for command in ("build", "ingest", "merge", "localize"):
         done = start(commands[command], environment=odd(library, "dirsync=5"))
         assert done.returncode == 1
@@ -288,7 +288,7 @@ def build_key(fields: dict[str, Any], shared: Path) -> str:
 def test_a_cache_opens_wherever_it_was_built(
     config: Path, library: Path, shared: Path, tmp_path: Path
 ) -> None:
-    """Whatever was missing, the bytes are the same."""
+    """A cache opens wherever it was built; whatever was missing, the bytes are the same."""
     expected = Path(
         build_here(json.loads(config.read_text()), tmp_path / "plain").path
     ).read_bytes()

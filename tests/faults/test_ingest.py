@@ -96,7 +96,7 @@ def test_cleaning_up_that_is_killed(inputs: Path, expected: dict[str, bytes], sh
 def test_a_publication_that_is_killed(
     inputs: Path, expected: dict[str, bytes], shared: Path
 ) -> None:
-    """Between two names of a corpus, and between two corpora."""
+    """A publication may be killed between two names of a corpus, and between two corpora."""
     for count in (1, 2, 4):
         program = (sys.executable, "-m", "tests.faults.publisher", str(count), "-1", "--")
         died = start(words(inputs, shared), program=program)
@@ -115,7 +115,7 @@ def test_a_publication_that_is_killed(
 
 @pytest.mark.parametrize("action", ["term", "usr1"])
 def test_a_signal(action: str, inputs: Path, expected: dict[str, bytes], shared: Path) -> None:
-    """Ends it with 8; running again resumes."""
+    """It ends it with 8; running again resumes."""
     command = words(inputs, shared)
     died = start(command, program=(*PLAIN[:3], "write:5", "0", action, "--"))
     assert died.returncode == 8, died.stderr
@@ -162,7 +162,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk(inputs: Path, expected: dict[str, bytes], small_disk: Path) -> None:
-    """Ends it with 6 on all ranks; with more room, it is resumed."""
+    """It ends it with 6 on all ranks; with more room, it is resumed."""
     command = words(inputs, small_disk)
     done = start(command, 2, program=PLAIN)
     assert done.returncode == 6, done.stderr
@@ -175,7 +175,7 @@ def test_a_full_disk(inputs: Path, expected: dict[str, bytes], small_disk: Path)
 
 
 def test_a_read_only_output(inputs: Path, small_disk: Path) -> None:
-    """Is one clear error."""
+    """It is one clear error."""
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     done = start(words(inputs, small_disk), 2, program=PLAIN)
     assert done.returncode == 2
@@ -197,7 +197,7 @@ def test_two_at_once(inputs: Path, shared: Path) -> None:
 
 
 def test_a_merge_that_is_killed(inputs: Path, expected: dict[str, bytes], shared: Path) -> None:
-    """Shows nothing, and is done again from its beginning."""
+    """It shows nothing, and is done again from its beginning."""
     for name, content in expected.items():
         (shared / name).write_bytes(content)
     shards = sorted(shared.glob("*.idx"))

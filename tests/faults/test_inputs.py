@@ -26,7 +26,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("suffix", ["gz", "zst"])
 def test_a_truncated_stream(suffix: str, tokenizers: Path, tmp_path: Path) -> None:
-    """Is an error at its end; asked to skip, what came before is kept."""
+    """It is an error at its end; asked to skip, what came before is kept."""
     lines = b"".join(json.dumps({"text": f"{n} {n * n}"}).encode() + b"\n" for n in range(90_000))
     path = tmp_path / f"a.jsonl.{suffix}"
     if suffix == "gz":
@@ -48,7 +48,7 @@ def test_a_truncated_stream(suffix: str, tokenizers: Path, tmp_path: Path) -> No
 def test_a_line_of_a_gigabyte(
     tokenizers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Is refused without being held in memory, and skipped in one look."""
+    """It is refused without being held in memory, and skipped in one look."""
     monkeypatch.setattr("distcache.ingest.pieces.SMALLEST", 64 << 20)
     path = tmp_path / "a.jsonl"
     with open(path, "wb") as stream:

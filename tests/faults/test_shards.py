@@ -112,7 +112,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk(data: Path, expected: dict[str, bytes], small_disk: Path) -> None:
-    """Ends with 6, and what to do; with space the next run goes on."""
+    """It ends with 6, and what to do; with space the next run goes on."""
     words = ["index", "mds", data, "-o", small_disk / "c"]
     (small_disk / "filler").write_bytes(bytes(252 << 10))
     done = start(words)
@@ -137,7 +137,7 @@ def shared_memory() -> set[str]:
 
 @pytest.mark.more
 def test_the_data_of_another_user(data: Path) -> None:
-    """Is read where it lies; nothing is left there, nor in /dev/shm."""
+    """It is read in place; nothing is left there, nor in /dev/shm."""
     before = shared_memory()
     with tempfile.TemporaryDirectory(prefix="users-") as name:
         root = Path(name)

@@ -56,7 +56,7 @@ def words(config: Path) -> list[str | Path]:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_finished_cache_is_used(config: Path, ranks: int) -> None:
-    """Whatever the other user has left beside it."""
+    """A finished cache is used, whatever the other user has left beside it."""
     assert start(words(config)).returncode == 0
     left = workspace_of(config.parent / "shared" / "c.h5")
     left.make()
@@ -113,7 +113,7 @@ def test_a_live_build_of_another_user_is_waited_for(config: Path) -> None:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("command", ["build", "ingest", "merge"])
 def test_a_directory_that_may_not_be_written_to(config: Path, command: str) -> None:
-    """Is refused with what to do, and not with a hidden path."""
+    """It is refused with what to do, and not with a hidden path."""
     closed = config.parent / "closed"
     closed.mkdir(mode=0o755)
     given = [config.parent / "data" / name for name in ("plain", "second")]

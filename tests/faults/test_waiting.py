@@ -20,7 +20,7 @@ pytestmark = pytest.mark.mpi
 
 
 def test_a_killed_builder(large_file: Path, shared: Path) -> None:
-    """Is noticed by those who wait, in seconds; a builder that resumes is waited for."""
+    """It is noticed by those who wait, in seconds; a builder that resumes is waited for."""
     words = [sys.executable, "-m", "tests.faults.driver", "reading back", "0", "kill", "--"]
     words += ["build", str(large_file), "-o", str(shared), "--name", "c"]
     environment = clean_environment()
@@ -52,7 +52,7 @@ def test_a_killed_builder(large_file: Path, shared: Path) -> None:
 
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_rank_that_hangs(large_file: Path, shared: Path, rank: int) -> None:
-    """Is named to those who wait, though the heartbeat continues; another job builds apart."""
+    """It is named to those who wait, though the heartbeat continues; another job builds apart."""
     words = ["tests.faults.driver", "reading back", str(rank), "hang", "--"]
     build = ["build", str(large_file), "-o", str(shared), "--name", "c"]
     before, _ = launch("mpich", 3)

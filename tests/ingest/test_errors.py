@@ -69,7 +69,7 @@ def test_what_python_reads_is_read(tokenizers: Path, tmp_path: Path) -> None:
 
 
 def test_a_document_that_is_too_long(tokenizers: Path, tmp_path: Path) -> None:
-    """By its bytes, whatever file it is in."""
+    """A document may be too long by its bytes, whatever file it is in."""
     (tmp_path / "in").mkdir()
     long = "é" * 600
     write_jsonl(tmp_path / "in/a.jsonl", ["x", long])
@@ -84,7 +84,7 @@ def test_a_document_that_is_too_long(tokenizers: Path, tmp_path: Path) -> None:
 
 
 def test_text_that_is_not_utf8(tokenizers: Path, tmp_path: Path) -> None:
-    """In a file that is one document, and in a line."""
+    """Text that is not UTF-8 is named, in a file that is one document and in a line."""
     (tmp_path / "a.txt").write_bytes(b"abc\xffdef")
     with pytest.raises(CorpusError, match=r"a\.txt: invalid UTF-8 at byte 3"):
         run([tmp_path / "a.txt"], tokenizers, tmp_path / "out")
@@ -154,7 +154,7 @@ def test_files_are_taken_once(tokenizers: Path, tmp_path: Path) -> None:
 def test_an_input_that_changes_meanwhile(
     tokenizers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Is noticed before anything is published."""
+    """It is noticed before anything is published."""
     path = write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
 
     def grow(*words: Any) -> Any:
@@ -170,7 +170,7 @@ def test_an_input_that_changes_meanwhile(
 
 @pytest.mark.parametrize("out", [".", "..", "deep/", ""])
 def test_an_output_that_is_a_directory(out: str, tokenizers: Path, tmp_path: Path) -> None:
-    """Is no prefix of a corpus."""
+    """It is no prefix of a corpus."""
     (tmp_path / "deep").mkdir()
     path = write_jsonl(tmp_path / "a.jsonl", ["one"])
     with pytest.raises(ConfigError, match="is a directory"):
@@ -187,7 +187,7 @@ def test_names_that_are_not_utf8(tokenizers: Path, tmp_path: Path) -> None:
 
 
 def test_a_text_on_which_a_library_panics(tokenizers: Path, tmp_path: Path) -> None:
-    """Is a wrong row like others: it is named, and can be left out."""
+    """It is a wrong row like others: it is named, and can be left out."""
     path = write_jsonl(tmp_path / "a.jsonl", ["one", " " * 1_000_000 + "x", "two"])
     encoding = tokenizers / "r50k_base.tiktoken"
     with pytest.raises(CorpusError, match=r"a\.jsonl: line 2, byte \d+: the tokenizer refuses it"):
@@ -219,7 +219,7 @@ def test_rows_without_text(tokenizers: Path, tmp_path: Path) -> None:
 
 
 def test_many_wrong_rows(tokenizers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Are all counted; the receipt lists the first of them."""
+    """They are all counted; the receipt lists the first of them."""
     monkeypatch.setattr("distcache.ingest.pieces.SMALLEST", 1 << 20)
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"x\n" * 5000 + GOOD)

@@ -49,7 +49,7 @@ def tokens(words: list[Path], out: Path, **fields: Any) -> list[list[int]]:
 
 
 def test_names_that_say_nothing(tokenizers: Path, tmp_path: Path) -> None:
-    """Are read as what is given, with all files of a directory, and compressed ones."""
+    """They are read as what is given, with all files of a directory, and compressed ones."""
     for folder in ("AA", "AB"):
         (tmp_path / "wiki" / folder).mkdir(parents=True)
         (tmp_path / "wiki" / folder / "wiki_00").write_bytes(LINES)
@@ -82,7 +82,7 @@ def test_compressions_of_python(suffix: str, packed: Any, tokenizers: Path, tmp_
 
 
 def test_padding_between_streams_of_xz(tokenizers: Path, tmp_path: Path) -> None:
-    """Is part of the format."""
+    """It is part of the format."""
     path = tmp_path / "a.jsonl.xz"
     path.write_bytes(lzma.compress(LINES) + bytes(8) + lzma.compress(LINES) + bytes(4))
     assert text([path], tokenizers, tmp_path / "out").documents == 10
@@ -92,7 +92,7 @@ def test_padding_between_streams_of_xz(tokenizers: Path, tmp_path: Path) -> None
 
 
 def test_standard_input_and_pipes(tokenizers: Path, tmp_path: Path) -> None:
-    """Are read once; the same again is found."""
+    """They are read once; the same again is found."""
     words = ["ingest", "text", "-", "--tokenizer", str(tokenizers / "tokenizer.json"), "-o", "out"]
     for _ in range(2):
         done = subprocess.run(
@@ -212,7 +212,7 @@ def test_arrays_of_ids(tmp_path: Path) -> None:
     for name, fields, reason in (
         ("part-0-00000.npy", {}, "give its type with --dtype"),
         ("part-0-00000.npy", {"dtype": "uint16", "eod": None}, "has no boundaries: give --eod"),
-        ("part-0-00000.npy", {"dtype": "int32"}, "has 2 bytes behind its last whole token"),
+        ("part-0-00000.npy", {"dtype": "int32"}, "has 2 bytes after its last whole token"),
         ("part-0-00000.npy", {"dtype": "uint16", "vocabulary": 5}, "expected 0 to 4"),
     ):
         with pytest.raises(CorpusError, match=reason):
@@ -225,7 +225,7 @@ def test_arrays_of_ids(tmp_path: Path) -> None:
 def test_documents_beyond_a_block_of_an_array(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Are put together; the last one may lack its end."""
+    """They are put together; the last one may lack its end."""
     monkeypatch.setattr("distcache.ingest.readers.token_arrays.BATCH_BYTES", 4)
     flat = np.array([1, 2, 3, 4, 5, 0, 6, 0, 7], np.uint16)
     flat.tofile(tmp_path / "a.npy")
@@ -277,7 +277,7 @@ def test_large_texts_are_encoded_one_at_a_time(
 
 
 def test_tokens_without_an_end_are_warned_of(tmp_path: Path) -> None:
-    """As texts are: documents run into each other."""
+    """Tokens without an end are warned of as texts are: documents run into each other."""
     pq.write_table(pa.table({"input_ids": DOCUMENTS}), tmp_path / "a.parquet")
     done = start(["ingest", "tokens", tmp_path / "a.parquet", "-o", tmp_path / "out"])
     assert "warning: neither --eod nor --vocab-size is given" in done.stderr

@@ -171,7 +171,7 @@ def test_an_oversized_document_gets_a_corpus_to_itself() -> None:
 
 
 def test_streams_have_the_lines_of_their_content(tmp_path: Path) -> None:
-    """Of several members too."""
+    """Streams have the lines of their content of several members too."""
     import gzip  # noqa: PLC0415
 
     path = tmp_path / "a.gz"

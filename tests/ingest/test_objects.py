@@ -84,7 +84,7 @@ def test_what_a_directory_of_a_bucket_yields(server: ScriptedS3, tmp_path: Path)
 
 
 def test_corpora_are_merged(server: ScriptedS3, corpora: dict[str, str], tmp_path: Path) -> None:
-    """From a bucket to a bucket, by three ranks; each object is fetched once."""
+    """Corpora are merged from a bucket to a bucket, by three ranks; each object is fetched once."""
     urls = [put_corpus(server, corpora[name], f"s3://lake/in/{name}") for name in ("plain", "tiny")]
     out = "s3://lake/out/both"
 
@@ -121,7 +121,7 @@ def test_another_object_is_not_replaced(
 
 
 def test_what_was_fetched_is_not_fetched_again(server: ScriptedS3, tmp_path: Path) -> None:
-    """Unless the object has changed."""
+    """What was fetched is not fetched again unless the object has changed."""
     server.put("lake/a.jsonl", b"one")
     for content, size in ((b"one", 3), (b"one", 0), (b"other", 5)):
         if server.objects["lake/a.jsonl"] != content:
@@ -147,14 +147,14 @@ def test_paths_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there(server: ScriptedS3, tmp_path: Path) -> None:
-    """Is named."""
+    """It is named."""
     work = ObjectWork(ALONE, str(tmp_path / "work"), ["s3://lake/none.jsonl"], NullProgress())
     with pytest.raises(Exception, match=r"s3://lake/none\.jsonl: no such object"):
         work.inputs(["s3://lake/none.jsonl"])
 
 
 def test_a_directory_without_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is no input."""
+    """It is no input."""
     config = tmp_path / "msc.yaml"
     provider = {"type": "file", "options": {"base_path": str(tmp_path / "data")}}
     config.write_text(json.dumps({"profiles": {"mine": {"storage_provider": provider}}}))
@@ -183,7 +183,7 @@ def test_inputs_are_removed_after_a_local_output(
 
 
 def test_an_output_without_a_name(tmp_path: Path) -> None:
-    """Is refused before anything is done: it would be other buckets."""
+    """It is refused before anything is done: it would be other buckets."""
     work = ObjectWork(ALONE, str(tmp_path), ["s3://lake"], NullProgress())
     with pytest.raises(ConfigError, match="expected a name in the bucket"):
         work.output("s3://lake")
@@ -191,7 +191,7 @@ def test_an_output_without_a_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["convert", "materialize", "select"])
 def test_commands_that_write_files(command: str, corpora: dict[str, str]) -> None:
-    """Say that they do."""
+    """They say that they do."""
     done = start([command, corpora["plain"], "-o", "s3://lake/out"])
     assert done.returncode == 2
     assert "cannot be in a bucket" in done.stderr
@@ -200,7 +200,7 @@ def test_commands_that_write_files(command: str, corpora: dict[str, str]) -> Non
 def test_tokens_that_were_replaced_since_they_were_examined(
     server: ScriptedS3, corpora: dict[str, str]
 ) -> None:
-    """Are an error, also if nobody has read of the object before."""
+    """They are an error, also if nobody has read of the object before."""
     url = put_corpus(server, corpora["plain"], "s3://lake/plain")
     with fetched_indices(ALONE, [url], NullProgress()):
         facts = require_sound(ALONE, [url], threads=1)[url]

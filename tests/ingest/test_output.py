@@ -27,7 +27,7 @@ def claim(output: Output, made_from: str = "0") -> None:
 
 @pytest.mark.parametrize("name", ["a\nb", "\udcff"])
 def test_names_that_are_no_text(tmp_path: Path, name: str) -> None:
-    """Are refused before anything is made."""
+    """They are refused before anything is made."""
     with pytest.raises(ConfigError, match="expected printable text"):
         claim(Output(str(tmp_path / name)))
     assert list(tmp_path.iterdir()) == []
@@ -67,7 +67,7 @@ def flip(path: Path) -> None:
 def test_a_killed_publication_that_was_damaged(
     name: str, damage: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Is not completed; the corpus is made again."""
+    """It is not completed; the corpus is made again."""
     prefix = write_lengths(tmp_path / "plain", LENGTHS["plain"])
 
     def die(*_: object) -> None:
@@ -108,7 +108,7 @@ def publish_partly(directory: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_a_partial_publication_that_was_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Is withdrawn, and the corpus is made again."""
+    """It is withdrawn, and the corpus is made again."""
     prefix = publish_partly(tmp_path, monkeypatch)
     merge(SerialCommunicator(), [prefix], str(tmp_path / "all"))
     assert (tmp_path / "all.idx").read_bytes() == (tmp_path / "plain.idx").read_bytes()
@@ -118,7 +118,7 @@ def test_a_partial_publication_that_was_damaged(
 def test_another_command_over_a_partial_publication_that_was_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Is refused before it works, and touches nothing."""
+    """It is refused before it works, and touches nothing."""
     prefix = publish_partly(tmp_path, monkeypatch)
     with pytest.raises(KeyMismatch, match=r"all\.bin, .*all\.receipt\.json: already exist"):
         merge(SerialCommunicator(), [prefix, prefix], str(tmp_path / "all"))

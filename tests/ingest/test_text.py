@@ -79,7 +79,7 @@ def test_empty_documents_may_be_kept(tmp_path: Path, tokenizers: Path) -> None:
 
 
 def test_the_end_of_documents(tokenizers: Path, documents: list[str], tmp_path: Path) -> None:
-    """Is appended if asked for, but not to what is empty."""
+    """It is appended if asked for, but not to what is empty."""
     path = write_jsonl(tmp_path / "a.jsonl", documents)
     run([path], tokenizers, tmp_path / "out", append_eod=True)
     assert single(tmp_path / "out") == [[*ids, 0] for ids in plain(tokenizers, documents) if ids]
@@ -183,7 +183,7 @@ def test_tiktoken(tokenizers: Path, documents: list[str], tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("name", tiktoken.list_encoding_names())
 def test_what_is_known_of_encodings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is what tiktoken has, which downloads the ranks of each."""
+    """It is what tiktoken has, which downloads the ranks of each."""
     from tiktoken_ext import openai_public  # noqa: PLC0415
 
     for load in ("load_tiktoken_bpe", "data_gym_to_mergeable_bpe_ranks"):
@@ -195,7 +195,7 @@ def test_what_is_known_of_encodings(name: str, monkeypatch: pytest.MonkeyPatch) 
 def test_an_encoding_by_its_name(
     tokenizers: Path, documents: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Is that of the file with its ranks, down to the digest in the receipt."""
+    """It is that of the file with its ranks, down to the digest in the receipt."""
     path = write_jsonl(tmp_path / "a.jsonl", documents)
     file = tokenizers / "r50k_base.tiktoken"
     pattern, special = ENCODINGS["r50k_base"]
@@ -227,7 +227,7 @@ def test_megatrons_vocabulary_for_tiktoken(tokenizers: Path, tmp_path: Path) -> 
 
 
 def test_the_token_type(tokenizers: Path, tmp_path: Path) -> None:
-    """Is the smallest that holds the vocabulary, unless another one is wanted."""
+    """It is the smallest that holds the vocabulary, unless another one is wanted."""
     path = write_jsonl(tmp_path / "a.jsonl", ["abc"])
     for name, expected in (("auto", "<u2"), ("megatron", "<u2"), ("i32", "<i4"), ("i64", "<i8")):
         run([path], tokenizers, tmp_path / name, token_type=name)
@@ -263,7 +263,7 @@ def test_which_token_ends_documents(tokenizers: Path, documents: list[str], tmp_
 def test_the_end_by_name_and_by_number(
     name: str, token: str, expected: int, tokenizers: Path
 ) -> None:
-    """For every kind of tokenizer."""
+    """The end by name and by number for every kind of tokenizer."""
     path = str(tokenizers / name)
     loaded = load_tokenizer(TokenizerOptions(path, token))
     assert loaded.facts.eod == expected
@@ -341,7 +341,7 @@ def test_what_is_there_in_part_is_not_found(
 
 
 def test_numbered_names_that_are_taken(tokenizers: Path, tmp_path: Path) -> None:
-    """Are refused at once, also if nobody knows yet how many there will be."""
+    """They are refused at once, also if nobody knows yet how many there will be."""
     path = write_jsonl(tmp_path / "a.jsonl", ["one"])
     (tmp_path / "out-00007.bin").write_text("precious")
     with pytest.raises(KeyMismatch, match=r"out-00007\.bin: already exists"):
@@ -372,7 +372,7 @@ def test_shards(tokenizers: Path, documents: list[str], tmp_path: Path) -> None:
 
 
 def test_the_receipt(tokenizers: Path, documents: list[str], tmp_path: Path) -> None:
-    """What each input came to, and where it lies; nothing of when and where it was made."""
+    """What each input came to, and where it is; nothing of when and where it was made."""
     paths = [write_jsonl(tmp_path / "a.jsonl", documents), write_jsonl(tmp_path / "b.jsonl", ["x"])]
     run([*paths], tokenizers, tmp_path / "out")
     receipt = read_receipt(tmp_path / "out.receipt.json")
@@ -392,7 +392,7 @@ def test_the_receipt(tokenizers: Path, documents: list[str], tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["missing.json", "/nowhere", "no/such/thing"])
 def test_a_tokenizer_that_is_not_there(name: str, tmp_path: Path) -> None:
-    """Is said before anything is made."""
+    """It is said before anything is made."""
     path = write_jsonl(tmp_path / "a.jsonl", ["x"])
     with pytest.raises(NotReady, match="no such file"):
         run([path], name, tmp_path / "out")
@@ -400,7 +400,7 @@ def test_a_tokenizer_that_is_not_there(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.json", "a.model", "a.tiktoken", "b.json"])
 def test_what_is_no_tokenizer(name: str, tmp_path: Path) -> None:
-    """Is said, whatever it is treated as."""
+    """It is said, whatever it is treated as."""
     path = write_jsonl(tmp_path / "a.jsonl", ["x"])
     (tmp_path / name).write_text('[{"rank": 0}]' if name == "b.json" else "nonsense")
     with pytest.raises(ConfigError, match="--tokenizer"):

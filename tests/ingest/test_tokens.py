@@ -85,7 +85,7 @@ def test_empty_rows_may_be_kept(shard_size: int | None, tmp_path: Path) -> None:
 
 
 def test_the_end_of_documents(tmp_path: Path) -> None:
-    """Is appended where it is missing; empty rows stay empty, and are dropped."""
+    """It is appended where it is missing; empty rows stay empty, and are dropped."""
     path = write_shard(tmp_path / "a.parquet", [[1, 2], [], [3, 9], [9], [4]])
     outcome = run([path], tmp_path / "out", eod=9)
     assert rows_of(tmp_path / "out") == [[1, 2, 9], [3, 9], [9], [4, 9]]
@@ -104,7 +104,7 @@ def test_the_end_of_documents(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_row(rows: list[Any], message: str, tmp_path: Path) -> None:
-    """Ends the ingest, or is left out, counted and listed."""
+    """It ends the ingest, or is left out, counted and listed."""
     path = write_shard(tmp_path / "a.parquet", rows, groups=4)
     with pytest.raises(CorpusError) as caught:
         run([path], tmp_path / "out", vocabulary=600)
@@ -119,7 +119,7 @@ def test_a_wrong_row(rows: list[Any], message: str, tmp_path: Path) -> None:
 
 
 def test_tokens_beyond_the_type(tmp_path: Path) -> None:
-    """Are an error also where no vocabulary is given."""
+    """They are an error also where no vocabulary is given."""
     path = write_shard(tmp_path / "a.parquet", [[1], [1 << 31]], pa.list_(pa.int64()), groups=1)
     with pytest.raises(CorpusError, match="row group 0, row 1: token 0 is 2147483648"):
         run([path], tmp_path / "out")
@@ -136,7 +136,7 @@ def test_tokens_beyond_the_type(tmp_path: Path) -> None:
     ],
 )
 def test_a_column_of_another_type(column: Any, message: str, tmp_path: Path) -> None:
-    """Is said for every file, before anything is read."""
+    """It is said for every file, before anything is read."""
     for name in ("a", "b"):
         pq.write_table(pa.table({"input_ids": column}), tmp_path / f"{name}.parquet")
     with pytest.raises(CorpusError) as caught:
@@ -159,7 +159,7 @@ def test_lengths_that_are_there_are_checked(tmp_path: Path) -> None:
 
 
 def test_lengths_beyond_the_signed_range(tmp_path: Path) -> None:
-    """Are wrong in their own row only."""
+    """They are wrong in their own row only."""
     lengths = pa.array([2, 1 << 63, 1], pa.uint64())
     path = write_shard(tmp_path / "a.parquet", [[1, 2], [3], [4]], groups=1, length=lengths)
     outcome = run([path], tmp_path / "out", on_error="skip")
@@ -218,7 +218,7 @@ def test_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "footer", "empty"])
 def test_a_damaged_shard(damage: str, tmp_path: Path) -> None:
-    """Is one clear error, wherever it is damaged."""
+    """It is one clear error, wherever it is damaged."""
     path = write_shard(tmp_path / "a.parquet", ROWS)
     content = bytearray(path.read_bytes())
     if damage == "flipped":

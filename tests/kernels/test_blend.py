@@ -85,7 +85,7 @@ def test_weights_that_are_no_weights(bad: list[float]) -> None:
 
 @pytest.mark.parametrize("taken", [[1], [1, 2, 3], [-1, 2], [3, 0], [2**63 - 1, 2**63 - 1]])
 def test_a_blend_cannot_go_on_from_what_cannot_be(taken: list[int]) -> None:
-    """And stays where it was."""
+    """A blend cannot go on from what cannot be, and stays where it was."""
     blender = Blender.exhaustive(np.array([2, 5], np.int64))
     blender.skip(3)
     before = blender.taken

@@ -30,7 +30,7 @@ def instructions_of(level: str | None) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("level", ["AVX2", "sse", "avx1024", "0"])
 def test_what_is_no_level(level: str) -> None:
-    """Is refused, and not treated as the best."""
+    """It is refused, and not treated as the best."""
     found = instructions_of(level)
     assert found.returncode != 0
     assert f"DISTCACHE_INSTRUCTIONS={level!r}: expected" in found.stderr
@@ -46,7 +46,7 @@ def test_no_more_than_asked_for(level: str) -> None:
 
 
 def test_what_the_processor_has() -> None:
-    """Is found, as the kernel lists it, whatever the compiler's runtime knows of processors."""
+    """It is found, as the kernel lists it, whatever the compiler's runtime knows of processors."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     flags = next((set(line.split()) for line in lines if line.startswith("flags")), set())
     if platform.machine() != "x86_64":  # an emulator shows those of its host

@@ -87,7 +87,7 @@ def test_a_cursor_outside_its_slice_is_refused() -> None:
 
 
 def test_entries_have_documents_and_lengths() -> None:
-    """From lengths at any address, as those of an index are."""
+    """Entries have documents and lengths from lengths at any address, as those of an index are."""
     lengths = np.frombuffer(b"x" + np.arange(10, 20, dtype=np.int32).tobytes(), np.int32, 10, 1)
     entries = np.empty(3, np.int64)
     fill_entries(lengths, 4, entries)
@@ -96,6 +96,6 @@ def test_entries_have_documents_and_lengths() -> None:
 
 @pytest.mark.parametrize("begin", [-1, 8])
 def test_entries_need_lengths(begin: int) -> None:
-    """Or nothing is read."""
+    """Entries need lengths, or nothing is read."""
     with pytest.raises(ValueError, match="a length for each entry"):
         fill_entries(np.zeros(10, np.int32), begin, np.empty(3, np.int64))

@@ -130,7 +130,7 @@ def test_arrays_of_other_types_are_refused() -> None:
 
 
 def test_a_mapping_is_the_file_without_its_descriptor() -> None:
-    """And lives as long as anything looks at it."""
+    """A mapping is the file without its descriptor, and lives as long as anything looks at it."""
     with tempfile.TemporaryFile() as stream:
         stream.write(b"0123456789" * 1000)
         stream.flush()

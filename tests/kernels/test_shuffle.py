@@ -26,7 +26,7 @@ def test_shuffle_is_numpys(seed: int, size: int, dtype: type) -> None:
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
 def test_a_shuffle_larger_than_the_caches_is_numpys(dtype: type) -> None:
-    """With regions and blocks as large as they are."""
+    """A shuffle larger than the caches is NumPy's, with regions and blocks as large as they are."""
     theirs, ours = (np.arange(5_300_000, dtype=dtype) for _ in range(2))
     state, generator = np.random.RandomState(5), Mt19937(5)
     state.shuffle(theirs)
@@ -54,7 +54,7 @@ def test_a_shuffle_can_be_cut_in_two(seed: int, size: int, pivot: int) -> None:
 
 @given(seeds, st.one_of(st.integers(1, 300), st.integers(2**31, 2**34)), st.integers(1, 60))
 def test_draws_of_any_range(seed: int, first: int, count: int) -> None:
-    """Beyond 2^32 - 1 two words make a draw, as in NumPy's 64-bit path."""
+    """Draws of any range: beyond 2^32 - 1 two words make a draw, as in NumPy's 64-bit path."""
     count = min(count, first)
     assert Mt19937(seed).draw(first, count).tolist() == legacy_draws(seed, first, count)
 

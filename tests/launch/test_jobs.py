@@ -98,7 +98,7 @@ def test_the_batch_script(tmp_path: Path) -> None:
 
 
 def test_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is one clear error."""
+    """It is one clear error."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="srun: not found"):
         make_executor(tmp_path, tmp_path / "c.h5", OPTIONS)
@@ -106,14 +106,14 @@ def test_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["a%t", "q%j", "back\\slash", "line\nbreak", "\udcff"])
 def test_paths_that_slurm_would_read_otherwise(tmp_path: Path, name: str) -> None:
-    """Are refused before there is anything in them."""
+    """They are refused before there is anything in them."""
     with pytest.raises(ConfigError, match="choose another --name"):
         submit_prejob(tmp_path / name, [], tmp_path / "c.h5", OPTIONS)
     assert not list(tmp_path.iterdir())
 
 
 def test_options_that_would_be_lines_of_the_script(tmp_path: Path) -> None:
-    """Are refused."""
+    """They are refused."""
     odd = msgspec.structs.replace(OPTIONS, partition="cpu\ntouch /tmp/x", memory=" ")
     with pytest.raises(ConfigError) as error:
         submit_prejob(tmp_path / "logs", [], tmp_path / "c.h5", odd)
@@ -158,7 +158,7 @@ def test_a_failure_is_told_in_the_words_of_a_rank(tmp_path: Path) -> None:
 
 
 def test_a_failure_that_no_rank_foresaw(tmp_path: Path) -> None:
-    """Is told in the last words of a rank, and in Slurm's."""
+    """It is told in the last words of a rank, and in Slurm's."""
     files = leave(
         tmp_path,
         rank0="starting rank 0\nslurmstepd-node1: error: STEP 8.0 CANCELLED DUE TO NODE FAILURE\n",
@@ -172,7 +172,7 @@ def test_a_failure_that_no_rank_foresaw(tmp_path: Path) -> None:
 
 
 def test_a_failure_without_any_log(tmp_path: Path) -> None:
-    """Says what Slurm says."""
+    """It says what Slurm says."""
     error = failure(leave(tmp_path), JobState("CANCELLED", 0, "DependencyNeverSatisfied"))
     assert len(error.problems) == 1
     assert "CANCELLED DependencyNeverSatisfied" in error.problems[0]
@@ -190,7 +190,7 @@ def test_odd_logs(tmp_path: Path) -> None:
 
 
 def test_following(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tells each state once, and each whole line of rank 0's log."""
+    """It tells each state once, and each whole line of rank 0's log."""
     monkeypatch.setattr(following, "POLL", 0.0)
     monkeypatch.setattr(following, "ASK_EVERY", 0.0)
     files = leave(tmp_path, rank0="first\nhalf")
@@ -236,7 +236,7 @@ def test_a_directory_that_a_colleague_could_exchange(tmp_path: Path) -> None:
 
 
 def test_a_link_that_a_colleague_could_exchange(tmp_path: Path) -> None:
-    """Is followed once: what is looked at is what is used."""
+    """It is followed once: what is looked at is what is used."""
     team, mine = tmp_path / "team", tmp_path / "mine"
     team.mkdir()
     team.chmod(0o770)
@@ -294,7 +294,7 @@ def test_an_option_takes_the_place_of_ours(
 @pytest.mark.parametrize("memory", ["", "none", "default"])
 @pytest.mark.usefixtures("slurm_here")
 def test_memory_can_be_left_to_the_site(memory: str, tmp_path: Path) -> None:
-    """Where every option of it is refused."""
+    """Memory can be left to the site where every option of it is refused."""
     options = msgspec.structs.replace(OPTIONS, memory=memory)
     script = make_executor(tmp_path, tmp_path / "c.h5", options)._make_submission_file_text("X", "")
     assert "--mem" not in script
@@ -336,7 +336,7 @@ def test_ranks_fit_the_nodes(said: str, partition: str | None, expected: int) ->
 def test_slurm_that_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale_time: Callable[[float], None]
 ) -> None:
-    """Is waited for, but not for ever."""
+    """It is waited for, but not for ever."""
     monkeypatch.setattr(following, "POLL", 0.0)
     monkeypatch.setattr(following, "ASK_EVERY", 0.0)
     scale_time(0.1 / 600)
@@ -349,7 +349,7 @@ def test_slurm_that_does_not_answer(
 
 
 def test_training_scripts(tmp_path: Path) -> None:
-    """Are looked at before anything is submitted."""
+    """They are looked at before anything is submitted."""
     script = tmp_path / "train.sbatch"
     with pytest.raises(NotReady, match="no such script"):
         require_script(str(script), tmp_path / "c.h5")
@@ -365,7 +365,7 @@ def test_training_scripts(tmp_path: Path) -> None:
 
 
 def test_parents_that_a_group_could_write_to(tmp_path: Path) -> None:
-    """Are not made, whatever the umask; a job's directory is this user's alone."""
+    """They are not made, whatever the umask; a job's directory is this user's alone."""
     before = os.umask(0o002)
     try:
         make_private(tmp_path / "a" / "b" / "jobs")
@@ -376,7 +376,7 @@ def test_parents_that_a_group_could_write_to(tmp_path: Path) -> None:
 
 
 def test_an_interruption_while_slurm_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ends it, and does not ask the accounting instead."""
+    """It ends it, and does not ask the accounting instead."""
 
     def call(words: list[str]) -> str:
         raise BuildInterrupted("interrupted")

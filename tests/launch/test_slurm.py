@@ -63,7 +63,7 @@ def test_a_job_cannot_speak_for_the_controller() -> None:
 
 @pytest.mark.parametrize("state", ["REVOKED", "LAUNCH_FAILED", "OUT_OF_MEMORY", "OF_LATER_SLURM"])
 def test_states_of_jobs_that_have_ended(state: str) -> None:
-    """Are all but those of jobs that live; nobody waits for ever for one that is not known."""
+    """They are all but those of jobs that live; nobody waits for ever for one that is not known."""
     assert JobState(state).ended
 
 
@@ -77,7 +77,7 @@ def test_the_number_of_a_job(said: str, number: str) -> None:
 
 @pytest.mark.parametrize("said", ["", "Your last job 17 was slow", "-1", "7 8"])
 def test_what_is_no_number_of_a_job(said: str) -> None:
-    """Is an error: another job must not be waited for."""
+    """It is an error: another job must not be waited for."""
     with pytest.raises(DistcacheError, match="instead of the number"):
         job_number(said)
 
@@ -119,7 +119,7 @@ def test_a_job_that_the_controller_has_forgotten(
 def test_commands_that_are_not_there_or_do_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale_time: Callable[[float], None]
 ) -> None:
-    """Are one clear error each."""
+    """They are one clear error each."""
     with pytest.raises(ConfigError, match="nothing-of-this-name: No such file"):
         call(["nothing-of-this-name"])
     scale_time(0.2 / 60)
@@ -138,12 +138,12 @@ def test_commands_that_are_not_there_or_do_not_answer(
     ],
 )
 def test_the_plugin_that_a_library_speaks(library: str, plugin: str) -> None:
-    """Is chosen among those that Slurm has."""
+    """It is chosen among those that Slurm has."""
     assert choose_plugin(library, parse_plugins(PLUGINS)) == plugin
 
 
 def test_libraries_without_a_plugin() -> None:
-    """Are told what there is."""
+    """They are told what there is."""
     with pytest.raises(ConfigError, match="needs srun --mpi=pmix, but Slurm has none, pmi2"):
         choose_plugin("Open MPI v5.0.3", {"pmi2", "none"})
     with pytest.raises(ConfigError, match="unknown MPI library 'Tandem'"):
@@ -170,6 +170,6 @@ def test_time_limits(text: str, minutes: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "0:00", "-5", "1h", "1:2:3:4", "UNLIMITED"])
 def test_what_is_no_time_limit(text: str) -> None:
-    """Is refused."""
+    """It is refused."""
     with pytest.raises(ConfigError, match="--time"):
         parse_minutes(text)

@@ -46,12 +46,12 @@ def test_whole_commands(launcher: str) -> None:
 
 
 def test_values_that_end_like_a_script() -> None:
-    """Are none where the first word is an option."""
+    """They are none where the first word is an option."""
     assert read(f"--seed 5 --chat-template t.py {COMMAND} --spec my.py fn").seed == 5
 
 
 def test_a_flag_that_is_on_by_default() -> None:
-    """Is switched off by false in a file."""
+    """It is switched off by false in a file."""
     name = "tokenizer_sentencepiece_ignore_extra_whitespaces"
     assert options_from_mapping({name: True, "bf16": True, "x": False}) == ["--bf16"]
     assert options_from_mapping({name: False}) == ["--no-" + name.replace("_", "-")]
@@ -102,21 +102,21 @@ def test_what_a_shell_makes_of_a_file(text: str, tmp_path: Path) -> None:
     ],
 )
 def test_commands_that_cannot_be_read(text: str, problem: str, tmp_path: Path) -> None:
-    """Say which word, and what to do."""
+    """They say which word, and what to do."""
     (tmp_path / "f").write_text(text)
     with pytest.raises(DistcacheError, match=problem):
         load_config(f"@{tmp_path}/f")
 
 
 def test_files_of_windows(tmp_path: Path) -> None:
-    """Have other line ends."""
+    """They have other line ends."""
     lines = COMMAND.replace(" --", " \\\r\n    --")
     (tmp_path / "f").write_text(f"pretrain_gpt.py {lines}\r\n", newline="")
     assert load_config(f"@{tmp_path}/f") == read(COMMAND)
 
 
 def test_values_that_begin_like_a_file() -> None:
-    """Are values."""
+    """They are values."""
     found = read(
         f"{COMMAND} --megatron 0.19 --tokenizer-type NullTokenizer --vocab-size 9 --load @x"
     )
@@ -124,13 +124,13 @@ def test_values_that_begin_like_a_file() -> None:
 
 
 def test_two_releases() -> None:
-    """Are one too many."""
+    """They are one too many."""
     with pytest.raises(ConfigError, match=r"both 0\.18 and 0\.19 are given"):
         read(f"--megatron 0.18 x.py {COMMAND} --megatron 0.19")
 
 
 def test_a_file_that_is_not_there() -> None:
-    """Is named."""
+    """It is named."""
     with pytest.raises(NotReady, match="/none/such: no such file"):
         load_config("@/none/such")
 
@@ -168,12 +168,12 @@ BY_BATCHES = "--train-samples 1000 --eval-iters 2"
     ],
 )
 def test_bridge(text: str, expected: tuple[int, ...]) -> None:
-    """Counts by the formula of its `get_train_valid_test_num_samples`."""
+    """It counts by the formula of its `get_train_valid_test_num_samples`."""
     assert samples_of(f"--arithmetic bridge {text}") == expected
 
 
 def test_later_phases() -> None:
-    """Are those of the iteration that training resumes with."""
+    """They are those of the iteration that training resumes with."""
     text = "--train-samples 1000 --global-batch-size 10 --phase-transition-iterations 70,20"
     assert [samples_of(f"{text} --iteration {n}")[0] for n in (0, 19, 20, 69, 70)] == [
         200,
@@ -245,6 +245,6 @@ def test_a_ramp_counts_by_release() -> None:
     ],
 )
 def test_what_megatron_would_refuse(text: str, problem: str) -> None:
-    """Is an error here too."""
+    """It is an error here too."""
     with pytest.raises(ConfigError, match=problem):
         samples_of(text)

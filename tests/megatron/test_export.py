@@ -80,7 +80,7 @@ def test_blends_of_each_split_come_as_a_file(
 def test_what_no_option_says_is_a_warning(
     corpora: dict[str, str], shared: Path, tmp_path: Path
 ) -> None:
-    """And one epoch of validation is an option of its own."""
+    """What no option says is a warning, and one epoch of validation is an option of its own."""
     fields = {
         "sequence_length": 16,
         "split": "90,10,0",
@@ -124,7 +124,7 @@ def test_the_longest_prefix_wins(path: str, expected: str) -> None:
 def test_an_unknown_tokenizer_is_asked_for(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path
 ) -> None:
-    """Without one there is no name; a given one comes first."""
+    """An unknown tokenizer is asked for; without one there is no name; a given one comes first."""
     del blend_config["tokenizer"]
     cache = open_cache(build_here(blend_config, shared).path)
     with pytest.raises(ConfigError, match="--tokenizer FILE"):
@@ -159,7 +159,7 @@ def test_a_file_in_the_way(blend_config: dict[str, Any], shared: Path, tmp_path:
 
 
 def test_names_that_are_no_text(blend_config: dict[str, Any], shared: Path, tmp_path: Path) -> None:
-    """Are refused before anything is written."""
+    """They are refused before anything is written."""
     cache = open_cache(build_here(blend_config, shared).path)
     with pytest.raises(ConfigError, match="is not UTF-8"):
         export(cache, tmp_path / "\udcff")
@@ -171,7 +171,7 @@ def test_names_that_are_no_text(blend_config: dict[str, Any], shared: Path, tmp_
 def test_what_a_killed_export_has_left(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path
 ) -> None:
-    """Is removed by the next one, after an hour; other files stay."""
+    """It is removed by the next one, after an hour; other files stay."""
     cache = open_cache(build_here(blend_config, shared).path)
     array = next(name for name in export(cache, tmp_path).files if name.endswith(".npy"))
     old, recent = tmp_path / f".{array}.0123abcd.part", tmp_path / f".{array}.4567abcd.part"
@@ -195,7 +195,7 @@ def test_names_of_releases(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Are hard links to the same arrays, or copies where the filesystem has none."""
+    """They are hard links to the same arrays, or copies where the filesystem has none."""
     options = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "m"}
     blend_config["tokenizer"] = {"megatron": "0.16", **options}
     cache = open_cache(build_here(blend_config, shared).path)
@@ -233,7 +233,7 @@ def tokenizer_in(path: Path) -> Any:
 def test_a_spoilt_array_is_replaced_under_all_names(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path
 ) -> None:
-    """Although they are one file."""
+    """A spoilt array is replaced under all names, although they are one file."""
     blend_config["tokenizer"] = {"megatron": "0.16", "tokenizer_type": "NullTokenizer"}
     cache = open_cache(build_here(blend_config, shared).path)
     naming = Naming({"tokenizer_type": "NullTokenizer"}, RELEASES)
@@ -248,7 +248,7 @@ def test_a_spoilt_array_is_replaced_under_all_names(
 
 
 def test_names_for_fim(blend_config: dict[str, Any], shared: Path, tmp_path: Path) -> None:
-    """Have its class; by an option, or by the configuration that the cache was built with."""
+    """They have its class; by an option, or by the configuration that the cache was built with."""
     plain = open_cache(build_here(blend_config, shared).path)
     blend_config["fim_data"] = True
     fim = open_cache(build_here(blend_config, shared / "fim").path)
@@ -262,7 +262,7 @@ def test_names_for_fim(blend_config: dict[str, Any], shared: Path, tmp_path: Pat
 def test_releases_without_the_tokenizers_options(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path
 ) -> None:
-    """Are refused: a description is that of one release."""
+    """They are refused: a description is that of one release."""
     cache = open_cache(build_here(blend_config, shared).path)
     with pytest.raises(ConfigError, match="need Megatron's options of the tokenizer"):
         export(cache, tmp_path / "out", naming=OF_RELEASES)
@@ -271,7 +271,7 @@ def test_releases_without_the_tokenizers_options(
 def test_options_without_a_release(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path
 ) -> None:
-    """Need one when names are made."""
+    """They need one when names are made."""
     blend_config["tokenizer"] = {"tokenizer_type": "NullTokenizer"}
     cache = open_cache(build_here(blend_config, shared).path)
     with pytest.raises(ConfigError, match="megatron: missing; name the release"):

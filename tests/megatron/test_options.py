@@ -111,7 +111,7 @@ def test_data_of_each_split() -> None:
 
 
 def test_megatrons_names_in_a_file() -> None:
-    """With dashes or underscores, flags as true."""
+    """Megatron's names in a file with dashes or underscores, flags as true."""
     fields: dict[str, Any] = {
         "data_path": [0.3, "a", 0.7, "b"],
         "seq-length": 64,
@@ -169,7 +169,7 @@ def test_what_megatron_would_refuse(words: list[str], problem: str) -> None:
     "text", ["{", "[]", '{"train": ["a"]}', '{"train": 3, "valid": null, "test": null}']
 )
 def test_a_file_of_paths_that_is_none(text: str, tmp_path: Path) -> None:
-    """Is named, with what it should have."""
+    """It is named, with what it should have."""
     path = tmp_path / "splits.json"
     path.write_text(text)
     with pytest.raises(

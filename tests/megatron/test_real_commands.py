@@ -123,7 +123,7 @@ def test_a_misspelt_option_of_data_is_an_error(word: str, meant: str) -> None:
     ],
 )
 def test_commands_that_train_otherwise(text: str, problem: str) -> None:
-    """Are refused by name: their training would never read a cache of GPTDataset."""
+    """They are refused by name: their training would never read a cache of GPTDataset."""
     with pytest.raises(ConfigError, match=problem):
         read(text)
 

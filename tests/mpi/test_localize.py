@@ -96,7 +96,7 @@ def require_read_once(world: Path, logs: Path) -> None:
 def test_each_byte_is_read_once(
     world: Path, tmp_path: Path, launcher: str, ranks: int, per_node: int
 ) -> None:
-    """By whichever agent; all nodes then have all of it."""
+    """Each byte is read once by whichever agent; all nodes then have all of it."""
     words = ["localize", world / "c.h5", "--to", f"{tmp_path}/local{{node}}", "--json"]
     done = on_nodes(world, tmp_path / "logs", words, ranks, per_node, launcher)
     assert done.returncode == 0, done.stderr
@@ -118,7 +118,7 @@ def test_each_byte_is_read_once(
 
 
 def test_a_repair_reads_what_any_node_needs_once(world: Path, tmp_path: Path) -> None:
-    """And a node that needs nothing writes nothing."""
+    """A repair reads once what any node needs, and a node that needs nothing writes nothing."""
     words = ["localize", world / "c.h5", "--to", f"{tmp_path}/local{{node}}", "--json"]
     assert on_nodes(world, tmp_path / "first", words, 3, 1).returncode == 0
     for node, offset in ((0, 20_000), (1, 20_000), (1, 80 << 20)):
@@ -141,7 +141,7 @@ def test_a_repair_reads_what_any_node_needs_once(world: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("transport", ["copy", "mpi"])
 def test_hashes_agree_on_all_nodes(world: Path, tmp_path: Path, transport: str) -> None:
-    """Where every node has a disk of its own under the same path."""
+    """Hashes agree on all nodes where every node has a disk of its own under the same path."""
     local = tmp_path / "local"
     local.mkdir()
     words = ["localize", world / "c.h5", "--to", f"{local}/store", "--megatron"]
@@ -187,7 +187,7 @@ def test_what_is_wrong_is_said_once_on_all_ranks(
 
 
 def test_nodes_that_share_a_directory_are_told_so(world: Path, tmp_path: Path) -> None:
-    """At once: they would wait for each other's lock."""
+    """Nodes that share a directory are told so at once: they would wait for each other's lock."""
     words = ["localize", world / "c.h5", "--to", tmp_path / "one-for-all"]
     done = on_nodes(world, tmp_path / "logs", words, 3, 1)
     fail_alike(done, 2, "is one directory for several nodes")
@@ -314,7 +314,7 @@ def test_processes_of_a_node_without_mpi(world: Path, tmp_path: Path) -> None:
 def test_a_node_that_cannot_hold_a_copy(
     world: Path, tmp_path: Path, what: str, best_effort: bool
 ) -> None:
-    """Is an error, or is reported while the others continue; a hung disk ends it in time."""
+    """It is an error, or is reported while the others continue; a hung disk ends it in time."""
     words = ["localize", world / "c.h5", "--to", f"{tmp_path}/local{{node}}", "--json"]
     environment = {"DISTCACHE_TIMEOUT_SCALE": "0.01"}
     if what == "broken":

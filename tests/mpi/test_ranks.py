@@ -23,7 +23,7 @@ pytestmark = pytest.mark.mpi
 
 
 def test_the_large_sections_are_split(large_config: dict[str, Any]) -> None:
-    """Or the tests below would say nothing about splitting."""
+    """The large sections are split, or the tests below would say nothing about splitting."""
     config = config_from_mapping(large_config)
     plan = make_plan_together(SerialCommunicator(), config, 1, NullProgress())
     layout = make_layout(plan.items)
@@ -55,7 +55,7 @@ def test_bytes_are_equal(
 def test_bytes_are_equal_by_links(
     launcher: str, ranks: int, large_file: Path, serial_bytes: bytes, shared: Path
 ) -> None:
-    """Where no rank has more than its slices of the large sections."""
+    """Bytes are equal by links where no rank has more than its slices of the large sections."""
     program = [sys.executable, "-m", "tests.mpi.linked"]
     done = start(["build", large_file, "-o", shared], ranks, launcher, program=program)
     assert done.returncode == 0, done.stderr
@@ -98,7 +98,7 @@ def test_all_ranks_end_with_the_same_error(
 
 
 def test_a_check_shares_out_the_bytes(large_config: dict[str, Any]) -> None:
-    """And finds what one process finds."""
+    """A check shares out the bytes, and finds what one process finds."""
     blends = large_config["blend_per_split"]
     prefixes = [*blends["train"], *blends["valid"], *(b["path"] for b in blends["test"])]
     alone, together = (start(["check", *prefixes, "--json"], ranks) for ranks in (1, 3))
@@ -107,7 +107,7 @@ def test_a_check_shares_out_the_bytes(large_config: dict[str, Any]) -> None:
 
 
 def test_memory_stays_within_its_prediction(large_file: Path, shared: Path) -> None:
-    """Of every rank, in a build whose sections are split."""
+    """Memory stays within its prediction on every rank, in a build whose sections are split."""
     done = start(["build", large_file, "-o", shared, "--threads", "1"], 2)
     assert done.returncode == 0, done.stderr
     record = json.loads(next(shared.glob("*.build.json")).read_text())
@@ -116,7 +116,7 @@ def test_memory_stays_within_its_prediction(large_file: Path, shared: Path) -> N
 
 
 def test_a_memory_limit_is_kept(large_file: Path, serial_bytes: bytes, shared: Path) -> None:
-    """By sections that are split, where one rank could not hold them."""
+    """A memory limit is kept by sections that are split, where one rank could not hold them."""
     words = ["build", large_file, "-o", shared, "--memory-limit", "260M", "--threads", "2"]
     done = start(words, 3)
     assert done.returncode == 0, done.stderr

@@ -46,7 +46,7 @@ def store_of(root: Path) -> Store:
 
 
 def test_a_copy_is_the_cache(url: str, server: ScriptedS3, cache: Path, tmp_path: Path) -> None:
-    """With its indices; each byte is fetched once, and none of the tokens."""
+    """A copy is the cache with its indices; each byte is fetched once, and none of the tokens."""
     report = only(run(url, tmp_path / "local"))
     assert Path(report.cache).read_bytes() == cache.read_bytes()
     size = sum(len(server.objects[name]) for name in server.objects if not name.endswith(".bin"))
@@ -87,7 +87,7 @@ def test_each_byte_once_for_all_nodes(url: str, server: ScriptedS3, tmp_path: Pa
 
 
 def test_whole_tokens(url: str, server: ScriptedS3, tmp_path: Path) -> None:
-    """Are copied, verified by digests of our own, and repaired, each flipped block alone."""
+    """They are copied, verified by digests of our own, and repaired, each flipped block alone."""
     run(url, tmp_path / "local", copy=True)
     store = store_of(tmp_path / "local")
     record = next(read_records(store))
@@ -108,7 +108,7 @@ def test_whole_tokens(url: str, server: ScriptedS3, tmp_path: Path) -> None:
 
 
 def test_whole_tokens_of_a_shared_filesystem(cache: Path, tmp_path: Path) -> None:
-    """Are copied just so."""
+    """They are copied just so."""
     run(cache, tmp_path / "local", copy=True)
     store = store_of(tmp_path / "local")
     record = next(read_records(store))
@@ -121,7 +121,7 @@ def test_whole_tokens_of_a_shared_filesystem(cache: Path, tmp_path: Path) -> Non
 
 
 def test_a_copy_that_was_interrupted(url: str, server: ScriptedS3, tmp_path: Path) -> None:
-    """Goes on: what had arrived is not fetched again."""
+    """It goes on: what had arrived is not fetched again."""
     names = [name for name in server.objects if name.endswith(".bin")]
     last = server.objects.pop(names[-1])
     with pytest.raises(DistcacheError):
@@ -139,7 +139,7 @@ def test_a_copy_that_was_interrupted(url: str, server: ScriptedS3, tmp_path: Pat
 
 @pytest.mark.parametrize("suffix", [".idx", ".bin"])
 def test_a_changed_object(suffix: str, url: str, server: ScriptedS3, tmp_path: Path) -> None:
-    """Is an error that names it, and leaves no ready record."""
+    """It is an error that names it, and leaves no ready record."""
     name = [name for name in server.objects if name.endswith(suffix)][-1]
     replaced: list[str] = []
 
@@ -156,7 +156,7 @@ def test_a_changed_object(suffix: str, url: str, server: ScriptedS3, tmp_path: P
 
 
 def test_a_new_version_of_the_tokens(url: str, server: ScriptedS3, tmp_path: Path) -> None:
-    """Is stamped anew by the next run; the copy of the old one is another file."""
+    """It is stamped anew by the next run; the copy of the old one is another file."""
     run(url, tmp_path / "local", copy=True)
     store = store_of(tmp_path / "local")
     before = next(read_records(store)).corpora
@@ -174,7 +174,7 @@ def test_a_new_version_of_the_tokens(url: str, server: ScriptedS3, tmp_path: Pat
 
 
 def test_nodes_that_read_nothing(url: str, tmp_path: Path) -> None:
-    """Of pipeline stages in the middle: they get no store."""
+    """Nodes that read nothing of pipeline stages in the middle: they get no store."""
 
     def agent(communicator: Communicator) -> list[str]:
         options = LocalizeOptions(

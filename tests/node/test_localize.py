@@ -97,7 +97,7 @@ def test_what_was_taken_away_comes_back(cache: Path, tmp_path: Path) -> None:
 
 
 def test_a_shorter_and_a_longer_file_are_mended(cache: Path, tmp_path: Path) -> None:
-    """Whatever length they have."""
+    """A shorter and a longer file are repaired, whatever length they have."""
     report = only(run(cache, tmp_path / "local"))
     for size in (0, 4000, 100_000, 50_000_000):
         os.truncate(report.cache, size)
@@ -146,7 +146,7 @@ def test_a_block_elsewhere_that_is_spoilt_is_fetched(
 
 
 def test_megatrons_view_needs_the_links(cache: Path, tmp_path: Path) -> None:
-    """Since it finds corpora by local paths."""
+    """Megatron's view needs the links, since it finds corpora by local paths."""
     with pytest.raises(ConfigError, match="leave out --bin none"):
         run(cache, tmp_path / "local", megatron=True, link=False)
 
@@ -186,7 +186,7 @@ def test_a_shared_filesystem_that_vanishes(
 
 
 def test_the_transport_is_chosen_by_the_number_of_nodes() -> None:
-    """And says why."""
+    """The transport is chosen by the number of nodes, and says why."""
     assert choose_transport("auto", 1)[0] == "copy"
     assert choose_transport("auto", 2)[0] == "mpi"
     assert "2 nodes" in choose_transport("auto", 2)[1]
@@ -208,7 +208,7 @@ def test_a_copy_of_a_cache_with_relative_paths(
 
 
 def test_the_store_is_made_once(tmp_path: Path) -> None:
-    """With mode 0700 and a marker; making it again changes nothing."""
+    """The store is made once with mode 0700 and a marker; making it again changes nothing."""
     store = make_store(tmp_path / "a" / "b")
     assert store.root.stat().st_mode & 0o777 == 0o700
     assert make_store(store.root).root == store.root

@@ -106,7 +106,7 @@ def test_the_others_fail_after_a_broken_node_has_gone(cache: Path, tmp_path: Pat
 
 
 def test_a_copy_that_another_job_has_brought(cache: Path, tmp_path: Path) -> None:
-    """Is treated as right, but where a budget is still to be kept to."""
+    """It is treated as right, but where a budget is still to be kept to."""
     run(cache, tmp_path / "local")
     record = next(iter(read_records(Store(tmp_path / "local"))))
     assert LocalizeOptions().are_fulfilled_by(record)
@@ -114,7 +114,7 @@ def test_a_copy_that_another_job_has_brought(cache: Path, tmp_path: Path) -> Non
 
 
 def test_where_a_store_is(tmp_path: Path) -> None:
-    """As asked for, else as the environment says; an empty name is an error."""
+    """A store is where it is asked for, else as the environment says; an empty name is an error."""
     environment = {"TMPDIR": "/t", "SLURM_TMPDIR": "/s", "DISTCACHE_LOCAL_DIR": "/d"}
     assert local_directory(tmp_path, environment) == tmp_path
     assert local_directory(None, environment) == Path("/d")

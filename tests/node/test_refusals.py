@@ -22,7 +22,7 @@ TRANSPORTS = ("copy", "mpi")
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_corrupt_cache_is_refused(cache: Path, tmp_path: Path, transport: str) -> None:
-    """And leaves no record."""
+    """A corrupt cache is refused, and leaves no record."""
     flip(cache, BLOCK_SIZE if cache.stat().st_size > BLOCK_SIZE else 9000)
     with pytest.raises(CacheCorrupt, match="differ from their digest"):
         run(cache, tmp_path / "local", transport=transport)
@@ -58,7 +58,7 @@ def test_a_corpus_of_another_size_is_refused(
 
 
 def test_too_little_space(cache: Path, tmp_path: Path) -> None:
-    """Says the numbers, and leaves everything as it was."""
+    """It says the numbers, and leaves everything as it was."""
     run(cache, tmp_path / "local")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "local").rglob("*")}
     other = tmp_path / "other.h5"
@@ -72,6 +72,6 @@ def test_too_little_space(cache: Path, tmp_path: Path) -> None:
 
 
 def test_a_store_in_a_bucket(cache: Path) -> None:
-    """Is refused: no directory is made of its name."""
+    """It is refused: no directory is made of its name."""
     with pytest.raises(ConfigError, match="cannot be in a bucket"):
         localize(SerialCommunicator(), cache, LocalizeOptions(directory="s3://lake/store"))

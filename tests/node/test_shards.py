@@ -71,7 +71,7 @@ def test_shards_become_a_bin(codec: str, transport: str, tmp_path: Path) -> None
 
 
 def test_raw_shards_stay_shared(tmp_path: Path) -> None:
-    """Unless they are asked for; later runs keep what there is."""
+    """Raw shards stay shared unless they are asked for; later runs keep what there is."""
     index(write_tokens(tmp_path / "data"), tmp_path / "c")
     cache = Path(build_here(fields_of(str(tmp_path / "c")), tmp_path / "caches").path)
     root = tmp_path / "local"
@@ -98,7 +98,7 @@ def test_nothing_is_unpacked_if_that_is_asked(packed: Path, tmp_path: Path) -> N
 def test_only_the_shard_that_differs_is_fetched(
     packed: Path, transport: str, tmp_path: Path
 ) -> None:
-    """In place, while training reads the others."""
+    """Only the shard that differs is fetched in place, while training reads the others."""
     root = tmp_path / "local"
     run(packed, root, transport=transport)
     expected = local_samples(packed, root)
@@ -141,7 +141,7 @@ def test_a_shard_that_was_exchanged(packed: Path, transport: str, tmp_path: Path
 
 
 def test_space_is_foreseen(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the unpacked shards, before anything is changed."""
+    """Space is foreseen of the unpacked shards, before anything is changed."""
     size = virtual_bin(tmp_path / "c").size
     monkeypatch.setattr(space, "space_at", lambda _: space.Space(size, in_memory=False))
     with pytest.raises(NoSpace, match="bytes are needed"):
@@ -161,7 +161,7 @@ def test_shards_without_digests_are_not_unpacked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_shard_that_is_gone(transport: str, tmp_path: Path, packed: Path) -> None:
-    """Is said with its path, and what to do."""
+    """It is said with its path, and what to do."""
     (tmp_path / "data" / "shard.00003.mds.zstd").unlink()
     with pytest.raises(
         CorpusError, match=r"shard\.00003\.mds\.zstd: cannot be read: No such.*; put it back"
@@ -170,7 +170,7 @@ def test_a_shard_that_is_gone(transport: str, tmp_path: Path, packed: Path) -> N
 
 
 def test_another_data_set_with_the_same_index(tmp_path: Path, packed: Path) -> None:
-    """Gets a `.bin` of its own: who reads the old copy goes on with the old tokens."""
+    """It gets a `.bin` of its own: who reads the old copy goes on with the old tokens."""
     root = tmp_path / "local"
     run(packed, root)
     before = local_samples(packed, root)
@@ -196,7 +196,7 @@ def test_another_data_set_with_the_same_index(tmp_path: Path, packed: Path) -> N
 
 
 def test_a_bin_that_comes_later_beside_the_shards(tmp_path: Path, packed: Path) -> None:
-    """Is linked by caches that are localized then; those before keep what they have unpacked."""
+    """It is linked by caches that are localized then; those before keep what they have unpacked."""
     root = tmp_path / "local"
     run(packed, root)
     expected = local_samples(packed, root)
@@ -210,7 +210,7 @@ def test_a_bin_that_comes_later_beside_the_shards(tmp_path: Path, packed: Path) 
 
 
 def test_windows_stay_windows(tmp_path: Path, packed: Path) -> None:
-    """Until something else is asked for; their space is then given back."""
+    """Windows stay windows until something else is asked for; their space is then released."""
     root = tmp_path / "local"
     run(packed, root, shards="windows")
     run(packed, root)
@@ -224,7 +224,7 @@ def test_windows_stay_windows(tmp_path: Path, packed: Path) -> None:
 
 
 def test_windows_need_digests(tmp_path: Path) -> None:
-    """Which is said before anything is copied."""
+    """Windows need digests, which is said before anything is copied."""
     samples = [{"tokens": document.astype("i4")} for document in DOCUMENTS]
     data = write_mds(tmp_path / "data", {"tokens": "ndarray:int32"}, samples, codec="zstd")
     index(data, tmp_path / "c", headers_only=True)

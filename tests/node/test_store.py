@@ -68,7 +68,7 @@ def test_without_a_place_nothing_is_guessed() -> None:
 
 
 def test_an_empty_directory_becomes_a_store(tmp_path: Path) -> None:
-    """And is closed to others."""
+    """An empty directory becomes a store, and is closed to others."""
     root = tmp_path / "local"
     root.mkdir(mode=0o755)
     make_store(root)
@@ -113,7 +113,7 @@ def test_roots_that_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_type_of_a_filesystem() -> None:
-    """Is that of the mount which is closest."""
+    """It is that of the mount which is closest."""
     mounts = (
         "a / ext4 rw 0 0\nb /x tmpfs rw 0 0\nc /x/y xfs rw 0 0\nd /with\\040space ramfs rw 0 0\n"
     )
@@ -124,7 +124,7 @@ def test_the_type_of_a_filesystem() -> None:
 
 
 def test_memory_is_warned_of_and_counted(caches: list[Path]) -> None:
-    """Since the job needs it too."""
+    """Memory is warned of and counted, since the job needs it too."""
     root = Path(f"/dev/shm/distcache-test-{os.getpid()}")
     try:
         done = start(["localize", caches[0], "--to", root, "--json"])
@@ -221,7 +221,7 @@ def test_nothing_else_is_removed(caches: list[Path], tmp_path: Path) -> None:
 
 
 def test_commands_look_after_a_store(caches: list[Path], tmp_path: Path) -> None:
-    """With exit codes and JSON."""
+    """Commands look after a store with exit codes and JSON."""
     root = tmp_path / "local"
     assert start(["local", "ls", root]).returncode == 5
     done = start(["localize", caches[0], "--to", root])
@@ -245,7 +245,7 @@ def test_commands_look_after_a_store(caches: list[Path], tmp_path: Path) -> None
 
 
 def test_a_wrong_root_is_one_clear_error(caches: list[Path], tmp_path: Path) -> None:
-    """With what to do."""
+    """A wrong root is one clear error with what to do."""
     (tmp_path / "file").write_text("")
     done = start(["localize", caches[0], "--to", tmp_path / "file"])
     assert done.returncode == 1

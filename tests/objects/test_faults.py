@@ -200,7 +200,7 @@ def test_a_change_is_one_error_on_all_ranks(
 def test_a_build_fetches_each_index_once(
     server: ScriptedS3, blend_config: dict[str, Any], tmp_path: Path
 ) -> None:
-    """For three ranks on nodes of their own; no tokens."""
+    """A build fetches each index once for three ranks on nodes of their own; no tokens."""
     config = config_of(server, blend_config, tmp_path)
     server.script()
     words = ["build", config, "-o", tmp_path / "built"]
@@ -247,7 +247,7 @@ def test_a_fault_in_the_middle(suffix: str, server: ScriptedS3, tmp_path: Path) 
 def test_a_store_that_is_away_for_seconds(
     command: str, server: ScriptedS3, blend_config: dict[str, Any], cache: Path, tmp_path: Path
 ) -> None:
-    """For twenty, is waited for: nothing is wrong in the end."""
+    """A store that is away for twenty seconds is waited for: nothing is wrong in the end."""
     config, store = config_of(server, blend_config, tmp_path), tmp_path / "local0"
     words: list[str | Path] = ["localize", URL, "--to", f"{tmp_path}/local{{node}}"]
     if command == "train":
@@ -300,7 +300,7 @@ def test_a_node_fetches_what_its_own_ranks_read(
 
 
 def test_a_full_disk(server: ScriptedS3, cache: Path, tmp_path: Path) -> None:
-    """Makes the read-ahead smaller, and says so; training goes on with the right samples."""
+    """It makes the read-ahead smaller, and says so; training goes on with the right samples."""
     store = tmp_path / "small" / "store"
     store.parent.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1200k", "tmpfs", str(store.parent)]
@@ -323,7 +323,7 @@ def test_a_full_disk(server: ScriptedS3, cache: Path, tmp_path: Path) -> None:
 
 
 def test_a_killed_rank(server: ScriptedS3, cache: Path, tmp_path: Path) -> None:
-    """Gives its share of the budget back; the other ranks go on, by the same fetcher."""
+    """It gives its share of the budget back; the other ranks go on, by the same fetcher."""
     store = tmp_path / "store"
     assert start(["localize", URL, "--to", store], environment=server.environment).returncode == 0
     server.latency = 0.01

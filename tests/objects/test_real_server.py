@@ -67,7 +67,7 @@ def test_who_may_what(seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_public_bucket(seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is read without credentials, if one says so."""
+    """It is read without credentials, if one says so."""
     bucket_of("s3://public/x").create("s3://public/x", b"for all")
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -79,7 +79,7 @@ def test_a_public_bucket(seaweed: Seaweed, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_replaced_object() -> None:
-    """Is refused by the server itself, which looks at If-Match."""
+    """It is refused by the server itself, which looks at If-Match."""
     url = "s3://lake/replaced"
     bucket_of(url).create(url, b"first")
     version = version_at(url)

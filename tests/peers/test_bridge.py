@@ -60,7 +60,7 @@ def datasets_of(found: Any) -> Any:
 
 
 def test_samples_are_megatrons(fields: dict[str, Any], tmp_path: Path) -> None:
-    """Of every split, through Megatron-Bridge's own loaders."""
+    """Samples are Megatron's in every split, through Megatron-Bridge's own loaders."""
     cache = Path(build_here(fields, tmp_path / "shared", "c").path)
     options = {"eod_mask_loss": True, "create_attention_mask": False}
     theirs = build_with_megatron(config_from_mapping(fields), tmp_path / "theirs", 7, 7, **options)
@@ -80,7 +80,7 @@ def test_samples_are_megatrons(fields: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_a_cache_for_something_else(fields: dict[str, Any], tmp_path: Path) -> None:
-    """Is an error, but for more samples where the order need not be Megatron's."""
+    """It is an error, but for more samples where the order need not be Megatron's."""
     fields["samples"] = SAMPLES | {"train": 121}
     cache = Path(build_here(fields, tmp_path / "shared", "c").path)
     with pytest.raises(ConfigError, match=r"samples\.train is 121 in the cache"):
@@ -91,7 +91,7 @@ def test_a_cache_for_something_else(fields: dict[str, Any], tmp_path: Path) -> N
 
 
 def test_counts_are_bridges() -> None:
-    """Of 300 random configurations."""
+    """Counts are Bridge's in 300 random configurations."""
     choose = random.Random(4)
     for _ in range(300):
         batch = choose.choice([1, 7, 64])

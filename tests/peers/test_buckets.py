@@ -126,7 +126,7 @@ def test_it_reads_the_bucket(reader: str, cache: Path, server: ScriptedS3, tmp_p
 
 
 def test_alone_it_fails(server: ScriptedS3, tmp_path: Path) -> None:
-    """On every node but that of rank 0: the reason for the layout."""
+    """Alone it fails on every node but that of rank 0: the reason for the layout."""
     flags = localize(tmp_path, server)
     for rank in range(RANKS):
         shutil.rmtree(tmp_path / f"node{rank}" / "objects")
@@ -136,7 +136,7 @@ def test_alone_it_fails(server: ScriptedS3, tmp_path: Path) -> None:
 
 
 def test_copies_on_the_node(cache: Path, server: ScriptedS3, tmp_path: Path) -> None:
-    """Are local paths for Megatron: it never asks the bucket."""
+    """They are local paths for Megatron: it never asks the bucket."""
     flags = localize(tmp_path, server, "--bin", "copy")
     assert "--object-storage-cache-path" not in flags[0]
     server.script()

@@ -53,7 +53,7 @@ def blended(small: dict[str, str]) -> list[str]:
 
 @pytest.mark.parametrize("kind", ["blend", "per split", "one corpus"])
 def test_everything_is_found(kind: str, small: dict[str, str], tmp_path: Path) -> None:
-    """And nothing is written."""
+    """Everything is found, and nothing is written."""
     data = {
         "blend": blended(small),
         "per split": ["--train-data-path", *small.values(), "--valid-data-path", small["plain"]],
@@ -91,7 +91,7 @@ def test_a_tokenizer_of_pieces(small: dict[str, str], tmp_path: Path) -> None:
 def test_which_field_differs(
     change: list[str], reason: str, small: dict[str, str], tmp_path: Path
 ) -> None:
-    """Of files that Megatron would build."""
+    """The field that differs is named for files that Megatron would build."""
     words = [*COMMAND.split(), *NULL.split(), *blended(small)]
     out = exported(words, tmp_path)
     assert reason in "\n".join(ask(out, [*words, *change])[0])
@@ -108,7 +108,7 @@ def test_a_missing_array(small: dict[str, str], tmp_path: Path) -> None:
 
 
 def test_an_array_that_was_cut_short(small: dict[str, str], tmp_path: Path) -> None:
-    """Is as bad as a missing one: training would crash."""
+    """It is as bad as a missing one: training would crash."""
     words = [*COMMAND.split(), *NULL.split(), *blended(small)]
     out = exported(words, tmp_path)
     for size in (100, 0):
@@ -118,7 +118,7 @@ def test_an_array_that_was_cut_short(small: dict[str, str], tmp_path: Path) -> N
 
 
 def test_what_megatron_refuses(small: dict[str, str], tmp_path: Path) -> None:
-    """Is said in its words."""
+    """It is said in its words."""
     words = [*COMMAND.split(), *blended(small), "--tokenizer-type", "TikTokenizer"]
     words += ["--tokenizer-model", str(tmp_path / "none.json")]
     (problem,), files = ask(tmp_path, words)

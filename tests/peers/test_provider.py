@@ -121,7 +121,7 @@ def each(datasets: Any) -> list[Any]:
 def test_batches_are_megatrons(
     kind: str, loader: str, corpora: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of every rank, from the first on and after some are consumed."""
+    """Batches are Megatron's on every rank, from the first on and after some are consumed."""
     words = [*COMMAND.split(), *data_words(kind, corpora), "--dataloader-type", loader]
     if RELEASE != "0.17":
         words += EVALUATION
@@ -151,7 +151,7 @@ def test_batches_are_megatrons(
 
 
 def test_a_rank_that_reads_no_data(corpora: list[str], tmp_path: Path) -> None:
-    """Gets none, but takes part."""
+    """It gets none, but takes part."""
     words = [*COMMAND.split(), *data_words("several validation sets", corpora)]
     cache = cached(words, tmp_path)
     start_training(words)
@@ -162,7 +162,7 @@ def test_a_rank_that_reads_no_data(corpora: list[str], tmp_path: Path) -> None:
 
 
 def test_a_cache_for_something_else(corpora: list[str], tmp_path: Path) -> None:
-    """Is an error that says what differs; more samples may be allowed."""
+    """It is an error that says what differs; more samples may be allowed."""
     words = [*COMMAND.split(), *data_words("blend", corpora)]
     provide = distcache.megatron.provider(cached(words, tmp_path))
     for change, message in (

@@ -161,7 +161,7 @@ def test_every_sample_is_megatrons(
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_are_megatrons(workers: int, texts: dict[str, str], tmp_path: Path) -> None:
-    """Through the same DataLoader, in this process and in others."""
+    """Batches are Megatron's through the same DataLoader, in this process and in others."""
     options = {"eod_mask_loss": True, "create_attention_mask": False}
     for theirs, ours in pairs("blend", texts, tmp_path, 4, options):
         loaders = (DataLoader(data, batch_size=6, num_workers=workers) for data in (theirs, ours))
@@ -173,7 +173,7 @@ def test_batches_are_megatrons(workers: int, texts: dict[str, str], tmp_path: Pa
 
 
 def test_none_is_a_sample_without_loss(texts: dict[str, str], tmp_path: Path) -> None:
-    """As Megatron fills up a batch."""
+    """None is a sample without loss as Megatron fills up a batch."""
     for theirs, ours in pairs("one corpus", texts, tmp_path, -1, {"create_attention_mask": True}):
         require_equal(ours[None], theirs[None])
         rows = ours.__getitems__([None, 1])

@@ -80,7 +80,7 @@ def test_a_merged_index(tmp_path: Path) -> None:
 
 
 def test_rows_of_every_encoding(tmp_path: Path) -> None:
-    """Are as many bytes as its writer gives each sample."""
+    """They are as many bytes as its writer gives each sample."""
     values: dict[str, tuple[str, Any]] = {
         "a": ("bytes", b"\x00\x01"),
         "b": ("str", "é"),

@@ -53,7 +53,7 @@ def options_of(number: int) -> MegatronTokenizer:
 
 @pytest.mark.parametrize("first", range(0, 400, 50))
 def test_identifiers(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Are those of the release, in its order."""
+    """They are those of the release, in its order."""
     for number in range(first, first + 50):
         options = options_of(number)
         theirs = ask_megatron(options, monkeypatch)
@@ -78,7 +78,7 @@ def test_a_class_that_metadata_names(
 
 
 def test_releases_differ() -> None:
-    """Which is why all names change with an upgrade."""
+    """Releases differ, which is why all names change with an upgrade."""
     options = MegatronTokenizer(tokenizer_type="HuggingFaceTokenizer", tokenizer_model="m")
     found = {release: json.dumps(identifiers(options, release)) for release in RELEASES}
     assert len(set(found.values())) == 3

@@ -26,7 +26,7 @@ RANKS = 4  # that have a model of their own
 
 
 def test_every_option_is_known() -> None:
-    """With as many values as Megatron takes."""
+    """Every option is known with as many values as Megatron takes."""
     ours = {
         name: "1" if action.nargs is None else str(action.nargs)
         for action in _whole_parser()._actions
@@ -139,7 +139,7 @@ TOKENIZERS = [
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=lambda words: words.split()[0])
 def test_tokenizers(tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Are called as the release calls what its own parser makes of the words."""
+    """They are called as the release calls what its own parser makes of the words."""
     command = shlex.split(
         f"--tokenizer-type {tokenizer} --seq-length 64 --micro-batch-size 1 --global-batch-size 1 "
         "--train-iters 1 --data-path a --eval-interval 1"
@@ -152,7 +152,7 @@ def test_tokenizers(tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_word_that_no_release_knows() -> None:
-    """Is an error if it is like one of data, and else passed over with a warning."""
+    """It is an error if it is like one of data, and else passed over with a warning."""
     words: list[Any] = ["--data-path", "a", "--seq-length", "64", "--train-iters", "1"]
     words += ["--global-batch-size", "1"]
     with pytest.warns(OptionWarning, match="--num-layer; passed over"):

@@ -86,7 +86,7 @@ def test_defaults_are_megatrons() -> None:
     ],
 )
 def test_a_wrong_field_is_named(changes: dict[str, Any], problem: str) -> None:
-    """By its path, with what was expected."""
+    """A wrong field is named by its path, with what was expected."""
     assert any(problem in found for found in problems_of(**changes)), problems_of(**changes)
 
 
@@ -146,7 +146,7 @@ def test_missing_and_unreadable_files(tmp_path: Path) -> None:
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
-    """Whatever is not a regular file is refused at once."""
+    """A pipe is not waited for: whatever is not a regular file is refused at once."""
     os.mkfifo(tmp_path / "c.yaml")
     with pytest.raises(ConfigError, match="Not a regular file"):
         load_config(tmp_path / "c.yaml")
@@ -206,7 +206,7 @@ def test_the_tokenizer_by_megatrons_options() -> None:
     ],
 )
 def test_options_that_megatron_would_refuse(tokenizer: dict[str, Any], problem: str) -> None:
-    """Are named."""
+    """They are named."""
     with pytest.raises(ConfigError, match=problem):
         config_from_mapping({**GOOD, "tokenizer": tokenizer})
 
@@ -228,7 +228,7 @@ def test_a_field_that_is_given_twice(name: str, text: str, tmp_path: Path) -> No
 
 
 def test_fields_of_a_merge_may_be_given_again(tmp_path: Path) -> None:
-    """As YAML means it."""
+    """Fields of a merge may be given again as YAML means it."""
     text = "base: &base {seed: 1, split: '1'}\nown: {<<: *base, seed: 2}\nagain: *base\n"
     (tmp_path / "c.yaml").write_text(text)
     found = read_document(tmp_path / "c.yaml")

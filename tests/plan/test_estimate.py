@@ -20,7 +20,7 @@ def foresee(fields: dict[str, Any], ranks: int, per_node: int, threads: int = 1)
 
 
 def test_more_ranks_and_threads_take_less_time(large_config: dict[str, Any]) -> None:
-    """As long as there is work for them."""
+    """More ranks and threads take less time as long as there is work for them."""
     alone = foresee(large_config, 1, 1)
     assert foresee(large_config, 1, 1, threads=2).seconds < alone.seconds
     assert foresee(large_config, 4, 4).seconds < alone.seconds

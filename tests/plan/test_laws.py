@@ -176,7 +176,7 @@ def test_arrays_lie_apart(items: list[SectionPlan | BlendPlan]) -> None:
 def test_every_unit_is_assigned_once(
     items: list[SectionPlan | BlendPlan], count: int, threads: int
 ) -> None:
-    """To one rank, or to all if it is split."""
+    """Every unit is assigned once to one rank, or to all if it is split."""
     layout = make_layout(items)
     todo = frozenset(range(0, len(layout.units), 2))
     work = assign(items, layout, todo, count, threads)

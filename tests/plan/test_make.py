@@ -85,7 +85,7 @@ def test_what_changes_no_array_is_in_no_key(blend_config: dict[str, Any]) -> Non
 
 
 def test_sections_are_shared(corpora: dict[str, str]) -> None:
-    """A corpus that stands twice in a blend with equal weights is built once."""
+    """A corpus that is named twice in a blend with equal weights is built once."""
     config = weighted(corpora, {"plain": 1.0})
     config["blend"] *= 2
     plan = plan_of(config)

@@ -43,7 +43,7 @@ def test_needs_of_shards(tmp_path: Path) -> None:
 
 
 def test_no_shards_need_nothing(blend_config: dict[str, Any]) -> None:
-    """And nothing is shown."""
+    """No shards need nothing, and nothing is shown."""
     assert shard_needs(plan_of(config_from_mapping(blend_config))) is None
 
 
@@ -54,7 +54,7 @@ def test_no_shards_need_nothing(blend_config: dict[str, Any]) -> None:
 def test_sequences_of_one_length(
     length: int, more: dict[str, Any], hinted: bool, tmp_path: Path
 ) -> None:
-    """Are samples one to one without the extra token, if samples are as long."""
+    """They are samples one to one without the extra token, if samples are as long."""
     samples = [{"tokens": np.arange(64, dtype=np.int32)} for _ in range(20)]
     index(write_mds(tmp_path / "mds", {"tokens": "ndarray:int32"}, samples), tmp_path / "c")
     fields = {

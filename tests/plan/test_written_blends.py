@@ -42,7 +42,7 @@ def test_weights_and_prefixes(blend: Any) -> None:
 
 
 def test_prefixes_that_are_numbers_alone() -> None:
-    """Are prefixes where nothing stands beside them."""
+    """They are prefixes where nothing stands beside them."""
     assert blend_of(["1", "2", "3"]) == [("1", None), ("2", None), ("3", None)]
     assert blend_of(["a", "b"]) == [("a", None), ("b", None)]
 
@@ -61,7 +61,7 @@ def test_a_folder_and_a_pattern_are_their_corpora(tmp_path: Path) -> None:
 
 
 def test_variables_and_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Are expanded; an error names both what was written and what it became."""
+    """They are expanded; an error names both what was written and what it became."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("DATA", str(tmp_path))
     write_lengths(tmp_path / "a", np.full(3, 10))
@@ -76,7 +76,7 @@ def test_variables_and_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ("count", "expected"), [("1e6 tokens", 10_000), ("2.5M tokens", 25_000), ("199 tokens", 1)]
 )
 def test_samples_as_tokens(count: str, expected: int) -> None:
-    """Are the whole samples that have so many."""
+    """They are the whole samples that have so many."""
     config: Config = config_from_mapping({**BASE, "blend": ["a"], "samples": {"train": count}})
     assert config.samples_of("train") == expected
     with pytest.raises(ConfigError, match="is not a number of tokens"):
@@ -111,7 +111,7 @@ def test_a_copy_that_has_not_ended(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("count", "expected"), [("1e3", 1000), (2.0e3, 2000), ("10k", 10_000)])
 def test_numbers_as_yaml_leaves_them(count: Any, expected: int) -> None:
-    """Of samples, and of weights as text."""
+    """Numbers as YAML leaves them of samples, and of weights as text."""
     config: Config = config_from_mapping({**BASE, "blend": ["a"], "samples": {"train": count}})
     assert config.samples_of("train") == expected
     assert blend_of([{"path": "a", "weight": "0.7"}]) == [("a", 0.7)]

@@ -23,7 +23,7 @@ def test_agreeing_within_agreeing_is_impossible() -> None:
 
 
 def test_all_ranks_have_the_problems_of_all() -> None:
-    """With the ranks that had them."""
+    """All ranks have the problems of all, with the ranks that had them."""
 
     def work(world: Communicator) -> tuple[tuple[int, ...], str]:
         def fail() -> None:

@@ -55,7 +55,7 @@ def test_a_file_that_is_being_made(tmp_path: Path, scale_time: Callable[[float],
 def test_a_dead_one_of_another_machine(
     tmp_path: Path, scale_time: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Has no heartbeat; a file without text neither."""
+    """It has no heartbeat; a file without text neither."""
     scale_time(0.05)
     monkeypatch.setenv(NODE_NAME, "elsewhere")
     gone = Owner(tmp_path)
@@ -89,7 +89,7 @@ def test_a_directory_that_goes_meanwhile(tmp_path: Path) -> None:
 
 
 def test_a_pipe_in_its_place(tmp_path: Path, scale_time: Callable[[float], None]) -> None:
-    """Is not waited for: it names nobody."""
+    """It is not waited for: it names nobody."""
     scale_time(0.05)
     os.mkfifo(tmp_path / OWNER)
     assert Owner(tmp_path).take()

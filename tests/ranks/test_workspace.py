@@ -94,7 +94,7 @@ def test_what_was_made_from_something_else_is_removed(tmp_path: Path) -> None:
 def test_a_death_while_another_one_s_files_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Leaves the old stamp: what is still there is not treated as the new one's."""
+    """It leaves the old stamp: what is still there is not treated as the new one's."""
     workspace = claimed(tmp_path / ".c.ingest")
     workspace.prepare("one")
     (workspace.path / "data").write_bytes(b"x")
@@ -109,7 +109,7 @@ def test_a_death_while_another_one_s_files_are_removed(
 
 
 def test_a_death_while_the_stamp_is_written(tmp_path: Path) -> None:
-    """Leaves a file under a passing name, which is no stranger's."""
+    """It leaves a file under a passing name, which is no stranger's."""
     workspace = claimed(tmp_path / ".c.ingest")
     temporary_name(workspace.path / "stamp").touch()
     workspace.prepare("one")
@@ -118,7 +118,7 @@ def test_a_death_while_the_stamp_is_written(tmp_path: Path) -> None:
 
 
 def test_a_publication_that_is_repeated(tmp_path: Path) -> None:
-    """Gives the names that are missing, and stops at one that another file has."""
+    """It gives the names that are missing, and stops at one that another file has."""
     workspace = claimed(tmp_path / ".c.ingest")
     names = [(str(workspace.path / name), str(tmp_path / name)) for name in ("a", "b")]
     for unfinished, _ in names:
@@ -134,7 +134,7 @@ def test_a_publication_that_is_repeated(tmp_path: Path) -> None:
 
 
 def test_a_lock_has_one_holder(tmp_path: Path) -> None:
-    """And is free when its holder leaves."""
+    """A lock has one holder, and is free when its holder leaves."""
     first, second = Workspace(tmp_path / ".x"), Workspace(tmp_path / ".x")
     assert first.lock() is Lock.HELD
     assert second.lock() is Lock.BUSY
@@ -161,7 +161,7 @@ def test_what_no_job_has_made_stays(tmp_path: Path, end: str) -> None:
 
 
 def test_a_death_while_links_are_tried(tmp_path: Path) -> None:
-    """Leaves a probe and its link, which are no stranger's."""
+    """It leaves a probe and its link, which are no stranger's."""
     workspace = claimed(tmp_path / ".c.ingest")
     (workspace.path / "probe.0123abcd").touch()
     os.link(workspace.path / "probe.0123abcd", tmp_path / "..c.ingest.0123abcd")
@@ -172,7 +172,7 @@ def test_a_death_while_links_are_tried(tmp_path: Path) -> None:
 
 
 def test_a_damaged_stamp(tmp_path: Path) -> None:
-    """Is another one's: the job begins anew."""
+    """It is another one's: the job begins again."""
     workspace = claimed(tmp_path / ".c.ingest")
     workspace.prepare("one")
     (workspace.path / "data").write_bytes(b"x")

@@ -48,7 +48,7 @@ def access(home: Path, **environment: str) -> Access:
 
 
 def test_the_default_profile(home: Path) -> None:
-    """Is that of AWS's own tools."""
+    """It is that of AWS's own tools."""
     found = access(home)
     assert (found.region, found.endpoint) == ("eu-central-1", None)
     assert found.credentials is not None
@@ -56,7 +56,7 @@ def test_the_default_profile(home: Path) -> None:
 
 
 def test_a_named_profile(home: Path) -> None:
-    """Has its own region, endpoint and token."""
+    """It has its own region, endpoint and token."""
     found = access(home, AWS_PROFILE="work")
     assert (found.region, found.endpoint) == ("us-west-2", "https://r2.example")
     assert found.credentials is not None
@@ -99,7 +99,7 @@ def test_a_process(home: Path) -> None:
 
 
 def test_a_process_that_fails(home: Path) -> None:
-    """Is named, without what it wrote."""
+    """It is named, without what it wrote."""
     (home / "keys.py").write_text("print('MARKED'); raise SystemExit(1)")
     found = access(home, AWS_PROFILE="process")
     assert found.credentials is not None
@@ -109,7 +109,7 @@ def test_a_process_that_fails(home: Path) -> None:
 
 
 def test_public_buckets(home: Path) -> None:
-    """Need no credentials."""
+    """They need no credentials."""
     found = access(home, AWS_SKIP_SIGNATURE="true")
     assert found.unsigned
     assert found.credentials is None
@@ -124,13 +124,13 @@ def test_public_buckets(home: Path) -> None:
     ],
 )
 def test_what_is_wrong(home: Path, environment: dict[str, str], words: str) -> None:
-    """Is said."""
+    """It is said."""
     with pytest.raises(ConfigError, match=words):
         access(home, **environment)
 
 
 def test_single_sign_on(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is left to boto3, which says what it lacks; without it that is said."""
+    """It is left to boto3, which says what it lacks; without it that is said."""
     monkeypatch.setenv("AWS_CONFIG_FILE", str(home / ".aws" / "none"))
     monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(ConfigError, match="pip install boto3"):
@@ -138,7 +138,7 @@ def test_single_sign_on(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_broken_file(home: Path) -> None:
-    """Is named, and not quoted."""
+    """It is named, and not quoted."""
     (home / ".aws" / "credentials").write_text("MARKED without a section\n")
     with pytest.raises(ConfigError, match="credentials") as raised:
         access(home)
@@ -146,7 +146,7 @@ def test_a_broken_file(home: Path) -> None:
 
 
 def test_nothing_shows_a_secret(home: Path) -> None:
-    """Whatever stands for it."""
+    """Nothing shows a secret, whatever stands for it."""
     found = [access(home), access(home, AWS_PROFILE="work"), access(home, AWS_PROFILE="process")]
     assert "MARKED" not in repr(found)
 
@@ -161,7 +161,7 @@ def profile(tmp_path: Path, provider: dict[str, Any], **more: Any) -> Access:
 
 
 def test_a_profile_of_a_bucket(tmp_path: Path) -> None:
-    """Has a prefix, an endpoint, and credentials from variables."""
+    """It has a prefix, an endpoint, and credentials from variables."""
     found = profile(
         tmp_path,
         {
@@ -185,7 +185,7 @@ def test_a_profile_of_a_bucket(tmp_path: Path) -> None:
 
 
 def test_a_profile_of_a_directory(tmp_path: Path) -> None:
-    """Is a directory."""
+    """It is a directory."""
     found = profile(tmp_path, {"type": "file", "options": {"base_path": "/data"}})
     assert (found.kind, found.bucket) == ("file", "/data")
 
@@ -211,7 +211,7 @@ def test_a_profile_of_a_directory(tmp_path: Path) -> None:
 def test_profiles_that_are_not_known(
     tmp_path: Path, provider: dict[str, Any], more: dict[str, Any], words: str
 ) -> None:
-    """Are refused, and what is not known is named."""
+    """They are refused, and what is not known is named."""
     with pytest.raises(ConfigError, match=words):
         profile(tmp_path, provider, **more)
 
@@ -249,7 +249,7 @@ def test_profiles_that_are_not_known(
     ],
 )
 def test_malformed_profiles(tmp_path: Path, document: Any) -> None:
-    """Are one clear error."""
+    """They are one clear error."""
     path = tmp_path / "msc.json"
     path.write_text(json.dumps(document))
     with pytest.raises(ConfigError, match=r"msc\.json|mine"):
@@ -269,7 +269,7 @@ def test_malformed_profiles(tmp_path: Path, document: Any) -> None:
     ],
 )
 def test_endpoints_that_are_none(home: Path, endpoint: str) -> None:
-    """Are refused without being shown, before any client sees them."""
+    """They are refused without being shown, before any client sees them."""
     with pytest.raises(ConfigError, match="AWS_ENDPOINT_URL") as raised:
         access(home, AWS_ENDPOINT_URL=endpoint)
     assert "MARKED" not in str(raised.value)
@@ -285,7 +285,7 @@ def test_keys_with_a_line_break(home: Path, name: str) -> None:
 
 @pytest.mark.parametrize("expiration", ["2030-01-01T00:00:00", 5, "soon"])
 def test_times_of_a_process(home: Path, expiration: Any) -> None:
-    """Are UTC if they do not say; what is no time is an error."""
+    """They are UTC if they do not say; what is no time is an error."""
     keys = {"AccessKeyId": "P", "SecretAccessKey": "S", "Expiration": expiration}
     (home / "keys.py").write_text(f"import json\nprint(json.dumps({keys!r}))\n")
     found = access(home, AWS_PROFILE="process")
@@ -298,7 +298,7 @@ def test_times_of_a_process(home: Path, expiration: Any) -> None:
 
 
 def test_the_identity_of_an_environment() -> None:
-    """Tells credentials apart, and does not show them."""
+    """It tells credentials apart, and does not show them."""
     one, other = ({"AWS_SECRET_ACCESS_KEY": value} for value in ("MARKED", "other"))
     assert identity_of(one) != identity_of(other)
     assert identity_of(one) == identity_of({**one, "PATH": "/bin"})
@@ -306,7 +306,7 @@ def test_the_identity_of_an_environment() -> None:
 
 
 def test_no_configuration(tmp_path: Path) -> None:
-    """Says which variable to set."""
+    """It says which variable to set."""
     with pytest.raises(ConfigError, match="MSC_CONFIG"):
         profile_access(MSC, {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path)})
 

@@ -59,7 +59,7 @@ def server(monkeypatch: pytest.MonkeyPatch, scale_time: Scale) -> Iterator[Scrip
     ],
 )
 def test_what_passes(server: ScriptedS3, faults: list[str], requests: int) -> None:
-    """Is right in the end, and takes no more requests than faults."""
+    """It is right in the end, and takes no more requests than faults."""
     version = version_at(URL)
     server.script(*faults)
     assert read_place(URL, 100, 250_000, version) == CONTENT[100:250_000]
@@ -83,7 +83,7 @@ def test_what_passes(server: ScriptedS3, faults: list[str], requests: int) -> No
 def test_what_does_not(
     server: ScriptedS3, fault: str, kind: type[DistcacheError], words: str
 ) -> None:
-    """Is an error after one request, which names the object."""
+    """It is an error after one request, which names the object."""
     version = version_at(URL)
     server.script(always=fault)
     with pytest.raises(kind, match=words) as raised:
@@ -95,7 +95,7 @@ def test_what_does_not(
 
 @pytest.mark.parametrize("always", ["503", "refuse", "truncate:10", "reset:10", "stall:10:9"])
 def test_a_store_that_stays_away(always: str, server: ScriptedS3, scale_time: Scale) -> None:
-    """Ends with an error that says how long it was waited for, by few requests."""
+    """It ends with an error that says how long it was waited for, by few requests."""
     version = version_at(URL)
     scale_time(0.005)
     find_bucket(address_of(URL))._client(anew=True)
@@ -116,7 +116,7 @@ def test_a_change_under_a_reset(server: ScriptedS3) -> None:
 
 
 def test_a_store_that_ignores_the_condition(server: ScriptedS3) -> None:
-    """Is not believed: the tag of its answer is compared."""
+    """It is not believed: the tag of its answer is compared."""
     version = version_at(URL)
     server.put("bucket/object", CONTENT[::-1])
     server.script(always="ignore")
@@ -156,7 +156,7 @@ def test_parts_that_are_refused(server: ScriptedS3, large: Path) -> None:
 def test_a_profile_whose_keys_are_renewed(
     server: ScriptedS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Is read again when they have expired."""
+    """It is read again when they have expired."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -271,7 +271,7 @@ def test_other_tags(server: ScriptedS3, weak: bool) -> None:
 
 
 def test_a_client_that_panics(server: ScriptedS3, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is an error of its object, and no end of a thread."""
+    """It is an error of its object, and no end of a thread."""
 
     class PanicException(BaseException):
         pass
@@ -295,7 +295,7 @@ def test_a_client_that_panics(server: ScriptedS3, monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_urls_with_more(url: str) -> None:
-    """Are refused without being shown, since it could be a secret."""
+    """They are refused without being shown, since it could be a secret."""
     with pytest.raises(ConfigError) as raised:
         address_of(url)
     assert "MARKED" not in str(raised.value)
@@ -303,13 +303,13 @@ def test_urls_with_more(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["s3://", "s3:///key", "s3://b//k", "s3://b/../k", "s3://b/./k"])
 def test_urls_that_name_nothing(url: str) -> None:
-    """Are refused."""
+    """They are refused."""
     with pytest.raises(ConfigError):
         address_of(url)
 
 
 def test_urls() -> None:
-    """Have one spelling."""
+    """They have one spelling."""
     assert str(address_of("s3://bucket/a/b/")) == "s3://bucket/a/b"
     assert address_of("msc://profile/a b/c") == ("msc", "profile", "a b/c")
     assert str(address_of("s3://bucket")) == "s3://bucket"

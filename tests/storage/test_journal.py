@@ -18,7 +18,7 @@ class Entry(msgspec.Struct):
 
 
 def test_what_was_appended_is_read(tmp_path: Path) -> None:
-    """In order, without a line that a crash has torn."""
+    """What was appended is read in order, without a line that a crash has torn."""
     path = tmp_path / "journal"
     with Journal(path, [Entry(1)]) as journal:
         journal.append(Entry(2))

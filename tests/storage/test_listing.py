@@ -39,7 +39,7 @@ def test_a_listing_tells_what_requests_tell(server: ScriptedS3) -> None:
 
 
 def test_what_is_not_listed(server: ScriptedS3) -> None:
-    """Is asked for, unless it may be missing: a store may list a new object late."""
+    """It is asked for, unless it may be missing: a store may list a new object late."""
     late, missing = "s3://lake/run/late.idx", "s3://lake/run/none.json"
     with listed([*URLS, late, missing]):
         server.put("lake/run/late.idx", b"now")
@@ -80,7 +80,7 @@ def test_where_listing_is_refused_or_dear(server: ScriptedS3, why: str) -> None:
 def test_an_etag_that_is_not_to_be_trusted(
     server: ScriptedS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Is asked for: the object is there, whatever it is called."""
+    """It is asked for: the object is there, whatever it is called."""
     monkeypatch.setattr(server, "tag", lambda name: f'W/"{len(name)}"')
     with listed(URLS):
         assert [listed_version(url, sure=False).size for url in URLS] == [

@@ -13,7 +13,7 @@ from tests.support.waiting import wait_until
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0, 3))))
 def test_it_stays_within_its_bounds(events: list[tuple[bool, float]]) -> None:
-    """Whatever happens."""
+    """It stays within its bounds, whatever happens."""
     window, now = Window(8, 4, 16), 0.0
     for slow, seconds in events:
         now += seconds
@@ -25,7 +25,7 @@ def test_it_stays_within_its_bounds(events: list[tuple[bool, float]]) -> None:
 
 
 def test_requests_that_were_sent_together() -> None:
-    """Are slowed down once."""
+    """They are slowed down once."""
     window = Window(64)
     window.slow_down(10.0)
     window.slow_down(10.0 + QUIET / 2)
@@ -35,7 +35,7 @@ def test_requests_that_were_sent_together() -> None:
 
 
 def test_a_window_of_answers() -> None:
-    """Makes room for one more request."""
+    """It makes room for one more request."""
     window = Window(10)
     for _ in range(10):
         window.succeeded()
@@ -43,7 +43,7 @@ def test_a_window_of_answers() -> None:
 
 
 def test_who_waits_goes_first() -> None:
-    """However many requests for which nobody waits stand in the queue."""
+    """Who waits goes first, however many requests for which nobody waits stand in the queue."""
     pace = Pace(Window(1, 1, 1))
     order: list[str] = []
 

@@ -40,13 +40,13 @@ class Contract:
         raise NotImplementedError
 
     def test_ranges_are_exact(self, path: str) -> None:
-        """At the begin, at the end, over several requests, and of no byte."""
+        """Ranges are exact at the begin, at the end, over several requests, and of no byte."""
         size = len(CONTENT)
         for begin, end in ((0, 1), (0, size), (7, PIECE + 8), (size - 3, size), (9, 9)):
             assert read_place(path, begin, end) == CONTENT[begin:end]
 
     def test_any_range(self, path: str) -> None:
-        """Has the bytes of the whole."""
+        """It has the bytes of the whole."""
         for begin, size in np.random.default_rng(5).integers(0, (len(CONTENT), 5000), (100, 2)):
             end = min(begin + size, len(CONTENT))
             assert read_place(path, int(begin), int(end)) == CONTENT[begin:end]
@@ -121,7 +121,7 @@ class TestObject(Contract):
         assert [request.if_match for request in gets] == 2 * [server.tag("bucket/some/object")]
 
     def test_a_changed_object(self, path: str, server: ScriptedS3) -> None:
-        """Is refused, between any two requests."""
+        """It is refused, between any two requests."""
         version = version_at(path)
         server.script("change")
         try:

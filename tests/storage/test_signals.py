@@ -85,7 +85,7 @@ def test_a_library_is_not_interrupted(libraries: Path, number: int) -> None:
 
 
 def test_a_library_that_does_not_return(libraries: Path) -> None:
-    """It is interrupted all the same, after a while."""
+    """It is interrupted nevertheless, after a while."""
     process = begin(libraries, "def run():\n    library.lose(60)\n")
     wait_until((libraries / "inside").exists, "the library")
     process.send_signal(signal.SIGTERM)
@@ -94,7 +94,7 @@ def test_a_library_that_does_not_return(libraries: Path) -> None:
 
 
 def test_waiting_is_interrupted(libraries: Path) -> None:
-    """In our own code, whatever of Python it waits by."""
+    """Waiting is interrupted in our own code, whatever of Python it waits by."""
     code = "import threading\ndef run():\n    threading.Event().wait()\n"
     process = begin(libraries, code)
     process.send_signal(signal.SIGINT)

@@ -18,7 +18,7 @@ from distcache.storage.threads import map_in_threads
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("count", [0, 1, 2, 300])
 def test_results_are_in_order(threads: int, count: int) -> None:
-    """As many as items, each at its place."""
+    """Results are in order: as many as items, each at its place."""
     assert map_in_threads(lambda item: item * item, range(count), threads) == [
         item * item for item in range(count)
     ]
@@ -79,7 +79,7 @@ for number in range(300):
 
 
 def test_threads_that_are_the_first_to_decode_a_type() -> None:
-    """Do not meet within msgspec, where they would crash."""
+    """They do not meet within msgspec, where they would crash."""
     done = subprocess.run(
         [sys.executable, "-c", FIRST_DECODE], capture_output=True, text=True, check=False
     )

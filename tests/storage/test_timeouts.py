@@ -14,7 +14,7 @@ OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 
 
 def test_the_documentation_has_them_all() -> None:
-    """With the values that they have."""
+    """The documentation has them all with the values that they have."""
     section = OPERATIONS.read_text().partition("## Time limits")[2].partition("\n## ")[0]
     rows = [line.split("|") for line in section.splitlines() if line.startswith("| `")]
     found = {row[1].strip().strip("`"): float(row[2]) for row in rows}
@@ -34,7 +34,7 @@ def test_one_variable_scales_them(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "nan", "inf", "1e12", "two"])
 def test_what_is_no_factor(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is refused with the variable's name."""
+    """It is refused with the variable's name."""
     monkeypatch.setenv(SCALE, text)
     limits.cache_clear()
     try:

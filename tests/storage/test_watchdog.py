@@ -1,4 +1,4 @@
-"""What is watched is given up when nothing moves, or when a signal ends the process."""
+"""What is watched is abandoned when nothing moves, or when a signal ends the process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def nothing_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_moves_may_take_long() -> None:
-    """And its result, or its error, is that of the action."""
+    """What moves may take long, and its result, or its error, is that of the action."""
 
     def act() -> int:
         for _ in range(8):
@@ -36,7 +36,7 @@ def test_what_moves_may_take_long() -> None:
 
 
 def test_what_does_not_is_left_behind() -> None:
-    """With a sentence that says what it was."""
+    """What does not is left behind with a sentence that says what it was."""
     end = threading.Event()
     with pytest.raises(Stalled, match="acting: no progress"):
         run_with_watchdog(lambda: end.wait(30), 0.1, "acting")

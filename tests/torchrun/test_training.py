@@ -70,7 +70,7 @@ def test_a_model_trains(blend_config: dict[str, Any], shared: Path, tmp_path: Pa
 def test_ranks_that_read_another_cache_are_named(
     blend_config: dict[str, Any], shared: Path
 ) -> None:
-    """On all ranks, in one small collective."""
+    """Ranks that read another cache are named on all ranks, in one small collective."""
     cache = build_here(blend_config, shared, "c").path
     other = build_here({**blend_config, "seed": 1}, shared, "other").path
     ranks = lines(torchrun("agree", cache, other, 2, timeout=20))
@@ -81,7 +81,7 @@ def test_ranks_that_read_another_cache_are_named(
 
 
 def test_a_rank_that_cannot_open_the_cache(blend_config: dict[str, Any], shared: Path) -> None:
-    """Says why; the others name it, and none waits for it."""
+    """It says why; the others name it, and none waits for it."""
     cache = build_here(blend_config, shared, "c").path
     ranks = lines(torchrun("open", cache, shared / "none.h5", 1, timeout=20))
     assert [line["key"] for line in ranks] == [None] * RANKS

@@ -43,7 +43,7 @@ def test_ranks_share_all_samples(rows: Any, workers: int, order: str) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("order", ["sequential", "cyclic"])
 def test_a_state_goes_on_exactly(rows: Any, workers: int, order: str) -> None:
-    """Of what was served, on another number of ranks, through JSON."""
+    """A state continues exactly after what was served, on another number of ranks, through JSON."""
     two = [distcache.Batches(rows, 4, rank, 2, workers=workers, order=order) for rank in range(2)]
     for _ in range(6):
         for batches in two:
@@ -80,7 +80,7 @@ def test_batches_arrive_while_a_step_runs(rows: Any) -> None:
 
 
 def test_tokens_and_their_tensors(cache: Path) -> None:
-    """Are as a loader has them."""
+    """They are as a loader has them."""
     train = distcache.open(cache).dataset("train")
     batches = distcache.Batches(train, 4)
     loader = torch.utils.data.DataLoader(train, batch_size=4)
@@ -114,7 +114,7 @@ def test_a_batch_that_failed_comes_again(rows: Any) -> None:
 
 
 def test_errors_reach_whoever_asks(rows: Any) -> None:
-    """And not only a log of a thread."""
+    """Errors reach whoever asks, and not only a log of a thread."""
 
     def collate(_: list[Any]) -> None:
         raise ValueError("no batch")

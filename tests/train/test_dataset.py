@@ -30,7 +30,7 @@ def as_lists(sample: dict[str, Any]) -> dict[str, list[Any]]:
 
 
 def test_the_ready_copy_is_read(cache: Path, store: Path) -> None:
-    """And the shared file where there is none; which one is said."""
+    """The ready copy is read, and the shared file where there is none; which one is said."""
     local = distcache.open(cache, local=store)
     assert local.is_local
     assert local.path.is_relative_to(store)
@@ -46,7 +46,7 @@ def test_the_ready_copy_is_read(cache: Path, store: Path) -> None:
 def test_the_environment_says_where_copies_are(
     cache: Path, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As it does for `distcache localize`."""
+    """The environment says where copies are as it does for `distcache localize`."""
     monkeypatch.setenv("DISTCACHE_LOCAL_DIR", str(store))
     assert distcache.open(cache).is_local
 
@@ -105,7 +105,7 @@ def test_a_corrupt_copy_is_an_error(cache: Path, store: Path) -> None:
 
 
 def test_a_cache_in_use_is_kept(cache: Path, store: Path) -> None:
-    """By a lock that lasts as long as anything of it is open."""
+    """A cache in use is kept by a lock that lasts as long as anything of it is open."""
     opened = distcache.open(cache, local=store)
     assert [held.used for held in list_store(Store(store))] == [True]
     dataset = opened.dataset("train")
@@ -117,7 +117,7 @@ def test_a_cache_in_use_is_kept(cache: Path, store: Path) -> None:
 
 
 def test_indices_count_from_both_ends(cache: Path) -> None:
-    """And those beyond are errors, which ends a plain loop."""
+    """Indices count from both ends, and those beyond are errors, which ends a plain loop."""
     dataset = distcache.open(cache).dataset("test")
     assert as_lists(dataset[-1]) == as_lists(dataset[len(dataset) - 1])
     for index in (len(dataset), -len(dataset) - 1):
@@ -169,7 +169,7 @@ def test_workers_of_both_kinds(cache: Path, store: Path, method: str) -> None:
 
 
 def test_threads_share_a_dataset(cache: Path) -> None:
-    """Without mixing their samples up."""
+    """Threads share a dataset without mixing their samples up."""
     dataset = distcache.open(cache).dataset("train")
     expected = [as_lists(dataset[i]) for i in range(40)]
     wrong: list[int] = []

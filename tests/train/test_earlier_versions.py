@@ -70,7 +70,7 @@ def test_a_cache(shared: Path, expected: dict[str, Any]) -> None:
 
 
 def test_corpora(shared: Path, expected: dict[str, Any]) -> None:
-    """Are sound, have receipts, and give the same arrays, in a file of today's format."""
+    """They are sound, have receipts, and give the same arrays, in a file of today's format."""
     facts = require_sound(ALONE, ["data/web", "data/code"], 1)
     for prefix, found in facts.items():
         assert read_receipt(f"{prefix}.receipt.json").idx_digest == found.idx_digest
@@ -88,7 +88,7 @@ def test_corpora(shared: Path, expected: dict[str, Any]) -> None:
 
 
 def test_a_sampler(shared: Path, expected: dict[str, Any]) -> None:
-    """Goes on where it was saved, with a warning: its state does not say what it belongs to."""
+    """It goes on where it was saved, with a warning: its state does not say what it belongs to."""
     train = distcache.open("caches/old.h5").dataset("train", eod=0)
     sampler = distcache.ResumableSampler(train, 4, 1, 2)
     with pytest.warns(StateWarning):

@@ -1,4 +1,4 @@
-"""Windows of shards: unpacked ahead of training within a budget, and given up behind it."""
+"""Windows of shards: unpacked ahead of training within a budget, and discarded after it."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_training_reads_what_is_fed(cache: Path, tmp_path: Path) -> None:
 
 
 def test_it_starts_where_training_resumes(cache: Path, tmp_path: Path) -> None:
-    """With what the next samples need, and nothing before."""
+    """It starts where training resumes, with what the next samples need, and nothing before."""
     opened = open_here(cache, tmp_path)
     feeder = Feeder(opened._files, budget_of(opened, 6), start=200)
     while feeder.step():
@@ -121,7 +121,7 @@ def test_it_starts_where_training_resumes(cache: Path, tmp_path: Path) -> None:
 
 
 def test_rows_are_fed_too(tmp_path: Path) -> None:
-    """In their order."""
+    """Rows are fed too in their order."""
     samples = [sample(n, "x") for n in range(60)]
     index(write_mds(tmp_path / "mds", KINDS, samples, codec="zstd"), tmp_path / "c", column="")
     fields = {
@@ -144,7 +144,7 @@ def test_rows_are_fed_too(tmp_path: Path) -> None:
 def test_nothing_waits_for_ever(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a feeder the message says what to start."""
+    """Nothing waits indefinitely: without a feeder the message says what to start."""
     monkeypatch.setattr(window_gate, "limits", lambda: TimeLimits(stalled=0.2))
     opened = open_here(cache, tmp_path)
     with pytest.raises(NotReady, match="start `distcache feed` on this node"):
@@ -152,7 +152,7 @@ def test_nothing_waits_for_ever(
 
 
 def test_a_shard_that_goes_while_it_is_read(cache: Path, tmp_path: Path) -> None:
-    """Is read again, once it is back."""
+    """It is read again, once it is back."""
     opened = open_here(cache, tmp_path)
     feeder = Feeder(opened._files, budget_of(opened, 30))
     while feeder.step():
@@ -226,7 +226,7 @@ def test_validation_sets_are_fed(tmp_path: Path) -> None:
 
 
 def test_windows_go_with_their_cache(cache: Path, tmp_path: Path) -> None:
-    """And count as what the store takes."""
+    """Windows go with their cache, and count as what the store takes."""
     opened = open_here(cache, tmp_path)
     feeder = Feeder(opened._files, budget_of(opened, 4))
     feeder.step()
@@ -241,13 +241,13 @@ def test_windows_go_with_their_cache(cache: Path, tmp_path: Path) -> None:
 
 
 def test_the_least_position_that_counts() -> None:
-    """Is that of the slowest process, but not of one that has not read for long."""
+    """It is that of the slowest process, but not of one that has not read for long."""
     assert least_of([(100.0, 7), (90.0, 3)]) == 3
     assert least_of([(1000.0, 7), (90.0, 3)]) == 7
 
 
 def test_a_batch_that_the_budget_does_not_hold(cache: Path, tmp_path: Path) -> None:
-    """Is an error of training, not a wait without end."""
+    """It is an error of training, not a wait without end."""
     opened = open_here(cache, tmp_path)
     dataset = opened.dataset("train")
     with (
@@ -291,7 +291,7 @@ def test_a_batch_that_is_filled_up_does_not_go_back(cache: Path, tmp_path: Path)
 
 
 def test_a_feeder_that_is_ahead_of_who_has_ended(cache: Path, tmp_path: Path) -> None:
-    """Stays where training was: the next process continues there."""
+    """It stays where training was: the next process continues there."""
     opened = open_here(cache, tmp_path)
     feeder = Feeder(opened._files, budget_of(opened, 6))
     process = open_here(cache, tmp_path)

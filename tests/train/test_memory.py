@@ -12,7 +12,7 @@ SHAPES = {"tokens": ((3, LARGE), torch.int64), "mask": ((3, 5), torch.float32)}
 
 
 def test_what_is_held_stays() -> None:
-    """Even if only a part of one tensor is, as an array of NumPy."""
+    """What is held stays, even if only a part of one tensor is, as an array of NumPy."""
     memory = BatchMemory()
     batch = memory.tensors(SHAPES, batch=True)
     batch["tokens"].fill_(7)
@@ -25,7 +25,7 @@ def test_what_is_held_stays() -> None:
 
 
 def test_what_is_dropped_comes_back() -> None:
-    """To the next batch of the same size."""
+    """What is dropped comes back to the next batch of the same size."""
     memory = BatchMemory()
     first = memory.tensors(SHAPES, batch=True)
     place = first["tokens"].data_ptr()
@@ -35,7 +35,7 @@ def test_what_is_dropped_comes_back() -> None:
 
 @pytest.mark.parametrize("rows", [1, 4])
 def test_sizes_may_change(rows: int) -> None:
-    """And tensors do not overlap."""
+    """Sizes may change, and tensors do not overlap."""
     memory = BatchMemory()
     memory.tensors(SHAPES, batch=True)
     shapes = {"a": ((rows, LARGE), torch.int64), "b": ((rows, LARGE + 1), torch.int32)}

@@ -44,7 +44,7 @@ def first_tokens(opened: Any) -> list[int]:
 
 
 def test_the_error_names_the_way(moved: tuple[Path, Path, Path]) -> None:
-    """Of a corpus that is not where the cache says."""
+    """The error names the way of a corpus that is not where the cache says."""
     cache, _, _ = moved
     with pytest.raises(NotReady, match=r"no such file; .*prefixes=.*DISTCACHE_PREFIX=FROM=TO"):
         distcache.open(cache).dataset("train")[0]
@@ -114,7 +114,7 @@ def test_the_same_cache_under_another_name_is_linked(tmp_path: Path) -> None:
 
 
 def test_what_is_no_pair_is_refused() -> None:
-    """With what is expected."""
+    """What is no pair is refused with what is expected."""
     assert moves_from([], {"DISTCACHE_PREFIX": "/a=/b,/c=/d"}) == (("/a", "/b"), ("/c", "/d"))
     for words in (["/a"], ["=/b"], ["/a="]):
         with pytest.raises(ConfigError, match="expected FROM=TO"):
@@ -125,7 +125,7 @@ def test_what_is_no_pair_is_refused() -> None:
     st.lists(st.tuples(st.sampled_from("xyz"), st.text("ab/", max_size=6)), min_size=1, max_size=5)
 )
 def test_moves_lead_from_old_to_new(parts: list[tuple[str, str]]) -> None:
-    """Whatever the paths, where equal directories become equal ones."""
+    """Moves lead from old to new, whatever the paths, where equal directories become equal ones."""
     tails = ["/".join(part for part in tail.split("/") if part) or "c" for _, tail in parts]
     before = [f"/old/{head}/{tail}" for (head, _), tail in zip(parts, tails, strict=True)]
     now = [f"/new/{head}{head}/{tail}" for (head, _), tail in zip(parts, tails, strict=True)]
@@ -156,7 +156,7 @@ def test_directories_with_an_equals_sign(moved: tuple[Path, Path, Path]) -> None
 
 
 def test_a_link_to_a_cache(moved: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    """Has the moves that lie beside what it leads to."""
+    """It has the moves that lie beside what it leads to."""
     cache, _, new = moved
     blend = [f"{new}/sub/a", f"{new}/sub/b"]
     again = build_here({**CONFIG, "blend": blend}, cache.parent, "c")
@@ -167,7 +167,7 @@ def test_a_link_to_a_cache(moved: tuple[Path, Path, Path], tmp_path: Path) -> No
 
 
 def test_localize_names_the_way(moved: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    """Of corpora that are not where the cache says."""
+    """Localize names the way of corpora that are not where the cache says."""
     done = start(["localize", moved[0], "--store", tmp_path / "store"])
     assert done.returncode == 3
     assert "if the corpora have moved, say so by --prefix FROM=TO" in done.stderr

@@ -31,7 +31,7 @@ def test_a_copy_in_use_is_mended_beside(cache: Path, tmp_path: Path) -> None:
 
 
 def test_falling_back_is_a_warning_of_its_own(cache: Path, tmp_path: Path) -> None:
-    """Which scripts may filter, or turn into an error."""
+    """Falling back is a warning of its own, which scripts may filter, or turn into an error."""
     report = only(run(cache, tmp_path / "local"))
     opened = distcache.open(cache, local=tmp_path / "local")
     assert opened.is_local
@@ -46,7 +46,7 @@ def test_falling_back_is_a_warning_of_its_own(cache: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("path", "local"), [(3, None), (None, None), ("c.h5", 3)])
 def test_what_is_no_path(path: Any, local: Any) -> None:
-    """Is named, with what it should be."""
+    """It is named, with what it should be."""
     with pytest.raises(ConfigError, match="expected a path"):
         distcache.open(path, local=local)
 
@@ -61,13 +61,13 @@ def test_what_is_no_path(path: Any, local: Any) -> None:
     ],
 )
 def test_datasets_that_are_not_there(cache: Path, split: Any, number: Any, message: str) -> None:
-    """Are refused at once, and the message names those that there are."""
+    """They are refused at once, and the message names those that there are."""
     with pytest.raises(ConfigError, match=message):
         distcache.open(cache).dataset(split, number)
 
 
 def test_a_store_without_a_copy_of_a_file_that_is_gone(cache: Path, tmp_path: Path) -> None:
-    """Says so of both."""
+    """It says so of both."""
     run(cache, tmp_path / "local")
     with pytest.raises(NotReady, match="other"):
         distcache.open(cache.with_name("other.h5"), local=tmp_path / "local")

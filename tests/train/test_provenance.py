@@ -113,7 +113,7 @@ def test_the_megatron_module_needs_no_import() -> None:
 
 
 def test_everything_says_what_it_is(cache: Path) -> None:
-    """In a notebook, without addresses."""
+    """Everything says what it is in a notebook, without addresses."""
     opened = distcache.open(cache)
     train = opened.dataset("train")
     sampler = distcache.ResumableSampler(train, micro_batch_size=4)

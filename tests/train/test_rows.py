@@ -54,7 +54,7 @@ def fields_of(*prefixes: str, **more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("codec", ["", "zstd"])
 def test_rows_are_what_was_written(codec: str, tmp_path: Path) -> None:
-    """Of every kind of column; compressed ones from the node's copy."""
+    """Rows are what was written of every kind of column; compressed ones from the node's copy."""
     names = ["speech", "music"]
     prefixes = [write_rows(tmp_path, name, codec=codec) for name in names]
     built = build_here(fields_of(*prefixes), tmp_path / "caches")
@@ -140,7 +140,7 @@ def test_rows_and_tokens_are_not_confused(tmp_path: Path) -> None:
     ],
 )
 def test_values_of_every_encoding(encoding: str, value: Any) -> None:
-    """Come back as Python's, or NumPy's where they are arrays."""
+    """They come back as Python's, or NumPy's where they are arrays."""
     if encoding in ("uint64", "float16", "float64"):
         data = np.array(value, encoding).tobytes()
     elif encoding == "jpeg":
@@ -185,7 +185,7 @@ def test_a_pickle_is_never_decoded() -> None:
     ],
 )
 def test_values_that_are_not_what_their_encoding_says(encoding: str, data: bytes) -> None:
-    """Are errors with the place, and no crash."""
+    """They are errors with the place, and no crash."""
     size = np.uint32(len(data)).tobytes()
     row = Row(Columns(("x",), (encoding,), (None,)), size + data, "shard 3, byte 9")
     with pytest.raises(CorpusError, match="shard 3, byte 9: column x is no"):

@@ -64,7 +64,7 @@ sizes = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 30), st.i
 
 @given(sizes=sizes, extra=st.integers(0, 19))
 def test_sequential_is_megatrons(sizes: tuple[int, int, int, int], extra: int) -> None:
-    """Of each rank, from any step on."""
+    """Sequential is Megatron's on each rank, from any step on."""
     micro, ranks, steps, done = sizes
     total = steps * micro * ranks + extra % (micro * ranks)
     consumed = min(done, steps) * micro * ranks
@@ -78,7 +78,7 @@ def test_sequential_is_megatrons(sizes: tuple[int, int, int, int], extra: int) -
 
 @given(sizes=sizes, extra=st.integers(0, 19), sharded=st.booleans())
 def test_cyclic_is_megatrons(sizes: tuple[int, int, int, int], extra: int, sharded: bool) -> None:
-    """Of each rank and epoch, with and without samples of its own."""
+    """Cyclic is Megatron's on each rank and in each epoch, with and without samples of its own."""
     micro, ranks, steps, done = sizes
     total = steps * micro * ranks + extra % (micro * ranks)
     consumed = done * micro * ranks
@@ -164,7 +164,7 @@ def test_the_last_step_may_be_kept() -> None:
 
 @pytest.mark.parametrize("options", ORDERS)
 def test_samplers_may_be_pickled(options: dict[str, Any]) -> None:
-    """In the middle of an epoch."""
+    """Samplers may be pickled in the middle of an epoch."""
     sampler = ResumableSampler(100, 2, **options)
     next(iter(sampler))
     twin = pickle.loads(pickle.dumps(sampler))
@@ -204,7 +204,7 @@ def test_another_torch_draws_for_itself(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_state_of_another_order_is_refused() -> None:
-    """Where going on would mix orders up, naming each field."""
+    """A state of another order is refused where going on would mix orders up, naming each field."""
     cyclic = ResumableSampler(100, 2, order="cyclic")
     list(islice(cyclic, 3))
     state = cyclic.state_dict()
@@ -240,7 +240,7 @@ def test_a_state_says_what_it_belongs_to(
 
 
 def test_states_of_the_version_before() -> None:
-    """Are loaded, with a warning that says what they do not."""
+    """They are loaded, with a warning that says what they do not."""
     old = {
         "consumed_samples": 12,
         "total_samples": 100,
@@ -258,7 +258,7 @@ def test_states_of_the_version_before() -> None:
 
 @pytest.mark.parametrize("lacking", ["cache_key", "split", "dataset"])
 def test_a_state_that_does_not_say_what_it_belongs_to(cache: Path, lacking: str) -> None:
-    """Is taken with a warning: it may be of any dataset of that length."""
+    """It is taken with a warning: it may be of any dataset of that length."""
     sampler = ResumableSampler(distcache.open(cache).dataset("train"), 4)
     with pytest.warns(distcache.StateWarning, match="does not say which cache"):
         sampler.load_state_dict({**sampler.state_dict(), lacking: None})
@@ -311,7 +311,7 @@ def test_rubbish_is_no_state(wrong: Any) -> None:
 def test_impossible_numbers(
     numbers: tuple[int, ...], options: dict[str, Any], message: str
 ) -> None:
-    """Are refused at once."""
+    """They are refused at once."""
     with pytest.raises(ConfigError, match=message):
         ResumableSampler(*numbers, **options)
 
@@ -365,7 +365,7 @@ def test_a_spent_sampler_says_so() -> None:
 
 
 def test_numbers_of_numpy_and_torch() -> None:
-    """Are numbers; what a checkpoint holds is often one."""
+    """They are numbers; what a checkpoint holds is often one."""
     plain = ResumableSampler(100, 4, 1, 2, consumed_samples=16)
     numbers: Any = (np.int64(100), np.int32(4), np.uint8(1), torch.tensor(2))
     odd = ResumableSampler(*numbers, consumed_samples=np.int64(16))  # type: ignore[arg-type]

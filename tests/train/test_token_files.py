@@ -187,7 +187,7 @@ def test_the_pool_keeps_what_was_used_last(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_later_part_of_a_sample_that_cannot_be_read(tmp_path: Path) -> None:
-    """Is an error with the path of the one `.bin`, whichever part of the sample it was."""
+    """It is an error with the path of the one `.bin`, whichever part of the sample it was."""
     documents = [np.arange(20) for _ in range(200)]
     prefix = str(tmp_path / "c")
     write_corpus(prefix, documents, "i4")

@@ -61,7 +61,7 @@ def header_problem(front: NDArray[np.uint8], entry: ShardEntry) -> str:
 def _offset_problem(offsets: NDArray[np.int64], json_begin: int, size: int) -> str:
     falls = np.flatnonzero(np.diff(offsets) < 0)
     if len(falls):
-        return f"its offsets fall behind sample {falls[0]}"
+        return f"its offsets decrease after sample {falls[0]}"
     if offsets[-1] != size:
         return f"its samples end at byte {offsets[-1]}, the index says {size}"
     if offsets[0] < json_begin or offsets[0] - json_begin > MOST_COLUMNS:

@@ -207,7 +207,7 @@ def _problem(table: ShardTable) -> str:
     if (rows["codec"] >= len(CODECS)).any():
         return "the compression of a shard is unknown"
     if (rows["data_begin"] > rows["raw_size"]).any():
-        return "the samples of a shard begin behind its end"
+        return "the samples of a shard begin after its end"
     firsts = rows["first_sequence"].astype(np.int64)
     if (np.diff(firsts, append=table.sequences) < 0).any() or firsts[:1].any():
         return "the sequences of its shards do not follow one another"
@@ -218,7 +218,7 @@ def _name_problem(table: ShardTable) -> str:
     rows = table.rows
     limits = rows["name_begin"] + rows["name_size"]
     if (rows["name_begin"] >= 1 << 62).any() or (limits > len(table.text)).any():
-        return "a name lies outside of the names"
+        return "a name is outside of the table of names"
     try:
         paths: Sequence[str] = [table.path_of(shard) for shard in range(len(rows))]
     except UnicodeDecodeError:

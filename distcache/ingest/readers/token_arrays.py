@@ -35,7 +35,7 @@ def array_rows(entry: Input, _piece: InputPiece, options: TokenOptions) -> Itera
             dtype, begin = _layout(descriptor, entry, options)
             count, rest = divmod(entry.size - begin, dtype.itemsize)
             if rest:
-                raise ValueError(f"has {rest} bytes behind its last whole token of {dtype}")
+                raise ValueError(f"has {rest} bytes after its last whole token of {dtype}")
             ends = _stated_ends(entry, count)
             if ends is None and options.eod is None:
                 raise ValueError(

@@ -110,7 +110,7 @@ class EnginesDiffer(Exception):  # no ValueError, which is a refusal
     def __init__(self, place: int, engine: str) -> None:
         super().__init__(
             f"{engine} and the library tokenizers make different tokens of it; run with "
-            "--engine tokenizers, which begins anew, and please report it"
+            "--engine tokenizers, which begins again, and please report it"
         )
         self.place = place
 

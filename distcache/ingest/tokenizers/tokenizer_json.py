@@ -144,7 +144,7 @@ def _require_plain_vocabulary(description: TokenizerJson) -> None:
     merges = _decode(description.model.merges, list[str | tuple[str, str]])
     pairs = {tuple(merge.split(" ", 1)) if isinstance(merge, str) else merge for merge in merges}
     if len(pairs) < len(merges) or len(set(vocabulary.values())) < len(vocabulary):
-        raise Unsupported("a merge or an id stands twice in its vocabulary")
+        raise Unsupported("its vocabulary has a merge or an id twice")
     ids = [*vocabulary.values(), *(token.id for token in description.added_tokens)]
     if max(ids, default=0) > 2 * len(ids) + MOST_HOLES:
         raise Unsupported(f"gigatoken needs memory for all ids up to {max(ids)}")

@@ -304,7 +304,7 @@ def _patience() -> float:
 
 
 def fetcher_status(directory: Path) -> Status | None:
-    """Return how a node's fetcher is, or None if there is none: none is started.
+    """Return the status of a node's fetcher; None if none runs. Starts none.
 
     Raises
     ------

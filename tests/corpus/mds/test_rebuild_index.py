@@ -27,7 +27,7 @@ def nothing(_: int) -> None:
 @pytest.mark.parametrize("keep_raw", [False, True])
 @pytest.mark.parametrize("codec", CODECS)
 def test_all_but_the_digests_comes_back(codec: str, keep_raw: bool, tmp_path: Path) -> None:
-    """In every compression, with and without the raw shards."""
+    """All but the digests comes back in every compression, with and without the raw shards."""
     directory = write_mds(
         tmp_path / "d", {"n": "int", "text": "str"}, ROWS, codec=codec, keep_raw=keep_raw
     )
@@ -90,7 +90,7 @@ def test_a_shard_that_is_lost(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("codec", "compress"), [("gz", gzip.compress), ("bz2", bz2.compress)])
 def test_streams_that_follow_one_another(codec: str, compress: object, tmp_path: Path) -> None:
-    """Are one, as for Python, which streaming uses; a cut one is damage."""
+    """They are one, as for Python, which streaming uses; a cut one is damage."""
     assert callable(compress)
     parts = [bytes(range(256)) * 5_000, b"", b"end"]
     data = b"".join(compress(part) for part in parts)

@@ -62,7 +62,7 @@ def test_the_table_says_what_a_comparison_finds(kind: str, tmp_path: Path) -> No
 def test_what_the_table_does_not_know(
     why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Is compared when it occurs: with another version of a library, or for another pattern."""
+    """It is compared when it occurs: with another version of a library, or for another pattern."""
     _, description = tokenizer(tmp_path, "llama3")
     if why == "version":
         table = msgspec.json.decode(TABLE.read_bytes(), type=PatternTable)

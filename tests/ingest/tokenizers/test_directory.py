@@ -145,7 +145,7 @@ def test_a_key_that_changes_tokens_is_refused(
 
 
 def test_an_unknown_class_needs_the_judge(judged: bool, tokenizers: Path, tmp_path: Path) -> None:
-    """Which takes it for the tokenizer of the file."""
+    """An unknown class needs the judge, which takes it for the tokenizer of the file."""
     config = PLAIN | {"tokenizer_class": "MyTokenizer"}
     directory = make(tmp_path / "t", tokenizers, {"tokenizer_config.json": config})
     options = TokenizerOptions(str(directory))
@@ -157,7 +157,7 @@ def test_an_unknown_class_needs_the_judge(judged: bool, tokenizers: Path, tmp_pa
 
 
 def test_a_map_names_the_end_of_documents(judged: bool, tokenizers: Path, tmp_path: Path) -> None:
-    """If two files name two, it must be chosen."""
+    """A map names the end of documents; if two files name two, it must be chosen."""
     files: dict[str, Any] = {"special_tokens_map.json": {"eos_token": "<s>"}}
     directory = make(tmp_path / "t", tokenizers, files)
     assert find_tokenizer(TokenizerOptions(str(directory))).end == "<s>"

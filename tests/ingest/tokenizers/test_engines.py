@@ -73,7 +73,7 @@ def lists(found: Encoded) -> list[list[int]]:
 
 @pytest.mark.parametrize("kind", FAST)
 def test_tokens_are_equal(kind: str, engines: Callable[..., AnyTokenizer]) -> None:
-    """Of hard texts, most of which gigatoken encodes."""
+    """Tokens are equal of hard texts, most of which gigatoken encodes."""
     texts = list(itertools.islice(hard_texts(), 150))
     found = engines(kind).encode(texts)
     assert lists(found) == lists(engines(kind, "tokenizers").encode(texts))
@@ -99,7 +99,7 @@ def test_any_texts(kind: str, engines: Callable[..., AnyTokenizer], texts: list[
 def test_models_that_gigatoken_lacks(
     kind: str, files: Callable[[str], Path], engines: Callable[..., AnyTokenizer]
 ) -> None:
-    """Are found out before a text is read: auto takes the library, and says why."""
+    """They are found out before a text is read: auto takes the library, and says why."""
     texts = list(itertools.islice(hard_texts(), 20))
     found = engines(kind)
     assert "gigatoken has no model" in str(found.note)
@@ -143,14 +143,14 @@ def sequence(*parts: dict[str, Any]) -> dict[str, Any]:
         ("added_tokens/0/content", " a", "added token ' a' by mistake"),
         ("added_tokens/0/id", 3_000_000_000, "all ids up to 3000000000"),
         ("model/vocab/漢字", 5000, "'漢字' in its vocabulary stands for no bytes"),
-        ("model/vocab/zk", 300, "stands twice"),
-        ("model/merges/0", ["a", "b"], "stands twice"),
+        ("model/vocab/zk", 300, "id twice"),
+        ("model/merges/0", ["a", "b"], "id twice"),
     ],
 )
 def test_what_gigatoken_might_pass_over(
     path: str, value: Any, reason: str, files: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Is found out before a text is read: auto takes the library, and says why."""
+    """It is found out before a text is read: auto takes the library, and says why."""
     content = json.loads(files("gpt2").read_text(encoding="utf-8"))
     *parents, name = path.split("/")
     place, parent = content, ""
@@ -184,14 +184,14 @@ def test_what_normalizing_may_make(files: Callable[[str], Path], tmp_path: Path)
 def test_very_long_runs(
     engines: Callable[..., AnyTokenizer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Go to the library, which refuses some of them; long texts do not."""
+    """They go to the library, which refuses some of them; long texts do not."""
     monkeypatch.setattr(gigatoken_engine, "LONGEST_RUN", 100)
     texts = [" " * 201, "a" * 99 + " b", "x " + "b" * 200, "some words " * 100]
     assert engines("llama3").encode(texts).by_library == 2
 
 
 def test_merges_in_another_order(files: Callable[[str], Path], tmp_path: Path) -> None:
-    """Have other ranks than their tokens have ids."""
+    """They have other ranks than their tokens have ids."""
     content = json.loads(files("gpt2").read_text(encoding="utf-8"))
     content["model"]["merges"].reverse()
     changed = tmp_path / "tokenizer.json"
@@ -205,7 +205,7 @@ def test_merges_in_another_order(files: Callable[[str], Path], tmp_path: Path) -
 def test_a_difference_in_trials(
     text: str, files: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Leaves all texts to the library."""
+    """It leaves all texts to the library."""
     encode = gigatoken_engine._encode
 
     def wrong(engine: Any, texts: list[str]) -> Encoded:
@@ -232,7 +232,7 @@ def test_what_goes_to_the_library(engines: Callable[..., AnyTokenizer]) -> None:
 
 
 def test_what_the_library_refuses(engines: Callable[..., AnyTokenizer]) -> None:
-    """Is refused."""
+    """It is refused."""
     for engine in ("tokenizers", "gigatoken"):
         with pytest.raises(ValueError, match="TextEncodeInput"):
             engines("gpt2", engine).encode(["fine", "\ud800"])
@@ -242,7 +242,7 @@ def test_what_the_library_refuses(engines: Callable[..., AnyTokenizer]) -> None:
 def test_what_only_gigatoken_refuses(
     kind: str, files: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Goes to the library."""
+    """It goes to the library."""
     path = files(kind)
     found, theirs = load_file(path), load_file(path, "tokenizers")
 

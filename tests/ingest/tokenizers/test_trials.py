@@ -99,7 +99,7 @@ def test_what_is_stable() -> None:
 
 
 def test_trials_have_all_pairs_of_ascii() -> None:
-    """In one text for each first letter."""
+    """Trials have all pairs of ascii in one text for each first letter."""
     texts = [text for batch in trials([]) for text in batch]
     whole = "\n\n".join(texts)
     letters = [chr(code_point) for code_point in range(0x80)]

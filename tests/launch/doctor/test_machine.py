@@ -27,7 +27,7 @@ def finding(topic: str, shared: Path, environment: dict[str, str] | None = None)
 
 
 def test_a_good_directory(tmp_path: Path) -> None:
-    """Has locks that exclude and hard links; nothing is left in it."""
+    """It has locks that exclude and hard links; nothing is left in it."""
     for topic in ("locks", "hard links"):
         assert finding(topic, tmp_path).level == "ok"
     assert list(tmp_path.iterdir()) == []
@@ -52,7 +52,7 @@ def test_directories_that_lack_something(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_local_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Is named, large enough, and not memory."""
+    """It is named, large enough, and not memory."""
     assert "not set" in finding("local disk", tmp_path).text
     named = {"DISTCACHE_LOCAL_DIR": str(tmp_path / "a" / "b")}
     monkeypatch.setattr(machine, "LITTLE_SPACE", 0)
@@ -64,7 +64,7 @@ def test_the_local_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_few_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Are enough, but slow."""
+    """They are enough, but slow."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 512))
     assert finding("descriptors", tmp_path).level == "warning"
 
@@ -128,7 +128,7 @@ def test_limits_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes namespaces")
 def test_a_pid_namespace_of_its_own() -> None:
-    """Is that of a process beside which the kernel's are not to be seen."""
+    """It is that of a process beside which the kernel's are not to be seen."""
     unshared = ["unshare", "--pid", "--fork", "--mount-proc"]
     program = "from distcache.launch.doctor.machine import _limits; print(_limits().text)"
     found = [

@@ -1,4 +1,4 @@
-"""The read-ahead log by itself: order, budget, what is given up, and what is taken up again."""
+"""The read-ahead log by itself: order, budget, what is discarded, and what is taken up again."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def stream_of(log: AheadLog, count: int, budget: int = 1 << 30) -> Stream:
 
 
 def test_what_is_ahead_is_taken(log: AheadLog) -> None:
-    """In any order, with its bytes; what was not told is not there."""
+    """What is ahead is taken in any order, with its bytes; what was not told is not there."""
     stream_of(log, 5)
     assert fetch(log) == 5
     for number in (3, 0, 4, 1, 2):
@@ -78,7 +78,7 @@ def test_what_is_ahead_is_taken(log: AheadLog) -> None:
 
 
 def test_the_budget(log: AheadLog, tmp_path: Path) -> None:
-    """Is never exceeded, and is used again when ranges were read."""
+    """It is never exceeded, and is used again when ranges were read."""
     budget = 40 * SIZE
     stream_of(log, 400, budget)
     read = 0
@@ -93,7 +93,7 @@ def test_the_budget(log: AheadLog, tmp_path: Path) -> None:
 
 
 def test_a_range_beyond_the_budget(log: AheadLog) -> None:
-    """Is left to be read when it is needed, and holds nobody up."""
+    """It is left to be read when it is needed, and holds nobody up."""
     stream = log.open_stream()
     log.announce(stream, [key(0, 4000), key(1), key(2, 4000)], 9000)
     fetch(log)
@@ -104,7 +104,7 @@ def test_a_range_beyond_the_budget(log: AheadLog) -> None:
 
 
 def test_what_is_skipped_is_given_up(log: AheadLog) -> None:
-    """When the reader is far beyond it."""
+    """What is skipped is discarded when the reader is far beyond it."""
     budget = 40 * SIZE
     stream_of(log, BEHIND + 500, budget)
     fetch(log)
@@ -115,7 +115,7 @@ def test_what_is_skipped_is_given_up(log: AheadLog) -> None:
 
 
 def test_streams_share_the_budget(log: AheadLog) -> None:
-    """In nearly equal parts."""
+    """Streams share the budget in nearly equal parts."""
     streams = []
     for start in (0, 1000, 2000):
         stream = log.open_stream()
@@ -137,7 +137,7 @@ def test_ranks_that_read_the_same(log: AheadLog) -> None:
 
 
 def test_a_client_that_is_gone(log: AheadLog, tmp_path: Path) -> None:
-    """Leaves nothing."""
+    """It leaves nothing."""
     stream = stream_of(log, 20)
     fetch(log, 10)
     log.close_stream(stream)
@@ -147,7 +147,7 @@ def test_a_client_that_is_gone(log: AheadLog, tmp_path: Path) -> None:
 
 
 def test_a_flipped_bit(log: AheadLog, tmp_path: Path) -> None:
-    """Is noticed: the range counts as not there."""
+    """It is noticed: the range counts as not there."""
     stream_of(log, 3)
     fetch(log)
     path = next(tmp_path.glob("*.log"))
@@ -160,7 +160,7 @@ def test_a_flipped_bit(log: AheadLog, tmp_path: Path) -> None:
 
 
 def test_what_a_killed_fetcher_has_left(log: AheadLog, tmp_path: Path) -> None:
-    """Is taken up by the next: it is not fetched again, and what nobody wants is given up."""
+    """It is taken up by the next: it is not fetched again, and what nobody wants is given up."""
     stream_of(log, 10)
     fetch(log, 6)
     other = AheadLog(tmp_path)
@@ -214,7 +214,7 @@ def test_readers_wait_no_longer_than_they_said(log: AheadLog) -> None:
 
 
 def test_what_could_not_be_fetched(log: AheadLog) -> None:
-    """Is left to its reader, who gets the error."""
+    """It is left to its reader, who gets the error."""
     stream_of(log, 2)
     (entry,) = next_now(log)
     log.fail(entry, "it is another object")
@@ -224,7 +224,7 @@ def test_what_could_not_be_fetched(log: AheadLog) -> None:
 
 
 def test_ranges_that_touch(log: AheadLog) -> None:
-    """Are fetched by one request."""
+    """They are fetched by one request."""
     stream = log.open_stream()
     log.announce(stream, [RangeKey(SOURCE, 0, 100), RangeKey(SOURCE, 100, 50), key(1)], 1 << 20)
     assert [entry.key.begin for entry in next_now(log)] == [0, 100]
@@ -247,7 +247,7 @@ def test_many_streams(log: AheadLog, streams: int) -> None:
 
 
 def test_another_reader_of_a_closed_stream(log: AheadLog) -> None:
-    """Finds what the first had told, on the disk or still to be fetched."""
+    """It finds what the first had told, on the disk or still to be fetched."""
     first, _ = stream_of(log, 10), stream_of(log, 10)
     fetch(log, 4)
     log.close_stream(first)
@@ -272,7 +272,7 @@ def test_an_earlier_segment_that_is_claimed_twice(log: AheadLog, tmp_path: Path)
 
 
 def test_ranges_that_come_again(log: AheadLog) -> None:
-    """As of a small corpus in a large blend: they pin nothing."""
+    """Ranges that come again as of a small corpus in a large blend: they pin nothing."""
     budget = 40 * cost_of(key(0))
     stream = log.open_stream()
     order = [number % 7 if number % 2 else 100 + number for number in range(1500)]
@@ -298,7 +298,7 @@ def test_a_reader_that_has_not_said_so(log: AheadLog) -> None:
 
 
 def test_a_stream_that_moves_on(log: AheadLog) -> None:
-    """Without reading what lies between: it is followed."""
+    """A stream that moves on without reading what lies between: it is followed."""
     stream_of(log, 9000, 1 << 22)
     fetch(log)
     hits = 0
@@ -320,7 +320,7 @@ def test_names_that_something_has(tmp_path: Path) -> None:
 
 
 def test_what_no_journal_names(log: AheadLog, tmp_path: Path) -> None:
-    """Is removed by the next fetcher."""
+    """It is removed by the next fetcher."""
     stream_of(log, 4)
     fetch(log)
     for path in tmp_path.glob("*.jsonl"):
@@ -331,7 +331,7 @@ def test_what_no_journal_names(log: AheadLog, tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_full(log: AheadLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves no range on its way for ever."""
+    """It leaves no range on its way for ever."""
     stream = log.open_stream()
     keys = [RangeKey(SOURCE, number * SIZE, SIZE) for number in range(60)]
     log.announce(stream, keys, 1 << 20)
@@ -354,7 +354,7 @@ def test_a_disk_that_is_full(log: AheadLog, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_full_disk_is_tried_again(log: AheadLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a while; until then what it holds is the budget."""
+    """A full disk is tried again after a while; until then what it holds is the budget."""
     keys = [RangeKey(SOURCE, number * SIZE, SIZE) for number in range(60)]
     log.announce(log.open_stream(), keys, 1 << 20)
     log._note(0, OSError(errno.ENOSPC, "No space left on device"))

@@ -50,7 +50,7 @@ def test_messages_and_descriptors_arrive() -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"\x01", LENGTH.pack(10), LENGTH.pack(3) + b"ab"])
 def test_the_other_end_is_gone(sent: bytes) -> None:
-    """Before the end of a message."""
+    """The other end may be gone before the end of a message."""
     ours, theirs = socket.socketpair()
     with theirs:
         with ours:
@@ -61,7 +61,7 @@ def test_the_other_end_is_gone(sent: bytes) -> None:
 
 @pytest.mark.parametrize("sent", [LENGTH.pack(LONGEST + 1), LENGTH.pack(2) + b"\xc1\xc1"])
 def test_what_is_no_message(sent: bytes) -> None:
-    """Is refused, without being waited for or allocated."""
+    """It is refused, without being waited for or allocated."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         ours.sendall(sent)
@@ -73,7 +73,7 @@ def test_what_is_no_message(sent: bytes) -> None:
     "wrong", [(1, 0, 5), (-1, 0, 5), (0, -1, 5), (0, 1, -5), (0, 2**63 - 1, 2)]
 )
 def test_ranges_of_nothing(wrong: tuple[int, int, int]) -> None:
-    """Are refused: nothing is trusted that another process says."""
+    """They are refused: nothing is trusted that another process says."""
     with pytest.raises(ValueError, match="range"):
         decode_ranges(encode_ranges([(0, 0, 1), wrong]), 1)
 

@@ -30,7 +30,7 @@ RANGES = [(0, begin, 1000) for begin in range(0, 10_000, 1000)]
 
 
 def test_a_reader_that_cannot_be_given_its_ranges(tmp_path: Path) -> None:
-    """Gets an error, and keeps nothing of the log."""
+    """It gets an error, and keeps nothing of the log."""
     path = tmp_path / "c.bin"
     path.write_bytes(os.urandom(10_000))
     source = Source(str(path), version_of(path.stat()))
@@ -51,7 +51,7 @@ def test_a_reader_that_cannot_be_given_its_ranges(tmp_path: Path) -> None:
 def test_a_question_while_the_client_of_stores_is_imported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By another thread, is answered."""
+    """A question while the client of stores is imported by another thread, is answered."""
     half_imported = types.ModuleType("distcache.storage.bucket")
     monkeypatch.setitem(sys.modules, half_imported.__name__, half_imported)
     fetcher = Fetcher(tmp_path)

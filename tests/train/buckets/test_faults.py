@@ -23,7 +23,7 @@ from tests.train.buckets.reading import batches, end_fetcher, status
 def test_a_killed_fetcher(
     budget: str | None, remote: CachedDataset, files: CachedDataset, local: Path
 ) -> None:
-    """Is started again by whoever needs it, and goes on."""
+    """It is started again by whoever needs it, and goes on."""
     sampler: Any = distcache.ResumableSampler(remote, 4)
     if budget is not None:
         sampler = distcache.ReadAhead(sampler, remote, budget, samples=100)
@@ -41,7 +41,7 @@ def test_a_killed_fetcher(
 
 
 def test_a_changed_object(remote: CachedDataset, server: ScriptedS3, local: Path) -> None:
-    """Is an error that names it, for what is read ahead and for what is not."""
+    """It is an error that names it, for what is read ahead and for what is not."""
     assert remote[0]
     for name in [name for name in server.objects if name.endswith(".bin")]:
         server.put(name, server.objects[name][::-1])
@@ -56,7 +56,7 @@ def test_a_changed_object(remote: CachedDataset, server: ScriptedS3, local: Path
 def test_a_store_that_is_away_for_a_while(
     remote: CachedDataset, files: CachedDataset, server: ScriptedS3
 ) -> None:
-    """Is waited for."""
+    """It is waited for."""
     sampler = distcache.ReadAhead(distcache.ResumableSampler(remote, 4), remote, "1M", samples=100)
     wanted = batches(files, most=60)
     for number, indices in enumerate(sampler):
@@ -71,7 +71,7 @@ def test_a_store_that_is_away_for_a_while(
 def test_a_store_that_stays_away(
     server: ScriptedS3, hurry: Callable[[float], CachedDataset]
 ) -> None:
-    """Ends the reader with one clear error, after its time."""
+    """It ends the reader with one clear error, after its time."""
     remote = hurry(0.02)
     server.script(always="503")
     with pytest.raises(DistcacheError, match=r"no answer in .* s: status 503 SlowDown") as raised:
@@ -125,7 +125,7 @@ def test_a_store_that_is_away_is_asked_by_one(
 def test_a_fault_that_passes(
     fault: str, remote: CachedDataset, files: CachedDataset, server: ScriptedS3
 ) -> None:
-    """Costs a request at most."""
+    """It costs a request at most."""
     wanted = files.__getitems__(range(50, 60))
     assert remote[0]
     server.script()
@@ -154,7 +154,7 @@ def test_a_fault_that_passes(
 def test_a_fault_that_does_not(
     always: str, words: str, remote: CachedDataset, server: ScriptedS3
 ) -> None:
-    """Is one error that says what it is, after no more requests than ranges."""
+    """It is one error that says what it is, after no more requests than ranges."""
     assert remote[0]
     ranges = len(remote.fetched_ranges(range(50, 60)))
     server.script(always=always)
@@ -167,7 +167,7 @@ def test_a_fault_that_does_not(
 def test_a_bit_that_the_disk_has_flipped(
     remote: CachedDataset, files: CachedDataset, local: Path
 ) -> None:
-    """Is noticed when the log is read: the range is fetched again."""
+    """It is noticed when the log is read: the range is fetched again."""
     sampler = distcache.ReadAhead(distcache.ResumableSampler(remote, 4), remote, "1M", samples=80)
     wanted = batches(files, most=15)
     for number, indices in enumerate(sampler):

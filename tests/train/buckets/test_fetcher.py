@@ -26,7 +26,7 @@ from tests.train.buckets.reading import batches, status
 def test_no_secret_is_kept(
     remote: CachedDataset, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By what is pickled or shown, the store, or the fetcher's command line."""
+    """No secret is kept by what is pickled or shown, the store, or the fetcher's command line."""
     batches(remote, budget="1M", most=20)
     assert status(local).fetched
     url = next(read_records(Store(local))).corpora[0].shared + ".bin"
@@ -41,7 +41,7 @@ def test_no_secret_is_kept(
 
 
 def test_the_directory_of_the_fetcher(remote: CachedDataset, local: Path) -> None:
-    """Is the user's own."""
+    """It is the user's own."""
     assert remote[0]
     assert (local / "ahead").stat().st_mode & 0o077 == 0
 
@@ -89,7 +89,7 @@ def test_validation_beside_training(
 
 
 def test_an_iteration_that_is_broken_off(remote: CachedDataset, local: Path) -> None:
-    """Gives its share back, also if workers that were forked meanwhile still live."""
+    """It gives its share back, also if workers that were forked meanwhile still live."""
     sampler = distcache.ReadAhead(distcache.ResumableSampler(remote, 4), remote, "8M", 100)
     loader = DataLoader(remote, batch_sampler=sampler, num_workers=2, persistent_workers=True)
     for number, _ in enumerate(loader):
@@ -102,7 +102,7 @@ def test_an_iteration_that_is_broken_off(remote: CachedDataset, local: Path) -> 
 def test_modules_in_the_directory_of_training(
     local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Are none of the fetcher's."""
+    """They are none of the fetcher's."""
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "queue.py").write_text("raise SystemExit('planted')")
     monkeypatch.chdir(tmp_path / "code")
@@ -112,7 +112,7 @@ def test_modules_in_the_directory_of_training(
 def test_other_credentials(
     local: Path, server: ScriptedS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Get a fetcher of their own, as soon as the one before has no clients."""
+    """They get a fetcher of their own, as soon as the one before has no clients."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "expired")
     dataset = distcache.open("s3://lake/run/c.h5", local).dataset("train")
     assert dataset[0]

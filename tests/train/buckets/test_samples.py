@@ -74,7 +74,7 @@ def test_read_ahead(
 
 
 def test_resuming_on_other_ranks(remote: CachedDataset, files: CachedDataset) -> None:
-    """Is a new list of samples, and nothing else."""
+    """It is a new list of samples, and nothing else."""
     for ranks in ((0, 3), (2, 3)):
         ours = batches(remote, budget="1M", ranks=ranks, consumed=400, most=40)
         assert equal(ours, batches(files, ranks=ranks, consumed=400, most=40))
@@ -109,7 +109,7 @@ def test_batches(remote: CachedDataset, files: CachedDataset, order: str) -> Non
 
 
 def test_a_foreign_sampler(remote: CachedDataset, files: CachedDataset, local: Path) -> None:
-    """Is drawn from ahead of its use, in its own order."""
+    """It is drawn from ahead of its use, in its own order."""
     chosen = [[int(i) for i in RandomSampler(range(400))][n : n + 4] for n in range(0, 400, 4)]
     ahead = distcache.ReadAhead(chosen, remote, "1M")
     assert [list(batch) for batch in ahead] == chosen
@@ -127,7 +127,7 @@ def test_where_files_are_read(files: CachedDataset) -> None:
 
 
 def test_a_budget_that_is_none(files: CachedDataset) -> None:
-    """Is refused at once."""
+    """It is refused at once."""
     for budget in ("much", 0, "-1G"):
         with pytest.raises(ConfigError, match="size"):
             distcache.ReadAhead([[0]], files, budget)
@@ -155,7 +155,7 @@ def test_opening_touches_no_network(local: Path, server: ScriptedS3) -> None:
 def test_whole_copies(
     local: Path, server: ScriptedS3, files: CachedDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Are read as files: there is no fetcher."""
+    """They are read as files: there is no fetcher."""
     options = LocalizeOptions(directory=str(local), copy=True)
     localize(SerialCommunicator(), "s3://lake/run/c.h5", options)
     server.script()
@@ -166,7 +166,7 @@ def test_whole_copies(
 
 
 def test_a_slow_shared_filesystem(cache: Path, files: CachedDataset, tmp_path: Path) -> None:
-    """Is read ahead in the same way."""
+    """It is read ahead in the same way."""
     root = tmp_path / "local"
     localize(SerialCommunicator(), cache, LocalizeOptions(directory=str(root), read_ahead=True))
     dataset = distcache.open(cache, root).dataset("train")
@@ -189,7 +189,7 @@ def test_a_slow_shared_filesystem(cache: Path, files: CachedDataset, tmp_path: P
 def test_the_reader_for_megatron(
     local: Path, cache: Path, server: ScriptedS3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Reads exact ranges of any type, and refuses what is not there."""
+    """It reads exact ranges of any type, and refuses what is not there."""
     monkeypatch.setenv("DISTCACHE_LOCAL_DIR", str(local))
     url = next(read_records(Store(local))).corpora[0].shared + ".bin"
     data = server.objects[name_of(url)]
