@@ -173,10 +173,10 @@ record-counts: $(VENV)/installed
 	scripts/count_instructions build/baseline/run_case --record
 
 python-tests: $(VENV)/test-installed
-	scripts/need chromium:chromium graphviz:dot
 	pytest -q -n auto $(USUAL) --cov --cov-report= $(DURATIONS) --ignore tests/peers $(ELSEWHERE:%=--ignore %)
 
 python-rest: $(VENV)/test-installed
+	scripts/need chromium:chromium graphviz:dot
 	pytest -q -n auto $(MORE) $(MORE_COVERAGE) $(DURATIONS) --ignore tests/peers $(ELSEWHERE:%=--ignore %)
 
 # Megatron-Core judges: the oldest release, which is installed, and the newest.
@@ -248,8 +248,8 @@ cluster-packages:
 judges: $(VENV)/test-installed
 	scripts/judges build/judges $(JUDGES)
 	for release in $(filter-out $(NEWEST),$(JUDGES)); do \
-		PYTHONPATH=$(CURDIR)/build/judges/$$release pytest -q -n auto --ignore tests/peers/test_permutation.py \
-			tests/peers || exit 1; done
+		PYTHONPATH=$(CURDIR)/build/judges/$$release pytest -q -n auto $(USUAL) \
+			--ignore tests/peers/test_permutation.py tests/peers || exit 1; done
 	pytest -q -n auto $(MORE) tests/peers
 	PYTHONPATH=$(CURDIR)/build/judges/$(NEWEST) pytest -q -n auto $(MORE) $(MORE_COVERAGE) \
 		--ignore tests/peers/test_permutation.py tests/peers

@@ -23,9 +23,9 @@ from distcache.ingest.readers.formats import TEXT_FORMATS, TOKEN_FORMATS
 from distcache.ingest.readers.tables import with_groups
 from distcache.ingest.readers.text import TextReader
 from distcache.ingest.readers.token_shards import ShardReader
+from distcache.ingest.tasks import Reader
 from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions, TokenizerSource
-from distcache.ingest.work import Reader
 from distcache.ranks.agreement import on_all_ranks, on_rank_0, own_share
 from distcache.ranks.communicator import Communicator
 from distcache.storage.files import closing_fd, open_regular, read_range

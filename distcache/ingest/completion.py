@@ -14,8 +14,8 @@ from distcache.corpus.idx_writer import IdxPlan, lay_out_idx, write_bounds, writ
 from distcache.errors import DistcacheError
 from distcache.ingest.part import Counts
 from distcache.ingest.pieces import Segment, reader_of
+from distcache.ingest.tasks import Work
 from distcache.ingest.token_store import COUNTS, LENGTHS, TokenStore
-from distcache.ingest.work import Work
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.partition import slice_bounds

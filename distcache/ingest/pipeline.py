@@ -26,10 +26,10 @@ from distcache.ingest.readers.formats import TEXT_FORMATS, TOKEN_FORMATS
 from distcache.ingest.readers.text import TextReader
 from distcache.ingest.receipts import make_receipts
 from distcache.ingest.rounds import run_rounds
+from distcache.ingest.tasks import Reader, Work
 from distcache.ingest.token_store import TokenStore
 from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions, TokenizerSource
-from distcache.ingest.work import Reader, Work
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0, own_share, spread
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import NullProgress, Progress, Stopwatch

@@ -22,7 +22,7 @@ from distcache.corpus.receipt import (
 from distcache.ingest.inputs import Input
 from distcache.ingest.part import Counts, PieceFacts
 from distcache.ingest.pieces import InputPiece, overlap
-from distcache.ingest.work import Locator, Work
+from distcache.ingest.tasks import Locator, Work
 
 ENGINE: Final = "gigatoken"  # the one that is faster than the tokenizers' own libraries
 MOST_LISTED: Final = 100_000  # invalid rows whose places a receipt lists; all are counted

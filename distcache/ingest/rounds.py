@@ -20,7 +20,7 @@ import msgspec
 from distcache.errors import CorpusError, DistcacheError
 from distcache.ingest.part import Blocks, Counts, Part, PieceFacts
 from distcache.ingest.pieces import Segment, TaskRecord, make_rounds, place, segments_of
-from distcache.ingest.work import Locator, Work
+from distcache.ingest.tasks import Locator, Work
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import Progress

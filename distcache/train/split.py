@@ -29,7 +29,7 @@ def dataset_count(opened: OpenFiles, split: str) -> int:
     return int(np.count_nonzero(blends < 0)) or int(blends.size > 0)
 
 
-class Member(NamedTuple):
+class OpenMember(NamedTuple):
     """An open corpus of a split."""
 
     # rows of their tables
@@ -89,7 +89,7 @@ class OpenSplit:
             self._blend = (datasets, cache.read(views["dataset_sample_index"]))
             self.size = len(datasets)
         self.pairs = list(zip(members["section"].tolist(), members["source"].tolist(), strict=True))
-        self._members: dict[int, Member] = {}
+        self._members: dict[int, OpenMember] = {}
         self._orders: dict[int, Section | NDArray[np.int32]] = {}
         self._lock = threading.RLock()
 
@@ -105,7 +105,7 @@ class OpenSplit:
         datasets, samples = self._blend
         return datasets[positions], samples[positions]
 
-    def member(self, number: int) -> Member:
+    def member(self, number: int) -> OpenMember:
         """Return a corpus of the split, which is opened once.
 
         Raises
@@ -124,7 +124,7 @@ class OpenSplit:
                     )
                 section, source = self.pairs[number]
                 idx, places = self.files.idx_of(source), self.files.tokens_of(source)
-                self._members[number] = Member(section, source, idx, places)
+                self._members[number] = OpenMember(section, source, idx, places)
             return self._members[number]
 
     def require_intact(self) -> None:

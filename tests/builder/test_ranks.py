@@ -40,6 +40,7 @@ def build_by(ranks: int, fields: dict[str, Any], directory: Path, **options: Any
     return (directory / "c.h5").read_bytes()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8, 16])
 def test_split_sections(
     ranks: int, large_config: dict[str, Any], serial_bytes: bytes, shared: Path

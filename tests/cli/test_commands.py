@@ -270,6 +270,7 @@ def test_check(corpora: dict[str, str], tmp_path: Path) -> None:
     assert "2 of 3 corpora are unsound" in done.stderr
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize(
     ("words", "exit_code", "message"),
     [
@@ -315,6 +316,7 @@ def test_wrong_use_is_one_clear_error(words: list[str], exit_code: int, message:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("log_format", ["plain", "json", "bar"])
 def test_a_full_log_ends_no_build(config: Path, shared: Path, log_format: str) -> None:
     """Nor does one that does not exist at all."""
@@ -389,6 +391,7 @@ ALLOCATION = {
 BATCH = {**ALLOCATION, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("variables", [ALLOCATION, BATCH])
 @pytest.mark.parametrize("command", ["build", "check", "merge", "ingest", "inspect"])
 def test_one_process_within_an_allocation(
@@ -435,6 +438,7 @@ def test_mpi_without_its_library() -> None:
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -36,6 +36,7 @@ def run(server: ScriptedS3, shared: Path, words: list[str]) -> tuple[int, str, s
     return done.returncode, done.stdout, done.stderr
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -27,6 +27,7 @@ CUT: Final = """() => [...document.querySelectorAll("body *")].filter(e =>
 ).map(e => `${e.tagName}.${e.className}: ${e.textContent.trim().slice(0, 80)}`)"""
 CODE: Final = """() => [...document.querySelectorAll("pre")].filter(e =>
     e.scrollWidth > e.clientWidth + 1).map(e => e.textContent.trim().slice(0, 120))"""
+pytestmark = pytest.mark.more  # a browser, and the whole site
 
 
 @pytest.fixture(scope="module")

@@ -20,6 +20,7 @@ from tests.support.texts import read_corpus, write_jsonl
 GOOD = b'{"text": "good"}\n'
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(
     ("line", "reason"),
     [

@@ -102,6 +102,7 @@ def test_a_large_file_keeps_nobody_waiting(
     assert (tmp_path / "one.bin").read_bytes() == (tmp_path / "out.bin").read_bytes()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("shard_size", "empty"), [(None, "drop"), (20_000, "keep")])
 @pytest.mark.parametrize("ranks", [2, 5, 16])
 def test_any_number_of_ranks_makes_the_same_bytes(

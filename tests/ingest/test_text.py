@@ -85,6 +85,7 @@ def test_the_end_of_documents(tokenizers: Path, documents: list[str], tmp_path: 
     assert single(tmp_path / "out") == [[*ids, 0] for ids in plain(tokenizers, documents) if ids]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("layout", ["gz", "zst", "several", "txt lines", "txt files", "parquet"])
 def test_every_layout_is_the_same_corpus(
     layout: str, tokenizers: Path, documents: list[str], tmp_path: Path

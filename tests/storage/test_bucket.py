@@ -93,6 +93,7 @@ def test_what_does_not(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("always", ["503", "refuse", "truncate:10", "reset:10", "stall:10:9"])
 def test_a_store_that_stays_away(always: str, server: ScriptedS3, scale_time: Scale) -> None:
     """It ends with an error that says how long it was waited for, by few requests."""

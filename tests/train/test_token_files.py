@@ -137,6 +137,7 @@ def test_many_files_are_opened_once(
     assert len(opened) == len(set(opened)) == len(seen)
 
 
+@pytest.mark.few(1)
 @pytest.mark.long
 @pytest.mark.parametrize(("limit", "most"), [(64, 56), (256, 200), (1024, 900), (HIGH, 800)])
 def test_limits_of_descriptors(many: Path, limit: int, most: int) -> None:

@@ -216,6 +216,7 @@ def test_a_class_that_only_the_model_names(judged: bool, tokenizers: Path, tmp_p
         assert found == [theirs.encode(text, add_special_tokens=False) for text in TEXTS]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("files", "said"),
     [

@@ -71,6 +71,7 @@ def lists(found: Encoded) -> list[list[int]]:
     return [ids.tolist() for ids in found.split()]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", FAST)
 def test_tokens_are_equal(kind: str, engines: Callable[..., AnyTokenizer]) -> None:
     """Tokens are equal of hard texts, most of which gigatoken encodes."""
@@ -81,6 +82,7 @@ def test_tokens_are_equal(kind: str, engines: Callable[..., AnyTokenizer]) -> No
     assert 0 < found.by_library < len(texts) / 2
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", FAST)
 @given(
     texts=st.lists(

@@ -118,6 +118,7 @@ def test_a_store_that_is_away_is_asked_by_one(
     server.script()
 
 
+@pytest.mark.few(2)
 @pytest.mark.long
 @pytest.mark.parametrize(
     "fault", ["429", "500", "503", "refuse", "reset:10", "truncate:10", "stall:10:1"]
@@ -137,6 +138,7 @@ def test_a_fault_that_passes(
     assert usual <= len(server.requests) <= usual + 2
 
 
+@pytest.mark.few(3)
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("always", "words"),
