@@ -195,7 +195,7 @@ class OpenSplit:
         positions : ndarray of int64, shape (samples,)
             Positions in the split.
         members, samples : ndarray, shape (samples,)
-            What `look_up` returns for them.
+            Members and samples, from `look_up`.
         action : callable
             Reads them.
         """
