@@ -28,8 +28,9 @@ SERIAL := $(MPI) $(TORCHRUN)
 CLUSTER := tests/cluster
 OBJECTS := tests/objects
 ELSEWHERE := $(SERIAL) $(CLUSTER) $(OBJECTS) tests/aarch64
-SANITIZED := tests/kernels tests/cache tests/corpus tests/edit/test_index_mds.py tests/edit/test_index_mds_damage.py tests/edit/test_select.py \
-	$(addprefix tests/train/test_,shards.py rows.py dataset.py)
+# Files that feed bytes of others to the kernels; then whatever reads by them.
+SANITIZED := tests/kernels tests/corpus tests/edit/test_index_mds_damage.py tests/train/test_shards.py
+SANITIZED_REST := tests/cache tests/edit/test_index_mds.py tests/edit/test_select.py $(addprefix tests/train/test_,rows.py dataset.py)
 SANITIZED_PYTEST = DISTCACHE_KERNELS=$$(ls build/sanitized/_kernels.*.so) \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:handle_sigbus=0 \
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
@@ -157,6 +158,7 @@ sanitized-tests: sanitized-build
 
 sanitized-rest: sanitized-build
 	$(SANITIZED_PYTEST) $(MORE) $(SANITIZED)
+	$(SANITIZED_PYTEST) $(SANITIZED_REST)
 
 # The tests of the kernels, and the extension.
 sanitized-build: $(VENV)/test-installed

@@ -125,6 +125,7 @@ def test_it_reads_the_bucket(reader: str, cache: Path, server: ScriptedS3, tmp_p
         assert fetched >= 2 * size
 
 
+@pytest.mark.more
 def test_alone_it_fails(server: ScriptedS3, tmp_path: Path) -> None:
     """Alone it fails on every node but that of rank 0: the reason for the layout."""
     flags = localize(tmp_path, server)
@@ -135,6 +136,7 @@ def test_alone_it_fails(server: ScriptedS3, tmp_path: Path) -> None:
     assert "AssertionError" in done[1].stderr
 
 
+@pytest.mark.more
 def test_copies_on_the_node(cache: Path, server: ScriptedS3, tmp_path: Path) -> None:
     """They are local paths for Megatron: it never asks the bucket."""
     flags = localize(tmp_path, server, "--bin", "copy")

@@ -41,6 +41,7 @@ def test_enough_of_the_matrix_is_built(corpora: dict[str, str]) -> None:
     assert sum(map(is_built, MATRIX)) >= 200
 
 
+@pytest.mark.few(120)
 @pytest.mark.parametrize("number", selected(MATRIX))
 def test_matrix(number: int, corpora: dict[str, str], tmp_path: Path) -> None:
     """What Megatron builds, distcache exports to the byte; what it refuses, Megatron fails at."""

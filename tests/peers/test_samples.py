@@ -136,6 +136,7 @@ def pairs(
     assert found == len(cache.splits)
 
 
+@pytest.mark.few(32)
 @pytest.mark.parametrize(
     ("name", "masks"),
     selected(

@@ -95,6 +95,7 @@ def listing(root: Path) -> dict[str, int]:
     return {str(path): path.lstat().st_mtime_ns for path in root.rglob("*")}
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("kind", ["blend", "per split", "one corpus", "views", "shards"])
 @pytest.mark.parametrize("missing", ["nothing", "tokenizer"])
 def test_megatron_trains_from_the_store(
