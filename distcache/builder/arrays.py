@@ -34,7 +34,7 @@ class ArrayWriter:
         self._leaves: list[NDArray[np.uint64]] = []
 
     def append(self, piece: NDArray[Any]) -> None:
-        """Write the next piece; all but the last are multiples of `LEAF_SIZE` bytes."""
+        """Write the next piece, contiguous; all but the last are multiples of `LEAF_SIZE` bytes."""
         if not piece.size:
             return
         assert self._next % LEAF_SIZE == 0, "only the last piece may end within a leaf"

@@ -37,152 +37,150 @@ class CommandEntry(NamedTuple):
 KEPT: Final = "run again to continue"
 
 
-COMMANDS: Final = {
-    "plan": CommandEntry(
-        "build", "plan_command", "Show what a build makes and takes, or all problems.", True
-    ),
-    "build": CommandEntry(
-        "build",
-        "build_command",
-        "Build a cache, alone or with all ranks of a job.",
-        True,
-        None,
-        former={"--output": "--out"},
-    ),
-    "submit": CommandEntry(
-        "jobs",
-        "submit_command",
-        "Submit a job that builds, and training after it.",
-        interrupted="jobs that were submitted continue: see squeue",
-        former={"--output": "--out"},
-    ),
-    "slurm-scripts": CommandEntry(
-        "jobs",
-        "slurm_scripts_command",
-        "Copy job scripts for Slurm, to be changed for your cluster.",
-        interrupted="what has been copied remains",
-    ),
-    "check": CommandEntry(
-        "corpora",
-        "check_command",
-        "Check that corpora are sound; report every fault.",
-        interrupted=None,
-    ),
-    "show": CommandEntry(
-        "corpora",
-        "show_command",
-        "Show documents of a corpus: tokens, text, and their source.",
-    ),
-    "merge": CommandEntry(
-        "corpora",
-        "merge_command",
-        "Put corpora together into one, as Megatron's merge does.",
-        interrupted=None,
-    ),
-    "convert": CommandEntry(
-        "corpora",
-        "convert_command",
-        "Rewrite a legacy or multimodal corpus for Megatron today.",
-        interrupted=None,
-    ),
-    "select": CommandEntry(
-        "select",
-        "select_command",
-        "Select documents of a corpus as a view, without a copy.",
-        interrupted=None,
-        former={"--rows": "--row-numbers"},
-    ),
-    "materialize": CommandEntry(
-        "corpora",
-        "materialize_command",
-        "Write the tokens of a view as a corpus of its own.",
-        interrupted=None,
-    ),
-    "inspect": CommandEntry(
-        "cache", "inspect_command", "Show the contents of a cache, or how long its build took."
-    ),
-    "verify": CommandEntry(
-        "cache", "verify_command", "Compare every byte of a cache with its digests."
-    ),
-    "explain": CommandEntry(
-        "cache",
-        "explain_command",
-        "Compare a configuration with a cache; 7 if they differ.",
-        True,
-    ),
-    "export": CommandEntry(
-        "cache",
-        "export_command",
-        "Write the files that an unmodified Megatron looks for.",
-        True,
-        KEPT,
-        former={"--to": "--out"},
-    ),
-    "mock": CommandEntry(
-        "ingest",
-        "mock_command",
-        "Make up corpora, for tests of infrastructure.",
-        interrupted=KEPT,
-        former={"--vocab": "--vocab-size"},
-    ),
-    "doctor": CommandEntry(
-        "jobs", "doctor_command", "Find what would break a first job, where it will run.", True
-    ),
-    "ready": CommandEntry(
-        "build",
-        "ready_command",
-        "Say whether a cache is ready, or how far its build is.",
-        interrupted="a build continues without this command",
-    ),
-    "upload": CommandEntry(
-        "build",
-        "upload_command",
-        "Put a cache, and its corpora, into a bucket.",
-        interrupted=None,
-        former={"--to": "--out"},
-    ),
-    "localize": CommandEntry(
-        "node",
-        "localize_command",
-        "Bring a cache and its .idx files to every node's disk.",
-        interrupted=None,
-        optional_values={"--megatron": r"[0-9.,]+$"},
-        former={"--to": "--store"},
-    ),
-    "feed": CommandEntry(
-        "node",
-        "feed_command",
-        "Unpack windows of MDS shards beside training, on a node.",
-        former={"--to": "--store"},
-    ),
-    "local": CommandEntry(
-        "node", "local_app", "Look after the copies on this node.", interrupted=KEPT
-    ),
-    "index": CommandEntry(
-        "index", "index_app", "Use MDS shards as corpora, without conversion.", interrupted=None
-    ),
-    "mix": CommandEntry(
-        "index",
-        "mix_command",
-        "Index a list of MDS data sets, and write their blend.",
-        interrupted=None,
-    ),
-    "ingest": CommandEntry(
-        "ingest", "ingest_app", "Make corpora of text and of token shards.", interrupted=None
-    ),
-}
+# Every command below its heading in the list of commands, in the order of work.
 PANELS: Final = {
-    "Corpora": (
-        *("ingest", "index", "mix", "check", "show"),
-        *("merge", "convert", "select", "materialize", "mock"),
-    ),
-    "Caches": (
-        *("plan", "build", "submit", "slurm-scripts", "ready", "inspect", "verify"),
-        *("explain", "export", "upload"),
-    ),
-    "Nodes": ("localize", "feed", "local"),
-    "Environment": ("doctor",),
+    "Corpora": {
+        "ingest": CommandEntry(
+            "ingest", "ingest_app", "Make corpora of text and of token shards.", interrupted=None
+        ),
+        "index": CommandEntry(
+            "index", "index_app", "Use MDS shards as corpora, without conversion.", interrupted=None
+        ),
+        "mix": CommandEntry(
+            "index",
+            "mix_command",
+            "Index a list of MDS data sets, and write their blend.",
+            interrupted=None,
+        ),
+        "check": CommandEntry(
+            "corpora",
+            "check_command",
+            "Check that corpora are sound; report every fault.",
+            interrupted=None,
+        ),
+        "show": CommandEntry(
+            "corpora",
+            "show_command",
+            "Show documents of a corpus: tokens, text, and their source.",
+        ),
+        "merge": CommandEntry(
+            "corpora",
+            "merge_command",
+            "Put corpora together into one, as Megatron's merge does.",
+            interrupted=None,
+        ),
+        "convert": CommandEntry(
+            "corpora",
+            "convert_command",
+            "Rewrite a legacy or multimodal corpus for Megatron today.",
+            interrupted=None,
+        ),
+        "select": CommandEntry(
+            "select",
+            "select_command",
+            "Select documents of a corpus as a view, without a copy.",
+            interrupted=None,
+            former={"--rows": "--row-numbers"},
+        ),
+        "materialize": CommandEntry(
+            "corpora",
+            "materialize_command",
+            "Write the tokens of a view as a corpus of its own.",
+            interrupted=None,
+        ),
+        "mock": CommandEntry(
+            "ingest",
+            "mock_command",
+            "Make up corpora, for tests of infrastructure.",
+            interrupted=KEPT,
+            former={"--vocab": "--vocab-size"},
+        ),
+    },
+    "Caches": {
+        "plan": CommandEntry(
+            "build", "plan_command", "Show what a build makes and takes, or all problems.", True
+        ),
+        "build": CommandEntry(
+            "build",
+            "build_command",
+            "Build a cache, alone or with all ranks of a job.",
+            True,
+            None,
+            former={"--output": "--out"},
+        ),
+        "submit": CommandEntry(
+            "jobs",
+            "submit_command",
+            "Submit a job that builds, and training after it.",
+            interrupted="jobs that were submitted continue: see squeue",
+            former={"--output": "--out"},
+        ),
+        "slurm-scripts": CommandEntry(
+            "jobs",
+            "slurm_scripts_command",
+            "Copy job scripts for Slurm, to be changed for your cluster.",
+            interrupted="what has been copied remains",
+        ),
+        "ready": CommandEntry(
+            "build",
+            "ready_command",
+            "Say whether a cache is ready, or how far its build is.",
+            interrupted="a build continues without this command",
+        ),
+        "inspect": CommandEntry(
+            "cache", "inspect_command", "Show the contents of a cache, or how long its build took."
+        ),
+        "verify": CommandEntry(
+            "cache", "verify_command", "Compare every byte of a cache with its digests."
+        ),
+        "explain": CommandEntry(
+            "cache",
+            "explain_command",
+            "Compare a configuration with a cache; 7 if they differ.",
+            True,
+        ),
+        "export": CommandEntry(
+            "cache",
+            "export_command",
+            "Write the files that an unmodified Megatron looks for.",
+            True,
+            KEPT,
+            former={"--to": "--out"},
+        ),
+        "upload": CommandEntry(
+            "build",
+            "upload_command",
+            "Put a cache, and its corpora, into a bucket.",
+            interrupted=None,
+            former={"--to": "--out"},
+        ),
+    },
+    "Nodes": {
+        "localize": CommandEntry(
+            "node",
+            "localize_command",
+            "Bring a cache and its .idx files to every node's disk.",
+            interrupted=None,
+            optional_values={"--megatron": r"[0-9.,]+$"},
+            former={"--to": "--store"},
+        ),
+        "feed": CommandEntry(
+            "node",
+            "feed_command",
+            "Unpack windows of MDS shards beside training, on a node.",
+            former={"--to": "--store"},
+        ),
+        "local": CommandEntry(
+            "node", "local_app", "Look after the copies on this node.", interrupted=KEPT
+        ),
+    },
+    "Environment": {
+        "doctor": CommandEntry(
+            "jobs", "doctor_command", "Find what would break a first job, where it will run.", True
+        ),
+    },
 }
+COMMANDS: Final = {name: entry for panel in PANELS.values() for name, entry in panel.items()}
 OPENBLAS: Final = "OPENBLAS_NUM_THREADS"
 PASS_THROUGH: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -202,9 +200,9 @@ class LazyGroup(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the commands in groups, each in the order of work."""
         del ctx
-        for panel, names in PANELS.items():
+        for panel, entries in PANELS.items():
             with formatter.section(panel):
-                formatter.write_dl([(name, COMMANDS[name].summary) for name in names])
+                formatter.write_dl([(name, entry.summary) for name, entry in entries.items()])
 
 
 def _require_given_once(command: Any, words: Sequence[str]) -> None:

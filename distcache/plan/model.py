@@ -35,7 +35,7 @@ class SectionPlan(msgspec.Struct, frozen=True):
     seed: int  # seed of the generator
     cut: Cut  # rules by which samples are cut
     size: SectionSize  # epochs and samples
-    order: str = "megatron"  # shuffle of the section: ``megatron``, ``passes`` or ``windows``
+    order: str = "megatron"  # shuffle of the section: a name in `distcache.plan.orders`
     window: int | None = None  # shards of a window
     # whether its samples are sequences as they are, in the order of the document index, which is
     # its only array

@@ -1,7 +1,8 @@
 """The orders of samples: what each promises, what it needs, and what builds it.
 
-A new order is a function that builds a section, an entry in this table, and its name in
-`distcache.plan.config.OrderName`.
+A new order is a function that builds a section, one of its memory in `distcache.plan.memory`, an
+entry in this table, and its name in `distcache.plan.config.OrderName`, of at most eight letters:
+the cache file has no room for more.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class SectionOrder:
     memory: Callable[[SectionPlan, int], int]
     can_be_split: bool = False  # all ranks can build one section together
     # Each pass is complete before the next one begins: none is shuffled apart, no partial sample is
-    # kept, and a data set ends with the samples that were asked for. Else as Megatron does it.
+    # kept, and a data set is the first samples of the section, as many as were asked for. Else as
+    # Megatron does it.
     whole_passes: bool = True
     has_windows: bool = False  # `Config.window` is a part of it
     has_rows: bool = True  # samples of several columns have this order, too

@@ -27,7 +27,8 @@ def corpus_problems(corpus: Corpus, config: Config) -> list[str]:
     """Return why a corpus that is sound by itself cannot be used by Megatron, or in this order."""
     facts = corpus.facts
     if facts.rows and not ORDERS[config.order].has_rows:
-        return [f"{facts.prefix}: consists of rows; give order: passes, or windows"]
+        able = ", or ".join(name for name, order in ORDERS.items() if order.has_rows)
+        return [f"{facts.prefix}: consists of rows; give order: {able}"]
     if facts.rows != (config.sequence_length == 1):
         wanted = "1 for rows" if facts.rows else "at least 2 tokens"
         return [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,11 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distcache.builder.slices import edges, overlaps, row_bounds, windows
+from distcache.cache.format import SECTIONS
 from distcache.errors import ConfigError, NoSpace
 from distcache.plan.assignment import assign
+from distcache.plan.config import OrderName
 from distcache.plan.layout import ALIGNMENT, GRAIN, make_layout
 from distcache.plan.memory import pivot_of
 from distcache.plan.model import BlendPlan, SectionPlan, nbytes_of
+from distcache.plan.orders import ORDERS
 from distcache.plan.sizes import (
     Cut,
     SectionSize,
@@ -257,3 +261,10 @@ def test_split_strings_that_are_none(split: str) -> None:
     """What does not give up to three shares is refused with the string in the message."""
     with pytest.raises(ConfigError, match=re.escape(repr(split))):
         split_matrix(split)
+
+
+def test_orders_have_names_that_fit_the_file() -> None:
+    """A longer one would be cut short without a word, and a name is given in a configuration."""
+    room = SECTIONS["order"].itemsize
+    assert all(len(name.encode("ascii")) <= room for name in ORDERS)
+    assert set(ORDERS) == set(get_args(OrderName))

@@ -18,37 +18,43 @@ class SourceFormat:
     """
 
     suffixes: tuple[str, ...]
+    # Pieces of a file: byte ranges, where each line is a row; groups of rows; or the whole file,
+    # where rows span lines. `lines` cuts such rows apart without an error.
+    cut: Literal["lines", "groups", "no"]
     texts: str = ""  # function that yields `TextRow`; empty if the format has no texts
     # Function that yields `TokenRows`, or of a format with groups of rows the one that opens a
     # table; empty if the format has no token ids.
     tokens: str = ""
-    # Pieces: byte ranges of files of lines, groups of rows, or the file as a whole.
-    cut: Literal["lines", "groups", "no"] = "lines"
     can_be_compressed: bool = False
+    is_escaped: bool = False  # texts are JSON, which takes up to six bytes for a byte
 
 
 HERE: Final = "distcache.ingest.readers."
 FORMATS: Final = {
     "jsonl": SourceFormat(
         (".jsonl", ".ndjson", ".json"),
+        "lines",
         texts=HERE + "json_texts:json_rows",
         tokens=HERE + "json_ids:json_id_rows",
         can_be_compressed=True,
+        is_escaped=True,
     ),
-    "txt": SourceFormat((".txt",), texts=HERE + "plain_text:plain_rows", can_be_compressed=True),
+    "txt": SourceFormat(
+        (".txt",), "lines", texts=HERE + "plain_text:plain_rows", can_be_compressed=True
+    ),
     "parquet": SourceFormat(
         (".parquet",),
+        "groups",
         texts=HERE + "tables:table_rows",
         tokens=HERE + "tables:open_table",
-        cut="groups",
     ),
     "arrow": SourceFormat(
         (".arrow",),
+        "groups",
         texts=HERE + "tables:table_rows",
         tokens=HERE + "tables:open_table",
-        cut="groups",
     ),
-    "raw": SourceFormat((".npy", ".ds"), tokens=HERE + "token_arrays:array_rows", cut="no"),
+    "raw": SourceFormat((".npy", ".ds"), "no", tokens=HERE + "token_arrays:array_rows"),
 }
 SUFFIXES: Final = {suffix: name for name, kind in FORMATS.items() for suffix in kind.suffixes}
 TEXT_FORMATS: Final = tuple(name for name, kind in FORMATS.items() if kind.texts)

@@ -67,8 +67,8 @@ def line_rows(
 
 
 def _lines(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator[Line]:
-    # An escaped character takes up to six bytes of JSON; the text is checked after decoding.
-    limit = options.longest * (6 if entry.format == "jsonl" else 1) + (1 << 20)
+    # The text is checked after decoding.
+    limit = options.longest * (6 if FORMATS[entry.format].is_escaped else 1) + (1 << 20)
     if entry.compression:
         return lines_of_stream(entry.path, entry.compression, limit)
     return lines_of_range(entry.path, piece.begin, piece.end, limit)
