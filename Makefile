@@ -19,7 +19,9 @@ TEST := lint docs cpp-tests sanitized-tests python-tests peers
 TEST_BESIDE := mpi-tests object-tests demo-test cluster-tests
 REST := cpp-builds sanitized-rest python-rest judges coverage aarch64 python-versions wheels-test
 REST_BESIDE := mpi-rest object-rest cluster-rest storm
-PARTS := scripts/parts --first $(VENV)/test-installed --left-out build/left-out
+# What a run could not test, a line each.
+LEFT_OUT := build/left-out
+PARTS := scripts/parts --first $(VENV)/test-installed --left-out $(LEFT_OUT)
 USUAL := -m "not more"
 MORE := -m more
 MPI := tests/mpi tests/faults
@@ -39,8 +41,6 @@ JUDGES := 0.17.1 0.18.2 0.19.2
 NEWEST := $(lastword $(JUDGES))
 DURATIONS := --durations=20 --durations-min=5
 MORE_COVERAGE := --cov --cov-append --cov-report=
-# What a run could not test, a line each.
-LEFT_OUT := build/left-out
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: help install demo test test-all test-fast wheel cluster-packages record-counts bench clean sanitized-build \
@@ -85,8 +85,8 @@ $(VENV)/lint-installed: $(VENV)/demo-installed
 	@scripts/install "ruff, mypy, clang-format, import-linter" --group lint
 	touch $@
 
-$(VENV)/test-installed: $(VENV)/lint-installed
-	@scripts/install "pytest, Sphinx, Megatron-Core and its peers (2 GB)" --group test --group docs --group peers
+$(VENV)/test-installed: $(VENV)/lint-installed $(VENV)/docs-installed
+	@scripts/install "pytest, Megatron-Core and its peers (2 GB)" --group test --group peers
 	touch $@
 
 install: $(VENV)/demo-installed
@@ -162,6 +162,7 @@ sanitized-rest: sanitized-build
 
 # The tests of the kernels, and the extension.
 sanitized-build: $(VENV)/test-installed
+	scripts/need catch2:/usr/include/catch2
 	cmake -S cpp -B build/sanitized $(CMAKE_TESTS) -DDISTCACHE_BINDINGS=ON -DDISTCACHE_SANITIZE=ON -DDISTCACHE_COVERAGE=ON \
 		-DCMAKE_INTERPROCEDURAL_OPTIMIZATION=OFF \
 		-Dpybind11_DIR=$$($(BIN)/python -m pybind11 --cmakedir) -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 
 class Option(NamedTuple):
-    """The option of a field. Its default is that of the field."""
+    """A command-line option. Its default is the field's default."""
 
     help: str
     names: str = ""  # separated by blanks; by default the field's name, as in --shard-size
-    # reads a text that is given, and raises `ConfigError`; None if the type of the field says how
+    # reads the given text, and raises `ConfigError`; None if the field's type decides
     parse: Callable[[str], Any] | None = None
     shown: str | None = None  # default in help, where the field's own does not say it
     metavar: str | None = None

@@ -1,4 +1,4 @@
-"""Shuffle a section by two ranks, which take half of the steps each.
+"""Let two ranks shuffle a section, half of the steps each.
 
 Rank 0 shuffles the upper part of the documents, while rank 1 skips these draws in the generator's
 stream and shuffles the rest. Then both send the document index to all ranks.
@@ -6,7 +6,7 @@ stream and shuffles the rest. Then both send the document index to all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -62,11 +62,8 @@ class HalvedShuffle:
         """Shuffle the documents, and the samples, which the same generator draws. Collective."""
         communicator, section = self._communicator, self._section
         held = self._send_lower(*on_all_ranks(communicator, self._shuffle, "shuffling"))
-        holders = [
-            (UPPER, 0, section.first_documents),
-            (REST, section.first_documents, section.documents),
-        ]
-        stream = EntryStream(communicator, holders, held, bounds, stream_step(communicator.size))
+        parts = (range(section.first_documents), range(section.first_documents, section.documents))
+        stream = EntryStream(communicator, parts, held, bounds, stream_step(communicator.size))
         return stream.first_tokens(section.size.epochs * section.tokens), iter(stream)
 
     def samples(self) -> bytes:
@@ -100,13 +97,13 @@ class HalvedShuffle:
             self._samples = writer.leaves().tobytes()
         return memory, lower
 
-    def _send_lower(self, memory: EntryMemory, lower: NDArray[Any]) -> dict[int, Entries]:
+    def _send_lower(self, memory: EntryMemory, lower: NDArray[Any]) -> Entries | None:
         """Send the lower positions to the rank of the upper part. Collective.
 
         Returns
         -------
-        dict of int to Entries
-            The part of the document index that this rank holds, by its number.
+        Entries or None
+            The part of the document index that this rank holds.
         """
         rank = self._communicator.rank
         sends, receives = [], []
@@ -117,8 +114,8 @@ class HalvedShuffle:
             receives.append(Message(REST, lower))
         self._communicator.exchange(sends, receives, "positions of a document index")
         if rank == UPPER:
-            return {0: Entries(0, memory, lower)}
-        return {1: Entries(self._section.first_documents, memory)} if rank == REST else {}
+            return Entries(0, memory, lower)
+        return Entries(self._section.first_documents, memory) if rank == REST else None
 
 
 class EntryStream:
@@ -128,10 +125,10 @@ class EntryStream:
     ----------
     communicator : Communicator
         Group of all ranks.
-    holders : sequence of (int, int, int)
-        The rank that holds each part, and the part's positions [begin, end); ascending.
-    held : mapping of int to Entries
-        The parts that this rank holds, by their place in `holders`.
+    parts : (range, range)
+        Positions that rank `UPPER` holds, and those that rank `REST` holds.
+    held : Entries or None
+        The part that this rank holds.
     bounds : sequence of int, length ranks + 1
         Rank r takes positions [bounds[r], bounds[r + 1]).
     step : int
@@ -141,13 +138,13 @@ class EntryStream:
     def __init__(
         self,
         communicator: Communicator,
-        holders: Sequence[tuple[int, int, int]],
-        held: Mapping[int, Entries],
+        parts: tuple[range, range],
+        held: Entries | None,
         bounds: Sequence[int],
         step: int,
     ) -> None:
         self._communicator = communicator
-        self._holders = holders
+        self._parts = parts
         self._held = held
         self._bounds = bounds
         self._step = step
@@ -164,10 +161,10 @@ class EntryStream:
 
         def add_up() -> list[int]:
             sums = [0] * self._communicator.size
-            for entries in self._held.values():
-                for rank, begin, end in overlaps(self._bounds, entries.begin, entries.end):
+            if (held := self._held) is not None:
+                for rank, begin, end in overlaps(self._bounds, held.begin, held.end):
                     if rank > 0:
-                        sums[rank] += entries.tokens(begin, end, self._step)
+                        sums[rank] += held.tokens(begin, end, self._step)
             return sums
 
         mine = on_all_ranks(self._communicator, add_up, "summing lengths")
@@ -182,20 +179,21 @@ class EntryStream:
         """
         for chunk in windows(self._bounds, self._step):
             yield chunk[self._communicator.rank][0], self._take(chunk)
-            for entries in self._held.values():
+            if self._held is not None:
                 for begin, end in chunk:
-                    entries.release(begin, end)
+                    self._held.release(begin, end)
 
     def _take(self, chunk: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
         me = self._communicator.rank
         sends, receives, own = [], [], []
-        for part, (holder, part_begin, part_end) in enumerate(self._holders):
+        for holder, part in zip((UPPER, REST), self._parts, strict=True):
             for taker, (begin, end) in enumerate(chunk):
-                first, last = max(begin, part_begin), min(end, part_end)
+                first, last = max(begin, part.start), min(end, part.stop)
                 if first >= last or me not in (holder, taker):
                     continue
                 if holder == me:
-                    piece = self._held[part].read(first, last)
+                    assert self._held is not None, "the rank holds this part"
+                    piece = self._held.read(first, last)
                     if taker != me:
                         sends.append(Message(taker, piece))
                 else:

@@ -21,7 +21,7 @@ from distcache.plan.layout import ArrayPlace, Layout
 from distcache.plan.model import Plan, SectionPlan
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import Stopwatch
-from distcache.storage.units import parse_some_size
+from distcache.storage.units import parse_positive_size
 
 MOST_OPEN: Final = 256  # corpora: far fewer than the mappings that a process may have
 Digests = dict[int, dict[str, str]]
@@ -30,7 +30,7 @@ Digests = dict[int, dict[str, str]]
 
 MemoryLimit = Annotated[
     int | None,
-    Option("Memory per rank, for example 8G.", "--memory-limit", parse_some_size),
+    Option("Memory per rank, for example 8G.", "--memory-limit", parse_positive_size),
 ]
 ReusedCaches = Annotated[
     tuple[Path, ...],

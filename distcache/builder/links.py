@@ -1,4 +1,4 @@
-"""Shuffle a section by all ranks, of which no one holds more than its slice.
+"""Shuffle a section by all ranks; none holds more than its slice.
 
 A step of a shuffle draws a position and takes the value that an earlier step left there: such links
 are a forest of short chains, whose ends are the values (`shuffled_slice`).

@@ -13,7 +13,7 @@ from distcache.builder.blends import SplitBlend, build_blend
 from distcache.builder.halves import HalvedShuffle
 from distcache.builder.job import Digests, Job, Record
 from distcache.builder.links import LinkedShuffle
-from distcache.builder.shared_section import build_together
+from distcache.builder.shared_section import Shuffle, build_together
 from distcache.errors import BuildInterrupted
 from distcache.extras import imported
 from distcache.plan.assignment import Assignment
@@ -48,12 +48,16 @@ def build_items(job: Job, assignment: Assignment, journal: Journal) -> Digests:
     with on_all_ranks(
         communicator, lambda: UnfinishedFile(job.data), "opening the unfinished file"
     ) as file:
-        for unit in (*assignment.halved, *assignment.linked, *assignment.blends):
+        shared: list[tuple[int, type[Shuffle] | None]] = [
+            *((unit, HalvedShuffle) for unit in assignment.halved),
+            *((unit, LinkedShuffle) for unit in assignment.linked),
+            *((unit, None) for unit in assignment.blends),
+        ]
+        for unit, kind in shared:
             (item,) = job.layout.units[unit].items
-            if unit in assignment.blends:
+            if kind is None:
                 found = SplitBlend(job, item, file).build()
             else:
-                kind = HalvedShuffle if unit in assignment.halved else LinkedShuffle
                 found = build_together(job, item, file, kind)
             record = Record(item, found)
             on_rank_0(communicator, partial(journal.append, record), None, "writing the journal")

@@ -1,4 +1,4 @@
-"""What commands have in common: options, the syntax of sizes and times, signals."""
+"""What commands have in common: options and signals."""
 
 from __future__ import annotations
 

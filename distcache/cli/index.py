@@ -20,7 +20,7 @@ from distcache.cli.options import with_options
 from distcache.cli.show import make_progress, print_result
 from distcache.corpus.mds.rebuild_index import rebuild_index
 from distcache.edit.index_mds import index_mds
-from distcache.edit.mds_scan import MdsOptions
+from distcache.edit.mds_scan import HeadersOnly, MdsOptions, TokenDtype
 from distcache.edit.mirror import mirror, mirrored
 from distcache.edit.mix import MixOptions, mix
 from distcache.edit.mix_recipe import Recipe, recipe_from
@@ -182,12 +182,8 @@ def mix_command(
         bool, typer.Option("--rows", help="Whole samples, of any columns; else tokens.")
     ] = False,
     column: ColumnOption = None,
-    dtype: Annotated[
-        str | None, typer.Option(metavar="TYPE", help="Type of tokens in a column of bytes.")
-    ] = None,
-    headers_only: Annotated[
-        bool, typer.Option("--headers-only", help="Read only headers: no digests.")
-    ] = False,
+    dtype: TokenDtype = None,
+    headers_only: HeadersOnly = False,
     threads: ThreadsOption = 0,
     log_format: LogOption = "auto",
     as_json: JsonOption = False,
@@ -204,8 +200,6 @@ def mix_command(
 
         distcache build corpora/mix/blend.json -o /shared/caches --name mix
     """
-    if not rows and options.sequence_length is None:
-        raise ConfigError("give --sequence-length for tokens, or --rows")
     if rows and (column or dtype or options.sequence_length):
         raise ConfigError(
             "--rows mixes whole samples: leave out --column, --dtype and --sequence-length"

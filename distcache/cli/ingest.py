@@ -25,7 +25,7 @@ from distcache.cli.options import with_options
 from distcache.cli.show import LogFormat, make_progress, print_json, print_result
 from distcache.corpus.mock import Mock, MockCorpora, write_mock
 from distcache.errors import ConfigError
-from distcache.ingest.inputs import TextOptions, TokenOptions
+from distcache.ingest.inputs import TextOptions, TokenOptions, suffixes_of
 from distcache.ingest.readers.formats import TEXT_FORMATS, TOKEN_FORMATS
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
 from distcache.ranks.connect import connect
@@ -129,7 +129,6 @@ def _run(
     as_json: bool,
     work: str,
 ) -> None:
-    from distcache.ingest.inputs import suffixes_of  # noqa: PLC0415
     from distcache.ingest.objects import ObjectWork, is_stream  # noqa: PLC0415
     from distcache.ingest.pipeline import ingest  # noqa: PLC0415
 

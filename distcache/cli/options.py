@@ -1,4 +1,4 @@
-"""Options of commands, declared where the program uses them: at the fields of its structs."""
+"""Make the options of a command from the fields of the structs that it takes."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     Parameters
     ----------
     command : callable
-        A command. A parameter whose type is a struct stands for the options of its fields; fields
-        without an `Option` keep their defaults, which the command may replace. A parameter may also
-        be annotated with an `Option` itself.
+        A command. A parameter whose type is a struct gives an option for each field that has an
+        `Option`; other fields keep their defaults, which the command may replace. A parameter may
+        also be annotated with an `Option` itself.
 
     Returns
     -------
@@ -51,8 +51,8 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
         hint = hints[name]
         if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
             structs[name], fields[name] = hint, list(_fields_of(hint))
-        elif found := list(_declared(name, hint, parameter.default)):
-            fields[name] = found
+        elif (field := _declared(name, hint, parameter.default)) is not None:
+            fields[name] = [field]
         else:
             kept = parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY)
             parameters.append(kept)
@@ -66,7 +66,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
             made[name] = structs[name](**values) if name in structs else values[name]
         command(**made, **given)
 
-    del run.__wrapped__
+    del run.__wrapped__  # typer would follow it to the original signature
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {entry.name: entry.annotation for entry in parameters}
     return run
@@ -98,6 +98,8 @@ class _Field(NamedTuple):
         elif isinstance(default, tuple):
             item, default = list[item], None  # type: ignore[valid-type]
         elif option.parse is not None and default is not None:
+            assert option.shown is not None, f"{self.name}: the default as it would be written"
+            assert option.parse(option.shown) == default, f"{self.name}: another default is shown"
             default = option.shown
         elif option.shown is not None:
             more["show_default"] = option.shown
@@ -125,13 +127,13 @@ class _Field(NamedTuple):
 
 def _fields_of(struct: Any) -> Iterator[_Field]:
     hints = get_type_hints(struct, include_extras=True)
-    for field in msgspec.structs.fields(struct):
-        yield from _declared(field.name, hints[field.name], field.default)
+    for entry in msgspec.structs.fields(struct):
+        if (field := _declared(entry.name, hints[entry.name], entry.default)) is not None:
+            yield field
 
 
-def _declared(name: str, hint: Any, default: Any) -> Iterator[_Field]:
-    """Yield the field of an annotation that has an option."""
+def _declared(name: str, hint: Any, default: Any) -> _Field | None:
+    """Return the field of an annotation, if it has an option."""
     kind, *extras = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    for extra in extras:
-        if isinstance(extra, Option):
-            yield _Field(name, kind, extra, default)
+    option = next((extra for extra in extras if isinstance(extra, Option)), None)
+    return None if option is None else _Field(name, kind, option, default)

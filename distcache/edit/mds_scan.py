@@ -39,16 +39,19 @@ DTYPES: Final = {
 }
 
 
+TokenDtype = Annotated[
+    str | None, Option("Type of the tokens in a column of bytes, such as int64.", metavar="TYPE")
+]
+HeadersOnly = Annotated[bool, Option("Read only headers: no digests, no token compared.")]
+
+
 @decodable
 class MdsOptions(msgspec.Struct, frozen=True):
     """What is indexed of MDS data sets."""
 
     column: str = "tokens"  # the column of tokens; empty for whole samples, as rows
     split: Annotated[str, Option("A subdirectory of each, such as train.", metavar="NAME")] = ""
-    dtype: Annotated[
-        str | None,
-        Option("Type of the tokens in a column of bytes, such as int64.", metavar="TYPE"),
-    ] = None
+    dtype: TokenDtype = None
     vocabulary: Annotated[
         int | None, Option("Token ids must be below it.", "--vocab-size", least=1)
     ] = None

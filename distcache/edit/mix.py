@@ -102,6 +102,8 @@ def mix(
     DistcacheError
         With what is wrong with all data sets.
     """
+    if not options.mds.rows and options.sequence_length is None:
+        raise ConfigError("give --sequence-length for tokens, or --rows").of_all_ranks()
     watch = Stopwatch(progress or NullProgress(), lambda: communicator.waited)
     with aborting_on_error(communicator):
         asked = (*recipe.train, *recipe.valid)

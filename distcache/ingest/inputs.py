@@ -16,7 +16,7 @@ from distcache.errors import ConfigError, CorpusError, NotReady
 from distcache.ingest.readers.formats import FORMATS, SUFFIXES, TEXT_FORMATS, TOKEN_FORMATS
 from distcache.option import Option
 from distcache.storage.threads import decodable
-from distcache.storage.units import parse_some_size
+from distcache.storage.units import parse_positive_size
 
 COMPRESSIONS: Final = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 OnError = Literal["fail", "skip"]
@@ -232,7 +232,7 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
         Option(
             "Begin another corpus, OUT-00001 and so on, at a document boundary before a .bin "
             "exceeds this, for example 512GB.",
-            parse=parse_some_size,
+            parse=parse_positive_size,
         ),
     ] = None
     on_error: Annotated[OnError, Option("End at the first invalid row, or skip invalid rows.")] = (
@@ -268,7 +268,7 @@ class TextOptions(Common, frozen=True, kw_only=True):
         Option(
             "A longer document is an error: tokenizers need much more memory.",
             "--max-document-size",
-            parse_some_size,
+            parse_positive_size,
             "64M",
         ),
     ] = 64 << 20

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.metadata
-import itertools
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -415,14 +414,12 @@ def resume_together(communicator: Communicator, work: Work) -> int:
     def read() -> list[TaskRecord]:
         """Return the records of the first tasks, up to one that is missing or differs."""
         journal = read_journal(work.store.output.journal, TaskRecord)
-        found = zip(journal, enumerate(work.tasks), strict=False)
-        return [
-            record
-            for record, _ in itertools.takewhile(
-                lambda pair: pair[0].task == pair[1][0] and len(pair[0].pieces) == len(pair[1][1]),
-                found,
-            )
-        ]
+        records: list[TaskRecord] = []
+        for record, pieces in zip(journal, work.tasks, strict=False):
+            if record.task != len(records) or len(record.pieces) != len(pieces):
+                break
+            records.append(record)
+        return records
 
     work.records = on_rank_0(communicator, read, list[TaskRecord], "the journal")
     work.owners = [task % communicator.size for task in range(len(work.tasks))]

@@ -102,7 +102,7 @@ def make_receipts(
     """
     inputs, pieces = work.inputs, work.pieces
     digests = _input_digests(work)
-    locator = Locator(inputs, pieces)
+    locator = Locator(work)
     shares: list[dict[int, _Share]] = [{} for _ in facts]
     skipped: list[list[Skipped]] = [[] for _ in facts]
     for record in work.records:

@@ -61,8 +61,8 @@ def run_rounds(
     CorpusError
         On all ranks: the first invalid row, if that ends the ingest.
     """
-    locator = Locator(work.inputs, work.pieces)
-    for record in work.records:
+    locator = Locator(work)
+    for record in work.records:  # lines of finished tasks count, too
         for piece, facts in zip(work.tasks[record.task], record.pieces, strict=True):
             locator.skipped(piece, facts)
     left = range(len(work.records), len(work.tasks))
@@ -96,12 +96,7 @@ def _round(
         mine = {task: TaskRecord(task, part.pieces, part.digest) for task, part in parts.items()}
         found = communicator.allgather(mine, dict[int, TaskRecord], "the result of inputs")
         read = [found[work.owners[task]][task] for task in tasks]
-        for record in read:
-            for piece, facts in zip(work.tasks[record.task], record.pieces, strict=False):
-                for problem, row in zip(facts.problems, locator.skipped(piece, facts), strict=True):
-                    if problem.fatal or work.fail:
-                        error = DistcacheError if problem.fatal else CorpusError
-                        raise error(str(row)).of_all_ranks()
+        _require_valid(work, read, locator)
         made = _placed(communicator, work, read, parts)
 
         def write() -> None:
@@ -111,6 +106,16 @@ def _round(
 
         on_all_ranks(communicator, write, "writing tokens")
     return made
+
+
+def _require_valid(work: Work, records: Sequence[TaskRecord], locator: Locator) -> None:
+    """Raise the first invalid row that ends the ingest; all ranks have all records."""
+    for record in records:
+        for piece, facts in zip(work.tasks[record.task], record.pieces, strict=False):
+            for problem, row in zip(facts.problems, locator.skipped(piece, facts), strict=True):
+                if problem.fatal or work.fail:
+                    error = DistcacheError if problem.fatal else CorpusError
+                    raise error(str(row)).of_all_ranks()
 
 
 def _placed(
@@ -125,8 +130,9 @@ def _placed(
     made = []
     for record in read:
         whole = place(at, record.size, item_size, work.limit)
-        segments = [whole] if whole is not None else []
-        if whole is None:
+        if whole is not None:
+            segments = [whole]
+        else:
             assert work.limit is not None
             mine: list[Segment] = []
             if (part := parts.get(record.task)) is not None:

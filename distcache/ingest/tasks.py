@@ -1,8 +1,8 @@
-"""The work of an ingest: tasks, who reads them, and what is finished."""
+"""The work of an ingest: tasks, their ranks and records; and where invalid rows are."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -38,9 +38,8 @@ class Work:
     spools: bool  # whether the tokens of a task may go to a file
     limit: int | None  # bytes of a `.bin`
     fail: bool  # whether an invalid row ends the ingest
-    # records of the finished tasks, the first ones, and the rank of every task
-    records: list[TaskRecord] = field(default_factory=list)
-    owners: list[int] = field(default_factory=list)
+    records: list[TaskRecord] = field(default_factory=list)  # of the finished tasks, the first ones
+    owners: list[int] = field(default_factory=list)  # the rank of each task
 
     @property
     def segments(self) -> list[Segment]:
@@ -65,13 +64,13 @@ class Locator:
 
     Parameters
     ----------
-    inputs, pieces
-        Inputs and pieces of the ingest.
+    work : Work
+        Work with the inputs and their pieces.
     """
 
-    def __init__(self, inputs: Sequence[Input], pieces: Sequence[InputPiece]) -> None:
-        self._inputs = inputs
-        self._pieces = pieces
+    def __init__(self, work: Work) -> None:
+        self._inputs = work.inputs
+        self._pieces = work.pieces
         self._source = -1
         self._before = 0
 

@@ -48,7 +48,7 @@ OVERRULING: Final = (
 )
 SIGNAL_DELAY: Final = 90  # seconds before the time limit at which the build is interrupted
 RESTARTS: Final = 3
-SBATCHS: Final = "The pre-job's; as for sbatch."
+AS_FOR_SBATCH: Final = "The pre-job's; as for sbatch."
 
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,10 +60,10 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Option("Threads of each rank of the pre-job.", "--cpus-per-task -c", least=1, most=1024),
     ] = 1
-    partition: Annotated[str | None, Option(SBATCHS, "--partition -p")] = None
-    account: Annotated[str | None, Option(SBATCHS, "--account -A")] = None
-    qos: Annotated[str | None, Option(SBATCHS, "--qos -q")] = None
-    constraint: Annotated[str | None, Option(SBATCHS, "--constraint -C")] = None
+    partition: Annotated[str | None, Option(AS_FOR_SBATCH, "--partition -p")] = None
+    account: Annotated[str | None, Option(AS_FOR_SBATCH, "--account -A")] = None
+    qos: Annotated[str | None, Option(AS_FOR_SBATCH, "--qos -q")] = None
+    constraint: Annotated[str | None, Option(AS_FOR_SBATCH, "--constraint -C")] = None
     minutes: Annotated[
         int | None,
         Option(

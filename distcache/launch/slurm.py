@@ -36,14 +36,14 @@ PLUGINS_OF: Final = {
 }
 
 # Time limits: minutes[:seconds], hours:minutes:seconds, days-hours[:minutes[:seconds]]
-FORMS: Final = (
+TIME_LIMIT_FORMS: Final = (
     re.compile(r"(?P<minutes>\d{1,6})(:(?P<seconds>\d{1,6}))?"),
     re.compile(r"(?P<hours>\d{1,6}):(?P<minutes>\d{1,6}):(?P<seconds>\d{1,6})"),
     re.compile(
         r"(?P<days>\d{1,6})-(?P<hours>\d{1,6})(:(?P<minutes>\d{1,6}))?(:(?P<seconds>\d{1,6}))?"
     ),
 )
-MINUTES: Final = {"days": 1440, "hours": 60, "minutes": 1}
+MINUTES_PER: Final = {"days": 1440, "hours": 60, "minutes": 1}
 # Prints the MPI library that mpi4py loads, without initializing MPI.
 LIBRARY: Final = (
     "from mpi4py import rc; rc.initialize = False; "
@@ -179,10 +179,10 @@ def parse_minutes(text: str) -> int:
     ConfigError
         If it has another form, or is zero.
     """
-    for form in FORMS:
+    for form in TIME_LIMIT_FORMS:
         if (found := form.fullmatch(text.strip())) is not None:
             parts = {name: int(value or 0) for name, value in found.groupdict().items()}
-            minutes = sum(size * parts.get(name, 0) for name, size in MINUTES.items())
+            minutes = sum(size * parts.get(name, 0) for name, size in MINUTES_PER.items())
             minutes += -(-parts.get("seconds", 0) // 60)
             if minutes:
                 return minutes

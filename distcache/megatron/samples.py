@@ -136,7 +136,7 @@ def _global_batch_size(training: Training) -> int:
 
 def _passes(training: Training, batch: int) -> int:
     """Return how often training validates, the last time at its end."""
-    if training.arithmetic == "bridge":
+    if training.arithmetic == "bridge":  # which has no start of evaluation, and skips nothing
         if training.eval_interval is None:
             raise ConfigError(
                 "--eval-interval: missing; Megatron-Bridge's versions differ without it"

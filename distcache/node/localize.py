@@ -25,7 +25,6 @@ from distcache.node.manifest import (
     stat_corpora,
 )
 from distcache.node.records import (
-    SHARDS,
     Localized,
     LocalizeOptions,
     NodeReport,
@@ -336,13 +335,14 @@ def _make_manifest(
     facts = [shares[readers[i % count]][i // count] for i in range(len(corpora))]
 
     def make() -> Manifest:
+        assert options.shards is not None, "joined with an earlier request"
         manifest = make_manifest(
             store,
             source,
             contents,
             version,
             facts,
-            options.shards or SHARDS,
+            options.shards,
             copy=options.copy,
             read_ahead=options.read_ahead,
         )

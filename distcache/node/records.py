@@ -19,13 +19,13 @@ from distcache.ranks.job_environment import node_name
 from distcache.storage.files import FileVersion, atomic_write, read_file
 from distcache.storage.space import space_at
 from distcache.storage.threads import decodable
-from distcache.storage.units import parse_size, parse_some_size
+from distcache.storage.units import parse_positive_size, parse_size
 from distcache.storage.url import path_only
 
 VERSION: Final = 1
 LARGEST: Final = 1 << 30  # bytes of a record that is read
-SHARDS: Final = "compressed"  # of which corpora, unless something else is asked for
-WAYS: Final = ("none", "windows", "compressed", "all")  # in the order of what a node gets
+DEFAULT_SHARDS: Final = "compressed"  # corpora whose shards are unpacked by default
+SHARD_CHOICES: Final = ("none", "windows", "compressed", "all")  # from least to most unpacked
 
 
 class LocalCorpus(msgspec.Struct, frozen=True):
@@ -154,7 +154,7 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
         int | None,
         Option(
             "Bytes that the store may take, for example 200G; older copies go.",
-            parse=parse_some_size,
+            parse=parse_positive_size,
         ),
     ] = None
     readers: Annotated[
@@ -179,7 +179,7 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
     def joined(self, before: Ready | None) -> LocalizeOptions:
         """Add what an earlier run was asked for, which its copy continues to have."""
         if before is None:
-            return msgspec.structs.replace(self, shards=self.shards or SHARDS)
+            return msgspec.structs.replace(self, shards=self.shards or DEFAULT_SHARDS)
         naming = before.naming  # where this run says nothing
         if self.naming != Naming():
             tokenizer = self.naming.tokenizer
@@ -197,23 +197,23 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
 
     def _joined_shards(self, before: str) -> str:
         """Return which shards are unpacked: as before, or not fewer."""
-        earlier = WAYS.index(before) if before in WAYS else None
+        earlier = SHARD_CHOICES.index(before) if before in SHARD_CHOICES else None
         if self.shards is None:
-            return SHARDS if earlier is None else before
-        return WAYS[max(earlier or 0, WAYS.index(self.shards))]
+            return DEFAULT_SHARDS if earlier is None else before
+        return SHARD_CHOICES[max(earlier or 0, SHARD_CHOICES.index(self.shards))]
 
     def are_fulfilled_by(self, record: Ready | None) -> bool:
         """Return whether a copy has all that is asked for, so that nothing is left to do."""
         if record is None or self.budget is not None:
             return False
-        all_of_it = self.joined(record)
-        viewed = record.megatron is not None and all_of_it.naming == record.naming
+        wanted = self.joined(record)
+        has_view = record.megatron is not None and wanted.naming == record.naming
         return (
             record.linked >= self.link
             and record.copied >= self.copy
             and record.read_ahead >= self.read_ahead
-            and record.shards == all_of_it.shards
-            and (viewed or not self.megatron)
+            and record.shards == wanted.shards
+            and (has_view or not self.megatron)
         )
 
     def require_possible(self, before: Ready | None) -> None:

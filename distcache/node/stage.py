@@ -25,7 +25,6 @@ from distcache.node.local_state import (
 from distcache.node.lock import is_used, try_exclusive
 from distcache.node.manifest import CACHE, Manifest, describe, stat_corpora
 from distcache.node.records import (
-    SHARDS,
     NodeReport,
     Ready,
     invalidate,
@@ -279,6 +278,7 @@ def _mark_ready(run: Localization) -> Ready:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with closing_fd(os.open(store.use_lock(manifest.name), flags, 0o600)) as descriptor:
         set_time(descriptor)
+    assert options.shards is not None, "joined with an earlier request"
     record = Ready(
         name=manifest.name,
         key=manifest.contents.key,
@@ -296,7 +296,7 @@ def _mark_ready(run: Localization) -> Ready:
         host=node_name(os.environ),
         distcache=__version__,
         modified=os.lstat(manifest.files[CACHE].final).st_mtime_ns,
-        shards=options.shards or SHARDS,
+        shards=options.shards,
     )
     write_record(store, record)
     return record

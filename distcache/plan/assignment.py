@@ -34,14 +34,11 @@ NODE_MEMORY: Final = 512 << 20
 class Assignment(msgspec.Struct, frozen=True):
     """The work of every rank."""
 
-    # Units, as indices into `Layout.units`. All ranks build large ones together, one after the
-    # other: sections that two ranks shuffle, and those of which no rank holds more than a slice;
-    # blends.
-    halved: tuple[int, ...]
-    linked: tuple[int, ...]
+    # Indices into `Layout.units`. All ranks build these together, one after the other.
+    halved: tuple[int, ...]  # sections that two ranks shuffle
+    linked: tuple[int, ...]  # sections that all ranks shuffle, each its slice
     blends: tuple[int, ...]
-    # those that each rank builds alone
-    local: tuple[tuple[int, ...], ...]
+    local: tuple[tuple[int, ...], ...]  # units that each rank builds alone
     threads: int  # units that a rank builds at a time
     memory: tuple[int, ...]  # predicted peak memory of each rank in bytes
     # predicted work of each rank, in the nanoseconds of `distcache.plan.costs`
@@ -147,7 +144,7 @@ def _choices(
 
 
 def _ways(costs: Sequence[UnitCosts], split: Sequence[int]) -> tuple[bool, ...]:
-    """Return whether to split sections by links, or not, or to try both."""
+    """Return the values of `linked` to try."""
     able = split and all(costs[unit].can_be_linked for unit in split)
     return (False, True) if able else (False,)
 
@@ -176,6 +173,7 @@ def _share_out(
     *,
     linked: bool,
 ) -> Assignment:
+    """Return the assignment that splits these units, with its predicted time and memory."""
     alone = sorted(todo.difference(split, blends))
     together = sum(costs[unit].time / costs[unit].slices(ranks) for unit in blends)
     together += sum(
@@ -193,7 +191,7 @@ def _share_out(
             costs[unit].linked_memory(ranks) if linked else costs[unit].halved_memory(rank, ranks)
             for unit in split
         ]
-        memory.append(BASE_MEMORY + max(sum(at_once), *held, 0))
+        memory.append(BASE_MEMORY + max([sum(at_once), *held]))
     halved, by_links = ((), tuple(split)) if linked else (tuple(split), ())
     return Assignment(halved, by_links, blends, local, threads, tuple(memory), busy)
 

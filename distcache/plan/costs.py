@@ -70,7 +70,7 @@ class UnitCosts:
         section = self.section
         shuffled = SHUFFLE_COST * section.documents / 2
         sent = SEND_COST_PER_BYTE * ENTRY_BYTES * section.documents
-        return shuffled + sent + (EMIT_COST * section.documents + _written(section)) / ranks
+        return shuffled + sent + self._cut_time(ranks)
 
     def halved_memory(self, rank: int, ranks: int) -> int:
         """Return the bytes of a rank, without `BASE_MEMORY`: ranks 0 and 1 shuffle."""
@@ -87,7 +87,11 @@ class UnitCosts:
         section = self.section
         drawn = DRAW_COST + LINK_COST / ranks
         shuffled = drawn * (section.documents + section.shuffled_samples)
-        return shuffled + (EMIT_COST * section.documents + _written(section)) / ranks
+        return shuffled + self._cut_time(ranks)
+
+    def _cut_time(self, ranks: int) -> float:
+        """Return the time in which all ranks cut and write the samples."""
+        return (EMIT_COST * self.section.documents + _written(self.section)) / ranks
 
     def linked_memory(self, ranks: int) -> int:
         """Return the bytes of each rank's slice, without `BASE_MEMORY`."""

@@ -155,6 +155,7 @@ class _Planner:
             self._add_member(split, source.path, section, requested)
             if section is None or len(blend) > 1 or requested is None:
                 continue
+            # Only the ceiling in 32-bit float falls short, beyond 2**24 samples.
             if 0 < section.size.samples < requested:
                 self.problems.append(
                     f"{source.path}: split {split} gives {section.size.samples} of {requested} "

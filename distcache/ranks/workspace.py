@@ -281,6 +281,7 @@ class Workspace:
             if is_same_file(unfinished, final):
                 continue
             if not self._links:
+                # The file's name while it is published.
                 hidden = self.path.with_name(f"{self.path.name}.{os.path.basename(unfinished)}")
                 if not give_name(Path(unfinished), Path(final), hidden):
                     return final

@@ -30,7 +30,7 @@ def parse_size(text: str, least: int = 0) -> int:
     return size
 
 
-def parse_some_size(text: str) -> int:
+def parse_positive_size(text: str) -> int:
     """Parse a number of bytes that is at least 1, as `parse_size` does."""
     return parse_size(text, least=1)
 

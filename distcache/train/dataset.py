@@ -19,14 +19,14 @@ from distcache.storage.threads import decodable
 from distcache.train.batch import BatchMemory, BatchRow, attention_masks, rows_of
 from distcache.train.open_files import CacheHandle, OpenFiles
 from distcache.train.provenance import SamplePart, parts_of, text_of
-from distcache.train.reading import TokenReader
+from distcache.train.reading import SampleReader
 from distcache.train.split import OpenSplit, SplitDataset, position_of
 
 NO_TOKEN = np.iinfo(np.int64).min
 Token = Annotated[int, msgspec.Meta(ge=1 - 2**63, le=2**63 - 1)]
 
 
-class CachedDataset(SplitDataset[TokenReader], Dataset[dict[str, torch.Tensor]]):
+class CachedDataset(SplitDataset[SampleReader], Dataset[dict[str, torch.Tensor]]):
     """The samples of a split, in the order of Megatron's indices.
 
     ``dataset[i]`` is a sample: a dict of tensors ``tokens``, ``labels`` and ``position_ids``
@@ -184,7 +184,7 @@ class CachedDataset(SplitDataset[TokenReader], Dataset[dict[str, torch.Tensor]])
             return None
         return torch.empty(rows, length, dtype=torch.uint8)
 
-    def _make_reader(self, split: OpenSplit) -> TokenReader:
+    def _make_reader(self, split: OpenSplit) -> SampleReader:
         cache = split.files.cache
         for _, source in split.pairs:
             if cache.columns_of(source):
@@ -194,7 +194,7 @@ class CachedDataset(SplitDataset[TokenReader], Dataset[dict[str, torch.Tensor]])
         options = self.options
         end = NO_TOKEN if options.eod is None else options.eod
         rules = SampleRules(options.padding, end, options.eod_mask_loss, options.reset_position_ids)
-        return TokenReader(split, rules)
+        return SampleReader(split, rules)
 
 
 _KERNEL_NAMES = {

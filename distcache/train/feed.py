@@ -161,7 +161,7 @@ class Feeder:
         begin = block * BLOCK + skipped
         positions = np.arange(begin, min((block + 1) * BLOCK, found.size))
         members, samples = found.look_up(positions)
-        needed = found.shards_of(members.tolist(), np.asarray(samples, np.int64))
+        needed = found.shards_of(members, samples)
         needed = [place for place in needed if place[0] in self._sources]
         if not skipped:
             if len(self._blocks) >= KEPT_BLOCKS:

@@ -18,7 +18,7 @@ from distcache.kernels import Mapping as MappedFile
 from distcache.kernels import SampleRules, Section, find_shards, read_samples
 from distcache.node.ahead.protocol import Source
 from distcache.storage.files import write_range
-from distcache.train.split import OpenSplit
+from distcache.train.split import OpenMember, OpenSplit
 from distcache.train.token_files import (
     AT_ONCE,
     NO_FILE,
@@ -30,7 +30,7 @@ from distcache.train.token_files import (
 Arrays = dict[str, NDArray[Any]]
 
 
-class TokenReader:
+class SampleReader:
     """Reads the samples of a split of tokens; recreated after a fork.
 
     Parameters
@@ -46,15 +46,15 @@ class TokenReader:
         self._rules = rules
         self._files = TokenFiles()
         self._lock = threading.Lock()
-        self._sections: dict[int, Section] = {}
+        self._sections: dict[int, tuple[OpenMember, Section]] = {}
         self._faults = -1  # differs from the count: the cache may be damaged already
 
     def _section(self, number: int) -> Section:
         if number not in self._sections:
             member = self.split.member(number)
             opened = self.split.files.section(member.section, member.idx, member.places.begins)
-            self._sections[number] = opened
-        return self._sections[number]
+            self._sections[number] = (member, opened)
+        return self._sections[number][1]
 
     def read(self, members: Sequence[int], samples: NDArray[np.int64], arrays: Arrays) -> None:
         """Fill a batch: a sample of a member into each row.
@@ -204,18 +204,19 @@ class TokenReader:
 
         They are copied, one after the other, to their places in a sparse `.bin` in memory.
         """
-        section, (row_of, _, idx, places) = self._section(member), self.split.member(member)
+        section, opened = self._section(member), self.split.member(member)
+        places = opened.places
         assert places.begins is not None, "only shards are many files"
         tokens = os.memfd_create("distcache")
         try:
             for begin, count in section.parts(int(samples[0])):
                 if count:
                     shard = int(shards_at(places.begins, begin))
-                    size = count * idx.item_size
+                    size = count * opened.idx.item_size
                     at = begin - int(places.begins[shard])
                     data = self._files.read(places.files[shard], at, size)
                     write_range(tokens, begin, data)
-            whole = self.split.files.section(row_of, idx, None)
+            whole = self.split.files.section(opened.section, opened.idx, None)
             descriptors = np.array([tokens], np.int32)
             _, error, byte, _ = read_samples(
                 [whole], samples, descriptors, row, self._rules, **arrays
@@ -233,6 +234,8 @@ class TokenReader:
     def _require_intact(self) -> None:
         """Refuse what was read from a damaged mapping; all files are reopened next time."""
         faults = MappedFile.faults()
-        self._sections = {}
+        used, self._sections = self._sections, {}
         self.split.require_intact()
+        for member, _ in used.values():  # another thread may have made the split forget them
+            member.idx.require_intact()
         self._faults = faults

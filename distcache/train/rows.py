@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.corpus import Idx
 from distcache.corpus.mds.index_json import Columns, columns_from
 from distcache.corpus.mds.row import Row
 from distcache.corpus.mds.shard_table import shards_at
 from distcache.errors import CacheCorrupt, ConfigError, CorpusError
 from distcache.train.open_files import CacheHandle, OpenFiles
 from distcache.train.split import OpenSplit, SplitDataset, position_of
-from distcache.train.token_files import TokenFiles, TokenPlaces
-
-
-@dataclass(frozen=True)
-class _Member:
-    """What is open of one corpus of a split."""
-
-    order: NDArray[np.int32]
-    idx: Idx
-    places: TokenPlaces
-    columns: Columns
+from distcache.train.token_files import TokenFiles
 
 
 class RowDataset(SplitDataset["RowReader"]):
@@ -106,7 +94,7 @@ class RowReader:
 
     def __init__(self, split: OpenSplit) -> None:
         self.split = split
-        self._members: dict[int, _Member] = {}
+        self._tables: dict[int, tuple[NDArray[np.int32], Columns]] = {}
         self._tokens = TokenFiles()
         self._lock = threading.Lock()
 
@@ -114,7 +102,7 @@ class RowReader:
     def columns(self) -> tuple[str, ...]:
         """The names of the columns of the first corpus."""
         with self._lock:
-            return self._member(0).columns.column_names
+            return self._table(0)[1].column_names
 
     def read(self, positions: NDArray[np.int64]) -> list[Row]:
         """Return rows, once the shards that a feeder unpacks are there."""
@@ -127,7 +115,7 @@ class RowReader:
         """Read rows; their files get the list of all of them first."""
         with self._lock:
             places = [
-                self._place(self._member(int(member)), int(sample))
+                self._place(int(member), int(sample))
                 for member, sample in zip(members, samples, strict=True)
             ]
             for file, begin, size, _ in places:
@@ -137,12 +125,13 @@ class RowReader:
                 for file, begin, size, columns in places
             ]
 
-    def _place(self, member: _Member, sample: int) -> tuple[tuple[str, int], int, int, Columns]:
+    def _place(self, number: int, sample: int) -> tuple[tuple[str, int], int, int, Columns]:
         """Return the file of a row, the byte and the size in it, and its columns."""
-        idx, places = member.idx, member.places
-        if not 0 <= sample < len(member.order):
+        _, _, idx, places = self.split.member(number)
+        order, columns = self._table(number)
+        if not 0 <= sample < len(order):
             raise CacheCorrupt(f"{self.split.files.cache.path}: has no sample {sample}")
-        row = int(member.order[sample])
+        row = int(order[sample])
         if not 0 <= row < len(idx.lengths):
             raise CacheCorrupt(f"{self.split.files.cache.path}: has a row {row}, beyond its corpus")
         begin, size, shard = int(idx.offsets[row]), int(idx.lengths[row]), 0
@@ -151,12 +140,13 @@ class RowReader:
             begin -= int(places.begins[shard])
         if begin < 0 or size < 0 or shard < 0:
             raise CorpusError(f"{idx.path}: row {row} is outside of its shards")
-        return places.files[shard], begin, size, member.columns
+        return places.files[shard], begin, size, columns
 
-    def _member(self, number: int) -> _Member:
-        if number not in self._members:
+    def _table(self, number: int) -> tuple[NDArray[np.int32], Columns]:
+        """Return the order of the rows of a corpus, and its columns."""
+        if number not in self._tables:
             cache = self.split.files.cache
-            section, source, idx, places = self.split.member(number)
+            section, source, _, _ = self.split.member(number)
             text = cache.columns_of(source)
             if not text:
                 raise ConfigError(
@@ -167,5 +157,5 @@ class RowReader:
             except ValueError as error:
                 raise CacheCorrupt(f"{cache.path}: corpus {source}: {error}") from error
             order = cache.read(cache.arrays("sections", section)["document_index"])
-            self._members[number] = _Member(order, idx, places, columns)
-        return self._members[number]
+            self._tables[number] = order, columns
+        return self._tables[number]

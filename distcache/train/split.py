@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -63,7 +63,7 @@ class OpenSplit:
     Raises
     ------
     ConfigError
-        If there is no such split, or not so many datasets in it.
+        If the split, or a dataset of this number, does not exist.
     """
 
     def __init__(self, files: OpenFiles, split: str, number: int = 0) -> None:
@@ -72,9 +72,10 @@ class OpenSplit:
         members = members[members["split"] == split.encode("ascii")]
         alone = members[members["blend"] < 0]
         if not len(members) or number >= max(len(alone), 1):
+            count = dataset_count(files, split)
             raise ConfigError(
-                f"{cache.path}: has {dataset_count(files, split)} datasets in split "
-                f"{split!r}, number {number} is not one"
+                f"{cache.path}: split {split!r} has {count} datasets, numbered from 0; there is no "
+                f"number {number}"
             )
         self.process = os.getpid()
         self.files = files
@@ -91,7 +92,7 @@ class OpenSplit:
         self.pairs = list(zip(members["section"].tolist(), members["source"].tolist(), strict=True))
         self._members: dict[int, OpenMember] = {}
         self._orders: dict[int, Section | NDArray[np.int32]] = {}
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
 
     @property
     def is_blend(self) -> bool:
@@ -142,7 +143,7 @@ class OpenSplit:
             member.idx.require_intact()
 
     def shards_of(
-        self, members: Sequence[int], samples: NDArray[np.int64]
+        self, members: NDArray[np.int16], samples: NDArray[np.int64]
     ) -> list[tuple[int, int]]:
         """Return source and shard of all parts of samples, in their order, each once.
 
@@ -153,7 +154,7 @@ class OpenSplit:
         """
         found: dict[tuple[int, int], None] = {}
         try:
-            for number, sample in zip(members, samples.tolist(), strict=True):
+            for number, sample in zip(members.tolist(), samples.tolist(), strict=True):
                 source = self.member(number).source
                 for shard in self._shards(number, sample):
                     found[source, shard] = None
@@ -169,13 +170,13 @@ class OpenSplit:
         section, source, idx, _ = self.member(number)
         cache = self.files.cache
         begins = cache.shards_of(source)["base"].astype(np.int64)
-        if number not in self._orders:
-            self._orders[number] = (
+        order = self._orders.get(number)
+        if order is None:
+            order = self._orders[number] = (
                 cache.read(cache.arrays("sections", section)["document_index"])
                 if cache.columns_of(source)
                 else self.files.section(section, idx, begins if len(begins) else None)
             )
-        order = self._orders[number]
         if isinstance(order, Section):
             shards, _ = find_shards([order], np.array([sample]))
             return [shard for shard in dict.fromkeys(shards.tolist()) if shard >= 0]
@@ -203,7 +204,7 @@ class OpenSplit:
         if gate is None or not len(positions):
             return action()
         gate.publish(*self._name, int(positions.min()))
-        needed = self.shards_of(members.tolist(), np.asarray(samples, np.int64))
+        needed = self.shards_of(members, samples)
         return gate.read([pair for pair in needed if pair[0] in self.files.windows_of], action)
 
 
@@ -220,8 +221,8 @@ def _size_alone(files: OpenFiles, member: Any) -> int:
     return min(size, requested) if ORDERS[name].whole_passes and requested >= 0 else size
 
 
-class SplitReader(Protocol):
-    """Reads an open split; assigned at once, for threads to see all or nothing."""
+class HasSplit(Protocol):
+    """What reads an open split. Assigned in one step: a thread sees all of it or nothing."""
 
     @property
     def split(self) -> OpenSplit:
@@ -229,7 +230,7 @@ class SplitReader(Protocol):
         ...
 
 
-Reader = TypeVar("Reader", bound=SplitReader)
+Reader = TypeVar("Reader", bound=HasSplit)
 
 
 class SplitDataset(Generic[Reader]):

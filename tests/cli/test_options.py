@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from distcache.cli.options import with_options
 from distcache.errors import ConfigError
 from distcache.option import Option
-from distcache.storage.units import parse_some_size
+from distcache.storage.units import parse_positive_size
 
 
 class Baking(msgspec.Struct, frozen=True):
@@ -23,15 +23,15 @@ class Baking(msgspec.Struct, frozen=True):
     kneaded: Annotated[bool, Option("Knead it.")] = False
     oven: Annotated[Literal["gas", "wood"], Option("Kind of oven.")] = "gas"
     loaves: Annotated[int, Option("Number of loaves.", least=1, most=9)] = 1
-    room: Annotated[int, Option("Room in it.", parse=parse_some_size, shown="2K")] = 2048
-    limit: Annotated[int | None, Option("At most.", parse=parse_some_size)] = None
+    room: Annotated[int, Option("Room in it.", parse=parse_positive_size, shown="2K")] = 2048
+    limit: Annotated[int | None, Option("At most.", parse=parse_positive_size)] = None
     spices: Annotated[tuple[str, ...], Option("A spice.", "--spice")] = ()
     recipe: Annotated[Path | None, Option("Its recipe.")] = None
     shape: Annotated[str, Option("Its shape.", choices=("round", "long"))] = "round"
     secret: int = 7
 
 
-Limit = Annotated[int | None, Option("Most bytes.", "--most", parse_some_size)]
+Limit = Annotated[int | None, Option("Most bytes.", "--most", parse_positive_size)]
 
 
 def bake(*words: str) -> tuple[Any, str, int | None]:

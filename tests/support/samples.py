@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from distcache.kernels import SampleRules
 from distcache.train.open import OpenCache
-from distcache.train.reading import TokenReader
+from distcache.train.reading import SampleReader
 from distcache.train.split import OpenSplit
 
 
@@ -28,7 +28,7 @@ def members_of(opened: OpenCache, split: str) -> tuple[NDArray[np.int64], NDArra
 
 def tokens_of(opened: OpenCache, split: str = "train", batch: int = 1) -> list[list[int]]:
     """Return the tokens of all samples of a split, read in batches of a size."""
-    reader = TokenReader(OpenSplit(opened._files, split), SampleRules(-1, -1, False, False))
+    reader = SampleReader(OpenSplit(opened._files, split), SampleRules(-1, -1, False, False))
     chosen, samples = members_of(opened, split)
     found: list[list[int]] = []
     for begin in range(0, len(samples), batch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from distcache.builder import links as shared_shuffle
+from distcache.builder import links
 from distcache.builder.links import shuffled_slice
 from distcache.builder.slices import draw_bounds
 from distcache.kernels import Mt19937
@@ -15,7 +15,7 @@ from distcache.ranks.communicator import SerialCommunicator
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 50, 4000])
 def test_it_is_the_shuffle_of_numpy(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the shuffle of NumPy in pieces of any size, and the generator continues behind it."""
-    monkeypatch.setattr(shared_shuffle, "PIECE", 700)
+    monkeypatch.setattr(links, "PIECE", 700)
     generator, numpy = Mt19937(11), np.random.RandomState(11)
     expected = np.arange(size, dtype=np.uint32)
     numpy.shuffle(expected)
