@@ -9,10 +9,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import msgspec
 from command_reference import reference
 from sphinx.ext.autodoc.mock import _MockObject
 
 import distcache
+from distcache.cli.options import fields_of
 
 project = "distcache"
 copyright = "the distcache authors"  # noqa: A001  Sphinx's name
@@ -54,6 +56,24 @@ def put_reference(app: Any, name: str, source: list[str]) -> None:
     source[0] = source[0].replace(MARK, "\n".join(reference()) if MARK in source[0] else "")
 
 
+def list_fields(
+    app: Any, what: str, name: str, described: Any, options: Any, lines: list[str]
+) -> None:
+    """Add the fields of a struct that have options, by their help, to its attributes."""
+    del app, name, options
+    if what != "class" or not issubclass(described, msgspec.Struct):
+        return
+    found = list(fields_of(described))
+    if found and "Attributes" not in lines:
+        lines += ["Attributes", "----------"]
+    while lines[-1] == "":
+        lines.pop()
+    for field in found:
+        lines += [f"{field.name}", f"    {field.option.help}"]
+    lines.append("")
+
+
 def setup(app: Any) -> None:
     """Register what is above with Sphinx."""
     app.connect("source-read", put_reference)
+    app.connect("autodoc-process-docstring", list_fields, priority=400)  # before napoleon

@@ -28,22 +28,22 @@ std::int64_t window_size(std::size_t corpora) {
     return corpora < 256 ? 24 : corpora < 2048 ? 40 : 48;
 }
 
-// Of corpora that are equal in weight and count the lowest win first, so that of those next to one
-// another no more can win than the window has steps: the others go. Returns how many are left.
+// Adjacent corpora of equal weight and count win in ascending order, so at most `steps` of them can
+// win: drops the others. Returns how many are kept.
 std::size_t drop_ties(const BlendCorpora& corpora, std::span<std::int32_t> places,
                       std::int64_t steps) {
-    std::size_t left = 0;
+    std::size_t kept = 0;
     std::int64_t equals = 0;
     for (const std::int32_t candidate : places) {
         const auto place = static_cast<std::size_t>(candidate);
-        const auto last = static_cast<std::size_t>(left > 0 ? places[left - 1] : candidate);
-        const bool same = left > 0 && corpora.weights[place] == corpora.weights[last] &&
+        const auto last = static_cast<std::size_t>(kept > 0 ? places[kept - 1] : candidate);
+        const bool same = kept > 0 && corpora.weights[place] == corpora.weights[last] &&
                           corpora.counts[place] == corpora.counts[last];
         equals = same ? equals + 1 : 1;
-        places[left] = candidate;
-        left += static_cast<std::size_t>(equals <= steps);
+        places[kept] = candidate;
+        kept += static_cast<std::size_t>(equals <= steps);
     }
-    return left;
+    return kept;
 }
 
 blending::Window window_of(BlendCorpora& corpora, double bound, std::int64_t first,
@@ -169,15 +169,15 @@ std::vector<std::int64_t> Blender::taken() const {
 }
 
 void Blender::drop_spent() {
-    std::size_t left = 0;
+    std::size_t kept = 0;
     for (std::size_t k = 0; k < active_.size; ++k) {
         if (active_.taken[k] < active_.sizes[k]) {
-            places_[left++] = static_cast<std::int32_t>(k);
+            places_[kept++] = static_cast<std::int32_t>(k);
         } else {
             all_.taken[static_cast<std::size_t>(active_.corpora[k])] = active_.taken[k];
         }
     }
-    active_.copy(active_, std::span(places_).first(left));
+    active_.copy(active_, std::span(places_).first(kept));
 }
 
 void Blender::run(std::int64_t steps, std::int16_t* corpora, std::int64_t* samples) {

@@ -32,7 +32,7 @@ struct BlendCorpora {
     std::vector<double, LineAllocator<double>> counts;  // how often each has been taken
     std::vector<std::int64_t> taken;                    // the same
     std::vector<std::int64_t> sizes;                    // how often each may be taken
-    std::vector<std::int32_t> corpora;                  // what each is called
+    std::vector<std::int32_t> corpora;                  // number of each corpus
     std::size_t size = 0;
 
     /// Make room for so many.
@@ -102,8 +102,8 @@ private:
 
     Arithmetic arithmetic_;
     Instructions instructions_;
-    BlendCorpora all_;     // those that are spent have been taken so often; others, see `active_`
-    BlendCorpora active_;  // that are not spent
+    BlendCorpora all_;         // all corpora; counts are current only for those that are spent
+    BlendCorpora active_;      // that are not spent
     BlendCorpora candidates_;  // that may win within a window
     std::vector<std::int32_t> places_;
     std::int64_t left_ = endless;  // steps until all are spent

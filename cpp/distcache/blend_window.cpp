@@ -102,9 +102,8 @@ void run(Window& window) {
     const std::int64_t size = window.end - first;
     std::int64_t done = 0;
     for (bool spent = false; done < size && !spent;) {
-        const Winner won = dispatched<FindWinner<arithmetic>>(
-            static_cast<const double*>(window.weights), static_cast<const double*>(window.counts),
-            window.padded, factor(first + done));
+        const Winner won = dispatched<FindWinner<arithmetic>>(window.weights, window.counts,
+                                                              window.padded, factor(first + done));
         if (won.error < window.bound) {
             break;
         }

@@ -23,7 +23,7 @@ struct Window {
     double* counts;               ///< how often each has been taken, as doubles
     std::int64_t* taken;          ///< and as integers
     const std::int64_t* sizes;    ///< how often each may be taken
-    const std::int32_t* corpora;  ///< what each is called
+    const std::int32_t* corpora;  ///< number of each corpus
     std::size_t padded;
     double bound;                  ///< no other corpus has an error that reaches this
     std::int16_t* picked_corpora;  ///< where steps are written down, from `step` on

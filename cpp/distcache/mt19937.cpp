@@ -55,7 +55,7 @@ Mt19937::Mt19937(std::uint32_t seed) {
 std::span<const std::uint32_t> Mt19937::ready() {
     if (position_ == N) {
         dispatched<NextState>(state_.data());
-        dispatched<Temper>(static_cast<const std::uint32_t*>(state_.data()), words_.data());
+        dispatched<Temper>(state_.data(), words_.data());
         position_ = 0;
     }
     return std::span(words_).subspan(position_);

@@ -16,8 +16,8 @@ namespace distcache {
 
 /// A shuffle of more values than the caches hold, without their random accesses to memory.
 ///
-/// Values lie in regions that fit into a core's cache. The steps of a block, from `first` down to
-/// `last`, are taken in three passes, each of which goes through memory in order:
+/// Values are divided into regions that fit into a core's cache. The steps of a block, from `first`
+/// down to `last`, are taken in three passes, each of which goes through memory in order:
 ///
 /// 1. Send: each step appends its value to a list of the region that holds the value it is to be
 ///    swapped with. A region's own steps are taken once what was sent to it has been scattered, so

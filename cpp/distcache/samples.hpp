@@ -3,7 +3,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "distcache/sample_filler.hpp"
+#include "distcache/sample_row.hpp"
 #include "distcache/section.hpp"
 #include "distcache/token_reader.hpp"
 

@@ -21,7 +21,7 @@ struct Part {
     std::int64_t tokens;  ///< at least 0
 };
 
-/// The arrays that say where the samples of a section lie, and the corpus's own.
+/// The arrays that say where the samples of a section are, and those of its corpus.
 struct Section {
     std::span<const std::int32_t> document_index;
     /// Pairs (position in the document index, offset in that sequence), one more than samples.
@@ -39,7 +39,7 @@ struct Section {
 /// Throws std::out_of_range if the arrays lead outside of one another.
 void find_parts(const Section& section, std::int64_t sample, std::vector<Part>& parts);
 
-/// The shard that a byte of the `.bin` lies in. Throws std::out_of_range if it lies before the
+/// The shard that holds a byte of the `.bin`. Throws std::out_of_range if the byte is before the
 /// first.
 std::int64_t shard_of(const Section& section, std::int64_t byte);
 

@@ -52,7 +52,7 @@ struct WidenAs {
 void TokenReader::locate(const Section& section, std::span<const Part> parts,
                          Descriptors descriptors) {
     require(descriptors.size() == (section.shards.empty() ? 1 : parts.size()),
-            "the parts of a sample are other ones than those whose files are open");
+            "the open files are not those of the sample's parts");
     places_.clear();
     const std::int64_t token_bytes = token_size(section.type);
     for (std::size_t k = 0; k < parts.size(); ++k) {
@@ -87,8 +87,8 @@ ReadOutcome TokenReader::read(const Section& section, std::span<const Part> part
             }
             done += static_cast<std::size_t>(count);
         }
-        dispatched<WidenAs>(section.type, static_cast<const unsigned char*>(bytes_.data()),
-                            static_cast<std::size_t>(parts[k].tokens), out);
+        dispatched<WidenAs>(section.type, bytes_.data(), static_cast<std::size_t>(parts[k].tokens),
+                            out);
         out += parts[k].tokens;
     }
     return {};

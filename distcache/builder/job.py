@@ -39,9 +39,15 @@ ReusedCaches = Annotated[
 
 
 class BuildOptions(msgspec.Struct, frozen=True):
-    """How to build; none of it changes the cache."""
+    """How to build; none of it changes the cache.
 
-    threads: int = 1  # of each rank
+    Attributes
+    ----------
+    threads : int
+        Threads of each rank.
+    """
+
+    threads: int = 1
     reuse: ReusedCaches = ()
     memory_limit: MemoryLimit = None
     # so that a job builds what was submitted

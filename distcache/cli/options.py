@@ -50,7 +50,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
     for name, parameter in inspect.signature(command).parameters.items():
         hint = hints[name]
         if isinstance(hint, type) and issubclass(hint, msgspec.Struct):
-            structs[name], fields[name] = hint, list(_fields_of(hint))
+            structs[name], fields[name] = hint, list(fields_of(hint))
         elif (field := _declared(name, hint, parameter.default)) is not None:
             fields[name] = [field]
         else:
@@ -125,7 +125,8 @@ class _Field(NamedTuple):
         return value
 
 
-def _fields_of(struct: Any) -> Iterator[_Field]:
+def fields_of(struct: Any) -> Iterator[_Field]:
+    """Yield the fields of a struct that have options."""
     hints = get_type_hints(struct, include_extras=True)
     for entry in msgspec.structs.fields(struct):
         if (field := _declared(entry.name, hints[entry.name], entry.default)) is not None:

@@ -47,9 +47,15 @@ HeadersOnly = Annotated[bool, Option("Read only headers: no digests, no token co
 
 @decodable
 class MdsOptions(msgspec.Struct, frozen=True):
-    """What is indexed of MDS data sets."""
+    """What is indexed of MDS data sets.
 
-    column: str = "tokens"  # the column of tokens; empty for whole samples, as rows
+    Attributes
+    ----------
+    column : str
+        Column of tokens; empty for whole samples, as rows.
+    """
+
+    column: str = "tokens"
     split: Annotated[str, Option("A subdirectory of each, such as train.", metavar="NAME")] = ""
     dtype: TokenDtype = None
     vocabulary: Annotated[

@@ -37,9 +37,15 @@ BLEND: Final = "blend.json"
 
 
 class MixOptions(msgspec.Struct, frozen=True):
-    """How to mix."""
+    """How to mix.
 
-    mds: MdsOptions = MdsOptions()  # for data sets that are not indexed yet
+    Attributes
+    ----------
+    mds : MdsOptions
+        Options for data sets that are not indexed yet.
+    """
+
+    mds: MdsOptions = MdsOptions()
     sequence_length: Annotated[
         int | None,
         Option("Tokens of a sample; needed without --rows.", least=2, most=2**31 - 2),

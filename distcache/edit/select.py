@@ -63,9 +63,15 @@ LISTS: Final = ("rows", "drop")
 
 
 class SelectOptions(msgspec.Struct, frozen=True):
-    """What to select, and how the view finds its tokens."""
+    """What to select, and how the view finds its tokens.
 
-    selection: Selection = Selection()  # conditions that all hold
+    Attributes
+    ----------
+    selection : Selection
+        Conditions that all hold.
+    """
+
+    selection: Selection = Selection()
     rows: Annotated[
         str | None,
         Option(

@@ -55,7 +55,13 @@ def parse_range(text: str) -> tuple[int, int]:
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """What is kept of a corpus: documents that all conditions hold for."""
+    """What is kept of a corpus: documents that all conditions hold for.
+
+    Attributes
+    ----------
+    up_to : int or None
+        Greatest hash of a document: the limit that `tokens` leads to.
+    """
 
     documents: Annotated[
         tuple[int, int] | None,
@@ -76,7 +82,7 @@ class Selection(msgspec.Struct, frozen=True):
             metavar="N",
         ),
     ] = None
-    up_to: int | None = None  # greatest hash of a document: the limit that `tokens` leads to
+    up_to: int | None = None
     seed: Annotated[int, Option("Seed of --sample and --tokens.", least=0, most=2**64 - 1)] = 0
     split_at: Annotated[
         int | None,

@@ -112,7 +112,19 @@ def invalidate(store: Store, name: str) -> None:
 
 
 class LocalizeOptions(msgspec.Struct, frozen=True):
-    """How to localize."""
+    """How to localize.
+
+    Attributes
+    ----------
+    link, copy : bool
+        Whether the store gets links to the `.bin` files, or verified copies.
+    megatron : bool
+        Whether the store gets Megatron's files too.
+    naming : Naming
+        Tokenizer and releases, which decide the names of Megatron's files.
+    moves : tuple of (str, str)
+        Directories of corpora, at the time of the build and now.
+    """
 
     directory: Annotated[
         str | None,
@@ -123,7 +135,6 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
             path_only,
         ),
     ] = None
-    # whether the store gets links to the `.bin` files, or verified copies
     link: bool = True
     copy: bool = False
     read_ahead: Annotated[
@@ -133,7 +144,7 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
             "training, as it does those of a bucket."
         ),
     ] = False
-    megatron: bool = False  # whether the store gets Megatron's files too
+    megatron: bool = False
     shards: Annotated[
         Literal["compressed", "all", "windows", "none"] | None,
         Option(
@@ -142,7 +153,7 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
             "before, at first compressed."
         ),
     ] = None
-    naming: Naming = Naming()  # tokenizer and releases, which decide the names of Megatron's files
+    naming: Naming = Naming()
     transport: Annotated[
         Literal["auto", "mpi", "copy"],
         Option("mpi: each byte is read once for all nodes; copy: by each node."),
@@ -174,7 +185,7 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
         Option("Report nodes that cannot hold a copy, and continue: they read the shared file."),
     ] = False
     threads: Annotated[int, Option("Blocks that a node reads at a time.", least=1)] = 4
-    moves: tuple[tuple[str, str], ...] = ()  # directories of corpora, at the build and now
+    moves: tuple[tuple[str, str], ...] = ()
 
     def joined(self, before: Ready | None) -> LocalizeOptions:
         """Add what an earlier run was asked for, which its copy continues to have."""

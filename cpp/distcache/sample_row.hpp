@@ -9,10 +9,10 @@ namespace distcache {
 
 /// What is made of a sample's tokens.
 struct SampleRules {
-    std::int64_t pad;  ///< stands behind a sample that is too short; masked wherever it stands
+    std::int64_t pad;  ///< padding after a sample that is too short; masked wherever it occurs
     std::int64_t end_of_document;
     bool mask_end_of_document;  ///< no loss where the token is the end of a document
-    bool reset_positions;       ///< positions restart behind the end of a document
+    bool reset_positions;       ///< positions restart after the end of a document
 };
 
 /// One sample's place in the arrays of a batch; all have the sequence length.

@@ -1,4 +1,4 @@
-#include "distcache/sample_filler.hpp"
+#include "distcache/sample_row.hpp"
 
 #include <algorithm>
 #include <cstddef>
@@ -48,7 +48,7 @@ struct FillPositions {
     }
 };
 
-// Positions that restart behind each end of a document.
+// Positions that restart after each end of a document.
 void fill_reset_positions(const std::int64_t* text, std::int64_t end_of_document,
                           std::span<std::int64_t> positions) {
     std::int64_t position = 0;
@@ -110,7 +110,7 @@ void fill_row(const SampleRules& rules, std::span<const std::int64_t> text,
         }
     }
     if (known < size) {
-        row.labels[known] = 0;  // the token behind the last is not known, as if padded
+        row.labels[known] = 0;  // the token after the last is unknown, as if padded
         row.loss_mask[known] = 0.0F;
     }
     for (std::size_t i = 0; i < row.ends.size(); ++i) {
