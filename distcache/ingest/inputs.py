@@ -221,12 +221,18 @@ def _suffix_list(known: set[str]) -> str:
 
 
 class Common(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of both text and token shards."""
+    """The options of both text and token shards.
+
+    The order of all fields is part of what a corpus is made from (`Origin.made_from`).
+    """
 
     token_type: Annotated[
         Literal["auto", "megatron", "u8", "u16", "i32", "i64"],
         Option("auto is the smallest that holds the vocabulary."),
     ] = "auto"
+    on_error: Annotated[OnError, Option("End at the first invalid row, or skip invalid rows.")] = (
+        "fail"
+    )
     shard_size: Annotated[
         int | None,
         Option(
@@ -235,9 +241,6 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
             parse=parse_positive_size,
         ),
     ] = None
-    on_error: Annotated[OnError, Option("End at the first invalid row, or skip invalid rows.")] = (
-        "fail"
-    )
     empty: Annotated[
         Literal["drop", "keep"],
         Option(
@@ -245,6 +248,7 @@ class Common(msgspec.Struct, frozen=True, kw_only=True):
             "Megatron's preprocessing does."
         ),
     ] = "drop"
+    format: str | None = None  # of all files, whatever their names
 
 
 @decodable

@@ -54,7 +54,9 @@ class PieceFacts(msgspec.Struct):
     rows: int = 0
     empty: int = 0
     skipped: int = 0
-    size: Counts = Counts()
+    documents: int = 0
+    sequences: int = 0
+    tokens: int = 0
     lines: int = 0  # lines, with blank ones, to count those of later pieces
     # texts of them that a faster engine left to the tokenizer's library, and that both encoded
     by_library: int = 0
@@ -62,6 +64,11 @@ class PieceFacts(msgspec.Struct):
     # Invalid rows, and as the last one what ends the ingest. One may represent the rest of a row
     # group.
     problems: list[Problem] = []
+
+    @property
+    def size(self) -> Counts:
+        """Counts of its documents."""
+        return Counts(self.documents, self.sequences, self.tokens)
 
 
 class Sink:
@@ -134,7 +141,10 @@ class Part(Sink, AbstractContextManager["Part"]):
     ) -> None:
         """Add whole documents to the last piece; the tokens are copied."""
         counts = np.ones(len(lengths), np.int32) if counts is None else counts
-        self.pieces[-1].size += Counts(len(counts), len(lengths), len(tokens))
+        piece = self.pieces[-1]
+        piece.documents += len(counts)
+        piece.sequences += len(lengths)
+        piece.tokens += len(tokens)
         self._lengths.append(lengths)
         self._counts.append(counts)
         data = tokens.view(np.uint8)

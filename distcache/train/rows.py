@@ -127,8 +127,8 @@ class RowReader:
 
     def _place(self, number: int, sample: int) -> tuple[tuple[str, int], int, int, Columns]:
         """Return the file of a row, the byte and the size in it, and its columns."""
-        _, _, idx, places = self.split.member(number)
         order, columns = self._table(number)
+        _, _, idx, places = self.split.member(number)
         if not 0 <= sample < len(order):
             raise CacheCorrupt(f"{self.split.files.cache.path}: has no sample {sample}")
         row = int(order[sample])
@@ -146,7 +146,7 @@ class RowReader:
         """Return the order of the rows of a corpus, and its columns."""
         if number not in self._tables:
             cache = self.split.files.cache
-            section, source, _, _ = self.split.member(number)
+            section, source = self.split.pair(number)
             text = cache.columns_of(source)
             if not text:
                 raise ConfigError(

@@ -91,7 +91,7 @@ class OpenSplit:
             self.size = len(datasets)
         self.pairs = list(zip(members["section"].tolist(), members["source"].tolist(), strict=True))
         self._members: dict[int, OpenMember] = {}
-        self._orders: dict[int, Section | NDArray[np.int32]] = {}
+        self._orders: dict[int, tuple[Section | NDArray[np.int32], NDArray[np.int64]]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -118,15 +118,25 @@ class OpenSplit:
         """
         with self._lock:
             if number not in self._members:
-                if not 0 <= number < len(self.pairs):
-                    raise CacheCorrupt(
-                        f"{self.files.cache.path}: a dataset index names dataset {number} of "
-                        f"{len(self.pairs)}; see `distcache verify`"
-                    )
-                section, source = self.pairs[number]
-                idx, places = self.files.idx_of(source), self.files.tokens_of(source)
+                section, source = self.pair(number)
+                places, idx = self.files.tokens_of(source), self.files.idx_of(source)
                 self._members[number] = OpenMember(section, source, idx, places)
             return self._members[number]
+
+    def pair(self, number: int) -> tuple[int, int]:
+        """Return section and source of a member, which need not be open.
+
+        Raises
+        ------
+        CacheCorrupt
+            If there is no such member.
+        """
+        if not 0 <= number < len(self.pairs):
+            raise CacheCorrupt(
+                f"{self.files.cache.path}: a dataset index names dataset {number} of "
+                f"{len(self.pairs)}; see `distcache verify`"
+            )
+        return self.pairs[number]
 
     def require_intact(self) -> None:
         """Refuse what was read from a damaged mapping; all files are reopened next time.
@@ -168,15 +178,17 @@ class OpenSplit:
     def _shards(self, number: int, sample: int) -> list[int]:
         """Return the shards of the parts of a sample, though a `.bin` may be preferred to them."""
         section, source, idx, _ = self.member(number)
-        cache = self.files.cache
-        begins = cache.shards_of(source)["base"].astype(np.int64)
-        order = self._orders.get(number)
-        if order is None:
-            order = self._orders[number] = (
+        found = self._orders.get(number)
+        if found is None:
+            cache = self.files.cache
+            begins = cache.shards_of(source)["base"].astype(np.int64)
+            order: Section | NDArray[np.int32] = (
                 cache.read(cache.arrays("sections", section)["document_index"])
                 if cache.columns_of(source)
                 else self.files.section(section, idx, begins if len(begins) else None)
             )
+            found = self._orders[number] = order, begins
+        order, begins = found
         if isinstance(order, Section):
             shards, _ = find_shards([order], np.array([sample]))
             return [shard for shard in dict.fromkeys(shards.tolist()) if shard >= 0]

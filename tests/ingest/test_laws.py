@@ -6,15 +6,17 @@ import itertools
 import tempfile
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from distcache.ingest import pieces as cutting
-from distcache.ingest.inputs import Group, Input
+from distcache.ingest.inputs import Group, Input, TextOptions, TokenOptions
 from distcache.ingest.pieces import (
     Counts,
     Segment,
+    TaskRecord,
     cut_at_documents,
     make_pieces,
     make_rounds,
@@ -181,3 +183,25 @@ def test_streams_have_the_lines_of_their_content(tmp_path: Path) -> None:
         b"two",
         b"three",
     ]
+
+
+def test_options_and_journals_keep_their_form() -> None:
+    """A corpus is found again, and an ingest resumed, by another version of the program."""
+    assert msgspec.json.encode(TextOptions()) == (
+        b'{"token_type":"auto","on_error":"fail","shard_size":null,"empty":"drop","format":null,'
+        b'"text_key":"text","append_eod":false,"sentences":"no","documents":"file",'
+        b'"longest":67108864}'
+    )
+    assert msgspec.json.encode(TokenOptions()) == (
+        b'{"token_type":"auto","on_error":"fail","shard_size":null,"empty":"drop","format":null,'
+        b'"column":"input_ids","dtype":null,"vocabulary":null,"eod":null,'
+        b'"length_column":"length","document_column":"document_id"}'
+    )
+    line = (
+        b'{"task":0,"pieces":[{"digest":"ab","rows":4,"empty":1,"skipped":1,"documents":2,'
+        b'"sequences":3,"tokens":9,"lines":5,"by_library":0,"compared":0,"problems":[]}],'
+        b'"digest":"cd","segments":[[0,[0,0,0],[2,3,9]]]}'
+    )
+    record = msgspec.json.decode(line, type=TaskRecord)
+    assert record.size == record.segments[0].size == Counts(2, 3, 9)
+    assert msgspec.json.encode(record) == line

@@ -276,3 +276,26 @@ def test_a_mapped_file_that_shrinks(
     if what == "cache":  # another reader of what is damaged already
         with pytest.raises(DistcacheError, match=os.path.basename(victim)):
             opened.dataset("train").__getitems__(range(len(train)))
+
+
+def test_who_forgets_a_damaged_index_first(
+    blend_config: dict[str, Any], shared: Path, tmp_path: Path
+) -> None:
+    """A reader does not return what it has mapped, though the split has forgotten that index."""
+    (tmp_path / "own").mkdir()
+    prefix = write_lengths(tmp_path / "own" / "corpus", np.full(20_000, 5))
+    fields = {**blend_config, "blend": [prefix], "samples": {"train": 20_000}}
+    train = distcache.open(Path(build_here(fields, shared, "c").path)).dataset("train")
+    for index in range(2):  # the first read examines what it has opened, and opens it again
+        assert train[index]["tokens"].shape == (32,)
+    split = train._here().split
+    whole = Path(f"{prefix}.idx").read_bytes()
+    os.truncate(f"{prefix}.idx", 4096)
+    assert split.member(0).idx.lengths[19_999] == 0  # as a page of zeros
+    with pytest.raises(DistcacheError, match=r"corpus\.idx"):
+        split.require_intact()
+    Path(f"{prefix}.new").write_bytes(whole)
+    os.replace(f"{prefix}.new", f"{prefix}.idx")
+    with pytest.raises(DistcacheError, match=r"corpus\.idx"):
+        train.__getitems__(range(len(train)))
+    assert train[len(train) - 1]["tokens"].shape == (32,)
