@@ -37,9 +37,7 @@ def create_object(url: str, path: Path) -> FileVersion | None:
         return FileVersion(size, 0, 0, tag) if tag else version_at(url)
     if exists(url):
         return None
-    # A run that continues a killed one has the same token.
-    origin = (str(path.absolute()), version_of(path.stat()))
-    claim, token = f"{url}{CLAIM}", repr(origin).encode("utf-8", "surrogateescape")
+    claim, token = f"{url}{CLAIM}", claim_token(path)
     if bucket.create(claim, token) is None and not _is_ours(claim, token):
         raise KeyMismatch(
             f"{claim}: another file is being uploaded under this name; if no job is running, "
@@ -56,6 +54,12 @@ def create_object(url: str, path: Path) -> FileVersion | None:
     with contextlib.suppress(DistcacheError):  # not everybody may remove; the object is there
         bucket.remove(claim)
     return version_at(url) if created else None
+
+
+def claim_token(path: Path) -> bytes:
+    """Return what identifies a file: a run that continues a killed one has the same."""
+    origin = (str(path.absolute()), version_of(path.stat()))
+    return repr(origin).encode("utf-8", "surrogateescape")
 
 
 def _is_ours(claim: str, token: bytes) -> bool:

@@ -115,9 +115,9 @@ def test_a_claim(tmp_path: Path) -> None:
     with pytest.raises(KeyMismatch, match="another file is being uploaded"):
         create_object(url, large)
     bucket_of(url).remove(f"{url}{CLAIM}")
-    from distcache.storage.creation import _token  # noqa: PLC0415
+    from distcache.storage.creation import claim_token  # noqa: PLC0415
 
-    bucket_of(url).create(f"{url}{CLAIM}", _token(large))
+    bucket_of(url).create(f"{url}{CLAIM}", claim_token(large))
     assert create_object(url, large)
     assert not exists(f"{url}{CLAIM}")
 
