@@ -49,7 +49,7 @@ def test_a_cache_and_its_record(blend_config: dict[str, Any], shared: Path) -> N
 
 
 def test_errors_that_are_rounded_once(blend_config: dict[str, Any], shared: Path) -> None:
-    """They make another blend, under another key."""
+    """Errors that are rounded once make another blend, under another key."""
     shares = [5.0, 3.0, 8.0, 8.0, 1.0]
     entries = [blend_config["blend"][place % 3] for place in range(5)]
     blend_config["blend"] = [

@@ -68,7 +68,7 @@ EMPTY = (
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[" * 100_000, b"\xff", EMPTY])
 def test_what_is_no_build_record(content: bytes, tmp_path: Path) -> None:
-    """It is one clear error."""
+    """What is no build record is one clear error."""
     with pytest.raises(NotReady, match="no build record"):
         read_build_record(tmp_path / "c.h5")
     record_path(tmp_path / "c.h5").write_bytes(content)

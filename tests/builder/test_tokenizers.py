@@ -97,7 +97,7 @@ def test_two_tokenizers_are_refused(mixed: dict[str, Any], tmp_path: Path, share
 
 
 def test_megatrons_options_can_mix_too() -> None:
-    """Megatron's options can mix too by a flag."""
+    """A flag allows a build from Megatron's options to mix tokenizers."""
     words = ["--data-path", "a", "--seq-length", "8", "--train-samples", "1"]
     words += ["--global-batch-size", "1", "--mixed-tokenizers"]
     assert config_from_options(words).mixed_tokenizers
@@ -125,7 +125,7 @@ def test_merging_keeps_the_tokenizer(mixed: dict[str, Any], tmp_path: Path) -> N
 
 
 def test_receipts_of_other_formats_and_sizes(tmp_path: Path) -> None:
-    """They are refused."""
+    """Receipts of other formats and sizes are refused."""
     prefix = write_with_receipt(tmp_path / "one", "plain", "first")
     receipt = read_receipt(receipt_path(prefix))
     write_receipt(prefix, msgspec.structs.replace(receipt, format=2))

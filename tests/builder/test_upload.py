@@ -115,7 +115,7 @@ def test_another_object_has_the_name(server: ScriptedS3, cache: str, suffix: str
 
 
 def test_a_corpus_that_has_changed(server: ScriptedS3, cache: str) -> None:
-    """It is refused before it is sent."""
+    """A corpus that has changed is refused before it is sent."""
     prefix = read_contents(cache).prefixes[0]
     content = bytearray(Path(idx_path(prefix)).read_bytes())
     content[40] ^= 1
@@ -166,7 +166,7 @@ def test_an_answer_that_was_lost(server: ScriptedS3, cache: str) -> None:
 
 
 def test_what_cannot_be_uploaded(server: ScriptedS3, cache: str, tmp_path: Path) -> None:
-    """It says why."""
+    """What cannot be uploaded says why."""
     with pytest.raises(ConfigError, match="expected a path, and a URL"):
         upload(ALONE, cache, str(tmp_path))
     with pytest.raises(DistcacheError, match="no such cache"):

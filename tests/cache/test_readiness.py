@@ -152,7 +152,7 @@ def test_a_signal_of_readiness_ends_the_wait(blend_config: dict[str, Any], share
 
 
 def test_a_file_that_is_no_cache(shared: Path) -> None:
-    """It is not waited for."""
+    """A file that is no cache is not waited for."""
     (shared / "c.h5").write_text("no cache at all")
     with pytest.raises(CacheCorrupt):
         distcache.wait(shared / "c.h5")
@@ -177,7 +177,7 @@ def test_hostile_signs(shared: Path) -> None:
 
 
 def test_a_cache_that_cannot_be_opened(shared: Path) -> None:
-    """It is not waited for either."""
+    """A cache that cannot be opened is not waited for either."""
     os.mkfifo(shared / "c.h5")
     with pytest.raises(NotReady, match="cannot be opened"):
         distcache.wait(shared / "c.h5")

@@ -53,7 +53,7 @@ def test_build_as_json(config: Path, shared: Path) -> None:
 
 
 def test_megatrons_options_on_the_command_line(corpora: dict[str, str], shared: Path) -> None:
-    """They build the same cache as a file."""
+    """Megatron's options on the command line build the same cache as a file."""
     words = ["--data-path", "0.5", corpora["plain"], "0.5", corpora["second"], "--split", "1"]
     words += ["--seq-length", "32", "--train-samples", "100", "--global-batch-size", "1"]
     words += ["--eval-iters", "0"]

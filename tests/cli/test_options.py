@@ -73,13 +73,13 @@ def test_a_wrong_value_is_one_error(words: str) -> None:
 
 @pytest.mark.parametrize("words", ["--loaves 10", "--oven coal", "--shape square"])
 def test_bounds_and_choices_are_those_of_the_field(words: str) -> None:
-    """They are refused by the command line itself."""
+    """Bounds and choices are those of the field; the command line refuses other values."""
     with pytest.raises(AssertionError, match="Invalid value"):
         bake("-f", "rye", *words.split(), "anna")
 
 
 def test_help_is_that_of_the_fields() -> None:
-    """Help is that of the fields with the default as it would be written."""
+    """Help shows the text of each field, and its default as one would write it."""
 
     @with_options
     def command(baking: Baking) -> None:

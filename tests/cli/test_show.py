@@ -78,7 +78,7 @@ def test_what_fits_in_no_table_has_a_line_for_each_cell(monkeypatch: pytest.Monk
 
 
 def test_sentences_with_paths_are_no_paths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They lose nothing at their beginning."""
+    """Sentences with paths are no paths: they lose nothing at their beginning."""
     rows = [[f"/d/{name}.bin", f"no such file, nor /d/{name}.idx", 0.0] for name in ("web", "code")]
     lines = shown(monkeypatch, Terminal(), rows)
     assert not any("samples: in" in line for line in lines)

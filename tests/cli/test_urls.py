@@ -106,14 +106,14 @@ def test_tokens_out_of_range(
 
 
 def test_a_cache_that_is_not_there(server: ScriptedS3, shared: Path) -> None:
-    """It is not ready."""
+    """A cache that is not there is not ready."""
     code, out, err = run(server, shared, ["ready", "s3://lake/run/none.h5"])
     assert code == 5
     assert "s3://lake/run/none.h5" in out + err
 
 
 def test_another_configuration(server: ScriptedS3, shared: Path) -> None:
-    """It has another key."""
+    """Another configuration has another key."""
     path = shared / "remote.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "seed": 5}))
     code, out, _ = run(server, shared, ["explain", "{config}", URL])

@@ -204,7 +204,7 @@ def test_preemption(cluster: Cluster, shared: Path, tmp_path: Path, how: str) ->
 
 @pytest.mark.more
 def test_a_cancelled_prejob(cluster: Cluster, shared: Path) -> None:
-    """It is not requeued; submitting again resumes."""
+    """A cancelled prejob is not requeued; submitting again resumes."""
     story = Story.long(shared)
     waiting = background(*story.words("--wait", "--log-format", "none"))
     story.wait_for_records()

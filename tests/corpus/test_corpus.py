@@ -174,7 +174,7 @@ def test_a_missing_corpus_is_not_ready(tmp_path: Path) -> None:
 
 
 def test_a_pipe_is_no_corpus(tmp_path: Path) -> None:
-    """It is not waited for."""
+    """A pipe is no corpus, and is not waited for."""
     os.mkfifo(tmp_path / "p.idx")
     (tmp_path / "p.bin").write_bytes(b"")
     assert "Not a regular file" in faults_of(str(tmp_path / "p"))[0]
@@ -194,7 +194,7 @@ def test_many_corpora_need_few_open_files(tmp_path: Path) -> None:
 
 
 def test_a_directory_is_no_corpus(tmp_path: Path) -> None:
-    """It is one fault, and no traceback."""
+    """A directory is no corpus: one fault, and no traceback."""
     (tmp_path / "d.idx").mkdir()
     (tmp_path / "d.bin").mkdir()
     assert len(faults_of(str(tmp_path / "d"))) >= 1

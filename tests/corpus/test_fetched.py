@@ -75,7 +75,7 @@ def test_nothing_is_left(server: ScriptedS3, tmp_path: Path) -> None:
 
 
 def test_what_is_missing(server: ScriptedS3) -> None:
-    """It is a fault of its corpus, as of files."""
+    """What is missing is a fault of its corpus, as of files."""
     urls = [*URLS, "s3://lake/none"]
     with fetched_indices(ALONE, urls, NullProgress()):
         facts, faults = examine(ALONE, urls, threads=2)
@@ -111,7 +111,7 @@ def test_all_ranks_raise_the_same(server: ScriptedS3) -> None:
 
 
 def test_a_change_while_they_are_fetched(server: ScriptedS3) -> None:
-    """It is an error that names the object."""
+    """A change while they are fetched is an error that names the object."""
     server.script("", "", "", "", "change")
     with (
         pytest.raises(CorpusError, match=r"\.idx: is another object"),
@@ -121,7 +121,7 @@ def test_a_change_while_they_are_fetched(server: ScriptedS3) -> None:
 
 
 def test_a_change_while_a_cache_is_built(server: ScriptedS3) -> None:
-    """It is noticed at its end, of the tokens, too."""
+    """A change while a cache is built is noticed at its end, of the tokens, too."""
     with fetched_indices(ALONE, URLS, NullProgress()):
         facts = require_sound(ALONE, URLS, threads=1)
         require_unchanged(ALONE, list(facts.values()))

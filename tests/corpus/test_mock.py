@@ -103,7 +103,7 @@ def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     [{"documents": 2, "corpora": 3}, {"vocabulary": 0}, {"seed": -1}, {"documents": 10**30}],
 )
 def test_numbers_that_make_no_sense(fields: dict[str, Any], tmp_path: Path) -> None:
-    """They are refused before anything is written."""
+    """Numbers that make no sense are refused before anything is written."""
     with pytest.raises(ConfigError):
         make(tmp_path / "out", **fields)
     assert not (tmp_path / "out").exists()
@@ -116,7 +116,7 @@ def test_a_directory_in_which_nothing_was_made(tmp_path: Path) -> None:
 
 
 def test_two_at_a_time(tmp_path: Path) -> None:
-    """They are refused, and the first goes on."""
+    """A second one at a time is refused, and the first continues."""
     with closing_fd(open_directory(tmp_path)) as descriptor:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         with pytest.raises(NotReady, match="another mock writes to it"):

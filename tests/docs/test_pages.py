@@ -24,7 +24,7 @@ def words(text: str) -> str:
 
 @pytest.mark.long
 def test_the_quick_start(tmp_path: Path) -> None:
-    """It is what a new user gets, block by block."""
+    """The quick start is what a new user gets, block by block."""
     page = (DOCS / "quickstart.md").read_text()
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**clean_environment(), "PATH": path, "COLUMNS": "200"}

@@ -171,7 +171,7 @@ def test_a_source_that_has_changed(corpus: Path, tmp_path: Path) -> None:
 
 
 def test_another_tokenizer(corpus: Path, tokenizers: Path, tmp_path: Path) -> None:
-    """It is refused for reading back."""
+    """Another tokenizer is refused for reading back."""
     copy = tmp_path / "tokenizer.json"
     copy.write_text((tokenizers / "tokenizer.json").read_text().replace("<s>", "<S>"))
     facts = require_sound(ALONE, [str(corpus)], 1)
@@ -235,7 +235,7 @@ def test_a_receipt_that_does_not_add_up(corpus: Path) -> None:
 
 
 def test_the_vocabulary_of_token_shards(tmp_path: Path) -> None:
-    """It is in the receipt's options."""
+    """The vocabulary of token shards is in the receipt's options."""
     path = write_shard(tmp_path / "a.parquet", [[1, 2], [3]])
     run_tokens([path], tmp_path / "out", vocabulary=60, token_type="u16")
     np.array([1, 2, 60], "<u2").tofile(tmp_path / "out.bin")
@@ -245,7 +245,7 @@ def test_the_vocabulary_of_token_shards(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", ["[" * 200_000, '{"format": 1, "options": ' + "[" * 200_000])
 def test_a_hostile_receipt(content: str, corpus: Path) -> None:
-    """It is no receipt."""
+    """A hostile receipt is no receipt."""
     corpus.with_suffix(".receipt.json").write_text(content)
     with pytest.raises(CorpusError, match="is not a receipt"):
         faults_of(corpus)

@@ -157,7 +157,7 @@ def test_a_split_is_a_subdirectory(tmp_path: Path) -> None:
 
 
 def test_a_path_that_leads_back_from_a_link(tmp_path: Path) -> None:
-    """It is the place that the filesystem says."""
+    """A path that leads back from a link is the place that the filesystem says."""
     write_tokens(tmp_path / "far" / "data")
     (tmp_path / "far" / "inner").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "far" / "inner")
@@ -187,7 +187,7 @@ def test_the_source_is_only_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["int64", "int32", "uint16"])
 def test_bytes_whose_type_is_not_said(dtype: str, tmp_path: Path) -> None:
-    """They are refused with what they look like."""
+    """Bytes whose type is not said are refused with what they look like."""
     data = write_tokens(tmp_path / "data", "bytes", dtype, codec="zstd")
     with pytest.raises(ConfigError, match=f"give --dtype; they look like {dtype}"):
         index(data, tmp_path / "c")

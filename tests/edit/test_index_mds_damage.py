@@ -88,7 +88,7 @@ def test_faults_of_all_indices_come_together(tmp_path: Path) -> None:
 
 
 def test_a_damaged_shard_of_bytes_whose_type_is_not_said(tmp_path: Path) -> None:
-    """It is a damaged shard."""
+    """A damaged shard of bytes whose type is not said is a damaged shard."""
     data = write_tokens(tmp_path / "data", "bytes")
     overwrite(data / "shard.00000.mds", 8, b"\xff\xff\xff\x7f")
     with pytest.raises(CorpusError, match="its offsets decrease"):
@@ -197,7 +197,7 @@ def test_tokens_that_are_no_integers(tmp_path: Path) -> None:
 def test_columns_that_hold_no_tokens(
     columns: dict[str, str], options: dict[str, Any], expected: str, tmp_path: Path
 ) -> None:
-    """They are refused before any shard is read."""
+    """Columns that hold no tokens are refused before any shard is read."""
     samples = [dict.fromkeys(columns, b"\0" * 16)]
     data = write_mds(tmp_path / "data", columns, samples)
     with pytest.raises(ConfigError, match=expected):
@@ -246,7 +246,7 @@ def test_a_damaged_table_is_one_fault(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("length", ["\u00b2", "1" * 5000, "-1", "2,3", ""])
 def test_a_length_of_tokens_that_is_none(length: str, tmp_path: Path) -> None:
-    """It is an encoding without tokens."""
+    """A length of tokens that is none is an encoding without tokens."""
     assert column_type(f"ndarray:int32:{length}") is None
 
 

@@ -118,7 +118,7 @@ def test_what_does_not_belong_together(tmp_path: Path, corpora: dict[str, str]) 
 
 
 def test_an_output_that_exists(tmp_path: Path, corpora: dict[str, str]) -> None:
-    """It is never replaced."""
+    """An output that exists is never replaced."""
     (tmp_path / "all.bin").write_bytes(b"precious")
     with pytest.raises(KeyMismatch, match=r"all\.bin: already exists"):
         merge(ALONE, [corpora["plain"], corpora["second"]], str(tmp_path / "all"))
@@ -142,7 +142,7 @@ def test_a_legacy_corpus(code: int, dtype: str, expected: str, tmp_path: Path) -
 
 
 def test_a_legacy_corpus_whose_last_document_was_never_ended(tmp_path: Path) -> None:
-    """It is ended where the corpus ends."""
+    """A legacy corpus whose last document was never ended is ended where the corpus ends."""
     write_legacy(tmp_path / "old", [3, 2], [0])
     convert(ALONE, str(tmp_path / "old"), str(tmp_path / "new"))
     assert open_idx(str(tmp_path / "new")).bounds.tolist() == [0, 2]
@@ -161,7 +161,7 @@ def test_a_legacy_corpus_whose_last_document_was_never_ended(tmp_path: Path) -> 
     ],
 )
 def test_a_damaged_legacy_corpus(place: int, value: int, message: str, tmp_path: Path) -> None:
-    """It is refused, whatever its numbers say."""
+    """A damaged legacy corpus is refused, whatever its numbers say."""
     write_legacy(tmp_path / "old", [3, 0, 2, 4], [0, 2, 4])
     path = tmp_path / "old.idx"
     content = bytearray(path.read_bytes())
@@ -174,7 +174,7 @@ def test_a_damaged_legacy_corpus(place: int, value: int, message: str, tmp_path:
 
 
 def test_a_legacy_corpus_without_its_tokens(tmp_path: Path) -> None:
-    """It is refused."""
+    """A legacy corpus without its tokens is refused."""
     write_legacy(tmp_path / "old", [3], [0, 1])
     (tmp_path / "old.bin").write_bytes(b"12345678")
     with pytest.raises(CorpusError, match=r"its \.bin has 8 bytes, expected 12"):
@@ -211,7 +211,7 @@ def test_an_idx_reads_back(
 def test_what_is_no_legacy_corpus(
     content: bytes | None, error: type[Exception], message: str, tmp_path: Path
 ) -> None:
-    """It is named, with what it should be."""
+    """What is no legacy corpus is named, with what it should be."""
     if content is not None:
         (tmp_path / "old.idx").write_bytes(content)
     with pytest.raises(error, match=message):

@@ -77,7 +77,7 @@ def test_shares_are_as_streaming_has_them(
 
 @pytest.mark.parametrize("extra", [{"choose": 0}, {"repeat": 1e15}])
 def test_a_blend_that_cannot_be_built(extra: dict[str, Any], tmp_path: Path) -> None:
-    """It is not written."""
+    """A blend that cannot be built is not written."""
     paths = write_sets(tmp_path, {"a": 30})
     with pytest.raises(ConfigError, match="expected 1 to"):
         run_mix({"train": [{"path": paths["a"], **extra}]}, tmp_path / "mix")
@@ -227,7 +227,7 @@ def test_the_exit_code_is_that_of_the_first_bad_data_set(ranks: int, tmp_path: P
 
 
 def test_a_file_in_the_place_of_the_corpora(tmp_path: Path) -> None:
-    """It is a matter of --out."""
+    """A file in the place of the corpora is a matter of --out."""
     paths = write_sets(tmp_path, {"a": 3})
     (tmp_path / "mix").touch()
     with pytest.raises(ConfigError, match="is a file; expected a directory"):
@@ -304,7 +304,7 @@ def test_what_is_passed_over_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("share", [{"choose": 0}, {"repeat": 0}, {"proportion": 0}])
 def test_a_validation_set_of_nothing(share: dict[str, Any], tmp_path: Path) -> None:
-    """It is left out; a part of one is that part."""
+    """A validation set of nothing is left out; a part of one is that part."""
     sets = write_sets(tmp_path, {"a": 9, "b": 8})
     document = {"train": [{"path": sets["a"]}], "valid": [{"path": sets["b"], **share}]}
     assert "valid" not in run_mix(document, tmp_path / "out")["blend_per_split"]

@@ -161,7 +161,7 @@ def test_documents_until_they_have_so_many_tokens(wanted: int, tmp_path: Path) -
 
 
 def test_more_tokens_than_there_are(tmp_path: Path) -> None:
-    """It is an error that says how many there are."""
+    """More tokens than there are is an error that says how many there are."""
     prefix = write_lengths(tmp_path / "a", np.array([5, 6]))
     with pytest.raises(ConfigError, match="has 11 that can be selected"):
         pick(prefix, tmp_path / "v", tokens=12)

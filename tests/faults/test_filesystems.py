@@ -139,7 +139,7 @@ def test_made_up_corpora_need_no_locks(what: str, library: Path, shared: Path) -
 
 
 def test_a_directory_that_cannot_be_synced(commands: dict[str, list[Any]], library: Path) -> None:
-    """It is named."""
+    """A directory that cannot be synced is named."""
     for command in ("build", "ingest", "merge", "localize"):
         done = start(commands[command], environment=odd(library, "dirsync=5"))
         assert done.returncode == 1

@@ -115,7 +115,7 @@ def test_a_publication_that_is_killed(
 
 @pytest.mark.parametrize("action", ["term", "usr1"])
 def test_a_signal(action: str, inputs: Path, expected: dict[str, bytes], shared: Path) -> None:
-    """It ends it with 8; running again resumes."""
+    """A signal ends it with 8; running again resumes."""
     command = words(inputs, shared)
     died = start(command, program=(*PLAIN[:3], "write:5", "0", action, "--"))
     assert died.returncode == 8, died.stderr
@@ -175,7 +175,7 @@ def test_a_full_disk(inputs: Path, expected: dict[str, bytes], small_disk: Path)
 
 
 def test_a_read_only_output(inputs: Path, small_disk: Path) -> None:
-    """It is one clear error."""
+    """A read only output is one clear error."""
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     done = start(words(inputs, small_disk), 2, program=PLAIN)
     assert done.returncode == 2

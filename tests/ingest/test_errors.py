@@ -155,7 +155,7 @@ def test_files_are_taken_once(tokenizers: Path, tmp_path: Path) -> None:
 def test_an_input_that_changes_meanwhile(
     tokenizers: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is noticed before anything is published."""
+    """An input that changes while it is read is noticed before anything is published."""
     path = write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
 
     def grow(*words: Any) -> Any:
@@ -171,7 +171,7 @@ def test_an_input_that_changes_meanwhile(
 
 @pytest.mark.parametrize("out", [".", "..", "deep/", ""])
 def test_an_output_that_is_a_directory(out: str, tokenizers: Path, tmp_path: Path) -> None:
-    """It is no prefix of a corpus."""
+    """An output that is a directory is no prefix of a corpus."""
     (tmp_path / "deep").mkdir()
     path = write_jsonl(tmp_path / "a.jsonl", ["one"])
     with pytest.raises(ConfigError, match="is a directory"):

@@ -82,7 +82,7 @@ def test_compressions_of_python(suffix: str, packed: Any, tokenizers: Path, tmp_
 
 
 def test_padding_between_streams_of_xz(tokenizers: Path, tmp_path: Path) -> None:
-    """It is part of the format."""
+    """Padding between streams of xz is part of the format."""
     path = tmp_path / "a.jsonl.xz"
     path.write_bytes(lzma.compress(LINES) + bytes(8) + lzma.compress(LINES) + bytes(4))
     assert text([path], tokenizers, tmp_path / "out").documents == 10
@@ -92,7 +92,7 @@ def test_padding_between_streams_of_xz(tokenizers: Path, tmp_path: Path) -> None
 
 
 def test_standard_input_and_pipes(tokenizers: Path, tmp_path: Path) -> None:
-    """They are read once; the same again is found."""
+    """Standard input and pipes are read once; the same again is found."""
     words = ["ingest", "text", "-", "--tokenizer", str(tokenizers / "tokenizer.json"), "-o", "out"]
     for _ in range(2):
         done = subprocess.run(

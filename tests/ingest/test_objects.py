@@ -147,14 +147,14 @@ def test_paths_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there(server: ScriptedS3, tmp_path: Path) -> None:
-    """It is named."""
+    """What is not there is named."""
     work = ObjectWork(ALONE, str(tmp_path / "work"), ["s3://lake/none.jsonl"], NullProgress())
     with pytest.raises(Exception, match=r"s3://lake/none\.jsonl: no such object"):
         work.inputs(["s3://lake/none.jsonl"])
 
 
 def test_a_directory_without_objects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is no input."""
+    """A directory without objects is no input."""
     config = tmp_path / "msc.yaml"
     provider = {"type": "file", "options": {"base_path": str(tmp_path / "data")}}
     config.write_text(json.dumps({"profiles": {"mine": {"storage_provider": provider}}}))
@@ -191,7 +191,7 @@ def test_an_output_without_a_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["convert", "materialize", "select"])
 def test_commands_that_write_files(command: str, corpora: dict[str, str]) -> None:
-    """They say that they do."""
+    """Commands that write files say that they do."""
     done = start([command, corpora["plain"], "-o", "s3://lake/out"])
     assert done.returncode == 2
     assert "cannot be in a bucket" in done.stderr

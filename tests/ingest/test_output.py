@@ -27,7 +27,7 @@ def claim(output: Output, made_from: str = "0") -> None:
 
 @pytest.mark.parametrize("name", ["a\nb", "\udcff"])
 def test_names_that_are_no_text(tmp_path: Path, name: str) -> None:
-    """They are refused before anything is made."""
+    """Names that are no text are refused before anything is made."""
     with pytest.raises(ConfigError, match="expected printable text"):
         claim(Output(str(tmp_path / name)))
     assert list(tmp_path.iterdir()) == []

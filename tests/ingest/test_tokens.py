@@ -159,7 +159,7 @@ def test_lengths_that_are_there_are_checked(tmp_path: Path) -> None:
 
 
 def test_lengths_beyond_the_signed_range(tmp_path: Path) -> None:
-    """They are wrong in their own row only."""
+    """Lengths beyond the signed range are wrong in their own row only."""
     lengths = pa.array([2, 1 << 63, 1], pa.uint64())
     path = write_shard(tmp_path / "a.parquet", [[1, 2], [3], [4]], groups=1, length=lengths)
     outcome = run([path], tmp_path / "out", on_error="skip")

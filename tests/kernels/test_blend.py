@@ -78,7 +78,7 @@ def test_an_exhausted_blend_ends() -> None:
 
 @pytest.mark.parametrize("bad", [[-1.0, 2.0], [float("nan")], [float("inf"), 1.0]])
 def test_weights_that_are_no_weights(bad: list[float]) -> None:
-    """They are refused before a step is taken."""
+    """Weights that are no weights are refused before a step is taken."""
     with pytest.raises(ValueError, match="finite"):
         Blender.by_weight(np.array(bad))
 

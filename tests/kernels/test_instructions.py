@@ -30,7 +30,7 @@ def instructions_of(level: str | None) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("level", ["AVX2", "sse", "avx1024", "0"])
 def test_what_is_no_level(level: str) -> None:
-    """It is refused, and not treated as the best."""
+    """What is no level is refused, and not treated as the best."""
     found = instructions_of(level)
     assert found.returncode != 0
     assert f"DISTCACHE_INSTRUCTIONS={level!r}: expected" in found.stderr

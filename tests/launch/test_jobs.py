@@ -98,7 +98,7 @@ def test_the_batch_script(tmp_path: Path) -> None:
 
 
 def test_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is one clear error."""
+    """A missing Slurm is one clear error."""
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="srun: not found"):
         make_executor(tmp_path, tmp_path / "c.h5", OPTIONS)
@@ -113,7 +113,7 @@ def test_paths_that_slurm_would_read_otherwise(tmp_path: Path, name: str) -> Non
 
 
 def test_options_that_would_be_lines_of_the_script(tmp_path: Path) -> None:
-    """They are refused."""
+    """Options that would be lines of the script are refused."""
     odd = msgspec.structs.replace(OPTIONS, partition="cpu\ntouch /tmp/x", memory=" ")
     with pytest.raises(ConfigError) as error:
         submit_prejob(tmp_path / "logs", [], tmp_path / "c.h5", odd)
@@ -172,7 +172,7 @@ def test_a_failure_that_no_rank_foresaw(tmp_path: Path) -> None:
 
 
 def test_a_failure_without_any_log(tmp_path: Path) -> None:
-    """It says what Slurm says."""
+    """A failure without any log says what Slurm says."""
     error = failure(leave(tmp_path), JobState("CANCELLED", 0, "DependencyNeverSatisfied"))
     assert len(error.problems) == 1
     assert "CANCELLED DependencyNeverSatisfied" in error.problems[0]
@@ -336,7 +336,7 @@ def test_ranks_fit_the_nodes(said: str, partition: str | None, expected: int) ->
 def test_slurm_that_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale_time: Callable[[float], None]
 ) -> None:
-    """It is waited for, but not for ever."""
+    """Slurm that does not answer is waited for, but not indefinitely."""
     monkeypatch.setattr(following, "POLL", 0.0)
     monkeypatch.setattr(following, "ASK_EVERY", 0.0)
     scale_time(0.1 / 600)

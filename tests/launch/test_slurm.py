@@ -119,7 +119,7 @@ def test_a_job_that_the_controller_has_forgotten(
 def test_commands_that_are_not_there_or_do_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale_time: Callable[[float], None]
 ) -> None:
-    """They are one clear error each."""
+    """Commands that are not there or do not answer are one clear error each."""
     with pytest.raises(ConfigError, match="nothing-of-this-name: No such file"):
         call(["nothing-of-this-name"])
     scale_time(0.2 / 60)
@@ -138,12 +138,12 @@ def test_commands_that_are_not_there_or_do_not_answer(
     ],
 )
 def test_the_plugin_that_a_library_speaks(library: str, plugin: str) -> None:
-    """It is chosen among those that Slurm has."""
+    """The plugin that a library speaks is chosen among those that Slurm has."""
     assert choose_plugin(library, parse_plugins(PLUGINS)) == plugin
 
 
 def test_libraries_without_a_plugin() -> None:
-    """They are told what there is."""
+    """Libraries without a plugin are told what there is."""
     with pytest.raises(ConfigError, match="needs srun --mpi=pmix, but Slurm has none, pmi2"):
         choose_plugin("Open MPI v5.0.3", {"pmi2", "none"})
     with pytest.raises(ConfigError, match="unknown MPI library 'Tandem'"):
@@ -170,6 +170,6 @@ def test_time_limits(text: str, minutes: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "0:00", "-5", "1h", "1:2:3:4", "UNLIMITED"])
 def test_what_is_no_time_limit(text: str) -> None:
-    """It is refused."""
+    """What is no time limit is refused."""
     with pytest.raises(ConfigError, match="--time"):
         parse_minutes(text)

@@ -51,7 +51,7 @@ def test_values_that_end_like_a_script() -> None:
 
 
 def test_a_flag_that_is_on_by_default() -> None:
-    """It is switched off by false in a file."""
+    """A flag that is on by default is switched off by false in a file."""
     name = "tokenizer_sentencepiece_ignore_extra_whitespaces"
     assert options_from_mapping({name: True, "bf16": True, "x": False}) == ["--bf16"]
     assert options_from_mapping({name: False}) == ["--no-" + name.replace("_", "-")]
@@ -102,21 +102,21 @@ def test_what_a_shell_makes_of_a_file(text: str, tmp_path: Path) -> None:
     ],
 )
 def test_commands_that_cannot_be_read(text: str, problem: str, tmp_path: Path) -> None:
-    """They say which word, and what to do."""
+    """Commands that cannot be read say which word, and what to do."""
     (tmp_path / "f").write_text(text)
     with pytest.raises(DistcacheError, match=problem):
         load_config(f"@{tmp_path}/f")
 
 
 def test_files_of_windows(tmp_path: Path) -> None:
-    """They have other line ends."""
+    """Files of windows have other line ends."""
     lines = COMMAND.replace(" --", " \\\r\n    --")
     (tmp_path / "f").write_text(f"pretrain_gpt.py {lines}\r\n", newline="")
     assert load_config(f"@{tmp_path}/f") == read(COMMAND)
 
 
 def test_values_that_begin_like_a_file() -> None:
-    """They are values."""
+    """Values that begin like a file are values."""
     found = read(
         f"{COMMAND} --megatron 0.19 --tokenizer-type NullTokenizer --vocab-size 9 --load @x"
     )
@@ -124,13 +124,13 @@ def test_values_that_begin_like_a_file() -> None:
 
 
 def test_two_releases() -> None:
-    """They are one too many."""
+    """Two releases are one too many."""
     with pytest.raises(ConfigError, match=r"both 0\.18 and 0\.19 are given"):
         read(f"--megatron 0.18 x.py {COMMAND} --megatron 0.19")
 
 
 def test_a_file_that_is_not_there() -> None:
-    """It is named."""
+    """A file that is not there is named."""
     with pytest.raises(NotReady, match="/none/such: no such file"):
         load_config("@/none/such")
 
@@ -245,6 +245,6 @@ def test_a_ramp_counts_by_release() -> None:
     ],
 )
 def test_what_megatron_would_refuse(text: str, problem: str) -> None:
-    """It is an error here too."""
+    """What Megatron would refuse is an error here too."""
     with pytest.raises(ConfigError, match=problem):
         samples_of(text)

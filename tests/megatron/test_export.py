@@ -159,7 +159,7 @@ def test_a_file_in_the_way(blend_config: dict[str, Any], shared: Path, tmp_path:
 
 
 def test_names_that_are_no_text(blend_config: dict[str, Any], shared: Path, tmp_path: Path) -> None:
-    """They are refused before anything is written."""
+    """Names that are no text are refused before anything is written."""
     cache = open_cache(build_here(blend_config, shared).path)
     with pytest.raises(ConfigError, match="is not UTF-8"):
         export(cache, tmp_path / "\udcff")
@@ -271,7 +271,7 @@ def test_releases_without_the_tokenizers_options(
 def test_options_without_a_release(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path
 ) -> None:
-    """They need one when names are made."""
+    """Options without a release need one when names are made."""
     blend_config["tokenizer"] = {"tokenizer_type": "NullTokenizer"}
     cache = open_cache(build_here(blend_config, shared).path)
     with pytest.raises(ConfigError, match="megatron: missing; name the release"):

@@ -169,7 +169,7 @@ def test_what_megatron_would_refuse(words: list[str], problem: str) -> None:
     "text", ["{", "[]", '{"train": ["a"]}', '{"train": 3, "valid": null, "test": null}']
 )
 def test_a_file_of_paths_that_is_none(text: str, tmp_path: Path) -> None:
-    """It is named, with what it should have."""
+    """A file of paths that is none is named, with what it should have."""
     path = tmp_path / "splits.json"
     path.write_text(text)
     with pytest.raises(

@@ -34,12 +34,12 @@ def test_a_large_job() -> None:
 
 @pytest.mark.parametrize("text", ["", "tp", "tp=0", "tp=-1", "dp=2", "tp=2;pp=2", "tp=2,pp"])
 def test_other_forms(text: str) -> None:
-    """They are refused."""
+    """Other forms are refused."""
     with pytest.raises(ConfigError, match="--readers"):
         parse_readers(text)
 
 
 def test_an_impossible_layout() -> None:
-    """It is refused with the numbers."""
+    """An impossible layout is refused with the numbers."""
     with pytest.raises(ConfigError, match="24"):
         reading_nodes(Readers(tp=8, pp=2, gpus=8), 3)

@@ -155,7 +155,7 @@ def test_a_rank_that_ends_although_a_thread_hangs(launcher: str) -> None:
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_same_cache_under_another_name(launcher: str, large_file: Path, shared: Path) -> None:
-    """It is linked, by several ranks as by one."""
+    """The same cache under another name is linked, by several ranks as by one."""
     paths = []
     for name in ("first", "second"):
         done = start(["build", large_file, "-o", shared, "--name", name], 2, launcher)

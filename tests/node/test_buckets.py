@@ -108,7 +108,7 @@ def test_whole_tokens(url: str, server: ScriptedS3, tmp_path: Path) -> None:
 
 
 def test_whole_tokens_of_a_shared_filesystem(cache: Path, tmp_path: Path) -> None:
-    """They are copied just so."""
+    """Whole tokens of a shared filesystem are copied just so."""
     run(cache, tmp_path / "local", copy=True)
     store = store_of(tmp_path / "local")
     record = next(read_records(store))
@@ -174,7 +174,7 @@ def test_a_new_version_of_the_tokens(url: str, server: ScriptedS3, tmp_path: Pat
 
 
 def test_nodes_that_read_nothing(url: str, tmp_path: Path) -> None:
-    """Nodes that read nothing of pipeline stages in the middle: they get no store."""
+    """Nodes of the middle pipeline stages read nothing and get no store."""
 
     def agent(communicator: Communicator) -> list[str]:
         options = LocalizeOptions(

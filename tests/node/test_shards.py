@@ -141,7 +141,7 @@ def test_a_shard_that_was_exchanged(packed: Path, transport: str, tmp_path: Path
 
 
 def test_space_is_foreseen(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Space is foreseen of the unpacked shards, before anything is changed."""
+    """Space for the unpacked shards is checked before anything is changed."""
     size = virtual_bin(tmp_path / "c").size
     monkeypatch.setattr(space, "space_at", lambda _: space.Space(size, in_memory=False))
     with pytest.raises(NoSpace, match="bytes are needed"):

@@ -113,7 +113,7 @@ def test_roots_that_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_type_of_a_filesystem() -> None:
-    """It is that of the mount which is closest."""
+    """The type of a filesystem is that of the mount which is closest."""
     mounts = (
         "a / ext4 rw 0 0\nb /x tmpfs rw 0 0\nc /x/y xfs rw 0 0\nd /with\\040space ramfs rw 0 0\n"
     )

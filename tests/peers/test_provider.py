@@ -151,7 +151,7 @@ def test_batches_are_megatrons(
 
 
 def test_a_rank_that_reads_no_data(corpora: list[str], tmp_path: Path) -> None:
-    """It gets none, but takes part."""
+    """A rank that reads no data gets none, but takes part."""
     words = [*COMMAND.split(), *data_words("several validation sets", corpora)]
     cache = cached(words, tmp_path)
     start_training(words)

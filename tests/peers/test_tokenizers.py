@@ -53,7 +53,7 @@ def options_of(number: int) -> MegatronTokenizer:
 
 @pytest.mark.parametrize("first", range(0, 400, 50))
 def test_identifiers(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are those of the release, in its order."""
+    """Identifiers are those of the release, in its order."""
     for number in range(first, first + 50):
         options = options_of(number)
         theirs = ask_megatron(options, monkeypatch)

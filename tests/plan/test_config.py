@@ -206,7 +206,7 @@ def test_the_tokenizer_by_megatrons_options() -> None:
     ],
 )
 def test_options_that_megatron_would_refuse(tokenizer: dict[str, Any], problem: str) -> None:
-    """They are named."""
+    """Options that Megatron would refuse are named."""
     with pytest.raises(ConfigError, match=problem):
         config_from_mapping({**GOOD, "tokenizer": tokenizer})
 

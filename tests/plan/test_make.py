@@ -180,7 +180,7 @@ def test_nothing_to_build() -> None:
 
 
 def test_shares_beyond_all_numbers(corpora: dict[str, str]) -> None:
-    """They add up to infinity, which is no share."""
+    """Shares beyond all numbers add up to infinity, which is no share."""
     split = f"{'9' * 308},{'9' * 308}"
     config = {"sequence_length": 8, "split": split, "blend": [corpora["plain"]]}
     assert "$.split" in problems_of(config)[0]

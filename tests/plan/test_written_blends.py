@@ -76,7 +76,7 @@ def test_variables_and_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ("count", "expected"), [("1e6 tokens", 10_000), ("2.5M tokens", 25_000), ("199 tokens", 1)]
 )
 def test_samples_as_tokens(count: str, expected: int) -> None:
-    """They are the whole samples that have so many."""
+    """Samples as tokens are the whole samples that have so many."""
     config: Config = config_from_mapping({**BASE, "blend": ["a"], "samples": {"train": count}})
     assert config.samples_of("train") == expected
     with pytest.raises(ConfigError, match="is not a number of tokens"):
@@ -111,7 +111,7 @@ def test_a_copy_that_has_not_ended(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("count", "expected"), [("1e3", 1000), (2.0e3, 2000), ("10k", 10_000)])
 def test_numbers_as_yaml_leaves_them(count: Any, expected: int) -> None:
-    """Numbers as YAML leaves them of samples, and of weights as text."""
+    """Samples and weights may be numbers that YAML leaves as text."""
     config: Config = config_from_mapping({**BASE, "blend": ["a"], "samples": {"train": count}})
     assert config.samples_of("train") == expected
     assert blend_of([{"path": "a", "weight": "0.7"}]) == [("a", 0.7)]

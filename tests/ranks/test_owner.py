@@ -89,7 +89,7 @@ def test_a_directory_that_goes_meanwhile(tmp_path: Path) -> None:
 
 
 def test_a_pipe_in_its_place(tmp_path: Path, scale_time: Callable[[float], None]) -> None:
-    """It is not waited for: it names nobody."""
+    """A pipe in its place is not waited for: it names nobody."""
     scale_time(0.05)
     os.mkfifo(tmp_path / OWNER)
     assert Owner(tmp_path).take()

@@ -172,7 +172,7 @@ def test_a_death_while_links_are_tried(tmp_path: Path) -> None:
 
 
 def test_a_damaged_stamp(tmp_path: Path) -> None:
-    """It is another one's: the job begins again."""
+    """A damaged stamp is another one's: the job begins again."""
     workspace = claimed(tmp_path / ".c.ingest")
     workspace.prepare("one")
     (workspace.path / "data").write_bytes(b"x")

@@ -48,7 +48,7 @@ def access(home: Path, **environment: str) -> Access:
 
 
 def test_the_default_profile(home: Path) -> None:
-    """It is that of AWS's own tools."""
+    """The default profile is that of AWS's own tools."""
     found = access(home)
     assert (found.region, found.endpoint) == ("eu-central-1", None)
     assert found.credentials is not None
@@ -56,7 +56,7 @@ def test_the_default_profile(home: Path) -> None:
 
 
 def test_a_named_profile(home: Path) -> None:
-    """It has its own region, endpoint and token."""
+    """A named profile has its own region, endpoint and token."""
     found = access(home, AWS_PROFILE="work")
     assert (found.region, found.endpoint) == ("us-west-2", "https://r2.example")
     assert found.credentials is not None
@@ -99,7 +99,7 @@ def test_a_process(home: Path) -> None:
 
 
 def test_a_process_that_fails(home: Path) -> None:
-    """It is named, without what it wrote."""
+    """A process that fails is named, without what it wrote."""
     (home / "keys.py").write_text("print('MARKED'); raise SystemExit(1)")
     found = access(home, AWS_PROFILE="process")
     assert found.credentials is not None
@@ -109,7 +109,7 @@ def test_a_process_that_fails(home: Path) -> None:
 
 
 def test_public_buckets(home: Path) -> None:
-    """They need no credentials."""
+    """Public buckets need no credentials."""
     found = access(home, AWS_SKIP_SIGNATURE="true")
     assert found.unsigned
     assert found.credentials is None
@@ -138,7 +138,7 @@ def test_single_sign_on(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_broken_file(home: Path) -> None:
-    """It is named, and not quoted."""
+    """A broken file is named, and not quoted."""
     (home / ".aws" / "credentials").write_text("MARKED without a section\n")
     with pytest.raises(ConfigError, match="credentials") as raised:
         access(home)
@@ -185,7 +185,7 @@ def test_a_profile_of_a_bucket(tmp_path: Path) -> None:
 
 
 def test_a_profile_of_a_directory(tmp_path: Path) -> None:
-    """It is a directory."""
+    """A profile of a directory is a directory."""
     found = profile(tmp_path, {"type": "file", "options": {"base_path": "/data"}})
     assert (found.kind, found.bucket) == ("file", "/data")
 
@@ -249,7 +249,7 @@ def test_profiles_that_are_not_known(
     ],
 )
 def test_malformed_profiles(tmp_path: Path, document: Any) -> None:
-    """They are one clear error."""
+    """Malformed profiles are one clear error."""
     path = tmp_path / "msc.json"
     path.write_text(json.dumps(document))
     with pytest.raises(ConfigError, match=r"msc\.json|mine"):
@@ -306,7 +306,7 @@ def test_the_identity_of_an_environment() -> None:
 
 
 def test_no_configuration(tmp_path: Path) -> None:
-    """It says which variable to set."""
+    """No configuration says which variable to set."""
     with pytest.raises(ConfigError, match="MSC_CONFIG"):
         profile_access(MSC, {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path)})
 

@@ -157,7 +157,7 @@ def test_parts_that_are_refused(server: ScriptedS3, large: Path) -> None:
 def test_a_profile_whose_keys_are_renewed(
     server: ScriptedS3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is read again when they have expired."""
+    """A profile whose keys are renewed is read again when they have expired."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -304,13 +304,13 @@ def test_urls_with_more(url: str) -> None:
 
 @pytest.mark.parametrize("url", ["s3://", "s3:///key", "s3://b//k", "s3://b/../k", "s3://b/./k"])
 def test_urls_that_name_nothing(url: str) -> None:
-    """They are refused."""
+    """URLs that name nothing are refused."""
     with pytest.raises(ConfigError):
         address_of(url)
 
 
 def test_urls() -> None:
-    """They have one spelling."""
+    """URLs have one spelling."""
     assert str(address_of("s3://bucket/a/b/")) == "s3://bucket/a/b"
     assert address_of("msc://profile/a b/c") == ("msc", "profile", "a b/c")
     assert str(address_of("s3://bucket")) == "s3://bucket"

@@ -16,7 +16,7 @@ class GenericError(Exception):
 
 @pytest.mark.parametrize("word", PERMANENT)
 def test_words_in_names(word: str) -> None:
-    """They are of the URL, and turn no retries off."""
+    """Words in names are of the URL, and turn no retries off."""
     url = f"http://store:9000/lake/{word.replace(' ', '-')}-study/c.bin"
     sending = f"Generic S3 error: error sending request for url ({url}): connection reset"
     assert is_transient(GenericError(sending))

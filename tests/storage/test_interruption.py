@@ -36,6 +36,6 @@ def lose_it() -> None:
 
 
 def test_a_library_that_loses_it() -> None:
-    """It ends the work nevertheless."""
+    """A library that loses it ends the work nevertheless."""
     with pytest.raises(BuildInterrupted, match="by a signal"), refusing():
         lose_it()

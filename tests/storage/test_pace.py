@@ -25,7 +25,7 @@ def test_it_stays_within_its_bounds(events: list[tuple[bool, float]]) -> None:
 
 
 def test_requests_that_were_sent_together() -> None:
-    """They are slowed down once."""
+    """Requests that were sent together are slowed down once."""
     window = Window(64)
     window.slow_down(10.0)
     window.slow_down(10.0 + QUIET / 2)
@@ -35,7 +35,7 @@ def test_requests_that_were_sent_together() -> None:
 
 
 def test_a_window_of_answers() -> None:
-    """It makes room for one more request."""
+    """A window of answers makes room for one more request."""
     window = Window(10)
     for _ in range(10):
         window.succeeded()

@@ -46,7 +46,7 @@ class Contract:
             assert read_place(path, begin, end) == CONTENT[begin:end]
 
     def test_any_range(self, path: str) -> None:
-        """It has the bytes of the whole."""
+        """Any range has the bytes of the whole."""
         for begin, size in np.random.default_rng(5).integers(0, (len(CONTENT), 5000), (100, 2)):
             end = min(begin + size, len(CONTENT))
             assert read_place(path, int(begin), int(end)) == CONTENT[begin:end]
@@ -121,7 +121,7 @@ class TestObject(Contract):
         assert [request.if_match for request in gets] == 2 * [server.tag("bucket/some/object")]
 
     def test_a_changed_object(self, path: str, server: ScriptedS3) -> None:
-        """It is refused, between any two requests."""
+        """A changed object is refused, between any two requests."""
         version = version_at(path)
         server.script("change")
         try:

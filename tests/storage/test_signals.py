@@ -116,7 +116,7 @@ def test_a_cleanup_that_takes_too_long(libraries: Path) -> None:
 
 
 def test_a_second_signal(libraries: Path) -> None:
-    """It ends the process at once."""
+    """A second signal ends the process at once."""
     code = (
         "import time\ndef run():\n    try:\n        time.sleep(60)\n"
         "    finally:\n        open('cleaning', 'w').close(); time.sleep(60)\n"

@@ -34,7 +34,7 @@ def test_one_variable_scales_them(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "nan", "inf", "1e12", "two"])
 def test_what_is_no_factor(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is refused with the variable's name."""
+    """What is no factor is refused with the variable's name."""
     monkeypatch.setenv(SCALE, text)
     limits.cache_clear()
     try:

@@ -80,7 +80,7 @@ def test_batches_arrive_while_a_step_runs(rows: Any) -> None:
 
 
 def test_tokens_and_their_tensors(cache: Path) -> None:
-    """They are as a loader has them."""
+    """Tokens and their tensors are as a loader has them."""
     train = distcache.open(cache).dataset("train")
     batches = distcache.Batches(train, 4)
     loader = torch.utils.data.DataLoader(train, batch_size=4)

@@ -121,7 +121,7 @@ def test_it_starts_where_training_resumes(cache: Path, tmp_path: Path) -> None:
 
 
 def test_rows_are_fed_too(tmp_path: Path) -> None:
-    """Rows are fed too in their order."""
+    """Rows are unpacked in the order of their use."""
     samples = [sample(n, "x") for n in range(60)]
     index(write_mds(tmp_path / "mds", KINDS, samples, codec="zstd"), tmp_path / "c", column="")
     fields = {
@@ -152,7 +152,7 @@ def test_nothing_waits_for_ever(
 
 
 def test_a_shard_that_goes_while_it_is_read(cache: Path, tmp_path: Path) -> None:
-    """It is read again, once it is back."""
+    """A shard that goes while it is read is read again, once it is back."""
     opened = open_here(cache, tmp_path)
     feeder = Feeder(opened._files, budget_of(opened, 30))
     while feeder.step():

@@ -44,7 +44,7 @@ def first_tokens(opened: Any) -> list[int]:
 
 
 def test_the_error_names_the_way(moved: tuple[Path, Path, Path]) -> None:
-    """The error names the way of a corpus that is not where the cache says."""
+    """The error says how to give the new path of a corpus."""
     cache, _, _ = moved
     with pytest.raises(NotReady, match=r"no such file; .*prefixes=.*DISTCACHE_PREFIX=FROM=TO"):
         distcache.open(cache).dataset("train")[0]
@@ -114,7 +114,7 @@ def test_the_same_cache_under_another_name_is_linked(tmp_path: Path) -> None:
 
 
 def test_what_is_no_pair_is_refused() -> None:
-    """What is no pair is refused with what is expected."""
+    """A prefix that is not FROM=TO is refused, and the message shows the form."""
     assert moves_from([], {"DISTCACHE_PREFIX": "/a=/b,/c=/d"}) == (("/a", "/b"), ("/c", "/d"))
     for words in (["/a"], ["=/b"], ["/a="]):
         with pytest.raises(ConfigError, match="expected FROM=TO"):
@@ -167,7 +167,7 @@ def test_a_link_to_a_cache(moved: tuple[Path, Path, Path], tmp_path: Path) -> No
 
 
 def test_localize_names_the_way(moved: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    """Localize names the way of corpora that are not where the cache says."""
+    """The error of localize says how to give the new paths of corpora."""
     done = start(["localize", moved[0], "--store", tmp_path / "store"])
     assert done.returncode == 3
     assert "if the corpora have moved, say so by --prefix FROM=TO" in done.stderr

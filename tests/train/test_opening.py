@@ -46,7 +46,7 @@ def test_falling_back_is_a_warning_of_its_own(cache: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("path", "local"), [(3, None), (None, None), ("c.h5", 3)])
 def test_what_is_no_path(path: Any, local: Any) -> None:
-    """It is named, with what it should be."""
+    """What is no path is named, with what it should be."""
     with pytest.raises(ConfigError, match="expected a path"):
         distcache.open(path, local=local)
 

@@ -185,7 +185,7 @@ def test_a_pickle_is_never_decoded() -> None:
     ],
 )
 def test_values_that_are_not_what_their_encoding_says(encoding: str, data: bytes) -> None:
-    """They are errors with the place, and no crash."""
+    """Values that are not what their encoding says are errors with the place, and no crash."""
     size = np.uint32(len(data)).tobytes()
     row = Row(Columns(("x",), (encoding,), (None,)), size + data, "shard 3, byte 9")
     with pytest.raises(CorpusError, match="shard 3, byte 9: column x is no"):

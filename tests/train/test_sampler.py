@@ -311,7 +311,7 @@ def test_rubbish_is_no_state(wrong: Any) -> None:
 def test_impossible_numbers(
     numbers: tuple[int, ...], options: dict[str, Any], message: str
 ) -> None:
-    """They are refused at once."""
+    """Impossible numbers are refused at once."""
     with pytest.raises(ConfigError, match=message):
         ResumableSampler(*numbers, **options)
 

@@ -207,7 +207,7 @@ def test_merges_in_another_order(files: Callable[[str], Path], tmp_path: Path) -
 def test_a_difference_in_trials(
     text: str, files: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It leaves all texts to the library."""
+    """A difference in trials leaves all texts to the library."""
     encode = gigatoken_engine._encode
 
     def wrong(engine: Any, texts: list[str]) -> Encoded:
@@ -234,7 +234,7 @@ def test_what_goes_to_the_library(engines: Callable[..., AnyTokenizer]) -> None:
 
 
 def test_what_the_library_refuses(engines: Callable[..., AnyTokenizer]) -> None:
-    """It is refused."""
+    """What the library refuses is refused."""
     for engine in ("tokenizers", "gigatoken"):
         with pytest.raises(ValueError, match="TextEncodeInput"):
             engines("gpt2", engine).encode(["fine", "\ud800"])
@@ -244,7 +244,7 @@ def test_what_the_library_refuses(engines: Callable[..., AnyTokenizer]) -> None:
 def test_what_only_gigatoken_refuses(
     kind: str, files: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It goes to the library."""
+    """What only gigatoken refuses goes to the library."""
     path = files(kind)
     found, theirs = load_file(path), load_file(path, "tokenizers")
 

@@ -52,7 +52,7 @@ def test_directories_that_lack_something(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_the_local_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is named, large enough, and not memory."""
+    """The local disk is named, large enough, and not memory."""
     assert "not set" in finding("local disk", tmp_path).text
     named = {"DISTCACHE_LOCAL_DIR": str(tmp_path / "a" / "b")}
     monkeypatch.setattr(machine, "LITTLE_SPACE", 0)
@@ -64,7 +64,7 @@ def test_the_local_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_few_descriptors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are enough, but slow."""
+    """Few descriptors are enough, but slow."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 512))
     assert finding("descriptors", tmp_path).level == "warning"
 

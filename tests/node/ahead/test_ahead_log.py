@@ -137,7 +137,7 @@ def test_ranks_that_read_the_same(log: AheadLog) -> None:
 
 
 def test_a_client_that_is_gone(log: AheadLog, tmp_path: Path) -> None:
-    """It leaves nothing."""
+    """A client that is gone leaves nothing."""
     stream = stream_of(log, 20)
     fetch(log, 10)
     log.close_stream(stream)
@@ -147,7 +147,7 @@ def test_a_client_that_is_gone(log: AheadLog, tmp_path: Path) -> None:
 
 
 def test_a_flipped_bit(log: AheadLog, tmp_path: Path) -> None:
-    """It is noticed: the range counts as not there."""
+    """A flipped bit is noticed: the range counts as not there."""
     stream_of(log, 3)
     fetch(log)
     path = next(tmp_path.glob("*.log"))
@@ -214,7 +214,7 @@ def test_readers_wait_no_longer_than_they_said(log: AheadLog) -> None:
 
 
 def test_what_could_not_be_fetched(log: AheadLog) -> None:
-    """It is left to its reader, who gets the error."""
+    """What could not be fetched is left to its reader, who gets the error."""
     stream_of(log, 2)
     (entry,) = next_now(log)
     log.fail(entry, "it is another object")
@@ -224,7 +224,7 @@ def test_what_could_not_be_fetched(log: AheadLog) -> None:
 
 
 def test_ranges_that_touch(log: AheadLog) -> None:
-    """They are fetched by one request."""
+    """Ranges that touch are fetched by one request."""
     stream = log.open_stream()
     log.announce(stream, [RangeKey(SOURCE, 0, 100), RangeKey(SOURCE, 100, 50), key(1)], 1 << 20)
     assert [entry.key.begin for entry in next_now(log)] == [0, 100]
@@ -272,7 +272,7 @@ def test_an_earlier_segment_that_is_claimed_twice(log: AheadLog, tmp_path: Path)
 
 
 def test_ranges_that_come_again(log: AheadLog) -> None:
-    """Ranges that come again as of a small corpus in a large blend: they pin nothing."""
+    """Ranges that come again, as those of a small corpus in a large blend, pin nothing."""
     budget = 40 * cost_of(key(0))
     stream = log.open_stream()
     order = [number % 7 if number % 2 else 100 + number for number in range(1500)]
@@ -298,7 +298,7 @@ def test_a_reader_that_has_not_said_so(log: AheadLog) -> None:
 
 
 def test_a_stream_that_moves_on(log: AheadLog) -> None:
-    """A stream that moves on without reading what lies between: it is followed."""
+    """A stream that moves on without reading what is between is followed."""
     stream_of(log, 9000, 1 << 22)
     fetch(log)
     hits = 0
@@ -320,7 +320,7 @@ def test_names_that_something_has(tmp_path: Path) -> None:
 
 
 def test_what_no_journal_names(log: AheadLog, tmp_path: Path) -> None:
-    """It is removed by the next fetcher."""
+    """What no journal names is removed by the next fetcher."""
     stream_of(log, 4)
     fetch(log)
     for path in tmp_path.glob("*.jsonl"):
@@ -331,7 +331,7 @@ def test_what_no_journal_names(log: AheadLog, tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_full(log: AheadLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It leaves no range on its way for ever."""
+    """A disk that is full leaves no range on its way indefinitely."""
     stream = log.open_stream()
     keys = [RangeKey(SOURCE, number * SIZE, SIZE) for number in range(60)]
     log.announce(stream, keys, 1 << 20)
@@ -375,7 +375,7 @@ def next_or_none(log: AheadLog) -> list[Entry]:
 
 
 def test_the_budget_of_a_job_that_has_ended(log: AheadLog) -> None:
-    """It does not hold any more."""
+    """The budget of a job that has ended does not hold any more."""
     first, second = log.open_stream(), log.open_stream()
     log.announce(first, [key(0)], 4 << 20)
     log.announce(second, [key(1)], 1 << 30)

@@ -56,7 +56,7 @@ def test_a_changed_object(remote: CachedDataset, server: ScriptedS3, local: Path
 def test_a_store_that_is_away_for_a_while(
     remote: CachedDataset, files: CachedDataset, server: ScriptedS3
 ) -> None:
-    """It is waited for."""
+    """A store that is away for a while is waited for."""
     sampler = distcache.ReadAhead(distcache.ResumableSampler(remote, 4), remote, "1M", samples=100)
     wanted = batches(files, most=60)
     for number, indices in enumerate(sampler):
@@ -126,7 +126,7 @@ def test_a_store_that_is_away_is_asked_by_one(
 def test_a_fault_that_passes(
     fault: str, remote: CachedDataset, files: CachedDataset, server: ScriptedS3
 ) -> None:
-    """It costs a request at most."""
+    """A fault that passes costs a request at most."""
     wanted = files.__getitems__(range(50, 60))
     assert remote[0]
     server.script()

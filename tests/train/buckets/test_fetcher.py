@@ -41,7 +41,7 @@ def test_no_secret_is_kept(
 
 
 def test_the_directory_of_the_fetcher(remote: CachedDataset, local: Path) -> None:
-    """It is the user's own."""
+    """The directory of the fetcher is the user's own."""
     assert remote[0]
     assert (local / "ahead").stat().st_mode & 0o077 == 0
 
@@ -102,7 +102,7 @@ def test_an_iteration_that_is_broken_off(remote: CachedDataset, local: Path) -> 
 def test_modules_in_the_directory_of_training(
     local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are none of the fetcher's."""
+    """The fetcher imports no modules from the directory of training."""
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "queue.py").write_text("raise SystemExit('planted')")
     monkeypatch.chdir(tmp_path / "code")

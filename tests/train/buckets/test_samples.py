@@ -127,7 +127,7 @@ def test_where_files_are_read(files: CachedDataset) -> None:
 
 
 def test_a_budget_that_is_none(files: CachedDataset) -> None:
-    """It is refused at once."""
+    """A budget that is none is refused at once."""
     for budget in ("much", 0, "-1G"):
         with pytest.raises(ConfigError, match="size"):
             distcache.ReadAhead([[0]], files, budget)
@@ -155,7 +155,7 @@ def test_opening_touches_no_network(local: Path, server: ScriptedS3) -> None:
 def test_whole_copies(
     local: Path, server: ScriptedS3, files: CachedDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are read as files: there is no fetcher."""
+    """Whole copies are read as files: there is no fetcher."""
     options = LocalizeOptions(directory=str(local), copy=True)
     localize(SerialCommunicator(), "s3://lake/run/c.h5", options)
     server.script()
@@ -166,7 +166,7 @@ def test_whole_copies(
 
 
 def test_a_slow_shared_filesystem(cache: Path, files: CachedDataset, tmp_path: Path) -> None:
-    """It is read ahead in the same way."""
+    """A slow shared filesystem is read ahead in the same way."""
     root = tmp_path / "local"
     localize(SerialCommunicator(), cache, LocalizeOptions(directory=str(root), read_ahead=True))
     dataset = distcache.open(cache, root).dataset("train")
