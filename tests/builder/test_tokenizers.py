@@ -124,6 +124,7 @@ def test_merging_keeps_the_tokenizer(mixed: dict[str, Any], tmp_path: Path) -> N
     assert merged.tokenizer == read_receipt(receipt_path(one)).tokenizer
 
 
+@pytest.mark.more
 def test_receipts_of_other_formats_and_sizes(tmp_path: Path) -> None:
     """Receipts of other formats and sizes are refused."""
     prefix = write_with_receipt(tmp_path / "one", "plain", "first")

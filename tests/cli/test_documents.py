@@ -77,6 +77,7 @@ def test_a_receipt_that_lies_beside_is_compared(tmp_path: Path) -> None:
     assert "the receipt says" in " ".join(done.stdout.split())
 
 
+@pytest.mark.more
 def test_verify_says_what_it_compared(tmp_path: Path) -> None:
     """Digests of indices, lengths of tokens; and with --tokens their digests."""
     path = texts.write_shard(tmp_path / "a.parquet", [[1, 2, 3]] * 50)

@@ -252,6 +252,7 @@ def test_moving_and_compressing_keep_the_identity(tmp_path: Path) -> None:
     assert facts[str(tmp_path / "c-c")].identity != digests[0]
 
 
+@pytest.mark.more
 @given(data=st.data())
 def test_any_columns(data: st.DataObject, tmp_path: Path) -> None:
     """Of any sizes, in any order; or a shard with anything in it."""

@@ -41,6 +41,7 @@ def put(server: ScriptedS3, directory: Path, name: str) -> None:
             server.put(f"lake/{name}/{path.relative_to(directory)}", path.read_bytes())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("codec", ["", "zstd"])
 def test_a_set_is_indexed_by_its_url(server: ScriptedS3, codec: str, tmp_path: Path) -> None:
     """A set is indexed by its URL with the same index, and the same tokens in a localized copy."""

@@ -186,6 +186,7 @@ def test_a_full_disk(
     assert start(["localize", cache, "--to", root]).returncode == 0
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("phase", ["copying", "syncing", "writing Megatron's files"])
 def test_a_disk_that_somebody_else_fills(
     blend_config: dict[str, Any], shared: Path, small_disk: Path, phase: str

@@ -49,7 +49,7 @@ def visible(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir() if not path.name.startswith("."))
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("place", [*PHASES, "write:1", "write:3", "write:7"])
 def test_a_rank_that_is_killed(
@@ -84,6 +84,7 @@ def test_a_rank_is_killed_under_open_mpi(
     assert Path(done.stdout.strip()).read_bytes() == serial_bytes
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("action", ["raise", "term"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_error_on_one_rank_ends_all(
@@ -96,6 +97,7 @@ def test_an_error_on_one_rank_ends_all(
     assert visible(shared) == []
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("place", ["write:1", "write:4", "sync:1"])
 def test_one_rank_without_space_ends_all(
@@ -110,6 +112,7 @@ def test_one_rank_without_space_ends_all(
     assert Path(done.stdout.strip()).read_bytes() == serial_bytes
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("action", ["term", "usr1", "usr2", "twice"])
 def test_a_signal_alone(action: str, large_file: Path, shared: Path) -> None:
     """One process ends with exit code 8, and leaves what it has finished; so with two signals."""
@@ -130,6 +133,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(directory)], check=True)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     "place", ["claiming", "looking for an earlier run", "building", "laying out", "publishing"]
 )
@@ -179,6 +183,7 @@ def test_builds_that_race(large_file: Path, serial_bytes: bytes, shared: Path) -
     assert len(visible(shared)) == 2
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("delay", [0.1, 0.2, 0.3, 0.4, 0.5])
 def test_a_signal_while_ranks_join(delay: float, large_file: Path, shared: Path) -> None:
     """Ctrl-C at the start of a job ends all of it, also in the middle of joining."""
@@ -214,6 +219,7 @@ def test_one_of_two_racing_builds_dies(
     (first, second)[victim].communicate(timeout=LIMIT)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rank", [0, 1, 2])
 @pytest.mark.parametrize("what", ["build", "localize"])
 def test_an_error_in_a_program_that_calls_distcache(

@@ -23,6 +23,7 @@ print(sum(int(sample["tokens"].sum()) for batch in batches for sample in batch))
 """
 
 
+@pytest.mark.more
 def test_256_open_files_are_enough(tmp_path: Path) -> None:
     """For every command, and for training: with 700 corpora, twice as many files and more."""
     made = start(

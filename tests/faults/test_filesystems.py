@@ -89,6 +89,7 @@ def commands(
     }
 
 
+@pytest.mark.few(24)
 @pytest.mark.parametrize("command", ["build", "ingest", "merge", "localize"])
 @pytest.mark.parametrize("what", [*NO_LOCKS, *NO_LINKS, *HARMLESS, *LYING])
 def test_it_works_or_is_refused(
@@ -130,6 +131,7 @@ def test_without_symbolic_links(
     assert "has no symbolic links; write the view elsewhere" in done.stderr
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("what", NO_LOCKS)
 def test_made_up_corpora_need_no_locks(what: str, library: Path, shared: Path) -> None:
     """`mock` writes them nevertheless."""
@@ -196,6 +198,7 @@ def test_files_that_cannot_be_mapped_are_read(
     assert found[0] == found[1]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("command", ["build", "ingest", "merge"])
 def test_a_full_filesystem_is_refused_or_noticed(
     command: str, commands: dict[str, list[Any]], library: Path, shared: Path
@@ -223,6 +226,7 @@ def test_a_node_without_locks_leaves_others_alone(
     alive.remove()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rounds", range(3))
 @pytest.mark.parametrize("nodes", [("", ""), ("a", "b")])
 def test_locks_that_do_not_exclude(
@@ -300,6 +304,7 @@ def test_a_cache_opens_wherever_it_was_built(
         assert open_cache(path).key
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("suffix", [".idx", ".bin"])
 @pytest.mark.parametrize("command", ["build", "check", "localize"])
 def test_a_corpus_that_shrinks(

@@ -59,7 +59,7 @@ def found(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("place", [*PHASES, "write:2", "write:6"])
 def test_a_rank_that_is_killed(
@@ -113,6 +113,7 @@ def test_a_publication_that_is_killed(
     assert json.loads(done.stdout)["reused"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("action", ["term", "usr1"])
 def test_a_signal(action: str, inputs: Path, expected: dict[str, bytes], shared: Path) -> None:
     """A signal ends it with 8; running again resumes."""

@@ -24,6 +24,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("suffix", ["gz", "zst"])
 def test_a_truncated_stream(suffix: str, tokenizers: Path, tmp_path: Path) -> None:
     """It is an error at its end; asked to skip, what came before is kept."""

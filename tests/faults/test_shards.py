@@ -51,7 +51,7 @@ def expected(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     return contents(directory)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("place", PHASES)
 def test_indexing_that_is_killed(
@@ -69,7 +69,7 @@ def test_indexing_that_is_killed(
     assert sorted(made) == ["c.idx", "c.receipt.json", "c.shards"]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("place", ["unpacking", "publishing", "write:1", "write:4"])
 def test_unpacking_that_is_killed(
@@ -88,6 +88,7 @@ def test_unpacking_that_is_killed(
     assert contents(shared) == expected
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("place", ["selecting", "publishing"])
 def test_selecting_that_is_killed(place: str, shared: Path, tmp_path: Path) -> None:
     """Nothing is visible, and the next run makes a view."""

@@ -50,6 +50,7 @@ def test_a_killed_builder(large_file: Path, shared: Path) -> None:
     assert distcache.wait(shared / "c.h5", 1).state is State.ready
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("rank", [0, 2])
 def test_a_rank_that_hangs(large_file: Path, shared: Path, rank: int) -> None:
     """It is named to those who wait, though the heartbeat continues; another job builds apart."""

@@ -62,6 +62,7 @@ def test_names_that_say_nothing(tokenizers: Path, tmp_path: Path) -> None:
         text([tmp_path / "wiki" / "wiki_01.xz"], tokenizers, tmp_path / "no", format="parquet")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("suffix", "packed"), [("bz2", bz2.compress), ("xz", lzma.compress)])
 def test_compressions_of_python(suffix: str, packed: Any, tokenizers: Path, tmp_path: Path) -> None:
     """Several streams in one file are one; a missing end is an error."""

@@ -14,6 +14,7 @@ from tests.support.processes import start
 pytestmark = pytest.mark.mpi
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("launcher", "ranks", "weighted"), [("mpich", 3, True), ("openmpi", 2, False)]
 )

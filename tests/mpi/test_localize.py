@@ -89,7 +89,7 @@ def require_read_once(world: Path, logs: Path) -> None:
     assert found == expected
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("launcher", "ranks", "per_node"), [("mpich", 8, 2), ("mpich", 8, 1), ("openmpi", 4, 1)]
 )
@@ -139,6 +139,7 @@ def test_a_repair_reads_what_any_node_needs_once(world: Path, tmp_path: Path) ->
         assert verify_store(Store(tmp_path / f"local{node}")) == []
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("transport", ["copy", "mpi"])
 def test_hashes_agree_on_all_nodes(world: Path, tmp_path: Path, transport: str) -> None:
     """Hashes agree on all nodes where every node has a disk of its own under the same path."""
@@ -164,7 +165,7 @@ def fail_alike(done: subprocess.CompletedProcess[str], exit_code: int, message: 
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("transport", ["copy", "mpi"])
 def test_what_is_wrong_is_said_once_on_all_ranks(
@@ -350,6 +351,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shared
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("launcher", "per_node"), [("mpich", 2), ("openmpi", 1)])
 def test_compressed_shards_are_read_once(
     packed: Path, tmp_path: Path, launcher: str, per_node: int

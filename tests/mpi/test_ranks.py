@@ -84,6 +84,7 @@ def test_two_threads_of_one_process(
     assert Path(build_here(large_config, shared, threads=2).path).read_bytes() == serial_bytes
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_all_ranks_end_with_the_same_error(
     launcher: str, blend_config: dict[str, Any], shared: Path, tmp_path: Path
@@ -146,6 +147,7 @@ main.main()
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_rank_that_ends_although_a_thread_hangs(launcher: str) -> None:
     """Signs off from its launcher, which otherwise kills the ranks that have not ended yet."""
@@ -153,6 +155,7 @@ def test_a_rank_that_ends_although_a_thread_hangs(launcher: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_same_cache_under_another_name(launcher: str, large_file: Path, shared: Path) -> None:
     """The same cache under another name is linked, by several ranks as by one."""

@@ -30,7 +30,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_large(tmp_path_factory.mktemp("unlike") / "large", 4_500_000, 12.0)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("split", "length"), [("50,50,0", 12), ("34,33,33", 7), ("34,33,33", 5), ("1", 12)]
 )

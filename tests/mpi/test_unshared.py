@@ -51,6 +51,7 @@ def config(shared: Path) -> Path:
     return path
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("blind", [0, 1])
 def test_the_nodes_that_see_a_cache_read_it_for_the_others(
     config: Path, shared: Path, tmp_path: Path, blind: int
@@ -92,6 +93,7 @@ def test_corpora_that_only_one_node_sees(config: Path, shared: Path) -> None:
     assert done.stderr.count("distcache: ") == 1
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_child_of_a_rank(launcher: str, config: Path) -> None:
     """It works alone if it is told to; without that, it says how, or joins nobody by mistake."""

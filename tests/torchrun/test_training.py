@@ -67,6 +67,7 @@ def test_a_model_trains(blend_config: dict[str, Any], shared: Path, tmp_path: Pa
     assert last < 0.96 * first
 
 
+@pytest.mark.more
 def test_ranks_that_read_another_cache_are_named(
     blend_config: dict[str, Any], shared: Path
 ) -> None:
@@ -80,6 +81,7 @@ def test_ranks_that_read_another_cache_are_named(
     assert all(line["agreed"] for line in lines(torchrun("agree", cache, cache, 2, timeout=20)))
 
 
+@pytest.mark.more
 def test_a_rank_that_cannot_open_the_cache(blend_config: dict[str, Any], shared: Path) -> None:
     """It says why; the others name it, and none waits for it."""
     cache = build_here(blend_config, shared, "c").path

@@ -59,7 +59,7 @@ def result_of(options: TokenizerOptions) -> list[list[int]] | ConfigError:
         return error
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.long
 @pytest.mark.parametrize("template", ["$A", "<s> $A", f"<s> $A {texts.END}"])
 @pytest.mark.parametrize("stated", [{}, {"add_bos_token": True}, {"add_bos_token": False}])
@@ -156,6 +156,7 @@ def test_an_unknown_class_needs_the_judge(judged: bool, tokenizers: Path, tmp_pa
         assert "'MyTokenizer' may change tokens; install transformers" in str(found)
 
 
+@pytest.mark.few(1)
 def test_a_map_names_the_end_of_documents(judged: bool, tokenizers: Path, tmp_path: Path) -> None:
     """A map names the end of documents; if two files name two, it must be chosen."""
     files: dict[str, Any] = {"special_tokens_map.json": {"eos_token": "<s>"}}
@@ -193,6 +194,7 @@ def test_vocabulary_and_merges_of_gpt2(tokenizers: Path, tmp_path: Path) -> None
     assert find_tokenizer(TokenizerOptions(str(directory))).kind == "huggingface"
 
 
+@pytest.mark.few(1)
 def test_special_tokens_of_a_class(judged: bool, tokenizers: Path, tmp_path: Path) -> None:
     """A class adds tokens that no file names; they are compared, or refused by the key."""
     config = {name: value for name, value in LLAMA.items() if name != "unk_token"}
@@ -207,6 +209,7 @@ def test_special_tokens_of_a_class(judged: bool, tokenizers: Path, tmp_path: Pat
         )
 
 
+@pytest.mark.few(1)
 def test_a_class_that_only_the_model_names(judged: bool, tokenizers: Path, tmp_path: Path) -> None:
     """config.json alone decides it, and so how text is cut."""
     directory = make(tmp_path / "t", tokenizers, {"config.json": {"model_type": "qwen2"}})

@@ -97,6 +97,7 @@ def test_any_texts(kind: str, engines: Callable[..., AnyTokenizer], texts: list[
         assert lists(engines(kind, "gigatoken", special).encode(texts)) == lists(theirs)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in FAST])
 def test_models_that_gigatoken_lacks(
     kind: str, files: Callable[[str], Path], engines: Callable[..., AnyTokenizer]
@@ -285,6 +286,7 @@ def test_engines_that_have_grown_are_made_anew(
         assert len(loaded) == count
 
 
+@pytest.mark.more
 def test_threads(engines: Callable[..., AnyTokenizer]) -> None:
     """Encode side by side."""
     texts = list(itertools.islice(hard_texts(3), 200))

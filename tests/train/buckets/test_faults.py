@@ -19,6 +19,7 @@ from tests.support.waiting import wait_until
 from tests.train.buckets.reading import batches, end_fetcher, status
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("budget", [None, "1M"])
 def test_a_killed_fetcher(
     budget: str | None, remote: CachedDataset, files: CachedDataset, local: Path

@@ -51,6 +51,7 @@ def test_all_ranges_of_a_batch_are_asked_for_at_once(
     assert server.most_at_once > asked // 2
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("way", ["fork", "forkserver", "spawn"])
 def test_workers(remote: CachedDataset, files: CachedDataset, way: str) -> None:
     """However they are started, also after the parent has read."""
