@@ -132,7 +132,8 @@ cpp-tests: sanitized-build
 	gcovr --root cpp --filter cpp/distcache/ --object-directory build/sanitized \
 		--exclude '.*avx512.*' --exclude-throw-branches --exclude-unreachable-branches --merge-lines \
 		--gcov-ignore-parse-errors=negative_hits.warn \
-		--json-summary build/cpp-coverage.json --print-summary build/sanitized
+		--json-summary build/cpp-coverage.json --print-summary \
+		build/sanitized/CMakeFiles/distcache_core.dir build/sanitized/CMakeFiles/kernel_tests.dir
 	scripts/coverage cpp build/cpp-coverage.json
 
 # Optimized by GCC and by Clang, baseline code and its instructions, AArch64 under qemu.
