@@ -117,7 +117,7 @@ def test_headers_only(tmp_path: Path) -> None:
         index(write_tokens(tmp_path / "more"), tmp_path / "no", headers_only=True)
     samples = [{"tokens": document.astype("u1")} for document in DOCUMENTS]
     typed = write_mds(tmp_path / "typed", {"tokens": "ndarray"}, samples)
-    with pytest.raises(ConfigError, match="or the type stands in each sample"):
+    with pytest.raises(ConfigError, match="or each sample names the type"):
         index(typed, tmp_path / "no", headers_only=True, dtype="uint8")
 
 

@@ -99,7 +99,7 @@ def test_a_store_that_stays_away(always: str, server: ScriptedS3, scale_time: Sc
     """It ends with an error that says how long it was waited for, by few requests."""
     version = version_at(URL)
     scale_time(0.005)
-    find_bucket(address_of(URL))._client(anew=True)
+    find_bucket(address_of(URL))._client(again=True)
     server.script(always=always)
     words = "status 503 SlowDown" if always == "503" else ""
     with pytest.raises(StorageError, match=rf"no answer in . s: {words}"):
