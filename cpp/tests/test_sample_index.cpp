@@ -114,3 +114,16 @@ TEST_CASE("without room nothing moves past the next boundary") {
     REQUIRE(cursor.position == 0);
     REQUIRE(cursor.sample == 1);
 }
+
+TEST_CASE("entries have documents and lengths, from lengths at any address") {
+    std::vector<unsigned char> bytes(1);  // the lengths that follow are unaligned
+    const std::vector<std::int32_t> lengths{3, 0, 7, 2'000'000'000};
+    bytes.insert(bytes.end(), reinterpret_cast<const unsigned char*>(lengths.data()),
+                 reinterpret_cast<const unsigned char*>(lengths.data() + lengths.size()));
+    std::vector<std::int64_t> entries(3);
+    fill_entries({bytes.data() + 1, 4}, 1, entries);
+    for (std::size_t k = 0; k < entries.size(); ++k) {
+        CHECK(Entry::length(entries[k]) == lengths[k + 1]);
+        CHECK(static_cast<std::uint32_t>(entries[k]) == k + 1);
+    }
+}
