@@ -37,6 +37,10 @@ SANITIZED_PYTEST = DISTCACHE_KERNELS=$$(ls build/sanitized/_kernels.*.so) \
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:handle_sigbus=0 \
 	LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so.6)" \
 	pytest -q -n auto -p tests.kernels.other_build
+# Files that start many processes, train tokenizers, or wait for stores: what `make test-fast` leaves out besides.
+SLOW := $(addprefix tests/,cli/test_commands.py cli/test_documents.py cli/test_urls.py edit/test_audit.py edit/test_mirror.py docs \
+	ingest/test_errors.py ingest/test_formats.py ingest/test_objects.py ingest/test_ranks.py ingest/test_text.py ingest/tokenizers/test_directory.py \
+	ingest/tokenizers/test_engines.py train/test_batches.py train/test_dataset.py train/test_feed.py train/test_moved.py train/buckets storage/test_bucket.py)
 JUDGES := 0.17.1 0.18.2 0.19.2
 NEWEST := $(lastword $(JUDGES))
 DURATIONS := --durations=20 --durations-min=5
@@ -107,7 +111,7 @@ test-all:
 	@$(PARTS) $(REST) --beside $(REST_BESIDE)
 
 test-fast: $(VENV)/test-installed
-	pytest -q -n auto -m "not long" --ignore tests/peers $(ELSEWHERE:%=--ignore %)
+	pytest -q -n auto -m "not long and not more" --ignore tests/peers $(ELSEWHERE:%=--ignore %) $(SLOW:%=--ignore %)
 
 lint: $(VENV)/lint-installed
 	ruff check .
