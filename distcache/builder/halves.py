@@ -24,7 +24,7 @@ from distcache.builder.entries import (
     skip_upper,
 )
 from distcache.builder.job import Job
-from distcache.builder.shared_section import Steps
+from distcache.builder.shared_section import Shuffle, Steps
 from distcache.builder.slices import overlaps, windows
 from distcache.kernels import Mt19937
 from distcache.plan.memory import lower_type, pivot_of, stream_step
@@ -36,25 +36,11 @@ UPPER: Final = 0  # rank that shuffles the upper part of the documents
 REST: Final = 1  # rank that shuffles what is left, and the samples
 
 
-class HalvedShuffle:
-    """A `Shuffle` by two ranks.
-
-    Parameters
-    ----------
-    job : Job
-        The build, of at least two ranks.
-    item : int
-        Index of the section into `Plan.items`.
-    file : UnfinishedFile
-        The unfinished cache.
-    """
+class HalvedShuffle(Shuffle):
+    """A shuffle by two ranks, of a build that has at least two."""
 
     def __init__(self, job: Job, item: int, file: UnfinishedFile) -> None:
-        self._communicator = job.communicator
-        self._section = job.plan.sections[item]
-        self._corpus = job.corpus(self._section)
-        self._place = job.places(item)["shuffle_index"]
-        self._file = file
+        super().__init__(job, item, file)
         self._pivot = pivot_of(self._section, workers=2)
         self._samples = b""
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from distcache.builder.arrays import ArrayWriter
 from distcache.builder.entries import tokens_of
 from distcache.builder.job import Job
-from distcache.builder.shared_section import Steps
+from distcache.builder.shared_section import Shuffle, Steps
 from distcache.builder.slices import draw_bounds, windows
 from distcache.kernels import NO_LINK, Mt19937, draws_within, entries_at, group_by_range, link_steps
 from distcache.plan.memory import CHUNK_BYTES, ENTRY_BYTES
@@ -32,26 +32,11 @@ PIECE: Final = 1 << 22  # steps that a rank examines, or sends values of, at a t
 Numbers = NDArray[np.uint32]
 
 
-class LinkedShuffle:
-    """A `Shuffle` by all ranks.
-
-    Parameters
-    ----------
-    job : Job
-        The build.
-    item : int
-        Index of the section into `Plan.items`; each part that is shuffled separately has
-        less than 2^32 - 1 entries.
-    file : UnfinishedFile
-        The unfinished cache.
-    """
+class LinkedShuffle(Shuffle):
+    """A shuffle by all ranks. Parts that are shuffled apart have less than 2^32 - 1 entries."""
 
     def __init__(self, job: Job, item: int, file: UnfinishedFile) -> None:
-        self._communicator = job.communicator
-        self._section = job.plan.sections[item]
-        self._corpus = job.corpus(self._section)
-        self._place = job.places(item)["shuffle_index"]
-        self._file = file
+        super().__init__(job, item, file)
         self._generator = Mt19937(self._section.seed)
 
     def documents(self, bounds: Sequence[int]) -> tuple[list[int], Steps]:

@@ -7,9 +7,9 @@ shuffle: `halves`, by two ranks, and `links`, by all of them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,11 +26,27 @@ Steps = Iterator[tuple[int, NDArray[np.int64]]]
 """Position of a rank's next entries, and the entries; as many steps on every rank."""
 
 
-class Shuffle(Protocol):
-    """A way in which all ranks shuffle a section."""
+class Shuffle(ABC):
+    """A way in which all ranks shuffle a section.
 
-    def __init__(self, job: Job, item: int, file: UnfinishedFile) -> None: ...
+    Parameters
+    ----------
+    job : Job
+        The build.
+    item : int
+        Index of the section into `Plan.items`.
+    file : UnfinishedFile
+        The unfinished cache.
+    """
 
+    def __init__(self, job: Job, item: int, file: UnfinishedFile) -> None:
+        self._communicator = job.communicator
+        self._section = job.plan.sections[item]
+        self._corpus = job.corpus(self._section)
+        self._place = job.places(item)["shuffle_index"]
+        self._file = file
+
+    @abstractmethod
     def documents(self, bounds: Sequence[int]) -> tuple[list[int], Steps]:
         """Shuffle the documents. Collective, as is each step.
 
@@ -45,6 +61,7 @@ class Shuffle(Protocol):
             Tokens before each rank's slice, and the entries of this rank's slice.
         """
 
+    @abstractmethod
     def samples(self) -> bytes:
         """Shuffle and write the samples, after the documents. Collective.
 
