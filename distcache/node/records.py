@@ -233,7 +233,7 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
         Raises
         ------
         ConfigError
-            With what to do.
+            If an earlier run has unpacked them; the message says what to do.
         """
         unpacked = before is not None and any(
             corpus.bin_size and not corpus.copied for corpus in before.corpora
