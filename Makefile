@@ -14,11 +14,11 @@ AARCH64 := -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 HAS_HEADERS := import os, sysconfig; exit(not os.path.exists(sysconfig.get_path('include') + '/Python.h'))
 KERNELS := $(wildcard cpp/*/*.[ch]pp) cpp/CMakeLists.txt
 # The parts of `make test` and those that `make test-all` adds.
-# Those that mostly wait, for ranks that hang or for Slurm, run beside the others.
-TEST := lint docs cpp-tests sanitized-tests python-tests peers
-TEST_BESIDE := mpi-tests object-tests demo-test cluster-tests
-REST := cpp-builds sanitized-rest python-rest judges coverage aarch64 python-versions wheels-test
-REST_BESIDE := mpi-rest object-rest cluster-rest storm
+# The second lane runs beside the first; its parts wait more, for ranks that hang or for Slurm.
+TEST := lint docs cpp-tests sanitized-tests python-tests
+TEST_BESIDE := mpi-tests object-tests demo-test cluster-tests peers
+REST := cpp-builds sanitized-rest python-rest judges coverage python-versions
+REST_BESIDE := mpi-rest object-rest cluster-rest storm aarch64 wheels-test
 # What a run could not test, a line each.
 LEFT_OUT := build/left-out
 PARTS := scripts/parts --first $(VENV)/test-installed --left-out $(LEFT_OUT)
@@ -45,6 +45,8 @@ JUDGES := 0.17.1 0.18.2 0.19.2
 NEWEST := $(lastword $(JUDGES))
 DURATIONS := --durations=20 --durations-min=5
 MORE_COVERAGE := --cov --cov-append --cov-report=
+# Apart, since the peers run beside the tests of Python.
+OF_PEERS := .coverage-peers
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: help install demo test test-all test-fast wheel cluster-packages record-counts bench clean sanitized-build \
@@ -191,12 +193,13 @@ python-rest: $(VENV)/test-installed
 peers: $(VENV)/test-installed
 	scripts/judges build/judges $(NEWEST)
 	pytest -q -n auto $(USUAL) $(DURATIONS) tests/peers
-	PYTHONPATH=$(CURDIR)/build/judges/$(NEWEST) pytest -q -n auto $(USUAL) $(DURATIONS) $(MORE_COVERAGE) \
+	COVERAGE_FILE=$(OF_PEERS) PYTHONPATH=$(CURDIR)/build/judges/$(NEWEST) pytest -q -n auto $(USUAL) $(DURATIONS) --cov --cov-report= \
 		--ignore tests/peers/test_permutation.py tests/peers
 
 # Of the tests of Python above, and of those that need a later Megatron: after `make test`.
 coverage: $(VENV)/test-installed
 	@mkdir -p build
+	coverage combine -q --append --keep $(OF_PEERS)
 	coverage json -q -o build/python-coverage.json
 	scripts/coverage python build/python-coverage.json
 
