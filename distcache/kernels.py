@@ -1,9 +1,9 @@
 """The typed, documented face of the C++ core.
 
-All kernels release the GIL; an object is for one thread at a time. None converts its arrays: a
-wrong dtype or a non-contiguous array is a `TypeError`, since a hidden copy of a large array would
-be a bug. The arrays of an `.idx` file may be at unaligned addresses; every other array must be
-aligned. Each kernel has its own docstring.
+All kernels release the GIL; an object is for one thread at a time, but for those of reading ahead,
+which any thread may use. None converts its arrays: a wrong dtype or a non-contiguous array is a
+`TypeError`, since a hidden copy of a large array would be a bug. The arrays of an `.idx` file may
+be at unaligned addresses; every other array must be aligned. Each kernel has its own docstring.
 """
 
 import os
@@ -12,9 +12,12 @@ from distcache._kernels import (
     NO_LINK,
     Blender,
     Cursor,
+    FetchedBy,
     Mapping,
     Mt19937,
     Permutation,
+    PrefetchBuffer,
+    RequestLoop,
     SampleRules,
     Section,
     SequenceFacts,
@@ -25,6 +28,7 @@ from distcache._kernels import (
     entries_at,
     fill_entries,
     find_outside,
+    find_ranges,
     find_shards,
     first_descent,
     first_outside,
@@ -42,9 +46,12 @@ __all__ = [
     "NO_LINK",
     "Blender",
     "Cursor",
+    "FetchedBy",
     "Mapping",
     "Mt19937",
     "Permutation",
+    "PrefetchBuffer",
+    "RequestLoop",
     "SampleRules",
     "Section",
     "SequenceFacts",
@@ -55,6 +62,7 @@ __all__ = [
     "entries_at",
     "fill_entries",
     "find_outside",
+    "find_ranges",
     "find_shards",
     "first_descent",
     "first_outside",

@@ -182,6 +182,38 @@ std::pair<py::array_t<std::int64_t>, py::array_t<std::int64_t>> find_shards(
             py::array_t<std::int64_t>(static_cast<py::ssize_t>(begins.size()), begins.data())};
 }
 
+// For each sample the bytes of its parts in the `.bin`, but for those without tokens.
+std::tuple<py::array_t<std::int64_t>, py::array_t<std::int64_t>, py::array_t<std::int64_t>>
+find_ranges(const std::vector<const HeldSection*>& sections, const py::array& samples) {
+    const auto sample_span = input<std::int64_t>(samples, "samples");
+    if (sections.size() != sample_span.size()) {
+        throw py::value_error("there must be a section for each sample");
+    }
+    std::vector<std::int64_t> begins;
+    std::vector<std::int64_t> sizes;
+    std::vector<std::int64_t> ends;
+    {
+        const py::gil_scoped_release release;
+        std::vector<Part> parts;
+        for (std::size_t i = 0; i < sections.size(); ++i) {
+            const Section& section = sections[i]->section;
+            parts.clear();
+            find_parts(section, sample_span[i], parts);
+            for (const Part& part : parts) {
+                if (part.tokens > 0) {
+                    begins.push_back(part.begin);
+                    sizes.push_back(part.tokens * token_size(section.type));
+                }
+            }
+            ends.push_back(static_cast<std::int64_t>(begins.size()));
+        }
+    }
+    const auto array = [](const std::vector<std::int64_t>& values) {
+        return py::array_t<std::int64_t>(static_cast<py::ssize_t>(values.size()), values.data());
+    };
+    return {array(begins), array(sizes), array(ends)};
+}
+
 std::tuple<std::int64_t, int, std::int64_t, std::int64_t> read_samples(
     const std::vector<const HeldSection*>& sections, const py::array& samples,
     const py::array& descriptors, std::int64_t first, const SampleRules& rules, py::array tokens,
@@ -283,6 +315,27 @@ Raises
 ------
 IndexError
     As `Section.parts`, or if a part lies before the first shard.
+)doc");
+    module.def("find_ranges", &find_ranges, py::arg("sections"), py::arg("samples"), R"doc(
+Find the bytes of samples in the `.bin` files of their corpora.
+
+Parameters
+----------
+sections : list of Section
+    One for each sample.
+samples : ndarray of int64, shape (samples,)
+
+Returns
+-------
+begins, sizes : ndarray of int64, shape (parts,)
+    First byte and bytes of each part of each sample; a part without tokens is left out.
+ends : ndarray of int64, shape (samples,)
+    Number of parts up to the end of each sample.
+
+Raises
+------
+IndexError
+    As `Section.parts`.
 )doc");
     module.def("read_samples", &read_samples, py::arg("sections"), py::arg("samples"),
                py::arg("descriptors"), py::arg("first"), py::arg("rules"), py::arg("tokens"),

@@ -19,7 +19,6 @@ from distcache.cache.digests import verify_cache
 from distcache.corpus import bin_path, idx_path
 from distcache.errors import BuildInterrupted, CacheCorrupt, DistcacheError, NotReady
 from distcache.megatron.export import wrong_files
-from distcache.node.ahead import LOCK as FETCHER_LOCK
 from distcache.node.lock import exclusive, is_used, try_exclusive
 from distcache.node.manifest import Block, Manifest, copy_blocks, digests_path, shard_blocks
 from distcache.node.records import LocalCorpus, Ready, read_records
@@ -39,7 +38,6 @@ CACHES: Final = re.compile(rf"({_CACHE})\.(?:h5|json|lock)|\.({_CACHE})\.(?:h5|j
 CORPORA: Final = re.compile(
     rf"({_CORPUS})\.(?:idx|bin|bin\.xxh3)|\.({_CORPUS})\.(?:idx|bin)\..*part"
 )
-AHEAD: Final = re.compile(r"\d{8}\.(?:log|jsonl)")
 VIEWS: Final = re.compile(rf"({_CACHE})()")
 VIEW_FILES: Final = re.compile(
     r"\.?(?:[0-9a-f]{32}-(?:GPT|Blended)Dataset-|distcache-[0-9a-f]{16}).*"
@@ -274,7 +272,6 @@ class _Collection:
         """Remove what is not needed, then caches, the least recently used first."""
         before = now = bytes_of(self._store)
         now -= self._discard(self._unneeded())
-        now -= self._discard(self._left_ahead())
         removed, in_use = [], []
         for held in reversed(list_store(self._store)):
             name = held.record.name
@@ -319,15 +316,6 @@ class _Collection:
                 found = pattern.fullmatch(path.name)
                 if found and found.group(1) not in needed and found.group(2) not in unfinished:
                     yield from _with_content(path)
-
-    def _left_ahead(self) -> Iterator[Path]:
-        """Yield what a fetcher that was killed has read ahead, if no other one runs."""
-        if not self._store.ahead.is_dir():
-            return
-        lock = try_exclusive(self._store.ahead / FETCHER_LOCK)
-        if lock is not None:
-            with closing_fd(lock):
-                yield from (p for p in self._store.ahead.iterdir() if AHEAD.fullmatch(p.name))
 
     def _unneeded_objects(self) -> Iterator[Path]:
         """Yield the indices that Megatron would find of corpora of no kept cache."""

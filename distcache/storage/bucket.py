@@ -15,7 +15,8 @@ import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
+from urllib.parse import quote, urlsplit
 
 import numpy as np
 import obstore
@@ -31,6 +32,7 @@ from distcache.errors import (
     StoreWaitWarning,
 )
 from distcache.storage.access import Access, Credentials, environment_access
+from distcache.storage.curl_library import system_authorities
 from distcache.storage.faults import as_ours, is_slow_down, is_transient, is_unsaid, short_text
 from distcache.storage.files import FileVersion
 from distcache.storage.msc import profile_access
@@ -112,6 +114,14 @@ def _make_store(access: Access, credentials: Credentials) -> Any:
     if access.credentials is not None:
         settings["credential_provider"] = credentials
     return S3Store(access.bucket, client_options=client, retry_config=retry, **settings)
+
+
+class ObjectAddress(NamedTuple):
+    """Where anybody may read an object for a while, without credentials."""
+
+    origin: str  # scheme, host and port
+    path: str  # with the query, which is a signature unless the bucket is public
+    certificates: bytes  # authorities to trust, in PEM; empty for those of the system
 
 
 class Bucket:
@@ -198,6 +208,27 @@ class Bucket:
         if len(data) != end - begin:
             raise StorageError(url, f"answered with {len(data)} bytes, not {end - begin}")
         return data
+
+    def address(self, url: str, seconds: float) -> ObjectAddress | None:
+        """Return where an object can be read for so long, or None where the client cannot say.
+
+        The client signs it; nothing is sent, and nothing is known of the object by it.
+        """
+        access, key = self._access, self._key(url)
+        extra = access.certificates
+        certificates = b"" if extra is None else extra + b"\n" + system_authorities()
+        if access.unsigned:
+            if access.kind != "s3" or access.endpoint is None:
+                return None
+            signed = f"{access.endpoint.rstrip('/')}/{access.bucket}/{quote(key)}"
+        else:
+            try:
+                signed = obstore.sign(self._client(), "GET", key, timedelta(seconds=seconds))
+            except Exception:  # noqa: BLE001  of files, or with credentials that cannot sign
+                return None
+        parts = urlsplit(signed)
+        path = f"{parts.path}?{parts.query}" if parts.query else parts.path
+        return ObjectAddress(f"{parts.scheme}://{parts.netloc}", path, certificates)
 
     def names_below(self, url: str) -> list[str]:
         """Return the URLs of all objects below a directory, in the order of their names."""

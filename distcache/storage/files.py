@@ -9,6 +9,7 @@ import re
 import resource
 import secrets
 import stat
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -90,6 +91,26 @@ def closing_fd(descriptor: int) -> Iterator[int]:
 def open_to_write(path: str | Path) -> int:
     """Open an existing file for writing, and return its descriptor; links are not followed."""
     return os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def open_unnamed(directory: str | Path) -> int:
+    """Open a new file without a name, whose space the filesystem gets back when it is closed.
+
+    Parameters
+    ----------
+    directory : path
+        Directory on the file's filesystem.
+
+    Raises
+    ------
+    OSError
+        If it cannot be made.
+    """
+    with contextlib.suppress(OSError):  # some filesystems only have files with names
+        return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    descriptor, path = tempfile.mkstemp(dir=directory)
+    os.unlink(path)
+    return descriptor
 
 
 def open_directory(path: str | Path) -> int:

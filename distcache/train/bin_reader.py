@@ -72,7 +72,9 @@ class MegatronBinReader:
         if self._copy:
             data = self._files.read((self._copy, self._source.version.size), begin, size)
             return np.frombuffer(data, kind)
-        found = self._client.read({self._source: [(begin, size)]})
+        if not size:
+            return np.empty(0, kind)
+        found = self._client.read([self._source], np.array([[0, begin, size]], np.int64))
         with closing_fd(found[self._source]) as descriptor:
             return np.frombuffer(read_range(descriptor, begin, begin + size), kind)
 

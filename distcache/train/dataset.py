@@ -19,7 +19,7 @@ from distcache.storage.threads import decodable
 from distcache.train.batch import BatchMemory, BatchRow, attention_masks, rows_of
 from distcache.train.open_files import CacheHandle, OpenFiles
 from distcache.train.provenance import SamplePart, parts_of, text_of
-from distcache.train.reading import SampleReader
+from distcache.train.reading import FetchedRanges, SampleReader
 from distcache.train.split import OpenSplit, SplitDataset, position_of
 
 NO_TOKEN = np.iinfo(np.int64).min
@@ -127,13 +127,15 @@ class CachedDataset(SplitDataset[SampleReader], Dataset[dict[str, torch.Tensor]]
         """The client of the node's fetcher, if it reads any tokens of the cache."""
         return self._here().split.files.fetch_client
 
-    def fetched_ranges(self, indices: Sequence[int | None]) -> list[tuple[Source, int, int]]:
-        """Return what the fetcher has to read of samples, in their order: source, byte, bytes."""
+    @property
+    def fetched_sources(self) -> list[Source]:
+        """The objects and files that the fetcher reads."""
+        return self._here().split.files.fetched_sources
+
+    def fetched_ranges(self, indices: Sequence[int]) -> FetchedRanges:
+        """Return what the fetcher has to read of samples, in their order."""
         here = self._here()
-        size = here.split.size
-        positions = [
-            0 if index is None else position_of(index, size, "sample") for index in indices
-        ]
+        positions = [position_of(index, here.split.size, "sample") for index in indices]
         members, samples = here.split.look_up(np.array(positions, np.int64))
         return here.fetched_ranges(members.tolist(), np.asarray(samples, np.int64))
 
@@ -154,8 +156,12 @@ class CachedDataset(SplitDataset[SampleReader], Dataset[dict[str, torch.Tensor]]
         ends = self._new_ends(len(positions), length)
         if ends is not None:
             arrays["ends"] = ends.numpy()
+        readings = [getattr(index, "reading", None) for index in indices]
         here.split.read_unpacked(
-            positions, members, samples, lambda: here.read(members.tolist(), samples, arrays)
+            positions,
+            members,
+            samples,
+            lambda: here.read(members.tolist(), samples, arrays, readings),
         )
         for row, index in enumerate(indices):
             if index is None:

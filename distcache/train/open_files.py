@@ -199,6 +199,11 @@ class OpenFiles:
             os.close(self._lock)
 
     @property
+    def fetched_sources(self) -> list[Source]:
+        """What the node's fetcher reads."""
+        return list(self._fetched.values())
+
+    @property
     def is_local(self) -> bool:
         """Whether the node's copy is read, and not the shared file."""
         return self._lock is not None

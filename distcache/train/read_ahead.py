@@ -5,21 +5,23 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 from torch.utils.data import Sampler
 
 from distcache.errors import ConfigError, DistcacheError
 from distcache.node.ahead.client import ATTEMPTS, FetchClient
-from distcache.node.ahead.protocol import Source
+from distcache.node.ahead.protocol import WHOLE, Source
 from distcache.storage.space import space_at
 from distcache.storage.units import parse_size
+from distcache.train.announced_index import AnnouncedIndex
 from distcache.train.dataset import CachedDataset
 from distcache.train.sampler import ResumableSampler
 
 Batch = Sequence[int | None]
-SAMPLES: Final = 4096  # of a rank, that are announced ahead
-STEPS: Final = 8  # messages for so many
+STEP: Final = 512  # samples of a message
+RANGES: Final = 200_000  # of a rank, that are announced ahead at most: each takes some memory
 MOST: Final = 4 << 30  # bytes, unless a budget is given
 SHARE: Final = 20  # at most the 20th part of what is free
 
@@ -40,8 +42,9 @@ class ReadAhead(Sampler[Any]):
     budget : int, str or None
         Bytes that all ranks of the node may have on its disk, also as ``"20G"``; by default
         the 20th part of what is free, at most 4 GiB.
-    samples : int
-        Samples of this rank that are announced ahead.
+    samples : int or None
+        Samples of this rank that are announced ahead at most; by default as many as the budget
+        holds, of up to 200,000 ranges of documents.
 
     Raises
     ------
@@ -54,9 +57,9 @@ class ReadAhead(Sampler[Any]):
         sampler: Iterable[Batch],
         dataset: CachedDataset,
         budget: int | str | None = None,
-        samples: int = SAMPLES,
+        samples: int | None = None,
     ) -> None:
-        if type(samples) is not int or samples < 1:
+        if samples is not None and (type(samples) is not int or samples < 1):
             raise ConfigError(f"samples is {samples!r}, expected a number")
         self._sampler = sampler
         self._dataset = dataset
@@ -64,7 +67,7 @@ class ReadAhead(Sampler[Any]):
         self._budget = None if budget is None else parse_size(str(budget), least=1)
 
     def __repr__(self) -> str:
-        return f"<reads ahead of {self._sampler!r}: {self._samples} samples>"
+        return f"<reads ahead of {self._sampler!r}>"
 
     def __iter__(self) -> Iterator[Any]:
         client = self._dataset.fetch_client
@@ -72,25 +75,25 @@ class ReadAhead(Sampler[Any]):
             yield from self._sampler
             return
         budget = self._budget or min(space_at(client.directory).free // SHARE, MOST)
-        told = _Told(self._dataset, client, budget, self._samples)
+        announced = _Announced(self._dataset, client, budget, self._samples)
         try:
-            yield from self._batches(told)
+            yield from self._batches(announced)
         finally:
-            told.close()
+            announced.close()
 
-    def _batches(self, told: _Told) -> Iterator[Any]:
+    def _batches(self, announced: _Announced) -> Iterator[Any]:
         if isinstance(self._sampler, ResumableSampler):
             scout = iter(copy.deepcopy(self._sampler))
             for batch in self._sampler:
-                told.fill(scout)
-                told.batches.popleft()
-                yield batch
+                announced.fill(scout)
+                ahead = announced.next_batch()
+                yield batch if ahead is None else ahead
         else:
             batches = iter(self._sampler)
-            told.fill(batches)
-            while told.batches:
-                yield told.batches.popleft()
-                told.fill(batches)
+            announced.fill(batches)
+            while (ahead := announced.next_batch()) is not None:
+                yield ahead
+                announced.fill(batches)
 
     def __len__(self) -> int:
         return len(self._sampler)  # type: ignore[arg-type]
@@ -105,37 +108,74 @@ class ReadAhead(Sampler[Any]):
         self._sampler.load_state_dict(state)  # type: ignore[attr-defined]
 
 
-class _Told:
-    """The batches that the fetcher knows, and that are still to come."""
+class _AnnouncedBatch(NamedTuple):
+    """A batch that is still to come."""
+
+    indices: Batch
+    first: int  # number of its first reading in the stream
+    ranges: int
+    nbytes: int
+
+
+class _Announced:
+    """The batches that were announced to the fetcher, and that are still to come."""
 
     def __init__(
-        self, dataset: CachedDataset, client: FetchClient, budget: int, samples: int
+        self, dataset: CachedDataset, client: FetchClient, budget: int, samples: int | None
     ) -> None:
-        self.batches: deque[Batch] = deque()
+        self._batches: deque[_AnnouncedBatch] = deque()
         self._dataset = dataset
         self._stream = client.open_stream()
         self._budget = budget
-        self._samples = samples
+        self._most = samples
+        self._whole = small_sources(dataset.fetched_sources, budget)
+        self._readings = 0  # of the stream
+        # of the batches
+        self._samples = 0
+        self._ranges = 0
+        self._nbytes = 0
+
+    def next_batch(self) -> Batch | None:
+        """Return the next batch, whose indices name their readings; None at the end."""
+        if not self._batches:
+            return None
+        batch = self._batches.popleft()
+        self._count(batch, -1)
+        number = batch.first
+        found: list[int | None] = []
+        for index in batch.indices:
+            if index is None:
+                found.append(None)
+            else:
+                found.append(AnnouncedIndex(index, (self._stream.number, number)))
+                number += 1
+        return found
 
     def fill(self, source: Iterator[Batch]) -> None:
-        """Announce further batches, if many that were announced have been used."""
-        known = sum(map(len, self.batches))
-        if known > self._samples - max(self._samples // STEPS, 1) and self.batches:
-            return
+        """Announce further batches, if there is room for as many as a message has."""
+        step = STEP if self._most is None else max(min(STEP, self._most // 8), 1)
         more: list[Batch] = []
-        while known < self._samples and (batch := next(source, None)) is not None:
+        count = 0
+        if self._batches and self._is_full(step):
+            return
+        while count < step and (batch := next(source, None)) is not None:
             more.append(batch)
-            known += len(batch)
-        if more:
-            self.batches.extend(more)
-            if not self._tell(more):
-                self._tell_again()
+            count += len(batch)
+        if more and not self._announce(more):
+            self._announce_again()
 
     def close(self) -> None:
-        """Give up what is ahead."""
+        """Discard what is ahead."""
         self._stream.close()
 
-    def _tell_again(self) -> None:
+    def _is_full(self, step: int) -> bool:
+        return (
+            (self._most is not None and self._samples + step > self._most)
+            or self._ranges >= RANGES
+            or self._nbytes >= self._budget
+        )
+
+    def _announce_again(self) -> None:
         """Announce all that is still to come to another fetcher, since the last has died.
 
         Raises
@@ -144,14 +184,50 @@ class _Told:
             If they die again and again.
         """
         for _ in range(ATTEMPTS):
-            if self._tell(self.batches):
+            batches = [batch.indices for batch in self._batches]
+            self._batches.clear()
+            self._readings = self._samples = self._ranges = self._nbytes = 0
+            if self._announce(batches):
                 return
         raise DistcacheError(f"the fetcher died {ATTEMPTS} times; see `distcache local fetcher`")
 
-    def _tell(self, batches: Iterable[Batch]) -> bool:
-        found = [part for batch in batches for part in self._dataset.fetched_ranges(batch)]
-        numbers: dict[Source, int] = {}
-        ranges = [
-            (numbers.setdefault(source, len(numbers)), begin, size) for source, begin, size in found
-        ]
-        return self._stream.announce(list(numbers), ranges, self._budget)
+    def _announce(self, batches: Sequence[Batch]) -> bool:
+        """Announce batches; they count as announced even if the fetcher has died."""
+        indices = [index for batch in batches for index in batch if index is not None]
+        sources, ranges, ends = self._dataset.fetched_ranges(indices)
+        bytes_before = np.concatenate(([0], np.cumsum(ranges[:, 2])))
+        ends_before = np.concatenate(([0], ends))
+        begin = 0
+        for batch in batches:
+            end = begin + sum(index is not None for index in batch)
+            first, last = int(ends_before[begin]), int(ends_before[end])
+            nbytes = int(bytes_before[last] - bytes_before[first])
+            found = _AnnouncedBatch(batch, self._readings + begin, last - first, nbytes)
+            self._batches.append(found)
+            self._count(found, 1)
+            begin = end
+        self._readings += len(indices)
+        for number, source in enumerate(sources):
+            if source in self._whole:
+                own = ranges[:, 0] == number
+                ranges[own, 1], ranges[own, 2] = 0, source.version.size
+        return self._stream.announce(sources, ranges, ends, self._budget)
+
+    def _count(self, batch: _AnnouncedBatch, sign: int) -> None:
+        self._samples += sign * len(batch.indices)
+        self._ranges += sign * batch.ranges
+        self._nbytes += sign * batch.nbytes
+
+
+def small_sources(sources: Iterable[Source], budget: int) -> frozenset[Source]:
+    """Return the objects that are fetched as a whole, since the budget holds them all.
+
+    The smallest come first, up to a quarter of the budget.
+    """
+    found, left = set(), budget // 4
+    for source in sorted(sources, key=lambda source: source.version.size):
+        left -= source.version.size
+        if left < 0 or source.version.size > WHOLE:
+            break
+        found.add(source)
+    return frozenset(found)

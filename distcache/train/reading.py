@@ -7,7 +7,7 @@ import itertools
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from distcache.corpus.mds.shard_table import shards_at
 from distcache.errors import CacheCorrupt
 from distcache.kernels import Mapping as MappedFile
-from distcache.kernels import SampleRules, Section, find_shards, read_samples
+from distcache.kernels import SampleRules, Section, find_ranges, find_shards, read_samples
 from distcache.node.ahead.protocol import Source
 from distcache.storage.files import write_range
 from distcache.train.split import OpenMember, OpenSplit
@@ -28,6 +28,14 @@ from distcache.train.token_files import (
 )
 
 Arrays = dict[str, NDArray[Any]]
+
+
+class FetchedRanges(NamedTuple):
+    """What the fetcher has to read of samples."""
+
+    sources: list[Source]
+    ranges: NDArray[np.int64]  # shape (ranges, 3): number of the source, first byte, bytes
+    ends: NDArray[np.int64]  # number of ranges up to the end of each sample
 
 
 class SampleReader:
@@ -56,8 +64,26 @@ class SampleReader:
             self._sections[number] = (member, opened)
         return self._sections[number][1]
 
-    def read(self, members: Sequence[int], samples: NDArray[np.int64], arrays: Arrays) -> None:
+    def read(
+        self,
+        members: Sequence[int],
+        samples: NDArray[np.int64],
+        arrays: Arrays,
+        readings: Sequence[tuple[int, int] | None] = (),
+    ) -> None:
         """Fill a batch: a sample of a member into each row.
+
+        Parameters
+        ----------
+        members : sequence of int
+            Member of each row.
+        samples : ndarray of int64, shape (rows,)
+            Sample of each row, in its member.
+        arrays : dict of str to ndarray
+            Arrays of the batch, by their names in `read_samples`.
+        readings : sequence of (int, int) or None
+            Stream, and number in it, of each row that was announced to the fetcher; by default of
+            none.
 
         Raises
         ------
@@ -76,17 +102,16 @@ class SampleReader:
                 if len(part) == 1 and len(set(files[part.start])) > AT_ONCE:
                     self._read_scattered(members[part.start], samples[rows], part.start, arrays)
                 else:
-                    with self._fetched(members[rows], sections[rows], samples[rows]) as fetched:
+                    found = self._fetched_ranges(members[rows], sections[rows], samples[rows])
+                    with self._fetched(found, readings[rows]) as fetched:
                         self._read_open(
                             sections[rows], samples[rows], part.start, files[rows], fetched, arrays
                         )
             if MappedFile.faults() != self._faults:
                 self._require_intact()
 
-    def fetched_ranges(
-        self, members: Sequence[int], samples: NDArray[np.int64]
-    ) -> list[tuple[Source, int, int]]:
-        """Return what the node's fetcher has to read of samples, in order: source, byte, bytes.
+    def fetched_ranges(self, members: Sequence[int], samples: NDArray[np.int64]) -> FetchedRanges:
+        """Return what the node's fetcher has to read of samples.
 
         Raises
         ------
@@ -94,41 +119,44 @@ class SampleReader:
             If the arrays lead outside of one another.
         """
         with self._lock:
-            found: list[tuple[Source, int, int]] = []
-            for number, sample in zip(members, samples.tolist(), strict=True):
-                member = self.split.member(number)
-                if (source := member.places.fetched) is not None:
-                    ranges = self._ranges(self._section(number), sample, member.idx.item_size)
-                    found += [(source, begin, size) for begin, size in ranges if size]
-            return list(dict.fromkeys(found))  # of a batch each range is read once
+            sections = [self._section(member) for member in members]
+            return self._fetched_ranges(members, sections, samples)
 
-    def _ranges(self, section: Section, sample: int, item_size: int) -> list[tuple[int, int]]:
-        """Return the first byte and the bytes of each part of a sample."""
+    def _fetched_ranges(
+        self, members: Sequence[int], sections: Sequence[Section], samples: NDArray[np.int64]
+    ) -> FetchedRanges:
+        numbers: dict[Source, int] = {}
+        owners = []
+        for member in members:
+            source = self.split.member(member).places.fetched
+            owners.append(-1 if source is None else numbers.setdefault(source, len(numbers)))
+        if not numbers:
+            return FetchedRanges([], np.empty((0, 3), np.int64), np.zeros(len(members), np.int64))
         try:
-            return [(begin, count * item_size) for begin, count in section.parts(sample)]
+            begins, sizes, ends = find_ranges(list(sections), samples)
         except IndexError as wrong:
             raise self._corrupt(wrong) from wrong
+        owner = np.repeat(np.array(owners, np.int64), np.diff(ends, prepend=0))
+        chosen = owner >= 0
+        ranges = np.column_stack((owner, begins, sizes))[chosen]
+        counts = np.concatenate(([0], np.cumsum(chosen)))
+        return FetchedRanges(list(numbers), ranges, counts[ends])
 
     @contextlib.contextmanager
     def _fetched(
-        self, members: Sequence[int], sections: Sequence[Section], samples: NDArray[np.int64]
+        self, found: FetchedRanges, readings: Sequence[tuple[int, int] | None]
     ) -> Iterator[dict[str, int]]:
         """Yield descriptors of what the fetcher has read of samples, all at once, by path."""
-        wanted: dict[Source, dict[tuple[int, int], None]] = {}
-        for number, section, sample in zip(members, sections, samples.tolist(), strict=True):
-            member = self.split.member(number)
-            if (source := member.places.fetched) is not None:
-                ranges = self._ranges(section, sample, member.idx.item_size)
-                wanted.setdefault(source, {}).update(dict.fromkeys(ranges))
         client = self.split.files.fetch_client
-        if not wanted or client is None:
+        if not len(found.ranges) or client is None:
             yield {}
             return
-        found = client.read({source: list(ranges) for source, ranges in wanted.items()})
+        announced = [reading for reading in readings if reading is not None]
+        files = client.read(found.sources, found.ranges, announced)
         try:
-            yield {source.path: descriptor for source, descriptor in found.items()}
+            yield {source.path: descriptor for source, descriptor in files.items()}
         finally:
-            for descriptor in found.values():
+            for descriptor in files.values():
                 os.close(descriptor)
 
     def _files_of(

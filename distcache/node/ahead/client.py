@@ -9,9 +9,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from distcache.errors import DistcacheError, NotReady
 from distcache.node.ahead.protocol import (
@@ -23,7 +26,7 @@ from distcache.node.ahead.protocol import (
     Status,
     StatusRequest,
     connect_to,
-    encode_ranges,
+    encoded,
     receive,
     send,
 )
@@ -68,8 +71,22 @@ class FetchClient:
     def __reduce__(self) -> Any:
         return FetchClient, (self.directory,)
 
-    def read(self, wanted: Mapping[Source, Sequence[tuple[int, int]]]) -> dict[Source, int]:
-        """Read ranges (first byte, bytes) of sources, all at once.
+    def read(
+        self,
+        sources: Sequence[Source],
+        ranges: NDArray[np.int64],
+        readings: Sequence[tuple[int, int]] = (),
+    ) -> dict[Source, int]:
+        """Read ranges of sources, all at once.
+
+        Parameters
+        ----------
+        sources : sequence of Source
+            Sources of the ranges, at most `MOST_DESCRIPTORS`.
+        ranges : ndarray of int64, shape (ranges, 3)
+            Number of the source, first byte, bytes.
+        readings : sequence of (int, int)
+            Stream, and number in it, of the announced readings that this is.
 
         Returns
         -------
@@ -82,15 +99,9 @@ class FetchClient:
         DistcacheError
             If they cannot be read.
         """
-        sources = list(wanted)
-        ranges = [
-            (place, begin, size)
-            for place, source in enumerate(sources)
-            for begin, size in wanted[source]
-        ]
         files = [os.memfd_create("distcache", os.MFD_CLOEXEC) for _ in sources]
         try:
-            self._ask(ReadRequest(sources, encode_ranges(ranges)), files)
+            self._ask(ReadRequest(list(sources), encoded(ranges), encoded(readings)), files)
         except BaseException:
             for file in files:
                 os.close(file)
@@ -248,20 +259,41 @@ class FetchStream:
     ----------
     connect : callable
         Returns a connection to the fetcher.
+
+    Attributes
+    ----------
+    number : int
+        Number of the stream, which a reading has to name; another fetcher gives another one.
     """
 
     def __init__(self, connect: Callable[[], socket.socket]) -> None:
         self._connect = connect
         self._process = os.getpid()
         self._connection: socket.socket | None = None
+        self.number = 0
 
     def __del__(self) -> None:
         self.close()
 
     def announce(
-        self, sources: Sequence[Source], ranges: Sequence[tuple[int, int, int]], budget: int
+        self,
+        sources: Sequence[Source],
+        ranges: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        budget: int,
     ) -> bool:
-        """Tell the next ranges: source, first byte, bytes.
+        """Announce the next readings.
+
+        Parameters
+        ----------
+        sources : sequence of Source
+            Sources of the ranges.
+        ranges : ndarray of int64, shape (ranges, 3)
+            Number of the source, first byte, bytes.
+        ends : ndarray of int64, shape (readings,)
+            Number of ranges up to the end of each reading.
+        budget : int
+            Bytes that all streams of the node may take on its disk.
 
         Returns
         -------
@@ -274,7 +306,7 @@ class FetchStream:
         NotReady
             If no fetcher starts.
         """
-        request = AheadRequest(list(sources), encode_ranges(ranges), budget)
+        request = AheadRequest(list(sources), encoded(ranges), encoded(ends), budget)
         if self._connection is None:
             self._connection = self._connect()
         try:
@@ -285,6 +317,7 @@ class FetchStream:
             self._connection = None
             return False
         reply.raise_error()
+        self.number = reply.stream
         return True
 
     def close(self) -> None:

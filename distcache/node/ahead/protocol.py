@@ -26,6 +26,7 @@ LENGTH: Final = struct.Struct("<I")
 LONGEST: Final = 1 << 28  # bytes of a message
 MOST_DESCRIPTORS: Final = 250  # of a message; the kernel allows 253
 SOCKET: Final = "socket"
+WHOLE: Final = 8 << 20  # bytes of an object that may be announced as a whole, at most
 PEER: Final = struct.Struct("3i")  # process, user and group
 
 
@@ -45,21 +46,25 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 class ReadRequest(msgspec.Struct, frozen=True, tag="read"):
     """Write ranges into the descriptors that come with this message, one for each source.
 
-    `ranges` is int64 of shape (ranges, 3): source, first byte, bytes.
+    `ranges` is int64 of shape (ranges, 3): source, first byte, bytes. `readings` is int64 of shape
+    (readings, 2): stream, and number in it, of what is read by this.
     """
 
     sources: list[Source]
     ranges: bytes
+    readings: bytes = b""
 
 
 class AheadRequest(msgspec.Struct, frozen=True, tag="ahead"):
-    """Ranges that will be read, in the order of use, after those of earlier messages.
+    """Readings of the connection's stream, in their order, after those of earlier messages.
 
+    `ends` is int64 of shape (readings,): the number of ranges up to the end of each reading.
     `budget` is what all streams of the node may take on its disk, in bytes.
     """
 
     sources: list[Source]
     ranges: bytes
+    ends: bytes
     budget: Annotated[int, msgspec.Meta(ge=0)]
 
 
@@ -95,13 +100,15 @@ class Status(msgspec.Struct, frozen=True):
 class Reply(msgspec.Struct, frozen=True):
     """The answer to any request: `problems` if it failed, and the exit code of the error.
 
-    `ends` says that this fetcher makes room for another one.
+    `ends` says that this fetcher makes room for another one; `stream` is the number of the
+    connection's stream, if it has any.
     """
 
     problems: tuple[str, ...] = ()
     exit_code: int = 0
     status: Status | None = None
     ends: bool = False
+    stream: int = 0
 
     def raise_error(self) -> None:
         """Raise the error, if there is one."""
@@ -116,9 +123,20 @@ class Reply(msgspec.Struct, frozen=True):
         return cls((str(error),), DistcacheError.exit_code)
 
 
-def encode_ranges(ranges: Sequence[tuple[int, int, int]]) -> bytes:
-    """Return ranges (source, first byte, bytes) as a message has them."""
-    return np.array(ranges, "<i8").reshape(-1, 3).tobytes()
+def encoded(numbers: Sequence[Any] | NDArray[np.int64]) -> bytes:
+    """Return numbers as a message has them."""
+    return np.asarray(numbers, "<i8").tobytes()
+
+
+def decoded(content: bytes, columns: int) -> NDArray[np.int64]:
+    """Return the numbers of a message, in rows.
+
+    Raises
+    ------
+    ValueError
+        If a row is not whole.
+    """
+    return np.frombuffer(content, "<i8").reshape(-1, columns).astype(np.int64, copy=False)
 
 
 def decode_ranges(content: bytes, sources: int) -> NDArray[np.int64]:
@@ -129,8 +147,8 @@ def decode_ranges(content: bytes, sources: int) -> NDArray[np.int64]:
     ValueError
         If one is not of a source, or has no sensible bounds.
     """
-    ranges = np.frombuffer(content, "<i8").reshape(-1, 3)
-    bad = (ranges < 0).any(axis=1) | (ranges[:, 0] >= sources)
+    ranges = decoded(content, 3)
+    bad = (ranges < 0).any(axis=1) | (ranges[:, 0] >= sources) | (ranges[:, 2] == 0)
     bad |= ranges[:, 1] > np.iinfo(np.int64).max - ranges[:, 2]
     if bad.any():
         raise ValueError("a range is not of any source")

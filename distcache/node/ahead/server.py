@@ -8,22 +8,25 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import os
 import select
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distcache.errors import AccessDenied, CorpusError, DistcacheError, NoSpace, StorageError
+from distcache.kernels import FetchedBy, PrefetchBuffer, RequestLoop
 from distcache.node.ahead import LOCK
-from distcache.node.ahead.ahead_log import AheadLog
 from distcache.node.ahead.protocol import (
+    WHOLE,
     AheadRequest,
     Hello,
     ReadRequest,
@@ -32,16 +35,16 @@ from distcache.node.ahead.protocol import (
     Status,
     StatusRequest,
     decode_ranges,
+    decoded,
     listen_at,
     peer_is_own,
     peer_of,
     receive,
     send,
 )
-from distcache.node.ahead.segment import RangeKey
-from distcache.node.ahead.streams import Entry, Stream
 from distcache.storage.access import identity_of
-from distcache.storage.files import open_sized, version_of, write_range
+from distcache.storage.curl_library import curl_libraries
+from distcache.storage.files import open_sized, open_unnamed, version_of, write_range
 from distcache.storage.locks import try_lock
 from distcache.storage.pace import in_background
 from distcache.storage.place import FilePlace, Place, bucket_of
@@ -52,12 +55,27 @@ from distcache.storage.url import address_of, is_url
 if TYPE_CHECKING:
     from distcache.storage.bucket import Bucket
 
-AHEAD_THREADS: Final = 48  # requests ahead of use at a time; a store's pace may allow fewer
+AHEAD_THREADS: Final = 48  # that read ahead; a store's pace may allow fewer requests at a time
 READ_THREADS: Final = 64  # requests for what is waited for
 FEWEST_THREADS: Final = 4
 OPEN_FILES: Final = 512
 PAUSE: Final = 5.0  # seconds between two attempts to read ahead from a store that is away
+LISTEN: Final = 30.0  # seconds for which a thread waits for work
+SIGNED: Final = 3600.0  # seconds for which the address of an object is valid
+AGAIN: Final = 30.0  # seconds until an address that was refused is renewed
+# What `PrefetchBuffer.fetch` says of a range that it has not copied.
+MISSING: Final = 1
+LATE: Final = 2
 Request = AheadRequest | Hello | ReadRequest | StatusRequest
+
+
+class Taken(NamedTuple):
+    """A range that a thread has taken from the buffer."""
+
+    id: int
+    source: int
+    begin: int
+    size: int
 
 
 class _Places:
@@ -113,32 +131,54 @@ class _Places:
 
 
 class Fetcher:
-    """Reads ranges for clients, from the log or from their stores.
+    """Reads ranges for clients: from what is ahead, or from their stores.
+
+    Ranges of objects are fetched by a loop of native requests; what it cannot do, and ranges of
+    files, by threads.
 
     Parameters
     ----------
     directory : Path
-        Directory for the log.
+        Directory on whose filesystem the ranges are that were read ahead.
     """
 
     def __init__(self, directory: Path) -> None:
-        self.log = AheadLog(directory)
+        self._file = open_unnamed(directory)
+        self.buffer = PrefetchBuffer(self._file)
+        self._loop = _request_loop(self.buffer)
         self._places = _Places()
         self._readers = _started_threads()
         self._lock = threading.Lock()
+        self._sources: list[Source] = []
+        self._numbers: dict[Source, int] = {}
+        self._aimed: dict[int, float] = {}  # when the address of each source was found
         self._probes: dict[str, threading.Lock] = collections.defaultdict(threading.Lock)
         self._ahead: list[threading.Thread] = []
-        self.fetched = 0
+        self._closed = False
+        self._fetched = 0
         self.used = 0
+        self.note = ""
 
     def close(self) -> None:
         """End all threads, and remove what is ahead."""
-        self.log.close()
+        self._closed = True
+        if self._loop is not None:
+            self._loop.close()
+        self.buffer.close()
         self._readers.shutdown(cancel_futures=True)
+        for thread in self._ahead:
+            thread.join(1.0)
+        if not any(thread.is_alive() for thread in self._ahead):
+            os.close(self._file)  # else it ends with the process
 
-    def announce(self, stream: Stream, request: AheadRequest) -> None:
+    def announce(self, stream: int, request: AheadRequest) -> None:
         """Read ranges ahead."""
-        self.log.announce(stream, _keys(request.sources, request.ranges), request.budget)
+        ranges = self._numbered(request.sources, request.ranges)
+        ends = decoded(request.ends, 1)[:, 0]
+        try:
+            self.buffer.announce(stream, ranges, np.ascontiguousarray(ends), request.budget)
+        except IndexError as error:
+            raise ValueError(str(error)) from error
         with self._lock:
             while len(self._ahead) < AHEAD_THREADS:
                 thread = threading.Thread(target=self._read_ahead, daemon=True)
@@ -155,87 +195,147 @@ class Fetcher:
 
         Raises
         ------
-        DistcacheError, OSError
-            If one cannot be read.
+        StorageError
+            If a store does not answer, or refuses.
+        OSError, CorpusError
+            If a file cannot be read, or is another one.
         """
         if len(descriptors) != len(request.sources):
             raise ValueError("there is not a descriptor for each source")
-        targets = dict(zip(request.sources, descriptors, strict=True))
-        keys = [key for key in _keys(request.sources, request.ranges) if key.size]
-        claimed = [(key, self.log.claim(key)) for key in keys]
-        end = time.monotonic() + limits().object_store
-        # What is missing is asked for before what is on its way is waited for.
-        pending = self._fetch_all([key for key, entry in claimed if entry is None], targets)
-        lost: list[RangeKey] = []
-        problems: list[BaseException] = []
-        for key, entry in claimed:
-            if entry is not None:
-                try:  # each that was claimed has to be read
-                    data = self.log.read(entry, end)
-                    if data is None:
-                        lost.append(key)
-                    else:
-                        write_range(targets[key.source], key.begin, data)
-                except Exception as problem:  # noqa: BLE001  raised below, after the others
-                    problems.append(problem)
-        pending += self._fetch_all(lost, targets)
+        local = decode_ranges(request.ranges, len(request.sources))
+        ranges = self._numbered(request.sources, request.ranges)
+        files = np.array(descriptors, np.int32)[local[:, 0]]
+        try:
+            outcome = np.array(self.buffer.fetch(ranges, files, limits().object_store), np.int64)
+            self._require_copied(request.sources, local, outcome)
+            self._fetch_missing(request.sources, local[outcome == MISSING], descriptors)
+        except IndexError as error:
+            raise ValueError(str(error)) from error
+        finally:
+            self.buffer.finish_readings(decoded(request.readings, 2))
+        with self._lock:
+            self.used += int(local[:, 2].sum())
+
+    def _numbered(self, sources: Sequence[Source], content: bytes) -> NDArray[np.int64]:
+        """Return ranges of a message, with the numbers that their sources have here."""
+        ranges = decode_ranges(content, len(sources)).copy()
+        numbers = np.array([self._number_of(source) for source in sources], np.int64)
+        ranges[:, 0] = numbers[ranges[:, 0]]
+        return ranges
+
+    def _number_of(self, source: Source) -> int:
+        with self._lock:
+            if source not in self._numbers:
+                by_loop = self._loop is not None and is_url(source.path)
+                number = self.buffer.add_source(
+                    FetchedBy.LOOP if by_loop else FetchedBy.THREADS,
+                    source.version.size if source.version.size <= WHOLE else 0,
+                )
+                self._sources.append(source)
+                self._numbers[source] = number
+                if by_loop:
+                    self._aim(number)
+            return self._numbers[source]
+
+    def _aim(self, number: int) -> None:
+        """Tell the loop of requests where an object is, for as long as its signature is valid."""
+        assert self._loop is not None, "it fetches this source"
+        source = self._sources[number]
+        self._aimed[number] = time.monotonic()
+        address = bucket_of(source.path).address(source.path, SIGNED)
+        # A weak ETag cannot be a condition.
+        if address is None or not source.version.tag.startswith('"'):
+            return
+        self._loop.set_target(
+            number,
+            address.origin,
+            address.path,
+            source.version.tag,
+            source.version.size,
+            0.9 * SIGNED,
+            address.certificates,
+        )
+
+    def _aim_again(self, number: int) -> None:
+        """Renew an address that has expired or was refused, after an answer to a thread."""
+        with self._lock:
+            if (
+                self._loop is not None
+                and number in self._aimed
+                and not self._loop.has_target(number)
+                and time.monotonic() - self._aimed[number] > AGAIN
+            ):
+                self._aim(number)
+
+    def _require_copied(
+        self, sources: Sequence[Source], ranges: NDArray[np.int64], outcome: NDArray[np.int64]
+    ) -> None:
+        """Raise the error of a range that came too late, or whose file could not be written."""
+        wrong = np.flatnonzero(outcome >= LATE)
+        if not len(wrong):
+            return
+        path = sources[ranges[wrong[0], 0]].path
+        if outcome[wrong[0]] == LATE:
+            why = f"no answer in {limits().object_store:.0f} s; {self.note}"
+            raise StorageError(path, why)
+        raise OSError(errno.EBADF, "what is read cannot be handed over", path)
+
+    def _fetch_missing(
+        self, sources: Sequence[Source], ranges: NDArray[np.int64], targets: Sequence[int]
+    ) -> None:
+        """Fetch what is not ahead into descriptors."""
+        wanted: dict[int, list[tuple[int, int]]] = {}
+        for source, begin, size in ranges.tolist():
+            wanted.setdefault(source, []).append((begin, size))
+        pending = [
+            self._readers.submit(self._copy, sources[source], joined, targets[source])
+            for source, own in wanted.items()
+            for joined in join_ranges(own, GAP, PIECE)
+        ]
         # Nothing may write to a descriptor after the caller has closed it.
-        problems += [error for future in pending if (error := future.exception()) is not None]
+        problems = [error for future in pending if (error := future.exception()) is not None]
         if problems:
             raise problems[0]
-        with self._lock:
-            self.used += sum(key.size for key in keys)
-
-    def _fetch_all(
-        self, keys: Sequence[RangeKey], targets: Mapping[Source, int]
-    ) -> list[Future[None]]:
-        """Begin to fetch ranges into descriptors."""
-        wanted: dict[Source, list[tuple[int, int]]] = {}
-        for key in keys:
-            wanted.setdefault(key.source, []).append((key.begin, key.size))
-        return [
-            self._readers.submit(self._copy, source, joined, targets[source])
-            for source, ranges in wanted.items()
-            for joined in join_ranges(ranges, GAP, PIECE)
-        ]
 
     def _copy(self, source: Source, joined: Joined, target: int) -> None:
         write_range(target, joined.begin, self._fetch(source, joined.begin, joined.end))
 
-    def _fetch(self, source: Source, begin: int, end: int) -> np.ndarray:
+    def _fetch(self, source: Source, begin: int, end: int) -> NDArray[np.uint8]:
         out = np.empty(end - begin, np.uint8)
         with self._places.open(source) as place:
             place.read_into(out, begin)
         with self._lock:
-            self.fetched += out.size
+            self._fetched += out.size
+        self._aim_again(self._numbers.get(source, -1))
         return out
 
     def _read_ahead(self) -> None:
         """Fetch what comes next, until the fetcher ends."""
-        while entries := self.log.next_group():
-            self._fetch_ahead(entries)
+        while not self._closed:
+            if taken := self.buffer.take(LISTEN):
+                self._fetch_ahead([Taken(*entry) for entry in taken])
 
-    def _fetch_ahead(self, entries: list[Entry]) -> None:
+    def _fetch_ahead(self, entries: list[Taken]) -> None:
         """Fetch ranges that are close together; a store that is away or refuses is waited for.
 
         Then one thread at a time asks: a store that comes back is not met by all of every node's.
         A reader that waits for a range that is refused asks for it, and gets the refusal.
         """
-        source = entries[0].key.source
+        source = self._sources[entries[0].source]
         turn: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         while entries:
-            begin = entries[0].key.begin
-            end = entries[-1].key.begin + entries[-1].key.size
+            begin, end = entries[0].begin, entries[-1].begin + entries[-1].size
             try:
                 with turn, in_background():
                     data = self._fetch(source, begin, end)
                 break
             except StorageError as error:
                 refused = isinstance(error, AccessDenied)
-                if not (error.passes or refused) or not self.log.is_wanted(entries):
+                wanted = any(self.buffer.is_wanted(entry.id) for entry in entries)
+                if not (error.passes or refused) or not wanted:
                     self._fail(entries, error)
                     return
-                self.log.note = str(error)
+                self.note = str(error)
                 with self._lock:
                     turn = self._probes[_store_of(source.path)]
                 entries = self._pause(entries, error if refused else None)
@@ -243,47 +343,62 @@ class Fetcher:
                 self._fail(entries, error)
                 return
         for entry in entries:
-            first = entry.key.begin - begin
-            self.log.store(entry, data[first : first + entry.key.size].data)
+            first = entry.begin - begin
+            self.buffer.store(entry.id, data[first : first + entry.size])
 
-    def _pause(self, entries: list[Entry], refusal: StorageError | None) -> list[Entry]:
+    def _pause(self, entries: list[Taken], refusal: StorageError | None) -> list[Taken]:
         """Wait before the next attempt; return the ranges that nobody waits for, of refused ones.
 
         All others are discarded, as soon as a reader waits for them.
         """
         until = time.monotonic() + PAUSE
-        while entries and (left := until - time.monotonic()) > 0:
-            awaited = self.log.awaited(entries) if refusal is not None else []
-            if refusal is not None and awaited:
-                self._fail(awaited, refusal)
-                entries = [entry for entry in entries if entry not in awaited]
-            time.sleep(min(left, PAUSE / 50) if refusal is not None else left)
+        while entries and not self._closed and (left := until - time.monotonic()) > 0:
+            if refusal is None:
+                time.sleep(left)
+                break
+            awaited = [entry for entry in entries if self.buffer.is_awaited(entry.id)]
+            self._fail(awaited, refusal)
+            entries = [entry for entry in entries if entry not in awaited]
+            time.sleep(min(left, PAUSE / 50))
         return entries
 
-    def _fail(self, entries: list[Entry], error: Exception) -> None:
+    def _fail(self, entries: list[Taken], error: Exception) -> None:
+        if entries:
+            self.note = str(error)
         for entry in entries:
-            self.log.fail(entry, str(error))
+            self.buffer.fail(entry.id)
 
     def status(self, clients: int) -> Status:
         """Return how it is."""
-        streams, queued, ahead = self.log.counts()
+        ahead = self.buffer.status()
         requests, retries = self._places.requests()
+        asked, received = self._loop.counts() if self._loop is not None else (0, 0)
         return Status(
             process=os.getpid(),
             clients=clients,
-            streams=streams,
-            budget=self.log.budget,
-            held=self.log.used,
-            queued=queued,
-            ahead=ahead,
-            hits=self.log.hits,
-            misses=self.log.misses,
-            fetched=self.fetched,
+            streams=ahead["streams"],
+            budget=ahead["budget"],
+            held=ahead["used"],
+            queued=ahead["queued"],
+            ahead=ahead["held"],
+            hits=ahead["hits"],
+            misses=ahead["misses"],
+            fetched=self._fetched + received,
             used=self.used,
-            requests=requests,
+            requests=requests + asked,
             retries=retries,
-            note=self.log.note,
+            note=self.note or (os.strerror(ahead["error"]) if ahead["error"] else ""),
         )
+
+
+def _request_loop(buffer: PrefetchBuffer) -> RequestLoop | None:
+    """Return a loop of native requests, or None without libcurl: then threads send them all."""
+    if os.environ.get("DISTCACHE_REQUESTS") == "threads":
+        return None
+    try:
+        return RequestLoop(buffer, curl_libraries(), limits().object_silence)
+    except RuntimeError:
+        return None
 
 
 def _started_threads() -> ThreadPoolExecutor:
@@ -310,11 +425,6 @@ def _started_threads() -> ThreadPoolExecutor:
 def _store_of(path: str) -> str:
     """Return what is away if a path is."""
     return str(address_of(path)._replace(key="")) if is_url(path) else path
-
-
-def _keys(sources: Sequence[Source], ranges: bytes) -> list[RangeKey]:
-    found = decode_ranges(ranges, len(sources)).tolist()
-    return [RangeKey(sources[source], begin, size) for source, begin, size in found]
 
 
 class _Server:
@@ -359,7 +469,7 @@ class _Server:
 
     def _serve(self, connection: socket.socket) -> None:
         connection.settimeout(None)
-        stream: Stream | None = None
+        stream = 0
         try:
             with (
                 contextlib.suppress(EOFError, OSError, ValueError),
@@ -368,12 +478,12 @@ class _Server:
             ):
                 while not _has_ended(connection, ended):
                     request, descriptors = receive(connection, Request)
-                    if isinstance(request, AheadRequest) and stream is None:
-                        stream = self._fetcher.log.open_stream()
+                    if isinstance(request, AheadRequest) and not stream:
+                        stream = self._fetcher.buffer.open_stream()
                     send(connection, self._answer(connection, request, descriptors, stream))
         finally:
-            if stream is not None:
-                self._fetcher.log.close_stream(stream)
+            if stream:
+                self._fetcher.buffer.close_stream(stream)
             with self._lock:
                 self._clients -= 1
                 self._readers.discard(connection)
@@ -384,7 +494,7 @@ class _Server:
         connection: socket.socket,
         request: Request,
         descriptors: list[int],
-        stream: Stream | None,
+        stream: int,
     ) -> Reply:
         try:
             if isinstance(request, ReadRequest):
@@ -392,7 +502,6 @@ class _Server:
             elif isinstance(request, Hello):
                 return self._greet(connection, request)
             elif isinstance(request, AheadRequest):
-                assert stream is not None, "the caller has opened it"
                 self._fetcher.announce(stream, request)
             else:
                 return Reply(status=self._fetcher.status(self._clients))
@@ -405,7 +514,7 @@ class _Server:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        return Reply()
+        return Reply(stream=stream)
 
     def _greet(self, connection: socket.socket, request: Hello) -> Reply:
         """Accept a client that reaches stores as this process does; for others make room."""

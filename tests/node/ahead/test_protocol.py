@@ -19,7 +19,7 @@ from distcache.node.ahead.protocol import (
     Source,
     connect_to,
     decode_ranges,
-    encode_ranges,
+    encoded,
     listen_at,
     peer_is_own,
     receive,
@@ -34,7 +34,7 @@ def test_messages_and_descriptors_arrive() -> None:
     """Also the largest number of descriptors."""
     ours, theirs = socket.socketpair()
     files = [os.memfd_create("f") for _ in range(MOST_DESCRIPTORS)]
-    request = ReadRequest([SOURCE], encode_ranges([(0, 5, 3)]))
+    request = ReadRequest([SOURCE], encoded([(0, 5, 3)]))
     with ours, theirs:
         sender = threading.Thread(target=send, args=(ours, request, files))
         sender.start()
@@ -70,12 +70,12 @@ def test_what_is_no_message(sent: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [(1, 0, 5), (-1, 0, 5), (0, -1, 5), (0, 1, -5), (0, 2**63 - 1, 2)]
+    "wrong", [(1, 0, 5), (-1, 0, 5), (0, -1, 5), (0, 1, -5), (0, 1, 0), (0, 2**63 - 1, 2)]
 )
 def test_ranges_of_nothing(wrong: tuple[int, int, int]) -> None:
     """They are refused: nothing is trusted that another process says."""
     with pytest.raises(ValueError, match="range"):
-        decode_ranges(encode_ranges([(0, 0, 1), wrong]), 1)
+        decode_ranges(encoded([(0, 0, 1), wrong]), 1)
 
 
 def test_an_error_arrives_as_itself() -> None:

@@ -19,7 +19,7 @@ from distcache.node.ahead.protocol import (
     AheadRequest,
     ReadRequest,
     Source,
-    encode_ranges,
+    encoded,
     listen_at,
 )
 from distcache.node.ahead.server import Fetcher, _Server, _started_threads
@@ -27,24 +27,25 @@ from distcache.storage.files import version_of
 from tests.support.waiting import wait_until
 
 RANGES = [(0, begin, 1000) for begin in range(0, 10_000, 1000)]
+ENDS = range(1, 11)
 
 
 def test_a_reader_that_cannot_be_given_its_ranges(tmp_path: Path) -> None:
-    """It gets an error, and keeps nothing of the log."""
+    """It gets an error, and keeps nothing of what is ahead."""
     path = tmp_path / "c.bin"
     path.write_bytes(os.urandom(10_000))
     source = Source(str(path), version_of(path.stat()))
     (tmp_path / "ahead").mkdir()
     fetcher = Fetcher(tmp_path / "ahead")
-    stream = fetcher.log.open_stream()
-    fetcher.announce(stream, AheadRequest([source], encode_ranges(RANGES), 1 << 20))
-    wait_until(lambda: fetcher.log.counts()[2] == len(RANGES), "what is read ahead")
+    stream = fetcher.buffer.open_stream()
+    fetcher.announce(stream, AheadRequest([source], encoded(RANGES), encoded(ENDS), 1 << 20))
+    wait_until(lambda: fetcher.buffer.status()["held"] == len(RANGES), "what is read ahead")
     target = os.open(path, os.O_RDONLY)
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        fetcher.read(ReadRequest([source], encode_ranges(RANGES)), [target])
+    with pytest.raises(OSError, match="cannot be handed over"):
+        fetcher.read(ReadRequest([source], encoded(RANGES)), [target])
     os.close(target)
-    fetcher.log.close_stream(stream)
-    assert fetcher.log.used == 0
+    fetcher.buffer.close_stream(stream)
+    assert fetcher.buffer.status()["used"] == 0
     fetcher.close()
 
 
@@ -80,15 +81,15 @@ def test_refusals_pause_what_is_read_ahead(tmp_path: Path, monkeypatch: pytest.M
         return original(source, begin, end)
 
     monkeypatch.setattr(fetcher, "_fetch", fetch)
-    stream = fetcher.log.open_stream()
-    fetcher.announce(stream, AheadRequest([source], encode_ranges(RANGES), 1 << 20))
+    stream = fetcher.buffer.open_stream()
+    fetcher.announce(stream, AheadRequest([source], encoded(RANGES), encoded(ENDS), 1 << 20))
     wait_until(lambda: asked[0] > 0, "a refusal")
     target = os.open(tmp_path / "target", os.O_RDWR | os.O_CREAT, 0o600)
     with pytest.raises(AccessDenied):
-        fetcher.read(ReadRequest([source], encode_ranges(RANGES[:1])), [target])
+        fetcher.read(ReadRequest([source], encoded(RANGES[:1])), [target])
     os.close(target)
     refused[0] = False
-    wait_until(lambda: fetcher.log.counts()[2] == len(RANGES) - 1, "what is read ahead")
+    wait_until(lambda: fetcher.buffer.status()["held"] == len(RANGES) - 1, "what is read ahead")
     assert asked[0] < 10 * len(RANGES)
     fetcher.close()
 
@@ -130,8 +131,8 @@ def test_an_error_that_nobody_expects_is_an_answer(
 
     monkeypatch.setattr(fetcher, "read", fail)
     ours, theirs = socket.socketpair()
-    request = ReadRequest([], encode_ranges([]))
-    reply = _Server(fetcher)._answer(theirs, request, [], None)
+    request = ReadRequest([], encoded([]))
+    reply = _Server(fetcher)._answer(theirs, request, [], 0)
     assert "MemoryError: 8 TiB" in reply.problems[0]
     ours.close()
     theirs.close()

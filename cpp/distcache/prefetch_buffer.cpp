@@ -1,0 +1,288 @@
+#include "distcache/prefetch_buffer.hpp"
+
+#include <algorithm>
+#include <random>
+#include <utility>
+
+#include "distcache/checked_file.hpp"
+#include "distcache/require.hpp"
+
+namespace distcache {
+
+std::size_t PrefetchBuffer::Hash::operator()(const SourceRange& range) const {
+    auto hash = static_cast<std::uint64_t>(range.begin) * 0x9E3779B97F4A7C15;
+    hash ^= static_cast<std::uint64_t>(range.source) * 0xC2B2AE3D27D4EB4F;
+    hash ^= static_cast<std::uint64_t>(range.size) << 20;
+    return hash ^ (hash >> 31);
+}
+
+PrefetchBuffer::PrefetchBuffer(int descriptor) : file_(descriptor) {
+    std::random_device random;  // readings of an earlier process do not count as those of this one
+    next_stream_ = static_cast<std::int64_t>((std::uint64_t{random()} << 30 | random()) >> 1) + 1;
+}
+
+PrefetchBuffer::~PrefetchBuffer() = default;
+
+std::int64_t PrefetchBuffer::add_source(FetchedBy fetcher, std::int64_t whole) {
+    const Lock lock(mutex_);
+    sources_.push_back({fetcher, whole});
+    thread_sources_ += fetcher == FetchedBy::threads ? 1 : 0;
+    return static_cast<std::int64_t>(sources_.size()) - 1;
+}
+
+std::int64_t PrefetchBuffer::open_stream() {
+    const Lock lock(mutex_);
+    const std::int64_t number = next_stream_++;
+    streams_[number].number = number;
+    return number;
+}
+
+void PrefetchBuffer::close_stream(std::int64_t stream) {
+    const Lock lock(mutex_);
+    const auto found = streams_.find(stream);
+    if (found == streams_.end()) {
+        return;
+    }
+    const Stream closed = std::move(found->second);
+    streams_.erase(found);
+    for (Entry* const entry : closed.ranges) {
+        if (entry != nullptr) {
+            --entry->readings;
+            release_if_unused(*entry);
+        }
+    }
+    while (!spare_.empty() && used_ > asked()) {
+        discard_spare();
+    }
+    wake_fetchers();
+}
+
+void PrefetchBuffer::announce(std::int64_t stream, std::span<const SourceRange> ranges,
+                              std::span<const std::int64_t> ends, std::int64_t budget) {
+    const Lock lock(mutex_);
+    const auto found = streams_.find(stream);
+    require(found != streams_.end(), "there is no such stream");
+    const auto count = static_cast<std::int64_t>(ranges.size());
+    require(std::is_sorted(ends.begin(), ends.end()) &&
+                (ends.empty() ? count == 0 : ends.front() >= 0 && ends.back() == count),
+            "readings do not fit their ranges");
+    require_sound(ranges);
+    Stream& to = found->second;
+    to.budget = std::max(to.budget, budget);
+    const std::int64_t before = to.range_count();
+    for (const SourceRange& range : ranges) {
+        Entry& entry = find_or_add(range);
+        ++entry.readings;
+        to.ranges.push_back(&entry);
+    }
+    for (const std::int64_t end : ends) {
+        to.readings.push_back({before + end, false});
+    }
+    wake_fetchers();
+}
+
+void PrefetchBuffer::finish_reading(std::int64_t stream, std::int64_t reading) {
+    const Lock lock(mutex_);
+    const auto found = streams_.find(stream);
+    if (found == streams_.end()) {
+        return;
+    }
+    Stream& of = found->second;
+    if (reading < of.first_reading || reading >= of.reading_count()) {
+        return;
+    }
+    auto& ended = of.readings[static_cast<std::size_t>(reading - of.first_reading)];
+    if (ended.over) {
+        return;
+    }
+    ended.over = true;
+    for (std::int64_t number = of.begin_of(reading); number < ended.end; ++number) {
+        Entry& entry = *std::exchange(of.range(number), nullptr);
+        --entry.readings;
+        release_if_unused(entry);
+    }
+    while (!of.readings.empty() && of.readings.front().over) {
+        const std::int64_t end = of.readings.front().end;
+        of.ranges.erase(of.ranges.begin(), of.ranges.begin() + (end - of.first_range));
+        of.first_range = end;
+        of.next = std::max(of.next, end);
+        of.readings.pop_front();
+        ++of.first_reading;
+    }
+    wake_fetchers();
+}
+
+std::vector<FetchStatus> PrefetchBuffer::fetch(std::span<const SourceRange> ranges,
+                                               std::span<const int> files, Clock::time_point end) {
+    require(ranges.size() == files.size(), "each range needs a file");
+    std::vector<FetchStatus> outcome(ranges.size(), FetchStatus::missing);
+    std::vector<Entry*> claimed(ranges.size(), nullptr);
+    Waiter waiter;
+    Lock lock(mutex_);
+    require_sound(ranges);
+    for (std::size_t i = 0; i < ranges.size(); ++i) {
+        claimed[i] = claim(ranges[i], waiter);
+    }
+    if (!urgent_.empty()) {
+        wake_fetchers();
+    }
+    waiter.arrived.wait_until(lock, end, [&] { return waiter.left == 0 || closed_; });
+    for (std::size_t i = 0; i < ranges.size(); ++i) {
+        if (claimed[i] == nullptr || claimed[i]->state == State::held) {
+            continue;
+        }
+        if (claimed[i]->extra != nullptr && std::erase(claimed[i]->extra->waiters, &waiter) > 0) {
+            outcome[i] = FetchStatus::late;
+        }
+        --claimed[i]->users;
+        release_if_unused(*std::exchange(claimed[i], nullptr));
+    }
+    lock.unlock();
+    for (std::size_t i = 0; i < ranges.size(); ++i) {
+        if (claimed[i] != nullptr) {
+            outcome[i] = copy(*claimed[i], ranges[i], files[i]);
+        }
+    }
+    lock.lock();
+    for (Entry* const entry : claimed) {
+        if (entry != nullptr) {
+            --entry->users;
+            release_if_unused(*entry);
+        }
+    }
+    return outcome;
+}
+
+// Let a reader use an entry, which it waits for if that is not held; null if the reader's thread
+// has to fetch it.
+PrefetchBuffer::Entry* PrefetchBuffer::claim(const SourceRange& range, Waiter& waiter) {
+    const std::int64_t whole = sources_[static_cast<std::size_t>(range.source)].whole;
+    Entry* entry = whole > 0 ? find({range.source, 0, whole}) : nullptr;
+    if (entry == nullptr) {
+        entry = find(range);
+    }
+    const bool by_loop =
+        sources_[static_cast<std::size_t>(range.source)].fetcher == FetchedBy::loop;
+    const bool is_ahead =
+        entry != nullptr && (entry->state == State::held || entry->state == State::fetching);
+    ++(is_ahead ? hits_ : misses_);
+    if (closed_ || (!is_ahead && !by_loop) || (entry != nullptr && entry->state == State::lost)) {
+        return nullptr;
+    }
+    if (entry == nullptr) {
+        entry = &find_or_add(range);
+    }
+    if (entry->state == State::queued && entry->queues == 0) {
+        urgent_.push_back(entry);
+        ++entry->queues;
+    }
+    ++entry->users;
+    if (entry->state != State::held) {
+        if (entry->extra == nullptr) {
+            entry->extra = std::make_unique<Extra>();
+        }
+        entry->extra->waiters.push_back(&waiter);
+        ++waiter.left;
+    }
+    return entry;
+}
+
+FetchStatus PrefetchBuffer::copy(const Entry& entry, const SourceRange& range, int file) const {
+    const std::int64_t begin = range.begin - entry.range.begin;
+    const std::int64_t end = begin + range.size;
+    static thread_local std::vector<std::byte> buffer;
+    std::span<const std::byte> bytes;
+    if (entry.offset < 0) {
+        bytes = std::span<const std::byte>(entry.extra->memory)
+                    .subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(range.size));
+    } else {
+        const auto checksums = entry.range.size > checked_block
+                                   ? std::span<const std::uint64_t>(entry.extra->checksums)
+                                   : std::span<const std::uint64_t>(&entry.checksum, 1);
+        if (!read_checked(file_, entry.offset, entry.range.size, checksums, begin, end, buffer,
+                          bytes)) {
+            return FetchStatus::missing;
+        }
+    }
+    return write_all(file, bytes, range.begin) == 0 ? FetchStatus::copied : FetchStatus::failed;
+}
+
+void PrefetchBuffer::on_work(std::function<void()> wake) {
+    const Lock lock(mutex_);
+    wake_loop_ = std::move(wake);
+}
+
+void PrefetchBuffer::close() {
+    const Lock lock(mutex_);
+    closed_ = true;
+    for (auto& [range, entry] : entries_) {
+        if (entry.extra != nullptr) {
+            for (Waiter* const waiter : entry.extra->waiters) {
+                waiter->arrived.notify_one();
+            }
+        }
+    }
+    work_.notify_all();
+}
+
+PrefetchBuffer::Status PrefetchBuffer::status() const {
+    const Lock lock(mutex_);
+    return {static_cast<std::int64_t>(streams_.size()),
+            budget(),
+            used_,
+            counts_[static_cast<std::size_t>(State::queued)],
+            counts_[static_cast<std::size_t>(State::held)],
+            hits_,
+            misses_,
+            error_};
+}
+
+void PrefetchBuffer::require_sound(std::span<const SourceRange> ranges) const {
+    for (const SourceRange& range : ranges) {
+        require(range.source >= 0 && static_cast<std::size_t>(range.source) < sources_.size(),
+                "there is no such source");
+        const std::int64_t whole = sources_[static_cast<std::size_t>(range.source)].whole;
+        require(range.begin >= 0 && range.size > 0 && range.begin <= INT64_MAX - range.size &&
+                    (whole == 0 || range.begin + range.size <= whole),
+                "a range is outside of its source");
+    }
+}
+
+FetchedBy PrefetchBuffer::fetcher_of(const Entry& entry) const {
+    return sources_[static_cast<std::size_t>(entry.range.source)].fetcher;
+}
+
+PrefetchBuffer::Entry* PrefetchBuffer::find(const SourceRange& range) {
+    const auto found = entries_.find(range);
+    return found == entries_.end() ? nullptr : &found->second;
+}
+
+PrefetchBuffer::Entry& PrefetchBuffer::find_or_add(const SourceRange& range) {
+    const auto [found, is_new] = entries_.try_emplace(range);
+    Entry& entry = found->second;
+    if (is_new) {
+        entry.range = range;
+        ++counts_[static_cast<std::size_t>(State::queued)];
+    } else if (entry.spare) {
+        spare_.erase(entry.place_of_spare);
+        entry.spare = false;
+    }
+    return entry;
+}
+
+void PrefetchBuffer::set_state(Entry& entry, State state) {
+    --counts_[static_cast<std::size_t>(entry.state)];
+    ++counts_[static_cast<std::size_t>(state)];
+    entry.state = state;
+}
+
+void PrefetchBuffer::wake_fetchers() {
+    if (thread_sources_ > 0 || !passed_on_.empty()) {
+        work_.notify_one();
+    }
+    if (wake_loop_) {
+        wake_loop_();
+    }
+}
+
+}  // namespace distcache

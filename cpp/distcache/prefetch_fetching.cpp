@@ -1,0 +1,214 @@
+// How a `PrefetchBuffer` gives work to those who fetch, and takes what they have fetched.
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "distcache/checked_file.hpp"
+#include "distcache/prefetch_buffer.hpp"
+#include "distcache/require.hpp"
+
+namespace distcache {
+namespace {
+
+constexpr std::size_t most_joined = 16;  // ranges of one request
+
+}  // namespace
+
+std::vector<TakenRange> PrefetchBuffer::take(FetchedBy fetcher, Clock::time_point end) {
+    Lock lock(mutex_);
+    std::vector<Entry*> found;
+    while (!closed_) {
+        if (Entry* const first = fetcher == FetchedBy::loop ? take_urgent() : take_passed_on()) {
+            found = {first};
+        } else {
+            found = take_next(fetcher);
+        }
+        if (!found.empty() || fetcher == FetchedBy::loop || Clock::now() >= end) {
+            break;
+        }
+        work_.wait_until(lock, end);
+    }
+    std::vector<TakenRange> taken;
+    for (Entry* const entry : found) {
+        taken.push_back({next_id_, entry->range});
+        taken_.emplace(next_id_++, entry);
+    }
+    if (!found.empty() && fetcher == FetchedBy::threads) {
+        work_.notify_one();  // the next thread, which finds what is left, and wakes another
+    }
+    return taken;
+}
+
+// What only its readers need gets no place: it is handed to them from memory.
+PrefetchBuffer::Entry* PrefetchBuffer::take_urgent() {
+    while (!urgent_.empty()) {
+        Entry& entry = *urgent_.front();
+        urgent_.pop_front();
+        --entry.queues;
+        if (entry.state == State::queued && entry.users > 0) {
+            if (entry.readings > 0 && make_room(entry.range.size, nullptr)) {
+                place(entry, nullptr);
+            }
+            set_state(entry, State::fetching);
+            return &entry;
+        }
+        release_if_unused(entry);
+    }
+    return nullptr;
+}
+
+PrefetchBuffer::Entry* PrefetchBuffer::take_passed_on() {
+    while (!passed_on_.empty()) {
+        Entry& entry = *passed_on_.front();
+        passed_on_.pop_front();
+        --entry.queues;
+        if (entry.readings > 0) {
+            return &entry;
+        }
+        finish(entry, State::lost);
+    }
+    return nullptr;
+}
+
+// The next ranges of the stream that has least ahead, with their places.
+std::vector<PrefetchBuffer::Entry*> PrefetchBuffer::take_next(FetchedBy fetcher) {
+    std::vector<Stream*> streams;
+    for (auto& [number, stream] : streams_) {
+        streams.push_back(&stream);
+    }
+    std::sort(streams.begin(), streams.end(),
+              [](const Stream* a, const Stream* b) { return a->taken < b->taken; });
+    for (Stream* const stream : streams) {
+        Entry* const first = next_of(*stream);
+        if (first == nullptr || fetcher_of(*first) != fetcher) {
+            continue;
+        }
+        if (!make_room(first->range.size, stream)) {
+            return {};
+        }
+        std::vector<Entry*> found{first};
+        place(*first, stream);
+        while (found.size() < most_joined) {
+            const SourceRange& last = found.back()->range;
+            Entry* const next = next_of(*stream);
+            const bool near =
+                next != nullptr && next->range.source == last.source &&
+                next->range.begin >= last.begin + last.size &&
+                next->range.begin - (last.begin + last.size) <= longest_gap &&
+                next->range.begin + next->range.size - first->range.begin <= longest_request;
+            if (!near || !fits(next->range.size)) {
+                break;
+            }
+            place(*next, stream);
+            found.push_back(next);
+        }
+        return found;
+    }
+    return {};
+}
+
+// The next range of a stream that has to be fetched; null if there is none.
+PrefetchBuffer::Entry* PrefetchBuffer::next_of(Stream& stream) {
+    for (; stream.next < stream.range_count(); ++stream.next) {
+        Entry* const entry = stream.range(stream.next);
+        // What readers wait for is fetched already, or next.
+        if (entry != nullptr && entry->state == State::queued && entry->queues == 0 &&
+            Extents::rounded(entry->range.size) <= asked()) {
+            return entry;
+        }
+    }
+    return nullptr;
+}
+
+void PrefetchBuffer::store(std::uint64_t id, std::span<const std::byte> bytes) {
+    Lock lock(mutex_);
+    Entry& entry = *taken_.at(id);
+    require(static_cast<std::int64_t>(bytes.size()) == entry.range.size,
+            "a range has another size");
+    const bool has_place = entry.offset >= 0;
+    lock.unlock();
+    int error = 0;
+    if (has_place) {
+        std::vector<std::uint64_t> checksums = checksums_of(bytes);
+        if (checksums.size() == 1) {
+            entry.checksum = checksums.front();
+        } else {
+            const Lock again(mutex_);  // readers that come to wait may make it, too
+            if (entry.extra == nullptr) {
+                entry.extra = std::make_unique<Extra>();
+            }
+            entry.extra->checksums = std::move(checksums);
+        }
+        error = write_all(file_, bytes, entry.offset);
+    }
+    lock.lock();
+    taken_.erase(id);
+    if (error != 0) {
+        note_error(error, used_ - Extents::rounded(entry.range.size));
+        free_place(entry);
+    }
+    if (!has_place || error != 0) {
+        if (entry.users == 0) {
+            finish(entry, State::lost);
+            return;
+        }
+        entry.extra->memory.assign(bytes.begin(), bytes.end());
+    }
+    finish(entry, State::held);
+}
+
+void PrefetchBuffer::fail(std::uint64_t id) {
+    const Lock lock(mutex_);
+    Entry& entry = *taken_.at(id);
+    taken_.erase(id);
+    finish(entry, State::lost);
+}
+
+void PrefetchBuffer::pass_on(std::uint64_t id) {
+    const Lock lock(mutex_);
+    Entry& entry = *taken_.at(id);
+    taken_.erase(id);
+    if (entry.offset < 0 || entry.readings == 0) {
+        finish(entry, State::lost);
+        return;
+    }
+    wake_readers(entry);  // who fetch it themselves: an error is theirs
+    passed_on_.push_back(&entry);
+    ++entry.queues;
+    work_.notify_one();
+}
+
+bool PrefetchBuffer::is_wanted(std::uint64_t id) const {
+    const Lock lock(mutex_);
+    return taken_.at(id)->readings > 0;
+}
+
+bool PrefetchBuffer::is_awaited(std::uint64_t id) const {
+    const Lock lock(mutex_);
+    const Entry& entry = *taken_.at(id);
+    return entry.extra != nullptr && !entry.extra->waiters.empty();
+}
+
+// Note the end of fetching a range.
+void PrefetchBuffer::finish(Entry& entry, State state) {
+    if (state == State::lost) {
+        free_place(entry);
+    }
+    set_state(entry, state);
+    wake_readers(entry);
+    release_if_unused(entry);
+}
+
+void PrefetchBuffer::wake_readers(Entry& entry) {
+    if (entry.extra == nullptr) {
+        return;
+    }
+    for (Waiter* const waiter : std::exchange(entry.extra->waiters, {})) {
+        if (--waiter->left == 0) {
+            waiter->arrived.notify_one();
+        }
+    }
+}
+
+}  // namespace distcache

@@ -1,0 +1,152 @@
+// Who may have what of the budget of a `PrefetchBuffer`.
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "distcache/prefetch_buffer.hpp"
+
+namespace distcache {
+namespace {
+
+constexpr std::size_t most_spare = 1 << 20;
+constexpr std::chrono::seconds full_pause{60};  // until a full disk is written to again
+
+}  // namespace
+
+// Give a range a place in the file, where it takes the share of a stream, or nobody's.
+void PrefetchBuffer::place(Entry& entry, Stream* stream) {
+    const std::int64_t size = Extents::rounded(entry.range.size);
+    entry.offset = extents_.take(size);
+    file_size_ = std::max(file_size_, extents_.end());
+    used_ += size;
+    if (stream != nullptr) {
+        entry.owner = stream->number;
+        stream->taken += size;
+    }
+    set_state(entry, State::fetching);
+}
+
+// Make room for a range: of spare ones, and for a stream that is below its share also of the stream
+// that has most beyond its own. Returns whether there is room.
+bool PrefetchBuffer::make_room(std::int64_t size, const Stream* stream) {
+    while (!fits(size) && !spare_.empty()) {
+        discard_spare();
+    }
+    if (stream == nullptr || fits(size)) {
+        return fits(size);
+    }
+    const std::int64_t share = budget() / static_cast<std::int64_t>(streams_.size());
+    if (stream->taken + Extents::rounded(size) > share) {
+        return false;
+    }
+    const auto most = std::max_element(
+        streams_.begin(), streams_.end(),
+        [](const auto& a, const auto& b) { return a.second.taken < b.second.taken; });
+    Stream& from = most->second;
+    std::int64_t furthest = std::min(from.next, from.range_count());
+    while (from.taken > share && !fits(size) && furthest > from.first_range) {
+        Entry* const entry = from.range(--furthest);
+        // What is read more than once may be needed sooner by another reading.
+        if (entry != nullptr && entry->state == State::held && entry->owner == from.number &&
+            entry->users == 0 && entry->readings == 1) {
+            free_place(*entry);
+            set_state(*entry, State::queued);
+            from.next = furthest;
+        }
+    }
+    return fits(size);
+}
+
+// Let an entry that nobody reads now go, or become spare.
+void PrefetchBuffer::release_if_unused(Entry& entry) {
+    if (entry.users > 0 || entry.queues > 0 || entry.state == State::fetching) {
+        return;
+    }
+    if (entry.state == State::held && entry.offset < 0) {  // in memory, which is for its readers
+        entry.extra->memory = {};
+        set_state(entry, State::queued);
+    }
+    if (entry.readings > 0) {
+        return;
+    }
+    if (entry.state != State::held) {
+        free_place(entry);
+        --counts_[static_cast<std::size_t>(entry.state)];
+        entries_.erase(entry.range);
+        return;
+    }
+    if (entry.spare) {
+        spare_.erase(entry.place_of_spare);
+    }
+    disown(entry);
+    entry.spare = true;
+    entry.place_of_spare = spare_.insert(spare_.end(), &entry);
+    while (!spare_.empty() && (spare_.size() > most_spare || used_ > budget())) {
+        discard_spare();
+    }
+}
+
+// Discard the range that was read least recently, of those that nobody will read.
+void PrefetchBuffer::discard_spare() {
+    Entry& entry = *spare_.front();
+    spare_.pop_front();
+    entry.spare = false;
+    if (entry.users > 0) {
+        return;  // somebody reads it, who has not announced it
+    }
+    free_place(entry);
+    --counts_[static_cast<std::size_t>(entry.state)];
+    entries_.erase(entry.range);
+}
+
+void PrefetchBuffer::disown(Entry& entry) {
+    if (const auto owner = streams_.find(entry.owner); owner != streams_.end()) {
+        owner->second.taken -= Extents::rounded(entry.range.size);
+    }
+    entry.owner = 0;
+}
+
+void PrefetchBuffer::free_place(Entry& entry) {
+    if (entry.offset < 0) {
+        return;
+    }
+    extents_.release(entry.offset, entry.range.size);
+    used_ -= Extents::rounded(entry.range.size);
+    disown(entry);
+    entry.offset = -1;
+    // The disk gets large ends of the file back, and all of it when nothing is ahead.
+    if (extents_.end() == 0 || file_size_ - extents_.end() > longest_request) {
+        if (::ftruncate(file_, extents_.end()) == 0) {
+            file_size_ = extents_.end();
+        }
+    }
+}
+
+bool PrefetchBuffer::fits(std::int64_t size) const {
+    const std::int64_t limit = budget();
+    return used_ + Extents::rounded(size) <= limit && extents_.fits(size, limit);
+}
+
+std::int64_t PrefetchBuffer::asked() const {
+    std::int64_t most = 0;
+    for (const auto& [number, stream] : streams_) {
+        most = std::max(most, stream.budget);
+    }
+    return most;
+}
+
+std::int64_t PrefetchBuffer::budget() const {
+    return Clock::now() < full_until_ ? std::min(asked(), room_) : asked();
+}
+
+void PrefetchBuffer::note_error(int error, std::int64_t room) {
+    error_ = error;
+    if (error == ENOSPC || error == EDQUOT || error == EFBIG) {
+        room_ = std::max<std::int64_t>(room, 0);
+        full_until_ = Clock::now() + full_pause;
+    }
+}
+
+}  // namespace distcache
