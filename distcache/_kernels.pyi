@@ -1,4 +1,3 @@
-import enum
 from typing import Any
 
 import numpy as np
@@ -183,13 +182,9 @@ def find_ranges(
     sections: list[Section], samples: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]: ...
 
-class FetchedBy(enum.Enum):
-    LOOP = 0
-    THREADS = 1
-
 class PrefetchBuffer:
     def __init__(self, descriptor: int) -> None: ...
-    def add_source(self, fetcher: FetchedBy, whole: int) -> int: ...
+    def add_source(self, by_loop: bool, whole: int) -> int: ...
     def open_stream(self) -> int: ...
     def close_stream(self, stream: int) -> None: ...
     def announce(

@@ -110,15 +110,21 @@ descriptor : int
     Descriptor of an empty file, which nothing else uses; it stays open as long as the buffer.
 )doc")
         .def(py::init<int>(), py::arg("descriptor"))
-        .def("add_source", &PrefetchBuffer::add_source, py::arg("fetcher"), py::arg("whole"), R"doc(
+        .def(
+            "add_source",
+            [](PrefetchBuffer& buffer, bool by_loop, std::int64_t whole) {
+                return buffer.add_source(by_loop ? FetchedBy::loop : FetchedBy::threads, whole);
+            },
+            py::arg("by_loop"), py::arg("whole"), R"doc(
 Add a source, and return its number.
 
 Parameters
 ----------
-fetcher : FetchedBy
-    Who fetches its ranges.
+by_loop : bool
+    Whether a `RequestLoop` fetches its ranges; else threads that take them do.
 whole : int
-    Bytes of the source if all of it is fetched for any range that was announced, else 0.
+    Bytes of the source if all of it may be announced as one range, of which any part is then
+    served, else 0.
 )doc")
         .def("open_stream", &PrefetchBuffer::open_stream, "Return the number of a new stream.")
         .def("close_stream", &PrefetchBuffer::close_stream, release(), py::arg("stream"),
@@ -247,9 +253,6 @@ certificates : bytes
 }  // namespace
 
 void register_prefetch(py::module_& module) {
-    py::enum_<FetchedBy>(module, "FetchedBy", "Who fetches a range.")
-        .value("LOOP", FetchedBy::loop, "The loop of requests.")
-        .value("THREADS", FetchedBy::threads, "Threads that take it.");
     register_buffer(module);
     register_loop(module);
 }

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distcache.kernels import FetchedBy, PrefetchBuffer
+from distcache.kernels import PrefetchBuffer
 from distcache.storage.files import open_unnamed
 
 SIZE = 10_000
@@ -37,7 +37,7 @@ class Node:
     def __init__(self, directory: Path) -> None:
         self.file = open_unnamed(directory)
         self.buffer = PrefetchBuffer(self.file)
-        self.source = self.buffer.add_source(FetchedBy.THREADS, 0)
+        self.source = self.buffer.add_source(False, 0)
 
     def key(self, number: int, size: int = SIZE) -> Range:
         """Return a range that is far from others."""
@@ -222,7 +222,7 @@ def test_a_flipped_bit_is_noticed(node: Node) -> None:
 def test_a_large_range_is_read_in_parts(node: Node) -> None:
     """All of a small source may be announced: any part of it is served, and verified."""
     whole = 100_000
-    source = node.buffer.add_source(FetchedBy.THREADS, whole)
+    source = node.buffer.add_source(False, whole)
     stream = node.buffer.open_stream()
     node.announce(stream, [[(source, 0, whole)]] * 3)
     assert node.fetch() == 1
@@ -376,7 +376,7 @@ def test_a_full_disk_leaves_nothing_on_its_way(node: Node) -> None:
 def test_what_is_not_asked_for_sensibly(node: Node) -> None:
     """Numbers that lead outside of one another are errors."""
     stream = node.buffer.open_stream()
-    source = node.buffer.add_source(FetchedBy.THREADS, 100)
+    source = node.buffer.add_source(False, 100)
     wrong: list[list[Range]] = [
         [(source + 1, 0, 1)],
         [(-1, 0, 1)],

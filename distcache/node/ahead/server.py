@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.errors import AccessDenied, CorpusError, DistcacheError, NoSpace, StorageError
-from distcache.kernels import FetchedBy, PrefetchBuffer, RequestLoop
+from distcache.kernels import PrefetchBuffer, RequestLoop
 from distcache.node.ahead import LOCK
 from distcache.node.ahead.protocol import (
     WHOLE,
@@ -228,7 +228,7 @@ class Fetcher:
             if source not in self._numbers:
                 by_loop = self._loop is not None and is_url(source.path)
                 number = self.buffer.add_source(
-                    FetchedBy.LOOP if by_loop else FetchedBy.THREADS,
+                    by_loop,
                     source.version.size if source.version.size <= WHOLE else 0,
                 )
                 self._sources.append(source)
