@@ -45,10 +45,12 @@ void finish_readings(PrefetchBuffer& buffer, const py::array& readings) {
     if (readings.shape(1) != 2) {
         throw py::value_error("readings must have two columns");
     }
-    const py::gil_scoped_release release;
+    std::vector<ReadingNumber> ended;
     for (std::size_t i = 0; i < numbers.size(); i += 2) {
-        buffer.finish_reading(numbers[i], numbers[i + 1]);
+        ended.push_back({numbers[i], numbers[i + 1]});
     }
+    const py::gil_scoped_release release;
+    buffer.finish_readings(ended);
 }
 
 std::vector<int> fetch(PrefetchBuffer& buffer, const py::array& ranges, const py::array& files,

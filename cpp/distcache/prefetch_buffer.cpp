@@ -81,35 +81,41 @@ void PrefetchBuffer::announce(std::int64_t stream, std::span<const SourceRange> 
     wake_fetchers();
 }
 
-void PrefetchBuffer::finish_reading(std::int64_t stream, std::int64_t reading) {
+void PrefetchBuffer::finish_readings(std::span<const ReadingNumber> readings) {
     const Lock lock(mutex_);
-    const auto found = streams_.find(stream);
-    if (found == streams_.end()) {
+    for (const ReadingNumber& ended : readings) {
+        if (const auto found = streams_.find(ended.stream); found != streams_.end()) {
+            finish_reading(found->second, ended.reading);
+        }
+    }
+    if (counts_[static_cast<std::size_t>(State::queued)] > 0) {
+        wake_fetchers();  // there may be room
+    }
+}
+
+void PrefetchBuffer::finish_reading(Stream& stream, std::int64_t reading) {
+    if (reading < stream.first_reading || reading >= stream.reading_count()) {
         return;
     }
-    Stream& of = found->second;
-    if (reading < of.first_reading || reading >= of.reading_count()) {
-        return;
-    }
-    auto& ended = of.readings[static_cast<std::size_t>(reading - of.first_reading)];
+    auto& ended = stream.readings[static_cast<std::size_t>(reading - stream.first_reading)];
     if (ended.over) {
         return;
     }
     ended.over = true;
-    for (std::int64_t number = of.begin_of(reading); number < ended.end; ++number) {
-        Entry& entry = *std::exchange(of.range(number), nullptr);
+    for (std::int64_t number = stream.begin_of(reading); number < ended.end; ++number) {
+        Entry& entry = *std::exchange(stream.range(number), nullptr);
         --entry.readings;
         release_if_unused(entry);
     }
-    while (!of.readings.empty() && of.readings.front().over) {
-        const std::int64_t end = of.readings.front().end;
-        of.ranges.erase(of.ranges.begin(), of.ranges.begin() + (end - of.first_range));
-        of.first_range = end;
-        of.next = std::max(of.next, end);
-        of.readings.pop_front();
-        ++of.first_reading;
+    while (!stream.readings.empty() && stream.readings.front().over) {
+        const std::int64_t end = stream.readings.front().end;
+        stream.ranges.erase(stream.ranges.begin(),
+                            stream.ranges.begin() + (end - stream.first_range));
+        stream.first_range = end;
+        stream.next = std::max(stream.next, end);
+        stream.readings.pop_front();
+        ++stream.first_reading;
     }
-    wake_fetchers();
 }
 
 std::vector<FetchStatus> PrefetchBuffer::fetch(std::span<const SourceRange> ranges,
@@ -123,10 +129,12 @@ std::vector<FetchStatus> PrefetchBuffer::fetch(std::span<const SourceRange> rang
     for (std::size_t i = 0; i < ranges.size(); ++i) {
         claimed[i] = claim(ranges[i], waiter);
     }
+    ++waiting_;
     if (!urgent_.empty()) {
         wake_fetchers();
     }
     waiter.arrived.wait_until(lock, end, [&] { return waiter.left == 0 || closed_; });
+    --waiting_;
     for (std::size_t i = 0; i < ranges.size(); ++i) {
         if (claimed[i] == nullptr || claimed[i]->state == State::held) {
             continue;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -25,6 +26,12 @@ struct SourceRange {
     std::int64_t size;
 
     bool operator==(const SourceRange&) const = default;
+};
+
+/// A reading of a stream.
+struct ReadingNumber {
+    std::int64_t stream;
+    std::int64_t reading;
 };
 
 /// Who fetches a range: the loop of requests, or threads of Python.
@@ -82,8 +89,8 @@ public:
     void announce(std::int64_t stream, std::span<const SourceRange> ranges,
                   std::span<const std::int64_t> ends, std::int64_t budget);
 
-    /// Note that a reading of a stream is over; of a stream that is closed, nothing.
-    void finish_reading(std::int64_t stream, std::int64_t reading);
+    /// Note that readings are over; of a stream that is closed, nothing.
+    void finish_readings(std::span<const ReadingNumber> readings);
 
     /// Copy ranges into files, at their own offsets, as soon as they are there.
     std::vector<FetchStatus> fetch(std::span<const SourceRange> ranges, std::span<const int> files,
@@ -105,6 +112,9 @@ public:
     /// Whether somebody will read a range that was taken, and whether somebody waits for it.
     [[nodiscard]] bool is_wanted(std::uint64_t id) const;
     [[nodiscard]] bool is_awaited(std::uint64_t id) const;
+
+    /// Whether somebody waits for any range.
+    [[nodiscard]] bool has_waiting_readers() const { return waiting_ > 0; }
 
     /// Call a function, of any thread, whenever the loop may have something to take.
     void on_work(std::function<void()> wake);
@@ -197,6 +207,7 @@ private:
     void wake_readers(Entry& entry);
     void discard_spare();
     void wake_fetchers();
+    void finish_reading(Stream& stream, std::int64_t reading);
     Entry* claim(const SourceRange& range, Waiter& waiter);
     FetchStatus copy(const Entry& entry, const SourceRange& range, int file) const;
     Entry* take_urgent();
@@ -215,6 +226,7 @@ private:
     mutable std::mutex mutex_;
     std::condition_variable work_;  // for threads; the loop is woken by `wake_loop_`
     std::function<void()> wake_loop_;
+    std::atomic<int> waiting_ = 0;  // readers
     bool closed_ = false;
     std::vector<Source> sources_;
     std::size_t thread_sources_ = 0;  // that threads fetch

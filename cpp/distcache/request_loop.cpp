@@ -24,7 +24,8 @@ constexpr double most_window = 64;
 constexpr std::size_t most_pending = 8;             // requests of a host that wait for a connection
 constexpr std::int64_t longest_drained = 64 << 10;  // bytes of the body of a refusal
 constexpr auto quiet = 1s;                          // the window is halved once in this time
-constexpr auto away = 5s;  // until a host is asked again that does not answer
+constexpr auto away = 5s;          // until a host is asked again that does not answer
+constexpr auto gathering = 500us;  // for which answers are gathered
 constexpr std::size_t input_size = 256 << 10;
 
 int system_call(int result, const char* what) {
@@ -168,6 +169,10 @@ void RequestLoop::run() {
                 connection.state != Connection::State::closed) {
                 receive(connection);
             }
+        }
+        if (count > 0 && !buffer_.has_waiting_readers()) {
+            // Nobody waits: answers that come together cost one wake-up.
+            std::this_thread::sleep_for(gathering);
         }
         if (Clock::now() - inspected > 500ms) {
             inspected = Clock::now();

@@ -173,7 +173,8 @@ class Fetcher:
 
     def announce(self, stream: int, request: AheadRequest) -> None:
         """Read ranges ahead."""
-        ranges = self._numbered(request.sources, request.ranges)
+        local = decode_ranges(request.ranges, len(request.sources))
+        ranges = self._numbered(request.sources, local)
         ends = decoded(request.ends, 1)[:, 0]
         try:
             self.buffer.announce(stream, ranges, np.ascontiguousarray(ends), request.budget)
@@ -203,7 +204,7 @@ class Fetcher:
         if len(descriptors) != len(request.sources):
             raise ValueError("there is not a descriptor for each source")
         local = decode_ranges(request.ranges, len(request.sources))
-        ranges = self._numbered(request.sources, request.ranges)
+        ranges = self._numbered(request.sources, local)
         files = np.array(descriptors, np.int32)[local[:, 0]]
         try:
             outcome = np.array(self.buffer.fetch(ranges, files, limits().object_store), np.int64)
@@ -216,9 +217,9 @@ class Fetcher:
         with self._lock:
             self.used += int(local[:, 2].sum())
 
-    def _numbered(self, sources: Sequence[Source], content: bytes) -> NDArray[np.int64]:
+    def _numbered(self, sources: Sequence[Source], ranges: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return ranges of a message, with the numbers that their sources have here."""
-        ranges = decode_ranges(content, len(sources)).copy()
+        ranges = ranges.copy()
         numbers = np.array([self._number_of(source) for source in sources], np.int64)
         ranges[:, 0] = numbers[ranges[:, 0]]
         return ranges
