@@ -226,23 +226,23 @@ class Fetcher:
 
     def _number_of(self, source: Source) -> int:
         with self._lock:
-            if source not in self._numbers:
-                by_loop = self._loop is not None and is_url(source.path)
-                number = self.buffer.add_source(
-                    by_loop,
-                    source.version.size if source.version.size <= WHOLE else 0,
-                )
-                self._sources.append(source)
-                self._numbers[source] = number
-                if by_loop:
-                    self._aim(number)
-            return self._numbers[source]
+            known = self._numbers.get(source)
+            if known is not None:
+                return known
+            by_loop = self._loop is not None and is_url(source.path)
+            whole = source.version.size if source.version.size <= WHOLE else 0
+            number = self._numbers[source] = self.buffer.add_source(by_loop, whole)
+            self._sources.append(source)
+            if by_loop:
+                self._aimed[number] = time.monotonic()
+        if by_loop:
+            self._aim(number)
+        return number
 
     def _aim(self, number: int) -> None:
         """Tell the loop of requests where an object is, for as long as its signature is valid."""
         assert self._loop is not None, "it fetches this source"
         source = self._sources[number]
-        self._aimed[number] = time.monotonic()
         address = bucket_of(source.path).address(source.path, SIGNED)
         # A weak ETag cannot be a condition.
         if address is None or not source.version.tag.startswith('"'):
@@ -261,12 +261,14 @@ class Fetcher:
         """Renew an address that has expired or was refused, after an answer to a thread."""
         with self._lock:
             if (
-                self._loop is not None
-                and number in self._aimed
-                and not self._loop.has_target(number)
-                and time.monotonic() - self._aimed[number] > AGAIN
+                self._loop is None
+                or number not in self._aimed
+                or self._loop.has_target(number)
+                or time.monotonic() - self._aimed[number] < AGAIN
             ):
-                self._aim(number)
+                return
+            self._aimed[number] = time.monotonic()
+        self._aim(number)
 
     def _require_copied(
         self, sources: Sequence[Source], ranges: NDArray[np.int64], outcome: NDArray[np.int64]

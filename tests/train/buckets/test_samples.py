@@ -74,6 +74,18 @@ def test_read_ahead(
     assert found.held <= 4 << 20
 
 
+def test_read_ahead_without_the_native_loop(
+    local: Path, files: CachedDataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine without libcurl: obstore sends all requests."""
+    monkeypatch.setenv("DISTCACHE_REQUESTS", "threads")
+    dataset = distcache.open("s3://lake/run/c.h5", local).dataset("train")
+    assert equal(batches(dataset, budget="4M"), batches(files))
+    found = status(local)
+    assert found.hits > 0.9 * (found.hits + found.misses)
+    assert found.fetched <= 1.05 * found.used + 200 * 600
+
+
 def test_resuming_on_other_ranks(remote: CachedDataset, files: CachedDataset) -> None:
     """It is a new list of samples, and nothing else."""
     for ranks in ((0, 3), (2, 3)):
