@@ -240,7 +240,7 @@ size : int
 seconds : float
     Time until the signature expires.
 certificates : bytes
-    Authorities in PEM; empty for those of the system.
+    Authorities in PEM; empty for those that libcurl knows.
 )doc")
         .def("has_target", &RequestLoop::has_target, py::arg("source"),
              "Return whether a source is asked: its signature has not expired or been refused.")

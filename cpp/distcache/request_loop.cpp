@@ -40,7 +40,7 @@ int system_call(int result, const char* what) {
 // A server, and what is sent to it.
 struct RequestLoop::Host {
     std::string origin;
-    std::string certificates;
+    const std::string* certificates = nullptr;
     double window = first_window;
     Clock::time_point slowed{};
     Clock::time_point away_until{};
@@ -115,8 +115,9 @@ void RequestLoop::set_target(std::int64_t source, RequestTarget target) {
                     " HTTP/1.1\r\nHost: " + target.origin.substr(target.origin.find("://") + 3) +
                     "\r\nIf-Match: " + target.tag +
                     "\r\nAccept-Encoding: identity\r\nUser-Agent: distcache\r\nRange: bytes=";
-    made->target = std::move(target);
     const std::lock_guard lock(mutex_);
+    made->certificates = &*authorities_.insert(std::move(target.certificates)).first;
+    made->target = std::move(target);
     targets_[source] = std::move(made);
 }
 
@@ -228,11 +229,11 @@ void RequestLoop::take_jobs() {
 
 RequestLoop::Host& RequestLoop::host_of(Known& known) {
     if (known.host == nullptr) {
-        auto& host = hosts_[{known.target.origin, known.target.certificates}];
+        auto& host = hosts_[{known.target.origin, known.certificates}];
         if (host == nullptr) {
             host = std::make_unique<Host>();
             host->origin = known.target.origin;
-            host->certificates = known.target.certificates;
+            host->certificates = known.certificates;
         }
         known.host = host.get();
     }
@@ -293,8 +294,8 @@ bool RequestLoop::connect(Host& host) {
     set(Curl::http_proxy_tunnel, 1);
     set(Curl::protocols, 3);  // HTTP and HTTPS
     set(Curl::connect_timeout_ms, milliseconds);
-    if (!host.certificates.empty()) {
-        const Curl::Blob blob{host.certificates.data(), host.certificates.size(), 1};
+    if (!host.certificates->empty()) {
+        const Curl::Blob blob{host.certificates->data(), host.certificates->size(), 1};
         made = made && curl_.easy_setopt(connection->easy, Curl::ca_blob, &blob) == 0;
     }
     made = made && curl_.multi_add_handle(multi_, connection->easy) == 0;

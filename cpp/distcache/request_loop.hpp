@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -27,7 +28,7 @@ struct RequestTarget {
     std::string tag;           ///< ETag, with its quotes; every answer must have it
     std::int64_t size;         ///< bytes of the object
     Clock::time_point until;   ///< when the signature expires
-    std::string certificates;  ///< PEM of the authorities; empty for those of the system
+    std::string certificates;  ///< PEM of the authorities; empty for those that libcurl knows
 };
 
 /// Reads ranges of objects for a `PrefetchBuffer`, in one thread: HTTP/1.1 over connections that
@@ -69,7 +70,8 @@ private:
     // A target, which the loop invalidates.
     struct Known {
         RequestTarget target;
-        std::string request;  // up to the range
+        std::string request;                        // up to the range
+        const std::string* certificates = nullptr;  // those of the target, in `authorities_`
         std::atomic<bool> valid = true;
         Host* host = nullptr;  // of the loop
     };
@@ -103,7 +105,8 @@ private:
     const std::chrono::milliseconds silence_;
     mutable std::mutex mutex_;  // of the targets
     std::unordered_map<std::int64_t, std::shared_ptr<Known>> targets_;
-    std::map<std::pair<std::string, std::string>, std::unique_ptr<Host>> hosts_;
+    std::set<std::string> authorities_;  // which many targets share
+    std::map<std::pair<std::string, const std::string*>, std::unique_ptr<Host>> hosts_;
     Curl::Multi* multi_;
     int epoll_;
     int event_;

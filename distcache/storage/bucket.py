@@ -121,7 +121,7 @@ class ObjectAddress(NamedTuple):
 
     origin: str  # scheme, host and port
     path: str  # with the query, which is a signature unless the bucket is public
-    certificates: bytes  # authorities to trust, in PEM; empty for those of the system
+    certificates: bytes  # authorities to trust, in PEM; empty without TLS
 
 
 class Bucket:
@@ -215,8 +215,6 @@ class Bucket:
         The client signs it; nothing is sent, and nothing is known of the object by it.
         """
         access, key = self._access, self._key(url)
-        extra = access.certificates
-        certificates = b"" if extra is None else extra + b"\n" + system_authorities()
         if access.unsigned:
             if access.kind != "s3" or access.endpoint is None:
                 return None
@@ -227,6 +225,9 @@ class Bucket:
             except Exception:  # noqa: BLE001  of files, or with credentials that cannot sign
                 return None
         parts = urlsplit(signed)
+        certificates = b""
+        if parts.scheme == "https":
+            certificates = (access.certificates or b"") + b"\n" + system_authorities()
         path = f"{parts.path}?{parts.query}" if parts.query else parts.path
         return ObjectAddress(f"{parts.scheme}://{parts.netloc}", path, certificates)
 

@@ -8,8 +8,9 @@ import ssl
 from pathlib import Path
 from typing import Final
 
-# By the name of OpenSSL's variant, and of the one that Debian builds with GnuTLS.
-OF_THE_SYSTEM: Final = ("libcurl.so.4", "libcurl-gnutls.so.4")
+OF_THE_SYSTEM: Final = "libcurl.so.4"
+# Debian's other one, which before libcurl 8 cannot be told authorities: it has no TLS here.
+WITH_GNUTLS: Final = "libcurl-gnutls.so.4"
 BUNDLES: Final = (
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/tls/certs/ca-bundle.crt",
@@ -29,7 +30,7 @@ def curl_libraries() -> list[str]:
         origin = Path(found.origin)
         for directory in (origin.parent / "pycurl.libs", origin.parent.parent / "pycurl.libs"):
             places += sorted(directory.glob("libcurl*.so*"))
-    return [*OF_THE_SYSTEM, *map(str, places)]
+    return [OF_THE_SYSTEM, *map(str, places), WITH_GNUTLS]
 
 
 @functools.cache
