@@ -130,17 +130,11 @@ docs: $(VENV)/docs-installed
 	scripts/need graphviz:dot
 	sphinx-build -q -W --keep-going -b html docs build/site
 
-# With GCC's sanitizers, and how much of the core they execute; the extension that Python's tests use is GCC's, too.
+# With GCC's sanitizers; the extension that Python's tests use is GCC's, too.
 cpp-tests: sanitized-build
 	find build/sanitized -name '*.gcda' -delete
 	for most in baseline avx512; do \
 		DISTCACHE_INSTRUCTIONS=$$most build/sanitized/kernel_tests || exit 1; done
-	gcovr --root cpp --filter cpp/distcache/ --object-directory build/sanitized \
-		--exclude '.*avx512.*' --exclude-throw-branches --exclude-unreachable-branches --merge-lines \
-		--gcov-ignore-parse-errors=negative_hits.warn \
-		--json-summary build/cpp-coverage.json --print-summary \
-		build/sanitized/CMakeFiles/distcache_core.dir build/sanitized/CMakeFiles/kernel_tests.dir
-	scripts/coverage cpp build/cpp-coverage.json
 
 # Optimized by GCC and by Clang, baseline code and its instructions, AArch64 under qemu.
 cpp-builds: $(VENV)/test-installed
@@ -158,9 +152,16 @@ cpp-builds: $(VENV)/test-installed
 	cmake -S cpp -B build/aarch64 $(CMAKE_TESTS) $(AARCH64)
 	cmake --build build/aarch64 && qemu-aarch64 build/aarch64/kernel_tests
 
-# Wild files, and whatever else tests give to the kernels, reach them through Python here.
+# Wild files, and whatever else tests give to the kernels, reach them through Python here. Then: how much of the core
+# these tests and `cpp-tests` before them have executed.
 sanitized-tests: sanitized-build
 	$(SANITIZED_PYTEST) $(USUAL) $(SANITIZED)
+	gcovr --root cpp --filter cpp/distcache/ --object-directory build/sanitized \
+		--exclude '.*avx512.*' --exclude-throw-branches --exclude-unreachable-branches --merge-lines \
+		--gcov-ignore-parse-errors=negative_hits.warn \
+		--json-summary build/cpp-coverage.json --print-summary \
+		build/sanitized/CMakeFiles/distcache_core.dir build/sanitized/CMakeFiles/kernel_tests.dir
+	scripts/coverage cpp build/cpp-coverage.json
 
 sanitized-rest: sanitized-build
 	$(SANITIZED_PYTEST) $(MORE) $(SANITIZED)
