@@ -65,8 +65,7 @@ void parse_field(std::string_view line, AnswerHead& head) {
     } else if (same_name(name, "connection")) {
         head.closes = head.closes || same_name(value, "close");
     } else if (same_name(name, "transfer-encoding") || same_name(name, "content-encoding")) {
-        head.closes = true;  // the body is not the bytes that were asked for
-        head.status = 0;
+        head.is_plain = head.is_plain && same_name(value, "identity");
     }
 }
 

@@ -13,6 +13,7 @@ struct AnswerHead {
     std::size_t size = 0;      ///< bytes, with the empty line
     std::int64_t length = -1;  ///< bytes of the body; -1 if they are not said
     bool closes = false;       ///< whether the connection ends with it
+    bool is_plain = true;      ///< whether the body is the bytes themselves: not chunked or packed
     std::string_view tag;      ///< ETag, into the bytes
     // Content-Range: first and last byte, and the size of the object; -1 if they are not said.
     std::int64_t first = -1;

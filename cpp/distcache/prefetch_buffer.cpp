@@ -171,10 +171,14 @@ PrefetchBuffer::Entry* PrefetchBuffer::claim(const SourceRange& range, Waiter& w
     }
     const bool by_loop =
         sources_[static_cast<std::size_t>(range.source)].fetcher == FetchedBy::loop;
+    // What was passed on and is not taken yet is fetched by its reader, who does not wait for a
+    // thread that may have to wait for a store.
     const bool is_ahead =
-        entry != nullptr && (entry->state == State::held || entry->state == State::fetching);
+        entry != nullptr &&
+        (entry->state == State::held || (entry->state == State::fetching && entry->queues == 0));
     ++(is_ahead ? hits_ : misses_);
-    if (closed_ || (!is_ahead && !by_loop) || (entry != nullptr && entry->state == State::lost)) {
+    const bool is_queued = entry == nullptr || entry->state == State::queued;
+    if (closed_ || (!is_ahead && !(is_queued && by_loop))) {
         return nullptr;
     }
     if (entry == nullptr) {
@@ -250,7 +254,8 @@ void PrefetchBuffer::require_sound(std::span<const SourceRange> ranges) const {
         require(range.source >= 0 && static_cast<std::size_t>(range.source) < sources_.size(),
                 "there is no such source");
         const std::int64_t whole = sources_[static_cast<std::size_t>(range.source)].whole;
-        require(range.begin >= 0 && range.size > 0 && range.begin <= INT64_MAX - range.size &&
+        require(range.begin >= 0 && range.size > 0 && range.size <= longest_range &&
+                    range.begin <= INT64_MAX - range.size &&
                     (whole == 0 || range.begin + range.size <= whole),
                 "a range is outside of its source");
     }

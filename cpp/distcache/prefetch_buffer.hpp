@@ -71,6 +71,9 @@ public:
     static constexpr std::int64_t longest_request = 8 << 20;
     static constexpr std::int64_t longest_gap = 4 << 10;
 
+    /// The most bytes of a range: whole shards and documents are far below.
+    static constexpr std::int64_t longest_range = std::int64_t{1} << 40;
+
     /// What is ahead is written to an open file, which nothing else uses. It remains the caller's.
     explicit PrefetchBuffer(int descriptor);
     PrefetchBuffer(const PrefetchBuffer&) = delete;
@@ -99,6 +102,9 @@ public:
     /// Take ranges of one source that are close to one another, those first that readers wait for.
     /// Threads wait for some until `end`; the loop never waits, and is woken by `on_work`.
     std::vector<TakenRange> take(FetchedBy fetcher, Clock::time_point end);
+
+    /// Take a range that readers wait for, for the loop; nothing if there is none.
+    std::vector<TakenRange> take_awaited();
 
     /// Write a range that was taken.
     void store(std::uint64_t id, std::span<const std::byte> bytes);
@@ -157,7 +163,7 @@ private:
         std::unique_ptr<Extra> extra;
         std::list<Entry*>::iterator place_of_spare;
         std::uint32_t readings = 0;  // that were announced and are not over
-        std::uint16_t users = 0;     // readers that wait for it, or copy it
+        std::uint32_t users = 0;     // readers that wait for it, or copy it
         std::uint8_t queues = 0;     // places in `urgent_` and `passed_on_`
         bool spare = false;
         State state = State::queued;
@@ -211,7 +217,8 @@ private:
     Entry* claim(const SourceRange& range, Waiter& waiter);
     FetchStatus copy(const Entry& entry, const SourceRange& range, int file) const;
     Entry* take_urgent();
-    Entry* take_passed_on();
+    std::vector<Entry*> take_passed_on();
+    std::vector<TakenRange> hand_out(const std::vector<Entry*>& entries);
     std::vector<Entry*> take_next(FetchedBy fetcher);
     Entry* next_of(Stream& stream);
     void place(Entry& entry, Stream* stream);

@@ -13,15 +13,25 @@ namespace {
 
 constexpr std::size_t most_joined = 16;  // ranges of one request
 
+// Whether a range comes so soon after the last one that one request may fetch all from the first.
+bool are_near(const SourceRange& first, const SourceRange& last, const SourceRange& next) {
+    return next.source == last.source && next.begin >= last.begin + last.size &&
+           next.begin - (last.begin + last.size) <= PrefetchBuffer::longest_gap &&
+           next.begin + next.size - first.begin <= PrefetchBuffer::longest_request;
+}
+
 }  // namespace
 
 std::vector<TakenRange> PrefetchBuffer::take(FetchedBy fetcher, Clock::time_point end) {
     Lock lock(mutex_);
     std::vector<Entry*> found;
     while (!closed_) {
-        if (Entry* const first = fetcher == FetchedBy::loop ? take_urgent() : take_passed_on()) {
+        if (fetcher == FetchedBy::threads) {
+            found = take_passed_on();
+        } else if (Entry* const first = take_urgent()) {
             found = {first};
-        } else {
+        }
+        if (found.empty()) {
             found = take_next(fetcher);
         }
         if (!found.empty() || fetcher == FetchedBy::loop || Clock::now() >= end) {
@@ -29,13 +39,23 @@ std::vector<TakenRange> PrefetchBuffer::take(FetchedBy fetcher, Clock::time_poin
         }
         work_.wait_until(lock, end);
     }
-    std::vector<TakenRange> taken;
-    for (Entry* const entry : found) {
-        taken.push_back({next_id_, entry->range});
-        taken_.emplace(next_id_++, entry);
-    }
     if (!found.empty() && fetcher == FetchedBy::threads) {
         work_.notify_one();  // the next thread, which finds what is left, and wakes another
+    }
+    return hand_out(found);
+}
+
+std::vector<TakenRange> PrefetchBuffer::take_awaited() {
+    const Lock lock(mutex_);
+    Entry* const first = closed_ ? nullptr : take_urgent();
+    return first == nullptr ? std::vector<TakenRange>{} : hand_out({first});
+}
+
+std::vector<TakenRange> PrefetchBuffer::hand_out(const std::vector<Entry*>& entries) {
+    std::vector<TakenRange> taken;
+    for (Entry* const entry : entries) {
+        taken.push_back({next_id_, entry->range});
+        taken_.emplace(next_id_++, entry);
     }
     return taken;
 }
@@ -58,17 +78,22 @@ PrefetchBuffer::Entry* PrefetchBuffer::take_urgent() {
     return nullptr;
 }
 
-PrefetchBuffer::Entry* PrefetchBuffer::take_passed_on() {
-    while (!passed_on_.empty()) {
+std::vector<PrefetchBuffer::Entry*> PrefetchBuffer::take_passed_on() {
+    std::vector<Entry*> found;
+    while (!passed_on_.empty() && found.size() < most_joined) {
         Entry& entry = *passed_on_.front();
+        if (!found.empty() && !are_near(found.front()->range, found.back()->range, entry.range)) {
+            break;
+        }
         passed_on_.pop_front();
         --entry.queues;
         if (entry.readings > 0) {
-            return &entry;
+            found.push_back(&entry);
+        } else {
+            finish(entry, State::lost);
         }
-        finish(entry, State::lost);
     }
-    return nullptr;
+    return found;
 }
 
 // The next ranges of the stream that has least ahead, with their places.
@@ -90,14 +115,9 @@ std::vector<PrefetchBuffer::Entry*> PrefetchBuffer::take_next(FetchedBy fetcher)
         std::vector<Entry*> found{first};
         place(*first, stream);
         while (found.size() < most_joined) {
-            const SourceRange& last = found.back()->range;
             Entry* const next = next_of(*stream);
-            const bool near =
-                next != nullptr && next->range.source == last.source &&
-                next->range.begin >= last.begin + last.size &&
-                next->range.begin - (last.begin + last.size) <= longest_gap &&
-                next->range.begin + next->range.size - first->range.begin <= longest_request;
-            if (!near || !fits(next->range.size)) {
+            if (next == nullptr || !are_near(first->range, found.back()->range, next->range) ||
+                !fits(next->range.size)) {
                 break;
             }
             place(*next, stream);

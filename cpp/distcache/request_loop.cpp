@@ -10,6 +10,7 @@
 #include <cstring>
 #include <span>
 #include <system_error>
+#include <utility>
 
 #include "distcache/answer_head.hpp"
 
@@ -24,6 +25,9 @@ constexpr double most_window = 64;
 constexpr std::size_t most_pending = 8;             // requests of a host that wait for a connection
 constexpr std::int64_t longest_drained = 64 << 10;  // bytes of the body of a refusal
 constexpr auto quiet = 1s;                          // the window is halved once in this time
+constexpr int most_losses = 8;     // of connections without an answer, one after the other
+constexpr int most_doublings = 4;  // of the pause after refusals
+constexpr auto stuck = 5s;         // without any answer
 constexpr auto away = 5s;          // until a host is asked again that does not answer
 constexpr auto gathering = 500us;  // for which answers are gathered
 constexpr std::size_t input_size = 256 << 10;
@@ -49,6 +53,13 @@ struct RequestLoop::Host {
     std::size_t busy = 0;
     std::size_t connecting = 0;
 
+    Clock::time_point answered{};  // or asked, if nothing was on its way
+    int losses = 0;                // of connections since the last answer
+    int refusals = 0;              // 503 and the like, since the last success
+
+    // Whether it has answered lately, as far as it was asked.
+    [[nodiscard]] bool answers() const { return Clock::now() - answered < stuck; }
+
     [[nodiscard]] std::size_t free_slots() const {
         const auto taken = busy + pending.size();
         const auto slots = static_cast<std::size_t>(window);
@@ -71,6 +82,7 @@ struct RequestLoop::Connection {
     std::string head;
     AnswerHead answer;
     std::vector<std::byte> body;
+    Clock::time_point asked{};
     Clock::time_point heard{};
 };
 
@@ -150,10 +162,8 @@ void RequestLoop::run() {
         for (auto& [name, host] : hosts_) {
             dispatch(*host);
         }
-        if (connecting_ > 0) {
-            note_connected();
-        }
-        const int patience = connecting_ > 0 ? 2 : 500;  // milliseconds
+        const bool has_more_room = connecting_ > 0 && note_connected();
+        const int patience = has_more_room ? 0 : connecting_ > 0 ? 2 : 500;  // milliseconds
         const int count = ::epoll_wait(epoll_, events.data(), events.size(), patience);
         for (int i = 0; i < count; ++i) {
             const epoll_event& event = events[static_cast<std::size_t>(i)];
@@ -190,21 +200,26 @@ void RequestLoop::run() {
     }
 }
 
-// Take as many ranges as can be asked for now.
+// Take as many ranges as can be asked for now; what readers wait for always.
 void RequestLoop::take_jobs() {
     const auto has_room = [&] {
         return hosts_.empty() || std::any_of(hosts_.begin(), hosts_.end(), [](const auto& entry) {
                    return entry.second->free_slots() > 0;
                });
     };
+    // A host that answers, with more to do than it can: what comes next may wait.
     const auto is_clogged = [&] {
         return std::any_of(hosts_.begin(), hosts_.end(), [](const auto& entry) {
-            return entry.second->pending.size() >= most_pending;
+            return entry.second->pending.size() >= most_pending && entry.second->answers();
         });
     };
-    while (has_room() && !is_clogged()) {
+    for (;;) {
         Job job;
-        job.ranges = buffer_.take(FetchedBy::loop, Clock::time_point{});
+        job.ranges = buffer_.take_awaited();
+        const bool is_urgent = !job.ranges.empty();
+        if (!is_urgent && has_room() && !is_clogged()) {
+            job.ranges = buffer_.take(FetchedBy::loop, Clock::time_point{});
+        }
         if (job.ranges.empty()) {
             return;
         }
@@ -218,8 +233,14 @@ void RequestLoop::take_jobs() {
             continue;
         }
         Host& host = host_of(*job.known);
-        if (Clock::now() < host.away_until && buffer_.is_awaited(job.ranges.front().id)) {
+        if (host.busy + host.pending.size() == 0) {
+            host.answered = Clock::now();
+        }
+        if (Clock::now() < host.away_until || (!is_urgent && host.pending.size() >= most_pending)) {
             pass_on(job);
+        } else if (is_urgent) {
+            host.pending.push_front(std::move(job));
+            dispatch(host);
         } else {
             host.pending.push_back(std::move(job));
             dispatch(host);
@@ -265,12 +286,20 @@ void RequestLoop::dispatch(Host& host) {
         connection->sent = 0;
         connection->head.clear();
         connection->answer = {};
-        connection->heard = Clock::now();
+        connection->heard = connection->asked = Clock::now();
         ++requests_;
         send(*connection);
     }
     while (host.connecting < host.pending.size() &&
            host.connections.size() < static_cast<std::size_t>(host.window) && connect(host)) {
+    }
+}
+
+// Send nothing to a host for a while. The threads retry, slow down, and tell who waits.
+void RequestLoop::leave_to_threads(Host& host, Clock::duration pause) {
+    host.away_until = Clock::now() + pause;
+    for (const Job& job : std::exchange(host.pending, {})) {
+        pass_on(job);
     }
 }
 
@@ -301,7 +330,7 @@ bool RequestLoop::connect(Host& host) {
     made = made && curl_.multi_add_handle(multi_, connection->easy) == 0;
     if (!made) {
         curl_.easy_cleanup(connection->easy);
-        host.away_until = Clock::now() + away;
+        leave_to_threads(host, away);
         return false;
     }
     ++host.connecting;
@@ -310,8 +339,9 @@ bool RequestLoop::connect(Host& host) {
     return true;
 }
 
-// Use the connections that have been made since.
-void RequestLoop::note_connected() {
+// Use the connections that have been made since; returns whether there are any.
+bool RequestLoop::note_connected() {
+    bool any = false;
     int running = 0;
     curl_.multi_perform(multi_, &running);
     int left = 0;
@@ -333,18 +363,15 @@ void RequestLoop::note_connected() {
                 ::epoll_ctl(epoll_, EPOLL_CTL_ADD, connection.socket, &event) != 0) {
                 connection.socket = -1;
                 close(connection);
-                host->away_until = Clock::now() + away;
-                // Who waits is told by a thread, as soon as that is sure.
-                while (!host->pending.empty()) {
-                    pass_on(host->pending.front());
-                    host->pending.pop_front();
-                }
+                leave_to_threads(*host, away);
             } else {
+                any = true;
                 dispatch(*host);
             }
             break;
         }
     }
+    return any;
 }
 
 void RequestLoop::send(Connection& connection) {
@@ -395,8 +422,12 @@ void RequestLoop::receive(Connection& connection) {
             connection.answer = *head;
             const std::int64_t wanted = connection.job.end - connection.job.begin;
             const std::int64_t most = head->status == 206 ? wanted : longest_drained;
-            if (head->status == 0 || head->length < 0 || head->length > most ||
+            if (!head->is_plain || head->length < 0 || head->length > most ||
                 head->size <= before) {
+                if (head->status != 0) {
+                    refuse(*connection.host, connection.job, head->status);
+                    connection.job = {};
+                }
                 lose(connection);
                 return;
             }
@@ -436,24 +467,36 @@ void RequestLoop::answer(Connection& connection) {
         }
         received_ += head.length;
         host.window = std::min(host.window + 1 / host.window, most_window);
+        host.refusals = 0;
     } else {
-        const bool passes = head.status == 429 || head.status >= 500;
-        if (!passes) {
-            job.known->valid = false;
-        } else if (Clock::now() - host.slowed >= quiet) {
-            host.window = std::max(host.window / 2, least_window);
-            host.slowed = Clock::now();
-        }
-        pass_on(job);
+        refuse(host, job, head.status);
     }
     --host.busy;
     connection.state = Connection::State::idle;
     connection.is_used = true;
+    host.answered = Clock::now();
+    host.losses = 0;
     if (head.closes) {
         close(connection);
     } else {
         dispatch(host);
     }
+}
+
+// Pass a request on that was refused: its object is not asked for again until its target is set, or
+// the host is left alone for a while, longer each time.
+void RequestLoop::refuse(Host& host, const Job& job, int status) {
+    if (status == 429 || status >= 500) {
+        if (Clock::now() - host.slowed >= quiet) {
+            host.window = std::max(host.window / 2, least_window);
+            host.slowed = Clock::now();
+            host.refusals = std::min(host.refusals + 1, most_doublings);
+        }
+        leave_to_threads(host, quiet * (1 << host.refusals) / 2);
+    } else {
+        job.known->valid = false;
+    }
+    pass_on(job);
 }
 
 // Note the end of a connection; a request that it may have ended is sent again, once.
@@ -469,6 +512,10 @@ void RequestLoop::lose(Connection& connection) {
         }
         connection.job = {};
         connection.state = Connection::State::idle;
+        if (++host.losses >= most_losses) {
+            host.losses = 0;
+            leave_to_threads(host, away);
+        }
     }
     close(connection);
 }
@@ -498,8 +545,9 @@ void RequestLoop::close_silent() {
     for (auto& [name, host] : hosts_) {
         std::vector<Connection*> silent;
         for (const auto& connection : host->connections) {
+            const auto now = Clock::now();
             if (connection->state == Connection::State::busy &&
-                Clock::now() - connection->heard > silence_) {
+                (now - connection->heard > silence_ || now - connection->asked > 4 * silence_)) {
                 silent.push_back(connection.get());
             }
         }

@@ -90,7 +90,9 @@ private:
     Host& host_of(Known& known);
     void dispatch(Host& host);
     bool connect(Host& host);
-    void note_connected();
+    bool note_connected();
+    void leave_to_threads(Host& host, Clock::duration pause);
+    void refuse(Host& host, const Job& job, int status);
     void send(Connection& connection);
     void receive(Connection& connection);
     void answer(Connection& connection);

@@ -383,6 +383,7 @@ def test_what_is_not_asked_for_sensibly(node: Node) -> None:
         [(source, 90, 11)],
         [(source, 0, 0)],
         [(node.source, -1, 5)],
+        [(node.source, 0, 2**62)],
         [(node.source, 2**63 - 1, 2)],
     ]
     for ranges in wrong:
@@ -396,6 +397,19 @@ def test_what_is_not_asked_for_sensibly(node: Node) -> None:
         node.announce(stream + 1, [[node.key(0)]])
     with pytest.raises(IndexError):
         node.buffer.store(77, np.zeros(1, np.uint8))
+
+
+def test_what_the_loop_has_passed_on(node: Node) -> None:
+    """Threads take it, neighbours together; a reader does not wait for its turn."""
+    source = node.buffer.add_source(True, 0)
+    stream = node.buffer.open_stream()
+    keys = [(source, begin, 100) for begin in range(0, 1000, 100)]
+    node.announce(stream, [[key] for key in keys])
+    while taken := node.buffer.take(0.0, by_loop=True):
+        for entry, *_ in taken:
+            node.buffer.pass_on(entry)
+    assert node.read(keys[9], seconds=5.0) == MISSING
+    assert [begin for _, _, begin, _ in node.buffer.take(0.0)] == list(range(0, 1000, 100))
 
 
 def test_closing_lets_all_go(node: Node) -> None:

@@ -260,6 +260,38 @@ def test_a_server_that_is_not_there(tmp_path: Path) -> None:
         reader.loop.close()
 
 
+def test_a_host_that_does_not_answer_holds_up_no_other(
+    serve: Callable[[Answer], tuple[Server, Reader]],
+) -> None:
+    """Neither one that is silent, nor one that refuses connections."""
+    server, reader = serve(WRONG["no answer"])
+    other = Server(usual)
+    good = reader.buffer.add_source(True, 0)
+    reader.loop.set_target(good, other.origin, "/lake/c.bin", TAG, SIZE, 60.0, b"")
+    reader.announce()
+    wait_until(lambda: len(server.requests) > 0, "a request to the silent host")
+    file = os.memfd_create("target")
+    for begin in range(0, 1000, 100):
+        started = time.monotonic()
+        ranges = np.array([(good, begin, 100)], np.int64)
+        assert reader.buffer.fetch(ranges, np.array([file], np.int32), 30.0) == [COPIED]
+        assert time.monotonic() - started < 5
+    os.close(file)
+    other.close()
+
+
+def test_refusals_for_a_while_do_not_become_thousands_of_requests(
+    serve: Callable[[Answer], tuple[Server, Reader]],
+) -> None:
+    """A store that asks for fewer requests is left alone by the loop for a while."""
+    server, reader = serve(WRONG["slow down"])
+    ranges = np.array([(reader.source, begin, 10) for begin in range(0, 90_000, 30)], np.int64)
+    stream = reader.buffer.open_stream()
+    reader.buffer.announce(stream, ranges, np.arange(1, len(ranges) + 1), 1 << 30)
+    time.sleep(1.0)
+    assert 0 < len(server.requests) < 300
+
+
 def test_closing_passes_on_what_was_taken(serve: Callable[[Answer], tuple[Server, Reader]]) -> None:
     """A reader that waits is not left alone."""
     _, reader = serve(WRONG["no answer"])

@@ -53,7 +53,7 @@ from distcache.storage.timeouts import limits
 from distcache.storage.url import address_of, is_url
 
 if TYPE_CHECKING:
-    from distcache.storage.bucket import Bucket
+    from distcache.storage.bucket import Bucket, ObjectAddress
 
 AHEAD_THREADS: Final = 48  # that read ahead; a store's pace may allow fewer requests at a time
 READ_THREADS: Final = 64  # requests for what is waited for
@@ -226,33 +226,37 @@ class Fetcher:
 
     def _number_of(self, source: Source) -> int:
         with self._lock:
-            known = self._numbers.get(source)
-            if known is not None:
-                return known
-            by_loop = self._loop is not None and is_url(source.path)
-            whole = source.version.size if source.version.size <= WHOLE else 0
-            number = self._numbers[source] = self.buffer.add_source(by_loop, whole)
-            self._sources.append(source)
-            if by_loop:
-                self._aimed[number] = time.monotonic()
-        if by_loop:
-            self._aim(number)
-        return number
+            if source in self._numbers:
+                return self._numbers[source]
+        address = self._address_of(source)
+        with self._lock:
+            if source not in self._numbers:  # another thread may have been faster
+                whole = source.version.size if source.version.size <= WHOLE else 0
+                number = self.buffer.add_source(address is not None, whole)
+                self._sources.append(source)
+                self._numbers[source] = number
+                if address is not None:
+                    self._aim(number, address)
+            return self._numbers[source]
 
-    def _aim(self, number: int) -> None:
+    def _address_of(self, source: Source) -> ObjectAddress | None:
+        """Return where the loop of requests can read an object, or None if it cannot."""
+        # A weak ETag cannot be a condition.
+        if self._loop is None or not is_url(source.path) or source.version.tag[:1] != '"':
+            return None
+        return bucket_of(source.path).address(source.path, SIGNED)
+
+    def _aim(self, number: int, address: ObjectAddress) -> None:
         """Tell the loop of requests where an object is, for as long as its signature is valid."""
         assert self._loop is not None, "it fetches this source"
-        source = self._sources[number]
-        address = bucket_of(source.path).address(source.path, SIGNED)
-        # A weak ETag cannot be a condition.
-        if address is None or not source.version.tag.startswith('"'):
-            return
+        version = self._sources[number].version
+        self._aimed[number] = time.monotonic()
         self._loop.set_target(
             number,
             address.origin,
             address.path,
-            source.version.tag,
-            source.version.size,
+            version.tag,
+            version.size,
             0.9 * SIGNED,
             address.certificates,
         )
@@ -268,7 +272,9 @@ class Fetcher:
             ):
                 return
             self._aimed[number] = time.monotonic()
-        self._aim(number)
+        address = self._address_of(self._sources[number])
+        if address is not None:
+            self._aim(number, address)
 
     def _require_copied(
         self, sources: Sequence[Source], ranges: NDArray[np.int64], outcome: NDArray[np.int64]
