@@ -286,6 +286,7 @@ bench: $(VENV)/test-installed
 	python benchmarks/loading.py
 	python benchmarks/selecting.py
 	python benchmarks/buckets.py
+	python benchmarks/reading_ahead.py
 	scripts/judges build/judges $(NEWEST)
 	PYTHONPATH=$(CURDIR)/build/judges/streaming python benchmarks/shards.py
 	PYTHONPATH=$(CURDIR)/build/judges/$(NEWEST) python benchmarks/first_batch.py

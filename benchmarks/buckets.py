@@ -91,9 +91,11 @@ def run(words: list[Any], environment: dict[str, str]) -> str:
     return done.stdout
 
 
-def prepare(work: Path, documents: int, environment: dict[str, str]) -> dict[str, Any]:
+def prepare(
+    work: Path, documents: int, environment: dict[str, str], tokens: float = 2098
+) -> dict[str, Any]:
     """Build a cache of one corpus, upload and localize it; return what the node knows of it."""
-    prefix = generate(work / "corpus", documents, 2098, seed=1, real=True)
+    prefix = generate(work / "corpus", documents, tokens, seed=1, real=True)
     fields = {
         "sequence_length": 4096,
         "split": "1,0,0",

@@ -40,12 +40,12 @@ def distcache_batches(kind: str, url: str, store: str) -> tuple[Iterator[Any], C
     import distcache  # noqa: PLC0415
     from distcache.node.ahead.client import fetcher_status  # noqa: PLC0415
 
-    dataset = distcache.open(url, store).dataset("train")
+    dataset = distcache.open(url, store or None).dataset("train")
     sampler: Any = distcache.ResumableSampler(dataset, BATCH)
     if kind != "lazy":
         sampler = distcache.ReadAhead(sampler, dataset, "4G")
     batches = (dataset.__getitems__(indices) for indices in sampler)
-    return batches, lambda: fetcher_status(Path(store) / "ahead")
+    return batches, lambda: fetcher_status(Path(store) / "ahead") if store else None
 
 
 def megatron_batches(kind: str, url: str, store: str, chunk: int) -> Iterator[Any]:
@@ -115,7 +115,8 @@ def main() -> None:
     found |= {"late": sum(wait > 0.02 for wait in late), "longest": max(late)}
     after = status()
     if after is not None:
-        found["cpu"] += cpu_of(after.process) - fetcher
+        found["fetcher"] = cpu_of(after.process) - fetcher
+        found["cpu"] += found["fetcher"]
         found["used"] = after.used
         found["fetched"] = after.fetched
     print(json.dumps(found))
