@@ -21,6 +21,7 @@ from distcache.train.sampler import ResumableSampler
 
 Batch = Sequence[int | None]
 STEP: Final = 512  # samples of a message
+SAMPLES: Final = 65_536  # of a rank, that are announced ahead at most
 RANGES: Final = 200_000  # of a rank, that are announced ahead at most: each takes some memory
 MOST: Final = 4 << 30  # bytes, unless a budget is given
 SHARE: Final = 20  # at most the 20th part of what is free
@@ -152,17 +153,18 @@ class _Announced:
         return found
 
     def fill(self, source: Iterator[Batch]) -> None:
-        """Announce further batches, if there is room for as many as a message has."""
+        """Announce further batches, as long as there is room for as many as a message has."""
         step = STEP if self._most is None else max(min(STEP, self._most // 8), 1)
-        more: list[Batch] = []
-        count = 0
-        if self._batches and self._is_full(step):
-            return
-        while count < step and (batch := next(source, None)) is not None:
-            more.append(batch)
-            count += len(batch)
-        if more and not self._announce(more):
-            self._announce_again()
+        while not (self._batches and self._is_full(step)):
+            more: list[Batch] = []
+            count = 0
+            while count < step and (batch := next(source, None)) is not None:
+                more.append(batch)
+                count += len(batch)
+            if not more:
+                return
+            if not self._announce(more):
+                self._announce_again()
 
     def close(self) -> None:
         """Discard what is ahead."""
@@ -171,6 +173,7 @@ class _Announced:
     def _is_full(self, step: int) -> bool:
         return (
             (self._most is not None and self._samples + step > self._most)
+            or self._samples >= SAMPLES
             or self._ranges >= RANGES
             or self._nbytes >= self._budget
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 
 from distcache.cache.corpus_places import beside
+from distcache.node.ahead.client import fetcher_status
 from distcache.node.store import Store
 from distcache.node.upkeep import verify_store
 from tests.mpi.test_localize import on_nodes
@@ -133,6 +136,18 @@ def test_a_job_builds_from_a_bucket(config: Path, seaweed: Seaweed, tmp_path: Pa
 
 @pytest.mark.more
 @pytest.mark.long
+def bytes_ahead(store: Path) -> int:
+    """Return the bytes on the disk of the file without a name that a node's fetcher fills."""
+    running = fetcher_status(store / "ahead")
+    found = 0
+    for path in Path(f"/proc/{running.process}/fd").iterdir() if running is not None else ():
+        with contextlib.suppress(FileNotFoundError):
+            link = os.readlink(path)
+            if link.startswith(str(store)) and link.endswith("(deleted)"):
+                found += path.stat().st_blocks * 512
+    return found
+
+
 def test_a_budget_far_below_the_corpus(seaweed: Seaweed, tmp_path: Path) -> None:
     """64 MiB under 1 GiB: never exceeded on the disk, and each byte is fetched about once."""
     lengths = np.random.default_rng(2).lognormal(8.5, 1.0, 64_000).astype(np.int64) + 1
@@ -162,13 +177,7 @@ def test_a_budget_far_below_the_corpus(seaweed: Seaweed, tmp_path: Path) -> None
     )
     most = 0
     while trainer.poll() is None:
-        sizes = []
-        for path in (store / "ahead").glob("[0-9]*"):
-            try:
-                sizes.append(path.stat().st_size)
-            except FileNotFoundError:
-                continue
-        most = max(most, sum(sizes))
+        most = max(most, bytes_ahead(store))
         try:
             trainer.wait(0.02)
         except subprocess.TimeoutExpired:
