@@ -1,4 +1,3 @@
-#include <pybind11/chrono.h>
 #include <pybind11/stl.h>
 
 #include <chrono>

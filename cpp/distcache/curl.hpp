@@ -35,7 +35,6 @@ public:
         connect_timeout_ms = 156,
         protocols = 181,
         url = 10002,
-        ca_file = 10065,
         ca_blob = 40309,
     };
     static constexpr int active_socket = 0x500000 + 44;

@@ -69,7 +69,7 @@ public:
 
     /// The most bytes of neighbours that one request fetches, and of a gap between two of them.
     static constexpr std::int64_t longest_request = 8 << 20;
-    static constexpr std::int64_t longest_gap = 4 << 10;
+    static constexpr std::int64_t longest_gap = 512;
 
     /// The most bytes of a range: whole shards and documents are far below.
     static constexpr std::int64_t longest_range = std::int64_t{1} << 40;

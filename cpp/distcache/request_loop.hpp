@@ -67,6 +67,8 @@ public:
 private:
     struct Host;
     struct Connection;
+    // Until a host is asked again that does not answer.
+    static constexpr std::chrono::seconds pause_of_lost{5};
     // A target, which the loop invalidates.
     struct Known {
         RequestTarget target;

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from distcache.errors import AccessDenied, NoSpace
-from distcache.node.ahead import server
+from distcache.node.ahead import fetcher as fetching
+from distcache.node.ahead.fetcher import Fetcher, _started_threads
 from distcache.node.ahead.protocol import (
     AheadRequest,
     ReadRequest,
@@ -22,7 +23,7 @@ from distcache.node.ahead.protocol import (
     encoded,
     listen_at,
 )
-from distcache.node.ahead.server import Fetcher, _Server, _started_threads
+from distcache.node.ahead.server import _Server
 from distcache.storage.files import version_of
 from tests.support.waiting import wait_until
 
@@ -70,7 +71,7 @@ def test_refusals_pause_what_is_read_ahead(tmp_path: Path, monkeypatch: pytest.M
     """One request at a time asks, and nothing is lost; who waits gets the refusal."""
     source = source_of(tmp_path / "c.bin")
     (tmp_path / "ahead").mkdir()
-    monkeypatch.setattr(server, "PAUSE", 0.2)
+    monkeypatch.setattr(fetching, "PAUSE", 0.2)
     fetcher = Fetcher(tmp_path / "ahead")
     original, asked, refused = fetcher._fetch, [0], [True]
 
