@@ -43,7 +43,9 @@ def distcache_batches(kind: str, url: str, store: str) -> tuple[Iterator[Any], C
     dataset = distcache.open(url, store or None).dataset("train")
     sampler: Any = distcache.ResumableSampler(dataset, BATCH)
     if kind != "lazy":
-        sampler = distcache.ReadAhead(sampler, dataset, "4G")
+        # At a steady pace no more is fetched than is used, but for what is ahead at the end.
+        most = {"samples": 512} if kind == "steady" else {}
+        sampler = distcache.ReadAhead(sampler, dataset, "4G", **most)
     batches = (dataset.__getitems__(indices) for indices in sampler)
     return batches, lambda: fetcher_status(Path(store) / "ahead") if store else None
 

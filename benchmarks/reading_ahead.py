@@ -1,8 +1,9 @@
-"""CPU of reading ahead from a bucket, for a GB of tokens that training uses; beside local files.
+"""CPU of reading ahead from a bucket, for a GB of tokens; beside local files.
 
 SeaweedFS serves a corpus on loopback; one process reads batches of 4 samples of 4,096 tokens, at a
 steady 64 samples/s and as fast as it can. The CPU of the process and that of the node's fetcher are
-told apart, the server's is not counted. `--python` compares another installation, in turn.
+told apart, for a GB that was used and a GB that was fetched; the server's is not counted.
+`--python` compares another installation, in turn.
 
     python benchmarks/reading_ahead.py
     python benchmarks/reading_ahead.py --tokens 300 --documents 200000 --python OTHER/bin/python
@@ -31,16 +32,17 @@ SAMPLE = 2 * 4097  # bytes
 
 
 def read(python: str, kind: str, work: Path, environment: dict[str, str], seconds: int) -> Any:
-    """Run a reader; return its seconds of CPU for a GB used, the fetcher's, and samples/s."""
+    """Run a reader; return its CPU for a GB used, the fetcher's for a GB fetched, and samples/s."""
     source, store = (work / "c.h5", "") if kind == "files" else (URL, work / "store")
     how = "steady" if kind == "files" else kind
     words = [python, HERE / "buckets_peer.py", how, source, store, seconds]
     found = json.loads(run([*words, PACE] if how == "steady" else words, environment).strip())
     if store:
         time.sleep(12)  # a fetcher without clients ends after 10 s
-    used = found.get("used", 0) or SAMPLE * found["samples"]
+    used = SAMPLE * found["samples"]
     of_fetcher = found.get("fetcher", 0.0)
-    return (found["cpu"] - of_fetcher) / used * 1e9, of_fetcher / used * 1e9, found["samples/s"]
+    fetched = found.get("fetched", used)
+    return (found["cpu"] - of_fetcher) / used * 1e9, of_fetcher / fetched * 1e9, found["samples/s"]
 
 
 def main() -> None:
