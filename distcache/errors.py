@@ -176,7 +176,7 @@ class SharedFileWarning(DistcacheWarning):
 
 
 class ShardWaitWarning(DistcacheWarning):
-    """Training waits for a shard that the node's feeder has not unpacked yet."""
+    """Training has waited for data that the node's fetcher did not have ahead."""
 
 
 class StateWarning(DistcacheWarning):

@@ -1,7 +1,9 @@
 #include <pybind11/stl.h>
 
 #include <chrono>
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "arrays.hpp"
@@ -29,6 +31,17 @@ std::vector<SourceRange> ranges_of(const py::array& array) {
         ranges.push_back({numbers[i], numbers[i + 1], numbers[i + 2]});
     }
     return ranges;
+}
+
+FetchedBy fetched_by(const std::string& name) {
+    static const std::map<std::string, FetchedBy> known{{"loop", FetchedBy::loop},
+                                                        {"threads", FetchedBy::threads},
+                                                        {"unpackers", FetchedBy::unpackers}};
+    const auto found = known.find(name);
+    if (found == known.end()) {
+        throw py::value_error("nobody fetches by " + name);
+    }
+    return found->second;
 }
 
 void announce(PrefetchBuffer& buffer, std::int64_t stream, const py::array& ranges,
@@ -65,11 +78,11 @@ std::vector<int> fetch(PrefetchBuffer& buffer, const py::array& ranges, const py
 }
 
 std::vector<std::array<std::int64_t, 4>> take(PrefetchBuffer& buffer, double seconds,
-                                              bool by_loop) {
+                                              const std::string& fetcher) {
+    const FetchedBy kind = fetched_by(fetcher);
     const py::gil_scoped_release release;
     std::vector<std::array<std::int64_t, 4>> found;
-    for (const TakenRange& taken :
-         buffer.take(by_loop ? FetchedBy::loop : FetchedBy::threads, after(seconds))) {
+    for (const TakenRange& taken : buffer.take(kind, after(seconds))) {
         found.push_back({static_cast<std::int64_t>(taken.id), taken.range.source, taken.range.begin,
                          taken.range.size});
     }
@@ -113,20 +126,23 @@ descriptor : int
         .def(py::init<int>(), py::arg("descriptor"))
         .def(
             "add_source",
-            [](PrefetchBuffer& buffer, bool by_loop, std::int64_t whole) {
-                return buffer.add_source(by_loop ? FetchedBy::loop : FetchedBy::threads, whole);
+            [](PrefetchBuffer& buffer, const std::string& fetcher, std::int64_t whole) {
+                return buffer.add_source(fetched_by(fetcher), whole);
             },
-            py::arg("by_loop"), py::arg("whole"), R"doc(
+            py::arg("fetcher"), py::arg("whole"), R"doc(
 Add a source, and return its number.
 
 Parameters
 ----------
-by_loop : bool
-    Whether a `RequestLoop` fetches its ranges; else threads that take them do.
+fetcher : str
+    Who fetches its ranges: "loop" (a `RequestLoop`), "threads" that take them, or "unpackers", for
+    whom readers wait, and who take a shard as a whole.
 whole : int
     Bytes of the source if all of it may be announced as one range, of which any part is then
     served, else 0.
 )doc")
+        .def("set_usual_budget", &PrefetchBuffer::set_usual_budget, release(), py::arg("budget"),
+             "Set the bytes that may be ahead where no stream asks for any.")
         .def("open_stream", &PrefetchBuffer::open_stream, "Return the number of a new stream.")
         .def("close_stream", &PrefetchBuffer::close_stream, release(), py::arg("stream"),
              "Discard what only this stream would have read.")
@@ -174,7 +190,7 @@ Raises
 IndexError
     If a range is outside of its source.
 )doc")
-        .def("take", &take, py::arg("seconds"), py::arg("by_loop") = false, R"doc(
+        .def("take", &take, py::arg("seconds"), py::arg("fetcher") = "threads", R"doc(
 Take ranges of one source that are close to one another: tuples of an id, source, byte, bytes.
 
 Waits up to some seconds, and returns nothing then.

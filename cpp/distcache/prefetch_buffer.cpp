@@ -24,10 +24,16 @@ PrefetchBuffer::PrefetchBuffer(int descriptor) : file_(descriptor) {
 PrefetchBuffer::~PrefetchBuffer() = default;
 
 std::int64_t PrefetchBuffer::add_source(FetchedBy fetcher, std::int64_t whole) {
+    require(whole > 0 || fetcher != FetchedBy::unpackers, "a shard has a size");
     const Lock lock(mutex_);
     sources_.push_back({fetcher, whole});
-    thread_sources_ += fetcher == FetchedBy::threads ? 1 : 0;
+    ++sources_of_[static_cast<std::size_t>(fetcher)];
     return static_cast<std::int64_t>(sources_.size()) - 1;
+}
+
+void PrefetchBuffer::set_usual_budget(std::int64_t budget) {
+    const Lock lock(mutex_);
+    usual_budget_ = budget;
 }
 
 std::int64_t PrefetchBuffer::open_stream() {
@@ -130,7 +136,7 @@ std::vector<FetchStatus> PrefetchBuffer::fetch(std::span<const SourceRange> rang
         claimed[i] = claim(ranges[i], waiter);
     }
     ++waiting_;
-    if (!urgent_.empty()) {
+    if (!urgent_.empty() || !urgent_shards_.empty()) {
         wake_fetchers();
     }
     waiter.arrived.wait_until(lock, end, [&] { return waiter.left == 0 || closed_; });
@@ -164,13 +170,11 @@ std::vector<FetchStatus> PrefetchBuffer::fetch(std::span<const SourceRange> rang
 // Let a reader use an entry, which it waits for if that is not held; null if the reader's thread
 // has to fetch it.
 PrefetchBuffer::Entry* PrefetchBuffer::claim(const SourceRange& range, Waiter& waiter) {
-    const std::int64_t whole = sources_[static_cast<std::size_t>(range.source)].whole;
+    const auto [fetcher, whole] = sources_[static_cast<std::size_t>(range.source)];
     Entry* entry = whole > 0 ? find({range.source, 0, whole}) : nullptr;
     if (entry == nullptr) {
         entry = find(range);
     }
-    const bool by_loop =
-        sources_[static_cast<std::size_t>(range.source)].fetcher == FetchedBy::loop;
     // What was passed on and is not taken yet is fetched by its reader, who does not wait for a
     // thread that may have to wait for a store.
     const bool is_ahead =
@@ -178,14 +182,15 @@ PrefetchBuffer::Entry* PrefetchBuffer::claim(const SourceRange& range, Waiter& w
         (entry->state == State::held || (entry->state == State::fetching && entry->queues == 0));
     ++(is_ahead ? hits_ : misses_);
     const bool is_queued = entry == nullptr || entry->state == State::queued;
-    if (closed_ || (!is_ahead && !(is_queued && by_loop))) {
+    if (closed_ || (!is_ahead && !(is_queued && fetcher != FetchedBy::threads))) {
         return nullptr;
     }
     if (entry == nullptr) {
-        entry = &find_or_add(range);
+        entry = &find_or_add(fetcher == FetchedBy::unpackers ? SourceRange{range.source, 0, whole}
+                                                             : range);
     }
     if (entry->state == State::queued && entry->queues == 0) {
-        urgent_.push_back(entry);
+        urgent_of(fetcher).push_back(entry);
         ++entry->queues;
     }
     ++entry->users;
@@ -235,6 +240,7 @@ void PrefetchBuffer::close() {
         }
     }
     work_.notify_all();
+    unpacking_.notify_all();
 }
 
 PrefetchBuffer::Status PrefetchBuffer::status() const {
@@ -290,8 +296,11 @@ void PrefetchBuffer::set_state(Entry& entry, State state) {
 }
 
 void PrefetchBuffer::wake_fetchers() {
-    if (thread_sources_ > 0 || !passed_on_.empty()) {
+    if (sources_of_[static_cast<std::size_t>(FetchedBy::threads)] > 0 || !passed_on_.empty()) {
         work_.notify_one();
+    }
+    if (sources_of_[static_cast<std::size_t>(FetchedBy::unpackers)] > 0) {
+        unpacking_.notify_one();
     }
     if (wake_loop_) {
         wake_loop_();

@@ -34,8 +34,9 @@ struct ReadingNumber {
     std::int64_t reading;
 };
 
-/// Who fetches a range: the loop of requests, or threads of Python.
-enum class FetchedBy : std::uint8_t { loop, threads };
+/// Who fetches the ranges of a source: the loop of requests, threads of Python that ask stores and
+/// files, or threads of Python that unpack compressed shards.
+enum class FetchedBy : std::uint8_t { loop, threads, unpackers };
 
 /// A range that a fetcher has taken.
 struct TakenRange {
@@ -81,8 +82,12 @@ public:
     ~PrefetchBuffer();
 
     /// Add a source; `whole` is its size if all of it may have been announced as one range, from
-    /// which any part is served, else 0.
+    /// which any part is served, else 0. What unpackers fetch is always whole.
     std::int64_t add_source(FetchedBy fetcher, std::int64_t whole);
+
+    /// Set the bytes that may be ahead where no stream asks for any: of shards that nobody
+    /// announced.
+    void set_usual_budget(std::int64_t budget);
 
     std::int64_t open_stream();
     void close_stream(std::int64_t stream);
@@ -100,7 +105,8 @@ public:
                                    Clock::time_point end);
 
     /// Take ranges of one source that are close to one another, those first that readers wait for.
-    /// Threads wait for some until `end`; the loop never waits, and is woken by `on_work`.
+    /// Threads and unpackers wait for some until `end`; the loop never waits, and is woken by
+    /// `on_work`.
     std::vector<TakenRange> take(FetchedBy fetcher, Clock::time_point end);
 
     /// Take a range that readers wait for, for the loop; nothing if there is none.
@@ -216,7 +222,8 @@ private:
     void finish_reading(Stream& stream, std::int64_t reading);
     Entry* claim(const SourceRange& range, Waiter& waiter);
     FetchStatus copy(const Entry& entry, const SourceRange& range, int file) const;
-    Entry* take_urgent();
+    Entry* take_urgent(FetchedBy fetcher);
+    [[nodiscard]] std::deque<Entry*>& urgent_of(FetchedBy fetcher);
     std::vector<Entry*> take_passed_on();
     std::vector<TakenRange> hand_out(const std::vector<Entry*>& entries);
     std::vector<Entry*> take_next(FetchedBy fetcher);
@@ -231,19 +238,23 @@ private:
 
     const int file_;
     mutable std::mutex mutex_;
-    std::condition_variable work_;  // for threads; the loop is woken by `wake_loop_`
+    std::condition_variable work_;       // for threads; the loop is woken by `wake_loop_`
+    std::condition_variable unpacking_;  // for unpackers
     std::function<void()> wake_loop_;
     std::atomic<int> waiting_ = 0;  // readers
     bool closed_ = false;
     std::vector<Source> sources_;
-    std::size_t thread_sources_ = 0;  // that threads fetch
+    std::array<std::size_t, 3> sources_of_{};  // by who fetches them
     std::unordered_map<SourceRange, Entry, Hash> entries_;
     std::list<Entry*> spare_;  // the least recently read first
     std::unordered_map<std::int64_t, Stream> streams_;
     std::unordered_map<std::uint64_t, Entry*> taken_;
-    std::deque<Entry*> urgent_;     // readers wait for them, and the loop fetches them
+    // Readers wait for them: the loop fetches them, or unpackers do.
+    std::deque<Entry*> urgent_;
+    std::deque<Entry*> urgent_shards_;
     std::deque<Entry*> passed_on_;  // to the threads
     Extents extents_;
+    std::int64_t usual_budget_ = 0;
     std::int64_t used_ = 0;
     std::int64_t file_size_ = 0;
     std::int64_t next_stream_;

@@ -25,10 +25,11 @@ bool are_near(const SourceRange& first, const SourceRange& last, const SourceRan
 std::vector<TakenRange> PrefetchBuffer::take(FetchedBy fetcher, Clock::time_point end) {
     Lock lock(mutex_);
     std::vector<Entry*> found;
+    std::condition_variable& work = fetcher == FetchedBy::unpackers ? unpacking_ : work_;
     while (!closed_) {
         if (fetcher == FetchedBy::threads) {
             found = take_passed_on();
-        } else if (Entry* const first = take_urgent()) {
+        } else if (Entry* const first = take_urgent(fetcher)) {
             found = {first};
         }
         if (found.empty()) {
@@ -37,17 +38,17 @@ std::vector<TakenRange> PrefetchBuffer::take(FetchedBy fetcher, Clock::time_poin
         if (!found.empty() || fetcher == FetchedBy::loop || Clock::now() >= end) {
             break;
         }
-        work_.wait_until(lock, end);
+        work.wait_until(lock, end);
     }
-    if (!found.empty() && fetcher == FetchedBy::threads) {
-        work_.notify_one();  // the next thread, which finds what is left, and wakes another
+    if (!found.empty() && fetcher != FetchedBy::loop) {
+        work.notify_one();  // the next thread, which finds what is left, and wakes another
     }
     return hand_out(found);
 }
 
 std::vector<TakenRange> PrefetchBuffer::take_awaited() {
     const Lock lock(mutex_);
-    Entry* const first = closed_ ? nullptr : take_urgent();
+    Entry* const first = closed_ ? nullptr : take_urgent(FetchedBy::loop);
     return first == nullptr ? std::vector<TakenRange>{} : hand_out({first});
 }
 
@@ -60,14 +61,21 @@ std::vector<TakenRange> PrefetchBuffer::hand_out(const std::vector<Entry*>& entr
     return taken;
 }
 
-// What only its readers need gets no place: it is handed to them from memory.
-PrefetchBuffer::Entry* PrefetchBuffer::take_urgent() {
-    while (!urgent_.empty()) {
-        Entry& entry = *urgent_.front();
-        urgent_.pop_front();
+std::deque<PrefetchBuffer::Entry*>& PrefetchBuffer::urgent_of(FetchedBy fetcher) {
+    return fetcher == FetchedBy::unpackers ? urgent_shards_ : urgent_;
+}
+
+// A range that only its readers need gets no place: it is handed to them from memory. A shard gets
+// one if there is room, since more of it may be read.
+PrefetchBuffer::Entry* PrefetchBuffer::take_urgent(FetchedBy fetcher) {
+    std::deque<Entry*>& urgent = urgent_of(fetcher);
+    const bool is_shard = fetcher == FetchedBy::unpackers;
+    while (!urgent.empty()) {
+        Entry& entry = *urgent.front();
+        urgent.pop_front();
         --entry.queues;
         if (entry.state == State::queued && entry.users > 0) {
-            if (entry.readings > 0 && make_room(entry.range.size, nullptr)) {
+            if ((entry.readings > 0 || is_shard) && make_room(entry.range.size, nullptr)) {
                 place(entry, nullptr);
             }
             set_state(entry, State::fetching);

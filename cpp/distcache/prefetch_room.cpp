@@ -134,7 +134,7 @@ std::int64_t PrefetchBuffer::asked() const {
     for (const auto& [number, stream] : streams_) {
         most = std::max(most, stream.budget);
     }
-    return most;
+    return most > 0 ? most : usual_budget_;
 }
 
 std::int64_t PrefetchBuffer::budget() const {

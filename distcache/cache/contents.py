@@ -276,6 +276,12 @@ class Contents:
             raise CacheCorrupt(f"{self.path}: its tables name rows or fields that do not exist")
 
 
+def packed_sources(contents: Contents) -> frozenset[int]:
+    """Return the corpora of a cache that have compressed shards."""
+    count = len(contents.table("sources"))
+    return frozenset(s for s in range(count) if contents.shards_of(s)["codec"].any())
+
+
 def open_cache_file(path: Path) -> tuple[int, Header]:
     """Open a cache's file and read its header.
 

@@ -167,7 +167,7 @@ PANELS: Final = {
         "feed": CommandEntry(
             "node",
             "feed_command",
-            "Unpack windows of MDS shards beside training, on a node.",
+            "Set a node's budget for shards that training unpacks.",
             former={"--to": "--store"},
         ),
         "local": CommandEntry(

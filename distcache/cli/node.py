@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import msgspec
+import numpy as np
 import typer
 
 from distcache.builder.configuration import naming_from
@@ -25,7 +26,7 @@ from distcache.cli.common import (
 )
 from distcache.cli.options import with_options
 from distcache.cli.show import make_progress, print_json, print_table
-from distcache.errors import BuildInterrupted, CacheCorrupt, ConfigError, NotReady
+from distcache.errors import CacheCorrupt, ConfigError, NotReady
 from distcache.megatron.arguments import IN_THE_PLACE
 from distcache.node.ahead.client import fetcher_status
 from distcache.node.localize import localize
@@ -37,7 +38,6 @@ from distcache.ranks.connect import connect
 from distcache.ranks.job_environment import is_first_task
 from distcache.storage.units import counted, parse_size, size_text
 from distcache.storage.url import path_only
-from distcache.train.feed import Feeder
 from distcache.train.open_files import open_files
 
 MOST_ROWS: Final = 16  # of a table without --verbose
@@ -321,10 +321,11 @@ def feed_command(
     threads: Annotated[int, typer.Option(min=1, help="Shards unpacked at a time.")] = 2,
     log_format: LogOption = "auto",
 ) -> None:
-    """Unpack shards ahead of training on this node, and delete them afterwards, within a budget.
+    """Set the budget of a node for shards that are unpacked ahead of training.
 
-    For caches with `order: windows` whose unpacked shards do not fit on a node, localized with
-    --shards windows. Runs beside training, one per node, until it is ended by a signal.
+    Training lets the node's fetcher unpack them, if the cache was localized with --shards ahead;
+    its budget is that of `ReadAhead`. This command remains for scripts: as long as it runs, the
+    budget of the node is at least its own. --start and --threads have no effect.
 
     Examples
     --------
@@ -332,12 +333,21 @@ def feed_command(
 
         torchrun ... train.py; kill %1
     """
-    interrupt_on_signals("training waits for shards until it is started again")
-    feeder = Feeder(open_files(cache, to, None), parse_size(budget, least=1), threads, start)
+    interrupt_on_signals("training continues with a budget of its own")
+    client = open_files(cache, to, None).fetch_client
+    if client is None:
+        raise NotReady(
+            f"{cache}: was not localized with --shards ahead, or has no compressed shards, so that "
+            "there is nothing to unpack"
+        )
+    size = parse_size(budget, least=1)
+    stream = client.open_stream()
     with make_progress(log_format) as progress:
+        progress.note(f"training unpacks shards itself; the budget of this node is {budget}")
+        progress.phase("keeping the budget")
         try:
-            feeder.run(progress)
-        except BuildInterrupted:
-            progress.note(f"{feeder.unpacked} shards were unpacked")
+            while True:  # another fetcher has to know of it, too
+                stream.announce([], np.empty((0, 3), np.int64), np.empty(0, np.int64), size)
+                time.sleep(1.0)
         finally:
-            feeder.close()
+            stream.close()

@@ -17,7 +17,7 @@ from distcache.corpus.corpus import open_copy_source
 from distcache.corpus.examine import digest_tokens
 from distcache.corpus.idx import ITEM_TYPES, limit_of
 from distcache.corpus.mds.shard_table import DIGESTED, ShardTable, read_table, shards_path
-from distcache.corpus.mds.stored_shard import indexed_pieces
+from distcache.corpus.mds.stored_shard import indexed_pieces, indexed_shard
 from distcache.corpus.receipt import Receipt, find_receipt, read_receipt, receipt_path
 from distcache.corpus.view_bytes import token_pieces
 from distcache.edit.source_readback import read_back, root_of
@@ -297,7 +297,9 @@ def _faults(prefix: str, table: ShardTable, shards: list[int]) -> Iterator[Fault
         for shard in shards:
             row, path = table.rows[shard], table.path_of(shard)
             try:
-                same = _is_unpacked(indexed_pieces(row, path), descriptor, int(row["base"]))
+                same = _is_unpacked(
+                    indexed_pieces(*indexed_shard(row, path)), descriptor, int(row["base"])
+                )
             except CorpusError as error:
                 yield Fault(prefix, path, str(error).removeprefix(f"{path}: "))
                 continue

@@ -12,7 +12,7 @@ import msgspec
 from distcache.corpus.examine import require_sound
 from distcache.corpus.idx import bin_path
 from distcache.corpus.mds.shard_table import DIGESTED, ShardTable, read_table, shards_path
-from distcache.corpus.mds.stored_shard import indexed_pieces
+from distcache.corpus.mds.stored_shard import indexed_pieces, indexed_shard
 from distcache.errors import ConfigError, CorpusError, KeyMismatch
 from distcache.ranks.agreement import aborting_on_error, on_all_ranks, on_rank_0, own_share
 from distcache.ranks.claim import claim
@@ -218,7 +218,7 @@ class _Unpacking:
             def write(shard: int) -> None:
                 row = self._table.rows[shard]
                 offset = int(row["base"])
-                for piece in indexed_pieces(row, self._table.path_of(shard)):
+                for piece in indexed_pieces(*indexed_shard(row, self._table.path_of(shard))):
                     file.write(offset, piece)
                     offset += piece.size
                 journal.append(_UnpackedShard(shard))

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from distcache.cache.contents import Contents, read_version
+from distcache.cache.contents import Contents, packed_sources, read_version
 from distcache.cache.corpus_places import Moves, find_moves
 from distcache.cache.format import Header
 from distcache.errors import ConfigError, DistcacheError, NoSpace
@@ -25,6 +25,7 @@ from distcache.node.manifest import (
     stat_corpora,
 )
 from distcache.node.records import (
+    AHEAD,
     Localized,
     LocalizeOptions,
     NodeReport,
@@ -36,7 +37,6 @@ from distcache.node.stage import stage
 from distcache.node.staged_files import StagedFiles
 from distcache.node.store import Store, cache_name, make_store, required_directory
 from distcache.node.transport import Localization, choose_transport
-from distcache.node.windows import windowed_sources
 from distcache.ranks.agreement import (
     aborting_on_error,
     on_all_ranks,
@@ -346,8 +346,8 @@ def _make_manifest(
             copy=options.copy,
             read_ahead=options.read_ahead,
         )
-        if options.shards == "windows":
-            for number in windowed_sources(contents):
+        if options.shards == AHEAD:
+            for number in packed_sources(contents):
                 shard_blocks(contents, number, 0)  # refuses those without digests
         bare = next((corpus for corpus in manifest.corpora if not corpus.has_tokens), None)
         if options.megatron and bare is not None:

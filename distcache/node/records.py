@@ -25,7 +25,14 @@ from distcache.storage.url import path_only
 VERSION: Final = 1
 LARGEST: Final = 1 << 30  # bytes of a record that is read
 DEFAULT_SHARDS: Final = "compressed"  # corpora whose shards are unpacked by default
-SHARD_CHOICES: Final = ("none", "windows", "compressed", "all")  # from least to most unpacked
+AHEAD: Final = "ahead"  # the node's fetcher unpacks shards ahead of training
+SHARD_CHOICES: Final = ("none", AHEAD, "compressed", "all")  # from least to most unpacked
+FORMER_CHOICES: Final = {"windows": AHEAD}
+
+
+def present_choice(shards: str) -> str:
+    """Return the present name of a choice of shards."""
+    return FORMER_CHOICES.get(shards, shards)
 
 
 class LocalCorpus(msgspec.Struct, frozen=True):
@@ -146,11 +153,11 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
     ] = False
     megatron: bool = False
     shards: Annotated[
-        Literal["compressed", "all", "windows", "none"] | None,
+        Literal["compressed", "all", "ahead", "windows", "none"] | None,
         Option(
-            "MDS corpora to unpack on the node: those with compressed shards, or all; or let "
-            "`distcache feed` unpack windows of them beside training; or none. By default as "
-            "before, at first compressed."
+            "MDS corpora to unpack on the node: those with compressed shards, or all; or let the "
+            "node's fetcher unpack them ahead of training, within a budget (`windows` is the old "
+            "name of `ahead`); or none. By default as before, at first compressed."
         ),
     ] = None
     naming: Naming = Naming()
@@ -190,7 +197,7 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
     def joined(self, before: Ready | None) -> LocalizeOptions:
         """Add what an earlier run was asked for, which its copy continues to have."""
         if before is None:
-            return msgspec.structs.replace(self, shards=self.shards or DEFAULT_SHARDS)
+            return msgspec.structs.replace(self, shards=self._joined_shards(""))
         naming = before.naming  # where this run says nothing
         if self.naming != Naming():
             tokenizer = self.naming.tokenizer
@@ -208,10 +215,12 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
 
     def _joined_shards(self, before: str) -> str:
         """Return which shards are unpacked: as before, or not fewer."""
+        before = present_choice(before)
         earlier = SHARD_CHOICES.index(before) if before in SHARD_CHOICES else None
         if self.shards is None:
             return DEFAULT_SHARDS if earlier is None else before
-        return SHARD_CHOICES[max(earlier or 0, SHARD_CHOICES.index(self.shards))]
+        wanted = SHARD_CHOICES.index(present_choice(self.shards))
+        return SHARD_CHOICES[max(earlier or 0, wanted)]
 
     def are_fulfilled_by(self, record: Ready | None) -> bool:
         """Return whether a copy has all that is asked for, so that nothing is left to do."""
@@ -223,12 +232,12 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
             record.linked >= self.link
             and record.copied >= self.copy
             and record.read_ahead >= self.read_ahead
-            and record.shards == wanted.shards
+            and present_choice(record.shards) == wanted.shards
             and (has_view or not self.megatron)
         )
 
     def require_possible(self, before: Ready | None) -> None:
-        """Refuse windows of shards that an earlier run has unpacked.
+        """Refuse to unpack ahead what an earlier run has unpacked.
 
         Raises
         ------
@@ -238,10 +247,10 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
         unpacked = before is not None and any(
             corpus.bin_size and not corpus.copied for corpus in before.corpora
         )
-        if before is not None and unpacked and self.shards == "windows":
+        if before is not None and unpacked and self.shards == AHEAD:
             raise ConfigError(
                 f"{before.source}: its shards are unpacked on this node already, so that nothing "
-                "has to be fed; to have windows, remove the copy first (`distcache local gc`)"
+                "is left to unpack ahead; remove the copy first (`distcache local gc`)"
             )
 
 

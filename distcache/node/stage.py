@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -22,7 +21,7 @@ from distcache.node.local_state import (
     require_same_content,
     verify_local,
 )
-from distcache.node.lock import is_used, try_exclusive
+from distcache.node.lock import try_exclusive
 from distcache.node.manifest import CACHE, Manifest, describe, stat_corpora
 from distcache.node.records import (
     NodeReport,
@@ -36,7 +35,6 @@ from distcache.node.store import sweep
 from distcache.node.transport import Localization, copy_duplicates, fetch
 from distcache.node.upkeep import bytes_of, make_room
 from distcache.node.view import link_tokens, make_view, missing_view_bytes
-from distcache.node.windows import Windows
 from distcache.ranks.agreement import on_all_ranks, own_share
 from distcache.ranks.job_environment import node_name
 from distcache.storage.files import closing_fd, is_plain_file, set_time
@@ -74,7 +72,6 @@ def stage(run: Localization) -> tuple[Ready, NodeReport]:
         if options.megatron:
             progress.phase("writing Megatron's files")
         record = run.on_all_agents_watched(lambda: _mark_ready(run), "writing the ready record")
-    run.on_all_agents_watched(lambda: _remove_windows(run), "removing windows")
 
     def report() -> NodeReport:
         return make_report(
@@ -260,20 +257,11 @@ def _finish(run: Localization, complete: Collection[int]) -> None:
         run.staged.sync_names()
 
 
-def _remove_windows(run: Localization) -> None:
-    """Give the space of windows back, once the copy has another way and nobody uses it."""
-    store, name = run.store, run.manifest.name
-    if run.options.shards != "windows" and not is_used(store.use_lock(name)):
-        shutil.rmtree(Windows(store, name).root, ignore_errors=True)
-
-
 def _mark_ready(run: Localization) -> Ready:
     """Add the links and Megatron's files, then write the ready record."""
     store, manifest, options = run.store, run.manifest, run.options
     if options.link:
         link_tokens(store, manifest)
-    if options.shards == "windows":
-        Windows(store, manifest.name).make(manifest.contents)
     view = make_view(store, manifest, options.naming) if options.megatron else None
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with closing_fd(os.open(store.use_lock(manifest.name), flags, 0o600)) as descriptor:

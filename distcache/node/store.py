@@ -37,7 +37,7 @@ from distcache.storage.url import require_file
 LOCAL_DIRECTORY: Final = "DISTCACHE_LOCAL_DIR"
 MARKER: Final = ".distcache-store"
 MARK: Final = b"distcache store, version 1\n"
-PARTS: Final = ("caches", "corpora", "megatron", "windows", "ahead", "objects")
+PARTS: Final = ("caches", "corpora", "megatron", "ahead", "objects")
 
 
 def local_directory(given: str | Path | None, environment: Mapping[str, str]) -> Path | None:
@@ -97,7 +97,7 @@ class Store:
         self.caches = root / "caches"
         self.corpora = root / "corpora"
         self.megatron = root / "megatron"
-        self.windows = root / "windows"
+        self.windows = root / "windows"  # of earlier versions; it is only removed
         self.ahead = root / "ahead"
         self.objects = root / "objects"
 

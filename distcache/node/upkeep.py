@@ -83,9 +83,7 @@ def _held(store: Store, record: Ready, mapped: set[str]) -> HeldCache:
     cache = str(store.cache(record.name))
     return HeldCache(
         record=record,
-        nbytes=allocated(store.cache(record.name))
-        + tree_bytes(store.view(record.name))
-        + tree_bytes(store.windows / record.name),
+        nbytes=allocated(store.cache(record.name)) + tree_bytes(store.view(record.name)),
         last_use=lock.stat().st_mtime if lock.exists() else 0.0,
         used=is_used(lock) or any(path == cache or path.startswith(own) for path in mapped),
     )
@@ -305,11 +303,11 @@ class _Collection:
         store, incoming = self._store, self._incoming
         unfinished = set() if incoming is None else {incoming, *self._kept[incoming]}
         # A copy without a record may be in use, and its corpora are unknown.
-        used = {lock.stem for lock in store.caches.glob("*.lock") if is_used(lock)}
-        used -= {*self._kept, removed}
+        locked = {lock.stem for lock in store.caches.glob("*.lock") if is_used(lock)}
+        used = locked - {*self._kept, removed}
         names, stems = used.union(self._kept), set().union(*self._kept.values())
         places = [(store.caches, CACHES, names), (store.megatron, VIEWS, names)]
-        places += [(store.windows, VIEWS, names)]
+        places += [(store.windows, VIEWS, locked)]  # an earlier version may read them
         places += [] if used else [(store.corpora, CORPORA, stems)]
         for directory, pattern, needed in places:
             for path in directory.iterdir() if directory.is_dir() else ():

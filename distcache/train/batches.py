@@ -15,6 +15,7 @@ from distcache.train.dataset import CachedDataset
 from distcache.train.read_ahead import ReadAhead
 from distcache.train.rows import RowDataset
 from distcache.train.sampler import ResumableSampler
+from distcache.train.split import SplitDataset
 
 
 class Batches(Iterator[Any]):
@@ -39,7 +40,7 @@ class Batches(Iterator[Any]):
     ahead : int
         Batches that are read ahead; with workers, by each of them.
     read_ahead : int, str or None
-        The budget of `ReadAhead`, where the node's fetcher reads tokens.
+        The budget of `ReadAhead`, where the node's fetcher reads the data.
     **order
         Arguments of `ResumableSampler`: ``consumed_samples``, ``order``, ``data_sharding``,
         ``drop_last``.
@@ -74,7 +75,7 @@ class Batches(Iterator[Any]):
             dataset, micro_batch_size, data_parallel_rank, data_parallel_size, **order
         )
         self._ordered: Iterable[Sequence[int | None]] = self._sampler
-        if isinstance(dataset, CachedDataset):
+        if isinstance(dataset, SplitDataset):
             self._ordered = ReadAhead(self._sampler, dataset, read_ahead)
         default = list if isinstance(dataset, RowDataset) else default_collate
         self._collate: Callable[[list[Any]], Any] = default if collate is None else collate

@@ -13,13 +13,11 @@ from torch.utils.data import Dataset
 from distcache.errors import ConfigError
 from distcache.extras import needing
 from distcache.kernels import SampleRules
-from distcache.node.ahead.client import FetchClient
-from distcache.node.ahead.protocol import Source
 from distcache.storage.threads import decodable
 from distcache.train.batch import BatchMemory, BatchRow, attention_masks, rows_of
 from distcache.train.open_files import CacheHandle, OpenFiles
 from distcache.train.provenance import SamplePart, parts_of, text_of
-from distcache.train.reading import FetchedRanges, SampleReader
+from distcache.train.reading import SampleReader
 from distcache.train.split import OpenSplit, SplitDataset, position_of
 
 NO_TOKEN = np.iinfo(np.int64).min
@@ -122,32 +120,13 @@ class CachedDataset(SplitDataset[SampleReader], Dataset[dict[str, torch.Tensor]]
         section, source = split.pairs[int(member[0])]
         return section, source, int(sample[0])
 
-    @property
-    def fetch_client(self) -> FetchClient | None:
-        """The client of the node's fetcher, if it reads any tokens of the cache."""
-        return self._here().split.files.fetch_client
-
-    @property
-    def fetched_sources(self) -> list[Source]:
-        """The objects and files that the fetcher reads."""
-        return self._here().split.files.fetched_sources
-
-    def fetched_ranges(self, indices: Sequence[int]) -> FetchedRanges:
-        """Return what the fetcher has to read of samples, in their order."""
-        here = self._here()
-        positions = [position_of(index, here.split.size, "sample") for index in indices]
-        members, samples = here.split.look_up(np.array(positions, np.int64))
-        return here.fetched_ranges(members.tolist(), np.asarray(samples, np.int64))
-
     def _read(self, indices: Sequence[int | None], *, whole: bool) -> dict[str, torch.Tensor]:
         """Read samples into new tensors, a row each; `whole` if they stay together as a batch."""
         here = self._here()
         size, length = here.split.size, here.split.files.cache.sequence_length
-        # None fills up the last batch, with the first sample as in Megatron. Where shards come and
-        # go, those of the last one are there, since they are that batch's.
-        filling = 0 if here.split.files.gate is None else size - 1
+        # None fills up the last batch, with the first sample as in Megatron.
         positions = np.array(
-            [filling if index is None else position_of(index, size, "sample") for index in indices],
+            [0 if index is None else position_of(index, size, "sample") for index in indices],
             np.int64,
         )
         members, samples = here.split.look_up(positions)
@@ -157,12 +136,7 @@ class CachedDataset(SplitDataset[SampleReader], Dataset[dict[str, torch.Tensor]]
         if ends is not None:
             arrays["ends"] = ends.numpy()
         readings = [getattr(index, "reading", None) for index in indices]
-        here.split.read_unpacked(
-            positions,
-            members,
-            samples,
-            lambda: here.read(members.tolist(), samples, arrays, readings),
-        )
+        here.read(members.tolist(), samples, arrays, readings)
         for row, index in enumerate(indices):
             if index is None:
                 batch["loss_mask"][row] = 0.0

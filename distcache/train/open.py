@@ -30,14 +30,14 @@ logger = logging.getLogger(__name__)
 
 
 class ShardWaits(msgspec.Struct, frozen=True):
-    """How this process has waited for shards that a feeder unpacks.
+    """How this process has waited for shards, and other data that the node's fetcher reads.
 
     Attributes
     ----------
     count : int
-        Number of waits.
+        Number of readings that took longer than a tenth of a second.
     seconds : float
-        Time of all of them.
+        Time of these readings.
     """
 
     count: int
@@ -89,9 +89,9 @@ class OpenCache:
 
     @property
     def shard_waits(self) -> ShardWaits:
-        """How often, and how long, this process has waited for shards of `distcache feed`."""
-        gate = self._files.gate
-        return ShardWaits(0, 0.0) if gate is None else ShardWaits(gate.waits, gate.seconds)
+        """How often, and how long, this process has waited for the node's fetcher."""
+        client = self._files.fetch_client
+        return ShardWaits(0, 0.0) if client is None else ShardWaits(client.waits, client.seconds)
 
     def summary(self) -> Summary:
         """Return what is in the cache, as text for ``print`` and as a table for notebooks."""

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 import msgspec
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from distcache.cache import Cache
 from distcache.cache import open_cache as open_mapped
-from distcache.cache.contents import open_cache_file
+from distcache.cache.contents import open_cache_file, packed_sources
 from distcache.cache.corpus_places import (
     find_moves,
     located_moved,
@@ -36,12 +36,10 @@ from distcache.kernels import Section
 from distcache.node.ahead.client import FetchClient
 from distcache.node.ahead.protocol import Source
 from distcache.node.lock import try_shared
-from distcache.node.records import Ready, read_record, read_records
+from distcache.node.records import AHEAD, Ready, present_choice, read_record, read_records
 from distcache.node.store import Store, cache_name, existing_store, local_directory
-from distcache.node.windows import Windows, windowed_sources
 from distcache.storage.url import is_url, located
 from distcache.train.token_files import TokenPlaces, find_tokens
-from distcache.train.window_gate import WindowGate
 
 
 class CacheHandle(msgspec.Struct, frozen=True):
@@ -124,15 +122,15 @@ class CacheHandle(msgspec.Struct, frozen=True):
             here if corpus.bin_size else rename(corpus.shared)
             for here, corpus in zip(local, record.corpora, strict=True)
         ]
-        windows = Windows(store, self.name) if record.shards == "windows" else None
         fetched = {
             source: Source(bin_path(rename(corpus.shared)), corpus.bin_version)
             for source, corpus in enumerate(record.corpora)
             if corpus.bin_version is not None and not corpus.bin_size
         }
-        client = FetchClient(store.ahead) if fetched else None
+        unpacked = packed_sources(cache) if present_choice(record.shards) == AHEAD else frozenset()
+        client = FetchClient(store.ahead) if fetched or unpacked else None
         shared = [rename(corpus.shared) for corpus in record.corpora]
-        return OpenFiles(self, cache, local, tokens, shared, lock, windows, fetched, client)
+        return OpenFiles(self, cache, local, tokens, shared, lock, fetched, unpacked, client)
 
 
 def _require_files(store: Store, record: Ready) -> None:
@@ -161,11 +159,6 @@ class OpenFiles:
         Handle for another process to open it.
     cache : Cache
         Mapped cache.
-    gate : WindowGate or None
-        Gate at which this process waits for shards, if a feeder unpacks windows of them; with the
-        counts ``waits`` and ``seconds``.
-    windows_of : frozenset of int
-        Corpora whose shards it unpacks.
     fetch_client : FetchClient or None
         Client of the node's fetcher, if that reads the tokens of any corpus.
     """
@@ -178,17 +171,15 @@ class OpenFiles:
         tokens: Sequence[str],
         shared: Sequence[str],
         lock: int | None,
-        windows: Windows | None = None,
         fetched: Mapping[int, Source] = {},
+        unpacked_ahead: Set[int] = frozenset(),
         client: FetchClient | None = None,
     ) -> None:
         self.handle = handle
         self.cache = cache
-        self.gate = None if windows is None else WindowGate(windows, cache)
-        self._windows = windows
         self._fetched = fetched
+        self._unpacked_ahead = unpacked_ahead
         self.fetch_client = client
-        self.windows_of = frozenset(windowed_sources(cache) if windows is not None else ())
         self._indices = indices
         self._tokens = tokens
         self._shared = shared
@@ -200,7 +191,7 @@ class OpenFiles:
 
     @property
     def fetched_sources(self) -> list[Source]:
-        """What the node's fetcher reads."""
+        """The `.bin` files that the node's fetcher reads."""
         return list(self._fetched.values())
 
     @property
@@ -217,11 +208,15 @@ class OpenFiles:
             If a shard is compressed, and the `.bin` is not there.
         """
         size = int(self.cache.table("sources")["bin_size"][source])
-        if self._windows is not None and source in self.windows_of:
-            return TokenPlaces([(self._windows.bin(source), size)])
-        found = find_tokens(self.cache, source, self._tokens[source], size)
+        found = find_tokens(
+            self.cache,
+            source,
+            self._tokens[source],
+            size,
+            unpacked_ahead=source in self._unpacked_ahead,
+        )
         if found.begins is None and source in self._fetched:
-            return dataclasses.replace(found, fetched=self._fetched[source])
+            return dataclasses.replace(found, fetched=[self._fetched[source]])
         return found
 
     def idx_of(self, source: int) -> Idx:

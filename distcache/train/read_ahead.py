@@ -1,4 +1,4 @@
-"""Let the node's fetcher read tokens ahead of training, in the order of a sampler."""
+"""Let the node's fetcher read data ahead of training, in the order of a sampler."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from torch.utils.data import Sampler
 
-from distcache.errors import ConfigError, DistcacheError
+from distcache.errors import ConfigError, DistcacheError, NoSpace
 from distcache.node.ahead.client import ATTEMPTS, FetchClient
-from distcache.node.ahead.protocol import WHOLE, Source
-from distcache.storage.space import space_at
+from distcache.node.ahead.protocol import WHOLE, Source, default_budget
 from distcache.storage.units import parse_size
 from distcache.train.announced_index import AnnouncedIndex
 from distcache.train.dataset import CachedDataset
+from distcache.train.rows import RowDataset
 from distcache.train.sampler import ResumableSampler
 
 Batch = Sequence[int | None]
 STEP: Final = 512  # samples of a message
 SAMPLES: Final = 65_536  # of a rank, that are announced ahead at most
 RANGES: Final = 200_000  # of a rank, that are announced ahead at most: each takes some memory
-MOST: Final = 4 << 30  # bytes, unless a budget is given
-SHARE: Final = 20  # at most the 20th part of what is free
 
 
 class ReadAhead(Sampler[Any]):
@@ -38,7 +36,7 @@ class ReadAhead(Sampler[Any]):
     sampler : iterable of batches
         A `ResumableSampler` stays where it is: what comes next is announced from a copy. From any
         other one, batches are drawn ahead of their use.
-    dataset : CachedDataset
+    dataset : CachedDataset or RowDataset
         Dataset of the samples.
     budget : int, str or None
         Bytes that all ranks of the node may have on its disk, also as ``"20G"``; by default
@@ -56,7 +54,7 @@ class ReadAhead(Sampler[Any]):
     def __init__(
         self,
         sampler: Iterable[Batch],
-        dataset: CachedDataset,
+        dataset: CachedDataset | RowDataset,
         budget: int | str | None = None,
         samples: int | None = None,
     ) -> None:
@@ -75,7 +73,7 @@ class ReadAhead(Sampler[Any]):
         if client is None:
             yield from self._sampler
             return
-        budget = self._budget or min(space_at(client.directory).free // SHARE, MOST)
+        budget = self._budget or default_budget(client.directory)
         announced = _Announced(self._dataset, client, budget, self._samples)
         try:
             yield from self._batches(announced)
@@ -122,7 +120,11 @@ class _Announced:
     """The batches that were announced to the fetcher, and that are still to come."""
 
     def __init__(
-        self, dataset: CachedDataset, client: FetchClient, budget: int, samples: int | None
+        self,
+        dataset: CachedDataset | RowDataset,
+        client: FetchClient,
+        budget: int,
+        samples: int | None,
     ) -> None:
         self._batches: deque[_AnnouncedBatch] = deque()
         self._dataset = dataset
@@ -211,10 +213,18 @@ class _Announced:
             begin = end
         self._readings += len(indices)
         for number, source in enumerate(sources):
-            if source in self._whole:
+            if source.codec or source in self._whole:
+                self._require_budget(source)
                 own = ranges[:, 0] == number
-                ranges[own, 1], ranges[own, 2] = 0, source.version.size
+                ranges[own, 1], ranges[own, 2] = 0, source.size
         return self._stream.announce(sources, ranges, ends, self._budget)
+
+    def _require_budget(self, source: Source) -> None:
+        if source.size > self._budget:
+            raise NoSpace(
+                f"{source.path}: is {source.size} bytes when it is unpacked, more than the budget "
+                f"{self._budget} of what is read ahead; give more"
+            )
 
     def _count(self, batch: _AnnouncedBatch, sign: int) -> None:
         self._samples += sign * len(batch.indices)

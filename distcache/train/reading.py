@@ -7,7 +7,7 @@ import itertools
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,25 +17,65 @@ from distcache.errors import CacheCorrupt
 from distcache.kernels import Mapping as MappedFile
 from distcache.kernels import SampleRules, Section, find_ranges, find_shards, read_samples
 from distcache.node.ahead.protocol import Source
-from distcache.storage.files import write_range
-from distcache.train.split import OpenMember, OpenSplit
+from distcache.storage.files import closing_fd, read_range, write_range
+from distcache.train.split import FetchedRanges, OpenMember, OpenSplit
 from distcache.train.token_files import (
     AT_ONCE,
     NO_FILE,
     File,
     TokenFiles,
+    TokenPlaces,
     cut_by_files,
 )
 
 Arrays = dict[str, NDArray[Any]]
 
 
-class FetchedRanges(NamedTuple):
-    """What the fetcher has to read of samples."""
+def no_ranges(samples: int) -> FetchedRanges:
+    """Return that the fetcher reads nothing of samples."""
+    return FetchedRanges([], np.empty((0, 3), np.int64), np.zeros(samples, np.int64))
 
-    sources: list[Source]
-    ranges: NDArray[np.int64]  # shape (ranges, 3): number of the source, first byte, bytes
-    ends: NDArray[np.int64]  # number of ranges up to the end of each sample
+
+def ranges_at(
+    places: Sequence[TokenPlaces],
+    begins: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    ends: NDArray[np.int64],
+) -> FetchedRanges:
+    """Return what the fetcher has to read of ranges of `.bin` files.
+
+    Parameters
+    ----------
+    places : sequence of TokenPlaces
+        Places of the tokens of each sample's corpus.
+    begins, sizes : ndarray of int64, shape (ranges,)
+        First byte in the `.bin`, and bytes.
+    ends : ndarray of int64, shape (samples,)
+        Number of ranges up to the end of each sample.
+    """
+    numbers: dict[Source, int] = {}
+    sample_of = np.repeat(np.arange(len(places)), np.diff(ends, prepend=0))
+    alone = [
+        -1
+        if known.begins is not None or (source := known.fetched_file(0)) is None
+        else numbers.setdefault(source, len(numbers))
+        for known in places
+    ]
+    owner, first = np.array(alone, np.int64)[sample_of], begins.copy()
+    for known in {known for known in places if known.fetched}:
+        if known.begins is None:
+            continue
+        own = np.array([other is known for other in places])[sample_of]
+        files = shards_at(known.begins, begins[own])
+        first[own] -= known.begins[files]
+        used, which = np.unique(files, return_inverse=True)
+        sources = [known.fetched_file(file) for file in used.tolist()]
+        of_file = [-1 if s is None else numbers.setdefault(s, len(numbers)) for s in sources]
+        owner[own] = np.array(of_file, np.int64)[which]
+    chosen = owner >= 0
+    ranges = np.column_stack((owner, first, sizes))[chosen]
+    counts = np.concatenate(([0], np.cumsum(chosen)))
+    return FetchedRanges(list(numbers), ranges, counts[ends])
 
 
 class SampleReader:
@@ -110,7 +150,9 @@ class SampleReader:
             if MappedFile.faults() != self._faults:
                 self._require_intact()
 
-    def fetched_ranges(self, members: Sequence[int], samples: NDArray[np.int64]) -> FetchedRanges:
+    def fetched_ranges(
+        self, members: NDArray[np.int16], samples: NDArray[np.int64]
+    ) -> FetchedRanges:
         """Return what the node's fetcher has to read of samples.
 
         Raises
@@ -118,29 +160,22 @@ class SampleReader:
         CacheCorrupt
             If the arrays lead outside of one another.
         """
+        numbers: list[int] = members.tolist()
         with self._lock:
-            sections = [self._section(member) for member in members]
-            return self._fetched_ranges(members, sections, samples)
+            sections = [self._section(number) for number in numbers]
+            return self._fetched_ranges(numbers, sections, np.asarray(samples, np.int64))
 
     def _fetched_ranges(
         self, members: Sequence[int], sections: Sequence[Section], samples: NDArray[np.int64]
     ) -> FetchedRanges:
-        numbers: dict[Source, int] = {}
-        owners = []
-        for member in members:
-            source = self.split.member(member).places.fetched
-            owners.append(-1 if source is None else numbers.setdefault(source, len(numbers)))
-        if not numbers:
-            return FetchedRanges([], np.empty((0, 3), np.int64), np.zeros(len(members), np.int64))
+        places = [self.split.member(member).places for member in members]
+        if not any(known.fetched for known in places):
+            return no_ranges(len(members))
         try:
             begins, sizes, ends = find_ranges(list(sections), samples)
         except IndexError as wrong:
             raise self._corrupt(wrong) from wrong
-        owner = np.repeat(np.array(owners, np.int64), np.diff(ends, prepend=0))
-        chosen = owner >= 0
-        ranges = np.column_stack((owner, begins, sizes))[chosen]
-        counts = np.concatenate(([0], np.cumsum(chosen)))
-        return FetchedRanges(list(numbers), ranges, counts[ends])
+        return ranges_at(places, begins, sizes, ends)
 
     @contextlib.contextmanager
     def _fetched(
@@ -242,7 +277,11 @@ class SampleReader:
                     shard = int(shards_at(places.begins, begin))
                     size = count * opened.idx.item_size
                     at = begin - int(places.begins[shard])
-                    data = self._files.read(places.files[shard], at, size)
+                    source = places.fetched_file(shard)
+                    if source is None:
+                        data = self._files.read(places.files[shard], at, size)
+                    else:
+                        data = self._fetch(source, at, size)
                     write_range(tokens, begin, data)
             whole = self.split.files.section(opened.section, opened.idx, None)
             descriptors = np.array([tokens], np.int32)
@@ -253,6 +292,13 @@ class SampleReader:
                 raise self._corrupt(IndexError(f"a sample leads to byte {byte} of no shard"))
         finally:
             os.close(tokens)
+
+    def _fetch(self, source: Source, begin: int, size: int) -> bytes:
+        client = self.split.files.fetch_client
+        assert client is not None, "it reads what is fetched"
+        file = client.read([source], np.array([[0, begin, size]], np.int64))[source]
+        with closing_fd(file):
+            return read_range(file, begin, begin + size)
 
     def _corrupt(self, wrong: IndexError) -> CacheCorrupt:
         """Return the error for arrays that lead outside of one another."""

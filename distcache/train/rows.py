@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +14,11 @@ from distcache.corpus.mds.index_json import Columns, columns_from
 from distcache.corpus.mds.row import Row
 from distcache.corpus.mds.shard_table import shards_at
 from distcache.errors import CacheCorrupt, ConfigError, CorpusError
+from distcache.node.ahead.protocol import MOST_DESCRIPTORS, Source
+from distcache.storage.files import read_range
 from distcache.train.open_files import CacheHandle, OpenFiles
-from distcache.train.split import OpenSplit, SplitDataset, position_of
-from distcache.train.token_files import TokenFiles
+from distcache.train.split import FetchedRanges, OpenSplit, SplitDataset, position_of
+from distcache.train.token_files import File, TokenFiles
 
 
 class RowDataset(SplitDataset["RowReader"]):
@@ -72,7 +75,8 @@ class RowDataset(SplitDataset["RowReader"]):
         here = self._here()
         wanted = [index for index in indices if index is not None]
         positions = [position_of(index, here.split.size, "row") for index in wanted]
-        rows: list[Any] = list(here.read(np.array(positions, np.int64)))
+        readings = [reading for index in wanted if (reading := getattr(index, "reading", None))]
+        rows: list[Any] = list(here.read(np.array(positions, np.int64), readings))
         found = iter(rows if self.map is None else map(self.map, rows))
         return [None if index is None else next(found) for index in indices]
 
@@ -81,6 +85,16 @@ class RowDataset(SplitDataset["RowReader"]):
         here = self._here()
         position = np.array([position_of(index, here.split.size, "row")])
         return int(here.split.look_up(position)[0][0])
+
+
+class _RowPlace(NamedTuple):
+    """Where a row is: bytes of a file, which may be what the node's fetcher reads."""
+
+    file: File
+    begin: int
+    size: int
+    columns: Columns
+    fetched: Source | None
 
 
 class RowReader:
@@ -104,29 +118,83 @@ class RowReader:
         with self._lock:
             return self._table(0)[1].column_names
 
-    def read(self, positions: NDArray[np.int64]) -> list[Row]:
-        """Return rows, once the shards that a feeder unpacks are there."""
-        members, samples = self.split.look_up(positions)
-        return self.split.read_unpacked(
-            positions, members, samples, lambda: self._read(members, samples)
-        )
+    def read(
+        self, positions: NDArray[np.int64], readings: Sequence[tuple[int, int]] = ()
+    ) -> list[Row]:
+        """Return rows; their files get the list of all of them first.
 
-    def _read(self, members: NDArray[np.int16], samples: NDArray[np.int64]) -> list[Row]:
-        """Read rows; their files get the list of all of them first."""
+        Parameters
+        ----------
+        positions : ndarray of int64, shape (rows,)
+            Positions in the split.
+        readings : sequence of (int, int)
+            Stream, and number in it, of the announced readings that this is.
+        """
         with self._lock:
-            places = [
-                self._place(int(member), int(sample))
-                for member, sample in zip(members, samples, strict=True)
-            ]
-            for file, begin, size, _ in places:
-                self._tokens.announce(file, begin, size)
+            places = self._places(*self.split.look_up(positions))
+            contents = self._fetch(places, readings)
+            for place, content in zip(places, contents, strict=True):
+                if content is None:
+                    self._tokens.announce(place.file, place.begin, place.size)
             return [
-                Row(columns, self._tokens.read(file, begin, size), f"{file[0]}: byte {begin}")
-                for file, begin, size, columns in places
+                Row(
+                    place.columns,
+                    self._tokens.read(place.file, place.begin, place.size)
+                    if content is None
+                    else content,
+                    f"{place.file[0]}: byte {place.begin}",
+                )
+                for place, content in zip(places, contents, strict=True)
             ]
 
-    def _place(self, number: int, sample: int) -> tuple[tuple[str, int], int, int, Columns]:
-        """Return the file of a row, the byte and the size in it, and its columns."""
+    def fetched_ranges(
+        self, members: NDArray[np.int16], samples: NDArray[np.int64]
+    ) -> FetchedRanges:
+        """Return what the node's fetcher has to read of rows."""
+        with self._lock:
+            places = self._places(members, samples)
+        numbers: dict[Source, int] = {}
+        ranges = [
+            (numbers.setdefault(place.fetched, len(numbers)), place.begin, place.size)
+            for place in places
+            if place.fetched is not None
+        ]
+        ends = np.cumsum([place.fetched is not None for place in places], dtype=np.int64)
+        return FetchedRanges(list(numbers), np.array(ranges, np.int64).reshape(-1, 3), ends)
+
+    def _places(self, members: NDArray[np.int16], samples: NDArray[np.int64]) -> list[_RowPlace]:
+        pairs = zip(members.tolist(), samples.tolist(), strict=True)
+        return [self._place(member, sample) for member, sample in pairs]
+
+    def _fetch(
+        self, places: Sequence[_RowPlace], readings: Sequence[tuple[int, int]]
+    ) -> list[bytes | None]:
+        """Return the bytes of the rows that the node's fetcher reads; None for the others."""
+        client = self.split.files.fetch_client
+        own = [place for place in places if place.fetched is not None]
+        if client is None or not own:
+            return [None] * len(places)
+        found: list[bytes | None] = []
+        for begin in range(0, len(places), MOST_DESCRIPTORS):
+            part = places[begin : begin + MOST_DESCRIPTORS]
+            sources = list(dict.fromkeys(p.fetched for p in part if p.fetched is not None))
+            ranges = [(sources.index(p.fetched), p.begin, p.size) for p in part if p.fetched]
+            ended = readings if begin + len(part) == len(places) else ()
+            files = client.read(sources, np.array(ranges, np.int64).reshape(-1, 3), ended)
+            try:
+                found += [
+                    None
+                    if p.fetched is None
+                    else read_range(files[p.fetched], p.begin, p.begin + p.size)
+                    for p in part
+                ]
+            finally:
+                for file in files.values():
+                    os.close(file)
+        return found
+
+    def _place(self, number: int, sample: int) -> _RowPlace:
+        """Return where a row is."""
         order, columns = self._table(number)
         _, _, idx, places = self.split.member(number)
         if not 0 <= sample < len(order):
@@ -140,7 +208,7 @@ class RowReader:
             begin -= int(places.begins[shard])
         if begin < 0 or size < 0 or shard < 0:
             raise CorpusError(f"{idx.path}: row {row} is outside of its shards")
-        return places.files[shard], begin, size, columns
+        return _RowPlace(places.files[shard], begin, size, columns, places.fetched_file(shard))
 
     def _table(self, number: int) -> tuple[NDArray[np.int32], Columns]:
         """Return the order of the rows of a corpus, and its columns."""

@@ -5,21 +5,19 @@ from __future__ import annotations
 import operator
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distcache.corpus import Idx
-from distcache.corpus.mds.shard_table import shards_at
 from distcache.errors import CacheCorrupt, ConfigError
-from distcache.kernels import Section, find_shards
+from distcache.node.ahead.client import FetchClient
+from distcache.node.ahead.protocol import Source
 from distcache.plan.orders import ORDERS
 from distcache.train.open_files import CacheHandle, OpenFiles
 from distcache.train.token_files import TokenPlaces
-
-Result = TypeVar("Result")
 
 
 def dataset_count(opened: OpenFiles, split: str) -> int:
@@ -79,7 +77,6 @@ class OpenSplit:
             )
         self.process = os.getpid()
         self.files = files
-        self._name = (split, number)
         self._blend: tuple[NDArray[np.int16], NDArray[np.int64]] | None = None
         if len(alone):
             members = alone[number : number + 1]
@@ -91,7 +88,6 @@ class OpenSplit:
             self.size = len(datasets)
         self.pairs = list(zip(members["section"].tolist(), members["source"].tolist(), strict=True))
         self._members: dict[int, OpenMember] = {}
-        self._orders: dict[int, tuple[Section | NDArray[np.int32], NDArray[np.int64]]] = {}
         self._lock = threading.Lock()
 
     @property
@@ -147,77 +143,10 @@ class OpenSplit:
             If the cache or an index was cut short, or its filesystem has failed.
         """
         with self._lock:
-            members, self._members, self._orders = self._members, {}, {}
+            members, self._members = self._members, {}
         self.files.cache.require_intact()
         for member in members.values():
             member.idx.require_intact()
-
-    def shards_of(
-        self, members: NDArray[np.int16], samples: NDArray[np.int64]
-    ) -> list[tuple[int, int]]:
-        """Return source and shard of all parts of samples, in their order, each once.
-
-        Raises
-        ------
-        CacheCorrupt
-            If the arrays lead outside of one another.
-        """
-        found: dict[tuple[int, int], None] = {}
-        try:
-            for number, sample in zip(members.tolist(), samples.tolist(), strict=True):
-                source = self.member(number).source
-                for shard in self._shards(number, sample):
-                    found[source, shard] = None
-        except IndexError as wrong:
-            self.require_intact()
-            raise CacheCorrupt(
-                f"{self.files.cache.path}: {wrong}; see `distcache verify`"
-            ) from wrong
-        return list(found)
-
-    def _shards(self, number: int, sample: int) -> list[int]:
-        """Return the shards of the parts of a sample, though a `.bin` may be preferred to them."""
-        section, source, idx, _ = self.member(number)
-        found = self._orders.get(number)
-        if found is None:
-            cache = self.files.cache
-            begins = cache.shards_of(source)["base"].astype(np.int64)
-            order: Section | NDArray[np.int32] = (
-                cache.read(cache.arrays("sections", section)["document_index"])
-                if cache.columns_of(source)
-                else self.files.section(section, idx, begins if len(begins) else None)
-            )
-            found = self._orders[number] = order, begins
-        order, begins = found
-        if isinstance(order, Section):
-            shards, _ = find_shards([order], np.array([sample]))
-            return [shard for shard in dict.fromkeys(shards.tolist()) if shard >= 0]
-        return [int(shards_at(begins, int(idx.offsets[int(order[sample])])))]
-
-    def read_unpacked(
-        self,
-        positions: NDArray[np.int64],
-        members: NDArray[np.int16],
-        samples: NDArray[np.int64],
-        action: Callable[[], Result],
-    ) -> Result:
-        """Read samples, once the shards that a feeder unpacks, if any, are there.
-
-        Parameters
-        ----------
-        positions : ndarray of int64, shape (samples,)
-            Positions in the split.
-        members, samples : ndarray, shape (samples,)
-            Members and samples, from `look_up`.
-        action : callable
-            Reads them.
-        """
-        gate = self.files.gate
-        if gate is None or not len(positions):
-            return action()
-        gate.publish(*self._name, int(positions.min()))
-        needed = self.shards_of(members, samples)
-        return gate.read([pair for pair in needed if pair[0] in self.files.windows_of], action)
 
 
 def _size_alone(files: OpenFiles, member: Any) -> int:
@@ -233,12 +162,26 @@ def _size_alone(files: OpenFiles, member: Any) -> int:
     return min(size, requested) if ORDERS[name].whole_passes and requested >= 0 else size
 
 
+class FetchedRanges(NamedTuple):
+    """What the fetcher has to read of samples."""
+
+    sources: list[Source]
+    ranges: NDArray[np.int64]  # shape (ranges, 3): number of the source, first byte, bytes
+    ends: NDArray[np.int64]  # number of ranges up to the end of each sample
+
+
 class HasSplit(Protocol):
     """What reads an open split. Assigned in one step: a thread sees all of it or nothing."""
 
     @property
     def split(self) -> OpenSplit:
         """The split."""
+        ...
+
+    def fetched_ranges(
+        self, members: NDArray[np.int16], samples: NDArray[np.int64]
+    ) -> FetchedRanges:
+        """Return what the node's fetcher has to read of samples."""
         ...
 
 
@@ -300,6 +243,22 @@ class SplitDataset(Generic[Reader]):
         """What identifies the samples: the cache's key, the split, the number of the dataset."""
         key = self._here().split.files.cache.key
         return {"cache_key": key, "split": self.split, "dataset": self.number}
+
+    @property
+    def fetch_client(self) -> FetchClient | None:
+        """The client of the node's fetcher, if it reads anything of the cache."""
+        return self._here().split.files.fetch_client
+
+    @property
+    def fetched_sources(self) -> list[Source]:
+        """The `.bin` files that the fetcher reads."""
+        return self._here().split.files.fetched_sources
+
+    def fetched_ranges(self, indices: Sequence[int]) -> FetchedRanges:
+        """Return what the fetcher has to read of samples, in their order."""
+        here = self._here()
+        positions = [position_of(index, here.split.size, "sample") for index in indices]
+        return here.fetched_ranges(*here.split.look_up(np.array(positions, np.int64)))
 
     def _name(self) -> str:
         return f"split {self.split!r}{f' {self.number}' if self.number else ''}"

@@ -23,9 +23,10 @@ from numpy.typing import NDArray
 
 from distcache.cache import Cache
 from distcache.corpus import bin_path
+from distcache.corpus.mds.stored_shard import indexed_shard
 from distcache.errors import CorpusError, NotReady
 from distcache.node.ahead.protocol import Source
-from distcache.storage.files import open_sized, raise_descriptor_limit, read_range
+from distcache.storage.files import FileVersion, open_sized, raise_descriptor_limit, read_range
 
 AT_ONCE: Final = 56  # files that each reader may always have open: those of a part of a batch
 MOST: Final = 8192  # open files of a process, even if its limit is higher
@@ -239,11 +240,17 @@ class TokenPlaces:
     files: Sequence[File]  # the `.bin`; or the shards, in their order
     # bytes of the `.bin` at which the shards begin; None if there is a `.bin`
     begins: NDArray[np.int64] | None = None
-    # the `.bin`, if the node's fetcher reads it, and not this process
-    fetched: Source | None = None
+    # of each file, what the node's fetcher reads in its place, or None; empty if it reads none
+    fetched: Sequence[Source | None] = ()
+
+    def fetched_file(self, file: int) -> Source | None:
+        """Return what the fetcher reads in the place of a file, if this process does not."""
+        return self.fetched[file] if self.fetched else None
 
 
-def find_tokens(cache: Cache, source: int, prefix: str, size: int) -> TokenPlaces:
+def find_tokens(
+    cache: Cache, source: int, prefix: str, size: int, *, unpacked_ahead: bool = False
+) -> TokenPlaces:
     """Find the tokens of a corpus.
 
     Parameters
@@ -256,6 +263,8 @@ def find_tokens(cache: Cache, source: int, prefix: str, size: int) -> TokenPlace
         Prefix of the corpus; a `.bin` there is preferred to shards.
     size : int
         Bytes of the `.bin`.
+    unpacked_ahead : bool
+        Whether the node's fetcher unpacks its compressed shards.
 
     Raises
     ------
@@ -267,12 +276,43 @@ def find_tokens(cache: Cache, source: int, prefix: str, size: int) -> TokenPlace
     if not len(shards) or os.path.lexists(path):
         return TokenPlaces([(path, size)])
     packed = np.flatnonzero(shards["codec"])
-    if len(packed):
+    if len(packed) and not unpacked_ahead:
         raise NotReady(
             f"{cache.shard_path(shards[packed[0]])}: is compressed, and training decompresses "
             "nothing; run `distcache localize` on this node, or `distcache index unpack` once"
         )
-    return TokenPlaces(_ShardFiles(cache, shards), shards["base"].astype(np.int64))
+    fetched = _FetchedShards(cache, shards) if len(packed) else ()
+    return TokenPlaces(_ShardFiles(cache, shards), shards["base"].astype(np.int64), fetched)
+
+
+class _FetchedShards(Sequence[Source | None]):
+    """What the fetcher unpacks of the shards of a corpus: those that are compressed."""
+
+    def __init__(self, cache: Cache, shards: NDArray[Any]) -> None:
+        self._cache = cache
+        self._shards = shards
+        self._known: dict[int, Source | None] = {}
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    @overload
+    def __getitem__(self, shard: int) -> Source | None: ...
+    @overload
+    def __getitem__(self, shard: slice) -> Sequence[Source | None]: ...
+    def __getitem__(self, shard: int | slice) -> Source | Sequence[Source | None] | None:
+        if isinstance(shard, slice):
+            return [self[place] for place in range(*shard.indices(len(self)))]
+        if shard not in self._known:
+            row = self._shards[shard]
+            stored, digest = indexed_shard(row, self._cache.shard_path(row))
+            version = FileVersion(stored.size, 0, 0)
+            self._known[shard] = (
+                Source(stored.path, version, stored.codec, stored.raw_size, digest)
+                if stored.codec
+                else None
+            )
+        return self._known[shard]
 
 
 class _ShardFiles(Sequence[File]):

@@ -69,11 +69,11 @@ def test_a_killed_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     read: list[str] = []
     true = module.indexed_pieces
 
-    def pieces(row: Any, path: str) -> Any:
+    def pieces(stored: Any, digest: bytes) -> Any:
         if len(read) == 3:
             raise KeyboardInterrupt
-        read.append(path)
-        return true(row, path)
+        read.append(stored.path)
+        return true(stored, digest)
 
     monkeypatch.setattr(module, "indexed_pieces", pieces)
     with pytest.raises(KeyboardInterrupt):
@@ -81,7 +81,9 @@ def test_a_killed_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not (tmp_path / "c.bin").exists()
     first, read[:] = set(read), []
     monkeypatch.setattr(
-        module, "indexed_pieces", lambda row, path: (read.append(path), true(row, path))[1]
+        module,
+        "indexed_pieces",
+        lambda stored, digest: (read.append(stored.path), true(stored, digest))[1],
     )
     unpack_shards(ALONE, str(tmp_path / "c"))
     assert len(read) == 3

@@ -92,7 +92,7 @@ class Reader:
     ) -> None:
         self.buffer = PrefetchBuffer(open_unnamed(directory))
         self.loop = RequestLoop(self.buffer, list(libraries) or curl_libraries(), 0.5)
-        self.source = self.buffer.add_source(True, 0)
+        self.source = self.buffer.add_source("loop", 0)
         self.aim(origin, certificates)
 
     def aim(self, origin: str, certificates: bytes = b"", seconds: float = 60.0) -> None:
@@ -266,7 +266,7 @@ def test_a_host_that_does_not_answer_holds_up_no_other(
     """Neither one that is silent, nor one that refuses connections."""
     server, reader = serve(WRONG["no answer"])
     other = Server(usual)
-    good = reader.buffer.add_source(True, 0)
+    good = reader.buffer.add_source("loop", 0)
     reader.loop.set_target(good, other.origin, "/lake/c.bin", TAG, SIZE, 60.0, b"")
     reader.announce()
     wait_until(lambda: len(server.requests) > 0, "a request to the silent host")

@@ -5,16 +5,18 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import distcache
 from distcache.corpus import bin_path
 from distcache.edit.unpack import unpack_shards
 from distcache.errors import ConfigError, CorpusError, NoSpace, NotReady
-from distcache.node.records import read_records
+from distcache.node.records import LocalizeOptions, read_records
 from distcache.node.store import Store
-from distcache.node.upkeep import verify_store
+from distcache.node.upkeep import collect, verify_store
 from distcache.ranks.communicator import SerialCommunicator
+from distcache.ranks.progress import NullProgress
 from distcache.storage import space
 from tests.node.agents import flip, only, run
 from tests.support.caches import build_here
@@ -209,26 +211,48 @@ def test_a_bin_that_comes_later_beside_the_shards(tmp_path: Path, packed: Path) 
     assert verify_store(Store(root)) == []
 
 
-def test_windows_stay_windows(tmp_path: Path, packed: Path) -> None:
-    """Windows stay windows until something else is asked for; their space is then released."""
+@pytest.mark.parametrize("name", ["ahead", "windows"])
+def test_what_is_unpacked_ahead_stays_so(name: str, tmp_path: Path, packed: Path) -> None:
+    """Until something else is asked for. Windows are its former name, also in records."""
     root = tmp_path / "local"
-    run(packed, root, shards="windows")
+    run(packed, root, shards=name)
     run(packed, root)
     (record,) = read_records(Store(root))
-    assert record.shards == "windows"
+    assert record.shards == "ahead"
     assert not record.corpora[0].bin_size
+    former = msgspec.structs.replace(record, shards="windows")
+    assert LocalizeOptions().joined(former).shards == "ahead"
+    assert LocalizeOptions(directory=str(root)).are_fulfilled_by(former)
     run(packed, root, shards="compressed")
     (record,) = read_records(Store(root))
     assert (record.shards, record.corpora[0].bin_size > 0) == ("compressed", True)
-    assert not list(Store(root).windows.iterdir())
 
 
-def test_windows_need_digests(tmp_path: Path) -> None:
-    """Windows need digests, which is said before anything is copied."""
+def test_windows_of_earlier_versions_are_removed(tmp_path: Path, packed: Path) -> None:
+    """Once nobody reads the copy."""
+    root = tmp_path / "local"
+    run(packed, root, shards="ahead")
+    store = Store(root)
+    (record,) = read_records(store)
+    windows = store.windows / record.name
+    windows.mkdir(parents=True)
+    for name in ("0.bin", "0.state", "feeder.lock", "position.12.0123abcd"):
+        (windows / name).write_bytes(b"x")
+    opened = distcache.open(packed, local=root)
+    collect(store, 1 << 40, NullProgress())
+    assert windows.exists()
+    del opened
+    collect(store, 1 << 40, NullProgress())
+    assert not windows.exists()
+    assert local_samples(packed, root)
+
+
+def test_unpacking_ahead_needs_digests(tmp_path: Path) -> None:
+    """Which is said before anything is copied."""
     samples = [{"tokens": document.astype("i4")} for document in DOCUMENTS]
     data = write_mds(tmp_path / "data", {"tokens": "ndarray:int32"}, samples, codec="zstd")
     index(data, tmp_path / "c", headers_only=True)
     cache = build_here(fields_of(str(tmp_path / "c")), tmp_path / "caches").path
     with pytest.raises(CorpusError, match="indexed with --headers-only"):
-        run(Path(cache), tmp_path / "local", shards="windows")
+        run(Path(cache), tmp_path / "local", shards="ahead")
     assert not list(Path(tmp_path / "local" / "caches").glob("*.h5"))

@@ -206,8 +206,8 @@ def read_front(stored: StoredShard, most: int) -> NDArray[np.uint8]:
     return np.frombuffer(data, np.uint8)
 
 
-def indexed_pieces(row: Any, path: str) -> Iterator[NDArray[np.uint8]]:
-    """Yield the bytes of a raw shard, in pieces that stay valid.
+def indexed_shard(row: Any, path: str) -> tuple[StoredShard, bytes]:
+    """Return the form of a shard, and the XXH3-128 of the raw one, empty if it is not known.
 
     Parameters
     ----------
@@ -215,24 +215,37 @@ def indexed_pieces(row: Any, path: str) -> Iterator[NDArray[np.uint8]]:
         Row of the shard.
     path : str
         Path of the shard's file.
+    """
+    raw_size = int(row["raw_size"])
+    size = int(row["zip_size"]) if row["codec"] else raw_size
+    digest = row["raw_digest"].tobytes() if int(row["flags"]) & DIGESTED else b""
+    return StoredShard(path, CODECS[int(row["codec"])], size, raw_size), digest
+
+
+def indexed_pieces(stored: StoredShard, digest: bytes) -> Iterator[NDArray[np.uint8]]:
+    """Yield the bytes of a raw shard, in pieces that stay valid.
+
+    Parameters
+    ----------
+    stored : StoredShard
+        The form that is read.
+    digest : bytes
+        XXH3-128 of the raw shard; empty if it is not known.
 
     Raises
     ------
     CorpusError
         If it cannot be read, or, after its last piece, if its digest is known and differs.
     """
-    raw_size = int(row["raw_size"])
-    size = int(row["zip_size"]) if row["codec"] else raw_size
-    stored = StoredShard(path, CODECS[int(row["codec"])], size, raw_size)
-    digest = xxhash.xxh3_128()
+    found = xxhash.xxh3_128()
     try:
         for piece in raw_pieces(stored):
-            digest.update(piece.data)
+            found.update(piece.data)
             yield piece
     except OSError as error:
-        raise CorpusError(f"{path}: cannot be read: {error.strerror}") from error
-    if int(row["flags"]) & DIGESTED and digest.digest() != row["raw_digest"].tobytes():
+        raise CorpusError(f"{stored.path}: cannot be read: {error.strerror}") from error
+    if digest and found.digest() != digest:
         raise CorpusError(
-            f"{path}: is not the shard that was indexed: its digest differs; index the data set "
-            "again, and build again"
+            f"{stored.path}: is not the shard that was indexed: its digest differs; index the data "
+            "set again, and build again"
         )

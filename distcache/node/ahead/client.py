@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.errors import DistcacheError, NotReady
+from distcache.errors import DistcacheError, NotReady, ShardWaitWarning
 from distcache.node.ahead.protocol import (
     AheadRequest,
     Hello,
@@ -39,6 +40,8 @@ START: Final = "start.lock"
 LOG: Final = "fetcher.out"
 POLL: Final = 0.02  # seconds
 ATTEMPTS: Final = 3  # with a fetcher that dies again and again
+WAIT: Final = 0.1  # seconds of a reading, from which on it counts as a wait
+LONG_WAIT: Final = 5.0  # seconds of a wait that is worth a warning
 GONE: Final = (EOFError, ConnectionError, FileNotFoundError)
 
 
@@ -56,10 +59,16 @@ class FetchClient:
     ----------
     directory : Path
         Directory of the fetcher, as it was given.
+    waits : int
+        Number of readings that took longer than a tenth of a second.
+    seconds : float
+        Seconds of these readings.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.waits = 0
+        self.seconds = 0.0
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._free: list[socket.socket] = []
@@ -99,6 +108,7 @@ class FetchClient:
         DistcacheError
             If they cannot be read.
         """
+        begin = time.monotonic()
         files = [os.memfd_create("distcache", os.MFD_CLOEXEC) for _ in sources]
         try:
             self._ask(ReadRequest(list(sources), encoded(ranges), encoded(readings)), files)
@@ -106,7 +116,23 @@ class FetchClient:
             for file in files:
                 os.close(file)
             raise
+        self._count_wait(time.monotonic() - begin, sources)
         return dict(zip(sources, files, strict=True))
+
+    def _count_wait(self, seconds: float, sources: Sequence[Source]) -> None:
+        if seconds < WAIT:
+            return
+        with self._lock:
+            self.waits += 1
+            self.seconds += seconds
+        if seconds > LONG_WAIT:
+            warnings.warn(
+                f"waited {seconds:.0f} s for {sources[0].path}, and {len(sources) - 1} others, "
+                "which were not ahead; see `distcache local fetcher`, and wrap the sampler in "
+                "distcache.ReadAhead, with a larger budget",
+                ShardWaitWarning,
+                stacklevel=3,
+            )
 
     def open_stream(self) -> FetchStream:
         """Return a stream, by which the caller announces what it will read."""

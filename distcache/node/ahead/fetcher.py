@@ -1,4 +1,7 @@
-"""Reading ranges for the clients of a node: what is ahead, the native loop, and threads."""
+"""Reading ranges for the clients of a node: what is ahead, the native loop, and threads.
+
+A source is an object, a file, or a compressed shard, which is unpacked once, whole.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -16,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from distcache.corpus.mds.stored_shard import StoredShard, indexed_pieces
 from distcache.errors import AccessDenied, CorpusError, NoSpace, StorageError
 from distcache.kernels import PrefetchBuffer, RequestLoop
 from distcache.node.ahead.protocol import (
@@ -26,6 +30,7 @@ from distcache.node.ahead.protocol import (
     Status,
     decode_ranges,
     decoded,
+    default_budget,
 )
 from distcache.storage.curl_library import curl_libraries
 from distcache.storage.files import open_sized, open_unnamed, version_of, write_range
@@ -38,6 +43,7 @@ from distcache.storage.url import address_of, is_url
 if TYPE_CHECKING:
     from distcache.storage.bucket import Bucket, ObjectAddress
 
+UNPACK_THREADS: Final = 8  # that unpack shards, at most; a quarter of the cores
 AHEAD_THREADS: Final = 48  # that read ahead; a store's pace may allow fewer requests at a time
 READ_THREADS: Final = 64  # requests for what is waited for
 FEWEST_THREADS: Final = 4
@@ -116,7 +122,7 @@ class Fetcher:
     """Reads ranges for clients: from what is ahead, or from their stores.
 
     Ranges of objects are fetched by a loop of native requests; what it cannot do, and ranges of
-    files, by threads.
+    files, by threads. Others unpack shards.
 
     Parameters
     ----------
@@ -125,6 +131,7 @@ class Fetcher:
     """
 
     def __init__(self, directory: Path) -> None:
+        self._directory = directory
         self._file = open_unnamed(directory)
         self.buffer = PrefetchBuffer(self._file)
         self._loop = _request_loop(self.buffer)
@@ -136,6 +143,7 @@ class Fetcher:
         self._aimed: dict[int, float] = {}  # when the address of each source was found
         self._probes: dict[str, threading.Lock] = collections.defaultdict(threading.Lock)
         self._ahead: list[threading.Thread] = []
+        self._unpackers: list[threading.Thread] = []
         self._closed = False
         self._fetched = 0
         self.used = 0
@@ -148,9 +156,10 @@ class Fetcher:
             self._loop.close()
         self.buffer.close()
         self._readers.shutdown(cancel_futures=True)
-        for thread in self._ahead:
+        threads = [*self._ahead, *self._unpackers]
+        for thread in threads:
             thread.join(1.0)
-        if not any(thread.is_alive() for thread in self._ahead):
+        if not any(thread.is_alive() for thread in threads):
             os.close(self._file)  # else it ends with the process
 
     def announce(self, stream: int, request: AheadRequest) -> None:
@@ -162,16 +171,22 @@ class Fetcher:
             self.buffer.announce(stream, ranges, np.ascontiguousarray(ends), request.budget)
         except IndexError as error:
             raise ValueError(str(error)) from error
+        self._start_threads(self._ahead, AHEAD_THREADS, self._read_ahead)
+
+    def _start_threads(
+        self, threads: list[threading.Thread], count: int, action: Callable[[], None]
+    ) -> None:
+        """Start threads, or as many as the node has."""
         with self._lock:
-            while len(self._ahead) < AHEAD_THREADS:
-                thread = threading.Thread(target=self._read_ahead, daemon=True)
+            while len(threads) < count:
+                thread = threading.Thread(target=action, daemon=True)
                 try:
                     thread.start()
                 except RuntimeError:  # the node has no more threads
-                    if not self._ahead:
+                    if not threads:
                         raise
-                    break
-                self._ahead.append(thread)
+                    return
+                threads.append(thread)
 
     def read(self, request: ReadRequest, descriptors: Sequence[int]) -> None:
         """Write ranges into descriptors, at their own offsets.
@@ -211,15 +226,26 @@ class Fetcher:
             if source in self._numbers:
                 return self._numbers[source]
         address = self._address_of(source)
+        if source.codec:
+            self._start_unpackers()
         with self._lock:
             if source not in self._numbers:  # another thread may have been faster
-                whole = source.version.size if source.version.size <= WHOLE else 0
-                number = self.buffer.add_source(address is not None, whole)
+                fetcher = "unpackers" if source.codec else "loop" if address else "threads"
+                whole = source.size if source.codec or source.size <= WHOLE else 0
+                number = self.buffer.add_source(fetcher, whole)
                 self._sources.append(source)
                 self._numbers[source] = number
                 if address is not None:
                     self._aim(number, address)
             return self._numbers[source]
+
+    def _start_unpackers(self) -> None:
+        """Start the threads that unpack shards, also those that nobody has announced."""
+        if not self._unpackers:
+            self.buffer.set_usual_budget(default_budget(self._directory))
+            cores = len(os.sched_getaffinity(0))
+            count = min(max(cores // 4, 2), UNPACK_THREADS)
+            self._start_threads(self._unpackers, count, self._unpack_ahead)
 
     def _address_of(self, source: Source) -> ObjectAddress | None:
         """Return where the loop of requests can read an object, or None if it cannot."""
@@ -281,7 +307,11 @@ class Fetcher:
         pending = [
             self._readers.submit(self._copy, sources[source], joined, targets[source])
             for source, own in wanted.items()
-            for joined in join_ranges(own, GAP, PIECE)
+            for joined in (
+                [Joined(0, sources[source].size, [])]
+                if sources[source].codec
+                else join_ranges(own, GAP, PIECE)
+            )
         ]
         # Nothing may write to a descriptor after the caller has closed it.
         problems = [error for future in pending if (error := future.exception()) is not None]
@@ -293,12 +323,33 @@ class Fetcher:
 
     def _fetch(self, source: Source, begin: int, end: int) -> NDArray[np.uint8]:
         out = np.empty(end - begin, np.uint8)
-        with self._places.open(source) as place:
-            place.read_into(out, begin)
-        with self._lock:
-            self._fetched += out.size
-        self._aim_again(self._numbers.get(source, -1))
+        self._fetch_into(out, source, begin)
         return out
+
+    def _fetch_into(self, out: NDArray[np.uint8], source: Source, begin: int) -> None:
+        if source.codec:
+            _unpack(source, out)
+        else:
+            with self._places.open(source) as place:
+                place.read_into(out, begin)
+        with self._lock:
+            self._fetched += source.version.size if source.codec else out.size
+        self._aim_again(self._numbers.get(source, -1))
+
+    def _unpack_ahead(self) -> None:
+        """Unpack what comes next, until the fetcher ends. An error is left to the readers."""
+        room = np.empty(0, np.uint8)
+        while not self._closed:
+            for entry in (Taken(*found) for found in self.buffer.take(LISTEN, "unpackers")):
+                try:
+                    if room.size < entry.size:
+                        room = np.empty(entry.size, np.uint8)
+                    data = room[: entry.size]
+                    self._fetch_into(data, self._sources[entry.source], 0)
+                except Exception as error:  # noqa: BLE001  its readers would wait for this thread
+                    self._fail([entry], error)
+                else:
+                    self.buffer.store(entry.id, data)
 
     def _read_ahead(self) -> None:
         """Fetch what comes next, until the fetcher ends."""
@@ -380,6 +431,21 @@ class Fetcher:
             retries=retries,
             note=self.note or (os.strerror(ahead["error"]) if ahead["error"] else ""),
         )
+
+
+def _unpack(source: Source, out: NDArray[np.uint8]) -> None:
+    """Unpack a shard, and compare its digest.
+
+    Raises
+    ------
+    CorpusError
+        If it is not the shard that was indexed.
+    """
+    stored = StoredShard(source.path, source.codec, source.version.size, source.raw_size)
+    done = 0
+    for piece in indexed_pieces(stored, source.digest):
+        out[done : done + piece.size] = piece
+        done += piece.size
 
 
 def _request_loop(buffer: PrefetchBuffer) -> RequestLoop | None:

@@ -21,20 +21,31 @@ from numpy.typing import NDArray
 
 from distcache.errors import DistcacheError, error_from_exit_code
 from distcache.storage.files import FileVersion, closing_fd, open_directory
+from distcache.storage.space import space_at
 
 LENGTH: Final = struct.Struct("<I")
 LONGEST: Final = 1 << 28  # bytes of a message
 MOST_DESCRIPTORS: Final = 250  # of a message; the kernel allows 253
 SOCKET: Final = "socket"
+MOST_AHEAD: Final = 4 << 30  # bytes, unless a budget is given
+SHARE_AHEAD: Final = 20  # at most the 20th part of what is free
 WHOLE: Final = 8 << 20  # bytes of an object that may be announced as a whole, at most
 PEER: Final = struct.Struct("3i")  # process, user and group
 
 
 class Source(msgspec.Struct, frozen=True, array_like=True):
-    """An object, or a file, of one version."""
+    """An object, or a file, of one version; of a compressed shard, the bytes of the raw one."""
 
     path: str
     version: FileVersion
+    codec: str = ""  # empty if it is not compressed
+    raw_size: int = 0  # bytes of the raw shard
+    digest: bytes = b""  # XXH3-128 of the raw shard; empty if it is not known
+
+    @property
+    def size(self) -> int:
+        """Bytes that ranges may be of."""
+        return self.raw_size if self.codec else self.version.size
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -121,6 +132,11 @@ class Reply(msgspec.Struct, frozen=True):
         if isinstance(error, DistcacheError):
             return cls(error.problems, error.exit_code)
         return cls((str(error),), DistcacheError.exit_code)
+
+
+def default_budget(directory: Path) -> int:
+    """Return the bytes that may be ahead, if nobody says how many."""
+    return min(space_at(directory).free // SHARE_AHEAD, MOST_AHEAD)
 
 
 def encoded(numbers: Sequence[Any] | NDArray[np.int64]) -> bytes:
