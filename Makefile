@@ -15,8 +15,8 @@ HAS_HEADERS := import os, sysconfig; exit(not os.path.exists(sysconfig.get_path(
 KERNELS := $(wildcard cpp/*/*.[ch]pp) cpp/CMakeLists.txt
 # The parts of `make test` and those that `make test-all` adds.
 # The second lane runs beside the first; its parts wait more, for ranks that hang or for Slurm.
-TEST := lint docs cpp-tests sanitized-tests python-tests
-TEST_BESIDE := mpi-tests object-tests demo-test cluster-tests peers
+TEST := lint docs cpp-tests sanitized-tests demo-test python-tests
+TEST_BESIDE := mpi-tests object-tests cluster-tests peers
 REST := cpp-builds sanitized-rest python-rest judges coverage python-versions
 REST_BESIDE := mpi-rest object-rest cluster-rest storm aarch64 wheels-test
 # What a run could not test, a line each.
@@ -40,11 +40,12 @@ SANITIZED_PYTEST = DISTCACHE_KERNELS=$$(ls build/sanitized/_kernels.*.so) \
 # Files that start many processes, train tokenizers, or wait for stores: what `make test-fast` leaves out besides.
 SLOW := $(addprefix tests/,cli/test_commands.py cli/test_documents.py cli/test_urls.py edit/test_audit.py edit/test_mirror.py docs \
 	ingest/test_errors.py ingest/test_formats.py ingest/test_objects.py ingest/test_ranks.py ingest/test_text.py ingest/tokenizers/test_directory.py \
-	ingest/tokenizers/test_engines.py train/test_batches.py train/test_dataset.py train/test_feed.py train/test_moved.py train/buckets storage/test_bucket.py)
+	ingest/tokenizers/test_engines.py train/test_batches.py train/test_dataset.py train/test_unpacked_ahead.py train/test_moved.py train/buckets storage/test_bucket.py)
 JUDGES := 0.17.1 0.18.2 0.19.2
 NEWEST := $(lastword $(JUDGES))
+# What may differ in a release between the oldest and the newest: arrays, names, options, tokenizers.
+BETWEEN := $(addprefix tests/peers/test_,documented.py ingest.py matrix.py samples.py tokenizers.py training.py view.py)
 DURATIONS := --durations=20 --durations-min=5
-MORE_COVERAGE := --cov --cov-append --cov-report=
 # Apart, since the peers run beside the tests of Python.
 OF_PEERS := .coverage-peers
 export PATH := $(CURDIR)/$(BIN):$(PATH)
@@ -188,7 +189,7 @@ python-tests: $(VENV)/test-installed
 
 python-rest: $(VENV)/test-installed
 	scripts/need chromium:chromium graphviz:dot
-	pytest -q -n auto $(MORE) $(MORE_COVERAGE) $(DURATIONS) --ignore tests/peers $(ELSEWHERE:%=--ignore %)
+	pytest -q -n auto $(MORE) $(DURATIONS) --ignore tests/peers $(ELSEWHERE:%=--ignore %)
 
 # Megatron-Core judges: the oldest release, which is installed, and the newest.
 peers: $(VENV)/test-installed
@@ -197,7 +198,7 @@ peers: $(VENV)/test-installed
 	COVERAGE_FILE=$(OF_PEERS) PYTHONPATH=$(CURDIR)/build/judges/$(NEWEST) pytest -q -n auto $(USUAL) $(DURATIONS) --cov --cov-report= \
 		--ignore tests/peers/test_permutation.py tests/peers
 
-# Of the tests of Python above, and of those that need a later Megatron: after `make test`.
+# Of `make python-tests`, of what the newest Megatron judges, and of Megatron-Bridge: after `make test`.
 coverage: $(VENV)/test-installed
 	@mkdir -p build
 	coverage combine -q --append --keep $(OF_PEERS)
@@ -260,12 +261,11 @@ cluster-packages:
 judges: $(VENV)/test-installed
 	scripts/judges build/judges $(JUDGES)
 	for release in $(filter-out $(NEWEST),$(JUDGES)); do \
-		PYTHONPATH=$(CURDIR)/build/judges/$$release pytest -q -n auto $(USUAL) \
-			--ignore tests/peers/test_permutation.py tests/peers || exit 1; done
+		PYTHONPATH=$(CURDIR)/build/judges/$$release pytest -q -n auto $(USUAL) $(BETWEEN) || exit 1; done
 	pytest -q -n auto $(MORE) tests/peers
-	PYTHONPATH=$(CURDIR)/build/judges/$(NEWEST) pytest -q -n auto $(MORE) $(MORE_COVERAGE) \
+	PYTHONPATH=$(CURDIR)/build/judges/$(NEWEST) pytest -q -n auto $(MORE) \
 		--ignore tests/peers/test_permutation.py tests/peers
-	PYTHONPATH=$(CURDIR)/build/judges/bridge pytest -q $(MORE_COVERAGE) tests/peers/test_bridge.py
+	PYTHONPATH=$(CURDIR)/build/judges/bridge pytest -q --cov --cov-append --cov-report= tests/peers/test_bridge.py
 	PYTHONPATH=$(CURDIR)/build/judges/streaming pytest -q tests/peers/test_streaming.py
 
 # A wheel for AArch64, tried under qemu; the helper of Megatron-Core's own judges its blends.

@@ -26,7 +26,7 @@ from tests.support.processes import clean_environment, start
 
 pytestmark = pytest.mark.mpi
 
-KILLS = 60
+KILLS = 30
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def require_whole(store: Store, cache: Path, content: bytes, spoilt: bytes = b""
 @pytest.mark.more
 @pytest.mark.timeout(600)
 def test_agents_killed_at_random_moments(cache: Path, tmp_path: Path) -> None:
-    """At least fifty, in the middle of their work; each time the next one continues."""
+    """Thirty of them, in the middle of their work; each time the next one continues."""
     chance = random.Random(11)
     content = cache.read_bytes()
     timed = Agent(cache, tmp_path / "timed", "copy")

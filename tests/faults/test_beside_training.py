@@ -23,7 +23,7 @@ from tests.support.processes import clean_environment, start
 
 pytestmark = [pytest.mark.mpi, pytest.mark.long]
 
-SECONDS = 60
+SECONDS = 20
 
 
 def not_read(cache: Path) -> tuple[int, int]:
@@ -41,7 +41,7 @@ def not_read(cache: Path) -> tuple[int, int]:
 def test_training_beside_localizing(
     blend_config: dict[str, Any], shared: Path, tmp_path: Path
 ) -> None:
-    """Touched indices, damaged blocks, removed records, copies that are recreated: for a minute."""
+    """Touched indices, damaged blocks, removed records, copies that are recreated, for a while."""
     (tmp_path / "own").mkdir()
     corpora = write_corpora(tmp_path / "own")
     names = ("plain", "second", "holes")

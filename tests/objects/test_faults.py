@@ -325,9 +325,11 @@ def test_a_killed_rank(server: ScriptedS3, cache: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     assert start(["localize", URL, "--to", store], environment=server.environment).returncode == 0
     server.latency = 0.01
+    words = [sys.executable, "-m", "tests.objects.trainer", URL, str(store)]
+    together = ["--beside", "2", "--pause", "0.02"]
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.objects.trainer", URL, str(store), str(rank), "2", "200"],
+            [*words, str(rank), "2", "200", *together],
             stdout=subprocess.PIPE,
             text=True,
             env=clean_environment(server.environment),

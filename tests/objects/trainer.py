@@ -29,6 +29,12 @@ def held(store: str) -> int:
     return 0 if found is None else found.held
 
 
+def streams(store: str) -> int:
+    """Return how many ranks read ahead."""
+    found = fetcher_status(Path(store) / "ahead")
+    return 0 if found is None else found.streams
+
+
 def collate(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Make a batch, in the process that has read its samples: there is no network code."""
     assert not CLIENTS & sys.modules.keys()
@@ -46,6 +52,8 @@ def main() -> None:
     parser.add_argument("steps", type=int)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--budget", default="16M")
+    parser.add_argument("--beside", type=int, default=0, help="Ranks to wait for, after a batch.")
+    parser.add_argument("--pause", type=float, default=0.0, help="Seconds after each batch.")
     parser.add_argument("--until", type=int, default=0, help="Bytes ahead, after the first batch.")
     options = parser.parse_args()
     dataset = distcache.open(options.cache, options.store or None).dataset("train")
@@ -60,8 +68,11 @@ def main() -> None:
             break
         digest.update(batch["tokens"].numpy().tobytes())
         end = time.monotonic() + PATIENCE
-        while step == 0 and held(options.store) < options.until and time.monotonic() < end:
+        while step == 0 and time.monotonic() < end:
+            if held(options.store) >= options.until and streams(options.store) >= options.beside:
+                break
             time.sleep(0.1)
+        time.sleep(options.pause)
     assert not CLIENTS & sys.modules.keys()
     found = fetcher_status(Path(options.store) / "ahead") if options.store else None
     facts = {"digest": digest.hexdigest(), "fetcher": found is not None}
