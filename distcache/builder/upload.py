@@ -6,14 +6,21 @@ The cache is the last object, so that a reader who sees it finds its corpora. Th
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
 from distcache.cache.contents import Contents, read_contents, read_version
-from distcache.cache.corpus_places import beside
+from distcache.cache.corpus_places import (
+    beside,
+    corpus_places,
+    find_moves,
+    moves_path,
+    prefix_renamer,
+    spread_moves,
+)
 from distcache.cache.digests import verify_cache
 from distcache.corpus import bin_path, idx_path
 from distcache.corpus.receipt import receipt_path
@@ -23,6 +30,7 @@ from distcache.ranks.agreement import aborting_on_error, on_rank_0
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import NullProgress, Progress
 from distcache.ranks.sending import FileToSend, Sender, digest_of_place
+from distcache.storage.files import atomic_write
 from distcache.storage.listing import listed, listed_version
 from distcache.storage.place import threads_for
 from distcache.storage.threads import map_in_threads
@@ -33,6 +41,15 @@ class UploadOptions(msgspec.Struct, frozen=True):
     """How to upload."""
 
     corpora: Annotated[bool, Option("Also upload the .idx, .bin and receipts, beside it.")] = False
+    spread: Annotated[
+        int,
+        Option(
+            "Prefixes over which the corpora are laid: S3 serves some 5,500 requests a second for "
+            "each.",
+            least=1,
+            most=65_536,
+        ),
+    ] = 1
     readback: Annotated[bool, Option("Read every byte back, and not only cache and .idx.")] = False
     threads: Annotated[
         int, Option("Large objects that a rank sends at a time; of small ones 16.", least=1)
@@ -114,6 +131,7 @@ def upload(
         progress.phase("reading back")
         on_rank_0(communicator, lambda: _read_back(target, options), None, "reading back")
         on_rank_0(communicator, sender.forget, None, "removing journals")
+        on_rank_0(communicator, lambda: _forget_moves(files), None, "removing what was written")
     return Uploaded(
         url=target,
         key=key,
@@ -138,21 +156,38 @@ def _plan(
         raise ConfigError(f"upload {cache} --out {to}: expected a path, and a URL as --out")
     target = f"{located(to)}/{os.path.basename(cache)}"
     contents = read_contents(cache)
+    local = [
+        (prefix, entry["idx_digest"].decode("ascii"), entry)
+        for prefix, entry in zip(contents.prefixes, contents.table("sources"), strict=True)
+        if not is_url(prefix)
+    ]
     files: dict[str, FileToSend] = {}
-    for prefix, entry in zip(contents.prefixes, contents.table("sources"), strict=True):
-        if is_url(prefix):
-            continue
-        if not options.corpora:
-            progress.note(
-                f"warning: {prefix} stays where it is; --corpora uploads corpora, too, without "
-                "which nobody trains from the bucket"
-            )
-            break
-        digest = entry["idx_digest"].decode("ascii")
-        for file in _corpus_files(prefix, beside(target, prefix, digest), digest, entry):
-            files[file.url] = file
+    if local and not options.corpora:
+        progress.note(
+            f"warning: {local[0][0]} stays where it is; --corpora uploads corpora, too, without "
+            "which nobody trains from the bucket"
+        )
+    elif local:
+        places = [beside(target, prefix, digest) for prefix, digest, _ in local]
+        moves = spread_moves(target, places, options.spread) if options.spread > 1 else ()
+        rename = prefix_renamer(moves)
+        for place, (prefix, digest, entry) in zip(places, local, strict=True):
+            for file in _corpus_files(prefix, rename(place), digest, entry):
+                files[file.url] = file
+        if moves:
+            written = Path(cache).with_name(f".{target.rpartition('/')[2]}.spread-{options.spread}")
+            with atomic_write(written) as stream:
+                stream.write(msgspec.json.encode([moves]))
+            size = written.stat().st_size
+            files["moves"] = FileToSend(str(written), moves_path(target), size)
     cache_file = FileToSend(cache, target, contents.header.file_size)
     return [*files.values(), cache_file], contents.key
+
+
+def _forget_moves(files: Sequence[FileToSend]) -> None:
+    for file in files:
+        if file.url == moves_path(files[-1].url):
+            Path(file.path).unlink(missing_ok=True)
 
 
 def _corpus_files(prefix: str, to: str, digest: str, entry: Any) -> Iterator[FileToSend]:
@@ -189,10 +224,12 @@ def _read_back(target: str, options: UploadOptions) -> None:
 
 
 def _read_indices_back(contents: Contents, target: str, threads: int) -> None:
-    sources = zip(contents.prefixes, contents.table("sources")["idx_digest"].tolist(), strict=True)
+    contents.moves = find_moves(target, "", "")
+    digests = contents.table("sources")["idx_digest"].tolist()
+    places = zip(contents.prefixes, corpus_places(contents), digests, strict=True)
     wanted = {
-        idx_path(beside(target, prefix, digest.decode("ascii"))): digest.decode("ascii")
-        for prefix, digest in sources
+        idx_path(place): digest.decode("ascii")
+        for prefix, place, digest in places
         if not is_url(prefix)
     }
 

@@ -14,11 +14,12 @@ import xxhash
 
 from distcache.cache.contents import Contents
 from distcache.corpus import idx_path
-from distcache.errors import ConfigError
+from distcache.errors import AccessDenied, CacheCorrupt, ConfigError, ObjectMissing
 from distcache.storage.files import atomic_write, read_file
+from distcache.storage.place import open_place, read_all, version_at
 from distcache.storage.url import is_url, located, located_in
 
-LONGEST: Final = 1 << 20  # bytes of the moves beside a cache
+LONGEST: Final = 64 << 20  # bytes of the moves beside a cache
 PREFIX_VARIABLE: Final = "DISTCACHE_PREFIX"
 Moves = tuple[tuple[str, str], ...]
 """Pairs of from and to: where directories of corpora were when a cache was built, and are now."""
@@ -49,6 +50,27 @@ def beside(cache: str, prefix: str, idx_digest: str) -> str:
     return f"{cache.rpartition('/')[0]}/{DIRECTORY}/{corpus_stem(prefix, idx_digest)}"
 
 
+def spread_moves(cache: str, places: Iterable[str], count: int) -> Moves:
+    """Return the moves that lay corpora beside a cache in a bucket over prefixes of their own.
+
+    Parameters
+    ----------
+    cache : str
+        URL of the cache.
+    places : iterable of str
+        Places of the corpora, from `beside`.
+    count : int
+        Number of prefixes.
+    """
+    directory = f"{cache.rpartition('/')[0]}/{DIRECTORY}"
+    found = []
+    for place in places:
+        stem = place.rpartition("/")[2]
+        number = xxhash.xxh3_64_intdigest(stem.encode("utf-8", "surrogateescape")) % count
+        found.append((place, f"{directory}/{number:04x}/{stem}"))
+    return tuple(found)
+
+
 def corpus_places(contents: Contents) -> list[str]:
     """Return the prefixes of a cache's corpora, where they are now: absolute paths, or URLs.
 
@@ -59,7 +81,7 @@ def corpus_places(contents: Contents) -> list[str]:
     rename = prefix_renamer(contents.moves)
     digests = contents.table("sources")["idx_digest"].tolist()
     return [
-        beside(path, prefix, digest.decode("ascii", "replace"))
+        rename(beside(path, prefix, digest.decode("ascii", "replace")))
         if is_url(path) and not is_url(prefix)
         else rename(located(rename(prefix)))
         for prefix, digest in zip(contents.prefixes, digests, strict=True)
@@ -76,8 +98,11 @@ def prefix_renamer(pairs: Sequence[tuple[str, str]]) -> Callable[[str], str]:
         below it.
     """
     longest_first = sorted(pairs, key=lambda pair: -len(pair[0]))
+    whole = dict(pairs)
 
     def rename(prefix: str) -> str:
+        if prefix in whole:
+            return whole[prefix]
         plain = _plain(prefix) if longest_first else prefix
         for start, target in longest_first:
             bare = start.rstrip("/")
@@ -161,7 +186,7 @@ def add_known_moves(cache: str | Path, moves: Moves) -> None:
     """
     known = _known_moves(cache)
     if moves not in known:
-        with atomic_write(_moves_path(cache)) as stream:
+        with atomic_write(moves_path(cache)) as stream:
             stream.write(msgspec.json.encode([*known, moves]))
 
 
@@ -182,6 +207,8 @@ def find_moves(cache: str | Path, prefix: str, directory: str) -> Moves:
     tuple of (str, str)
         Empty if the corpus is where the cache says, or is nowhere.
     """
+    if is_url(cache) and not is_url(prefix):
+        return next(iter(_moves_of_object(str(cache))), ())
     if is_url(cache) or is_url(prefix) or os.path.lexists(idx_path(located_in(directory, prefix))):
         return ()
     return next(
@@ -194,7 +221,23 @@ def find_moves(cache: str | Path, prefix: str, directory: str) -> Moves:
     )
 
 
-def _moves_path(cache: str | Path) -> str:
+def _moves_of_object(cache: str) -> list[Moves]:
+    """Return the moves beside a cache in a bucket: those of `distcache upload --spread`."""
+    url = moves_path(cache)
+    try:
+        version = version_at(url)
+        with open_place(url, version) as place:
+            content = read_all(place, 0, min(version.size, LONGEST))
+    except (ObjectMissing, AccessDenied):  # which says that of all that does not exist
+        return []
+    try:
+        return msgspec.json.decode(content, type=list[Moves])
+    except msgspec.MsgspecError as error:
+        raise CacheCorrupt(f"{url}: does not say where corpora are: {error}") from error
+
+
+def moves_path(cache: str | Path) -> str:
+    """Return where the moves beside a cache are."""
     return f"{cache}.places.json"
 
 
@@ -202,6 +245,6 @@ def _known_moves(cache: str | Path) -> list[Moves]:
     """Return the moves beside a cache; of a link, also those beside what it leads to."""
     for path in dict.fromkeys((str(cache), os.path.realpath(cache))):
         with contextlib.suppress(OSError, msgspec.MsgspecError):
-            content = read_file(_moves_path(path), LONGEST, follow=False)
+            content = read_file(moves_path(path), LONGEST, follow=False)
             return msgspec.json.decode(content, type=list[Moves])
     return []

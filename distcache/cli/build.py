@@ -31,6 +31,12 @@ from distcache.errors import BuildInterrupted, ConfigError, NotReady
 from distcache.megatron.command_line import is_command
 from distcache.megatron.options import config_from_options
 from distcache.plan.assignment import assign_all, estimate
+from distcache.plan.bucket_needs import (
+    BucketNeeds,
+    BucketOptions,
+    bucket_needs,
+    prefix_warnings,
+)
 from distcache.plan.config import Config
 from distcache.plan.layout import Layout, make_layout
 from distcache.plan.model import Plan
@@ -93,10 +99,14 @@ def plan_command(
     nodes: Annotated[int, typer.Option(min=1, max=65_536, help="Nodes of the ranks.")] = 1,
     threads: ThreadsOption = 0,
     memory_limit: MemoryLimit = None,
+    *,
+    training: BucketOptions,
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show what a build would make and need: samples, epochs, bytes, time; and all problems.
+
+    Of corpora in a bucket: requests, GB and money of training, and how nodes had best read.
 
     Examples
     --------
@@ -106,6 +116,8 @@ def plan_command(
         --train-samples 1000000 --global-batch-size 512
 
         distcache plan --megatron 0.19 -- torchrun --nproc-per-node 8 pretrain_gpt.py ...
+
+        distcache plan blend.yaml --bucket --training-nodes 16 --node-disk 2T
     """
     settings = read_config(config, context)
     threads = threads or threads_of(usable_cores(), ranks)
@@ -123,7 +135,8 @@ def plan_command(
         layout.units[unit].items[0] - len(plan.sections) for unit in work.blends
     )
     document["shards"] = shard_needs(plan)
-    document["warnings"] = plan_warnings(settings, plan)
+    needs = document["buckets"] = bucket_needs(plan, training)
+    document["warnings"] = plan_warnings(settings, plan) + prefix_warnings(needs)
     if as_json:
         print_json(document)
     else:
@@ -183,6 +196,8 @@ def _show_plan(document: dict[str, Any], *, verbose: bool) -> None:
     if document["blends"]:
         _show_blends(document["blends"])
     _show_estimate(document)
+    if document["buckets"] is not None:
+        _show_buckets(document["buckets"])
     for warning in document["warnings"]:
         typer.echo(f"warning: {warning}", err=True)
 
@@ -236,6 +251,30 @@ def _show_estimate(document: dict[str, Any]) -> None:
     typer.echo(f"memory   {size_text(predicted.memory)} per rank at most: {who}")
     typer.echo(f"time     about {predicted.seconds:.1f} s, if the filesystem is not the limit")
     typer.echo(f"slurm    --time={predicted.minutes} --mem={predicted.memory_gib}G")
+
+
+def _show_buckets(needs: BucketNeeds) -> None:
+    typer.echo(
+        f"bucket   {counted(needs.corpora, 'corpus', 'corpora')}, {size_text(needs.nbytes)}, which "
+        f"training reads {needs.passes:.2f} times; a sample takes {needs.requests_per_sample:.1f} "
+        f"requests and {size_text(round(needs.bytes_per_sample))}"
+    )
+    print_table(
+        "Training from a bucket, all nodes",
+        ["way", "requests", "bytes", "dollars", "disk of a node", "fits"],
+        [
+            [
+                way.way,
+                f"{way.requests:,}",
+                size_text(way.nbytes),
+                f"{way.dollars:,.2f}",
+                size_text(way.node_disk),
+                "yes" if way.fits else "no",
+            ]
+            for way in needs.ways
+        ],
+    )
+    typer.echo(f"best     {needs.best}: {needs.reason}")
 
 
 @with_options

@@ -64,11 +64,11 @@ def localize_command(
     cache: Annotated[str, typer.Argument(help="The shared cache: a path, or a URL.")],
     options: LocalizeOptions,
     tokens: Annotated[
-        Literal["link", "copy", "none"],
+        Literal["link", "copy", "behind", "none"],
         typer.Option(
             "--bin",
-            help="Links to the .bin files, or verified copies, or none. Those of a bucket are not "
-            "linked: training reads what it needs of them.",
+            help="Links to the .bin files, or verified copies, now or behind training, or none. "
+            "Those of a bucket are not linked: training reads what it needs of them.",
         ),
     ] = "link",
     megatron: Annotated[
@@ -98,6 +98,8 @@ def localize_command(
         srun --mpi=pmi2 --ntasks-per-node=1 distcache localize /shared/caches/pretrain.h5
 
         distcache localize /shared/caches/pretrain.h5 --store /scratch/distcache --megatron
+
+        distcache localize s3://lake/pretrain.h5 --bin behind --share 50%
     """
     communicator, problem = _join(options.transport)
     interrupt_on_signals()
@@ -105,6 +107,7 @@ def localize_command(
         options,
         link=tokens != "none",
         copy=tokens == "copy",
+        behind=tokens == "behind",
         megatron=megatron is not None,
         naming=naming_from(tokenizer, megatron, fim_data=fim_data),
         moves=moves_from(prefix or [], os.environ),
@@ -245,6 +248,8 @@ def fetcher_command(
         f"fetched   {size_text(status.fetched)} for {size_text(status.used)} that were read, by "
         f"{status.requests:,} requests, {status.retries:,} of them again"
     )
+    if status.to_copy:
+        typer.echo(f"copied    {size_text(status.copied)} of {size_text(status.to_copy)}")
     if status.note:
         typer.echo(f"# {status.note}")
 

@@ -308,7 +308,8 @@ def _require_separate(agents: Communicator, store: Store) -> None:
 
 
 def _moves_beside(source: str, contents: Contents) -> Moves:
-    return find_moves(source, contents.prefixes[0], str(Path.cwd())) if contents.prefixes else ()
+    path = next((prefix for prefix in contents.prefixes if not is_url(prefix)), None)
+    return () if path is None else find_moves(source, path, str(Path.cwd()))
 
 
 def _make_manifest(
@@ -344,11 +345,17 @@ def _make_manifest(
             facts,
             options.shards,
             copy=options.copy,
+            behind=options.behind,
             read_ahead=options.read_ahead,
         )
         if options.shards == AHEAD:
             for number in packed_sources(contents):
                 shard_blocks(contents, number, 0)  # refuses those without digests
+        late = next((corpus for corpus in manifest.corpora if corpus.behind), None)
+        if options.megatron and late is not None and not is_url(late.shared):
+            raise ConfigError(
+                f"{late.shared}: Megatron needs its .bin before training; give --bin copy"
+            )
         bare = next((corpus for corpus in manifest.corpora if not corpus.has_tokens), None)
         if options.megatron and bare is not None:
             raise ConfigError(

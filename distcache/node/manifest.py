@@ -184,6 +184,7 @@ def make_manifest(
     shards: str = "compressed",
     *,
     copy: bool = False,
+    behind: bool = False,
     read_ahead: bool = False,
 ) -> Manifest:
     """Return what a cache needs in a store.
@@ -206,6 +207,8 @@ def make_manifest(
         shared index is linked.
     copy : bool
         Whether the node gets a copy of each `.bin`, instead of a link.
+    behind : bool
+        Whether the fetcher makes such a copy behind training.
     read_ahead : bool
         Whether a `.bin` that is a file is read by the fetcher.
 
@@ -226,8 +229,8 @@ def make_manifest(
     corpora = []
     seen: set[str] = set()
     for number, (corpus, found) in enumerate(zip(describe(contents), facts, strict=True)):
-        local = _local_corpus(contents, number, corpus, found, shards, copy=copy)
-        if read_ahead or is_url(corpus.prefix) or local.copied:
+        local = _local_corpus(contents, number, corpus, found, shards, copy=copy, behind=behind)
+        if read_ahead or is_url(corpus.prefix) or local.copied or local.behind:
             local = msgspec.structs.replace(local, bin_version=found.bin)
         corpora.append(local)
         if local.stem in seen:
@@ -253,21 +256,23 @@ def _local_corpus(
     shards: str,
     *,
     copy: bool,
+    behind: bool,
 ) -> LocalCorpus:
     """Describe a corpus as this node stores it; a stored `.bin` is named after its content."""
     unpacked = found.bin is None and _is_wanted(contents, number, shards)
     own = ""
     if unpacked:
         own = contents.table("sources")["shards_digest"][number].decode("ascii")
-    elif copy and found.bin is not None:
+    elif (copy or behind) and found.bin is not None:
         own = f"copy of {found.bin.size} {found.bin.modified} {found.bin.tag}"
     return LocalCorpus(
         shared=corpus.prefix,
         stem=corpus_stem(corpus.prefix, corpus.digest, own),
         idx_size=corpus.idx_size,
-        bin_size=corpus.bin_size if own else 0,
+        bin_size=corpus.bin_size if unpacked or (own and copy) else 0,
         has_tokens=found.bin is not None or unpacked,
-        copied=bool(own) and not unpacked,
+        copied=copy and bool(own) and not unpacked,
+        behind=behind and bool(own) and not unpacked and corpus.bin_size > 0,
     )
 
 

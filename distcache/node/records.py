@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from distcache.corpus import bin_path
 from distcache.errors import ConfigError
 from distcache.megatron.arguments import Readers, parse_readers
 from distcache.megatron.export import Exported
@@ -16,10 +17,10 @@ from distcache.megatron.tokenizers import Release
 from distcache.node.store import Store, local_directory
 from distcache.option import Option
 from distcache.ranks.job_environment import node_name
-from distcache.storage.files import FileVersion, atomic_write, read_file
+from distcache.storage.files import FileVersion, atomic_write, is_plain_file, read_file
 from distcache.storage.space import space_at
 from distcache.storage.threads import decodable
-from distcache.storage.units import parse_positive_size, parse_size
+from distcache.storage.units import parse_positive_size, parse_share, parse_size
 from distcache.storage.url import path_only
 
 VERSION: Final = 1
@@ -49,6 +50,7 @@ class LocalCorpus(msgspec.Struct, frozen=True):
     copied: bool = False  # whether the `.bin` in the store is a copy of the shared one
     # version of the shared `.bin`, if it is an object, was copied, or is read by the fetcher
     bin_version: FileVersion | None = None
+    behind: bool = False  # whether the fetcher copies the shared `.bin` here, behind training
 
 
 @decodable
@@ -75,6 +77,9 @@ class Ready(msgspec.Struct, frozen=True):
     shards: str = "none"  # value of `LocalizeOptions.shards`
     copied: bool = False  # value of `LocalizeOptions.copy`
     read_ahead: bool = False  # value of `LocalizeOptions.read_ahead`
+    # values of `LocalizeOptions.behind` and `LocalizeOptions.share`
+    behind: bool = False
+    share: float = 0.0
 
     @property
     def naming(self) -> Naming:
@@ -97,7 +102,19 @@ def read_record(store: Store, name: str) -> Ready | None:
         return None
     sound = record.version == VERSION and record.name == name
     sound &= not any("/" in corpus.stem or "\0" in corpus.stem for corpus in record.corpora)
-    return record if sound else None
+    if not sound:
+        return None
+    corpora = tuple(_with_copy(store, corpus) for corpus in record.corpora)
+    return msgspec.structs.replace(record, corpora=corpora)
+
+
+def _with_copy(store: Store, corpus: LocalCorpus) -> LocalCorpus:
+    """Return a corpus with the copy that was made of it behind training, if it is complete."""
+    if not corpus.behind or corpus.bin_version is None or corpus.bin_size:
+        return corpus
+    if not is_plain_file(bin_path(store.prefix(corpus.stem))):
+        return corpus
+    return msgspec.structs.replace(corpus, bin_size=corpus.bin_version.size, copied=True)
 
 
 def read_records(store: Store) -> Iterator[Ready]:
@@ -123,8 +140,9 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
 
     Attributes
     ----------
-    link, copy : bool
-        Whether the store gets links to the `.bin` files, or verified copies.
+    link, copy, behind : bool
+        Whether the store gets links to the `.bin` files, or verified copies, now or while training
+        runs.
     megatron : bool
         Whether the store gets Megatron's files too.
     naming : Naming
@@ -144,6 +162,16 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
     ] = None
     link: bool = True
     copy: bool = False
+    behind: bool = False
+    share: Annotated[
+        float,
+        Option(
+            "Share of the time, and so of the link, in which --bin behind copies.",
+            parse=parse_share,
+            shown="25%",
+            metavar="PERCENT",
+        ),
+    ] = 0.25
     read_ahead: Annotated[
         bool,
         Option(
@@ -207,6 +235,8 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
             self,
             link=self.link or before.linked,
             copy=self.copy or before.copied,
+            behind=(self.behind or before.behind) and not (self.copy or before.copied),
+            share=self.share if self.behind else before.share or self.share,
             read_ahead=self.read_ahead or before.read_ahead,
             megatron=self.megatron or before.megatron is not None,
             shards=self._joined_shards(before.shards),
@@ -231,6 +261,8 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
         return (
             record.linked >= self.link
             and record.copied >= self.copy
+            and (record.behind or record.copied) >= self.behind
+            and (record.share == wanted.share or not wanted.behind)
             and record.read_ahead >= self.read_ahead
             and present_choice(record.shards) == wanted.shards
             and (has_view or not self.megatron)

@@ -275,6 +275,8 @@ def _mark_ready(run: Localization) -> Ready:
         corpora=manifest.corpora,
         linked=options.link,
         copied=options.copy,
+        behind=options.behind,
+        share=options.share if options.behind else 0.0,
         read_ahead=options.read_ahead,
         megatron=view,
         tokenizer=options.naming.tokenizer,

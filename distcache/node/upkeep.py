@@ -302,6 +302,8 @@ class _Collection:
         """
         store, incoming = self._store, self._incoming
         unfinished = set() if incoming is None else {incoming, *self._kept[incoming]}
+        records = [record for record in read_records(store) if record.name in self._kept]
+        unfinished |= {c.stem for record in records for c in record.corpora if c.behind}
         # A copy without a record may be in use, and its corpora are unknown.
         locked = {lock.stem for lock in store.caches.glob("*.lock") if is_used(lock)}
         used = locked - {*self._kept, removed}

@@ -24,7 +24,7 @@ HEADER: int = 128  # bytes of a .npy file before its array
 def link_tokens(store: Store, manifest: Manifest) -> None:
     """Give every corpus of a cache a link to its shared `.bin`, if that is where it has one."""
     for corpus in manifest.corpora:
-        if corpus.bin_size or not corpus.has_tokens or is_url(corpus.shared):
+        if corpus.bin_size or not corpus.has_tokens or is_url(corpus.shared) or corpus.behind:
             continue
         link, target = Path(bin_path(store.prefix(corpus.stem))), bin_path(corpus.shared)
         with contextlib.suppress(OSError):

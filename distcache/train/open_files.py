@@ -38,6 +38,7 @@ from distcache.node.ahead.protocol import Source
 from distcache.node.lock import try_shared
 from distcache.node.records import AHEAD, Ready, present_choice, read_record, read_records
 from distcache.node.store import Store, cache_name, existing_store, local_directory
+from distcache.storage.files import is_plain_file
 from distcache.storage.url import is_url, located
 from distcache.train.token_files import TokenPlaces, find_tokens
 
@@ -123,7 +124,12 @@ class CacheHandle(msgspec.Struct, frozen=True):
             for here, corpus in zip(local, record.corpora, strict=True)
         ]
         fetched = {
-            source: Source(bin_path(rename(corpus.shared)), corpus.bin_version)
+            source: Source(
+                bin_path(rename(corpus.shared)),
+                corpus.bin_version,
+                stem=corpus.stem if corpus.behind else "",
+                share=record.share if corpus.behind else 0.0,
+            )
             for source, corpus in enumerate(record.corpora)
             if corpus.bin_version is not None and not corpus.bin_size
         }
@@ -216,7 +222,13 @@ class OpenFiles:
             unpacked_ahead=source in self._unpacked_ahead,
         )
         if found.begins is None and source in self._fetched:
-            return dataclasses.replace(found, fetched=[self._fetched[source]])
+            fetched = self._fetched[source]
+            if not fetched.stem:
+                return dataclasses.replace(found, fetched=[fetched])
+            copy = bin_path(self._indices[source].removesuffix(".idx"))
+            if is_plain_file(copy):
+                return TokenPlaces([(copy, size)])
+            return dataclasses.replace(found, fetched=[fetched], copy=copy)
         return found
 
     def idx_of(self, source: int) -> Idx:

@@ -217,7 +217,10 @@ class _Announced:
                 self._require_budget(source)
                 own = ranges[:, 0] == number
                 ranges[own, 1], ranges[own, 2] = 0, source.size
-        return self._stream.announce(sources, ranges, ends, self._budget)
+        known = [*sources]
+        if self._stream.number == 0:  # it has to know of all objects that it copies behind training
+            known += [s for s in self._dataset.fetched_sources if s.stem and s not in sources]
+        return self._stream.announce(known, ranges, ends, self._budget)
 
     def _require_budget(self, source: Source) -> None:
         if source.size > self._budget:

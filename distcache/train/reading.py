@@ -7,7 +7,7 @@ import itertools
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,7 @@ from distcache.train.token_files import (
     cut_by_files,
 )
 
+MOST_ENDED: Final = 256  # readings
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -95,6 +96,7 @@ class SampleReader:
         self._files = TokenFiles()
         self._lock = threading.Lock()
         self._sections: dict[int, tuple[OpenMember, Section]] = {}
+        self._ended: list[tuple[int, int]] = []  # readings that the fetcher was not told of yet
         self._faults = -1  # differs from the count: the cache may be damaged already
 
     def _section(self, number: int) -> Section:
@@ -183,11 +185,13 @@ class SampleReader:
     ) -> Iterator[dict[str, int]]:
         """Yield descriptors of what the fetcher has read of samples, all at once, by path."""
         client = self.split.files.fetch_client
-        if not len(found.ranges) or client is None:
+        self._ended += [reading for reading in readings if reading is not None]
+        # Where a copy is read that was made since they were announced, the fetcher is told later.
+        if client is None or not (len(found.ranges) or len(self._ended) >= MOST_ENDED):
             yield {}
             return
-        announced = [reading for reading in readings if reading is not None]
-        files = client.read(found.sources, found.ranges, announced)
+        ended, self._ended = self._ended, []
+        files = client.read(found.sources, found.ranges, ended)
         try:
             yield {source.path: descriptor for source, descriptor in files.items()}
         finally:

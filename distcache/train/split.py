@@ -16,6 +16,7 @@ from distcache.errors import CacheCorrupt, ConfigError
 from distcache.node.ahead.client import FetchClient
 from distcache.node.ahead.protocol import Source
 from distcache.plan.orders import ORDERS
+from distcache.storage.files import is_plain_file
 from distcache.train.open_files import CacheHandle, OpenFiles
 from distcache.train.token_files import TokenPlaces
 
@@ -113,7 +114,9 @@ class OpenSplit:
             If its index or its tokens are missing, or of another corpus.
         """
         with self._lock:
-            if number not in self._members:
+            known = self._members.get(number)
+            # A copy has its name when it is complete.
+            if known is None or (known.places.copy and is_plain_file(known.places.copy)):
                 section, source = self.pair(number)
                 places, idx = self.files.tokens_of(source), self.files.idx_of(source)
                 self._members[number] = OpenMember(section, source, idx, places)

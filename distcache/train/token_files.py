@@ -242,6 +242,7 @@ class TokenPlaces:
     begins: NDArray[np.int64] | None = None
     # of each file, what the node's fetcher reads in its place, or None; empty if it reads none
     fetched: Sequence[Source | None] = ()
+    copy: str = ""  # path of the whole copy that the fetcher makes behind training, or empty
 
     def fetched_file(self, file: int) -> Source | None:
         """Return what the fetcher reads in the place of a file, if this process does not."""

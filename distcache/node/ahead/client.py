@@ -340,7 +340,7 @@ class FetchStream:
             reply: Reply = receive(self._connection, Reply)[0]
         except GONE:
             self._connection.close()
-            self._connection = None
+            self._connection, self.number = None, 0
             return False
         reply.raise_error()
         self.number = reply.stream

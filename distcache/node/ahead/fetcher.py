@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from distcache.corpus.mds.stored_shard import StoredShard, indexed_pieces
 from distcache.errors import AccessDenied, CorpusError, NoSpace, StorageError
 from distcache.kernels import PrefetchBuffer, RequestLoop
+from distcache.node.ahead.copying import Copier
 from distcache.node.ahead.protocol import (
     WHOLE,
     AheadRequest,
@@ -32,6 +33,7 @@ from distcache.node.ahead.protocol import (
     decoded,
     default_budget,
 )
+from distcache.node.store import Store
 from distcache.storage.curl_library import curl_libraries
 from distcache.storage.files import open_sized, open_unnamed, version_of, write_range
 from distcache.storage.pace import in_background
@@ -136,6 +138,7 @@ class Fetcher:
         self.buffer = PrefetchBuffer(self._file)
         self._loop = _request_loop(self.buffer)
         self._places = _Places()
+        self._copier = Copier(Store(directory.parent), self._places.open)
         self._readers = _started_threads()
         self._lock = threading.Lock()
         self._sources: list[Source] = []
@@ -155,6 +158,7 @@ class Fetcher:
         if self._loop is not None:
             self._loop.close()
         self.buffer.close()
+        self._copier.close()
         self._readers.shutdown(cancel_futures=True)
         threads = [*self._ahead, *self._unpackers]
         for thread in threads:
@@ -167,6 +171,11 @@ class Fetcher:
         local = decode_ranges(request.ranges, len(request.sources))
         ranges = self._numbered(request.sources, local)
         ends = decoded(request.ends, 1)[:, 0]
+        if (arrived := self._copier.have_arrived(request.sources, local)).any():
+            left = np.concatenate(([0], np.cumsum(~arrived)))
+            if len(ends) and not 0 <= ends.min() <= ends.max() < len(left):
+                raise ValueError("readings do not fit their ranges")
+            ranges, ends = ranges[~arrived], left[ends]
         try:
             self.buffer.announce(stream, ranges, np.ascontiguousarray(ends), request.budget)
         except IndexError as error:
@@ -202,8 +211,11 @@ class Fetcher:
             raise ValueError("there is not a descriptor for each source")
         local = decode_ranges(request.ranges, len(request.sources))
         ranges = self._numbered(request.sources, local)
+        used = int(local[:, 2].sum())
         files = np.array(descriptors, np.int32)[local[:, 0]]
         try:
+            left = ~self._copier.read(request.sources, local, files)
+            local, ranges, files = local[left], ranges[left], files[left]
             outcome = np.array(self.buffer.fetch(ranges, files, limits().object_store), np.int64)
             self._require_copied(request.sources, local, outcome)
             self._fetch_missing(request.sources, local[outcome == MISSING], descriptors)
@@ -212,7 +224,7 @@ class Fetcher:
         finally:
             self.buffer.finish_readings(decoded(request.readings, 2))
         with self._lock:
-            self.used += int(local[:, 2].sum())
+            self.used += used
 
     def _numbered(self, sources: Sequence[Source], ranges: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return ranges of a message, with the numbers that their sources have here."""
@@ -226,6 +238,8 @@ class Fetcher:
             if source in self._numbers:
                 return self._numbers[source]
         address = self._address_of(source)
+        if source.stem:
+            self._copier.add(source)
         if source.codec:
             self._start_unpackers()
         with self._lock:
@@ -415,6 +429,7 @@ class Fetcher:
         ahead = self.buffer.status()
         requests, retries = self._places.requests()
         asked, received = self._loop.counts() if self._loop is not None else (0, 0)
+        copied, to_copy = self._copier.progress()
         return Status(
             process=os.getpid(),
             clients=clients,
@@ -425,11 +440,15 @@ class Fetcher:
             ahead=ahead["held"],
             hits=ahead["hits"],
             misses=ahead["misses"],
-            fetched=self._fetched + received,
+            fetched=self._fetched + received + self._copier.fetched,
+            copied=copied,
+            to_copy=to_copy,
             used=self.used,
             requests=requests + asked,
             retries=retries,
-            note=self.note or (os.strerror(ahead["error"]) if ahead["error"] else ""),
+            note=self.note
+            or self._copier.note
+            or (os.strerror(ahead["error"]) if ahead["error"] else ""),
         )
 
 

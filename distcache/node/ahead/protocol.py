@@ -41,6 +41,10 @@ class Source(msgspec.Struct, frozen=True, array_like=True):
     codec: str = ""  # empty if it is not compressed
     raw_size: int = 0  # bytes of the raw shard
     digest: bytes = b""  # XXH3-128 of the raw shard; empty if it is not known
+    # name in the store of a whole copy that is made behind training, and the share of the link that
+    # it may take; empty if none is
+    stem: str = ""
+    share: float = 0.0
 
     @property
     def size(self) -> int:
@@ -102,6 +106,9 @@ class Status(msgspec.Struct, frozen=True):
     # bytes from stores, and bytes that were asked for
     fetched: int = 0
     used: int = 0
+    # bytes that were copied behind training, and those of all objects that are to be
+    copied: int = 0
+    to_copy: int = 0
     # sent to stores
     requests: int = 0
     retries: int = 0

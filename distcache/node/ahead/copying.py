@@ -1,0 +1,253 @@
+"""Whole objects that are copied onto the node's disk behind training, at a share of the link.
+
+A copy has the name, the digests and the unfinished file of `localize --bin copy`, which continues
+what is left of it, and verifies it. Ranges of what has arrived are read from the unfinished file;
+a file with its final name is complete, and read by training itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from distcache.corpus import bin_path
+from distcache.errors import DistcacheError, StorageError
+from distcache.node.ahead.protocol import Source
+from distcache.node.manifest import UNIT, digests_path
+from distcache.node.staged_files import DIGEST
+from distcache.node.store import Store, part_of
+from distcache.storage.files import (
+    no_space_as_error,
+    read_range,
+    sync_directory,
+    sync_file,
+    write_range,
+)
+from distcache.storage.pace import in_background
+from distcache.storage.place import Place
+from distcache.storage.ranges import PIECE
+from distcache.storage.space import reserve
+
+STEM: Final = re.compile(r"[A-Za-z0-9._-]{1,150}")
+AT_ONCE: Final = 4  # pieces that are fetched at a time
+PAUSE: Final = 5.0  # seconds between two attempts at a store that is away
+OpenPlace = Callable[[Source], contextlib.AbstractContextManager[Place]]
+
+
+class _Copy:
+    """The copy of one object.
+
+    Parameters
+    ----------
+    final : Path
+        Path of the complete copy.
+    size : int
+        Bytes of the object.
+
+    Attributes
+    ----------
+    arrived : ndarray of bool, shape (units,)
+        Units of `UNIT` bytes that are on the disk, and right.
+    """
+
+    def __init__(self, final: Path, size: int) -> None:
+        self.final = final
+        self.size = size
+        self.arrived = np.zeros(-(-size // UNIT), bool)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        self.file = os.open(part_of(final), flags, 0o600)
+        self._digests = os.open(digests_path(final), flags, 0o600)
+
+    def bounds(self, unit: int) -> tuple[int, int]:
+        """Return the bytes of a unit."""
+        return UNIT * unit, min(UNIT * (unit + 1), self.size)
+
+    def find_arrived(self) -> None:
+        """Look for what an earlier process has copied, by its digests."""
+        for unit in range(len(self.arrived)):
+            place = DIGEST.itemsize * unit
+            with contextlib.suppress(EOFError):
+                known = read_range(self._digests, place, place + DIGEST.itemsize)
+                if any(known):
+                    data = read_range(self.file, *self.bounds(unit))
+                    self.arrived[unit] = _digest(data) == known
+
+    def store(self, unit: int, data: NDArray[np.uint8]) -> None:
+        """Write a unit, then its digest."""
+        write_range(self.file, UNIT * unit, data)
+        os.posix_fadvise(self.file, *self.bounds(unit), os.POSIX_FADV_DONTNEED)
+        digest = np.frombuffer(_digest(data), np.uint8)
+        write_range(self._digests, DIGEST.itemsize * unit, digest)
+        self.arrived[unit] = True
+
+    def finish(self) -> None:
+        """Give it its final name, once everything is on the disk."""
+        os.fsync(self.file)
+        sync_file(digests_path(self.final))
+        os.replace(part_of(self.final), self.final)
+        sync_directory(self.final.parent)
+
+
+def _digest(data: Any) -> bytes:
+    return np.array([xxhash.xxh3_64_intdigest(data)], DIGEST).tobytes()
+
+
+class Copier:
+    """Copies objects one after the other, in a thread.
+
+    Parameters
+    ----------
+    store : Store
+        Store of the node.
+    open_place : callable
+        Opens a source for reading, as a context manager.
+    """
+
+    def __init__(self, store: Store, open_place: OpenPlace) -> None:
+        self._store = store
+        self._open_place = open_place
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[Source | None] = queue.SimpleQueue()
+        self._known: set[Source] = set()
+        self._copies: dict[Source, _Copy] = {}  # whose turn has come
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+        self.fetched = 0
+        self.note = ""
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closed.set()
+        self._queue.put(None)
+        if self._thread is not None:
+            self._thread.join(1.0)
+
+    def add(self, source: Source) -> None:
+        """Copy an object, after those that were added before.
+
+        Raises
+        ------
+        ValueError
+            If its copy has no sensible name.
+        """
+        if not STEM.fullmatch(source.stem) or not 0 < source.share <= 1:
+            raise ValueError("a copy has no name, or no share of the link")
+        with self._lock:
+            if source in self._known:
+                return
+            self._known.add(source)
+            self._queue.put(source)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._copy_all, daemon=True)
+                self._thread.start()
+
+    def read(
+        self, sources: Sequence[Source], ranges: NDArray[np.int64], files: NDArray[np.int32]
+    ) -> NDArray[np.bool_]:
+        """Copy those ranges into files, at their own offsets, that have arrived; return which.
+
+        Parameters
+        ----------
+        sources : sequence of Source
+            Sources of the ranges.
+        ranges : ndarray of int64, shape (ranges, 3)
+            Number of the source, first byte, bytes.
+        files : ndarray of int32, shape (ranges,)
+            Descriptor of each range's file.
+        """
+        found = self.have_arrived(sources, ranges)
+        for number in np.flatnonzero(found).tolist():
+            source, begin, size = ranges[number].tolist()
+            copy = self._copies[sources[source]]
+            write_range(int(files[number]), begin, read_range(copy.file, begin, begin + size))
+        return found
+
+    def have_arrived(
+        self, sources: Sequence[Source], ranges: NDArray[np.int64]
+    ) -> NDArray[np.bool_]:
+        """Return which ranges have arrived."""
+        found = np.zeros(len(ranges), bool)
+        for number, source in enumerate(sources):
+            copy = self._copies.get(source)
+            if copy is not None:
+                own = np.flatnonzero(ranges[:, 0] == number)
+                first = ranges[own, 1] // UNIT
+                last = (ranges[own, 1] + ranges[own, 2] - 1) // UNIT
+                before = np.concatenate(([0], np.cumsum(~copy.arrived)))
+                inside = last < len(copy.arrived)
+                found[own[inside]] = before[last[inside] + 1] == before[first[inside]]
+        return found
+
+    def progress(self) -> tuple[int, int]:
+        """Return the bytes that have arrived, and those of all objects."""
+        arrived = 0
+        for copy in list(self._copies.values()):
+            units = np.flatnonzero(copy.arrived).tolist()
+            arrived += sum(end - begin for begin, end in map(copy.bounds, units))
+        return arrived, sum(source.version.size for source in list(self._known))
+
+    def _copy_all(self) -> None:
+        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="copying") as pool:
+            while (source := self._queue.get()) is not None and not self._closed.is_set():
+                try:
+                    self._copy(source, pool)
+                except (DistcacheError, OSError) as error:
+                    self.note = f"{source.path}: is not copied: {error}"
+
+    def _copy(self, source: Source, pool: ThreadPoolExecutor) -> None:
+        """Copy an object; training reads its ranges where this ends early.
+
+        Raises
+        ------
+        NoSpace
+            If the disk does not hold it.
+        DistcacheError
+            If it cannot be read, or is another one than it was.
+        """
+        final = Path(bin_path(self._store.prefix(source.stem)))
+        copy = self._copies[source] = _Copy(final, source.version.size)
+        with no_space_as_error(final):
+            reserve(copy.file, copy.size, part_of(final))
+            copy.find_arrived()
+            for unit in np.flatnonzero(~copy.arrived).tolist():
+                begin = time.monotonic()
+                copy.store(unit, self._fetch(source, *copy.bounds(unit), pool))
+                took = time.monotonic() - begin
+                if self._closed.wait(took / source.share - took):
+                    return
+            copy.finish()
+
+    def _fetch(
+        self, source: Source, begin: int, end: int, pool: ThreadPoolExecutor
+    ) -> NDArray[np.uint8]:
+        """Fetch a unit in pieces; a store that is away is waited for."""
+        out = np.empty(end - begin, np.uint8)
+
+        def fetch(at: int) -> None:
+            with in_background(), self._open_place(source) as place:
+                place.read_into(out[at : at + PIECE], begin + at)
+
+        while True:
+            try:
+                list(pool.map(fetch, range(0, out.size, PIECE)))
+            except StorageError as error:
+                if not error.passes:
+                    raise
+                self.note = str(error)
+                if self._closed.wait(PAUSE):
+                    raise
+            else:
+                self.fetched += out.size
+                return out

@@ -1,0 +1,178 @@
+"""What training asks of buckets: requests, bytes and money, and how a node had best read."""
+
+from __future__ import annotations
+
+import collections
+from typing import Annotated, Final, Literal
+
+import msgspec
+
+from distcache.corpus.idx import ITEM_TYPES
+from distcache.option import Option
+from distcache.plan.model import Plan, SectionPlan
+from distcache.storage.ranges import PIECE
+from distcache.storage.units import counted, parse_positive_size
+from distcache.storage.url import is_url
+
+PREFIX_RATE: Final = 5500  # requests a second that S3 serves for a prefix
+LOW_RATE: Final = 1000  # samples a second, below which a plan warns of the prefixes
+Way = Literal["lazy", "ahead", "behind", "copy"]
+
+
+class BucketOptions(msgspec.Struct, frozen=True):
+    """What training from a bucket is planned for. The prices are those of S3, within a region."""
+
+    bucket: Annotated[
+        bool, Option("Also say what training from a bucket needs of corpora that are in none yet.")
+    ] = False
+    training_nodes: Annotated[
+        int, Option("Nodes that read data in training, from a bucket.", least=1)
+    ] = 1
+    node_disk: Annotated[
+        int | None,
+        Option("Space for data on a node, for example 2T.", parse=parse_positive_size),
+    ] = None
+    price_requests: Annotated[
+        float, Option("Dollars for a million GET requests to the bucket.", least=0)
+    ] = 0.4
+    price_gb: Annotated[
+        float, Option("Dollars for a GB that is read from the bucket.", least=0)
+    ] = 0.0
+
+
+class WayNeeds(msgspec.Struct, frozen=True):
+    """What one way to read costs all nodes together."""
+
+    way: Way
+    requests: int
+    nbytes: int
+    dollars: float
+    node_disk: int  # bytes of a node's disk; of what is read ahead, the budget decides
+    fits: bool  # whether a node's disk holds it
+
+
+class BucketNeeds(msgspec.Struct, frozen=True):
+    """What training asks of buckets."""
+
+    # number of corpora in buckets, and bytes of their tokens
+    corpora: int
+    nbytes: int
+    samples: int  # samples of training of these corpora
+    # mean of a sample: ranges, which are as many requests, and bytes
+    requests_per_sample: float
+    bytes_per_sample: float
+    passes: float  # bytes that training reads, by bytes of the corpora
+    prefixes: int  # number of prefixes of these corpora
+    samples_per_second: float  # that all nodes together can read by ranges from these prefixes
+    ways: list[WayNeeds]
+    best: Way
+    reason: str  # reason why it is the best, in a few words
+
+
+def bucket_needs(
+    plan: Plan,
+    options: BucketOptions = BucketOptions(),  # noqa: B008  frozen
+) -> BucketNeeds | None:
+    """Return what training asks of buckets, or None if no corpus is in one.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan.
+    options : BucketOptions
+        Nodes, disks and prices.
+    """
+    remote = {
+        number
+        for number, source in enumerate(plan.sources)
+        if is_url(source.prefix) or (options.bucket and source.shards is None)
+    }
+    if not remote:
+        return None
+    nodes, disk = options.training_nodes, options.node_disk
+    nbytes = sum(plan.sources[source].bin_size for source in remote)
+    samples, requests, read = 0.0, 0.0, 0.0
+    for section, taken in _taken(plan):
+        source = plan.sources[section.source]
+        if section.source in remote and section.tokens:
+            length = section.tokens * section.size.epochs / max(section.size.samples, 1)
+            sequences = max(section.end - section.begin, 1)
+            samples += taken
+            requests += taken * (1.0 + length * sequences / section.tokens)
+            read += taken * length * ITEM_TYPES[source.type_code].itemsize
+    prefixes = len({plan.sources[source].prefix.rpartition("/")[0] for source in remote})
+    each = requests / samples if samples else 0.0
+    passes = read / nbytes if nbytes else 0.0
+    whole = nodes * sum(-(-plan.sources[source].bin_size // PIECE) for source in remote)
+    ways = [
+        _way("lazy", requests, read, 0, options),
+        _way("ahead", requests, read, 0, options),
+        # Until it is copied, ranges are read, too: at most as many as there are, or a pass.
+        _way(
+            "behind",
+            whole + min(requests, requests / max(passes, 1e-9) * nodes),
+            nodes * nbytes + min(read, nodes * nbytes),
+            nbytes,
+            options,
+        ),
+        _way("copy", whole, nodes * nbytes, nbytes, options),
+    ]
+    best, reason = _choose(passes / nodes, nbytes, disk)
+    return BucketNeeds(
+        corpora=len(remote),
+        nbytes=nbytes,
+        samples=round(samples),
+        requests_per_sample=each,
+        bytes_per_sample=read / samples if samples else 0.0,
+        passes=passes,
+        prefixes=prefixes,
+        samples_per_second=PREFIX_RATE * prefixes / each if each else 0.0,
+        ways=ways,
+        best=best,
+        reason=reason,
+    )
+
+
+def prefix_warnings(needs: BucketNeeds | None) -> list[str]:
+    """Return a warning if prefixes do not serve many samples a second."""
+    if needs is None or not 0 < needs.samples_per_second < LOW_RATE:
+        return []
+    return [
+        f"the corpora are below {counted(needs.prefixes, 'prefix', 'prefixes')}; S3 serves some "
+        f"{PREFIX_RATE:,} requests a second for each, and so {needs.samples_per_second:,.0f} "
+        "samples a second for all nodes, if they are read by ranges; `distcache upload --spread` "
+        "lays the corpora over more prefixes"
+    ]
+
+
+def _taken(plan: Plan) -> list[tuple[SectionPlan, float]]:
+    """Return the sections of training, and how many samples of each it takes."""
+    members = [member for member in plan.members if member.split == "train"]
+    counts = collections.Counter(member.blend for member in members)
+    found = []
+    for member in members:
+        section = plan.sections[member.section]
+        taken = float(section.size.samples)
+        if member.blend is not None and member.weight is not None:
+            taken = member.weight * plan.blends[member.blend].size
+        elif member.requested is not None and counts[member.blend] == 1:
+            taken = min(taken, member.requested)
+        found.append((section, taken))
+    return found
+
+
+def _way(
+    way: Way, requests: float, nbytes: float, node_disk: int, options: BucketOptions
+) -> WayNeeds:
+    dollars = requests / 1e6 * options.price_requests + nbytes / 1e9 * options.price_gb
+    fits = options.node_disk is None or node_disk <= options.node_disk
+    return WayNeeds(way, round(requests), round(nbytes), round(dollars, 2), node_disk, fits)
+
+
+def _choose(passes: float, nbytes: int, disk: int | None) -> tuple[Way, str]:
+    """Return the best way for a node that reads the corpora so many times, and why."""
+    if passes < 1:
+        return "ahead", f"a node reads {100 * passes:.0f} % of the corpora"
+    if disk is not None and nbytes > disk:
+        return "ahead", "a node's disk does not hold the corpora"
+    return "behind", f"a node reads the corpora {passes:.1f} times, and training need not wait"

@@ -1,0 +1,168 @@
+"""Copies of whole objects behind training: unit by unit, at a share of the time, taken up again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from distcache.errors import StorageError
+from distcache.node.ahead import copying
+from distcache.node.ahead.copying import Copier
+from distcache.node.ahead.protocol import Source
+from distcache.node.store import Store, make_store
+from distcache.storage.files import FileVersion
+from distcache.storage.place import Place
+from tests.support.waiting import wait_until
+
+UNIT = 1000
+SIZE = 4 * UNIT + 300
+CONTENT = np.arange(SIZE, dtype=np.uint8)
+
+
+class Object:
+    """An object that can be slow, away, or another one."""
+
+    path = "s3://lake/a.bin"
+
+    def __init__(self) -> None:
+        self.read = 0
+        self.most = SIZE  # bytes that are there
+        self.away = 0
+
+    def read_into(self, out: NDArray[np.uint8], begin: int) -> None:
+        """Read, or wait until there is something."""
+        if self.away:
+            self.away -= 1
+            raise StorageError(self.path, "no answer")
+        wait_until(lambda: begin + out.size <= self.most, "more of the object")
+        out[:] = CONTENT[begin : begin + out.size]
+        self.read += out.size
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """An empty store; units are small."""
+    monkeypatch.setattr(copying, "UNIT", UNIT)
+    monkeypatch.setattr(copying, "PIECE", 300)
+    monkeypatch.setattr(copying, "PAUSE", 0.01)
+    return make_store(tmp_path / "store")
+
+
+@pytest.fixture
+def found() -> Object:
+    """The object."""
+    return Object()
+
+
+@pytest.fixture
+def copier(store: Store, found: Object) -> Iterator[Copier]:
+    """A copier that reads the object."""
+
+    @contextlib.contextmanager
+    def open_place(_: Source) -> Iterator[Place]:
+        yield found  # type: ignore[misc]
+
+    made = Copier(store, open_place)
+    yield made
+    found.most = SIZE
+    made.close()
+
+
+def source(share: float = 1.0, stem: str = "a-0") -> Source:
+    """Return the object as a source that is copied."""
+    return Source(Object.path, FileVersion(SIZE, 0, 0, '"x"'), stem=stem, share=share)
+
+
+def final(store: Store) -> Path:
+    """Return the path of the complete copy."""
+    return Path(store.prefix("a-0") + ".bin")
+
+
+def read(copier: Copier, *ranges: tuple[int, int]) -> list[bool]:
+    """Read ranges of the object that have arrived, and return which."""
+    file = os.memfd_create("target")
+    try:
+        wanted = np.array([(0, begin, size) for begin, size in ranges], np.int64)
+        files = np.full(len(ranges), file, np.int32)
+        there = copier.read([source()], wanted, files)
+        for (begin, size), arrived in zip(ranges, there, strict=True):
+            if arrived:
+                assert os.pread(file, size, begin) == CONTENT[begin : begin + size].tobytes()
+        return there.tolist()
+    finally:
+        os.close(file)
+
+
+def test_what_has_arrived_is_read(store: Store, copier: Copier, found: Object) -> None:
+    """Unit by unit; a copy that is complete has its name."""
+    found.most = 2 * UNIT
+    copier.add(source())
+    copier.add(source())
+    wait_until(lambda: copier.progress() == (2 * UNIT, SIZE), "two units")
+    ranges = [(0, 10), (UNIT - 5, 10), (2 * UNIT - 10, 10), (2 * UNIT - 10, 11), (SIZE - 1, 1)]
+    assert read(copier, *ranges) == [True, True, True, False, False]
+    assert read(copier, (SIZE - 10, 20)) == [False]
+    assert not final(store).exists()
+    found.most = SIZE
+    wait_until(final(store).exists, "the copy")
+    assert final(store).read_bytes() == CONTENT.tobytes()
+    assert read(copier, *ranges) == [True] * 5
+    assert found.read == copier.fetched == SIZE
+
+
+def test_it_goes_on_where_it_ended(store: Store, copier: Copier, found: Object) -> None:
+    """With units whose digests are right."""
+    part = final(store).with_name(".a-0.bin.part")
+    digests = final(store).with_name("a-0.bin.xxh3")
+    content = bytearray(CONTENT.tobytes())
+    content[2 * UNIT] ^= 1
+    part.write_bytes(bytes(content))
+    known = [copying._digest(CONTENT[UNIT * n : UNIT * (n + 1)]) for n in range(3)]
+    digests.write_bytes(known[0] + bytes(8) + known[2])
+    copier.add(source())
+    wait_until(final(store).exists, "the copy")
+    assert final(store).read_bytes() == CONTENT.tobytes()
+    assert found.read == SIZE - UNIT
+
+
+def test_a_store_that_is_away(store: Store, copier: Copier, found: Object) -> None:
+    """It is waited for."""
+    found.away = 3
+    copier.add(source())
+    wait_until(final(store).exists, "the copy")
+    assert final(store).read_bytes() == CONTENT.tobytes()
+
+
+def test_what_cannot_be_copied(
+    store: Store, copier: Copier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is said, and the next object is copied nevertheless."""
+    (store.corpora / ".b-0.bin.part").symlink_to("/etc/passwd")
+    copier.add(source(stem="b-0"))
+    copier.add(source())
+    wait_until(final(store).exists, "the copy")
+    assert "s3://lake/a.bin: is not copied: " in copier.note
+    for stem, share in (("../x", 1.0), ("", 1.0), ("c-0", 0.0), ("c-0", 2.0)):
+        with pytest.raises(ValueError, match="a copy has no name, or no share"):
+            copier.add(source(share, stem))
+
+
+def test_a_share_of_the_time(store: Store, copier: Copier, found: Object) -> None:
+    """After each unit it pauses."""
+
+    def slow(out: NDArray[np.uint8], begin: int) -> None:
+        time.sleep(0.01)
+        out[:] = CONTENT[begin : begin + out.size]
+
+    found.read_into = slow  # type: ignore[method-assign]
+    begin = time.monotonic()
+    copier.add(source(0.1))
+    wait_until(final(store).exists, "the copy")
+    assert time.monotonic() - begin > 4 * 0.1
