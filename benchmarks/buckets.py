@@ -1,8 +1,9 @@
 """Training from a bucket beside Megatron-Core's own reader, and localizing beside obstore alone.
 
 SeaweedFS serves a corpus on loopback, through links of 0, 25 and 100 ms. Each reader runs in a
-process of its own, in turn; its CPU includes the fetcher's, not the server's. Then `localize` of
-cache and tokens beside obstore alone, which fetches the same objects to the same disk and syncs.
+process of its own, in turn; its CPU includes the fetcher's, not the server's. Then eight ranks of a
+node at the same time, at 64 samples/s together. Then `localize` of cache and tokens beside obstore
+alone, which fetches the same objects to the same disk and syncs.
 
     python benchmarks/buckets.py
     python benchmarks/buckets.py --documents 100000 --rounds 1
@@ -59,6 +60,8 @@ for out in files:
     os.fsync(out.fileno())
 """
 CONNECTIONS = (4, 16)  # of obstore
+RANKS = 8
+PACE = 64  # samples/s of all
 
 
 @contextlib.contextmanager
@@ -155,6 +158,32 @@ def show(what: str, rows: list[Any]) -> None:
     print(text, flush=True)
 
 
+def ranks_together(work: Path, seaweed: Seaweed, seconds: int) -> None:
+    """Read as all ranks of a node at the same time, and tell how many batches were waited for."""
+    for milliseconds in (25, 100):
+        with link(seaweed.endpoint, milliseconds) as endpoint:
+            environment = {**os.environ, **seaweed.environment(), "AWS_ENDPOINT_URL": endpoint}
+            words = [sys.executable, HERE / "buckets_peer.py", "steady", URL, work / "store"]
+            readers = [
+                subprocess.Popen(
+                    [str(word) for word in (*words, seconds, PACE // RANKS, rank, RANKS)],
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+                for rank in range(RANKS)
+            ]
+            found = [json.loads(reader.communicate()[0].splitlines()[-1]) for reader in readers]
+            samples = sum(row["samples"] for row in found)
+            print(
+                f"{milliseconds} ms, {RANKS} ranks at {PACE} samples/s: {samples} samples, "
+                f"{sum(row['late'] for row in found)} late batches, the longest "
+                f"{1e3 * max(row['longest'] for row in found):.1f} ms",
+                flush=True,
+            )
+            time.sleep(12)  # a fetcher without clients ends after 10 s
+
+
 def localizing(work: Path, seaweed: Seaweed, rounds: int) -> None:
     """Compare localize with obstore alone, by few and by many connections."""
     ways = ["localize", *(f"obstore {count}" for count in CONNECTIONS)]
@@ -200,6 +229,7 @@ def main() -> None:
             record = prepare(work, options.documents, seaweed.environment())
             corpus = record["corpora"][0]["shared"]
             localizing(work, seaweed, options.rounds)
+            ranks_together(work, seaweed, options.seconds)
             samples(work, corpus, seaweed, options.rounds, options.seconds)
         finally:
             seaweed.close()

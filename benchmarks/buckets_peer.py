@@ -1,6 +1,6 @@
 """Run by `buckets.py` in processes of their own: read samples from a bucket for some seconds.
 
-    python benchmarks/buckets_peer.py KIND URL STORE SECONDS [CHUNK | PACE]
+    python benchmarks/buckets_peer.py KIND URL STORE SECONDS [CHUNK | PACE [RANK RANKS]]
 
 KIND is ``ahead`` (the read-ahead), ``lazy`` (each batch when it is asked for), ``steady`` (the
 read-ahead, at PACE samples/s), ``megatron`` (its own reader, with chunks of CHUNK bytes) or
@@ -35,13 +35,15 @@ def cpu_of(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def distcache_batches(kind: str, url: str, store: str) -> tuple[Iterator[Any], Callable[[], Any]]:
+def distcache_batches(
+    kind: str, url: str, store: str, rank: int = 0, ranks: int = 1
+) -> tuple[Iterator[Any], Callable[[], Any]]:
     """Return batches, and the function that says how the fetcher is."""
     import distcache  # noqa: PLC0415
     from distcache.node.ahead.client import fetcher_status  # noqa: PLC0415
 
     dataset = distcache.open(url, store or None).dataset("train")
-    sampler: Any = distcache.ResumableSampler(dataset, BATCH)
+    sampler: Any = distcache.ResumableSampler(dataset, BATCH, rank, ranks)
     if kind != "lazy":
         # At a steady pace no more is fetched than is used, but for what is ahead at the end.
         most = {"samples": 512} if kind == "steady" else {}
@@ -99,7 +101,7 @@ def main() -> None:
     if kind in ("megatron", "reader"):
         batches = megatron_batches(kind, url, store, number)
     else:
-        batches, status = distcache_batches(kind, url, store)
+        batches, status = distcache_batches(kind, url, store, *map(int, more[1:]))
     waits, samples = [], 0
     next(batches)
     before, used = status(), cpu()

@@ -56,7 +56,7 @@ enum class FetchStatus : std::uint8_t {
 ///
 /// A stream is what one process will read: readings, numbered from 0, of some ranges each. They are
 /// fetched in this order, as far ahead as the budget allows: the greatest that an open stream asks
-/// for. A range is held once, however many readings there are of it. After the last one it is
+/// for, or else a usual one. A range is held once, however many readings there are of it. After the last one it is
 /// spare: it stays until its place is needed, the least recently read range first.
 ///
 /// Each stream may have its share of the budget: the budget divided by the open streams. What a
@@ -170,7 +170,7 @@ private:
         std::list<Entry*>::iterator place_of_spare;
         std::uint32_t readings = 0;  // that were announced and are not over
         std::uint32_t users = 0;     // readers that wait for it, or copy it
-        std::uint8_t queues = 0;     // places in `urgent_` and `passed_on_`
+        std::uint8_t queues = 0;     // places in the three queues below
         bool spare = false;
         State state = State::queued;
     };

@@ -16,7 +16,7 @@ from distcache.cache.contents import Contents, read_contents, read_version
 from distcache.cache.corpus_places import (
     beside,
     corpus_places,
-    find_moves,
+    moves_beside_object,
     moves_path,
     prefix_renamer,
     spread_moves,
@@ -126,12 +126,15 @@ def upload(
             communicator, Path(cache), progress, options.threads, readback=options.readback
         )
         progress.phase("uploading", sum(file.size for file in files))
-        sent = sender.send(files[:-1])
-        sent += sender.send(files[-1:])
+        try:
+            sent = sender.send(files[:-1])
+            sent += sender.send(files[-1:])
+        finally:
+            if communicator.rank == 0:
+                _forget_moves(files)
         progress.phase("reading back")
         on_rank_0(communicator, lambda: _read_back(target, options), None, "reading back")
         on_rank_0(communicator, sender.forget, None, "removing journals")
-        on_rank_0(communicator, lambda: _forget_moves(files), None, "removing what was written")
     return Uploaded(
         url=target,
         key=key,
@@ -152,6 +155,8 @@ def _plan(
     ConfigError
         If a corpus has no `.bin`, or the target is no URL.
     """
+    if options.spread > 1 and not options.corpora:
+        raise ConfigError(f"--spread {options.spread}: lays corpora over prefixes; give --corpora")
     if is_url(cache) or not is_url(to):
         raise ConfigError(f"upload {cache} --out {to}: expected a path, and a URL as --out")
     target = f"{located(to)}/{os.path.basename(cache)}"
@@ -224,7 +229,7 @@ def _read_back(target: str, options: UploadOptions) -> None:
 
 
 def _read_indices_back(contents: Contents, target: str, threads: int) -> None:
-    contents.moves = find_moves(target, "", "")
+    contents.moves = moves_beside_object(target)
     digests = contents.table("sources")["idx_digest"].tolist()
     places = zip(contents.prefixes, corpus_places(contents), digests, strict=True)
     wanted = {

@@ -205,10 +205,11 @@ def find_moves(cache: str | Path, prefix: str, directory: str) -> Moves:
     Returns
     -------
     tuple of (str, str)
-        Empty if the corpus is where the cache says, or is nowhere.
+        Empty if the corpus is where the cache says, or is nowhere; of a cache in a bucket, what is
+        written beside it.
     """
     if is_url(cache) and not is_url(prefix):
-        return next(iter(_moves_of_object(str(cache))), ())
+        return moves_beside_object(str(cache))
     if is_url(cache) or is_url(prefix) or os.path.lexists(idx_path(located_in(directory, prefix))):
         return ()
     return next(
@@ -221,17 +222,26 @@ def find_moves(cache: str | Path, prefix: str, directory: str) -> Moves:
     )
 
 
-def _moves_of_object(cache: str) -> list[Moves]:
-    """Return the moves beside a cache in a bucket: those of `distcache upload --spread`."""
+def moves_beside_object(cache: str) -> Moves:
+    """Return the moves beside a cache in a bucket: those of `distcache upload --spread`, or none.
+
+    Raises
+    ------
+    CacheCorrupt
+        If what is there says something else.
+    StorageError
+        If the store does not answer.
+    """
     url = moves_path(cache)
     try:
         version = version_at(url)
         with open_place(url, version) as place:
             content = read_all(place, 0, min(version.size, LONGEST))
     except (ObjectMissing, AccessDenied):  # which says that of all that does not exist
-        return []
+        return ()
     try:
-        return msgspec.json.decode(content, type=list[Moves])
+        found = msgspec.json.decode(content, type=list[Moves])
+        return found[0] if found else ()
     except msgspec.MsgspecError as error:
         raise CacheCorrupt(f"{url}: does not say where corpora are: {error}") from error
 

@@ -322,9 +322,11 @@ def _make_manifest(
     options: LocalizeOptions,
 ) -> Manifest:
     """Stat every shared corpus once, and list what the cache needs. Collective."""
-    contents.moves = options.moves or _on_first(
-        agents, readers, lambda: _moves_beside(source, contents), Moves, "looking for corpora"
-    )
+    contents.moves = options.moves
+    if is_url(source) or not options.moves:  # in a bucket, only what was paths is moved
+        contents.moves += _on_first(
+            agents, readers, lambda: _moves_beside(source, contents), Moves, "looking for corpora"
+        )
     corpora = describe(contents)
     place = readers.index(agents.rank) if agents.rank in readers else len(corpora)
     own = corpora[place :: len(readers)]

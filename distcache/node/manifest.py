@@ -203,7 +203,7 @@ def make_manifest(
         Facts of its corpora, in their order.
     shards : str
         Corpora of which the node gets the `.bin` that shards make up: ``compressed`` for
-        those with a compressed shard, ``all`` or ``none``. A `.bin` that is beside the
+        those with a compressed shard, ``all``, or else none. A `.bin` that is beside the
         shared index is linked.
     copy : bool
         Whether the node gets a copy of each `.bin`, instead of a link.

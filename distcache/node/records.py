@@ -279,7 +279,7 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
         unpacked = before is not None and any(
             corpus.bin_size and not corpus.copied for corpus in before.corpora
         )
-        if before is not None and unpacked and self.shards == AHEAD:
+        if before is not None and unpacked and present_choice(self.shards or "") == AHEAD:
             raise ConfigError(
                 f"{before.source}: its shards are unpacked on this node already, so that nothing "
                 "is left to unpack ahead; remove the copy first (`distcache local gc`)"

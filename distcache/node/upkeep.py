@@ -160,7 +160,7 @@ def _verify_copy(store: Store, record: Ready, threads: int) -> Iterator[str]:
         yield from wrong_files(cache, store.view(record.name), rename, record.naming)
     if record.linked:
         for corpus in record.corpora:
-            if corpus.bin_size or not corpus.has_tokens or is_url(corpus.shared):
+            if corpus.bin_size or not corpus.has_tokens or is_url(corpus.shared) or corpus.behind:
                 continue
             link = bin_path(store.prefix(corpus.stem))
             if not os.path.islink(link):
@@ -298,7 +298,7 @@ class _Collection:
     def _unneeded(self, removed: str = "") -> Iterator[Path]:
         """Yield the store's files that no kept cache needs, also those of a removed one.
 
-        Unfinished files stay only if they are of the incoming cache.
+        Unfinished files stay only if they are of the incoming cache, or are copied behind training.
         """
         store, incoming = self._store, self._incoming
         unfinished = set() if incoming is None else {incoming, *self._kept[incoming]}

@@ -84,7 +84,7 @@ def _lay_out_objects(store: Store, corpora: Sequence[LocalCorpus]) -> None:
 
 def _is_remote(corpus: LocalCorpus) -> bool:
     """Return whether Megatron has to read the tokens of a corpus from a bucket."""
-    return is_url(corpus.shared) and not corpus.bin_size
+    return is_url(corpus.shared) and (corpus.behind or not corpus.bin_size)
 
 
 def renamer(

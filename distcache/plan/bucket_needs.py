@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import collections
-from typing import Annotated, Final, Literal
+from collections.abc import Set
+from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -89,48 +90,74 @@ def bucket_needs(
     }
     if not remote:
         return None
-    nodes, disk = options.training_nodes, options.node_disk
     nbytes = sum(plan.sources[source].bin_size for source in remote)
-    samples, requests, read = 0.0, 0.0, 0.0
-    for section, taken in _taken(plan):
-        source = plan.sources[section.source]
-        if section.source in remote and section.tokens:
-            length = section.tokens * section.size.epochs / max(section.size.samples, 1)
-            sequences = max(section.end - section.begin, 1)
-            samples += taken
-            requests += taken * (1.0 + length * sequences / section.tokens)
-            read += taken * length * ITEM_TYPES[source.type_code].itemsize
-    prefixes = len({plan.sources[source].prefix.rpartition("/")[0] for source in remote})
-    each = requests / samples if samples else 0.0
-    passes = read / nbytes if nbytes else 0.0
-    whole = nodes * sum(-(-plan.sources[source].bin_size // PIECE) for source in remote)
-    ways = [
-        _way("lazy", requests, read, 0, options),
-        _way("ahead", requests, read, 0, options),
-        # Until it is copied, ranges are read, too: at most as many as there are, or a pass.
-        _way(
-            "behind",
-            whole + min(requests, requests / max(passes, 1e-9) * nodes),
-            nodes * nbytes + min(read, nodes * nbytes),
-            nbytes,
-            options,
-        ),
-        _way("copy", whole, nodes * nbytes, nbytes, options),
-    ]
-    best, reason = _choose(passes / nodes, nbytes, disk)
+    totals = _totals(plan, remote)
+    names = [plan.sources[source].prefix for source in remote]
+    # `distcache upload` lays all that are not in a bucket below one.
+    prefixes = len({name.rpartition("/")[0] if is_url(name) else "" for name in names})
+    each = totals.requests / totals.samples if totals.samples else 0.0
+    passes = totals.nbytes / nbytes if nbytes else 0.0
+    best, reason = _choose(passes / options.training_nodes, nbytes, options.node_disk)
     return BucketNeeds(
         corpora=len(remote),
         nbytes=nbytes,
-        samples=round(samples),
+        samples=round(totals.samples),
         requests_per_sample=each,
-        bytes_per_sample=read / samples if samples else 0.0,
+        bytes_per_sample=totals.nbytes / totals.samples if totals.samples else 0.0,
         passes=passes,
         prefixes=prefixes,
         samples_per_second=PREFIX_RATE * prefixes / each if each else 0.0,
-        ways=ways,
+        ways=_ways(plan, remote, totals, options),
         best=best,
         reason=reason,
     )
+
+
+class _Totals(NamedTuple):
+    """What training reads by ranges, of corpora in buckets."""
+
+    samples: float
+    requests: float
+    nbytes: float
+
+
+def _totals(plan: Plan, remote: Set[int]) -> _Totals:
+    samples = requests = nbytes = 0.0
+    for section, taken in _taken(plan):
+        if section.source in remote and section.tokens:
+            # Tokens and sequences of a sample, in the mean.
+            tokens = section.tokens * section.size.epochs / max(section.size.samples, 1)
+            sequences = tokens * (section.end - section.begin) / section.tokens
+            samples += taken
+            requests += taken * (1.0 + sequences)
+            nbytes += taken * tokens * ITEM_TYPES[plan.sources[section.source].type_code].itemsize
+    return _Totals(samples, requests, nbytes)
+
+
+def _ways(plan: Plan, remote: Set[int], totals: _Totals, options: BucketOptions) -> list[WayNeeds]:
+    nodes, sizes = options.training_nodes, [plan.sources[source].bin_size for source in remote]
+    on_each = sum(sizes)
+    whole = nodes * sum(-(-size // PIECE) for size in sizes)
+    # Until everything is copied, ranges are read too: at most a pass on each node.
+    passes = totals.nbytes / on_each if on_each else 0.0
+    before = min(nodes / passes, 1.0) if passes else 0.0
+
+    def way(name: Way, requests: float, nbytes: float, node_disk: int) -> WayNeeds:
+        dollars = requests / 1e6 * options.price_requests + nbytes / 1e9 * options.price_gb
+        fits = options.node_disk is None or node_disk <= options.node_disk
+        return WayNeeds(name, round(requests), round(nbytes), round(dollars, 2), node_disk, fits)
+
+    return [
+        way("lazy", totals.requests, totals.nbytes, 0),
+        way("ahead", totals.requests, totals.nbytes, 0),
+        way(
+            "behind",
+            whole + before * totals.requests,
+            nodes * on_each + before * totals.nbytes,
+            on_each,
+        ),
+        way("copy", whole, nodes * on_each, on_each),
+    ]
 
 
 def prefix_warnings(needs: BucketNeeds | None) -> list[str]:
@@ -159,14 +186,6 @@ def _taken(plan: Plan) -> list[tuple[SectionPlan, float]]:
             taken = min(taken, member.requested)
         found.append((section, taken))
     return found
-
-
-def _way(
-    way: Way, requests: float, nbytes: float, node_disk: int, options: BucketOptions
-) -> WayNeeds:
-    dollars = requests / 1e6 * options.price_requests + nbytes / 1e9 * options.price_gb
-    fits = options.node_disk is None or node_disk <= options.node_disk
-    return WayNeeds(way, round(requests), round(nbytes), round(dollars, 2), node_disk, fits)
 
 
 def _choose(passes: float, nbytes: int, disk: int | None) -> tuple[Way, str]:

@@ -36,11 +36,36 @@ from distcache.kernels import Section
 from distcache.node.ahead.client import FetchClient
 from distcache.node.ahead.protocol import Source
 from distcache.node.lock import try_shared
-from distcache.node.records import AHEAD, Ready, present_choice, read_record, read_records
+from distcache.node.records import (
+    AHEAD,
+    LocalCorpus,
+    Ready,
+    present_choice,
+    read_record,
+    read_records,
+)
 from distcache.node.store import Store, cache_name, existing_store, local_directory
 from distcache.storage.files import is_plain_file
 from distcache.storage.url import is_url, located
 from distcache.train.token_files import TokenPlaces, find_tokens
+
+
+def source_of(path: str, corpus: LocalCorpus, share: float) -> Source:
+    """Return what the node's fetcher reads of a corpus, and copies if that was asked for.
+
+    Parameters
+    ----------
+    path : str
+        Path or URL of its `.bin`.
+    corpus : LocalCorpus
+        The corpus, whose `.bin` has a known version.
+    share : float
+        Share of the link for copies.
+    """
+    assert corpus.bin_version is not None, "the caller has looked"
+    if not corpus.behind:
+        return Source(path, corpus.bin_version)
+    return Source(path, corpus.bin_version, stem=corpus.stem, share=share)
 
 
 class CacheHandle(msgspec.Struct, frozen=True):
@@ -124,12 +149,7 @@ class CacheHandle(msgspec.Struct, frozen=True):
             for here, corpus in zip(local, record.corpora, strict=True)
         ]
         fetched = {
-            source: Source(
-                bin_path(rename(corpus.shared)),
-                corpus.bin_version,
-                stem=corpus.stem if corpus.behind else "",
-                share=record.share if corpus.behind else 0.0,
-            )
+            source: source_of(bin_path(rename(corpus.shared)), corpus, record.share)
             for source, corpus in enumerate(record.corpora)
             if corpus.bin_version is not None and not corpus.bin_size
         }

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,9 +15,9 @@ from distcache.corpus.mds.shard_table import shards_at
 from distcache.errors import CacheCorrupt
 from distcache.kernels import Mapping as MappedFile
 from distcache.kernels import SampleRules, Section, find_ranges, find_shards, read_samples
-from distcache.node.ahead.protocol import Source
-from distcache.storage.files import closing_fd, read_range, write_range
-from distcache.train.split import FetchedRanges, OpenMember, OpenSplit
+from distcache.storage.files import write_range
+from distcache.train.fetching import FetchedRanges, Fetching, no_ranges, ranges_at
+from distcache.train.split import OpenMember, OpenSplit
 from distcache.train.token_files import (
     AT_ONCE,
     NO_FILE,
@@ -28,55 +27,7 @@ from distcache.train.token_files import (
     cut_by_files,
 )
 
-MOST_ENDED: Final = 256  # readings
 Arrays = dict[str, NDArray[Any]]
-
-
-def no_ranges(samples: int) -> FetchedRanges:
-    """Return that the fetcher reads nothing of samples."""
-    return FetchedRanges([], np.empty((0, 3), np.int64), np.zeros(samples, np.int64))
-
-
-def ranges_at(
-    places: Sequence[TokenPlaces],
-    begins: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    ends: NDArray[np.int64],
-) -> FetchedRanges:
-    """Return what the fetcher has to read of ranges of `.bin` files.
-
-    Parameters
-    ----------
-    places : sequence of TokenPlaces
-        Places of the tokens of each sample's corpus.
-    begins, sizes : ndarray of int64, shape (ranges,)
-        First byte in the `.bin`, and bytes.
-    ends : ndarray of int64, shape (samples,)
-        Number of ranges up to the end of each sample.
-    """
-    numbers: dict[Source, int] = {}
-    sample_of = np.repeat(np.arange(len(places)), np.diff(ends, prepend=0))
-    alone = [
-        -1
-        if known.begins is not None or (source := known.fetched_file(0)) is None
-        else numbers.setdefault(source, len(numbers))
-        for known in places
-    ]
-    owner, first = np.array(alone, np.int64)[sample_of], begins.copy()
-    for known in {known for known in places if known.fetched}:
-        if known.begins is None:
-            continue
-        own = np.array([other is known for other in places])[sample_of]
-        files = shards_at(known.begins, begins[own])
-        first[own] -= known.begins[files]
-        used, which = np.unique(files, return_inverse=True)
-        sources = [known.fetched_file(file) for file in used.tolist()]
-        of_file = [-1 if s is None else numbers.setdefault(s, len(numbers)) for s in sources]
-        owner[own] = np.array(of_file, np.int64)[which]
-    chosen = owner >= 0
-    ranges = np.column_stack((owner, first, sizes))[chosen]
-    counts = np.concatenate(([0], np.cumsum(chosen)))
-    return FetchedRanges(list(numbers), ranges, counts[ends])
 
 
 class SampleReader:
@@ -96,7 +47,7 @@ class SampleReader:
         self._files = TokenFiles()
         self._lock = threading.Lock()
         self._sections: dict[int, tuple[OpenMember, Section]] = {}
-        self._ended: list[tuple[int, int]] = []  # readings that the fetcher was not told of yet
+        self._fetching = Fetching(split.files.fetch_client)
         self._faults = -1  # differs from the count: the cache may be damaged already
 
     def _section(self, number: int) -> Section:
@@ -138,16 +89,22 @@ class SampleReader:
         """
         with self._lock:
             sections = [self._section(member) for member in members]
-            files = self._files_of(members, sections, samples)
+            # Once for the batch: a copy may be completed meanwhile.
+            places = [self.split.member(member).places for member in members]
+            files = self._files_of(places, sections, samples)
             for part in self._parts(files):
                 rows = slice(part.start, part.stop)
                 if len(part) == 1 and len(set(files[part.start])) > AT_ONCE:
-                    self._read_scattered(members[part.start], samples[rows], part.start, arrays)
+                    self._read_scattered(
+                        members[part.start], places[part.start], samples[rows], part.start, arrays
+                    )
+                    self._fetching.end(readings[rows])
                 else:
-                    found = self._fetched_ranges(members[rows], sections[rows], samples[rows])
-                    with self._fetched(found, readings[rows]) as fetched:
+                    found = self._fetched_ranges(places[rows], sections[rows], samples[rows])
+                    with self._fetching.files(found, readings[rows]) as fetched:
+                        by_path = {source.path: file for source, file in fetched.items()}
                         self._read_open(
-                            sections[rows], samples[rows], part.start, files[rows], fetched, arrays
+                            sections[rows], samples[rows], part.start, files[rows], by_path, arrays
                         )
             if MappedFile.faults() != self._faults:
                 self._require_intact()
@@ -165,44 +122,24 @@ class SampleReader:
         numbers: list[int] = members.tolist()
         with self._lock:
             sections = [self._section(number) for number in numbers]
-            return self._fetched_ranges(numbers, sections, np.asarray(samples, np.int64))
+            places = [self.split.member(number).places for number in numbers]
+            return self._fetched_ranges(places, sections, np.asarray(samples, np.int64))
 
     def _fetched_ranges(
-        self, members: Sequence[int], sections: Sequence[Section], samples: NDArray[np.int64]
+        self, places: Sequence[TokenPlaces], sections: Sequence[Section], samples: NDArray[np.int64]
     ) -> FetchedRanges:
-        places = [self.split.member(member).places for member in members]
         if not any(known.fetched for known in places):
-            return no_ranges(len(members))
+            return no_ranges(len(places))
         try:
             begins, sizes, ends = find_ranges(list(sections), samples)
         except IndexError as wrong:
             raise self._corrupt(wrong) from wrong
         return ranges_at(places, begins, sizes, ends)
 
-    @contextlib.contextmanager
-    def _fetched(
-        self, found: FetchedRanges, readings: Sequence[tuple[int, int] | None]
-    ) -> Iterator[dict[str, int]]:
-        """Yield descriptors of what the fetcher has read of samples, all at once, by path."""
-        client = self.split.files.fetch_client
-        self._ended += [reading for reading in readings if reading is not None]
-        # Where a copy is read that was made since they were announced, the fetcher is told later.
-        if client is None or not (len(found.ranges) or len(self._ended) >= MOST_ENDED):
-            yield {}
-            return
-        ended, self._ended = self._ended, []
-        files = client.read(found.sources, found.ranges, ended)
-        try:
-            yield {source.path: descriptor for source, descriptor in files.items()}
-        finally:
-            for descriptor in files.values():
-                os.close(descriptor)
-
     def _files_of(
-        self, members: Sequence[int], sections: Sequence[Section], samples: NDArray[np.int64]
+        self, places: Sequence[TokenPlaces], sections: Sequence[Section], samples: NDArray[np.int64]
     ) -> list[list[File]]:
         """Return the file of each part of each sample; of a corpus of one file, only that."""
-        places = [self.split.member(member).places for member in members]
         if all(known.begins is None for known in places):
             return [list(known.files) for known in places]
         try:
@@ -265,14 +202,18 @@ class SampleReader:
                 self._files.recover(own[part if len(own) > 1 else 0][0], error, byte, attempt)
 
     def _read_scattered(
-        self, member: int, samples: NDArray[np.int64], row: int, arrays: Arrays
+        self,
+        member: int,
+        places: TokenPlaces,
+        samples: NDArray[np.int64],
+        row: int,
+        arrays: Arrays,
     ) -> None:
         """Fill one row whose parts are in more shards than may be open at the same time.
 
         They are copied, one after the other, to their places in a sparse `.bin` in memory.
         """
         section, opened = self._section(member), self.split.member(member)
-        places = opened.places
         assert places.begins is not None, "only shards are many files"
         tokens = os.memfd_create("distcache")
         try:
@@ -285,7 +226,7 @@ class SampleReader:
                     if source is None:
                         data = self._files.read(places.files[shard], at, size)
                     else:
-                        data = self._fetch(source, at, size)
+                        data = self._fetching.read(source, at, size)
                     write_range(tokens, begin, data)
             whole = self.split.files.section(opened.section, opened.idx, None)
             descriptors = np.array([tokens], np.int32)
@@ -296,13 +237,6 @@ class SampleReader:
                 raise self._corrupt(IndexError(f"a sample leads to byte {byte} of no shard"))
         finally:
             os.close(tokens)
-
-    def _fetch(self, source: Source, begin: int, size: int) -> bytes:
-        client = self.split.files.fetch_client
-        assert client is not None, "it reads what is fetched"
-        file = client.read([source], np.array([[0, begin, size]], np.int64))[source]
-        with closing_fd(file):
-            return read_range(file, begin, begin + size)
 
     def _corrupt(self, wrong: IndexError) -> CacheCorrupt:
         """Return the error for arrays that lead outside of one another."""

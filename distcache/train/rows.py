@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -16,8 +15,9 @@ from distcache.corpus.mds.shard_table import shards_at
 from distcache.errors import CacheCorrupt, ConfigError, CorpusError
 from distcache.node.ahead.protocol import MOST_DESCRIPTORS, Source
 from distcache.storage.files import read_range
+from distcache.train.fetching import FetchedRanges, Fetching
 from distcache.train.open_files import CacheHandle, OpenFiles
-from distcache.train.split import FetchedRanges, OpenSplit, SplitDataset, position_of
+from distcache.train.split import OpenSplit, SplitDataset, position_of
 from distcache.train.token_files import File, TokenFiles
 
 
@@ -97,6 +97,18 @@ class _RowPlace(NamedTuple):
     fetched: Source | None
 
 
+def _ranges_of(places: Sequence[_RowPlace]) -> FetchedRanges:
+    """Return what the fetcher has to read of rows."""
+    numbers: dict[Source, int] = {}
+    ranges = [
+        (numbers.setdefault(place.fetched, len(numbers)), place.begin, place.size)
+        for place in places
+        if place.fetched is not None
+    ]
+    ends = np.cumsum([place.fetched is not None for place in places], dtype=np.int64)
+    return FetchedRanges(list(numbers), np.array(ranges, np.int64).reshape(-1, 3), ends)
+
+
 class RowReader:
     """Reads the samples of a split of rows; recreated after a fork.
 
@@ -110,6 +122,7 @@ class RowReader:
         self.split = split
         self._tables: dict[int, tuple[NDArray[np.int32], Columns]] = {}
         self._tokens = TokenFiles()
+        self._fetching = Fetching(split.files.fetch_client)
         self._lock = threading.Lock()
 
     @property
@@ -152,15 +165,7 @@ class RowReader:
     ) -> FetchedRanges:
         """Return what the node's fetcher has to read of rows."""
         with self._lock:
-            places = self._places(members, samples)
-        numbers: dict[Source, int] = {}
-        ranges = [
-            (numbers.setdefault(place.fetched, len(numbers)), place.begin, place.size)
-            for place in places
-            if place.fetched is not None
-        ]
-        ends = np.cumsum([place.fetched is not None for place in places], dtype=np.int64)
-        return FetchedRanges(list(numbers), np.array(ranges, np.int64).reshape(-1, 3), ends)
+            return _ranges_of(self._places(members, samples))
 
     def _places(self, members: NDArray[np.int16], samples: NDArray[np.int64]) -> list[_RowPlace]:
         pairs = zip(members.tolist(), samples.tolist(), strict=True)
@@ -170,27 +175,17 @@ class RowReader:
         self, places: Sequence[_RowPlace], readings: Sequence[tuple[int, int]]
     ) -> list[bytes | None]:
         """Return the bytes of the rows that the node's fetcher reads; None for the others."""
-        client = self.split.files.fetch_client
-        own = [place for place in places if place.fetched is not None]
-        if client is None or not own:
-            return [None] * len(places)
         found: list[bytes | None] = []
         for begin in range(0, len(places), MOST_DESCRIPTORS):
             part = places[begin : begin + MOST_DESCRIPTORS]
-            sources = list(dict.fromkeys(p.fetched for p in part if p.fetched is not None))
-            ranges = [(sources.index(p.fetched), p.begin, p.size) for p in part if p.fetched]
             ended = readings if begin + len(part) == len(places) else ()
-            files = client.read(sources, np.array(ranges, np.int64).reshape(-1, 3), ended)
-            try:
+            with self._fetching.files(_ranges_of(part), ended) as files:
                 found += [
                     None
-                    if p.fetched is None
-                    else read_range(files[p.fetched], p.begin, p.begin + p.size)
-                    for p in part
+                    if place.fetched is None
+                    else read_range(files[place.fetched], place.begin, place.begin + place.size)
+                    for place in part
                 ]
-            finally:
-                for file in files.values():
-                    os.close(file)
         return found
 
     def _place(self, number: int, sample: int) -> _RowPlace:

@@ -17,6 +17,7 @@ from distcache.node.ahead.client import FetchClient
 from distcache.node.ahead.protocol import Source
 from distcache.plan.orders import ORDERS
 from distcache.storage.files import is_plain_file
+from distcache.train.fetching import FetchedRanges
 from distcache.train.open_files import CacheHandle, OpenFiles
 from distcache.train.token_files import TokenPlaces
 
@@ -163,14 +164,6 @@ def _size_alone(files: OpenFiles, member: Any) -> int:
         )
     # Megatron's datasets have whole epochs.
     return min(size, requested) if ORDERS[name].whole_passes and requested >= 0 else size
-
-
-class FetchedRanges(NamedTuple):
-    """What the fetcher has to read of samples."""
-
-    sources: list[Source]
-    ranges: NDArray[np.int64]  # shape (ranges, 3): number of the source, first byte, bytes
-    ends: NDArray[np.int64]  # number of ranges up to the end of each sample
 
 
 class HasSplit(Protocol):

@@ -6,11 +6,9 @@ They are read, not mapped: a read returns an error of the filesystem, where a ma
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import itertools
 import os
-import random
 import threading
 import time
 from collections import OrderedDict
@@ -27,37 +25,14 @@ from distcache.corpus.mds.stored_shard import indexed_shard
 from distcache.errors import CorpusError, NotReady
 from distcache.node.ahead.protocol import Source
 from distcache.storage.files import FileVersion, open_sized, raise_descriptor_limit, read_range
+from distcache.storage.transient import ATTEMPTS, TRANSIENT, pause_before
 
 AT_ONCE: Final = 56  # files that each reader may always have open: those of a part of a batch
 MOST: Final = 8192  # open files of a process, even if its limit is higher
 RESERVE: Final = 128  # descriptors for the rest of the process; of a low limit, a quarter
-ATTEMPTS: Final = 8
-FIRST_PAUSE: Final = 0.05  # seconds; each is twice the last, and a factor of 0.5 to 1.5
-# What a network filesystem returns while a server restarts or a connection is restored.
-TRANSIENT: Final = frozenset(
-    {
-        errno.EAGAIN,
-        errno.ECONNRESET,
-        errno.EHOSTDOWN,
-        errno.EHOSTUNREACH,
-        errno.EINTR,
-        errno.EIO,
-        errno.ENETDOWN,
-        errno.ENETUNREACH,
-        errno.ENOTCONN,
-        errno.EREMOTEIO,
-        errno.ESHUTDOWN,
-        errno.ESTALE,
-        errno.ETIMEDOUT,
-    }
-)
 File = tuple[str, int]
+"""A path, and the bytes that the file must have."""
 NO_FILE: Final = ("", 0)  # of a part without tokens
-
-
-def pause_before(attempt: int) -> float:
-    """Return the seconds to wait before a retry, with random jitter; attempts count from 1."""
-    return FIRST_PAUSE * 2.0 ** (attempt - 1) * random.uniform(0.5, 1.5)  # noqa: S311
 
 
 @functools.cache
@@ -228,9 +203,6 @@ class TokenFiles:
                 f"{path}: has {found} bytes, the cache was built from {size}; build it again"
             )
         return descriptor
-
-
-"""A path, and the bytes that the file must have."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -114,7 +114,23 @@ def test_what_has_arrived_is_read(store: Store, copier: Copier, found: Object) -
     wait_until(final(store).exists, "the copy")
     assert final(store).read_bytes() == CONTENT.tobytes()
     assert read(copier, *ranges) == [True] * 5
-    assert found.read == copier.fetched == SIZE
+    assert copier.progress() == (SIZE, SIZE)
+    assert found.read == SIZE
+    final(store).unlink()
+    wait_until(lambda: read(copier, *ranges) == [False] * 5, "the end of what was removed")
+
+
+def test_what_an_earlier_process_has_copied(store: Store, copier: Copier, found: Object) -> None:
+    """It is not copied again, nor with another share."""
+    final(store).write_bytes(CONTENT.tobytes())
+    copier.add(source())
+    copier.add(source(0.5))
+    copier.add(source(stem="b-0"))
+    wait_until((store.corpora / "b-0.bin").exists, "the copy of another object")
+    assert found.read == SIZE
+    assert not list(store.corpora.glob(".*.part"))
+    assert copier.progress() == (2 * SIZE, 2 * SIZE)
+    assert read(copier, (0, 10), (UNIT, UNIT)) == [True, True]
 
 
 def test_it_goes_on_where_it_ended(store: Store, copier: Copier, found: Object) -> None:

@@ -175,7 +175,14 @@ def test_a_sample_of_many_shards(tmp_path: Path, root: Path) -> None:
     path = Path(build_here(fields, tmp_path / "caches").path)
     run(path, root, shards="ahead")
     run(path, tmp_path / "unpacked", shards="compressed")
-    assert tokens_of(open_here(path, root)) == tokens_of(open_here(path, tmp_path / "unpacked"))
+    expected = tokens_of(open_here(path, tmp_path / "unpacked"))
+    dataset = open_here(path, root).dataset("train")
+    batches = iter(distcache.ReadAhead([[0], [1]] * 40, dataset, "64M", samples=8))
+    for number, batch in enumerate(batches):
+        (row,) = dataset.__getitems__(batch)
+        assert row["tokens"].tolist() == expected[number % 2]
+    dataset.__getitems__([0])  # with which the fetcher is told of the last
+    assert status(root).queued == 0
 
 
 def test_corpora_with_raw_shards_beside_compressed_ones(tmp_path: Path, root: Path) -> None:
@@ -253,8 +260,9 @@ def test_a_budget_that_holds_no_shard(cache: Path, root: Path) -> None:
 def test_what_cannot_be_unpacked_ahead(cache: Path, tmp_path: Path, root: Path) -> None:
     """What is unpacked already, and a copy without shards."""
     run(cache, tmp_path / "all")
-    with pytest.raises(ConfigError, match="are unpacked on this node already"):
-        run(cache, tmp_path / "all", shards="ahead")
+    for name in ("ahead", "windows"):
+        with pytest.raises(ConfigError, match="are unpacked on this node already"):
+            run(cache, tmp_path / "all", shards=name)
     words = ["feed", cache, "--budget", "1M", "--store"]
     done = start([*words, tmp_path / "all"])
     assert done.returncode == 5, done.stderr

@@ -120,7 +120,7 @@ class FetchClient:
         return dict(zip(sources, files, strict=True))
 
     def _count_wait(self, seconds: float, sources: Sequence[Source]) -> None:
-        if seconds < WAIT:
+        if seconds < WAIT or not sources:
             return
         with self._lock:
             self.waits += 1

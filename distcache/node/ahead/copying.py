@@ -23,13 +23,16 @@ import xxhash
 from numpy.typing import NDArray
 
 from distcache.corpus import bin_path
-from distcache.errors import DistcacheError, StorageError
+from distcache.errors import AccessDenied, NoSpace, StorageError
 from distcache.node.ahead.protocol import Source
 from distcache.node.manifest import UNIT, digests_path
 from distcache.node.staged_files import DIGEST
 from distcache.node.store import Store, part_of
 from distcache.storage.files import (
+    closing_fd,
+    is_plain_file,
     no_space_as_error,
+    open_regular,
     read_range,
     sync_directory,
     sync_file,
@@ -43,11 +46,12 @@ from distcache.storage.space import reserve
 STEM: Final = re.compile(r"[A-Za-z0-9._-]{1,150}")
 AT_ONCE: Final = 4  # pieces that are fetched at a time
 PAUSE: Final = 5.0  # seconds between two attempts at a store that is away
+FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 OpenPlace = Callable[[Source], contextlib.AbstractContextManager[Place]]
 
 
 class _Copy:
-    """The copy of one object.
+    """The copy of one object that is being made, or was made by this process.
 
     Parameters
     ----------
@@ -60,15 +64,59 @@ class _Copy:
     ----------
     arrived : ndarray of bool, shape (units,)
         Units of `UNIT` bytes that are on the disk, and right.
+    done : bool
+        Whether the copy has its name.
     """
 
     def __init__(self, final: Path, size: int) -> None:
         self.final = final
         self.size = size
-        self.arrived = np.zeros(-(-size // UNIT), bool)
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        self.file = os.open(part_of(final), flags, 0o600)
-        self._digests = os.open(digests_path(final), flags, 0o600)
+        self.done = is_plain_file(final)  # an earlier process has made it
+        self.arrived = np.full(-(-size // UNIT), self.done)
+        self._lock = threading.Lock()
+        self._file = self._digests = -1
+        if self.done:
+            return
+        self._file = os.open(part_of(final), FLAGS, 0o600)
+        try:
+            self._digests = os.open(digests_path(final), FLAGS, 0o600)
+        except BaseException:
+            self.close()
+            raise
+
+    def reserve(self) -> None:
+        """Reserve all space.
+
+        Raises
+        ------
+        NoSpace
+            If the disk has not enough; then nothing of the copy stays.
+        """
+        try:
+            reserve(self._file, self.size, part_of(self.final))
+        except NoSpace:
+            part_of(self.final).unlink(missing_ok=True)
+            raise
+
+    def close(self) -> None:
+        """Close its files; what has arrived is read no more, unless the copy is complete."""
+        with self._lock:
+            self.arrived[:] = self.done
+            for descriptor in (self._file, self._digests):
+                if descriptor >= 0:
+                    os.close(descriptor)
+            self._file = self._digests = -1
+
+    def read(self, begin: int, end: int) -> bytes | None:
+        """Return bytes that have arrived; None if they are gone."""
+        with self._lock:
+            if self._file >= 0:
+                return read_range(self._file, begin, end)
+        try:
+            with closing_fd(open_regular(self.final, follow=False)) as descriptor:
+                return read_range(descriptor, begin, end)
+        except (OSError, EOFError):
+            return None
 
     def bounds(self, unit: int) -> tuple[int, int]:
         """Return the bytes of a unit."""
@@ -81,23 +129,24 @@ class _Copy:
             with contextlib.suppress(EOFError):
                 known = read_range(self._digests, place, place + DIGEST.itemsize)
                 if any(known):
-                    data = read_range(self.file, *self.bounds(unit))
+                    data = read_range(self._file, *self.bounds(unit))
                     self.arrived[unit] = _digest(data) == known
 
     def store(self, unit: int, data: NDArray[np.uint8]) -> None:
         """Write a unit, then its digest."""
-        write_range(self.file, UNIT * unit, data)
-        os.posix_fadvise(self.file, *self.bounds(unit), os.POSIX_FADV_DONTNEED)
+        write_range(self._file, UNIT * unit, data)
+        os.posix_fadvise(self._file, *self.bounds(unit), os.POSIX_FADV_DONTNEED)
         digest = np.frombuffer(_digest(data), np.uint8)
         write_range(self._digests, DIGEST.itemsize * unit, digest)
         self.arrived[unit] = True
 
     def finish(self) -> None:
         """Give it its final name, once everything is on the disk."""
-        os.fsync(self.file)
+        os.fsync(self._file)
         sync_file(digests_path(self.final))
         os.replace(part_of(self.final), self.final)
         sync_directory(self.final.parent)
+        self.done = True
 
 
 def _digest(data: Any) -> bytes:
@@ -120,11 +169,10 @@ class Copier:
         self._open_place = open_place
         self._lock = threading.Lock()
         self._queue: queue.SimpleQueue[Source | None] = queue.SimpleQueue()
-        self._known: set[Source] = set()
-        self._copies: dict[Source, _Copy] = {}  # whose turn has come
+        self._known: dict[str, Source] = {}  # by the names of their copies
+        self._copies: dict[str, _Copy] = {}  # whose turn has come
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
-        self.fetched = 0
         self.note = ""
 
     def close(self) -> None:
@@ -145,13 +193,18 @@ class Copier:
         if not STEM.fullmatch(source.stem) or not 0 < source.share <= 1:
             raise ValueError("a copy has no name, or no share of the link")
         with self._lock:
-            if source in self._known:
+            if source.stem in self._known:
                 return
-            self._known.add(source)
+            self._known[source.stem] = source
             self._queue.put(source)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._copy_all, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._copy_all, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # the node has no more threads
+                    self.note = f"nothing is copied: {error}"
+                else:
+                    self._thread = thread
 
     def read(
         self, sources: Sequence[Source], ranges: NDArray[np.int64], files: NDArray[np.int32]
@@ -170,8 +223,11 @@ class Copier:
         found = self.have_arrived(sources, ranges)
         for number in np.flatnonzero(found).tolist():
             source, begin, size = ranges[number].tolist()
-            copy = self._copies[sources[source]]
-            write_range(int(files[number]), begin, read_range(copy.file, begin, begin + size))
+            data = self._copies[sources[source].stem].read(begin, begin + size)
+            if data is None:
+                found[number] = False
+            else:
+                write_range(int(files[number]), begin, data)
         return found
 
     def have_arrived(
@@ -180,8 +236,8 @@ class Copier:
         """Return which ranges have arrived."""
         found = np.zeros(len(ranges), bool)
         for number, source in enumerate(sources):
-            copy = self._copies.get(source)
-            if copy is not None:
+            copy = self._copies.get(source.stem)
+            if copy is not None and source.stem:
                 own = np.flatnonzero(ranges[:, 0] == number)
                 first = ranges[own, 1] // UNIT
                 last = (ranges[own, 1] + ranges[own, 2] - 1) // UNIT
@@ -195,15 +251,16 @@ class Copier:
         arrived = 0
         for copy in list(self._copies.values()):
             units = np.flatnonzero(copy.arrived).tolist()
-            arrived += sum(end - begin for begin, end in map(copy.bounds, units))
-        return arrived, sum(source.version.size for source in list(self._known))
+            some = sum(end - begin for begin, end in map(copy.bounds, units))
+            arrived += copy.size if copy.done else some
+        return arrived, sum(source.version.size for source in list(self._known.values()))
 
     def _copy_all(self) -> None:
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="copying") as pool:
             while (source := self._queue.get()) is not None and not self._closed.is_set():
                 try:
                     self._copy(source, pool)
-                except (DistcacheError, OSError) as error:
+                except Exception as error:  # noqa: BLE001  the next object may be copied
                     self.note = f"{source.path}: is not copied: {error}"
 
     def _copy(self, source: Source, pool: ThreadPoolExecutor) -> None:
@@ -217,9 +274,16 @@ class Copier:
             If it cannot be read, or is another one than it was.
         """
         final = Path(bin_path(self._store.prefix(source.stem)))
-        copy = self._copies[source] = _Copy(final, source.version.size)
-        with no_space_as_error(final):
-            reserve(copy.file, copy.size, part_of(final))
+        copy = self._copies[source.stem] = _Copy(final, source.version.size)
+        try:
+            if not copy.done:
+                self._fill(copy, source, pool)
+        finally:
+            copy.close()
+
+    def _fill(self, copy: _Copy, source: Source, pool: ThreadPoolExecutor) -> None:
+        with no_space_as_error(copy.final):
+            copy.reserve()
             copy.find_arrived()
             for unit in np.flatnonzero(~copy.arrived).tolist():
                 begin = time.monotonic()
@@ -243,11 +307,10 @@ class Copier:
             try:
                 list(pool.map(fetch, range(0, out.size, PIECE)))
             except StorageError as error:
-                if not error.passes:
+                if not (error.passes or isinstance(error, AccessDenied)):
                     raise
                 self.note = str(error)
                 if self._closed.wait(PAUSE):
                     raise
             else:
-                self.fetched += out.size
                 return out

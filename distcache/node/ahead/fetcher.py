@@ -1,4 +1,4 @@
-"""Reading ranges for the clients of a node: what is ahead, the native loop, and threads.
+"""Reading ranges for the clients of a node: copies, what is ahead, the native loop, and threads.
 
 A source is an object, a file, or a compressed shard, which is unpacked once, whole.
 """
@@ -11,7 +11,7 @@ import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.corpus.mds.stored_shard import StoredShard, indexed_pieces
-from distcache.errors import AccessDenied, CorpusError, NoSpace, StorageError
+from distcache.errors import AccessDenied, NoSpace, StorageError
 from distcache.kernels import PrefetchBuffer, RequestLoop
 from distcache.node.ahead.copying import Copier
+from distcache.node.ahead.open_sources import OpenSources
 from distcache.node.ahead.protocol import (
     WHOLE,
     AheadRequest,
@@ -35,21 +35,20 @@ from distcache.node.ahead.protocol import (
 )
 from distcache.node.store import Store
 from distcache.storage.curl_library import curl_libraries
-from distcache.storage.files import open_sized, open_unnamed, version_of, write_range
+from distcache.storage.files import open_unnamed, write_range
 from distcache.storage.pace import in_background
-from distcache.storage.place import FilePlace, Place, bucket_of
+from distcache.storage.place import bucket_of
 from distcache.storage.ranges import GAP, PIECE, Joined, join_ranges
 from distcache.storage.timeouts import limits
 from distcache.storage.url import address_of, is_url
 
 if TYPE_CHECKING:
-    from distcache.storage.bucket import Bucket, ObjectAddress
+    from distcache.storage.bucket import ObjectAddress
 
 UNPACK_THREADS: Final = 8  # that unpack shards, at most; a quarter of the cores
 AHEAD_THREADS: Final = 48  # that read ahead; a store's pace may allow fewer requests at a time
 READ_THREADS: Final = 64  # requests for what is waited for
 FEWEST_THREADS: Final = 4
-OPEN_FILES: Final = 512
 PAUSE: Final = 5.0  # seconds between two attempts to read ahead from a store that is away
 LISTEN: Final = 30.0  # seconds for which a thread waits for work
 SIGNED: Final = 3600.0  # seconds for which the address of an object is valid
@@ -68,60 +67,8 @@ class Taken(NamedTuple):
     size: int
 
 
-class _Places:
-    """What is open for reading: objects need nothing, files stay open."""
-
-    def __init__(self) -> None:
-        self._files: dict[Source, tuple[int, FilePlace]] = {}
-        self._lock = threading.Lock()
-        self._users: collections.Counter[Source] = collections.Counter()
-        self._buckets: set[Bucket] = set()
-
-    @contextlib.contextmanager
-    def open(self, source: Source) -> Iterator[Place]:
-        """Open a file or an object for the time of the block.
-
-        Raises
-        ------
-        OSError, CorpusError
-            If it cannot be opened, or is not the one of the version.
-        """
-        if is_url(source.path):
-            bucket = bucket_of(source.path)
-            with self._lock:
-                self._buckets.add(bucket)
-            yield bucket.open(source.path, source.version)
-            return
-        with self._lock:
-            if source not in self._files:
-                descriptor, size = open_sized(source.path)
-                found = version_of(os.fstat(descriptor))
-                if (size, found.modified) != (source.version.size, source.version.modified):
-                    os.close(descriptor)
-                    raise CorpusError(
-                        f"{source.path}: is another file than when it was localized; localize again"
-                    )
-                self._files[source] = descriptor, FilePlace(source.path, descriptor)
-            self._users[source] += 1
-            place = self._files[source][1]
-        try:
-            yield place
-        finally:
-            with self._lock:
-                self._users[source] -= 1
-                unused = [file for file in self._files if not self._users[file]]
-                for file in unused[: max(len(self._files) - OPEN_FILES, 0)]:
-                    os.close(self._files.pop(file)[0])
-
-    def requests(self) -> tuple[int, int]:
-        """Return how many requests were sent to stores, and how many again."""
-        with self._lock:
-            buckets = list(self._buckets)
-        return sum(b.requests for b in buckets), sum(b.retries for b in buckets)
-
-
 class Fetcher:
-    """Reads ranges for clients: from what is ahead, or from their stores.
+    """Reads ranges for clients: from copies, from what is ahead, or from their stores.
 
     Ranges of objects are fetched by a loop of native requests; what it cannot do, and ranges of
     files, by threads. Others unpack shards.
@@ -137,7 +84,7 @@ class Fetcher:
         self._file = open_unnamed(directory)
         self.buffer = PrefetchBuffer(self._file)
         self._loop = _request_loop(self.buffer)
-        self._places = _Places()
+        self._places = OpenSources()
         self._copier = Copier(Store(directory.parent), self._places.open)
         self._readers = _started_threads()
         self._lock = threading.Lock()
@@ -341,11 +288,7 @@ class Fetcher:
         return out
 
     def _fetch_into(self, out: NDArray[np.uint8], source: Source, begin: int) -> None:
-        if source.codec:
-            _unpack(source, out)
-        else:
-            with self._places.open(source) as place:
-                place.read_into(out, begin)
+        self._places.read_into(out, source, begin)
         with self._lock:
             self._fetched += source.version.size if source.codec else out.size
         self._aim_again(self._numbers.get(source, -1))
@@ -440,7 +383,7 @@ class Fetcher:
             ahead=ahead["held"],
             hits=ahead["hits"],
             misses=ahead["misses"],
-            fetched=self._fetched + received + self._copier.fetched,
+            fetched=self._fetched + received,
             copied=copied,
             to_copy=to_copy,
             used=self.used,
@@ -450,21 +393,6 @@ class Fetcher:
             or self._copier.note
             or (os.strerror(ahead["error"]) if ahead["error"] else ""),
         )
-
-
-def _unpack(source: Source, out: NDArray[np.uint8]) -> None:
-    """Unpack a shard, and compare its digest.
-
-    Raises
-    ------
-    CorpusError
-        If it is not the shard that was indexed.
-    """
-    stored = StoredShard(source.path, source.codec, source.version.size, source.raw_size)
-    done = 0
-    for piece in indexed_pieces(stored, source.digest):
-        out[done : done + piece.size] = piece
-        done += piece.size
 
 
 def _request_loop(buffer: PrefetchBuffer) -> RequestLoop | None:

@@ -1,0 +1,33 @@
+"""Errors of a network filesystem that pass, and how long to wait before a retry."""
+
+from __future__ import annotations
+
+import errno
+import random
+from typing import Final
+
+ATTEMPTS: Final = 8
+FIRST_PAUSE: Final = 0.05  # seconds; each is twice the last, and a factor of 0.5 to 1.5
+# What a network filesystem returns while a server restarts or a connection is restored.
+TRANSIENT: Final = frozenset(
+    {
+        errno.EAGAIN,
+        errno.ECONNRESET,
+        errno.EHOSTDOWN,
+        errno.EHOSTUNREACH,
+        errno.EINTR,
+        errno.EIO,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.ENOTCONN,
+        errno.EREMOTEIO,
+        errno.ESHUTDOWN,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+    }
+)
+
+
+def pause_before(attempt: int) -> float:
+    """Return the seconds to wait before a retry, with random jitter; attempts count from 1."""
+    return FIRST_PAUSE * 2.0 ** (attempt - 1) * random.uniform(0.5, 1.5)  # noqa: S311
