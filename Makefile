@@ -43,8 +43,9 @@ SLOW := $(addprefix tests/,cli/test_commands.py cli/test_documents.py cli/test_u
 	ingest/tokenizers/test_engines.py train/test_batches.py train/test_dataset.py train/test_unpacked_ahead.py train/test_moved.py train/buckets storage/test_bucket.py)
 JUDGES := 0.17.1 0.18.2 0.19.2
 NEWEST := $(lastword $(JUDGES))
-# What may differ from release to release: arrays, names, options, tokenizers. The newest judges all else, too.
-BY_RELEASE := $(addprefix tests/peers/test_,documented.py ingest.py matrix.py samples.py tokenizers.py training.py view.py)
+# What may differ from release to release, and what does not: all judge the one, the newest judges the other, too.
+BY_RELEASE := $(addprefix tests/peers/test_,documented.py ingest.py matrix.py samples.py tokenizers.py training.py view.py provider.py)
+ONCE := $(filter-out $(BY_RELEASE),$(wildcard tests/peers/test_*.py))
 DURATIONS := --durations=20 --durations-min=5
 # Apart, since the peers run beside the tests of Python.
 OF_PEERS := .coverage-peers
@@ -194,7 +195,7 @@ python-rest: $(VENV)/test-installed
 # Megatron-Core judges: the oldest release, which is installed, and the newest.
 peers: $(VENV)/test-installed
 	scripts/judges build/judges $(NEWEST)
-	pytest -q -n auto $(USUAL) $(DURATIONS) $(BY_RELEASE) tests/peers/test_provider.py
+	pytest -q -n auto $(USUAL) $(DURATIONS) $(ONCE:%=--ignore %) tests/peers
 	COVERAGE_FILE=$(OF_PEERS) PYTHONPATH=$(CURDIR)/build/judges/$(NEWEST) pytest -q -n auto $(USUAL) $(DURATIONS) --cov --cov-report= \
 		--ignore tests/peers/test_permutation.py tests/peers
 
@@ -261,9 +262,10 @@ cluster-packages:
 judges: $(VENV)/test-installed
 	scripts/judges build/judges $(JUDGES)
 	for release in $(filter-out $(NEWEST),$(JUDGES)); do \
-		PYTHONPATH=$(CURDIR)/build/judges/$$release pytest -q -n auto $(USUAL) $(BY_RELEASE) || exit 1; done
+		PYTHONPATH=$(CURDIR)/build/judges/$$release pytest -q -n auto $(USUAL) \
+			$(ONCE:%=--ignore %) --ignore tests/peers/test_provider.py tests/peers || exit 1; done
 	pytest -q -n auto $(MORE) tests/peers
-	pytest -q -n auto $(USUAL) $(filter-out $(BY_RELEASE) tests/peers/test_provider.py,$(wildcard tests/peers/test_*.py))
+	pytest -q -n auto $(USUAL) $(BY_RELEASE:%=--ignore %) tests/peers
 	PYTHONPATH=$(CURDIR)/build/judges/$(NEWEST) pytest -q -n auto $(MORE) \
 		--ignore tests/peers/test_permutation.py tests/peers
 	PYTHONPATH=$(CURDIR)/build/judges/bridge pytest -q --cov --cov-append --cov-report= tests/peers/test_bridge.py

@@ -73,6 +73,11 @@ void PrefetchBuffer::announce(std::int64_t stream, std::span<const SourceRange> 
                 (ends.empty() ? count == 0 : ends.front() >= 0 && ends.back() == count),
             "readings do not fit their ranges");
     require_sound(ranges);
+    for (const SourceRange& range : ranges) {
+        const auto [fetcher, whole] = sources_[static_cast<std::size_t>(range.source)];
+        require(fetcher != FetchedBy::unpackers || (range.begin == 0 && range.size == whole),
+                "a shard is announced as a whole");
+    }
     Stream& to = found->second;
     to.budget = std::max(to.budget, budget);
     const std::int64_t before = to.range_count();

@@ -174,7 +174,13 @@ def _plan(
         )
     elif local:
         places = [beside(target, prefix, digest) for prefix, digest, _ in local]
-        moves = spread_moves(target, places, options.spread) if options.spread > 1 else ()
+        known = moves_beside_object(target)  # of an upload before
+        moves = spread_moves(target, places, options.spread) if options.spread > 1 else known
+        if known not in ((), moves):
+            raise ConfigError(
+                f"{target}: its corpora are laid over other prefixes already; leave --spread out, "
+                "or upload to another directory"
+            )
         rename = prefix_renamer(moves)
         for place, (prefix, digest, entry) in zip(places, local, strict=True):
             for file in _corpus_files(prefix, rename(place), digest, entry):

@@ -240,9 +240,11 @@ def moves_beside_object(cache: str) -> Moves:
     except (ObjectMissing, AccessDenied):  # which says that of all that does not exist
         return ()
     try:
-        found = msgspec.json.decode(content, type=list[Moves])
-        return found[0] if found else ()
-    except msgspec.MsgspecError as error:
+        found = next(iter(msgspec.json.decode(content, type=list[Moves])), ())
+        if any("\0" in word for pair in found for word in pair):
+            raise ValueError("a path has a NUL")
+        return found
+    except (ValueError, msgspec.MsgspecError) as error:
         raise CacheCorrupt(f"{url}: does not say where corpora are: {error}") from error
 
 

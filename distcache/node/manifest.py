@@ -232,6 +232,9 @@ def make_manifest(
         local = _local_corpus(contents, number, corpus, found, shards, copy=copy, behind=behind)
         if read_ahead or is_url(corpus.prefix) or local.copied or local.behind:
             local = msgspec.structs.replace(local, bin_version=found.bin)
+        if local.behind and os.path.lexists(bin_path(store.prefix(local.stem))):
+            # It is compared and repaired like any copy.
+            local = msgspec.structs.replace(local, bin_size=corpus.bin_size, copied=True)
         corpora.append(local)
         if local.stem in seen:
             continue

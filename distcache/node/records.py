@@ -112,7 +112,8 @@ def _with_copy(store: Store, corpus: LocalCorpus) -> LocalCorpus:
     """Return a corpus with the copy that was made of it behind training, if it is complete."""
     if not corpus.behind or corpus.bin_version is None or corpus.bin_size:
         return corpus
-    if not is_plain_file(bin_path(store.prefix(corpus.stem))):
+    copy = bin_path(store.prefix(corpus.stem))
+    if not is_plain_file(copy) or os.lstat(copy).st_size != corpus.bin_version.size:
         return corpus
     return msgspec.structs.replace(corpus, bin_size=corpus.bin_version.size, copied=True)
 

@@ -12,7 +12,7 @@ from distcache.corpus.idx import ITEM_TYPES
 from distcache.option import Option
 from distcache.plan.model import Plan, SectionPlan
 from distcache.storage.ranges import PIECE
-from distcache.storage.units import counted, parse_positive_size
+from distcache.storage.units import counted, parse_positive_size, parse_price
 from distcache.storage.url import is_url
 
 PREFIX_RATE: Final = 5500  # requests a second that S3 serves for a prefix
@@ -34,10 +34,11 @@ class BucketOptions(msgspec.Struct, frozen=True):
         Option("Space for data on a node, for example 2T.", parse=parse_positive_size),
     ] = None
     price_requests: Annotated[
-        float, Option("Dollars for a million GET requests to the bucket.", least=0)
+        float,
+        Option("Dollars for a million GET requests.", parse=parse_price, shown="0.4"),
     ] = 0.4
     price_gb: Annotated[
-        float, Option("Dollars for a GB that is read from the bucket.", least=0)
+        float, Option("Dollars for a GB that is read.", parse=parse_price, shown="0")
     ] = 0.0
 
 

@@ -102,7 +102,7 @@ class Fetching:
         readings : iterable of (int, int) or None
             Announced readings that this is the end of.
         """
-        self.end(readings)
+        self._ended += [reading for reading in readings if reading is not None]
         # Where a copy is read that was made since they were announced, the fetcher is told later.
         if self._client is None or not (len(found.ranges) or len(self._ended) >= MOST_ENDED):
             yield {}
@@ -116,8 +116,10 @@ class Fetching:
                 os.close(descriptor)
 
     def end(self, readings: Iterable[Reading | None]) -> None:
-        """Tell the fetcher, with the next ranges or soon, that readings are over."""
-        self._ended += [reading for reading in readings if reading is not None]
+        """Tell the fetcher that readings are over, whose ranges were read one by one."""
+        ended = [reading for reading in readings if reading is not None]
+        if self._client is not None and ended:
+            self._client.read([], np.empty((0, 3), np.int64), ended)
 
     def read(self, source: Source, begin: int, size: int) -> bytes:
         """Return bytes of one source."""

@@ -45,7 +45,6 @@ from distcache.node.records import (
     read_records,
 )
 from distcache.node.store import Store, cache_name, existing_store, local_directory
-from distcache.storage.files import is_plain_file
 from distcache.storage.url import is_url, located
 from distcache.train.token_files import TokenPlaces, find_tokens
 
@@ -245,10 +244,9 @@ class OpenFiles:
             fetched = self._fetched[source]
             if not fetched.stem:
                 return dataclasses.replace(found, fetched=[fetched])
-            copy = bin_path(self._indices[source].removesuffix(".idx"))
-            if is_plain_file(copy):
-                return TokenPlaces([(copy, size)])
-            return dataclasses.replace(found, fetched=[fetched], copy=copy)
+            copy = bin_path(self._indices[source])
+            places = dataclasses.replace(found, fetched=[fetched], copy=copy)
+            return TokenPlaces([(copy, size)]) if places.has_copy() else places
         return found
 
     def idx_of(self, source: int) -> Idx:

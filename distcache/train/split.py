@@ -16,7 +16,6 @@ from distcache.errors import CacheCorrupt, ConfigError
 from distcache.node.ahead.client import FetchClient
 from distcache.node.ahead.protocol import Source
 from distcache.plan.orders import ORDERS
-from distcache.storage.files import is_plain_file
 from distcache.train.fetching import FetchedRanges
 from distcache.train.open_files import CacheHandle, OpenFiles
 from distcache.train.token_files import TokenPlaces
@@ -117,7 +116,7 @@ class OpenSplit:
         with self._lock:
             known = self._members.get(number)
             # A copy has its name when it is complete.
-            if known is None or (known.places.copy and is_plain_file(known.places.copy)):
+            if known is None or known.places.has_copy():
                 section, source = self.pair(number)
                 places, idx = self.files.tokens_of(source), self.files.idx_of(source)
                 self._members[number] = OpenMember(section, source, idx, places)

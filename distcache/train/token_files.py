@@ -24,7 +24,13 @@ from distcache.corpus import bin_path
 from distcache.corpus.mds.stored_shard import indexed_shard
 from distcache.errors import CorpusError, NotReady
 from distcache.node.ahead.protocol import Source
-from distcache.storage.files import FileVersion, open_sized, raise_descriptor_limit, read_range
+from distcache.storage.files import (
+    FileVersion,
+    is_plain_file,
+    open_sized,
+    raise_descriptor_limit,
+    read_range,
+)
 from distcache.storage.transient import ATTEMPTS, TRANSIENT, pause_before
 
 AT_ONCE: Final = 56  # files that each reader may always have open: those of a part of a batch
@@ -215,6 +221,12 @@ class TokenPlaces:
     # of each file, what the node's fetcher reads in its place, or None; empty if it reads none
     fetched: Sequence[Source | None] = ()
     copy: str = ""  # path of the whole copy that the fetcher makes behind training, or empty
+
+    def has_copy(self) -> bool:
+        """Return whether there is a whole copy now, which is read in the place of `fetched`."""
+        if not self.copy or not is_plain_file(self.copy):
+            return False
+        return os.lstat(self.copy).st_size == self.files[0][1]
 
     def fetched_file(self, file: int) -> Source | None:
         """Return what the fetcher reads in the place of a file, if this process does not."""

@@ -243,6 +243,10 @@ def test_corpora_over_many_prefixes(
     assert verify_store(Store(store)) == []
     again = run_ranks(ranks, lambda group: upload(group, cache, TO, options))[0][0]
     assert again.sent == 0
-    server.objects[moves] = b"["
-    with pytest.raises(CacheCorrupt, match="does not say where corpora are"):
-        localize(ALONE, done[0].url, LocalizeOptions(directory=str(tmp_path / "other")))
+    assert send(cache).sent == 0  # where they are
+    with pytest.raises(ConfigError, match="are laid over other prefixes already"):
+        send(cache, spread=4)
+    for wrong in (b"[", b'[[["a", "b\\u0000"]]]'):
+        server.objects[moves] = wrong
+        with pytest.raises(CacheCorrupt, match="does not say where corpora are"):
+            localize(ALONE, done[0].url, LocalizeOptions(directory=str(tmp_path / "other")))

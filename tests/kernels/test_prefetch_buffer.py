@@ -503,6 +503,8 @@ def test_a_shard_is_unpacked_once_for_all_its_ranges(node: Node) -> None:
     assert node.status()["misses"] == 1
     with pytest.raises(IndexError, match="a range is outside"):
         node.read((shard, SHARD - 5, 10))
+    with pytest.raises(IndexError, match="a shard is announced as a whole"):
+        node.announce(stream, [[(shard, 0, 10)]])
     with pytest.raises(IndexError, match="a shard has a size"):
         node.buffer.add_source("unpackers", 0)
     with pytest.raises(ValueError, match="nobody fetches by x"):

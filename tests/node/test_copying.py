@@ -17,7 +17,7 @@ from distcache.node.ahead import copying
 from distcache.node.ahead.copying import Copier
 from distcache.node.ahead.protocol import Source
 from distcache.node.store import Store, make_store
-from distcache.storage.files import FileVersion
+from distcache.storage.files import FileVersion, version_of
 from distcache.storage.place import Place
 from tests.support.waiting import wait_until
 
@@ -51,7 +51,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """An empty store; units are small."""
     monkeypatch.setattr(copying, "UNIT", UNIT)
     monkeypatch.setattr(copying, "PIECE", 300)
-    monkeypatch.setattr(copying, "PAUSE", 0.01)
+    monkeypatch.setattr(copying, "AGAIN", 0.1)
     return make_store(tmp_path / "store")
 
 
@@ -117,7 +117,10 @@ def test_what_has_arrived_is_read(store: Store, copier: Copier, found: Object) -
     assert copier.progress() == (SIZE, SIZE)
     assert found.read == SIZE
     final(store).unlink()
-    wait_until(lambda: read(copier, *ranges) == [False] * 5, "the end of what was removed")
+    assert read(copier, *ranges) == [False] * 5
+    copier.add(source())
+    wait_until(final(store).exists, "another copy")
+    assert final(store).read_bytes() == CONTENT.tobytes()
 
 
 def test_what_an_earlier_process_has_copied(store: Store, copier: Copier, found: Object) -> None:
@@ -149,11 +152,55 @@ def test_it_goes_on_where_it_ended(store: Store, copier: Copier, found: Object) 
 
 
 def test_a_store_that_is_away(store: Store, copier: Copier, found: Object) -> None:
-    """It is waited for."""
+    """The object is tried again, after all others."""
     found.away = 3
     copier.add(source())
+    copier.add(source(stem="b-0"))
+    wait_until((store.corpora / "b-0.bin").exists, "the copy of another object")
     wait_until(final(store).exists, "the copy")
     assert final(store).read_bytes() == CONTENT.tobytes()
+
+
+def test_what_another_process_writes_gets_no_name(
+    store: Store, copier: Copier, found: Object
+) -> None:
+    """Its own files were removed meanwhile, as by `distcache local gc`."""
+    found.most = 2 * UNIT
+    copier.add(source())
+    wait_until(lambda: copier.progress()[0] == 2 * UNIT, "two units")
+    part = final(store).with_name(".a-0.bin.part")
+    part.unlink()
+    part.write_bytes(bytes(SIZE))
+    found.most = SIZE
+    wait_until(lambda: "was removed while it was written" in copier.note, "what is wrong")
+    assert not final(store).exists()
+    wait_until(final(store).exists, "the copy of the next attempt")
+    assert final(store).read_bytes() == CONTENT.tobytes()
+
+
+def test_a_part_that_was_cut(store: Store, copier: Copier, found: Object) -> None:
+    """What is not there is left to the store."""
+    found.most = 2 * UNIT
+    copier.add(source())
+    wait_until(lambda: copier.progress()[0] == 2 * UNIT, "two units")
+    os.truncate(final(store).with_name(".a-0.bin.part"), 10)
+    assert read(copier, (0, 5), (UNIT, 5)) == [True, False]
+
+
+def test_a_file_that_changes_while_it_is_copied(
+    store: Store, copier: Copier, found: Object, tmp_path: Path
+) -> None:
+    """It gets no name."""
+    path = tmp_path / "a.bin"
+    path.write_bytes(CONTENT.tobytes())
+    version = version_of(path.stat())
+    found.most = UNIT
+    copier.add(Source(str(path), version, stem="a-0", share=1.0))
+    wait_until(lambda: copier.progress()[0] == UNIT, "a unit")
+    os.utime(path, ns=(0, version.modified + 1))
+    found.most = SIZE
+    wait_until(lambda: "has changed while it was copied" in copier.note, "what is wrong")
+    assert not final(store).exists()
 
 
 def test_what_cannot_be_copied(
@@ -166,7 +213,7 @@ def test_what_cannot_be_copied(
     wait_until(final(store).exists, "the copy")
     assert "s3://lake/a.bin: is not copied: " in copier.note
     for stem, share in (("../x", 1.0), ("", 1.0), ("c-0", 0.0), ("c-0", 2.0)):
-        with pytest.raises(ValueError, match="a copy has no name, or no share"):
+        with pytest.raises(ValueError, match="a copy has no sensible name"):
             copier.add(source(share, stem))
 
 

@@ -104,3 +104,5 @@ def test_the_command(blend_config: dict[str, Any], tmp_path: Any) -> None:
     found = json.loads(start([*words, "--json"]).stdout)["buckets"]
     assert [way["way"] for way in found["ways"]] == ["lazy", "ahead", "behind", "copy"]
     assert json.loads(start(["plan", config, "--json"]).stdout)["buckets"] is None
+    for price in ("nan", "inf", "-1", "x"):
+        assert start([*words, "--price-gb", price]).returncode == 2

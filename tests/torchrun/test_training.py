@@ -94,7 +94,7 @@ def test_a_rank_that_cannot_open_the_cache(blend_config: dict[str, Any], shared:
 
 def write_long_corpus(prefix: Path) -> None:
     """Write a corpus whose indices take long to build; its tokens are zeros."""
-    documents = 5_000_000
+    documents = 12_000_000
     lengths = np.random.default_rng(0).integers(300, 900, documents).astype(np.int32)
     write_idx(str(prefix), lengths, "u2")
     with open(f"{prefix}.bin", "wb") as stream:
@@ -104,12 +104,12 @@ def write_long_corpus(prefix: Path) -> None:
 @pytest.mark.more
 def test_the_disease_and_the_cure(tmp_path: Path) -> None:
     """Rank 0 builds for longer than the others wait; what was built before is trained from."""
-    timeout = 1.5
+    timeout = 2.5
     write_long_corpus(tmp_path / "long")
     fields = {
         "sequence_length": 1024,
         "split": "1,0,0",
-        "samples": {"train": 10_000_000, "valid": 0, "test": 0},
+        "samples": {"train": 25_000_000, "valid": 0, "test": 0},
         "blend": [{"path": str(tmp_path / "long"), "weight": 1.0}],
         "tokenizer": {"class": "X"},
     }

@@ -23,7 +23,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from distcache.corpus import bin_path
-from distcache.errors import AccessDenied, NoSpace, StorageError
+from distcache.errors import CorpusError, DistcacheError, NoSpace
 from distcache.node.ahead.protocol import Source
 from distcache.node.manifest import UNIT, digests_path
 from distcache.node.staged_files import DIGEST
@@ -35,17 +35,20 @@ from distcache.storage.files import (
     open_regular,
     read_range,
     sync_directory,
-    sync_file,
+    version_of,
     write_range,
 )
 from distcache.storage.pace import in_background
 from distcache.storage.place import Place
 from distcache.storage.ranges import PIECE
 from distcache.storage.space import reserve
+from distcache.storage.url import is_url
 
 STEM: Final = re.compile(r"[A-Za-z0-9._-]{1,150}")
 AT_ONCE: Final = 4  # pieces that are fetched at a time
-PAUSE: Final = 5.0  # seconds between two attempts at a store that is away
+AGAIN: Final = 30.0  # seconds until what has failed is tried again
+LEAST_SHARE: Final = 0.01
+MOST_BYTES: Final = 1 << 48  # of an object
 FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 OpenPlace = Callable[[Source], contextlib.AbstractContextManager[Place]]
 
@@ -71,7 +74,7 @@ class _Copy:
     def __init__(self, final: Path, size: int) -> None:
         self.final = final
         self.size = size
-        self.done = is_plain_file(final)  # an earlier process has made it
+        self.done = is_whole(final, size)  # an earlier process has made it
         self.arrived = np.full(-(-size // UNIT), self.done)
         self._lock = threading.Lock()
         self._file = self._digests = -1
@@ -109,14 +112,13 @@ class _Copy:
 
     def read(self, begin: int, end: int) -> bytes | None:
         """Return bytes that have arrived; None if they are gone."""
-        with self._lock:
-            if self._file >= 0:
-                return read_range(self._file, begin, end)
-        try:
+        with contextlib.suppress(OSError, EOFError):
+            with self._lock:
+                if self._file >= 0:
+                    return read_range(self._file, begin, end)
             with closing_fd(open_regular(self.final, follow=False)) as descriptor:
                 return read_range(descriptor, begin, end)
-        except (OSError, EOFError):
-            return None
+        return None
 
     def bounds(self, unit: int) -> tuple[int, int]:
         """Return the bytes of a unit."""
@@ -141,9 +143,21 @@ class _Copy:
         self.arrived[unit] = True
 
     def finish(self) -> None:
-        """Give it its final name, once everything is on the disk."""
+        """Give it its final name, once everything is on the disk.
+
+        Raises
+        ------
+        DistcacheError
+            If its files were removed meanwhile: those of their names are another process's.
+        """
         os.fsync(self._file)
-        sync_file(digests_path(self.final))
+        os.fsync(self._digests)
+        for descriptor, path in (
+            (self._file, part_of(self.final)),
+            (self._digests, digests_path(self.final)),
+        ):
+            if not path.exists() or not os.path.samestat(os.fstat(descriptor), os.lstat(path)):
+                raise DistcacheError(f"{path}: was removed while it was written")
         os.replace(part_of(self.final), self.final)
         sync_directory(self.final.parent)
         self.done = True
@@ -154,7 +168,7 @@ def _digest(data: Any) -> bytes:
 
 
 class Copier:
-    """Copies objects one after the other, in a thread.
+    """Copies objects one after the other, in a thread; one that fails is tried again later.
 
     Parameters
     ----------
@@ -171,6 +185,7 @@ class Copier:
         self._queue: queue.SimpleQueue[Source | None] = queue.SimpleQueue()
         self._known: dict[str, Source] = {}  # by the names of their copies
         self._copies: dict[str, _Copy] = {}  # whose turn has come
+        self._failed: dict[str, float] = {}  # when they have
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
         self.note = ""
@@ -183,18 +198,22 @@ class Copier:
             self._thread.join(1.0)
 
     def add(self, source: Source) -> None:
-        """Copy an object, after those that were added before.
+        """Copy an object, after those that were added before; again, if its copy was removed.
 
         Raises
         ------
         ValueError
             If its copy has no sensible name.
         """
-        if not STEM.fullmatch(source.stem) or not 0 < source.share <= 1:
-            raise ValueError("a copy has no name, or no share of the link")
+        sound = LEAST_SHARE <= source.share <= 1 and 0 < source.version.size <= MOST_BYTES
+        if not STEM.fullmatch(source.stem) or not sound:
+            raise ValueError("a copy has no sensible name, size or share of the link")
         with self._lock:
-            if source.stem in self._known:
+            copy = self._copies.get(source.stem)
+            is_gone = copy is not None and copy.done and not is_whole(copy.final, copy.size)
+            if source.stem in self._known and not is_gone:
                 return
+            self._copies.pop(source.stem, None)
             self._known[source.stem] = source
             self._queue.put(source)
             if self._thread is None:
@@ -257,11 +276,26 @@ class Copier:
 
     def _copy_all(self) -> None:
         with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="copying") as pool:
-            while (source := self._queue.get()) is not None and not self._closed.is_set():
+            while not self._closed.is_set():
+                try:
+                    source = self._queue.get(timeout=1.0)
+                except queue.Empty:
+                    self._queue_failed()
+                    continue
+                if source is None:
+                    return
                 try:
                     self._copy(source, pool)
                 except Exception as error:  # noqa: BLE001  the next object may be copied
                     self.note = f"{source.path}: is not copied: {error}"
+                    self._failed[source.stem] = time.monotonic()
+
+    def _queue_failed(self) -> None:
+        """Let what has failed a while ago be tried again."""
+        until = time.monotonic() - AGAIN
+        for stem in [stem for stem, when in self._failed.items() if when <= until]:
+            del self._failed[stem]
+            self._queue.put(self._known[stem])
 
     def _copy(self, source: Source, pool: ThreadPoolExecutor) -> None:
         """Copy an object; training reads its ranges where this ends early.
@@ -270,8 +304,10 @@ class Copier:
         ------
         NoSpace
             If the disk does not hold it.
-        DistcacheError
-            If it cannot be read, or is another one than it was.
+        StorageError
+            If the store does not answer, or refuses.
+        CorpusError
+            If it is another one than it was.
         """
         final = Path(bin_path(self._store.prefix(source.stem)))
         copy = self._copies[source.stem] = _Copy(final, source.version.size)
@@ -291,26 +327,37 @@ class Copier:
                 took = time.monotonic() - begin
                 if self._closed.wait(took / source.share - took):
                     return
+            _require_unchanged(source)
             copy.finish()
 
     def _fetch(
         self, source: Source, begin: int, end: int, pool: ThreadPoolExecutor
     ) -> NDArray[np.uint8]:
-        """Fetch a unit in pieces; a store that is away is waited for."""
         out = np.empty(end - begin, np.uint8)
 
         def fetch(at: int) -> None:
             with in_background(), self._open_place(source) as place:
                 place.read_into(out[at : at + PIECE], begin + at)
 
-        while True:
-            try:
-                list(pool.map(fetch, range(0, out.size, PIECE)))
-            except StorageError as error:
-                if not (error.passes or isinstance(error, AccessDenied)):
-                    raise
-                self.note = str(error)
-                if self._closed.wait(PAUSE):
-                    raise
-            else:
-                return out
+        list(pool.map(fetch, range(0, out.size, PIECE)))
+        return out
+
+
+def _require_unchanged(source: Source) -> None:
+    """Refuse a file that has changed since it was localized; a store compares each answer.
+
+    Raises
+    ------
+    CorpusError
+        If it has.
+    """
+    if is_url(source.path):
+        return
+    found = version_of(os.stat(source.path))
+    if (found.size, found.modified) != (source.version.size, source.version.modified):
+        raise CorpusError(f"{source.path}: has changed while it was copied; localize it again")
+
+
+def is_whole(path: Path, size: int) -> bool:
+    """Return whether a copy is complete: a file of the right size has its final name."""
+    return is_plain_file(path) and os.lstat(path).st_size == size

@@ -116,6 +116,7 @@ class Fetcher:
     def announce(self, stream: int, request: AheadRequest) -> None:
         """Read ranges ahead."""
         local = decode_ranges(request.ranges, len(request.sources))
+        self._copy_behind(request.sources)
         ranges = self._numbered(request.sources, local)
         ends = decoded(request.ends, 1)[:, 0]
         if (arrived := self._copier.have_arrived(request.sources, local)).any():
@@ -157,6 +158,7 @@ class Fetcher:
         if len(descriptors) != len(request.sources):
             raise ValueError("there is not a descriptor for each source")
         local = decode_ranges(request.ranges, len(request.sources))
+        self._copy_behind(request.sources)
         ranges = self._numbered(request.sources, local)
         used = int(local[:, 2].sum())
         files = np.array(descriptors, np.int32)[local[:, 0]]
@@ -173,6 +175,11 @@ class Fetcher:
         with self._lock:
             self.used += used
 
+    def _copy_behind(self, sources: Sequence[Source]) -> None:
+        for source in sources:
+            if source.stem:
+                self._copier.add(source)
+
     def _numbered(self, sources: Sequence[Source], ranges: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return ranges of a message, with the numbers that their sources have here."""
         ranges = ranges.copy()
@@ -185,8 +192,6 @@ class Fetcher:
             if source in self._numbers:
                 return self._numbers[source]
         address = self._address_of(source)
-        if source.stem:
-            self._copier.add(source)
         if source.codec:
             self._start_unpackers()
         with self._lock:

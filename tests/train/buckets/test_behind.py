@@ -84,6 +84,23 @@ def test_copies_are_those_of_bin_copy(url: str, behind: Path, server: ScriptedS3
     assert verify_store(Store(behind)) == []
 
 
+def test_a_bad_copy_is_repaired(url: str, behind: Path, files: CachedDataset) -> None:
+    """By the next run; one of another length is not read."""
+    dataset = distcache.open(url, behind).dataset("train")
+    assert len(batches(dataset, budget="1M", most=1)) == 1
+    wait_for_copies(behind)
+    end_fetcher(behind)
+    flip(copies(behind)[0], 1000)
+    copies(behind)[1].write_bytes(b"short")
+    assert equal(
+        batches(distcache.open(url, behind).dataset("train"), most=3), batches(files, most=3)
+    )
+    end_fetcher(behind)
+    run(url, behind, behind=True)
+    assert verify_store(Store(behind)) == []
+    assert equal(batches(distcache.open(url, behind).dataset("train")), batches(files))
+
+
 def test_a_killed_fetcher(url: str, behind: Path, files: CachedDataset, server: ScriptedS3) -> None:
     """Another takes up what there is."""
     server.latency = 0.02
