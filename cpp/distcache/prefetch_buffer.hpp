@@ -56,8 +56,8 @@ enum class FetchStatus : std::uint8_t {
 ///
 /// A stream is what one process will read: readings, numbered from 0, of some ranges each. They are
 /// fetched in this order, as far ahead as the budget allows: the greatest that an open stream asks
-/// for, or else a usual one. A range is held once, however many readings there are of it. After the last one it is
-/// spare: it stays until its place is needed, the least recently read range first.
+/// for, or else a usual one. A range is held once, however many readings there are of it. After the
+/// last one it is spare: it stays until its place is needed, the least recently read range first.
 ///
 /// Each stream may have its share of the budget: the budget divided by the open streams. What a
 /// stream does not need is lent to others; when it does, the one with the most beyond its own share

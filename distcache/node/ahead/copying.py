@@ -23,7 +23,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from distcache.corpus import bin_path
-from distcache.errors import CorpusError, DistcacheError, NoSpace
+from distcache.errors import CorpusError, DistcacheError, NoSpace, StorageError
 from distcache.node.ahead.protocol import Source
 from distcache.node.manifest import UNIT, digests_path
 from distcache.node.staged_files import DIGEST
@@ -41,7 +41,7 @@ from distcache.storage.files import (
 from distcache.storage.pace import in_background
 from distcache.storage.place import Place
 from distcache.storage.ranges import PIECE
-from distcache.storage.space import reserve
+from distcache.storage.space import allocated, require_space, reserve
 from distcache.storage.url import is_url
 
 STEM: Final = re.compile(r"[A-Za-z0-9._-]{1,150}")
@@ -95,11 +95,18 @@ class _Copy:
         NoSpace
             If the disk has not enough; then nothing of the copy stays.
         """
+        written = allocated(part_of(self.final))
+        require_space(self.final.parent, self.size, "ranges of it are read", written=written)
         try:
             reserve(self._file, self.size, part_of(self.final))
         except NoSpace:
             part_of(self.final).unlink(missing_ok=True)
             raise
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its files are open."""
+        return self._file >= 0
 
     def close(self) -> None:
         """Close its files; what has arrived is read no more, unless the copy is complete."""
@@ -126,7 +133,7 @@ class _Copy:
 
     def find_arrived(self) -> None:
         """Look for what an earlier process has copied, by its digests."""
-        for unit in range(len(self.arrived)):
+        for unit in range(0 if self.done else len(self.arrived)):
             place = DIGEST.itemsize * unit
             with contextlib.suppress(EOFError):
                 known = read_range(self._digests, place, place + DIGEST.itemsize)
@@ -288,7 +295,8 @@ class Copier:
                     self._copy(source, pool)
                 except Exception as error:  # noqa: BLE001  the next object may be copied
                     self.note = f"{source.path}: is not copied: {error}"
-                    self._failed[source.stem] = time.monotonic()
+                    if not isinstance(error, CorpusError):  # which does not pass
+                        self._failed[source.stem] = time.monotonic()
 
     def _queue_failed(self) -> None:
         """Let what has failed a while ago be tried again."""
@@ -310,17 +318,25 @@ class Copier:
             If it is another one than it was.
         """
         final = Path(bin_path(self._store.prefix(source.stem)))
-        copy = self._copies[source.stem] = _Copy(final, source.version.size)
+        copy = self._copies.get(source.stem)
+        if copy is None or not copy.is_open:
+            copy = self._copies[source.stem] = _Copy(final, source.version.size)
+            copy.find_arrived()
         try:
             if not copy.done:
                 self._fill(copy, source, pool)
-        finally:
+        except StorageError:
+            if not copy.arrived.any():
+                copy.close()
+            raise  # what has arrived is read until the next attempt
+        except BaseException:
             copy.close()
+            raise
+        copy.close()
 
     def _fill(self, copy: _Copy, source: Source, pool: ThreadPoolExecutor) -> None:
         with no_space_as_error(copy.final):
             copy.reserve()
-            copy.find_arrived()
             for unit in np.flatnonzero(~copy.arrived).tolist():
                 begin = time.monotonic()
                 copy.store(unit, self._fetch(source, *copy.bounds(unit), pool))
