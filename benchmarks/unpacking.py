@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from buckets_peer import cpu_of
 
 HERE = Path(__file__).resolve().parent
 SHARD = 64 << 20  # bytes of a raw shard
@@ -70,12 +71,6 @@ def read(cache: str, store: str, seconds: float, pace: float, budget: int) -> No
     print(json.dumps(found), flush=True)
     sys.stdin.readline()  # the fetcher lives until its CPU was looked up
     os._exit(0)
-
-
-def cpu_of(process: int) -> float:
-    """Return the seconds of CPU of another process."""
-    fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def write(work: Path, gib: float) -> list[Path]:

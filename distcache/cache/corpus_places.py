@@ -190,17 +190,17 @@ def add_known_moves(cache: str | Path, moves: Moves) -> None:
             stream.write(msgspec.json.encode([*known, moves]))
 
 
-def find_moves(cache: str | Path, prefix: str, directory: str) -> Moves:
-    """Return the moves, of those written beside a cache, by which its first corpus is found.
+def find_moves(cache: str | Path, prefixes: Sequence[str], directory: str) -> Moves:
+    """Return the moves, of those written beside a cache, by which its first path is found.
 
     Parameters
     ----------
     cache : path
         Path of the cache.
-    prefix : str
-        Prefix of its first corpus, as the cache has it.
+    prefixes : sequence of str
+        Prefixes of its corpora, as the cache has them.
     directory : str
-        Directory to which that prefix is relative.
+        Directory to which they are relative.
 
     Returns
     -------
@@ -208,9 +208,12 @@ def find_moves(cache: str | Path, prefix: str, directory: str) -> Moves:
         Empty if the corpus is where the cache says, or is nowhere; of a cache in a bucket, what is
         written beside it.
     """
-    if is_url(cache) and not is_url(prefix):
+    prefix = next((prefix for prefix in prefixes if not is_url(prefix)), None)
+    if prefix is None:
+        return ()
+    if is_url(cache):
         return moves_beside_object(str(cache))
-    if is_url(cache) or is_url(prefix) or os.path.lexists(idx_path(located_in(directory, prefix))):
+    if os.path.lexists(idx_path(located_in(directory, prefix))):
         return ()
     return next(
         (

@@ -106,7 +106,8 @@ def plan_command(
 ) -> None:
     """Show what a build would make and need: samples, epochs, bytes, time; and all problems.
 
-    Of corpora in a bucket: requests, GB and money of training, and how nodes had best read.
+    For corpora in a bucket it also shows requests, GB and money of training, and the best way to
+    read.
 
     Examples
     --------

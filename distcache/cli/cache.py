@@ -159,10 +159,9 @@ def verify_command(
         distcache verify /shared/caches/pretrain.h5 --corpora
     """
     opened, version = read_version(cache)
-    path = next((corpus for corpus in opened.prefixes if not is_url(corpus)), None)
     opened.moves = moves_from(prefix or [], os.environ)
-    if path is not None and (is_url(cache) or not opened.moves):
-        opened.moves += find_moves(cache, path, str(Path.cwd()))
+    if is_url(cache) or not opened.moves:
+        opened.moves += find_moves(cache, opened.prefixes, str(Path.cwd()))
     verify_cache(opened, threads, version)
     compared = _verify_corpora(opened, threads, tokens=tokens) if corpora or tokens else 0
     nbytes = opened.header.file_size

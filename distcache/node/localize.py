@@ -307,11 +307,6 @@ def _require_separate(agents: Communicator, store: Store) -> None:
         ).of_all_ranks()
 
 
-def _moves_beside(source: str, contents: Contents) -> Moves:
-    path = next((prefix for prefix in contents.prefixes if not is_url(prefix)), None)
-    return () if path is None else find_moves(source, path, str(Path.cwd()))
-
-
 def _make_manifest(
     agents: Communicator,
     readers: tuple[int, ...],
@@ -325,7 +320,11 @@ def _make_manifest(
     contents.moves = options.moves
     if is_url(source) or not options.moves:  # in a bucket, only what was paths is moved
         contents.moves += _on_first(
-            agents, readers, lambda: _moves_beside(source, contents), Moves, "looking for corpora"
+            agents,
+            readers,
+            lambda: find_moves(source, contents.prefixes, str(Path.cwd())),
+            Moves,
+            "looking for corpora",
         )
     corpora = describe(contents)
     place = readers.index(agents.rank) if agents.rank in readers else len(corpora)

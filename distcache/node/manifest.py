@@ -232,22 +232,20 @@ def make_manifest(
         local = _local_corpus(contents, number, corpus, found, shards, copy=copy, behind=behind)
         if read_ahead or is_url(corpus.prefix) or local.copied or local.behind:
             local = msgspec.structs.replace(local, bin_version=found.bin)
-        if local.behind and os.path.lexists(bin_path(store.prefix(local.stem))):
+        tokens = Path(bin_path(store.prefix(local.stem)))
+        if local.behind and os.path.lexists(tokens):
             # It is compared and repaired like any copy.
             local = msgspec.structs.replace(local, bin_size=corpus.bin_size, copied=True)
         corpora.append(local)
         if local.stem in seen:
             continue
         seen.add(local.stem)
-        prefix = store.prefix(local.stem)
         blocks.append(Block(len(files), 0, corpus.idx_size, corpus.digest))
-        files.append(_index_file(corpus, found, Path(idx_path(prefix))))
+        files.append(_index_file(corpus, found, Path(idx_path(store.prefix(local.stem)))))
         if local.bin_size:
-            kind: Literal["copy", "shards"] = "copy" if local.copied else "shards"
             own = copy_blocks(local.bin_size, len(files))
             blocks += own if local.copied else shard_blocks(contents, number, len(files))
-            tokens, final = bin_path(corpus.prefix), Path(bin_path(prefix))
-            files.append(File(tokens, final, local.bin_size, 0, kind, found.bin))
+            files.append(_tokens_file(corpus, local, found, tokens))
     return Manifest(name, contents, source, tuple(corpora), tuple(files), tuple(blocks))
 
 
@@ -284,6 +282,11 @@ def _index_file(corpus: Described, found: CorpusStat, final: Path) -> File:
     path = idx_path(corpus.prefix)
     version = found.idx if is_url(path) else None
     return File(path, final, corpus.idx_size, found.idx.modified, version=version)
+
+
+def _tokens_file(corpus: Described, local: LocalCorpus, found: CorpusStat, final: Path) -> File:
+    kind: Literal["copy", "shards"] = "copy" if local.copied else "shards"
+    return File(bin_path(corpus.prefix), final, local.bin_size, 0, kind, found.bin)
 
 
 def copy_blocks(size: int, file: int) -> list[Block]:

@@ -17,7 +17,7 @@ from distcache.megatron.tokenizers import Release
 from distcache.node.store import Store, local_directory
 from distcache.option import Option
 from distcache.ranks.job_environment import node_name
-from distcache.storage.files import FileVersion, atomic_write, is_plain_file, read_file
+from distcache.storage.files import FileVersion, atomic_write, is_plain_file_of, read_file
 from distcache.storage.space import space_at
 from distcache.storage.threads import decodable
 from distcache.storage.units import parse_positive_size, parse_share, parse_size
@@ -112,8 +112,7 @@ def _with_copy(store: Store, corpus: LocalCorpus) -> LocalCorpus:
     """Return a corpus with the copy that was made of it behind training, if it is complete."""
     if not corpus.behind or corpus.bin_version is None or corpus.bin_size:
         return corpus
-    copy = bin_path(store.prefix(corpus.stem))
-    if not is_plain_file(copy) or os.lstat(copy).st_size != corpus.bin_version.size:
+    if not is_plain_file_of(bin_path(store.prefix(corpus.stem)), corpus.bin_version.size):
         return corpus
     return msgspec.structs.replace(corpus, bin_size=corpus.bin_version.size, copied=True)
 

@@ -55,19 +55,19 @@ def ranges_at(
     sample_of = np.repeat(np.arange(len(places)), np.diff(ends, prepend=0))
     alone = [
         -1
-        if known.begins is not None or (source := known.fetched_file(0)) is None
+        if known.begins is not None or (source := known.fetched(0)) is None
         else numbers.setdefault(source, len(numbers))
         for known in places
     ]
     owner, first = np.array(alone, np.int64)[sample_of], begins.copy()
-    for known in {known for known in places if known.fetched}:
+    for known in {known for known in places if known.are_fetched}:
         if known.begins is None:
             continue
         own = np.array([other is known for other in places])[sample_of]
         files = shards_at(known.begins, begins[own])
         first[own] -= known.begins[files]
         used, which = np.unique(files, return_inverse=True)
-        sources = [known.fetched_file(file) for file in used.tolist()]
+        sources = [known.fetched(file) for file in used.tolist()]
         of_file = [-1 if s is None else numbers.setdefault(s, len(numbers)) for s in sources]
         owner[own] = np.array(of_file, np.int64)[which]
     chosen = owner >= 0

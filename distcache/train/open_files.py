@@ -109,8 +109,8 @@ class CacheHandle(msgspec.Struct, frozen=True):
             raise NotReady(f"{self.path}: {self.reason}; run `distcache localize` on this node")
         cache = open_mapped(self.path)
         moves = self.moves
-        if not moves and cache.prefixes:
-            moves = find_moves(self.path, cache.prefixes[0], self.directory)
+        if not moves:
+            moves = find_moves(self.path, cache.prefixes, self.directory)
         shared = [located_moved(self.directory, prefix, moves) for prefix in cache.prefixes]
         if (remote := next(filter(is_url, shared), None)) is not None:
             raise NotReady(
@@ -242,10 +242,8 @@ class OpenFiles:
         )
         if found.begins is None and source in self._fetched:
             fetched = self._fetched[source]
-            if not fetched.stem:
-                return dataclasses.replace(found, fetched=[fetched])
-            copy = bin_path(self._indices[source])
-            places = dataclasses.replace(found, fetched=[fetched], copy=copy)
+            copy = bin_path(self._indices[source]) if fetched.stem else ""
+            places = dataclasses.replace(found, fetched=lambda _: fetched, copy=copy)
             return TokenPlaces([(copy, size)]) if places.has_copy() else places
         return found
 

@@ -128,7 +128,7 @@ class SampleReader:
     def _fetched_ranges(
         self, places: Sequence[TokenPlaces], sections: Sequence[Section], samples: NDArray[np.int64]
     ) -> FetchedRanges:
-        if not any(known.fetched for known in places):
+        if not any(known.are_fetched for known in places):
             return no_ranges(len(places))
         try:
             begins, sizes, ends = find_ranges(list(sections), samples)
@@ -222,7 +222,7 @@ class SampleReader:
                     shard = int(shards_at(places.begins, begin))
                     size = count * opened.idx.item_size
                     at = begin - int(places.begins[shard])
-                    source = places.fetched_file(shard)
+                    source = places.fetched(shard)
                     if source is None:
                         data = self._files.read(places.files[shard], at, size)
                     else:

@@ -203,7 +203,7 @@ class RowReader:
             begin -= int(places.begins[shard])
         if begin < 0 or size < 0 or shard < 0:
             raise CorpusError(f"{idx.path}: row {row} is outside of its shards")
-        return _RowPlace(places.files[shard], begin, size, columns, places.fetched_file(shard))
+        return _RowPlace(places.files[shard], begin, size, columns, places.fetched(shard))
 
     def _table(self, number: int) -> tuple[NDArray[np.int32], Columns]:
         """Return the order of the rows of a corpus, and its columns."""

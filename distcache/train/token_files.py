@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, overload
 
@@ -26,7 +26,7 @@ from distcache.errors import CorpusError, NotReady
 from distcache.node.ahead.protocol import Source
 from distcache.storage.files import (
     FileVersion,
-    is_plain_file,
+    is_plain_file_of,
     open_sized,
     raise_descriptor_limit,
     read_range,
@@ -211,6 +211,10 @@ class TokenFiles:
         return descriptor
 
 
+def _nothing(_: int) -> None:
+    """Return that the fetcher reads nothing in the place of a file."""
+
+
 @dataclass(frozen=True, eq=False)
 class TokenPlaces:
     """The files with the tokens of a corpus."""
@@ -218,19 +222,18 @@ class TokenPlaces:
     files: Sequence[File]  # the `.bin`; or the shards, in their order
     # bytes of the `.bin` at which the shards begin; None if there is a `.bin`
     begins: NDArray[np.int64] | None = None
-    # of each file, what the node's fetcher reads in its place, or None; empty if it reads none
-    fetched: Sequence[Source | None] = ()
+    # what the node's fetcher reads in the place of a file, by its number: nothing, by default
+    fetched: Callable[[int], Source | None] = _nothing
     copy: str = ""  # path of the whole copy that the fetcher makes behind training, or empty
+
+    @property
+    def are_fetched(self) -> bool:
+        """Whether the fetcher reads any of the files."""
+        return self.fetched is not _nothing
 
     def has_copy(self) -> bool:
         """Return whether there is a whole copy now, which is read in the place of `fetched`."""
-        if not self.copy or not is_plain_file(self.copy):
-            return False
-        return os.lstat(self.copy).st_size == self.files[0][1]
-
-    def fetched_file(self, file: int) -> Source | None:
-        """Return what the fetcher reads in the place of a file, if this process does not."""
-        return self.fetched[file] if self.fetched else None
+        return bool(self.copy) and is_plain_file_of(self.copy, self.files[0][1])
 
 
 def find_tokens(
@@ -266,38 +269,21 @@ def find_tokens(
             f"{cache.shard_path(shards[packed[0]])}: is compressed, and training decompresses "
             "nothing; run `distcache localize` on this node, or `distcache index unpack` once"
         )
-    fetched = _FetchedShards(cache, shards) if len(packed) else ()
+    fetched = _unpacked_shards(cache, shards) if len(packed) else _nothing
     return TokenPlaces(_ShardFiles(cache, shards), shards["base"].astype(np.int64), fetched)
 
 
-class _FetchedShards(Sequence[Source | None]):
-    """What the fetcher unpacks of the shards of a corpus: those that are compressed."""
+def _unpacked_shards(cache: Cache, shards: NDArray[Any]) -> Callable[[int], Source | None]:
+    """Return the function to what the fetcher unpacks of a corpus: its compressed shards."""
 
-    def __init__(self, cache: Cache, shards: NDArray[Any]) -> None:
-        self._cache = cache
-        self._shards = shards
-        self._known: dict[int, Source | None] = {}
+    @functools.cache
+    def fetched(shard: int) -> Source | None:
+        stored, digest = indexed_shard(shards[shard], cache.shard_path(shards[shard]))
+        version = FileVersion(stored.size, 0, 0)
+        packed = Source(stored.path, version, stored.codec, stored.raw_size, digest)
+        return packed if stored.codec else None
 
-    def __len__(self) -> int:
-        return len(self._shards)
-
-    @overload
-    def __getitem__(self, shard: int) -> Source | None: ...
-    @overload
-    def __getitem__(self, shard: slice) -> Sequence[Source | None]: ...
-    def __getitem__(self, shard: int | slice) -> Source | Sequence[Source | None] | None:
-        if isinstance(shard, slice):
-            return [self[place] for place in range(*shard.indices(len(self)))]
-        if shard not in self._known:
-            row = self._shards[shard]
-            stored, digest = indexed_shard(row, self._cache.shard_path(row))
-            version = FileVersion(stored.size, 0, 0)
-            self._known[shard] = (
-                Source(stored.path, version, stored.codec, stored.raw_size, digest)
-                if stored.codec
-                else None
-            )
-        return self._known[shard]
+    return fetched
 
 
 class _ShardFiles(Sequence[File]):

@@ -6,7 +6,6 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,88 +14,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distcache.kernels import PrefetchBuffer
-from distcache.storage.files import open_unnamed
-
-SIZE = 10_000
-UNIT = 64  # bytes; places are multiples of it
-COST = -(-SIZE // UNIT) * UNIT
-COPIED, MISSING, LATE, FAILED = range(4)
-LARGE = 1 << 40
-Range = tuple[int, int, int]
-
-
-def content(begin: int, size: int) -> bytes:
-    """Return the bytes of a range: each depends on its place."""
-    return (np.arange(begin, begin + size) % 251).astype(np.uint8).tobytes()
-
-
-class Node:
-    """A buffer, with a source of ranges that threads fetch, in the place of the fetcher."""
-
-    def __init__(self, directory: Path) -> None:
-        self.file = open_unnamed(directory)
-        self.buffer = PrefetchBuffer(self.file)
-        self.source = self.buffer.add_source("threads", 0)
-
-    def key(self, number: int, size: int = SIZE) -> Range:
-        """Return a range that is far from others."""
-        return (self.source, number * 100_000, size)
-
-    def announce(self, stream: int, readings: list[list[Range]], budget: int = LARGE) -> None:
-        """Announce readings of ranges."""
-        ranges = np.array([key for keys in readings for key in keys], np.int64).reshape(-1, 3)
-        ends = np.cumsum([len(keys) for keys in readings], dtype=np.int64)
-        self.buffer.announce(stream, ranges, ends, budget)
-
-    def stream(self, numbers: range, budget: int = LARGE) -> int:
-        """Return a stream of a reading for each number."""
-        stream = self.buffer.open_stream()
-        self.announce(stream, [[self.key(number)] for number in numbers], budget)
-        return stream
-
-    def fetch(self, most: int = 1000) -> int:
-        """Fetch what the budget allows, and return how many ranges."""
-        count = 0
-        while count < most and (taken := self.buffer.take(0.0)):
-            for entry, _, begin, size in taken:
-                self.buffer.store(entry, np.frombuffer(content(begin, size), np.uint8))
-            count += len(taken)
-        return count
-
-    def read(self, key: Range, seconds: float = 60.0) -> int:
-        """Read a range, compare its bytes, and return what became of it."""
-        return read(self.buffer, key, seconds)
-
-    def finish(self, stream: int, number: int) -> None:
-        """End a reading."""
-        self.buffer.finish_readings(np.array([[stream, number]], np.int64))
-
-    def status(self) -> dict[str, int]:
-        """Return the counts of the buffer; its file is not larger than what it says."""
-        found = self.buffer.status()
-        assert os.fstat(self.file).st_size <= max(found["used"], found["budget"]) + (16 << 20)
-        return found
-
-
-def read(buffer: PrefetchBuffer, key: Range, seconds: float = 60.0) -> int:
-    """Read a range, compare its bytes, and return what became of it."""
-    file = os.memfd_create("target")
-    try:
-        (outcome,) = buffer.fetch(np.array([key], np.int64), np.array([file], np.int32), seconds)
-        if outcome == COPIED:
-            assert os.pread(file, key[2], key[1]) == content(key[1], key[2])
-        return outcome
-    finally:
-        os.close(file)
-
-
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    """An empty buffer."""
-    found = Node(tmp_path)
-    yield found
-    os.close(found.file)
+from tests.kernels.prefetch_node import (
+    COPIED,
+    COST,
+    FAILED,
+    LATE,
+    MISSING,
+    SIZE,
+    Node,
+    Range,
+    content,
+)
 
 
 def test_what_is_ahead_is_read_in_any_order(node: Node) -> None:
@@ -461,85 +389,3 @@ def test_any_readings_in_any_order(
     if todo and len({s for s, *_ in todo}) == len(plans):
         assert node.status()["used"] == 0
     os.close(node.file)
-
-
-SHARD = 3 * SIZE
-
-
-def unpack(node: Node, most: int = 1000) -> int:
-    """Unpack what the budget allows, and return how many shards."""
-    count = 0
-    while count < most and (taken := node.buffer.take(0.0, "unpackers")):
-        for entry, _, begin, size in taken:
-            assert (begin, size) == (0, SHARD)
-            node.buffer.store(entry, np.frombuffer(content(begin, size), np.uint8))
-        count += len(taken)
-    return count
-
-
-def read_unpacked(node: Node, shard: int) -> int:
-    """Read from a shard in the place of a reader, while another thread unpacks it."""
-    found: list[int] = []
-    reader = threading.Thread(target=lambda: found.append(node.read((shard, 100, 50))))
-    reader.start()
-    while reader.is_alive():
-        unpack(node)
-        reader.join(0.001)
-    return found[0]
-
-
-def test_a_shard_is_unpacked_once_for_all_its_ranges(node: Node) -> None:
-    """Whoever reads of it, announced or not; its reader waits for those who unpack."""
-    shard = node.buffer.add_source("unpackers", SHARD)
-    node.buffer.set_usual_budget(4 * SHARD)
-    assert read_unpacked(node, shard) == COPIED
-    assert [node.read((shard, begin, 10)) for begin in (0, 500, SHARD - 10)] == [COPIED] * 3
-    stream = node.buffer.open_stream()
-    node.announce(stream, [[(shard, 0, SHARD)]] * 3, 4 * SHARD)
-    assert unpack(node) == 0
-    for number in range(3):
-        assert node.read((shard, number, 10)) == COPIED
-        node.finish(stream, number)
-    assert node.status()["misses"] == 1
-    with pytest.raises(IndexError, match="a range is outside"):
-        node.read((shard, SHARD - 5, 10))
-    with pytest.raises(IndexError, match="a shard is announced as a whole"):
-        node.announce(stream, [[(shard, 0, 10)]])
-    with pytest.raises(IndexError, match="a shard has a size"):
-        node.buffer.add_source("unpackers", 0)
-    with pytest.raises(ValueError, match="nobody fetches by x"):
-        node.buffer.add_source("x", 0)
-
-
-def test_a_shard_that_nobody_announced_takes_nothing_from_a_stream(node: Node) -> None:
-    """Of a budget that is full: it is read from memory."""
-    shards = [node.buffer.add_source("unpackers", SHARD) for _ in range(8)]
-    stream = node.buffer.open_stream()
-    cost = -(-SHARD // UNIT) * UNIT
-    node.announce(stream, [[(shard, 0, SHARD)] for shard in shards[:6]], 4 * cost)
-    assert unpack(node) == 4
-    for _ in range(2):
-        assert read_unpacked(node, shards[7]) == COPIED
-    assert [node.read((shard, 0, 10)) for shard in shards[:4]] == [COPIED] * 4
-    assert (node.status()["held"], node.status()["used"]) == (4, 4 * cost)
-
-
-def test_a_shard_without_any_budget(node: Node) -> None:
-    """It is read from memory."""
-    shard = node.buffer.add_source("unpackers", SHARD)
-    assert read_unpacked(node, shard) == COPIED
-    assert node.status()["held"] == 0
-
-
-def test_a_shard_that_cannot_be_unpacked(node: Node) -> None:
-    """Its readers are told, and the next one tries again."""
-    shard = node.buffer.add_source("unpackers", SHARD)
-    found: list[int] = []
-    for _ in range(2):
-        reader = threading.Thread(target=lambda: found.append(node.read((shard, 0, 10))))
-        reader.start()
-        while not (taken := node.buffer.take(1.0, "unpackers")):
-            pass
-        node.buffer.fail(taken[0][0])
-        reader.join(60)
-    assert found == [MISSING, MISSING]

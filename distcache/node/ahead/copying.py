@@ -30,7 +30,7 @@ from distcache.node.staged_files import DIGEST
 from distcache.node.store import Store, part_of
 from distcache.storage.files import (
     closing_fd,
-    is_plain_file,
+    is_plain_file_of,
     no_space_as_error,
     open_regular,
     read_range,
@@ -74,7 +74,7 @@ class _Copy:
     def __init__(self, final: Path, size: int) -> None:
         self.final = final
         self.size = size
-        self.done = is_whole(final, size)  # an earlier process has made it
+        self.done = is_plain_file_of(final, size)  # an earlier process has made it
         self.arrived = np.full(-(-size // UNIT), self.done)
         self._lock = threading.Lock()
         self._file = self._digests = -1
@@ -217,7 +217,7 @@ class Copier:
             raise ValueError("a copy has no sensible name, size or share of the link")
         with self._lock:
             copy = self._copies.get(source.stem)
-            is_gone = copy is not None and copy.done and not is_whole(copy.final, copy.size)
+            is_gone = copy is not None and copy.done and not is_plain_file_of(copy.final, copy.size)
             if source.stem in self._known and not is_gone:
                 return
             self._copies.pop(source.stem, None)
@@ -372,8 +372,3 @@ def _require_unchanged(source: Source) -> None:
     found = version_of(os.stat(source.path))
     if (found.size, found.modified) != (source.version.size, source.version.modified):
         raise CorpusError(f"{source.path}: has changed while it was copied; localize it again")
-
-
-def is_whole(path: Path, size: int) -> bool:
-    """Return whether a copy is complete: a file of the right size has its final name."""
-    return is_plain_file(path) and os.lstat(path).st_size == size
