@@ -14,11 +14,13 @@ AARCH64 := -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 HAS_HEADERS := import os, sysconfig; exit(not os.path.exists(sysconfig.get_path('include') + '/Python.h'))
 KERNELS := $(wildcard cpp/*/*.[ch]pp) cpp/CMakeLists.txt
 # The parts of `make test` and those that `make test-all` adds.
-# The second lane runs beside the first; its parts wait more, for ranks that hang or for Slurm.
+# Each line is a lane beside the first; its parts wait more, for ranks that hang or for Slurm.
 TEST := lint docs cpp-tests sanitized-tests demo-test python-tests
-TEST_BESIDE := mpi-tests object-tests cluster-tests peers
+TEST_BESIDE := mpi-tests object-tests peers
+TEST_WAITING := cluster-tests
 REST := cpp-builds sanitized-rest python-rest judges coverage python-versions
-REST_BESIDE := mpi-rest object-rest cluster-rest storm aarch64 wheels-test
+REST_BESIDE := mpi-rest aarch64 wheels-test
+REST_WAITING := cluster-rest storm object-rest
 # What a run could not test, a line each.
 LEFT_OUT := build/left-out
 PARTS := scripts/parts --first $(VENV)/test-installed --left-out $(LEFT_OUT)
@@ -52,7 +54,7 @@ OF_PEERS := .coverage-peers
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 .PHONY: help install demo test test-all test-fast wheel cluster-packages record-counts bench clean sanitized-build \
-	$(TEST) $(TEST_BESIDE) $(REST) $(REST_BESIDE)
+	$(TEST) $(TEST_BESIDE) $(TEST_WAITING) $(REST) $(REST_BESIDE) $(REST_WAITING)
 
 help:
 	@echo "make demo       real text to training, with Megatron-Core beside it"
@@ -63,7 +65,7 @@ help:
 	@echo "make judges     later releases of Megatron-Core, Megatron-Bridge, mosaicml-streaming"
 	@echo "make aarch64    a wheel for AArch64, and its tests under qemu"
 	@echo "make storm      kills, full disks, flips and races at random, for STORM_MINUTES"
-	@echo "make python-versions  the fast suite under Python 3.12 and 3.13"
+	@echo "make python-versions  the fast suite under Python 3.13, part of it under 3.12"
 	@echo "make lint       ruff, mypy, stubtest, clang-format, import-linter"
 	@echo "make docs       the documentation site, in build/site"
 	@echo "make wheel      manylinux wheels, in dist"
@@ -108,11 +110,11 @@ demo:
 
 # What a change is tested by: every promise once, where it can break. Each run ends with the seconds of its parts.
 test:
-	@$(PARTS) $(TEST) --beside $(TEST_BESIDE)
+	@$(PARTS) $(TEST) --beside $(TEST_BESIDE) --beside $(TEST_WAITING)
 
 # The rest: other builds, releases and Pythons, whole jobs for what smaller tests show, and chance.
 test-all:
-	@$(PARTS) $(REST) --beside $(REST_BESIDE)
+	@$(PARTS) $(REST) --beside $(REST_BESIDE) --beside $(REST_WAITING)
 
 test-fast: $(VENV)/test-installed
 	pytest -q -n auto -m "not long and not more" --ignore tests/peers $(ELSEWHERE:%=--ignore %) $(SLOW:%=--ignore %)
@@ -238,7 +240,7 @@ cluster-rest: $(VENV)/test-installed
 	scripts/cluster_packages || [ "$$DISTCACHE_CLUSTER" != required ]
 	DISTCACHE_LEFT_OUT=$(CURDIR)/$(LEFT_OUT) pytest -q $(MORE) $(DURATIONS) $(CLUSTER)
 
-# The fast suite under other versions of Python, but for what needs torch.
+# The fast suite under the newest Python, but for what needs torch, and part of it under those between.
 python-versions: $(VENV)/installed
 	@mkdir -p build
 	scripts/python_versions $(LEFT_OUT) 3.12 3.13
