@@ -89,10 +89,16 @@ std::vector<std::array<std::int64_t, 4>> take(PrefetchBuffer& buffer, double sec
     return found;
 }
 
-void store(PrefetchBuffer& buffer, std::uint64_t id, const py::array& content) {
+std::vector<int> open_shards(PrefetchBuffer& buffer, const py::array& sources, double seconds) {
+    const auto found = input<std::int64_t>(sources, "sources");
+    const py::gil_scoped_release release;
+    return buffer.open_shards(found, after(seconds));
+}
+
+void store(PrefetchBuffer& buffer, std::uint64_t id, const py::array& content, int file) {
     const auto found = input<std::uint8_t>(content, "content");
     const py::gil_scoped_release release;
-    buffer.store(id, std::as_bytes(found));
+    buffer.store(id, std::as_bytes(found), file);
 }
 
 py::dict status_of(const PrefetchBuffer& buffer) {
@@ -190,13 +196,47 @@ Raises
 IndexError
     If a range is outside of its source.
 )doc")
+        .def("open_shards", &open_shards, py::arg("sources"), py::arg("seconds"), R"doc(
+Open shards as soon as they are there.
+
+Parameters
+----------
+sources : ndarray of int64, shape (shards,)
+seconds : float
+    Time limit.
+
+Returns
+-------
+list of int
+    A descriptor for each, which the caller closes; -1 where there is none, and `fetch` says why. A
+    shard that is discarded is cut to no bytes.
+
+Raises
+------
+IndexError
+    If a source is no shard.
+)doc")
         .def("take", &take, py::arg("seconds"), py::arg("fetcher") = "threads", R"doc(
 Take ranges of one source that are close to one another: tuples of an id, source, byte, bytes.
 
 Waits up to some seconds, and returns nothing then.
 )doc")
-        .def("store", &store, py::arg("taken"), py::arg("content"),
-             "Write a range that was taken (ndarray of uint8).")
+        .def("store", &store, py::arg("taken"), py::arg("content"), py::arg("file") = -1, R"doc(
+Write a range that was taken.
+
+Parameters
+----------
+taken : int
+    Its id.
+content : ndarray of uint8
+file : int
+    Of a shard, and only there: a descriptor of an empty file, which the buffer closes.
+
+Raises
+------
+IndexError
+    If it has another size, or a file where it may not.
+)doc")
         .def("fail", &PrefetchBuffer::fail, release(), py::arg("taken"),
              "Discard a range that was taken: its readers fetch it themselves.")
         .def("pass_on", &PrefetchBuffer::pass_on, release(), py::arg("taken"),

@@ -1,5 +1,7 @@
 #include "distcache/prefetch_buffer.hpp"
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <random>
 #include <utility>
@@ -132,7 +134,46 @@ void PrefetchBuffer::finish_reading(Stream& stream, std::int64_t reading) {
 std::vector<FetchStatus> PrefetchBuffer::fetch(std::span<const SourceRange> ranges,
                                                std::span<const int> files, Clock::time_point end) {
     require(ranges.size() == files.size(), "each range needs a file");
-    std::vector<FetchStatus> outcome(ranges.size(), FetchStatus::missing);
+    std::vector<FetchStatus> outcome;
+    const std::vector<Entry*> used = use(ranges, end, outcome);
+    for (std::size_t i = 0; i < ranges.size(); ++i) {
+        if (used[i] != nullptr) {
+            outcome[i] = copy(*used[i], ranges[i], files[i]);
+        }
+    }
+    release(used);
+    return outcome;
+}
+
+std::vector<int> PrefetchBuffer::open_shards(std::span<const std::int64_t> sources,
+                                             Clock::time_point end) {
+    std::vector<SourceRange> ranges;
+    {
+        const Lock lock(mutex_);
+        for (const std::int64_t source : sources) {
+            require(source >= 0 && static_cast<std::size_t>(source) < sources_.size() &&
+                        sources_[static_cast<std::size_t>(source)].fetcher == FetchedBy::unpackers,
+                    "there is no such shard");
+            ranges.push_back({source, 0, sources_[static_cast<std::size_t>(source)].whole});
+        }
+    }
+    std::vector<FetchStatus> outcome;
+    const std::vector<Entry*> used = use(ranges, end, outcome);
+    std::vector<int> files(ranges.size(), -1);
+    for (std::size_t i = 0; i < ranges.size(); ++i) {
+        if (used[i] != nullptr && used[i]->offset >= 0) {
+            files[i] = ::fcntl(file_of(*used[i]), F_DUPFD_CLOEXEC, 0);
+        }
+    }
+    release(used);
+    return files;
+}
+
+// Use the entries of ranges, as soon as they are there; null for those that did not come.
+std::vector<PrefetchBuffer::Entry*> PrefetchBuffer::use(std::span<const SourceRange> ranges,
+                                                        Clock::time_point end,
+                                                        std::vector<FetchStatus>& outcome) {
+    outcome.assign(ranges.size(), FetchStatus::missing);
     std::vector<Entry*> claimed(ranges.size(), nullptr);
     Waiter waiter;
     Lock lock(mutex_);
@@ -156,20 +197,17 @@ std::vector<FetchStatus> PrefetchBuffer::fetch(std::span<const SourceRange> rang
         --claimed[i]->users;
         release_if_unused(*std::exchange(claimed[i], nullptr));
     }
-    lock.unlock();
-    for (std::size_t i = 0; i < ranges.size(); ++i) {
-        if (claimed[i] != nullptr) {
-            outcome[i] = copy(*claimed[i], ranges[i], files[i]);
-        }
-    }
-    lock.lock();
-    for (Entry* const entry : claimed) {
+    return claimed;
+}
+
+void PrefetchBuffer::release(const std::vector<Entry*>& used) {
+    const Lock lock(mutex_);
+    for (Entry* const entry : used) {
         if (entry != nullptr) {
             --entry->users;
             release_if_unused(*entry);
         }
     }
-    return outcome;
 }
 
 // Let a reader use an entry, which it waits for if that is not held; null if the reader's thread
@@ -200,10 +238,7 @@ PrefetchBuffer::Entry* PrefetchBuffer::claim(const SourceRange& range, Waiter& w
     }
     ++entry->users;
     if (entry->state != State::held) {
-        if (entry->extra == nullptr) {
-            entry->extra = std::make_unique<Extra>();
-        }
-        entry->extra->waiters.push_back(&waiter);
+        extra_of(*entry).waiters.push_back(&waiter);
         ++waiter.left;
     }
     return entry;
@@ -221,8 +256,8 @@ FetchStatus PrefetchBuffer::copy(const Entry& entry, const SourceRange& range, i
         const auto checksums = entry.range.size > checked_block
                                    ? std::span<const std::uint64_t>(entry.extra->checksums)
                                    : std::span<const std::uint64_t>(&entry.checksum, 1);
-        if (!read_checked(file_, entry.offset, entry.range.size, checksums, begin, end, buffer,
-                          bytes)) {
+        if (!read_checked(file_of(entry), entry.offset, entry.range.size, checksums, begin, end,
+                          buffer, bytes)) {
             return FetchStatus::missing;
         }
     }
@@ -292,6 +327,18 @@ PrefetchBuffer::Entry& PrefetchBuffer::find_or_add(const SourceRange& range) {
         entry.spare = false;
     }
     return entry;
+}
+
+// The file in which a range has its place.
+int PrefetchBuffer::file_of(const Entry& entry) const {
+    return fetcher_of(entry) == FetchedBy::unpackers ? entry.extra->file : file_;
+}
+
+PrefetchBuffer::Extra& PrefetchBuffer::extra_of(Entry& entry) {
+    if (entry.extra == nullptr) {
+        entry.extra = std::make_unique<Extra>();
+    }
+    return *entry.extra;
 }
 
 void PrefetchBuffer::set_state(Entry& entry, State state) {

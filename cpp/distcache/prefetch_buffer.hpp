@@ -104,6 +104,12 @@ public:
     std::vector<FetchStatus> fetch(std::span<const SourceRange> ranges, std::span<const int> files,
                                    Clock::time_point end);
 
+    /// Open shards as soon as they are there: for each source a descriptor of its own file, which
+    /// the caller closes, or -1 if there is none: then `fetch` says why. A shard that is discarded
+    /// is cut to no bytes, and its file is never used again: who has it open reads its bytes, or
+    /// none.
+    std::vector<int> open_shards(std::span<const std::int64_t> sources, Clock::time_point end);
+
     /// Take ranges of one source that are close to one another, those first that readers wait for.
     /// Threads and unpackers wait for some until `end`; the loop never waits, and is woken by
     /// `on_work`.
@@ -112,8 +118,9 @@ public:
     /// Take a range that readers wait for, for the loop; nothing if there is none.
     std::vector<TakenRange> take_awaited();
 
-    /// Write a range that was taken.
-    void store(std::uint64_t id, std::span<const std::byte> bytes);
+    /// Write a range that was taken; a shard into an empty file of its own, whose descriptor the
+    /// buffer closes.
+    void store(std::uint64_t id, std::span<const std::byte> bytes, int own_file = -1);
 
     /// Discard a range that was taken: its readers fetch it themselves.
     void fail(std::uint64_t id);
@@ -156,6 +163,13 @@ private:
     enum class State : std::uint8_t { queued, fetching, held, lost };
     // What few entries have.
     struct Extra {
+        Extra() = default;
+        Extra(const Extra&) = delete;
+        Extra& operator=(const Extra&) = delete;
+        ~Extra() { discard_file(); }
+        void discard_file();
+
+        int file = -1;  // of a shard
         std::vector<Waiter*> waiters;
         std::vector<std::byte> memory;         // the bytes, where there is no place in the file
         std::vector<std::uint64_t> checksums;  // of each block, where there are several
@@ -164,7 +178,7 @@ private:
     struct Entry {
         SourceRange range;
         std::int64_t owner = 0;      // the stream whose share it takes, or 0
-        std::int64_t offset = -1;    // in the file
+        std::int64_t offset = -1;    // in the file; of a shard, in its own
         std::uint64_t checksum = 0;  // of its only block
         std::unique_ptr<Extra> extra;
         std::list<Entry*>::iterator place_of_spare;
@@ -221,6 +235,11 @@ private:
     void wake_fetchers();
     void finish_reading(Stream& stream, std::int64_t reading);
     Entry* claim(const SourceRange& range, Waiter& waiter);
+    std::vector<Entry*> use(std::span<const SourceRange> ranges, Clock::time_point end,
+                            std::vector<FetchStatus>& outcome);
+    void release(const std::vector<Entry*>& used);
+    [[nodiscard]] int file_of(const Entry& entry) const;
+    Extra& extra_of(Entry& entry);
     FetchStatus copy(const Entry& entry, const SourceRange& range, int file) const;
     Entry* take_urgent(FetchedBy fetcher);
     [[nodiscard]] std::deque<Entry*>& urgent_of(FetchedBy fetcher);
@@ -229,8 +248,8 @@ private:
     std::vector<Entry*> take_next(FetchedBy fetcher);
     Entry* next_of(Stream& stream);
     void place(Entry& entry, Stream* stream);
-    bool make_room(std::int64_t size, const Stream* stream);
-    [[nodiscard]] bool fits(std::int64_t size) const;
+    bool make_room(const Entry& entry, const Stream* stream);
+    [[nodiscard]] bool fits(const Entry& entry) const;
     [[nodiscard]] std::int64_t asked() const;
     [[nodiscard]] std::int64_t budget() const;
     void note_error(int error, std::int64_t room);
@@ -256,6 +275,7 @@ private:
     Extents extents_;
     std::int64_t usual_budget_ = 0;
     std::int64_t used_ = 0;
+    std::int64_t in_shards_ = 0;  // of it
     std::int64_t file_size_ = 0;
     std::int64_t next_stream_;
     std::uint64_t next_id_ = 1;

@@ -75,7 +75,7 @@ PrefetchBuffer::Entry* PrefetchBuffer::take_urgent(FetchedBy fetcher) {
         urgent.pop_front();
         --entry.queues;
         if (entry.state == State::queued && entry.users > 0) {
-            if ((entry.readings > 0 || is_shard) && make_room(entry.range.size, nullptr)) {
+            if ((entry.readings > 0 || is_shard) && make_room(entry, nullptr)) {
                 place(entry, nullptr);
             }
             set_state(entry, State::fetching);
@@ -117,7 +117,7 @@ std::vector<PrefetchBuffer::Entry*> PrefetchBuffer::take_next(FetchedBy fetcher)
         if (first == nullptr || fetcher_of(*first) != fetcher) {
             continue;
         }
-        if (!make_room(first->range.size, stream)) {
+        if (!make_room(*first, stream)) {
             return {};
         }
         std::vector<Entry*> found{first};
@@ -125,7 +125,7 @@ std::vector<PrefetchBuffer::Entry*> PrefetchBuffer::take_next(FetchedBy fetcher)
         while (found.size() < most_joined) {
             Entry* const next = next_of(*stream);
             if (next == nullptr || !are_near(first->range, found.back()->range, next->range) ||
-                !fits(next->range.size)) {
+                !fits(*next)) {
                 break;
             }
             place(*next, stream);
@@ -149,11 +149,15 @@ PrefetchBuffer::Entry* PrefetchBuffer::next_of(Stream& stream) {
     return nullptr;
 }
 
-void PrefetchBuffer::store(std::uint64_t id, std::span<const std::byte> bytes) {
+void PrefetchBuffer::store(std::uint64_t id, std::span<const std::byte> bytes, int own_file) {
+    Extra own;  // closes the file, unless an entry takes it
+    own.file = own_file;
     Lock lock(mutex_);
     Entry& entry = *taken_.at(id);
+    const bool is_shard = fetcher_of(entry) == FetchedBy::unpackers;
     require(static_cast<std::int64_t>(bytes.size()) == entry.range.size,
             "a range has another size");
+    require(is_shard == (own_file >= 0), "shards, and no others, have a file of their own");
     const bool has_place = entry.offset >= 0;
     lock.unlock();
     int error = 0;
@@ -163,18 +167,17 @@ void PrefetchBuffer::store(std::uint64_t id, std::span<const std::byte> bytes) {
             entry.checksum = checksums.front();
         } else {
             const Lock again(mutex_);  // readers that come to wait may make it, too
-            if (entry.extra == nullptr) {
-                entry.extra = std::make_unique<Extra>();
-            }
-            entry.extra->checksums = std::move(checksums);
+            extra_of(entry).checksums = std::move(checksums);
         }
-        error = write_all(file_, bytes, entry.offset);
+        error = write_all(is_shard ? own_file : file_, bytes, entry.offset);
     }
     lock.lock();
     taken_.erase(id);
     if (error != 0) {
         note_error(error, used_ - Extents::rounded(entry.range.size));
         free_place(entry);
+    } else if (has_place && is_shard) {
+        extra_of(entry).file = std::exchange(own.file, -1);
     }
     if (!has_place || error != 0) {
         if (entry.users == 0) {

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <tuple>
+#include <utility>
 
 #include "distcache/prefetch_buffer.hpp"
 
@@ -18,8 +20,13 @@ constexpr std::chrono::seconds full_pause{60};  // until a full disk is written 
 // Give a range a place in the file, where it takes the share of a stream, or nobody's.
 void PrefetchBuffer::place(Entry& entry, Stream* stream) {
     const std::int64_t size = Extents::rounded(entry.range.size);
-    entry.offset = extents_.take(size);
-    file_size_ = std::max(file_size_, extents_.end());
+    if (fetcher_of(entry) == FetchedBy::unpackers) {
+        entry.offset = 0;
+        in_shards_ += size;
+    } else {
+        entry.offset = extents_.take(size);
+        file_size_ = std::max(file_size_, extents_.end());
+    }
     used_ += size;
     if (stream != nullptr) {
         entry.owner = stream->number;
@@ -30,15 +37,15 @@ void PrefetchBuffer::place(Entry& entry, Stream* stream) {
 
 // Make room for a range: of spare ones, and for a stream that is below its share also of the stream
 // that has most beyond its own. Returns whether there is room.
-bool PrefetchBuffer::make_room(std::int64_t size, const Stream* stream) {
-    while (!fits(size) && !spare_.empty()) {
+bool PrefetchBuffer::make_room(const Entry& entry, const Stream* stream) {
+    while (!fits(entry) && !spare_.empty()) {
         discard_spare();
     }
-    if (stream == nullptr || fits(size)) {
-        return fits(size);
+    if (stream == nullptr || fits(entry)) {
+        return fits(entry);
     }
     const std::int64_t share = budget() / static_cast<std::int64_t>(streams_.size());
-    if (stream->taken + Extents::rounded(size) > share) {
+    if (stream->taken + Extents::rounded(entry.range.size) > share) {
         return false;
     }
     const auto most = std::max_element(
@@ -46,17 +53,17 @@ bool PrefetchBuffer::make_room(std::int64_t size, const Stream* stream) {
         [](const auto& a, const auto& b) { return a.second.taken < b.second.taken; });
     Stream& from = most->second;
     std::int64_t furthest = std::min(from.next, from.range_count());
-    while (from.taken > share && !fits(size) && furthest > from.first_range) {
-        Entry* const entry = from.range(--furthest);
+    while (from.taken > share && !fits(entry) && furthest > from.first_range) {
+        Entry* const last = from.range(--furthest);
         // What is read more than once may be needed sooner by another reading.
-        if (entry != nullptr && entry->state == State::held && entry->owner == from.number &&
-            entry->users == 0 && entry->readings == 1) {
-            free_place(*entry);
-            set_state(*entry, State::queued);
+        if (last != nullptr && last->state == State::held && last->owner == from.number &&
+            last->users == 0 && last->readings == 1) {
+            free_place(*last);
+            set_state(*last, State::queued);
             from.next = furthest;
         }
     }
-    return fits(size);
+    return fits(entry);
 }
 
 // Let an entry that nobody reads now go, or become spare.
@@ -112,10 +119,17 @@ void PrefetchBuffer::free_place(Entry& entry) {
     if (entry.offset < 0) {
         return;
     }
-    extents_.release(entry.offset, entry.range.size);
     used_ -= Extents::rounded(entry.range.size);
     disown(entry);
-    entry.offset = -1;
+    const std::int64_t offset = std::exchange(entry.offset, -1);
+    if (fetcher_of(entry) == FetchedBy::unpackers) {
+        in_shards_ -= Extents::rounded(entry.range.size);
+        if (entry.extra != nullptr) {
+            entry.extra->discard_file();
+        }
+        return;
+    }
+    extents_.release(offset, entry.range.size);
     // The disk gets large ends of the file back, and all of it when nothing is ahead.
     if (extents_.end() == 0 || file_size_ - extents_.end() > longest_request) {
         if (::ftruncate(file_, extents_.end()) == 0) {
@@ -124,9 +138,19 @@ void PrefetchBuffer::free_place(Entry& entry) {
     }
 }
 
-bool PrefetchBuffer::fits(std::int64_t size) const {
+// Cut it to no bytes: readers that have it open keep no space.
+void PrefetchBuffer::Extra::discard_file() {
+    if (file >= 0) {
+        std::ignore = ::ftruncate(file, 0);
+        ::close(std::exchange(file, -1));
+    }
+}
+
+bool PrefetchBuffer::fits(const Entry& entry) const {
     const std::int64_t limit = budget();
-    return used_ + Extents::rounded(size) <= limit && extents_.fits(size, limit);
+    return used_ + Extents::rounded(entry.range.size) <= limit &&
+           (fetcher_of(entry) == FetchedBy::unpackers ||
+            extents_.fits(entry.range.size, limit - in_shards_));
 }
 
 std::int64_t PrefetchBuffer::asked() const {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -14,11 +15,11 @@ from distcache.megatron.arguments import Readers, parse_readers
 from distcache.megatron.export import Exported
 from distcache.megatron.names import Naming
 from distcache.megatron.tokenizers import Release
-from distcache.node.store import Store, local_directory
+from distcache.node.store import Store, local_directory, part_of
 from distcache.option import Option
 from distcache.ranks.job_environment import node_name
 from distcache.storage.files import FileVersion, atomic_write, is_plain_file_of, read_file
-from distcache.storage.space import space_at
+from distcache.storage.space import allocated, space_at
 from distcache.storage.threads import decodable
 from distcache.storage.units import parse_positive_size, parse_share, parse_size
 from distcache.storage.url import path_only
@@ -77,9 +78,10 @@ class Ready(msgspec.Struct, frozen=True):
     shards: str = "none"  # value of `LocalizeOptions.shards`
     copied: bool = False  # value of `LocalizeOptions.copy`
     read_ahead: bool = False  # value of `LocalizeOptions.read_ahead`
-    # values of `LocalizeOptions.behind` and `LocalizeOptions.share`
+    # values of `LocalizeOptions.behind`, `LocalizeOptions.share` and `LocalizeOptions.reserve`
     behind: bool = False
     share: float = 0.0
+    reserve: int = 0
 
     @property
     def naming(self) -> Naming:
@@ -115,6 +117,17 @@ def _with_copy(store: Store, corpus: LocalCorpus) -> LocalCorpus:
     if not is_plain_file_of(bin_path(store.prefix(corpus.stem)), corpus.bin_version.size):
         return corpus
     return msgspec.structs.replace(corpus, bin_size=corpus.bin_version.size, copied=True)
+
+
+def bytes_to_copy(store: Store, corpora: Iterable[LocalCorpus]) -> int:
+    """Return the bytes of the copies that training has still to make of corpora."""
+    left = {
+        corpus.stem: corpus.bin_version.size
+        for corpus in corpora
+        if corpus.behind and corpus.bin_version is not None and not corpus.bin_size
+    }
+    paths = {stem: Path(bin_path(store.prefix(stem))) for stem in left}
+    return sum(max(size - allocated(part_of(paths[stem])), 0) for stem, size in left.items())
 
 
 def read_records(store: Store) -> Iterator[Ready]:
@@ -237,6 +250,7 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
             copy=self.copy or before.copied,
             behind=(self.behind or before.behind) and not (self.copy or before.copied),
             share=self.share if self.behind else before.share or self.share,
+            reserve=self.reserve or before.reserve,
             read_ahead=self.read_ahead or before.read_ahead,
             megatron=self.megatron or before.megatron is not None,
             shards=self._joined_shards(before.shards),
@@ -262,7 +276,10 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
             record.linked >= self.link
             and record.copied >= self.copy
             and (record.behind or record.copied) >= self.behind
-            and (record.share == wanted.share or not wanted.behind)
+            and (
+                (record.share, record.reserve) == (wanted.share, wanted.reserve)
+                or not wanted.behind
+            )
             and record.read_ahead >= self.read_ahead
             and present_choice(record.shards) == wanted.shards
             and (has_view or not self.megatron)

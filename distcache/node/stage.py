@@ -26,6 +26,7 @@ from distcache.node.manifest import CACHE, Manifest, describe, stat_corpora
 from distcache.node.records import (
     NodeReport,
     Ready,
+    bytes_to_copy,
     invalidate,
     make_report,
     read_record,
@@ -211,7 +212,8 @@ def _reserve(run: Localization, found: LocalState, repair: Repair) -> None:
     if options.megatron:
         needed += missing_view_bytes(store, manifest, options.naming)
     if options.budget is not None:
-        make_room(store, options.budget - needed, manifest)
+        later = bytes_to_copy(store, manifest.corpora)
+        make_room(store, options.budget - needed - later, manifest)
     advice = "free space with `distcache local gc`, or choose another directory with --store"
     require_space(store.root, needed, advice, spare=options.reserve)
     for file in incomplete:
@@ -277,6 +279,7 @@ def _mark_ready(run: Localization) -> Ready:
         copied=options.copy,
         behind=options.behind,
         share=options.share if options.behind else 0.0,
+        reserve=options.reserve if options.behind else 0,
         read_ahead=options.read_ahead,
         megatron=view,
         tokenizer=options.naming.tokenizer,

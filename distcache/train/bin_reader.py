@@ -105,5 +105,5 @@ def _find(path: str) -> tuple[FetchClient, Source, str]:
         for corpus in record.corpora:
             if bin_path(corpus.shared) == path and corpus.bin_version is not None:
                 copy = bin_path(store.prefix(corpus.stem)) if corpus.bin_size else ""
-                return _client_of(store.ahead), source_of(path, corpus, record.share), copy
+                return _client_of(store.ahead), source_of(path, corpus, record), copy
     raise NotReady(f"{path}: no cache in {root} is of this corpus; localize one that is")

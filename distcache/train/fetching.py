@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +14,12 @@ from numpy.typing import NDArray
 from distcache.corpus.mds.shard_table import shards_at
 from distcache.node.ahead.client import FetchClient
 from distcache.node.ahead.protocol import Source
-from distcache.storage.files import closing_fd, read_range
+from distcache.storage.files import read_range
 from distcache.train.token_files import TokenPlaces
 
 MOST_ENDED: Final = 256  # readings
+MOST_SHARDS: Final = 56  # that each reader has open, unless one batch needs more
+Result = TypeVar("Result")
 Reading = tuple[int, int]
 """A stream, and the number of a reading that was announced in it."""
 
@@ -88,27 +91,68 @@ class Fetching:
     def __init__(self, client: FetchClient | None) -> None:
         self._client = client
         self._ended: list[Reading] = []  # of which the fetcher was not told yet
+        self._shards: OrderedDict[Source, int] = OrderedDict()  # the fetcher's own files
 
-    @contextlib.contextmanager
-    def files(
-        self, found: FetchedRanges, readings: Iterable[Reading | None] = ()
-    ) -> Iterator[dict[Source, int]]:
-        """Yield descriptors of sparse files with the ranges, all at once, by their sources.
+    def __del__(self) -> None:
+        while self._shards:
+            os.close(self._shards.popitem()[1])
+
+    def attempt(
+        self, found: FetchedRanges, action: Callable[[Mapping[Source, int]], Result]
+    ) -> Result:
+        """Return what an action makes of descriptors of files with ranges, by their sources.
+
+        Ranges have their own offsets. Of shards, these are the fetcher's own files: where one is
+        discarded meanwhile, so that the action raises EOFError, it is called again, with a copy.
 
         Parameters
         ----------
         found : FetchedRanges
             Ranges that are read, of at most `MOST_DESCRIPTORS` sources.
-        readings : iterable of (int, int) or None
-            Announced readings that this is the end of.
+        action : callable
+            Reads the ranges.
         """
-        self._ended += [reading for reading in readings if reading is not None]
-        # Where a copy is read that was made since they were announced, the fetcher is told later.
-        if self._client is None or not (len(found.ranges) or len(self._ended) >= MOST_ENDED):
+        if self._client is None or not len(found.ranges):
+            return action({})
+        opened = self._open_shards(self._client, [s for s in found.sources if s.codec])
+        try:
+            with self._copies(self._client, found, opened) as copies:
+                return action({**opened, **copies})
+        except EOFError:
+            if not opened:
+                raise
+        with self._copies(self._client, found, {}) as copies:
+            return action(copies)
+
+    def _open_shards(self, client: FetchClient, sources: Sequence[Source]) -> dict[Source, int]:
+        """Return descriptors of shards, but for those that the fetcher only copies."""
+        for source in sources:
+            file = self._shards.get(source)
+            if file is None:
+                continue
+            if os.fstat(file).st_size == source.size:
+                self._shards.move_to_end(source)
+            else:
+                os.close(self._shards.pop(source))
+        if missing := [source for source in sources if source not in self._shards]:
+            self._shards.update(client.open_shards(missing, self._take_ended()))
+        while len(self._shards) > max(MOST_SHARDS, len(sources)):
+            os.close(self._shards.popitem(last=False)[1])
+        return {source: self._shards[source] for source in sources if source in self._shards}
+
+    @contextlib.contextmanager
+    def _copies(
+        self, client: FetchClient, found: FetchedRanges, opened: Mapping[Source, int]
+    ) -> Iterator[dict[Source, int]]:
+        """Yield descriptors of sparse files with the ranges of all sources that are not open."""
+        left = [number for number, source in enumerate(found.sources) if source not in opened]
+        own = np.isin(found.ranges[:, 0], left)
+        if not own.any():
             yield {}
             return
-        ended, self._ended = self._ended, []
-        files = self._client.read(found.sources, found.ranges, ended)
+        ranges = found.ranges[own]
+        ranges[:, 0] = np.searchsorted(left, ranges[:, 0])
+        files = client.read([found.sources[number] for number in left], ranges, self._take_ended())
         try:
             yield files
         finally:
@@ -116,14 +160,19 @@ class Fetching:
                 os.close(descriptor)
 
     def end(self, readings: Iterable[Reading | None]) -> None:
-        """Tell the fetcher that readings are over, whose ranges were read one by one."""
-        ended = [reading for reading in readings if reading is not None]
-        if self._client is not None and ended:
-            self._client.read([], np.empty((0, 3), np.int64), ended)
+        """Tell the fetcher that readings are over; with what is asked next, or when many are."""
+        self._ended += [reading for reading in readings if reading is not None]
+        if self._client is not None and len(self._ended) >= MOST_ENDED:
+            self._client.read([], np.empty((0, 3), np.int64), self._take_ended())
+
+    def _take_ended(self) -> list[Reading]:
+        ended, self._ended = self._ended, []
+        return ended
 
     def read(self, source: Source, begin: int, size: int) -> bytes:
         """Return bytes of one source."""
         assert self._client is not None, "it reads what is fetched"
-        ranges = np.array([[0, begin, size]], np.int64)
-        with closing_fd(self._client.read([source], ranges)[source]) as file:
-            return read_range(file, begin, begin + size)
+        found = FetchedRanges(
+            [source], np.array([[0, begin, size]], np.int64), np.ones(1, np.int64)
+        )
+        return self.attempt(found, lambda files: read_range(files[source], begin, begin + size))

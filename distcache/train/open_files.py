@@ -49,7 +49,7 @@ from distcache.storage.url import is_url, located
 from distcache.train.token_files import TokenPlaces, find_tokens
 
 
-def source_of(path: str, corpus: LocalCorpus, share: float) -> Source:
+def source_of(path: str, corpus: LocalCorpus, record: Ready) -> Source:
     """Return what the node's fetcher reads of a corpus, and copies if that was asked for.
 
     Parameters
@@ -58,13 +58,13 @@ def source_of(path: str, corpus: LocalCorpus, share: float) -> Source:
         Path or URL of its `.bin`.
     corpus : LocalCorpus
         The corpus, whose `.bin` has a known version.
-    share : float
-        Share of the link for copies.
+    record : Ready
+        Record of the copy of the cache.
     """
     assert corpus.bin_version is not None, "the caller has looked"
     if not corpus.behind:
         return Source(path, corpus.bin_version)
-    return Source(path, corpus.bin_version, stem=corpus.stem, share=share)
+    return Source(path, corpus.bin_version, "", 0, b"", corpus.stem, record.share, record.reserve)
 
 
 class CacheHandle(msgspec.Struct, frozen=True):
@@ -148,7 +148,7 @@ class CacheHandle(msgspec.Struct, frozen=True):
             for here, corpus in zip(local, record.corpora, strict=True)
         ]
         fetched = {
-            source: source_of(bin_path(rename(corpus.shared)), corpus, record.share)
+            source: source_of(bin_path(rename(corpus.shared)), corpus, record)
             for source, corpus in enumerate(record.corpora)
             if corpus.bin_version is not None and not corpus.bin_size
         }

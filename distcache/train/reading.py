@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import threading
@@ -15,6 +16,7 @@ from distcache.corpus.mds.shard_table import shards_at
 from distcache.errors import CacheCorrupt
 from distcache.kernels import Mapping as MappedFile
 from distcache.kernels import SampleRules, Section, find_ranges, find_shards, read_samples
+from distcache.node.ahead.protocol import Source
 from distcache.storage.files import write_range
 from distcache.train.fetching import FetchedRanges, Fetching, no_ranges, ranges_at
 from distcache.train.split import OpenMember, OpenSplit
@@ -98,14 +100,18 @@ class SampleReader:
                     self._read_scattered(
                         members[part.start], places[part.start], samples[rows], part.start, arrays
                     )
-                    self._fetching.end(readings[rows])
                 else:
                     found = self._fetched_ranges(places[rows], sections[rows], samples[rows])
-                    with self._fetching.files(found, readings[rows]) as fetched:
-                        by_path = {source.path: file for source, file in fetched.items()}
-                        self._read_open(
-                            sections[rows], samples[rows], part.start, files[rows], by_path, arrays
-                        )
+                    read = functools.partial(
+                        self._read_open,
+                        sections[rows],
+                        samples[rows],
+                        part.start,
+                        files[rows],
+                        arrays,
+                    )
+                    self._fetching.attempt(found, read)
+                self._fetching.end(readings[rows])
             if MappedFile.faults() != self._faults:
                 self._require_intact()
 
@@ -169,16 +175,18 @@ class SampleReader:
         samples: NDArray[np.int64],
         first: int,
         files: Sequence[Sequence[File]],
-        fetched: Mapping[str, int],
         arrays: Arrays,
+        fetched: Mapping[Source, int],
     ) -> None:
+        """Fill rows whose files can all be open; EOFError if a fetched one ends too early."""
+        by_path = {source.path: file for source, file in fetched.items()}
         done = attempt = 0
         while done < len(sections):
             flat = [file for own in files[done:] for file in own]
-            own_files = [file for file in flat if file != NO_FILE and file[0] not in fetched]
+            own_files = [file for file in flat if file != NO_FILE and file[0] not in by_path]
             wanted = iter(self._files.descriptors(own_files))
             descriptors = [
-                fetched[file[0]] if file[0] in fetched else -1 if file == NO_FILE else next(wanted)
+                by_path[file[0]] if file[0] in by_path else -1 if file == NO_FILE else next(wanted)
                 for file in flat
             ]
             counts = [len(own) for own in files[done:]]
@@ -199,7 +207,10 @@ class SampleReader:
             if error:
                 attempt = 1 if count else attempt + 1
                 own = files[done]  # of a corpus of one file, only that
-                self._files.recover(own[part if len(own) > 1 else 0][0], error, byte, attempt)
+                path = own[part if len(own) > 1 else 0][0]
+                if error < 0 and path in by_path:
+                    raise EOFError(f"{path}: ends before byte {byte}")
+                self._files.recover(path, error, byte, attempt)
 
     def _read_scattered(
         self,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -109,6 +110,16 @@ def _ranges_of(places: Sequence[_RowPlace]) -> FetchedRanges:
     return FetchedRanges(list(numbers), np.array(ranges, np.int64).reshape(-1, 3), ends)
 
 
+def _contents(places: Sequence[_RowPlace], files: Mapping[Source, int]) -> list[bytes | None]:
+    """Return the bytes of the rows that are in fetched files; None for the others."""
+    return [
+        None
+        if place.fetched is None
+        else read_range(files[place.fetched], place.begin, place.begin + place.size)
+        for place in places
+    ]
+
+
 class RowReader:
     """Reads the samples of a split of rows; recreated after a fork.
 
@@ -178,14 +189,8 @@ class RowReader:
         found: list[bytes | None] = []
         for begin in range(0, len(places), MOST_DESCRIPTORS):
             part = places[begin : begin + MOST_DESCRIPTORS]
-            ended = readings if begin + len(part) == len(places) else ()
-            with self._fetching.files(_ranges_of(part), ended) as files:
-                found += [
-                    None
-                    if place.fetched is None
-                    else read_range(files[place.fetched], place.begin, place.begin + place.size)
-                    for place in part
-                ]
+            found += self._fetching.attempt(_ranges_of(part), functools.partial(_contents, part))
+        self._fetching.end(readings)
         return found
 
     def _place(self, number: int, sample: int) -> _RowPlace:

@@ -27,6 +27,7 @@ class Node:
     """A buffer, with a source of ranges that threads fetch, in the place of the fetcher."""
 
     def __init__(self, directory: Path) -> None:
+        self.directory = directory
         self.file = open_unnamed(directory)
         self.buffer = PrefetchBuffer(self.file)
         self.source = self.buffer.add_source("threads", 0)

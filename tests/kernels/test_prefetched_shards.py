@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 import numpy as np
 import pytest
 
+from distcache.storage.files import open_unnamed
 from tests.kernels.prefetch_node import (
     COPIED,
     MISSING,
@@ -25,7 +27,8 @@ def unpack(node: Node, most: int = 1000) -> int:
     while count < most and (taken := node.buffer.take(0.0, "unpackers")):
         for entry, _, begin, size in taken:
             assert (begin, size) == (0, SHARD)
-            node.buffer.store(entry, np.frombuffer(content(begin, size), np.uint8))
+            file = open_unnamed(node.directory)
+            node.buffer.store(entry, np.frombuffer(content(begin, size), np.uint8), file)
         count += len(taken)
     return count
 
@@ -62,6 +65,68 @@ def test_a_shard_is_unpacked_once_for_all_its_ranges(node: Node) -> None:
         node.buffer.add_source("unpackers", 0)
     with pytest.raises(ValueError, match="nobody fetches by x"):
         node.buffer.add_source("x", 0)
+
+
+def opened(node: Node, *shards: int) -> list[int]:
+    """Return descriptors of shards that are ahead, or -1."""
+    return node.buffer.open_shards(np.array(shards, np.int64), 0.0)
+
+
+def test_a_shard_is_read_in_place(node: Node) -> None:
+    """From a file of its own, which is empty once the shard is discarded, and never another's."""
+    first, second = (node.buffer.add_source("unpackers", SHARD) for _ in range(2))
+    stream = node.buffer.open_stream()
+    node.announce(stream, [[(shard, 0, SHARD)] for shard in (first, second)], SHARD + UNIT)
+    assert unpack(node) == 1
+    (mine,) = opened(node, first)
+    assert opened(node, second) == [-1]
+    assert os.pread(mine, SHARD, 0) == content(0, SHARD)
+    node.finish(stream, 0)
+    assert os.fstat(mine).st_size == SHARD, "nobody needs its room yet"
+    assert unpack(node) == 1
+    assert os.fstat(mine).st_size == 0
+    os.close(mine)
+    (other,) = opened(node, second)
+    assert os.pread(other, SHARD, 0) == content(0, SHARD)
+    before = node.status()["used"]
+    node.buffer.close_stream(stream)
+    assert (before, node.status()["used"], os.fstat(other).st_size) == (SHARD + 16, 0, 0)
+    os.close(other)
+    with pytest.raises(IndexError, match="there is no such shard"):
+        opened(node, node.source)
+
+
+def test_a_shard_needs_a_file_of_its_own(node: Node) -> None:
+    """And nothing else has one; the buffer closes it all the same."""
+    shard = node.buffer.add_source("unpackers", SHARD)
+    stream = node.buffer.open_stream()
+    node.announce(stream, [[(shard, 0, SHARD)], [node.key(1)]])
+    ((entry, _, begin, size),) = node.buffer.take(0.0, "unpackers")
+    data = np.frombuffer(content(begin, size), np.uint8)
+    with pytest.raises(IndexError, match="file of their own"):
+        node.buffer.store(entry, data)
+    node.buffer.store(entry, data, open_unnamed(node.directory))
+    ((entry, _, begin, size),) = node.buffer.take(0.0)
+    data = np.frombuffer(content(begin, size), np.uint8)
+    file = open_unnamed(node.directory)
+    with pytest.raises(IndexError, match="file of their own"):
+        node.buffer.store(entry, data, file)
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(file)
+
+
+def test_shards_and_ranges_share_a_budget(node: Node) -> None:
+    """The file of the ranges and those of the shards are not larger than it together."""
+    shards = [node.buffer.add_source("unpackers", SHARD) for _ in range(4)]
+    stream = node.buffer.open_stream()
+    cost = -(-SHARD // UNIT) * UNIT
+    node.announce(stream, [[(shard, 0, SHARD)] for shard in shards[:2]], 3 * cost)
+    node.announce(stream, [[node.key(number)] for number in range(10)], 3 * cost)
+    node.announce(stream, [[(shard, 0, SHARD)] for shard in shards[2:]], 3 * cost)
+    assert unpack(node) == 2
+    assert node.fetch() == cost // -(-SIZE // UNIT) // UNIT
+    assert node.status()["used"] <= 3 * cost
+    assert os.fstat(node.file).st_size <= cost
 
 
 def test_a_shard_that_nobody_announced_takes_nothing_from_a_stream(node: Node) -> None:

@@ -21,6 +21,7 @@ from distcache.errors import DistcacheError, NotReady, ShardWaitWarning
 from distcache.node.ahead.protocol import (
     AheadRequest,
     Hello,
+    OpenRequest,
     ReadRequest,
     Reply,
     Source,
@@ -95,7 +96,7 @@ class FetchClient:
         ranges : ndarray of int64, shape (ranges, 3)
             Number of the source, first byte, bytes.
         readings : sequence of (int, int)
-            Stream, and number in it, of the announced readings that this is.
+            Stream, and number in it, of announced readings that are over.
 
         Returns
         -------
@@ -118,6 +119,29 @@ class FetchClient:
             raise
         self._count_wait(time.monotonic() - begin, sources)
         return dict(zip(sources, files, strict=True))
+
+    def open_shards(
+        self, sources: Sequence[Source], readings: Sequence[tuple[int, int]] = ()
+    ) -> dict[Source, int]:
+        """Open the fetcher's own files of unpacked shards.
+
+        Parameters
+        ----------
+        sources : sequence of Source
+            Compressed shards, at most `MOST_DESCRIPTORS`.
+        readings : sequence of (int, int)
+            Stream, and number in it, of announced readings that are over.
+
+        Returns
+        -------
+        dict of Source to int
+            Descriptors of files, which the caller closes; without the shards that only `read`
+            serves, or whose error it raises. A file whose shard is discarded becomes empty.
+        """
+        begin = time.monotonic()
+        reply, files = self._ask(OpenRequest(list(sources), encoded(readings)))
+        self._count_wait(time.monotonic() - begin, sources)
+        return dict(zip([sources[number] for number in reply.opened], files, strict=True))
 
     def _count_wait(self, seconds: float, sources: Sequence[Source]) -> None:
         if seconds < WAIT or not sources:
@@ -145,18 +169,18 @@ class FetchClient:
 
     def status(self) -> Status:
         """Return how the fetcher is."""
-        status = self._ask(StatusRequest()).status
+        status = self._ask(StatusRequest())[0].status
         assert status is not None, "it was asked for"
         return status
 
-    def _ask(self, request: Any, descriptors: Sequence[int] = ()) -> Reply:
-        """Send a request and return the answer; again, if the fetcher has died since."""
+    def _ask(self, request: Any, descriptors: Sequence[int] = ()) -> tuple[Reply, list[int]]:
+        """Send a request and return the answer and its descriptors; again, if the fetcher died."""
         self._require_process()
         for _ in range(ATTEMPTS):
             connection = self._take()
             try:
                 send(connection, request, descriptors)
-                reply: Reply = receive(connection, Reply)[0]
+                reply, received = receive(connection, Reply)
             except GONE:
                 connection.close()
                 self._forget()
@@ -173,7 +197,7 @@ class FetchClient:
             with self._lock:
                 self._free.append(connection)
             reply.raise_error()
-            return reply
+            return reply, received
         raise DistcacheError(
             f"{self.directory}: the fetcher died {ATTEMPTS} times; see {self.directory / LOG}"
         )

@@ -87,8 +87,8 @@ class _Copy:
             self.close()
             raise
 
-    def reserve(self) -> None:
-        """Reserve all space.
+    def reserve(self, spare: int) -> None:
+        """Reserve all space, if some bytes of the disk stay free.
 
         Raises
         ------
@@ -96,7 +96,8 @@ class _Copy:
             If the disk has not enough; then nothing of the copy stays.
         """
         written = allocated(part_of(self.final))
-        require_space(self.final.parent, self.size, "ranges of it are read", written=written)
+        advice = "ranges of it are read"
+        require_space(self.final.parent, self.size, advice, spare=spare, written=written)
         try:
             reserve(self._file, self.size, part_of(self.final))
         except NoSpace:
@@ -213,6 +214,7 @@ class Copier:
             If its copy has no sensible name.
         """
         sound = LEAST_SHARE <= source.share <= 1 and 0 < source.version.size <= MOST_BYTES
+        sound = sound and 0 <= source.spare <= MOST_BYTES
         if not STEM.fullmatch(source.stem) or not sound:
             raise ValueError("a copy has no sensible name, size or share of the link")
         with self._lock:
@@ -336,7 +338,7 @@ class Copier:
 
     def _fill(self, copy: _Copy, source: Source, pool: ThreadPoolExecutor) -> None:
         with no_space_as_error(copy.final):
-            copy.reserve()
+            copy.reserve(source.spare)
             for unit in np.flatnonzero(~copy.arrived).tolist():
                 begin = time.monotonic()
                 copy.store(unit, self._fetch(source, *copy.bounds(unit), pool))

@@ -24,8 +24,10 @@ from distcache.kernels import PrefetchBuffer, RequestLoop
 from distcache.node.ahead.copying import Copier
 from distcache.node.ahead.open_sources import OpenSources
 from distcache.node.ahead.protocol import (
+    MOST_DESCRIPTORS,
     WHOLE,
     AheadRequest,
+    OpenRequest,
     ReadRequest,
     Source,
     Status,
@@ -159,6 +161,7 @@ class Fetcher:
             raise ValueError("there is not a descriptor for each source")
         local = decode_ranges(request.ranges, len(request.sources))
         self._copy_behind(request.sources)
+        self.buffer.finish_readings(decoded(request.readings, 2))
         ranges = self._numbered(request.sources, local)
         used = int(local[:, 2].sum())
         files = np.array(descriptors, np.int32)[local[:, 0]]
@@ -170,10 +173,26 @@ class Fetcher:
             self._fetch_missing(request.sources, local[outcome == MISSING], descriptors)
         except IndexError as error:
             raise ValueError(str(error)) from error
-        finally:
-            self.buffer.finish_readings(decoded(request.readings, 2))
         with self._lock:
             self.used += used
+
+    def open_shards(self, request: OpenRequest) -> list[int]:
+        """Return a descriptor of each shard, or -1: then `read` says why."""
+        if len(request.sources) > MOST_DESCRIPTORS:
+            raise ValueError("more shards than a message carries")
+        self.buffer.finish_readings(decoded(request.readings, 2))
+        numbers = np.array([self._number_of(source) for source in request.sources], np.int64)
+        try:
+            files = self.buffer.open_shards(numbers, limits().object_store)
+        except IndexError as error:
+            raise ValueError(str(error)) from error
+        with self._lock:
+            self.used += sum(
+                source.size
+                for source, file in zip(request.sources, files, strict=True)
+                if file >= 0
+            )
+        return files
 
     def _copy_behind(self, sources: Sequence[Source]) -> None:
         for source in sources:
@@ -308,10 +327,11 @@ class Fetcher:
                         room = np.empty(entry.size, np.uint8)
                     data = room[: entry.size]
                     self._fetch_into(data, self._sources[entry.source], 0)
+                    file = open_unnamed(self._directory)
                 except Exception as error:  # noqa: BLE001  its readers would wait for this thread
                     self._fail([entry], error)
                 else:
-                    self.buffer.store(entry.id, data)
+                    self.buffer.store(entry.id, data, file)
 
     def _read_ahead(self) -> None:
         """Fetch what comes next, until the fetcher ends."""

@@ -2,7 +2,8 @@
 
 Each message is its length in four bytes, then a struct. A `ReadRequest` comes with a descriptor for
 each of its objects, into which the fetcher writes the ranges at their own offsets, so that a sparse
-file in memory represents the object. Nothing is ever unpickled.
+file in memory represents the object. An `OpenRequest` is answered with descriptors of whole files.
+Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -41,10 +42,11 @@ class Source(msgspec.Struct, frozen=True, array_like=True):
     codec: str = ""  # empty if it is not compressed
     raw_size: int = 0  # bytes of the raw shard
     digest: bytes = b""  # XXH3-128 of the raw shard; empty if it is not known
-    # name in the store of a whole copy that is made behind training, and the share of the link that
-    # it may take; empty if none is
+    # name in the store of a whole copy that is made behind training, empty if none is; the share of
+    # the link that it may take, and the bytes of the disk that it leaves free
     stem: str = ""
     share: float = 0.0
+    spare: int = 0
 
     @property
     def size(self) -> int:
@@ -67,6 +69,13 @@ class ReadRequest(msgspec.Struct, frozen=True, tag="read"):
 
     sources: list[Source]
     ranges: bytes
+    readings: bytes = b""
+
+
+class OpenRequest(msgspec.Struct, frozen=True, tag="open"):
+    """Send descriptors of unpacked shards; `readings` as above."""
+
+    sources: list[Source]
     readings: bytes = b""
 
 
@@ -119,7 +128,8 @@ class Reply(msgspec.Struct, frozen=True):
     """The answer to any request: `problems` if it failed, and the exit code of the error.
 
     `ends` says that this fetcher makes room for another one; `stream` is the number of the
-    connection's stream, if it has any.
+    connection's stream, if it has any; `opened` are the numbers of the shards whose descriptors
+    come with this message.
     """
 
     problems: tuple[str, ...] = ()
@@ -127,6 +137,7 @@ class Reply(msgspec.Struct, frozen=True):
     status: Status | None = None
     ends: bool = False
     stream: int = 0
+    opened: tuple[int, ...] = ()
 
     def raise_error(self) -> None:
         """Raise the error, if there is one."""

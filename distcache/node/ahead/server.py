@@ -21,6 +21,7 @@ from distcache.node.ahead.fetcher import PAUSE, Fetcher
 from distcache.node.ahead.protocol import (
     AheadRequest,
     Hello,
+    OpenRequest,
     ReadRequest,
     Reply,
     StatusRequest,
@@ -34,7 +35,7 @@ from distcache.storage.access import identity_of
 from distcache.storage.locks import try_lock
 from distcache.storage.timeouts import limits
 
-Request = AheadRequest | Hello | ReadRequest | StatusRequest
+Request = AheadRequest | Hello | OpenRequest | ReadRequest | StatusRequest
 
 
 class _Server:
@@ -90,7 +91,13 @@ class _Server:
                     request, descriptors = receive(connection, Request)
                     if isinstance(request, AheadRequest) and not stream:
                         stream = self._fetcher.buffer.open_stream()
-                    send(connection, self._answer(connection, request, descriptors, stream))
+                    opened: list[int] = []
+                    try:
+                        reply = self._answer(connection, request, descriptors, stream, opened)
+                        send(connection, reply, opened)
+                    finally:
+                        for descriptor in opened:
+                            os.close(descriptor)
         finally:
             if stream:
                 self._fetcher.buffer.close_stream(stream)
@@ -105,10 +112,17 @@ class _Server:
         request: Request,
         descriptors: list[int],
         stream: int,
+        opened: list[int],
     ) -> Reply:
+        """Return the answer to a request, and add the descriptors that go with it to `opened`."""
+        which: tuple[int, ...] = ()
         try:
             if isinstance(request, ReadRequest):
                 self._fetcher.read(request, descriptors)
+            elif isinstance(request, OpenRequest):
+                files = self._fetcher.open_shards(request)
+                opened += [file for file in files if file >= 0]
+                which = tuple(number for number, file in enumerate(files) if file >= 0)
             elif isinstance(request, Hello):
                 return self._greet(connection, request)
             elif isinstance(request, AheadRequest):
@@ -124,7 +138,7 @@ class _Server:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        return Reply(stream=stream)
+        return Reply(stream=stream, opened=which)
 
     def _greet(self, connection: socket.socket, request: Hello) -> Reply:
         """Accept a client that reaches stores as this process does; for others make room."""

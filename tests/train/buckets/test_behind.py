@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,11 +15,12 @@ from distcache.corpus import bin_path
 from distcache.errors import ConfigError
 from distcache.node.records import read_records
 from distcache.node.store import Store
-from distcache.node.upkeep import collect, verify_store
+from distcache.node.upkeep import bytes_of, collect, verify_store
 from distcache.ranks.progress import NullProgress
 from distcache.train.dataset import CachedDataset
 from tests.node.agents import flip, only, run
 from tests.support.buckets import put_cache
+from tests.support.caches import build_here
 from tests.support.scripted_s3 import ScriptedS3
 from tests.support.waiting import wait_until
 from tests.train.buckets.reading import batches, end_fetcher, equal, status
@@ -121,6 +123,25 @@ def test_an_unfinished_copy_is_kept(url: str, behind: Path) -> None:
     assert part.exists()
     collect(Store(behind), 0, NullProgress())
     assert not part.exists()
+
+
+def test_a_budget_has_room_for_the_copies(
+    url: str, blend_config: dict[str, Any], behind: Path, tmp_path: Path
+) -> None:
+    """That are still to be made: what was used longest ago goes before; `reserve` stays free."""
+    store = Store(behind)
+    (copied,) = read_records(store)
+    other = build_here(blend_config | {"seed": 1}, tmp_path / "other").path
+    run(other, behind)
+    older = next(record for record in read_records(store) if record.source == str(other))
+    os.utime(store.use_lock(older.name), (1, 1))
+    size = bytes_of(store)
+    tokens = sum(c.bin_version.size for c in copied.corpora if c.bin_version is not None)
+    run(url, behind, behind=True, share=1.0, budget=size + tokens)
+    assert len(list(read_records(store))) == 2
+    run(url, behind, behind=True, share=1.0, budget=size + tokens - 1, reserve=1000)
+    (record,) = read_records(store)
+    assert (record.source, record.reserve) == (url, 1000)
 
 
 def test_files_of_a_slow_filesystem(cache: Path, files: CachedDataset, tmp_path: Path) -> None:
