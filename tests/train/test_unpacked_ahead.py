@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -233,19 +232,6 @@ def test_a_shard_that_was_exchanged(cache: Path, tmp_path: Path, root: Path) -> 
     for shard in shards:
         flip(shard, shard.stat().st_size // 2)
     assert dataset[0]["tokens"].tolist() == whole
-
-
-def test_a_killed_fetcher(cache: Path, expected: list[list[int]], root: Path) -> None:
-    """Another is started, and unpacks what is still to come."""
-    dataset = open_here(cache, root).dataset("train")
-    sampler = distcache.ReadAhead(distcache.ResumableSampler(dataset, 4), dataset, "1M")
-    found = []
-    for number, batch in enumerate(DataLoader(dataset, batch_sampler=sampler)):
-        found += batch["tokens"].tolist()
-        if number in (3, 90):
-            os.kill(status(root).process, signal.SIGKILL)
-    assert found == expected[: len(found)]
-    assert len(found) >= 896
 
 
 def test_a_budget_that_holds_no_shard(cache: Path, root: Path) -> None:

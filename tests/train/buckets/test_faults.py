@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,29 +15,7 @@ from distcache.storage.timeouts import limits
 from distcache.train.dataset import CachedDataset
 from tests.support.scripted_s3 import ScriptedS3
 from tests.support.waiting import wait_until
-from tests.train.buckets.reading import batches, end_fetcher, status
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("budget", [None, "1M"])
-def test_a_killed_fetcher(
-    budget: str | None, remote: CachedDataset, files: CachedDataset, local: Path
-) -> None:
-    """It is started again by whoever needs it, and goes on."""
-    sampler: Any = distcache.ResumableSampler(remote, 4)
-    if budget is not None:
-        sampler = distcache.ReadAhead(sampler, remote, budget, samples=100)
-    wanted = batches(files, most=90)
-    killed = []
-    for number, indices in enumerate(sampler):
-        if number == len(wanted):
-            break
-        if number in (20, 50):
-            killed.append(status(local).process)
-            end_fetcher(local)
-        found = torch.stack([row["tokens"] for row in remote.__getitems__(indices)])
-        assert torch.equal(found, wanted[number])
-    assert status(local).process not in killed
+from tests.train.buckets.reading import batches, status
 
 
 def test_a_changed_object(remote: CachedDataset, server: ScriptedS3, local: Path) -> None:

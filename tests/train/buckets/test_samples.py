@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, RandomSampler
 
 import distcache
 from distcache.errors import ConfigError, CorpusError, NotReady
@@ -20,7 +18,7 @@ from distcache.ranks.communicator import SerialCommunicator
 from distcache.train.dataset import CachedDataset
 from tests.support.buckets import name_of, put_cache
 from tests.support.scripted_s3 import ScriptedS3
-from tests.train.buckets.reading import batches, end_fetcher, equal, status
+from tests.train.buckets.reading import batches, equal, status
 
 
 def test_samples_are_those_of_files(
@@ -62,18 +60,6 @@ def test_workers(remote: CachedDataset, files: CachedDataset, way: str) -> None:
     assert equal(ours, batches(files, consumed=last))
 
 
-def test_read_ahead(
-    remote: CachedDataset, files: CachedDataset, server: ScriptedS3, local: Path
-) -> None:
-    """Each byte is fetched once, before it is read, in the order of the sampler."""
-    ours = batches(remote, budget="4M")
-    found = status(local)
-    assert equal(ours, batches(files))
-    assert found.hits > 0.9 * (found.hits + found.misses)
-    assert found.fetched <= 1.05 * found.used + 200 * 600  # some are ahead of the last batch
-    assert found.held <= 4 << 20
-
-
 def test_read_ahead_without_the_native_loop(
     local: Path, files: CachedDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,13 +70,6 @@ def test_read_ahead_without_the_native_loop(
     found = status(local)
     assert found.hits > 0.9 * (found.hits + found.misses)
     assert found.fetched <= 1.05 * found.used + 200 * 600
-
-
-def test_resuming_on_other_ranks(remote: CachedDataset, files: CachedDataset) -> None:
-    """It is a new list of samples, and nothing else."""
-    for ranks in ((0, 3), (2, 3)):
-        ours = batches(remote, budget="1M", ranks=ranks, consumed=400, most=40)
-        assert equal(ours, batches(files, ranks=ranks, consumed=400, most=40))
 
 
 def test_the_state_is_that_of_the_sampler(remote: CachedDataset) -> None:
@@ -105,31 +84,6 @@ def test_the_state_is_that_of_the_sampler(remote: CachedDataset) -> None:
     other = distcache.ReadAhead(distcache.ResumableSampler(remote, 4), remote)
     other.load_state_dict(ahead.state_dict())
     assert next(iter(other)) == next(iterator)
-
-
-@pytest.mark.parametrize("order", ["sequential", "cyclic"])
-def test_batches(remote: CachedDataset, files: CachedDataset, order: str) -> None:
-    """The iterator of a rank reads ahead by itself, in any order, and goes on where it stopped."""
-    ours = distcache.Batches(remote, 4, order=order, read_ahead="1M")
-    theirs = distcache.Batches(files, 4, order=order)
-    for _ in range(30):
-        assert torch.equal(next(ours)["tokens"], next(theirs)["tokens"])
-    other = distcache.Batches(remote, 4, 0, 1, order=order)
-    other.restore_state(ours.save_state())
-    assert torch.equal(next(other)["tokens"], next(theirs)["tokens"])
-    ours.close()
-    other.close()
-
-
-def test_a_foreign_sampler(remote: CachedDataset, files: CachedDataset, local: Path) -> None:
-    """It is drawn from ahead of its use, in its own order."""
-    chosen = [[int(i) for i in RandomSampler(range(400))][n : n + 4] for n in range(0, 400, 4)]
-    ahead = distcache.ReadAhead(chosen, remote, "1M")
-    assert [list(batch) for batch in ahead] == chosen
-    ours = DataLoader(remote, batch_sampler=distcache.ReadAhead(chosen, remote, "1M"))  # type: ignore[arg-type]
-    theirs = DataLoader(files, batch_sampler=chosen)
-    assert all(torch.equal(a["tokens"], b["tokens"]) for a, b in zip(ours, theirs, strict=True))
-    assert status(local).hits > 0
 
 
 def test_where_files_are_read(files: CachedDataset) -> None:
@@ -176,27 +130,6 @@ def test_whole_copies(
     assert equal(batches(dataset, most=50), batches(files, most=50))
     assert server.requests == []
     assert dataset.fetch_client is None
-
-
-def test_a_slow_shared_filesystem(cache: Path, files: CachedDataset, tmp_path: Path) -> None:
-    """A slow shared filesystem is read ahead in the same way."""
-    root = tmp_path / "local"
-    localize(SerialCommunicator(), cache, LocalizeOptions(directory=str(root), read_ahead=True))
-    dataset = distcache.open(cache, root).dataset("train")
-    try:
-        assert equal(batches(dataset, budget="1M"), batches(files))
-        found = status(root)
-        assert found.hits > 0.9 * (found.hits + found.misses)
-        assert found.requests == 0
-        corpus = next(read_records(Store(root))).corpora[0]
-        path = Path(f"{corpus.shared}.bin")
-        os.utime(path, ns=(1, 1))
-        end_fetcher(root)
-        with pytest.raises(CorpusError, match="another file than when it was localized"):
-            dataset.__getitems__(range(1000, 1050))
-        os.utime(path, ns=(1, corpus.bin_version.modified if corpus.bin_version else 0))
-    finally:
-        end_fetcher(root)
 
 
 def test_the_reader_for_megatron(
