@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from corpora import generate
 from machine import machine
+from static_store import StaticStore
 
 from tests.support.seaweed import Seaweed
 
@@ -95,9 +96,10 @@ def run(words: list[Any], environment: dict[str, str]) -> str:
 
 
 def prepare(
-    work: Path, documents: int, environment: dict[str, str], tokens: float = 2098
+    work: Path, documents: int, server: Seaweed | StaticStore, tokens: float = 2098
 ) -> dict[str, Any]:
-    """Build a cache of one corpus, upload and localize it; return what the node knows of it."""
+    """Build a cache of one corpus, put it into a bucket, localize it; return its record."""
+    environment = server.environment()
     prefix = generate(work / "corpus", documents, tokens, seed=1, real=True)
     fields = {
         "sequence_length": 4096,
@@ -108,8 +110,11 @@ def prepare(
     (work / "c.json").write_text(json.dumps(fields))
     quiet = ["--log-format", "none"]
     run(["distcache", "build", work / "c.json", "-o", work, "--name", "c", *quiet], {})
-    words = ["distcache", "upload", work / "c.h5", "-o", "s3://lake/run", "--corpora", *quiet]
-    run(words, environment)
+    if isinstance(server, StaticStore):
+        server.put_cache(work / "c.h5", URL)
+    else:
+        words = ["distcache", "upload", work / "c.h5", "-o", "s3://lake/run", "--corpora", *quiet]
+        run(words, environment)
     words = ["distcache", "localize", URL, "--store", work / "store", "--megatron", *quiet]
     run(words, environment)
     record = next((work / "store" / "caches").glob("*.json"))
@@ -226,7 +231,7 @@ def main() -> None:
         print(json.dumps(machine(work)))
         seaweed = Seaweed(work / "seaweed")
         try:
-            record = prepare(work, options.documents, seaweed.environment())
+            record = prepare(work, options.documents, seaweed)
             corpus = record["corpora"][0]["shared"]
             localizing(work, seaweed, options.rounds)
             ranks_together(work, seaweed, options.seconds)

@@ -1,9 +1,9 @@
 """CPU of reading ahead from a bucket, for a GB of tokens; beside local files.
 
-SeaweedFS serves a corpus on loopback; one process reads batches of 4 samples of 4,096 tokens, at a
-steady 64 samples/s and as fast as it can. The CPU of the process and that of the node's fetcher are
-told apart, for a GB that was used and a GB that was fetched; the server's is not counted.
-`--python` compares another installation, in turn.
+SeaweedFS, or nginx, serves a corpus on loopback; one process reads batches of 4 samples of 4,096
+tokens, at a steady 64 samples/s and as fast as it can. The CPU of the process and that of the
+node's fetcher are told apart, for a GB that was used and a GB that was fetched; the server's is not
+counted. `--python` compares another installation, in turn.
 
     python benchmarks/reading_ahead.py
     python benchmarks/reading_ahead.py --tokens 300 --documents 200000 --python OTHER/bin/python
@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from buckets import HERE, URL, prepare, run
 from machine import machine
+from static_store import StaticStore
 
 from tests.support.seaweed import Seaweed
 
@@ -53,14 +54,15 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=8)
     parser.add_argument("--python", action="append", default=[], help="Of another installation.")
+    parser.add_argument("--nginx", action="store_true", help="A faster server (nginx-light).")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         print(json.dumps(machine(work)))
-        seaweed = Seaweed(work / "seaweed")
+        server = (StaticStore if options.nginx else Seaweed)(work / "server")
         try:
-            environment = seaweed.environment()
-            prepare(work, options.documents, environment, options.tokens)
+            environment = server.environment()
+            prepare(work, options.documents, server, options.tokens)
             pythons = [sys.executable, *options.python]
             kinds = [(python, kind) for kind in ("files", "steady", "ahead") for python in pythons]
             found: dict[tuple[str, str], list[Any]] = {key: [] for key in kinds}
@@ -73,7 +75,7 @@ def main() -> None:
                 print(f"{what}: {own:.1f} s of training and {fetcher:.1f} s of the fetcher a GB, "
                       f"{speed:.0f} samples/s", flush=True)  # fmt: skip
         finally:
-            seaweed.close()
+            server.close()
 
 
 if __name__ == "__main__":
