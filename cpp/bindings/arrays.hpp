@@ -17,6 +17,7 @@ void register_random(py::module_& module);
 void register_links(py::module_& module);
 void register_indices(py::module_& module);
 void register_corpus(py::module_& module);
+void register_packing(py::module_& module);
 void register_prefetch(py::module_& module);
 void register_samples(py::module_& module);
 void register_text(py::module_& module);

@@ -6,6 +6,7 @@ PYBIND11_MODULE(_kernels, module) {
     distcache::bindings::register_links(module);
     distcache::bindings::register_indices(module);
     distcache::bindings::register_corpus(module);
+    distcache::bindings::register_packing(module);
     distcache::bindings::register_prefetch(module);
     distcache::bindings::register_samples(module);
     distcache::bindings::register_text(module);

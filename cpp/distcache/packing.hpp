@@ -1,0 +1,103 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "distcache/unaligned.hpp"
+
+namespace distcache {
+
+/// How documents are packed into rows.
+struct PackingRules {
+    std::int64_t row_length;      ///< tokens of a row, at least 1
+    std::int64_t most_documents;  ///< of a row; 0 for any number
+    bool cuts_longer;             ///< whether documents longer than a row are cut, or left out
+};
+
+/// The documents of a group by their lengths, which decide how many rows they give.
+///
+/// A longer document gives whole rows and a tail, which is what is left after them.
+struct LengthCounts {
+    /// For no documents yet. Throws std::out_of_range if the rules are not possible.
+    explicit LengthCounts(const PackingRules& rules);
+
+    /// Add documents.
+    void add(UnalignedView<std::int32_t> lengths);
+    void add(std::int64_t length);
+
+    PackingRules rules;
+    std::vector<std::int64_t> whole;  ///< documents of at most a row, by length
+    std::vector<std::int64_t> tails;  ///< documents longer than a row, by the length of the tail
+    std::int64_t cut_rows = 0;        ///< whole rows of longer documents
+    std::int64_t left_out = 0;        ///< longer documents that are not cut
+    std::int64_t empty = 0;           ///< documents without tokens
+    std::int64_t tokens = 0;          ///< of all that are neither
+};
+
+/// How documents of some lengths lie in rows, by best-fit decreasing.
+///
+/// Documents come by decreasing length, tails before whole documents of the same length, else in
+/// the given order. Each goes into the row with the least room that holds it: among equals one that
+/// has a tail, then the one that has waited longest; a new row is opened if there is none. A tail
+/// begins its row, so that a row has one tail at most.
+///
+/// Equal documents are placed together: rows with the same documents so far, which wait for the
+/// same room one behind the other, are one run. So the steps are as many as runs of rows, and the
+/// documents of a row are found by multiplication.
+class Packing {
+public:
+    explicit Packing(const LengthCounts& counts);
+
+    /// Rows, without those that one longer document fills.
+    [[nodiscard]] std::int64_t rows() const { return rows_; }
+
+    /// Documents of one length, tails or not, in a run of rows: row `first_row` + i takes `times`
+    /// of them, from document `first` + i * `times` of that length on.
+    struct Part {
+        std::int64_t previous;  ///< the part that the rows took before, or -1
+        std::int64_t first_row;
+        std::int64_t first;
+        std::int64_t times;
+        std::int32_t length;
+        bool is_tail;
+    };
+
+    /// Rows with the same parts.
+    struct Run {
+        std::int64_t first_row;
+        std::int64_t rows;
+        std::int64_t last_part;
+    };
+
+    /// All rows, in the order in which they were opened.
+    [[nodiscard]] std::span<const Run> runs() const { return runs_; }
+    [[nodiscard]] const Part& part(std::int64_t number) const {
+        return parts_[static_cast<std::size_t>(number)];
+    }
+
+private:
+    friend class Packer;
+    std::int64_t rows_ = 0;
+    std::vector<Run> runs_;
+    std::vector<Part> parts_;
+};
+
+/// Pack a group of documents.
+///
+/// `entries` are documents with their lengths, as `Entry` has them, in the order in which equal
+/// ones are taken. The documents of the rows are written one row after the other: first those
+/// longer ones that fill whole rows, then the rows of the packing, each after the whole rows of its
+/// tail. `starts` gets a pair for each row: its first document, counted from `first_entry`, and the
+/// token of it. Throws std::out_of_range if the sizes are not those of the counts.
+template <class T>
+void pack_documents(std::span<const std::int64_t> entries, const PackingRules& rules,
+                    std::int64_t first_entry, std::span<std::int32_t> documents,
+                    std::span<T> starts);
+
+extern template void pack_documents(std::span<const std::int64_t>, const PackingRules&,
+                                    std::int64_t, std::span<std::int32_t>, std::span<std::int32_t>);
+extern template void pack_documents(std::span<const std::int64_t>, const PackingRules&,
+                                    std::int64_t, std::span<std::int32_t>, std::span<std::int64_t>);
+
+}  // namespace distcache

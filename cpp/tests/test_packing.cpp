@@ -1,0 +1,146 @@
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "catch.hpp"
+#include "distcache/packing.hpp"
+#include "distcache/sample_index.hpp"
+
+using namespace distcache;
+
+namespace {
+
+struct SlowRow {
+    std::int64_t room;
+    std::int64_t since;  // when it was filled last
+    std::int64_t tail = -1;
+    std::vector<std::int64_t> documents;  // without the tail
+    std::int64_t count = 0;
+};
+
+// The rows of documents as a list of (document, token) of their starts, and all documents. A scan
+// over all rows for every document.
+struct SlowPacking {
+    std::vector<std::int32_t> documents;
+    std::vector<std::int64_t> starts;
+
+    SlowPacking(const std::vector<std::int64_t>& lengths, PackingRules rules) {
+        struct Piece {
+            std::int64_t length, document;
+            bool is_tail;
+        };
+        std::vector<Piece> pieces;
+        for (std::size_t i = 0; i < lengths.size(); ++i) {
+            const auto document = static_cast<std::int64_t>(i);
+            const std::int64_t length = lengths[i];
+            if (length > rules.row_length && rules.cuts_longer) {
+                if (length % rules.row_length == 0) {
+                    whole_rows(length / rules.row_length, rules.row_length);
+                    documents.push_back(static_cast<std::int32_t>(document));
+                } else {
+                    pieces.push_back({length % rules.row_length, document, true});
+                }
+            } else if (length > 0 && length <= rules.row_length) {
+                pieces.push_back({length, document, false});
+            }
+        }
+        std::stable_sort(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
+            return a.length != b.length ? a.length > b.length : a.is_tail && !b.is_tail;
+        });
+        std::vector<SlowRow> rows;
+        std::int64_t clock = 0;
+        for (const Piece& piece : pieces) {
+            SlowRow* best = nullptr;
+            for (SlowRow& row : rows) {
+                const bool full = rules.most_documents > 0 && row.count >= rules.most_documents;
+                if (full || row.room < piece.length || (piece.is_tail && row.tail >= 0)) {
+                    continue;
+                }
+                const auto rank = [](const SlowRow& r) {
+                    return std::tuple(r.room, r.tail < 0, r.since);
+                };
+                if (best == nullptr || rank(row) < rank(*best)) {
+                    best = &row;
+                }
+            }
+            if (best == nullptr) {
+                rows.push_back({rules.row_length, 0, -1, {}, 0});
+                best = &rows.back();
+            }
+            best->room -= piece.length;
+            best->since = ++clock;
+            ++best->count;
+            if (piece.is_tail) {
+                best->tail = piece.document;
+            } else {
+                best->documents.push_back(piece.document);
+            }
+        }
+        for (const SlowRow& row : rows) {
+            std::int64_t whole = 0;
+            if (row.tail >= 0) {
+                whole = lengths[static_cast<std::size_t>(row.tail)] / rules.row_length;
+                whole_rows(whole, rules.row_length);
+            }
+            start(whole * rules.row_length);
+            if (row.tail >= 0) {
+                documents.push_back(static_cast<std::int32_t>(row.tail));
+            }
+            for (const std::int64_t document : row.documents) {
+                documents.push_back(static_cast<std::int32_t>(document));
+            }
+        }
+    }
+
+    void whole_rows(std::int64_t count, std::int64_t row_length) {
+        for (std::int64_t row = 0; row < count; ++row) {
+            start(row * row_length);
+        }
+    }
+
+    void start(std::int64_t token) {
+        starts.push_back(static_cast<std::int64_t>(documents.size()));
+        starts.push_back(token);
+    }
+};
+
+}  // namespace
+
+TEST_CASE("packing is best-fit decreasing") {
+    std::mt19937 random(7);
+    for (int round = 0; round < 300; ++round) {
+        const std::int64_t row_length = 1 + random() % (round % 3 == 0 ? 12 : 300);
+        const PackingRules rules{row_length, round % 4 == 0 ? 1 + random() % 5 : 0, round % 5 != 0};
+        const std::int64_t most = round % 7 == 0 ? 3 * row_length : row_length + row_length / 4;
+        std::vector<std::int64_t> lengths(random() % 200);
+        for (std::int64_t& length : lengths) {
+            length = random() % static_cast<unsigned>(most + 1);
+        }
+        std::vector<std::int64_t> entries;
+        LengthCounts counts(rules);
+        for (const std::int64_t length : lengths) {
+            counts.add(length);
+            entries.push_back(Entry::of(static_cast<std::int64_t>(entries.size()),
+                                        static_cast<std::int32_t>(length)));
+        }
+        const SlowPacking expected(lengths, rules);
+        CHECK(2 * (counts.cut_rows + Packing(counts).rows()) ==
+              static_cast<std::int64_t>(expected.starts.size()));
+        std::vector<std::int32_t> documents(expected.documents.size());
+        std::vector<std::int64_t> starts(expected.starts.size());
+        pack_documents<std::int64_t>(entries, rules, 0, documents, starts);
+        CHECK(documents == expected.documents);
+        CHECK(starts == expected.starts);
+    }
+}
+
+TEST_CASE("packing refuses what does not fit") {
+    CHECK_THROWS_AS(LengthCounts({0, 0, true}), std::out_of_range);
+    CHECK_THROWS_AS(LengthCounts({std::int64_t{1} << 40, 0, true}), std::out_of_range);
+    CHECK_THROWS_AS(LengthCounts({8, -1, true}), std::out_of_range);
+    const std::vector<std::int64_t> entries{Entry::of(0, 5), Entry::of(1, 5)};
+    std::vector<std::int32_t> documents(2);
+    std::vector<std::int32_t> starts(2);
+    CHECK_THROWS_AS(pack_documents<std::int32_t>(entries, {8, 0, true}, 0, documents, starts),
+                    std::out_of_range);
+}
