@@ -249,6 +249,7 @@ private:
     Entry* next_of(Stream& stream);
     void place(Entry& entry, Stream* stream);
     bool make_room(const Entry& entry, const Stream* stream);
+    bool make_room_by_later(const Entry& entry, Stream& stream, std::int64_t position);
     [[nodiscard]] bool fits(const Entry& entry) const;
     [[nodiscard]] std::int64_t asked() const;
     [[nodiscard]] std::int64_t budget() const;
@@ -285,6 +286,7 @@ private:
     int error_ = 0;
     std::int64_t room_ = 0;  // bytes that a full disk has held
     Clock::time_point full_until_{};
+    Clock::time_point searched_{};  // for what is read later
 };
 
 }  // namespace distcache

@@ -11,7 +11,8 @@
 namespace distcache {
 namespace {
 
-constexpr std::size_t most_joined = 16;  // ranges of one request
+constexpr std::size_t most_joined = 16;                // ranges of one request
+constexpr std::chrono::milliseconds search_pause{50};  // a search goes through all announced ranges
 
 // Whether a range comes so soon after the last one that one request may fetch all from the first.
 bool are_near(const SourceRange& first, const SourceRange& last, const SourceRange& next) {
@@ -75,7 +76,13 @@ PrefetchBuffer::Entry* PrefetchBuffer::take_urgent(FetchedBy fetcher) {
         urgent.pop_front();
         --entry.queues;
         if (entry.state == State::queued && entry.users > 0) {
-            if ((entry.readings > 0 || is_shard) && make_room(entry, nullptr)) {
+            bool has_room = (entry.readings > 0 || is_shard) && make_room(entry, nullptr);
+            for (auto stream = streams_.begin();
+                 is_shard && entry.readings > 0 && !has_room && stream != streams_.end();
+                 ++stream) {
+                has_room = make_room_by_later(entry, stream->second, stream->second.first_range);
+            }
+            if (has_room) {
                 place(entry, nullptr);
             }
             set_state(entry, State::fetching);
@@ -117,7 +124,13 @@ std::vector<PrefetchBuffer::Entry*> PrefetchBuffer::take_next(FetchedBy fetcher)
         if (first == nullptr || fetcher_of(*first) != fetcher) {
             continue;
         }
-        if (!make_room(*first, stream)) {
+        bool has_room = make_room(*first, stream);
+        if (!has_room && fetcher == FetchedBy::unpackers &&
+            Clock::now() - searched_ >= search_pause) {
+            has_room = make_room_by_later(*first, *stream, stream->next);
+            searched_ = Clock::now();
+        }
+        if (!has_room) {
             return {};
         }
         std::vector<Entry*> found{first};

@@ -66,6 +66,38 @@ bool PrefetchBuffer::make_room(const Entry& entry, const Stream* stream) {
     return fits(entry);
 }
 
+// Make room for a shard that a stream reads at a position, by discarding what only this stream
+// reads again later: the last of it first. What is read once is always needed sooner than what
+// comes next.
+bool PrefetchBuffer::make_room_by_later(const Entry& entry, Stream& stream, std::int64_t position) {
+    struct Use {
+        std::int64_t first;
+        std::uint32_t count;
+    };
+    std::unordered_map<Entry*, Use> uses;
+    for (std::int64_t number = stream.first_range; number < stream.range_count(); ++number) {
+        if (Entry* const found = stream.range(number); found != nullptr) {
+            ++uses.try_emplace(found, Use{number, 0}).first->second.count;
+        }
+    }
+    std::vector<std::pair<std::int64_t, Entry*>> later;
+    for (const auto& [found, use] : uses) {
+        if (use.first > position && found->state == State::held && found->offset >= 0 &&
+            found->users == 0 && found->readings == use.count) {
+            later.emplace_back(use.first, found);
+        }
+    }
+    std::sort(later.begin(), later.end());
+    while (!fits(entry) && !later.empty()) {
+        const auto [first, last] = later.back();
+        later.pop_back();
+        free_place(*last);
+        set_state(*last, State::queued);
+        stream.next = std::min(stream.next, first);
+    }
+    return fits(entry);
+}
+
 // Let an entry that nobody reads now go, or become spare.
 void PrefetchBuffer::release_if_unused(Entry& entry) {
     if (entry.users > 0 || entry.queues > 0 || entry.state == State::fetching) {

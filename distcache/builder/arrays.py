@@ -11,6 +11,7 @@ from distcache.cache.digests import array_digest, leaves_of, read_pieces
 from distcache.cache.format import LEAF_SIZE
 from distcache.plan.layout import ArrayPlace
 from distcache.plan.memory import CHUNK_BYTES
+from distcache.plan.model import STRIPE
 from distcache.storage.unfinished_file import UnfinishedFile
 
 
@@ -51,6 +52,56 @@ class ArrayWriter:
         """Return the digest of the whole array."""
         assert self._next == self._place.nbytes, f"{self._place.name} is not written whole"
         return array_digest(self.leaves())
+
+
+class PieceWriter:
+    """Appends pieces of any size to an array, in whole stripes.
+
+    Parameters
+    ----------
+    writer : ArrayWriter
+        Writer of the array.
+    """
+
+    def __init__(self, writer: ArrayWriter) -> None:
+        self._writer = writer
+        self._held: list[NDArray[np.uint8]] = []
+        self._count = 0
+
+    def append(self, piece: NDArray[Any]) -> None:
+        """Append a piece, contiguous, which is not kept."""
+        flat = piece.reshape(-1).view(np.uint8)
+        missing = STRIPE - self._count
+        if flat.size < missing:
+            self._hold(flat)
+            return
+        if self._count:
+            self._hold(flat[:missing])
+            self._pass_on()
+            flat = flat[missing:]
+        whole = flat.size // STRIPE * STRIPE
+        self._writer.append(flat[:whole])
+        self._hold(flat[whole:])
+
+    def leaves(self) -> NDArray[np.uint64]:
+        """Write what is left, and return the leaf digests of everything."""
+        self._pass_on()
+        return self._writer.leaves()
+
+    def finish(self) -> str:
+        """Write what is left, and return the digest of the whole array."""
+        self._pass_on()
+        return self._writer.finish()
+
+    def _hold(self, flat: NDArray[np.uint8]) -> None:
+        if flat.size:
+            self._held.append(flat.copy())
+            self._count += flat.size
+
+    def _pass_on(self) -> None:
+        held, self._held, self._count = self._held, [], 0
+        if held:
+            self._writer.append(np.concatenate(held))
 
 
 def write_in_chunks(file: UnfinishedFile, place: ArrayPlace, array: NDArray[Any]) -> ArrayWriter:

@@ -20,7 +20,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.builder.arrays import ArrayWriter, write_in_chunks
+from distcache.builder.arrays import ArrayWriter, PieceWriter, write_in_chunks
 from distcache.builder.entries import Entries, EntryMemory
 from distcache.builder.sections import cut_section
 from distcache.corpus import Idx
@@ -83,21 +83,11 @@ def build_passes(
 
 
 def _write_rows(section: SectionPlan, shards: NDArray[np.int64], writer: ArrayWriter) -> str:
-    """Write the rows of all passes, a whole number of leaves at a time."""
-    step = 1 << 21  # entries of 4 bytes: whole leaves
-    held: list[NDArray[np.int32]] = []
-    count = 0
+    """Write the rows of all passes."""
+    rows = PieceWriter(writer)
     for window in _all_windows(section, shards):
-        held.append(window)
-        count += len(window)
-        if count >= step:
-            values = np.concatenate(held)
-            whole = count // step * step
-            writer.append(values[:whole])
-            held, count = [values[whole:]], count - whole
-    if count:
-        writer.append(np.concatenate(held))
-    return writer.finish()
+        rows.append(window)
+    return rows.finish()
 
 
 def _all_windows(section: SectionPlan, shards: NDArray[np.int64]) -> Iterator[NDArray[np.int32]]:
@@ -120,7 +110,7 @@ def pass_windows(
     number : int
         Number of the pass.
     """
-    generator = Mt19937(_seed_of(section, number))
+    generator = Mt19937(seed_from(section.seed, number))
     firsts = shards[(shards > section.begin) & (shards < section.end)]
     bounds = np.unique([section.begin, *firsts, section.end]).astype(np.int64)
     order = np.arange(len(bounds) - 1, dtype=np.int32)
@@ -135,8 +125,9 @@ def pass_windows(
         yield window
 
 
-def _seed_of(section: SectionPlan, number: int) -> int:
-    text = f"{section.seed} {number}".encode("ascii")
+def seed_from(*parts: object) -> int:
+    """Return the seed of a generator: the first 32 bits of the SHA-256 of its parts."""
+    text = " ".join(map(str, parts)).encode("ascii")
     return int.from_bytes(hashlib.sha256(text).digest()[:4], "big")
 
 
@@ -160,7 +151,7 @@ def sample_bounds(tokens: NDArray[np.int64], length: int, samples: int) -> NDArr
 def _shuffle_within(section: SectionPlan, bounds: NDArray[np.int64]) -> NDArray[Any]:
     """Return all samples, shuffled within each window."""
     samples = np.arange(section.size.samples, dtype=section.shuffle_type)
-    generator = Mt19937(_seed_of(section, -1))
+    generator = Mt19937(seed_from(section.seed, -1))
     for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
         generator.shuffle(samples[begin:end])
     return samples

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -14,7 +14,7 @@ from distcache.cache import open_cache
 from distcache.cache.contents import read_contents
 from distcache.cache.corpus_places import Moves, moves_between
 from distcache.cache.digests import verify_cache
-from distcache.corpus import Corpus
+from distcache.corpus import Corpus, CorpusFacts
 from distcache.corpus.examine import require_sound
 from distcache.corpus.receipt import require_one_tokenizer, tokenizers_of
 from distcache.errors import ConfigError, DistcacheError, KeyMismatch
@@ -22,7 +22,10 @@ from distcache.plan.config import Config
 from distcache.plan.layout import Layout
 from distcache.plan.make import make_plan
 from distcache.plan.model import Plan
-from distcache.ranks.agreement import on_rank_0
+from distcache.plan.orders import ORDERS
+from distcache.plan.packing import GroupKey, PackedGroup, count_group, groups_of, rules_of
+from distcache.plan.problems import packing_problems
+from distcache.ranks.agreement import on_rank_0, spread
 from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import Progress
 from distcache.ranks.workspace import Workspace
@@ -70,15 +73,39 @@ def make_plan_together(
     progress.phase("examining corpora")
     facts = require_sound(communicator, config.prefixes(), threads)
     progress.phase("planning")
+    groups = _count_groups(communicator, config, facts)
 
     def decide() -> Plan:
         tokenizers = tokenizers_of(facts)
         if not config.mixed_tokenizers:
             require_one_tokenizer(tokenizers, "give mixed_tokenizers: true if that is meant")
         corpora = {prefix: Corpus(found) for prefix, found in facts.items()}
-        return make_plan(config, corpora, tokenizers)
+        return make_plan(config, corpora, tokenizers, groups)
 
     return on_rank_0(communicator, decide, Plan, "planning")
+
+
+def _count_groups(
+    communicator: Communicator, config: Config, facts: Mapping[str, CorpusFacts]
+) -> dict[GroupKey, PackedGroup]:
+    """Count the rows of the groups of packed sections. Collective."""
+    if not ORDERS[config.order].is_packed:
+        return {}
+
+    def decide() -> list[GroupKey]:
+        if problems := packing_problems(config):
+            raise ConfigError(*problems)
+        return groups_of(config, facts)
+
+    keys = on_rank_0(communicator, decide, list[GroupKey], "planning")
+    rules = rules_of(config)
+
+    def count(own: list[GroupKey]) -> list[PackedGroup]:
+        return [count_group(facts[prefix], begin, end, rules) for prefix, begin, end in own]
+
+    sizes = [float(end - begin) for _, begin, end in keys]
+    found = spread(communicator, keys, count, PackedGroup, "counting rows", sizes)
+    return dict(zip(keys, found, strict=True))
 
 
 def is_finished(final: Path, key: str) -> bool:

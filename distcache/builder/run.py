@@ -293,7 +293,7 @@ def _assign(job: Job) -> Assignment:
 
 def _own_bytes(job: Job, work: Assignment) -> float:
     """Return the bytes that this rank will write, for its progress."""
-    split = [job.layout.units[unit].items[0] for unit in (*work.split_sections, *work.blends)]
+    split = [job.layout.units[unit].items[0] for unit in (*work.split_sections, *work.sliced)]
     own = [
         item
         for unit in work.local[job.communicator.rank]

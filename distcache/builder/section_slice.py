@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from distcache.builder.array_slice import ArraySlice
 from distcache.builder.arrays import ArrayWriter
 from distcache.builder.entries import documents_of, tokens_of
-from distcache.builder.slices import edges, row_bounds
+from distcache.builder.slices import row_bounds
 from distcache.cache.digests import joined_digest
 from distcache.kernels import Cursor, emit_boundaries
 from distcache.plan.layout import ArrayPlace
 from distcache.plan.memory import CHUNK_BYTES, DOCUMENT_BYTES
-from distcache.plan.model import STRIPE, SectionPlan
+from distcache.plan.model import SectionPlan
 from distcache.ranks.agreement import on_all_ranks
-from distcache.ranks.communicator import Communicator, Message
+from distcache.ranks.communicator import Communicator
 from distcache.storage.unfinished_file import UnfinishedFile
 
 
@@ -96,8 +97,7 @@ class RowCutter:
 class SectionSlice:
     """A rank's slice of a section that all ranks cut and write together.
 
-    The slice of the document index is fed in order by `feed`; then comes `finish`. Rows seldom end
-    with a stripe: those in a stripe that another rank begins are kept, and sent to it.
+    The slice of the document index is fed in order by `feed`; then comes `finish`.
 
     Parameters
     ----------
@@ -126,18 +126,12 @@ class SectionSlice:
         rank = communicator.rank
         row_size = 2 * np.dtype(section.sample_type).itemsize
         rows = row_bounds(firsts, section)
-        self._edges = edges([row * row_size for row in rows], STRIPE)
-        begin, end = rows[rank], rows[rank + 1]
-        heads = [edge.end // row_size for edge in self._edges if edge.sender == rank]
-        own = max(heads, default=begin)
-        self._head = self._tail = np.empty(0, np.uint8)
+        ends = [row * row_size for row in rows]
         self._documents = ArrayWriter(file, places["document_index"], DOCUMENT_BYTES * bounds[rank])
-        self._rows = ArrayWriter(file, places["sample_index"], own * row_size)
+        self._rows = ArraySlice(communicator, places["sample_index"], file, ends)
         room, start = CHUNK_BYTES // row_size, (bounds[rank], firsts[rank])
-        self._cutters = (
-            RowCutter(section, (begin, own), start, own - begin, self._keep_head),
-            RowCutter(section, (own, end), start, room, self._write),
-        )
+        own = (rows[rank], rows[rank + 1])
+        self._cutter = RowCutter(section, own, start, room, self._rows.append)
 
     def feed(self, begin: int, entries: NDArray[np.int64]) -> None:
         """Write the documents of entries, and cut the rows whose tokens are in them.
@@ -150,8 +144,7 @@ class SectionSlice:
             The next ones of the slice.
         """
         self._documents.append(documents_of(entries))
-        for cutter in self._cutters:
-            cutter.feed(entries, begin)
+        self._cutter.feed(entries, begin)
 
     def finish(self) -> dict[str, bytes]:
         """Add the rows beyond the last token, and write what other ranks have cut. Collective.
@@ -161,34 +154,11 @@ class SectionSlice:
         dict of str to bytes
             The leaf digests of this rank's slice of the two indices.
         """
-        rank = self._communicator.rank
-        on_all_ranks(self._communicator, self._cut_rest, "cutting samples")
-        sends = [Message(edge.owner, self._head) for edge in self._edges if edge.sender == rank]
-        receives = [
-            Message(edge.sender, np.empty(edge.end - edge.begin, np.uint8))
-            for edge in self._edges
-            if edge.owner == rank
-        ]
-        self._communicator.exchange(sends, receives, "edges of a sample index")
-        tail = np.concatenate([self._tail, *(message.data for message in receives)])
-        on_all_ranks(self._communicator, lambda: self._rows.append(tail), "writing samples")
+        on_all_ranks(self._communicator, self._cutter.finish, "cutting samples")
         return {
             "document_index": self._documents.leaves().tobytes(),
-            "sample_index": self._rows.leaves().tobytes(),
+            "sample_index": self._rows.finish(),
         }
-
-    def _cut_rest(self) -> None:
-        for cutter in self._cutters:
-            cutter.finish()
-
-    def _keep_head(self, rows: NDArray[Any]) -> None:
-        self._head = rows.reshape(-1).view(np.uint8).copy()
-
-    def _write(self, rows: NDArray[Any]) -> None:
-        if rows.nbytes % STRIPE:
-            self._tail = rows.reshape(-1).view(np.uint8).copy()
-        else:
-            self._rows.append(rows)
 
 
 def joined_digests(communicator: Communicator, mine: dict[str, bytes]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from distcache.builder.blends import SplitBlend, build_blend
 from distcache.builder.halves import HalvedShuffle
 from distcache.builder.job import Digests, Job, Record
 from distcache.builder.links import LinkedShuffle
+from distcache.builder.packed import build_packed_together
 from distcache.builder.shared_section import Shuffle, build_together
 from distcache.errors import BuildInterrupted
 from distcache.extras import imported
@@ -51,11 +52,13 @@ def build_items(job: Job, assignment: Assignment, journal: Journal) -> Digests:
         shared: list[tuple[int, type[Shuffle] | None]] = [
             *((unit, HalvedShuffle) for unit in assignment.halved),
             *((unit, LinkedShuffle) for unit in assignment.linked),
-            *((unit, None) for unit in assignment.blends),
+            *((unit, None) for unit in assignment.sliced),
         ]
         for unit, kind in shared:
             (item,) = job.layout.units[unit].items
-            if kind is None:
+            if kind is None and item < len(job.plan.sections):
+                found = build_packed_together(job, item, file)
+            elif kind is None:
                 found = SplitBlend(job, item, file).build()
             else:
                 found = build_together(job, item, file, kind)

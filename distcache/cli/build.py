@@ -40,6 +40,7 @@ from distcache.plan.bucket_needs import (
 from distcache.plan.config import Config
 from distcache.plan.layout import Layout, make_layout
 from distcache.plan.model import Plan
+from distcache.plan.packing import packing_facts
 from distcache.plan.problems import plan_warnings
 from distcache.plan.shard_needs import shard_needs
 from distcache.ranks.agreement import on_rank_0
@@ -131,10 +132,10 @@ def plan_command(
     document |= {"ranks": ranks, "threads": work.threads, "memory_per_rank": list(work.memory)}
     predicted = estimate(plan, layout, work, -(-ranks // nodes))
     document["estimate"] = predicted
-    document["split_sections"] = sorted(layout.units[unit].items[0] for unit in work.split_sections)
-    document["split_blends"] = sorted(
-        layout.units[unit].items[0] - len(plan.sections) for unit in work.blends
-    )
+    shared = sorted(layout.units[unit].items[0] for unit in work.split_sections + work.sliced)
+    sections = len(plan.sections)
+    document["split_sections"] = [item for item in shared if item < sections]
+    document["split_blends"] = [item - sections for item in shared if item >= sections]
     document["shards"] = shard_needs(plan)
     needs = document["buckets"] = bucket_needs(plan, training)
     document["warnings"] = plan_warnings(settings, plan) + prefix_warnings(needs)
@@ -164,6 +165,7 @@ def plan_document(plan: Plan, layout: Layout) -> dict[str, Any]:
                 "samples": section.size.samples,
                 "separate_last_epoch": section.size.separate_samples is not None,
                 "bytes": sum(place.nbytes for place in layout.arrays[index]),
+                "packing": None if section.packed is None else packing_facts(section.packed),
             }
             for index, section in enumerate(plan.sections)
         ],
@@ -194,6 +196,8 @@ def _show_plan(document: dict[str, Any], *, verbose: bool) -> None:
         typer.echo(f"{title}: {samples:,} samples, {nbytes}; --verbose lists them")
     else:
         _show_sections(title, sections)
+    if any(section["packing"] is not None for section in shown):
+        _show_packing(shown)
     if document["blends"]:
         _show_blends(document["blends"])
     _show_estimate(document)
@@ -218,6 +222,27 @@ def _show_sections(title: str, sections: list[dict[str, Any]]) -> None:
                 size_text(section["bytes"]),
             ]
             for section in sections
+        ],
+    )
+
+
+def _show_packing(sections: list[dict[str, Any]]) -> None:
+    print_table(
+        "Rows of a pass",
+        ["corpus", "rows", "fill", "padding", "documents a row", "cut", "left out", "empty"],
+        [
+            [
+                section["corpus"],
+                facts.rows,
+                f"{100 * facts.fill:.2f} %",
+                facts.padding,
+                f"{facts.documents_per_row:.1f}",
+                facts.cut,
+                facts.left_out,
+                facts.empty,
+            ]
+            for section in sections
+            for facts in [section["packing"]]
         ],
     )
 

@@ -37,7 +37,7 @@ class Assignment(msgspec.Struct, frozen=True):
     # Indices into `Layout.units`. All ranks build these together, one after the other.
     halved: tuple[int, ...]  # sections that two ranks shuffle
     linked: tuple[int, ...]  # sections that all ranks shuffle, each its slice
-    blends: tuple[int, ...]
+    sliced: tuple[int, ...]  # blends and packed sections, of which each rank builds a slice
     local: tuple[tuple[int, ...], ...]  # units that each rank builds alone
     threads: int  # units that a rank builds at a time
     memory: tuple[int, ...]  # predicted peak memory of each rank in bytes
@@ -94,9 +94,9 @@ def assign(
         UnitCosts(unit, items, copied=index in copied) for index, unit in enumerate(layout.units)
     ]
     choices = _choices(layout, costs, todo - copied, ranks, memory_limit)
-    blends = _large_blends(costs, todo - copied, ranks)
+    sliced = _sliced(costs, todo - copied, ranks)
     found = [
-        _share_out(costs, todo, split, blends, ranks, count, linked=linked)
+        _share_out(costs, todo, split, sliced, ranks, count, linked=linked)
         for split in choices
         for linked in _ways(costs, split)
         for count in range(threads, 0, -1)
@@ -149,8 +149,8 @@ def _ways(costs: Sequence[UnitCosts], split: Sequence[int]) -> tuple[bool, ...]:
     return (False, True) if able else (False,)
 
 
-def _large_blends(costs: Sequence[UnitCosts], todo: frozenset[int], ranks: int) -> tuple[int, ...]:
-    """Return the blends that are a large share of the work, and large enough for slices."""
+def _sliced(costs: Sequence[UnitCosts], todo: frozenset[int], ranks: int) -> tuple[int, ...]:
+    """Return the units that are a large share of the work, and large enough for slices."""
     able = [unit for unit in sorted(todo) if costs[unit].slices(ranks) > 1]
     return tuple(_large(costs, todo, able, ranks))
 
@@ -167,15 +167,15 @@ def _share_out(
     costs: Sequence[UnitCosts],
     todo: frozenset[int],
     split: list[int],
-    blends: tuple[int, ...],
+    sliced: tuple[int, ...],
     ranks: int,
     threads: int,
     *,
     linked: bool,
 ) -> Assignment:
     """Return the assignment that splits these units, with its predicted time and memory."""
-    alone = sorted(todo.difference(split, blends))
-    together = sum(costs[unit].time / costs[unit].slices(ranks) for unit in blends)
+    alone = sorted(todo.difference(split, sliced))
+    together = sum(costs[unit].time / costs[unit].slices(ranks) for unit in sliced)
     together += sum(
         costs[unit].linked_time(ranks) if linked else costs[unit].halved_time(ranks)
         for unit in split
@@ -186,14 +186,14 @@ def _share_out(
     memory = []
     for rank, own in enumerate(local):
         at_once = sorted((costs[unit].memory(threads) for unit in own), reverse=True)[:threads]
-        held = [costs[unit].memory(threads) for unit in blends]
+        held = [costs[unit].memory(threads) for unit in sliced]
         held += [
             costs[unit].linked_memory(ranks) if linked else costs[unit].halved_memory(rank, ranks)
             for unit in split
         ]
         memory.append(BASE_MEMORY + max([sum(at_once), *held]))
     halved, by_links = ((), tuple(split)) if linked else (tuple(split), ())
-    return Assignment(halved, by_links, blends, local, threads, tuple(memory), busy)
+    return Assignment(halved, by_links, sliced, local, threads, tuple(memory), busy)
 
 
 def _local_time(costs: Sequence[UnitCosts], units: Sequence[int], threads: int) -> float:

@@ -82,7 +82,10 @@ def smallest_surplus(section: SectionPlan, wanted: int, samples: int) -> float:
     float
         Exact: the next double below it is too small.
     """
-    needed = requested_for(wanted, section.tokens, section.cut)
+    if section.packed is None:
+        needed = requested_for(wanted, section.tokens, section.cut)
+    else:  # one row more than whole passes hold
+        needed = (-(-wanted // section.packed.rows) - 1) * section.packed.rows + 1
     low, high = 0.0, 2.0 * (needed + 1) / samples
     # Bisect until no double is between: the request never falls as the surplus grows.
     while (middle := (low + high) / 2) not in (low, high):

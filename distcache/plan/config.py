@@ -18,7 +18,7 @@ SPLITS = ("train", "valid", "test")
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Weight = Annotated[float, Meta(ge=0, le=1e300)]
 Path = Annotated[str, Meta(min_length=1)]
-OrderName = Literal["megatron", "passes", "windows"]
+OrderName = Literal["megatron", "passes", "windows", "packed"]
 BlendArithmetic = Literal["separate", "fused"]
 
 
@@ -91,10 +91,13 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # Whether receipts of corpora may name different tokenizers. Changes no array.
     mixed_tokenizers: bool = False
     slurm: Slurm | None = None  # options for `submit`, which change no array
-    # shuffle of sections: as Megatron does, in passes that are a permutation each, or within
-    # windows of shards
+    # shuffle of sections: as Megatron does, in passes that are a permutation each, within windows
+    # of shards, or in passes of rows that are packed with whole documents
     order: OrderName = "megatron"
     window: Annotated[int, Meta(ge=1, le=2**31 - 1)] = 16  # shards of a window
+    # documents of a packed row, at most; null for any number
+    documents_per_sample: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    longer: Literal["cut", "drop"] = "cut"  # packed: documents longer than a row
     # Whether these are the options of a training command, which asks for samples of every split.
     # Changes no array.
     of_command: bool = False

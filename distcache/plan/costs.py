@@ -21,6 +21,7 @@ from distcache.plan.orders import ORDERS
 SHUFFLE_COST: Final = 6.0
 NEAR_SHUFFLE_COST: Final = 3.0  # of values that fit into the caches
 EMIT_COST: Final = 4.0
+PACK_COST: Final = 11.0
 BLEND_COST: Final = 30.0
 WRITE_COST_PER_BYTE: Final = 0.6
 SEND_COST_PER_BYTE: Final = 0.4
@@ -57,6 +58,7 @@ class UnitCosts:
     def __init__(self, unit: Unit, items: Sequence[Item], *, copied: bool) -> None:
         self._members = [items[index] for index in unit.items]
         self._splittable = unit.splittable
+        self._is_alone = unit.is_alone
         self._copied = copied
         self.time = sum(_written(member) if copied else _time(member) for member in self._members)
 
@@ -106,9 +108,13 @@ class UnitCosts:
         return max(_memory(member, workers) for member in self._members)
 
     def slices(self, ranks: int) -> int:
-        """Return how many ranks can draw a blend at the same time; 0 for sections."""
+        """Return how many ranks can draw a blend, or pack a section; 0 for other sections."""
         first = self._members[0]
-        return min(ranks, -(-first.size // BLEND_SLICE)) if isinstance(first, BlendPlan) else 0
+        if isinstance(first, BlendPlan):
+            return min(ranks, -(-first.size // BLEND_SLICE))
+        if first.packed is not None and self._is_alone:
+            return min(ranks, first.size.epochs * len(first.packed.groups))
+        return 0
 
     @property
     def section(self) -> SectionPlan:
@@ -127,7 +133,8 @@ def _time(item: Item) -> float:
         return BLEND_COST * item.size + _written(item)
     cost = SHUFFLE_COST if item.documents > SHUFFLE_SPACE_FROM else NEAR_SHUFFLE_COST
     shuffled = cost * (item.documents + item.shuffled_samples)
-    return shuffled + EMIT_COST * item.documents + _written(item)
+    cut = EMIT_COST if item.packed is None else PACK_COST
+    return shuffled + cut * item.documents + _written(item)
 
 
 def _memory(item: Item, workers: int) -> int:

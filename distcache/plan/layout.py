@@ -47,7 +47,8 @@ class Unit(msgspec.Struct, frozen=True):
     # the bytes of the file that the unit has for itself; no other has bytes of its grains
     begin: int
     end: int
-    splittable: bool  # whether it is one large section
+    splittable: bool  # whether it is one large section, whose shuffle can be split
+    is_alone: bool = False  # whether it is one item, of which several ranks may write slices
 
 
 class Dataset(msgspec.Struct, frozen=True):
@@ -102,7 +103,7 @@ def make_layout(items: Sequence[SectionPlan | BlendPlan]) -> Layout:
         offset = max(places[-1].offset + places[-1].nbytes for places in found)
         section = first if isinstance(first, SectionPlan) and _is_large(first) else None
         splittable = section is not None and ORDERS[section.order].can_be_split
-        units.append(Unit(group, begin, offset, splittable))
+        units.append(Unit(group, begin, offset, splittable, _is_large(first)))
     tables_begin = align(offset, GRAIN if offset > SMALL else ALIGNMENT)
     return Layout(data_begin, tuple(arrays), tuple(units), tuple(datasets), tables_begin)
 

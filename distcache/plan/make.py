@@ -14,10 +14,19 @@ from distcache.plan.blend_counts import buffered, oversampled, smallest_surplus,
 from distcache.plan.config import SPLITS, BlendEntry, Config, key_of
 from distcache.plan.model import BlendPlan, Member, Plan, SectionPlan
 from distcache.plan.orders import ORDERS
+from distcache.plan.packing import (
+    GroupKey,
+    Packed,
+    PackedGroup,
+    count_group,
+    group_ranges,
+    rules_of,
+)
 from distcache.plan.problems import (
     blend_problems,
     corpus_problems,
     own_samples_problems,
+    packing_problems,
     partial_problem,
     request_problem,
 )
@@ -25,8 +34,8 @@ from distcache.plan.sizes import (
     WHOLE,
     Bookends,
     Cut,
-    epochs_needed,
     normalize,
+    packed_size,
     section_size,
     sequence_range,
     split_matrix,
@@ -37,6 +46,7 @@ def make_plan(
     config: Config,
     corpora: Mapping[str, Corpus],
     tokenizers: Mapping[str, TokenizerFacts | None] | None = None,
+    groups: Mapping[GroupKey, PackedGroup] | None = None,
 ) -> Plan:
     """Plan every section and blend of a configuration.
 
@@ -48,6 +58,8 @@ def make_plan(
         Sound corpora by path prefix, one for each of `config.prefixes()`.
     tokenizers : mapping of str to TokenizerFacts or None
         Tokenizers of the receipts, by path prefix. They are part of the plan's naming only.
+    groups : mapping or None
+        Groups of packed sections that were counted already; others are counted here.
 
     Returns
     -------
@@ -60,7 +72,8 @@ def make_plan(
         With one sentence for every problem, such as those on which Megatron hangs or crashes.
     """
     matrix = split_matrix(config.split) if config.split is not None else None
-    planner = _Planner(config, corpora)
+    planner = _Planner(config, corpora, groups or {})
+    planner.problems += packing_problems(config)
     for corpus in corpora.values():
         planner.problems += corpus_problems(corpus, config)
     blends = config.blends()
@@ -118,8 +131,14 @@ def _naming(
 class _Planner:
     """Collects sections, each once, and the blends over them, split by split."""
 
-    def __init__(self, config: Config, corpora: Mapping[str, Corpus]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        corpora: Mapping[str, Corpus],
+        groups: Mapping[GroupKey, PackedGroup],
+    ) -> None:
         self.config = config
+        self.groups = groups
         self.fused = config.blend_arithmetic == "fused"
         self.corpora = corpora
         self.sources = {prefix: index for index, prefix in enumerate(corpora)}
@@ -270,8 +289,12 @@ class _Planner:
         rows, cut = corpus.facts.rows, _cut(config, split, rows=corpus.facts.rows)
         begin, end = sequence_range(bookends, corpus.facts.sequences)
         tokens = end - begin if rows else corpus.tokens_in(begin, end)
-        problem = request_problem(prefix, split, requested, epochs_needed(requested, tokens, cut))
-        size = section_size(requested, tokens, cut)
+        packed = self._packed(prefix, begin, end) if ORDERS[config.order].is_packed else None
+        if packed is not None:
+            size = packed_size(requested, packed.rows)
+        else:
+            size = section_size(requested, tokens, cut)
+        problem = request_problem(prefix, split, requested, None if size is None else size.epochs)
         if problem is not None or size is None:
             self.problems += [] if problem is None else [problem]
             return None
@@ -289,6 +312,7 @@ class _Planner:
             order=config.order,
             window=config.window if ORDERS[config.order].has_windows else None,
             rows=rows,
+            packed=packed,
         )
         content = {
             "order": section.order,
@@ -300,6 +324,7 @@ class _Planner:
             "size": msgspec.to_builtins(section.size),
             **({"window": section.window} if section.window else {}),
             **({"rows": True} if section.rows else {}),
+            **({"packing": msgspec.to_builtins(packed.rules)} if packed is not None else {}),
         }
         section = msgspec.structs.replace(section, key=key_of(content))
         if (problem := partial_problem(section, corpus)) is not None:
@@ -307,6 +332,14 @@ class _Planner:
             return None
         self.places.setdefault(section.key, len(self.places))
         return self.sections.setdefault(section.key, section)
+
+    def _packed(self, prefix: str, begin: int, end: int) -> Packed:
+        rules, facts = rules_of(self.config), self.corpora[prefix].facts
+        groups = (
+            self.groups.get((prefix, *bounds)) or count_group(facts, *bounds, rules)
+            for bounds in group_ranges(begin, end)
+        )
+        return Packed(rules, tuple(groups))
 
 
 def identity_of(config: Config, corpora: Mapping[str, CorpusFacts]) -> dict[str, Any]:
@@ -340,6 +373,8 @@ def identity_of(config: Config, corpora: Mapping[str, CorpusFacts]) -> dict[str,
     fused = config.blend_arithmetic == "fused"  # what is older than the field has the other
     chosen: dict[str, Any] = {"blend_arithmetic": "fused"} if fused else {}
     chosen |= {"window": config.window} if ORDERS[config.order].has_windows else {}
+    if ORDERS[config.order].is_packed:
+        chosen["packing"] = msgspec.to_builtins(rules_of(config))
     return chosen | {
         "order": config.order,
         "sequence_length": config.sequence_length,

@@ -15,6 +15,8 @@ CHUNK_BYTES: Final = 8 << 20
 # A document; and a document with its length, during a build.
 DOCUMENT_BYTES: Final = 4
 ENTRY_BYTES: Final = 8
+# A document of a group: with its length, sorted by it, and in its row.
+PACKED_BYTES: Final = 16
 PASS_BYTES: Final = 12  # for each sequence of a pass: its parts, all of it, and what is written
 # Bytes per value of the lists of a shuffle that is larger than the caches:
 # `capacity_of` in cpp/distcache/partitioned_shuffle.hpp, and two bytes for a step of a block.
@@ -87,6 +89,18 @@ def memory_of_passes(section: SectionPlan, _workers: int) -> int:
     one_pass = PASS_BYTES * (section.end - section.begin)
     space = shuffle_space(max(section.end - section.begin, section.shuffled_samples))
     return entries + one_pass + space + _shuffle_bytes(section) + 4 * CHUNK_BYTES
+
+
+def memory_of_packed(section: SectionPlan, _workers: int) -> int:
+    """Return the bytes of a rank that packs groups of a section (`builder.packed`)."""
+    assert section.packed is not None, "its order is packed"
+    group = max((group.end - group.begin for group in section.packed.groups), default=0)
+    rows = max((group.rows for group in section.packed.groups), default=0)
+    starts = 2 * np.dtype(section.sample_type).itemsize * rows
+    shuffled = np.dtype(section.shuffle_type).itemsize * section.packed.rows
+    space = shuffle_space(max(group, section.packed.rows))
+    one_group = PACKED_BYTES * group + starts
+    return max(one_group, shuffled) + space + 4 * CHUNK_BYTES
 
 
 def _lower_memory(pivot: int) -> int:

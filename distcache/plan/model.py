@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 
 from distcache.corpus import CorpusFacts
+from distcache.plan.packing import Packed
 from distcache.plan.sizes import Cut, SectionSize
 
 NARROW = np.iinfo(np.int32).max
@@ -40,10 +41,13 @@ class SectionPlan(msgspec.Struct, frozen=True):
     # whether its samples are sequences as they are, in the order of the document index, which is
     # its only array
     rows: bool = False
+    packed: Packed | None = None  # how its samples are packed, if they are
 
     @property
     def documents(self) -> int:
         """Entries of the document index."""
+        if self.packed is not None:  # the last one is in no row: it ends the last row
+            return self.size.epochs * self.packed.documents + 1
         return self.size.epochs * (self.end - self.begin)
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from distcache.plan.memory import memory_of_megatron, memory_of_passes
+from distcache.plan.memory import memory_of_megatron, memory_of_packed, memory_of_passes
 from distcache.plan.model import SectionPlan
 
 
@@ -31,6 +31,7 @@ class SectionOrder:
     whole_passes: bool = True
     has_windows: bool = False  # `Config.window` is a part of it
     has_rows: bool = True  # samples of several columns have this order, too
+    is_packed: bool = False  # samples are rows of whole documents: see `distcache.plan.packing`
 
 
 ORDERS: Final = {
@@ -44,5 +45,11 @@ ORDERS: Final = {
     "passes": SectionOrder("distcache.builder.passes:build_passes", memory_of_passes),
     "windows": SectionOrder(
         "distcache.builder.passes:build_passes", memory_of_passes, has_windows=True
+    ),
+    "packed": SectionOrder(
+        "distcache.builder.packed:build_packed",
+        memory_of_packed,
+        has_rows=False,
+        is_packed=True,
     ),
 }

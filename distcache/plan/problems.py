@@ -19,6 +19,7 @@ from distcache.storage.url import is_url
 
 MOST_CORPORA: Final = 32_766
 MANY_EPOCHS: Final = 1000
+LONGEST_ROW: Final = 1 << 26  # tokens of a packed row
 MOST_NAMED: Final = 3
 FIRST: Final = 4096  # sequences that are examined before all of them
 
@@ -42,6 +43,28 @@ def corpus_problems(corpus: Corpus, config: Config) -> list[str]:
     if facts.bin_size == 0:
         return [f"{facts.prefix}: has no tokens, and an empty .bin cannot be mapped"]
     return []
+
+
+def packing_problems(config: Config) -> list[str]:
+    """Return why a configuration cannot be packed, or says how without being packed."""
+    if not ORDERS[config.order].is_packed:
+        given = {
+            "documents_per_sample": config.documents_per_sample is not None,
+            "longer": config.longer != "cut",
+        }
+        return [f"$.{name}: is of order: packed" for name, is_given in given.items() if is_given]
+    found = []
+    if not config.add_extra_token:
+        found.append(
+            "$.add_extra_token: false, expected true for order: packed: without it the last token "
+            "of a row that a document fills has no label"
+        )
+    if config.sequence_length > LONGEST_ROW:
+        found.append(
+            f"$.sequence_length: {config.sequence_length}, expected at most {LONGEST_ROW} for "
+            "order: packed"
+        )
+    return found
 
 
 def blend_problems(config: Config, split: str, sources: tuple[BlendEntry, ...]) -> list[str]:

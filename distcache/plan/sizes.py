@@ -81,6 +81,22 @@ class SectionSize(msgspec.Struct, frozen=True):
     separate_samples: int | None
 
 
+def packed_size(requested: int | None, rows: int) -> SectionSize | None:
+    """Return the sizes of a packed section, or None if no number of passes will do.
+
+    Parameters
+    ----------
+    requested : int or None
+        Rows; None asks for one pass.
+    rows : int
+        Rows of a pass.
+    """
+    if not rows and requested:
+        return None
+    passes = max(-(-(requested or 0) // max(rows, 1)), 1)
+    return SectionSize(passes, passes * rows, None)
+
+
 def epochs_needed(requested: int | None, tokens: int, cut: Cut) -> int | None:
     """Return the smallest number of epochs that holds the requested samples.
 

@@ -90,7 +90,7 @@ def test_blends(ranks: int, blend_case: dict[str, Any], blend_bytes: bytes, shar
         SerialCommunicator(), config_from_mapping(blend_case), 1, NullProgress()
     )
     assert plan.blends[0].size > 3 * BLEND_SLICE
-    assert len(assign_all(plan.items, make_layout(plan.items), ranks).blends) == 1
+    assert len(assign_all(plan.items, make_layout(plan.items), ranks).sliced) == 1
     assert build_by(ranks, blend_case, shared) == blend_bytes
 
 

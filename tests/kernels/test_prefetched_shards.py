@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -127,6 +128,40 @@ def test_shards_and_ranges_share_a_budget(node: Node) -> None:
     assert node.fetch() == cost // -(-SIZE // UNIT) // UNIT
     assert node.status()["used"] <= 3 * cost
     assert os.fstat(node.file).st_size <= cost
+
+
+def test_what_is_read_again_later_makes_room(node: Node) -> None:
+    """For what is read before: a budget of three shards serves two passes over six."""
+    shards = [node.buffer.add_source("unpackers", SHARD) for _ in range(6)]
+    stream = node.buffer.open_stream()
+    cost = -(-SHARD // UNIT) * UNIT
+    order = [*shards, *shards, *reversed(shards)]
+    node.announce(stream, [[(shard, 0, SHARD)] for shard in order], 3 * cost)
+    unpacked = 0
+    for number, shard in enumerate(order):
+        time.sleep(0.06)
+        unpacked += unpack(node)
+        (file,) = opened(node, shard)
+        assert file >= 0, number
+        assert os.pread(file, SHARD, 0) == content(0, SHARD)
+        os.close(file)
+        node.finish(stream, number)
+        assert node.status()["used"] <= 3 * cost
+    assert unpacked <= 6 + 6 + 3
+    assert node.status()["misses"] == 0
+
+
+def test_what_a_reader_waits_for_takes_the_place_of_what_is_read_later(node: Node) -> None:
+    """It is unpacked once, not for each of its readers."""
+    first, second = (node.buffer.add_source("unpackers", SHARD) for _ in range(2))
+    stream = node.buffer.open_stream()
+    node.announce(stream, [[(shard, 0, SHARD)] for shard in (first, second, first)], SHARD + UNIT)
+    assert unpack(node) == 1
+    node.finish(stream, 0)
+    assert read_unpacked(node, second) == COPIED
+    (file,) = opened(node, second)
+    assert file >= 0
+    os.close(file)
 
 
 def test_a_shard_that_nobody_announced_takes_nothing_from_a_stream(node: Node) -> None:

@@ -185,7 +185,7 @@ def test_every_unit_is_assigned_once(
     todo = frozenset(range(0, len(layout.units), 2))
     work = assign(items, layout, todo, count, threads)
     split = work.split_sections
-    assert sorted([*split, *work.blends, *itertools.chain(*work.local)]) == sorted(todo)
+    assert sorted([*split, *work.sliced, *itertools.chain(*work.local)]) == sorted(todo)
     assert all(layout.units[unit].splittable for unit in split)
     assert not split or count > 1
     assert len(work.memory) == count

@@ -1,0 +1,227 @@
+"""Packed rows: whole documents by best-fit decreasing, each pass in another way, for any ranks."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import distcache
+from distcache.builder.configuration import config_from_mapping
+from distcache.builder.run import build
+from distcache.cache import open_cache
+from distcache.cache.digests import verify_cache
+from distcache.plan import layout, packing
+from distcache.plan.assignment import assign_all
+from tests.plan.test_make import plan_of, problems_of
+from tests.support.caches import build_here
+from tests.support.corpora import LENGTHS, write_corpus, write_lengths
+from tests.support.threads import run_ranks
+
+LENGTH = 64
+Row = list[tuple[int, int, int]]
+"""The parts of a row: document, first token, token after the last."""
+
+
+def fields_of(prefix: str, **more: Any) -> dict[str, Any]:
+    """Return the configuration of a packed corpus, all of which is for training."""
+    return {
+        "sequence_length": LENGTH,
+        "order": "packed",
+        "split": "1",
+        "samples": {"train": 500, "valid": 0, "test": 0},
+        "blend": [prefix],
+        **more,
+    }
+
+
+def rows_of(path: str, lengths: NDArray[Any], section: int = 0) -> list[Row]:
+    """Return the rows of a section as they are, by what every reader of Megatron's arrays does."""
+    cache = open_cache(path)
+    found = {name: cache.read(view) for name, view in cache.arrays("sections", section).items()}
+    documents, bounds = found["document_index"], found["sample_index"].astype(np.int64)
+    assert sorted(found["shuffle_index"].tolist()) == list(range(len(bounds) - 1))
+    rows = []
+    for (first, begin), (last, end) in itertools.pairwise(bounds.tolist()):
+        row = []
+        for place in range(first, last + 1):
+            at = begin if place == first else 0
+            stop = end if place == last else int(lengths[documents[place]])
+            if stop > at:
+                row.append((int(documents[place]), at, stop))
+        rows.append(row)
+    return rows
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(0, 3 * LENGTH), min_size=1, max_size=120),
+    most=st.none() | st.integers(1, 4),
+    longer=st.sampled_from(["cut", "drop"]),
+    requested=st.integers(1, 400),
+)
+def test_what_rows_are(
+    lengths: list[int],
+    most: int | None,
+    longer: str,
+    requested: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """Each pass has each token once, whole documents in one row; only a tail may be before them."""
+    kept = {n: size for n, size in enumerate(lengths) if size > 0}
+    if longer == "drop":
+        kept = {n: size for n, size in kept.items() if size <= LENGTH}
+    directory = tmp_path_factory.mktemp("packed")
+    prefix = write_lengths(directory / "c", np.array(lengths, np.int64))
+    fields = fields_of(prefix, samples={"train": requested}, longer=longer)
+    fields |= {} if most is None else {"documents_per_sample": most}
+    if not kept:
+        assert "no tokens" in problems_of(fields)[0] or "empty .bin" in problems_of(fields)[0]
+        return
+    rows = rows_of(build_here(fields, directory).path, np.array(lengths))
+    per_pass = plan_of(fields).sections[0].packed
+    assert per_pass is not None
+    passes = plan_of(fields).sections[0].size.epochs
+    assert len(rows) == passes * per_pass.rows >= requested > (passes - 1) * per_pass.rows
+    for number in range(passes):
+        seen: dict[int, list[tuple[int, int]]] = {}
+        for row in rows[number * per_pass.rows : (number + 1) * per_pass.rows]:
+            assert 0 < sum(end - begin for _, begin, end in row) <= LENGTH
+            assert most is None or len(row) <= most
+            assert all(begin == 0 for _, begin, _ in row[1:])
+            assert row[0][1] % LENGTH == 0
+            for document, begin, end in row:
+                seen.setdefault(document, []).append((begin, end))
+        assert seen.keys() == kept.keys()
+        for document, parts in seen.items():
+            begins = range(0, kept[document], LENGTH)
+            assert sorted(parts) == [(b, min(b + LENGTH, kept[document])) for b in begins]
+
+
+def test_more_samples_change_none_of_those_before(tmp_path: Path) -> None:
+    """And passes differ from one another."""
+    prefix = write_lengths(tmp_path / "c", LENGTHS["third"])
+    found = []
+    for samples in (1500, 9000):
+        fields = fields_of(prefix, samples={"train": samples})
+        cache = open_cache(build_here(fields, tmp_path / "caches").path)
+        arrays = {name: cache.read(view) for name, view in cache.arrays("sections", 0).items()}
+        found.append(arrays)
+    few, many = found
+    assert len(many["document_index"]) > 3 * len(few["document_index"])
+    for name, end in (("document_index", 1), ("sample_index", 0), ("shuffle_index", 0)):
+        count = len(few[name]) - end
+        assert np.array_equal(few[name][:count], many[name][:count])
+    size = len(LENGTHS["third"])
+    first, second = many["document_index"][:size], many["document_index"][size : 2 * size]
+    assert sorted(first) == sorted(second)
+    assert not np.array_equal(first, second)
+
+
+def test_what_a_loader_reads(tmp_path: Path) -> None:
+    """The tokens of the row, padding, and loss within documents only."""
+    lengths = np.array([40, 30, 20, 10, 150, 64, 65, 3, 128])
+    documents = [np.append(np.arange(1, n) + 1000 * d, 0) for d, n in enumerate(lengths, 1)]
+    prefix = str(tmp_path / "c")
+    write_corpus(prefix, documents, "u2")
+    path = build_here(fields_of(prefix, samples={"train": 12}), tmp_path / "caches").path
+    dataset = distcache.open(path).dataset("train", eod=0, pad=7, eod_mask_loss=True)
+    cache = open_cache(path)
+    order = cache.read(cache.arrays("sections", 0)["shuffle_index"])
+    rows = rows_of(path, lengths)
+    assert len(dataset) == 12
+    padded = 0
+    for number in range(12):
+        row = rows[order[number]]
+        expected = np.concatenate([documents[d][begin:end] for d, begin, end in row])
+        found = {name: values.numpy() for name, values in dataset[number].items()}
+        assert found["tokens"][: len(expected)].tolist() == expected.tolist()
+        has_loss = np.zeros(LENGTH, bool)
+        has_loss[: len(expected)] = expected != 0
+        assert (found["loss_mask"] > 0).tolist() == has_loss.tolist()
+        following = {
+            (d, at): documents[d][at + 1]
+            for d, begin, end in row
+            for at in range(begin, end)
+            if at + 1 < len(documents[d])
+        }
+        places = [(d, at) for d, begin, end in row for at in range(begin, end)]
+        for place, key in enumerate(places):
+            assert not has_loss[place] or found["labels"][place] == following[key]
+        padded += len(expected) < LENGTH
+    assert padded
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_any_ranks_make_the_same_bytes(
+    ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of sections of several groups, which all of them pack together."""
+    monkeypatch.setattr(packing, "GROUP", 700)
+    prefix = write_lengths(tmp_path / "c", np.tile(LENGTHS["third"], 3))
+    fields = fields_of(prefix, samples={"train": 9000})
+    expected = Path(build_here(fields, tmp_path / "one").path).read_bytes()
+    monkeypatch.setattr(layout, "SPLITTABLE_FROM", 1 << 10)
+    alone = Path(build_here(fields, tmp_path / "alone").path)
+    config = config_from_mapping(fields)
+    items = plan_of(config).items
+    assert bool(assign_all(items, layout.make_layout(items), ranks).sliced) == (ranks > 1)
+    outcomes, aborted = run_ranks(ranks, lambda c: build(c, config, tmp_path / "more").path)
+    assert not aborted
+    assert len(set(map(str, outcomes))) == 1
+    assert Path(str(outcomes[0])).read_bytes() == alone.read_bytes()
+    assert len(expected) <= len(alone.read_bytes())
+    verify_cache(open_cache(alone), 1)
+    arrays = [
+        {name: cache.read(view).tobytes() for name, view in cache.arrays("sections", 0).items()}
+        for cache in (open_cache(tmp_path / "one" / alone.name), open_cache(alone))
+    ]
+    assert arrays[0] == arrays[1]
+
+
+def test_a_blend_with_validation(tmp_path: Path) -> None:
+    """Weights count rows; splits are ranges of sequences, and validation is packed, too."""
+    corpora = {n: write_lengths(tmp_path / n, LENGTHS[n]) for n in ("plain", "second", "long")}
+    fields = {
+        "sequence_length": LENGTH,
+        "order": "packed",
+        "split": "90,10,0",
+        "samples": {"train": 3000, "valid": 200, "test": 0},
+        "blend": [{"path": path, "weight": 1.0 + n} for n, path in enumerate(corpora.values())],
+    }
+    cache = distcache.open(build_here(fields, tmp_path / "caches").path)
+    train, valid = cache.dataset("train"), cache.dataset("valid")
+    assert len(train) == 3000
+    assert 200 <= len(valid) <= 203  # Megatron rounds each corpus up
+    counts = np.bincount([int(train[n]["dataset_id"]) for n in range(3000)])
+    assert np.abs(counts - np.array([500, 1000, 1500])).max() <= 1
+    assert all(len(valid[n]["tokens"]) == LENGTH for n in range(200))
+
+
+def test_keys_and_problems(tmp_path: Path) -> None:
+    """What changes rows changes the key, and nothing of other orders; the rest is refused."""
+    prefix = write_lengths(tmp_path / "c", LENGTHS["plain"])
+    plain = {key: value for key, value in fields_of(prefix).items() if key != "order"}
+    keys = [
+        plan_of(fields_of(prefix, **more)).key
+        for more in ({}, {"documents_per_sample": 3}, {"longer": "drop"}, {"window": 3})
+    ]
+    assert len(set(keys)) == 3
+    assert keys[0] == keys[3]
+    assert plan_of(plain).key not in keys
+    for wrong, expected in (
+        ({"order": "megatron", "documents_per_sample": 3}, "documents_per_sample: is of order"),
+        ({"order": "passes", "longer": "drop"}, "longer: is of order: packed"),
+        ({"add_extra_token": False}, "the last token of a row"),
+        ({"sequence_length": (1 << 26) + 1}, "expected at most 67108864"),
+    ):
+        assert any(expected in problem for problem in problems_of(fields_of(prefix, **wrong)))
+    short = write_lengths(tmp_path / "s", np.array([70, 80]))
+    found = problems_of(fields_of(short, longer="drop"))
+    assert "no number of" in found[0]
