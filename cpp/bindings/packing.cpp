@@ -21,8 +21,12 @@ PackedCounts count(const py::array& lengths, std::int64_t row_length, std::int64
     for (const std::int64_t tails : counts.tails) {
         cut += tails;
     }
-    return {Packing(counts).rows() + counts.cut_rows, kept,           counts.tokens, cut,
-            counts.left_out,                          counts.empty};
+    return {Packing(counts).rows() + counts.cut_rows,
+            kept,
+            counts.tokens,
+            cut,
+            counts.left_out,
+            counts.empty};
 }
 
 void pack(const py::array& entries, std::int64_t row_length, std::int64_t most_documents,

@@ -109,12 +109,16 @@ struct SlowPacking {
 TEST_CASE("packing is best-fit decreasing") {
     std::mt19937 random(7);
     for (int round = 0; round < 300; ++round) {
-        const std::int64_t row_length = 1 + random() % (round % 3 == 0 ? 12 : 300);
-        const PackingRules rules{row_length, round % 4 == 0 ? 1 + random() % 5 : 0, round % 5 != 0};
+        const auto below = [&](std::int64_t limit) {
+            return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(limit));
+        };
+        const std::int64_t row_length = 1 + below(round % 3 == 0 ? 12 : 300);
+        const std::int64_t most_documents = round % 4 == 0 ? 1 + below(5) : 0;
+        const PackingRules rules{row_length, most_documents, round % 5 != 0};
         const std::int64_t most = round % 7 == 0 ? 3 * row_length : row_length + row_length / 4;
-        std::vector<std::int64_t> lengths(random() % 200);
+        std::vector<std::int64_t> lengths(static_cast<std::size_t>(below(200)));
         for (std::int64_t& length : lengths) {
-            length = random() % static_cast<unsigned>(most + 1);
+            length = below(most + 1);
         }
         std::vector<std::int64_t> entries;
         LengthCounts counts(rules);

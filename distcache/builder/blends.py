@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
 from distcache.builder.arrays import ArrayWriter
 from distcache.builder.job import Job
@@ -17,6 +19,7 @@ from distcache.plan.blend_counts import estimate_counts
 from distcache.plan.layout import BLEND_SLICE, ArrayPlace
 from distcache.plan.memory import CHUNK_BYTES
 from distcache.plan.model import BlendPlan
+from distcache.plan.sizes import normalize
 from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.communicator import Message
 from distcache.ranks.partition import slice_bounds
@@ -30,8 +33,83 @@ RUN_UP: Final = 8192  # steps; 1,152 were needed for 5,000 log-normal weights of
 ENDLESS: Final = 2**62
 
 
-def new_blender(blend: BlendPlan) -> Blender:
+class PhasedBlender:
+    """A blend whose weights change: like a `Blender`, and Megatron's own within each phase.
+
+    Parameters
+    ----------
+    blend : BlendPlan
+        A blend with phases.
+    """
+
+    def __init__(self, blend: BlendPlan) -> None:
+        self._phases, self._fused = blend.phases, blend.fused
+        self._enter(0)
+
+    def _enter(self, number: int) -> None:
+        """Go to the first step of a phase."""
+        self._number = number
+        self._phase = self._phases[number]
+        self._drawn = np.array(self._phase.drawn, np.int16)
+        self._before = np.array(self._phase.before, np.int64)
+        self._blender = self._phase.blender(fused=self._fused)
+        self._left = self._phase.samples
+
+    @property
+    def taken(self) -> NDArray[np.int64]:
+        """How often each corpus has been taken, in all phases so far."""
+        found = self._before.copy()
+        found[self._drawn] += np.array(self._blender.taken, np.int64)
+        return found
+
+    def _pieces(self, steps: int) -> Iterator[range]:
+        """Yield the steps that are in one phase, while that is the current one."""
+        done = 0
+        while done < steps:
+            if not self._left and self._number + 1 < len(self._phases):
+                self._enter(self._number + 1)
+            count = min(steps - done, self._left)
+            if not count:
+                raise IndexError("a blend has fewer steps left")
+            yield range(done, done + count)
+            self._left -= count
+            done += count
+
+    def next(self, corpora: NDArray[np.int16], samples: NDArray[np.int64]) -> None:
+        """Make steps, and write the corpus and the sample in it."""
+        for piece in self._pieces(len(corpora)):
+            own = slice(piece.start, piece.stop)
+            self._blender.next(corpora[own], samples[own])
+            corpora[own] = self._drawn[corpora[own]]
+            samples[own] += self._before[corpora[own]]
+
+    def skip(self, steps: int) -> None:
+        """Make steps without writing them."""
+        for piece in self._pieces(steps):
+            self._blender.skip(len(piece))
+
+    def resume(self, taken: NDArray[np.int64]) -> None:
+        """Continue from the state in which each corpus has been taken so often.
+
+        Raises
+        ------
+        IndexError
+            If no blend can be in that state.
+        """
+        step = int(taken.sum())
+        begins = [phase.begin for phase in self._phases]
+        self._enter(max(bisect.bisect_right(begins, step) - 1, 0))
+        within = taken - self._before
+        if (within < 0).any() or within.sum() != within[self._drawn].sum():
+            raise IndexError("no blend is in this state")
+        self._blender.resume(np.ascontiguousarray(within[self._drawn]))
+        self._left -= int(within.sum())
+
+
+def new_blender(blend: BlendPlan) -> Blender | PhasedBlender:
     """Return a blender before the first step of a blend."""
+    if blend.phases:
+        return PhasedBlender(blend)
     if blend.exhaustive:
         return Blender.exhaustive(np.array(blend.sizes, np.int64), blend.fused)
     return Blender.by_weight(np.array(blend.weights, np.float64), blend.fused)
@@ -61,7 +139,10 @@ def build_blend(
 
 
 def write_steps(
-    blender: Blender, steps: range, places: dict[str, ArrayPlace], file: UnfinishedFile
+    blender: Blender | PhasedBlender,
+    steps: range,
+    places: dict[str, ArrayPlace],
+    file: UnfinishedFile,
 ) -> BlendWriters:
     """Take steps of a blend and write them.
 
@@ -136,13 +217,11 @@ class SplitBlend:
         mine = {name: writer.leaves().tobytes() for name, writer in self._writers.items()}
         return joined_digests(self._communicator, mine)
 
-    def _guess(self) -> Blender:
+    def _guess(self) -> Blender | PhasedBlender:
         """Return a blender in the estimated state at the first step of the slice."""
         blend, blender = self._blend, new_blender(self._blend)
-        sizes = np.array(blend.sizes or [ENDLESS] * len(blend.weights), np.int64)
-        weights = np.array(blend.weights or sizes / sizes.sum(), np.float64)
         before = max(self._steps.start - RUN_UP, 0)
-        blender.resume(estimate_counts(weights, sizes, before))
+        blender.resume(_estimated(blend, before))
         blender.skip(self._steps.start - before)
         return blender
 
@@ -152,7 +231,7 @@ class SplitBlend:
         blender.resume(self._begin)
         self._draw(blender)
 
-    def _draw(self, blender: Blender) -> None:
+    def _draw(self, blender: Blender | PhasedBlender) -> None:
         self._begin = np.array(blender.taken, np.int64)
         self._writers = write_steps(blender, self._steps, self._places, self._file)
         self._end = np.array(blender.taken, np.int64)
@@ -174,6 +253,21 @@ class SplitBlend:
             self._begin = np.empty_like(self._begin)
         receives = [Message(me - 1, self._begin)] if me in ranks else []
         self._communicator.exchange(sends, receives, "states of a blend")
+
+
+def _estimated(blend: BlendPlan, step: int) -> NDArray[np.int64]:
+    """Return about how often each corpus has been taken before a step."""
+    if not blend.phases:
+        sizes = np.array(blend.sizes or [ENDLESS] * len(blend.weights), np.int64)
+        return estimate_counts(
+            np.array(blend.weights or sizes / sizes.sum(), np.float64), sizes, step
+        )
+    phase = max((p for p in blend.phases if p.begin <= step), key=lambda p: p.begin)
+    taken, drawn = np.array(phase.before, np.int64), phase.drawn
+    weights = np.array(normalize([phase.weights[corpus] for corpus in drawn]), np.float64)
+    endless = np.full(len(drawn), ENDLESS)
+    taken[drawn] += estimate_counts(weights, endless, step - phase.begin)
+    return taken
 
 
 def _wait() -> None:

@@ -13,22 +13,34 @@ from typing import Any, Final
 
 import msgspec
 
+from distcache.builder.continued import continue_cache
 from distcache.errors import ConfigError, NotReady
 from distcache.megatron.names import Naming
 from distcache.megatron.options import MEGATRON_KEYS, config_from_options, options_from_mapping
 from distcache.megatron.tokenizers import checked_tokenizer, releases_in
-from distcache.plan.config import BlendEntry, BlendPerSplit, Config, Samples, Slurm
+from distcache.plan.config import (
+    BlendEntry,
+    BlendPerSplit,
+    Config,
+    Continue,
+    Phase,
+    Samples,
+    Slurm,
+)
+from distcache.plan.phases import mean_weights, phase_problems
 from distcache.plan.written_blends import as_configured
 from distcache.storage.files import open_regular, read_file
 from distcache.storage.url import address_of, is_url, require_file
 
 # A file with any of these fields is distcache's own.
 OWN_KEYS: Final = {"blend", "blend_per_split", "sequence_length", "samples"}
-NOT_WRITTEN: Final = {"of_command"}  # fields of a configuration that no file has
+NOT_WRITTEN: Final = {"of_command", "continued"}  # fields of a configuration that no file has
 FIELDS_OF: Final[dict[str, Any]] = {
     "blend": BlendEntry,
     "blend_per_split": BlendPerSplit,
     "samples": Samples,
+    "phases": Phase,
+    "continue": Continue,
     "slurm": Slurm,
 }
 # Megatron's names of fields that a configuration has under other names.
@@ -179,7 +191,7 @@ def config_from_mapping(fields: Mapping[str, Any]) -> Config:
 
 def _decode(fields: Mapping[str, Any]) -> Config:
     fields_of = msgspec.structs.fields(Config)
-    known = {field.name: field for field in fields_of if field.name not in NOT_WRITTEN}
+    known = {field.encode_name: field for field in fields_of if field.name not in NOT_WRITTEN}
     problems = [_unknown(f"$.{key}", str(key), known) for key in fields if key not in known]
     problems += [
         f"$.{name}: missing"
@@ -189,7 +201,7 @@ def _decode(fields: Mapping[str, Any]) -> Config:
     values = {}
     for name in known.keys() & fields.keys():
         try:
-            values[name] = msgspec.convert(fields[name], known[name].type, strict=True)
+            values[known[name].name] = msgspec.convert(fields[name], known[name].type, strict=True)
         except msgspec.ValidationError as error:
             problems.append(_with_path(name, str(error)))
     problems += _exclusive(fields)
@@ -224,7 +236,7 @@ def _with_path(name: str, message: str) -> str:
     text, _, path = message.partition(" - at `")
     place = f"$.{name}{path.removesuffix('`').removeprefix('$')}"
     if (found := re.fullmatch(r"Object contains unknown field `(.*)`", text)) is not None:
-        kind = BlendEntry if "[" in place else FIELDS_OF[name]
+        kind = BlendEntry if "[" in place and name != "phases" else FIELDS_OF[name]
         return _unknown(f"{place}.{found[1]}", found[1], kind.__struct_fields__)
     quoted = re.fullmatch(r"Expected `(int|float).*`, got `str`", text) is not None
     return f"{place}: {text}{'; write numbers without quotes' if quoted else ''}"
@@ -248,6 +260,9 @@ def complete(config: Config) -> Config:
     problems += _url_problems(config.prefixes())
     if problems:
         raise ConfigError(*problems)
+    if config.continue_ is not None:
+        config = continue_cache(config, config.continue_)
+    config = _with_mean_weights(config) if config.phases else config
     tokenizer = config.tokenizer
     if tokenizer is None:
         return config
@@ -263,6 +278,41 @@ def complete(config: Config) -> Config:
     except (TypeError, ValueError) as error:
         raise ConfigError(f"$.tokenizer: is not JSON: {error}") from error
     return msgspec.structs.replace(config, tokenizer=tokenizer)
+
+
+def _with_mean_weights(config: Config) -> Config:
+    """Return a configuration of phases with the weights and samples of all of them together.
+
+    Raises
+    ------
+    ConfigError
+        If the phases do not fit the corpora, or weights or samples are given besides.
+    """
+    blend = config.blends().get("train")
+    if blend is None:
+        raise ConfigError("$.phases: there is no train split")
+    problems = phase_problems(config.phases, len(blend), config.sequence_length)
+    if any(entry.weight is not None for entry in blend):
+        problems.append("$.phases: the corpora have weights besides; give those of the phases only")
+    if config.samples is not None and config.samples.train != 0:
+        problems.append("$.samples.train: the phases say how many; leave it out")
+    if problems:
+        raise ConfigError(*problems)
+    weights = mean_weights(config.phases, config.sequence_length)
+    total = sum(phase.samples_of(config.sequence_length) or 0 for phase in config.phases)
+    entries = tuple(
+        msgspec.structs.replace(entry, weight=weight)
+        for entry, weight in zip(blend, weights, strict=True)
+    )
+    samples = msgspec.structs.replace(config.samples or Samples(), train=total)
+    phases = config.phases if len(config.phases) > 1 or config.continued is not None else ()
+    if config.blend is not None:
+        return msgspec.structs.replace(config, blend=entries, samples=samples, phases=phases)
+    assert config.blend_per_split is not None, "it has the blend of training"
+    per_split = msgspec.structs.replace(config.blend_per_split, train=entries)
+    return msgspec.structs.replace(
+        config, blend_per_split=per_split, samples=samples, phases=phases
+    )
 
 
 def _is_megatrons(key: str) -> bool:

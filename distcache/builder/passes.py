@@ -4,7 +4,8 @@ In ``passes`` every pass over the sequences is a separate permutation, so that n
 before all have come once; Megatron's order shuffles those of all epochs together. In ``windows``
 a pass permutes the shards, and shuffles only within windows of so many successive ones: a job that
 trains in this order needs two windows of shards at a time. Samples are cut as Megatron cuts them,
-then shuffled within the samples that begin in one window.
+then shuffled within the samples that end in one window: a section of more passes begins with the
+samples of one of fewer.
 
 The sequences of each pass come from a separate MT19937, seeded with the first 32 bits of the
 SHA-256 of the section's seed and the number of the pass, as decimal numbers with a space between
@@ -27,6 +28,7 @@ from distcache.corpus import Idx
 from distcache.kernels import Mt19937
 from distcache.plan.layout import ArrayPlace
 from distcache.plan.model import SectionPlan
+from distcache.plan.sizes import Cut
 from distcache.storage.unfinished_file import UnfinishedFile
 
 CHUNK: Final = 1 << 20  # sequences whose lengths are widened at a time
@@ -74,7 +76,7 @@ def build_passes(
             memory.values[done : done + len(some)] = lengths << 32 | some
             tokens[-1] += int(lengths.sum())
             done += len(some)
-    bounds = sample_bounds(np.array(tokens), section.cut.sequence_length, section.size.samples)
+    bounds = sample_bounds(np.array(tokens), section.cut)
     samples = _shuffle_within(section, bounds)
     digest = write_in_chunks(file, places["shuffle_index"], samples).finish()
     del samples
@@ -131,20 +133,21 @@ def seed_from(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(text).digest()[:4], "big")
 
 
-def sample_bounds(tokens: NDArray[np.int64], length: int, samples: int) -> NDArray[np.int64]:
-    """Return the first sample that begins in each window, then the number of samples.
+def sample_bounds(tokens: NDArray[np.int64], cut: Cut) -> NDArray[np.int64]:
+    """Return the number of samples that lie in the windows before each one, then in all.
+
+    A sample that reaches into the next window belongs to that one, so that whatever comes after a
+    window, also another pass, changes nothing of the samples before.
 
     Parameters
     ----------
     tokens : ndarray of int64, shape (windows + 1,)
         Tokens before each window, then all tokens.
-    length : int
-        Tokens of a sample.
-    samples : int
-        Number of samples.
+    cut : Cut
+        Rules by which samples are cut.
     """
-    bounds: NDArray[np.int64] = np.minimum(-(-tokens // length), samples)
-    bounds[-1] = samples
+    usable = np.maximum(tokens - int(cut.extra_token), 0)
+    bounds: NDArray[np.int64] = usable // cut.sequence_length
     return bounds
 
 

@@ -135,9 +135,10 @@ def _plan_job(
     if communicator.rank == 0:
         for warning in plan_warnings(config, plan):
             watch.note(f"warning: {warning}")
+    before = () if config.continued is None else (Path(config.continued.path),)
     adopted = on_rank_0(
         communicator,
-        lambda: find_adoptable(plan, options.reuse),
+        lambda: find_adoptable(plan, (*options.reuse, *before)),
         dict[int, Adoptable],
         "opening caches to reuse",
     )

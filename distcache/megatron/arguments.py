@@ -21,6 +21,13 @@ IN_THE_PLACE = "in the place of --data-path, --{train,valid,test}-data-path and 
 # Megatron takes the type of tokens from the vocabulary, where it does not read the header.
 TYPE_OF_SMALL_VOCABULARY = 8
 TYPE_OF_LARGE_VOCABULARY = 4
+OF_PACKED = (
+    "the rows are packed: training needs --eod-mask-loss, --reset-position-ids or "
+    "--reset-attention-mask, without which Megatron keeps the loss mask of the first sample for "
+    "all, padded or not; and never --dataloader-defer-npy-index-mmap",
+    "padding has no loss only if the tokenizer has a padding token that is not its end of a "
+    "document; multi-token prediction of Megatron-Bridge has a loss on padding all the same",
+)
 OF_OBJECTS = (
     "Megatron's own reader fetches 256 MiB for every document that is not in memory; with "
     "distcache.MegatronBinReader in its place (docs/buckets.md), or with copies of the .bin files "
@@ -88,7 +95,9 @@ def megatron_arguments(
         Directory of the `.idx` of corpora in buckets, for ``--object-storage-cache-path``.
     """
     blend, files = _blend_option(cache, stem, rename)
+    is_packed = "packing" in cache.identity
     options = [["--data-cache-path", str(directory)], *blend, *_size_options(cache)]
+    options += [["--eod-mask-loss"]] if is_packed else []
     if any(is_url(rename(prefix)) for prefix in cache.prefixes):
         options += [["--object-storage-cache-path", str(objects or "DIRECTORY")]]
         options += [["--no-mmap-bin-files"]]
@@ -97,7 +106,9 @@ def megatron_arguments(
     files[sequences] = sequences_document(cache, rename)
     # With these options a missing file is an error, and is not built.
     fast = [["--dataloader-fast-cache-load"]] if cache.identity["blend"] is None else []
-    options += [["--dataloader-defer-npy-index-mmap"], *fast]
+    # It computes the number of samples from that of the tokens, which packed rows do not have.
+    options += [] if is_packed else [["--dataloader-defer-npy-index-mmap"]]
+    options += fast
     by_tokenizer = ["--per-dataset-sequences-path", str(sequences)]
     codes = set(cache.table("sources")["type_code"].tolist())
     warnings = []
@@ -167,7 +178,7 @@ def megatron_warnings(cache: Contents) -> list[str]:
         f"{theirs}=False, which Megatron's names do not tell apart"
         for name, theirs in defaults.items()
         if not cache.identity[name]
-    ]
+    ] + (list(OF_PACKED) if "packing" in cache.identity else [])
 
 
 class Readers(msgspec.Struct, frozen=True):

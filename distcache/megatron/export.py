@@ -29,6 +29,7 @@ from distcache.storage.files import (
     is_plain_file,
     may_write,
     open_regular,
+    read_file,
     read_range,
     require_text,
     sync_directory,
@@ -38,16 +39,23 @@ from distcache.storage.timeouts import limits
 from distcache.storage.watchdog import tick
 
 PIECE: Final = 8 << 20  # bytes that are written at a time
+LARGEST: Final = 1 << 30  # bytes of a record of an export
+# Parts of an identity that change arrays, and are in none of Megatron's names.
+UNNAMED: Final = ("order", "window", "packing", "bounds", "phases", "continue")
 
 
 class Exported(msgspec.Struct, frozen=True):
-    """The result of an export: files, Megatron's options, samples and warnings."""
+    """The result of an export: files, Megatron's options, samples and warnings.
+
+    `meaning` has those parts of the cache's identity that Megatron's names do not have.
+    """
 
     directory: str
     files: list[str]
     arguments: list[str]
     samples: dict[str, int | None]
     warnings: list[str]
+    meaning: dict[str, Any] = {}
 
 
 def export(
@@ -90,11 +98,16 @@ def export(
     CacheCorrupt
         If an array differs from its digest.
     ConfigError
-        If the tokenizer is not known, the directory is not one or may not be written to, or a name
-        is not UTF-8.
+        If the tokenizer is not known, the directory is not one or may not be written to, a name
+        is not UTF-8, or arrays of another order have the names.
     NoSpace
         If the disk is full.
     """
+    if "continue" in cache.identity:
+        raise ConfigError(
+            f"{cache.path}: continues another cache, whose sections have other sizes than Megatron "
+            "would compute, so that it would not find them; train with distcache.megatron.provider"
+        )
     directory = directory.absolute()  # it is part of the options, wherever training starts
     require_text(str(directory), *map(rename, cache.prefixes))
     wanted = list(megatron_files(cache, rename, naming))
@@ -105,10 +118,60 @@ def export(
         except FileExistsError as error:
             raise ConfigError(f"{directory}: is not a directory") from error
         _sweep(directory, own)
+        _require_same_meaning(cache, wanted, directory)
         alike = _by_arrays(wanted)
         written = pool.map(lambda entries: _write_entries(cache, entries, directory), alike)
         files = [name for names in written for name in names]
         return _describe_export(cache, directory, files, rename, objects)
+
+
+def meaning_of(cache: Cache) -> dict[str, Any]:
+    """Return the parts of an identity that change arrays, and that Megatron's names do not have."""
+    return {name: cache.identity[name] for name in UNNAMED if name in cache.identity}
+
+
+def exports_in(directory: Path) -> dict[str, Exported]:
+    """Return what a directory says of the exports in it, by the names of these records."""
+    found = {}
+    for path in sorted(directory.glob("distcache-*.json")):
+        with contextlib.suppress(OSError, ValueError, RecursionError):  # of another kind
+            text = read_file(path, LARGEST, follow=False)
+            found[path.name] = msgspec.json.decode(text, type=Exported)
+    return found
+
+
+def _require_same_meaning(cache: Cache, wanted: Iterable[MegatronFile], directory: Path) -> None:
+    """Refuse to replace arrays that have the same names, and are of another order.
+
+    Training would be given other samples without a word. Arrays of this cache, or of one of the
+    same order, may be damaged, and are replaced; so are those that Megatron wrote, by its order.
+
+    Raises
+    ------
+    ConfigError
+        Naming the first of them.
+    """
+    own, meaning = f"distcache-{cache.key[:16]}.json", meaning_of(cache)
+    alike, others = set[str](), dict[str, str]()
+    for record, found in exports_in(directory).items():
+        if record == own or found.meaning == meaning:
+            alike.update(found.files)
+        else:
+            others |= dict.fromkeys(found.files, record)
+    is_megatrons = meaning == {"order": "megatron"}
+    for entry in wanted:
+        for view in entry.arrays.values():
+            name = f"{entry.stem}-{view.name}.npy"
+            if name in alike or (is_megatrons and name not in others):
+                continue
+            path = directory / name
+            if os.path.lexists(path) and not _is_there(path, cache.read(view), view.digest):
+                whose = f"the export {others[name]}" if name in others else "Megatron itself"
+                raise ConfigError(
+                    f"{path}: is of {whose}, whose samples are in another order or packed "
+                    "otherwise, and Megatron's names do not tell them apart; choose a directory of "
+                    "its own with --out"
+                )
 
 
 def _sweep(directory: Path, own: tuple[str, ...]) -> None:
@@ -185,6 +248,7 @@ def _describe_export(
         arguments=list(arguments.options),
         samples={split: cache.identity["samples"][split] for split in SPLITS},
         warnings=[*megatron_warnings(cache), *arguments.warnings],
+        meaning=meaning_of(cache),
     )
     with atomic_write(f"{stem}.json") as stream:
         stream.write(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")

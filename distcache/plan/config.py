@@ -16,6 +16,7 @@ from distcache.storage.threads import decodable
 
 SPLITS = ("train", "valid", "test")
 Count = Annotated[int, Meta(ge=0, le=2**62)]
+Positive = Annotated[int, Meta(ge=1, le=2**62)]
 Weight = Annotated[float, Meta(ge=0, le=1e300)]
 Path = Annotated[str, Meta(min_length=1)]
 OrderName = Literal["megatron", "passes", "windows", "packed"]
@@ -48,6 +49,46 @@ class Samples(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     train: Count | None = 0
     valid: Count | msgspec.UnsetType | None = msgspec.UNSET
     test: Count | None = 0
+
+
+class Phase(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of training with its own weights, and how long it is: one of three ways."""
+
+    weights: Annotated[tuple[Weight, ...], Meta(min_length=1)]  # of the corpora, in order
+    samples: Positive | None = None
+    tokens: Positive | None = None  # rounded up to whole samples
+    steps: Positive | None = None  # of `batch_size` samples each
+    batch_size: Positive | None = None
+
+    def samples_of(self, sequence_length: int) -> int | None:
+        """Return the samples of the phase; None if it is not said in exactly one way."""
+        by_steps = self.steps is not None and self.batch_size is not None
+        ways = (self.samples is not None, self.tokens is not None, self.steps is not None)
+        if sum(ways) != 1 or (self.batch_size is not None) != by_steps:
+            return None
+        if self.tokens is not None:
+            return -(-self.tokens // sequence_length)
+        if self.steps is not None:
+            return self.steps * self.batch_size if self.batch_size is not None else None
+        return self.samples
+
+
+class Continue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A cache of which training has consumed samples, and which this one continues."""
+
+    cache: Path
+    samples: Positive
+
+
+class Continued(msgspec.Struct, frozen=True):
+    """What a cache goes on with from another one."""
+
+    path: str  # path of the other one
+    samples: int  # samples of training that were consumed there
+    # of each corpus of training: samples that were requested of its section, and the section's key;
+    # None for corpora that the other cache does not have
+    requested: tuple[int | None, ...]
+    keys: tuple[str | None, ...]
 
 
 class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -90,6 +131,11 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fim_data: bool = False
     # Whether receipts of corpora may name different tokenizers. Changes no array.
     mixed_tokenizers: bool = False
+    # parts of training with weights of their own, in the place of weights and of samples.train
+    phases: tuple[Phase, ...] = ()
+    # a cache whose blend and sections this one goes on with; the phases are what follows
+    continue_: Continue | None = msgspec.field(default=None, name="continue")
+    continued: Continued | None = None  # what was read of it
     slurm: Slurm | None = None  # options for `submit`, which change no array
     # shuffle of sections: as Megatron does, in passes that are a permutation each, within windows
     # of shards, or in passes of rows that are packed with whole documents

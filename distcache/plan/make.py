@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -11,7 +11,7 @@ from distcache.corpus import Corpus, CorpusFacts
 from distcache.corpus.receipt import TokenizerFacts
 from distcache.errors import ConfigError
 from distcache.plan.blend_counts import buffered, oversampled, smallest_surplus, target
-from distcache.plan.config import SPLITS, BlendEntry, Config, key_of
+from distcache.plan.config import SPLITS, BlendEntry, Config, Continued, key_of
 from distcache.plan.model import BlendPlan, Member, Plan, SectionPlan
 from distcache.plan.orders import ORDERS
 from distcache.plan.packing import (
@@ -22,9 +22,11 @@ from distcache.plan.packing import (
     group_ranges,
     rules_of,
 )
+from distcache.plan.phases import BlendPhase, lay_out_phases
 from distcache.plan.problems import (
     blend_problems,
     corpus_problems,
+    end_problems,
     own_samples_problems,
     packing_problems,
     partial_problem,
@@ -40,6 +42,10 @@ from distcache.plan.sizes import (
     sequence_range,
     split_matrix,
 )
+
+# Version of the rule by which samples belong to passes and windows; the first one counted a sample
+# to the pass in which it begins, so that a further pass changed the samples of the last one.
+BOUNDS: Final = 2
 
 
 def make_plan(
@@ -74,6 +80,8 @@ def make_plan(
     matrix = split_matrix(config.split) if config.split is not None else None
     planner = _Planner(config, corpora, groups or {})
     planner.problems += packing_problems(config)
+    if ORDERS[config.order].is_packed:
+        planner.problems += end_problems(corpora)
     for corpus in corpora.values():
         planner.problems += corpus_problems(corpus, config)
     blends = config.blends()
@@ -186,6 +194,9 @@ class _Planner:
         size = self.config.samples_of(split)
         assert size is not None, "blend_problems refuses weights without a size"
         surplus = self.config.mid_level_dataset_surplus
+        if self.config.phases and split == "train":
+            self._add_phases(blend, bookends, size)
+            return
         shares = normalize([source.weight or 0.0 for source in blend])
         targets = [target(size, share) for share in shares]
         requests = [buffered(size, share, surplus) for share in shares]
@@ -198,6 +209,59 @@ class _Planner:
             weights = normalize(shares)
             self._check_oversampling(split, blend, whole, weights, targets)
             self._add_blend(split, blend, whole, requests, weights, sum(targets))
+
+    def _add_phases(self, blend: tuple[BlendEntry, ...], bookends: Bookends, samples: int) -> None:
+        """Add the blend of training whose weights change."""
+        config, continued = self.config, self.config.continued
+        surplus = config.mid_level_dataset_surplus
+        shares = normalize([source.weight or 0.0 for source in blend])
+        targets = [target(samples, share) for share in shares]
+        size = sum(targets) if continued is None else samples
+        phases, taken = lay_out_phases(
+            config.phases, config.sequence_length, size, fused=self.fused
+        )
+        requests = [buffered(samples, share, surplus) for share in shares]
+        if continued is not None:
+            grows = ORDERS[config.order].whole_passes
+            for corpus, before in enumerate(continued.requested):
+                if before is None:
+                    requests[corpus] = buffered(taken[corpus], 1.0, surplus)
+                else:
+                    requests[corpus] = max(before, taken[corpus]) if grows else before
+        found = [
+            self._section(source.path, "train", request, bookends)
+            for source, request in zip(blend, requests, strict=True)
+        ]
+        sections = [section for section in found if section is not None]
+        if len(sections) < len(blend):
+            return
+        for corpus, section in enumerate(sections):
+            if continued is not None and continued.requested[corpus] is not None:
+                self._check_continued(continued, corpus, section, requests[corpus], taken[corpus])
+            elif taken[corpus] > section.size.samples:
+                self.surpluses.append(smallest_surplus(section, taken[corpus], targets[corpus]))
+                self.problems.append(
+                    f"{blend[corpus].path}: the phases ask it for {taken[corpus]} samples and it "
+                    f"has {section.size.samples}"
+                )
+        self._add_blend("train", blend, sections, requests, normalize(shares), size, phases)
+
+    def _check_continued(
+        self, continued: Continued, corpus: int, section: SectionPlan, request: int, taken: int
+    ) -> None:
+        """Find what keeps a section from being that of the cache that is continued."""
+        prefix = list(self.corpora)[section.source]
+        if request == continued.requested[corpus] and section.key != continued.keys[corpus]:
+            self.problems.append(
+                f"{prefix}: is not the corpus that {continued.path} was built from, or another "
+                "range of it; nothing can be continued"
+            )
+        elif taken > section.size.samples:
+            self.problems.append(
+                f"{prefix}: the phases ask it for {taken} samples, those of {continued.path} "
+                f"included, whose section has {section.size.samples}: take fewer, or give a copy "
+                "of it as a corpus of its own, which begins anew; sections of order: passes grow"
+            )
 
     def _add_unweighted(
         self, split: str, blend: tuple[BlendEntry, ...], bookends: Bookends
@@ -254,18 +318,27 @@ class _Planner:
         requests: list[int] | list[int | None],
         weights: list[float] | list[int],
         size: int,
+        phases: tuple[BlendPhase, ...] = (),
     ) -> None:
         exhaustive = all(isinstance(weight, int) for weight in weights)
         shares = () if exhaustive else tuple(float(weight) for weight in weights)
         sizes = tuple(int(weight) for weight in weights) if exhaustive else ()
-        identity = {"order": "megatron", "weights": shares, "sizes": sizes, "size": size}
+        identity: dict[str, Any] = {
+            "order": "megatron",
+            "weights": shares,
+            "sizes": sizes,
+            "size": size,
+        }
+        identity |= (
+            {"phases": [[phase.samples, phase.weights] for phase in phases]} if phases else {}
+        )
         key = key_of(identity | ({"arithmetic": "fused"} if self.fused else {}))
         for place, source in enumerate(blend):
             weight = None if exhaustive else shares[place]
             self._add_member(
                 split, source.path, sections[place], requests[place], len(self.blends), weight
             )
-        self.blends.append(BlendPlan(key, split, shares, sizes, size, self.fused))
+        self.blends.append(BlendPlan(key, split, shares, sizes, size, self.fused, phases))
 
     def _add_member(
         self,
@@ -323,6 +396,7 @@ class _Planner:
             "extra_token": section.cut.extra_token,
             "size": msgspec.to_builtins(section.size),
             **({"window": section.window} if section.window else {}),
+            **({"bounds": BOUNDS} if ORDERS[section.order].has_bounds and not rows else {}),
             **({"rows": True} if section.rows else {}),
             **({"packing": msgspec.to_builtins(packed.rules)} if packed is not None else {}),
         }
@@ -372,7 +446,16 @@ def identity_of(config: Config, corpora: Mapping[str, CorpusFacts]) -> dict[str,
     blends = config.blends()
     fused = config.blend_arithmetic == "fused"  # what is older than the field has the other
     chosen: dict[str, Any] = {"blend_arithmetic": "fused"} if fused else {}
+    if config.phases:
+        chosen["phases"] = [
+            [phase.samples_of(config.sequence_length), list(phase.weights)]
+            for phase in config.phases
+        ]
+    if config.continued is not None:
+        chosen["continue"] = list(config.continued.requested)
     chosen |= {"window": config.window} if ORDERS[config.order].has_windows else {}
+    of_tokens = not any(facts.rows for facts in corpora.values())
+    chosen |= {"bounds": BOUNDS} if ORDERS[config.order].has_bounds and of_tokens else {}
     if ORDERS[config.order].is_packed:
         chosen["packing"] = msgspec.to_builtins(rules_of(config))
     return chosen | {
@@ -392,6 +475,33 @@ def identity_of(config: Config, corpora: Mapping[str, CorpusFacts]) -> dict[str,
         "drop_last_partial_validation_sequence": config.drop_last_partial_validation_sequence,
         "multiple_validation_sets": config.multiple_validation_sets,
     }
+
+
+def growth_key(identity: Mapping[str, Any]) -> str | None:
+    """Return what caches share of which the larger begins with the samples of the smaller.
+
+    Parameters
+    ----------
+    identity : mapping
+        Identity of a cache.
+
+    Returns
+    -------
+    str or None
+        None for Megatron's order, which shuffles the samples of all epochs together, and for caches
+        of earlier versions, whose last pass ends otherwise.
+    """
+    order = ORDERS[identity["order"]]
+    is_of_rows = identity["sequence_length"] == 1
+    if not order.whole_passes or (
+        order.has_bounds and not is_of_rows and identity.get("bounds") != BOUNDS
+    ):
+        return None
+    sizes = ("samples", "mid_level_dataset_surplus")
+    shared = {name: value for name, value in identity.items() if name not in sizes}
+    # One epoch is taken whole, by another rule than a number of samples.
+    shared["samples"] = {split: count is not None for split, count in identity["samples"].items()}
+    return key_of(shared)
 
 
 def _cut(config: Config, split: str, *, rows: bool) -> Cut:

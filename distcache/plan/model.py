@@ -12,6 +12,7 @@ import numpy as np
 
 from distcache.corpus import CorpusFacts
 from distcache.plan.packing import Packed
+from distcache.plan.phases import BlendPhase
 from distcache.plan.sizes import Cut, SectionSize
 
 NARROW = np.iinfo(np.int32).max
@@ -110,6 +111,7 @@ class BlendPlan(msgspec.Struct, frozen=True):
     sizes: tuple[int, ...]
     size: int  # samples of the blend
     fused: bool = False  # whether ``weight * step - taken`` is rounded once
+    phases: tuple[BlendPhase, ...] = ()  # where the weights change; empty if they never do
 
     @property
     def exhaustive(self) -> bool:

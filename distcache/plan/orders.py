@@ -31,6 +31,7 @@ class SectionOrder:
     whole_passes: bool = True
     has_windows: bool = False  # `Config.window` is a part of it
     has_rows: bool = True  # samples of several columns have this order, too
+    has_bounds: bool = False  # samples of tokens are shuffled within passes or windows
     is_packed: bool = False  # samples are rows of whole documents: see `distcache.plan.packing`
 
 
@@ -42,9 +43,14 @@ ORDERS: Final = {
         whole_passes=False,
         has_rows=False,
     ),
-    "passes": SectionOrder("distcache.builder.passes:build_passes", memory_of_passes),
+    "passes": SectionOrder(
+        "distcache.builder.passes:build_passes", memory_of_passes, has_bounds=True
+    ),
     "windows": SectionOrder(
-        "distcache.builder.passes:build_passes", memory_of_passes, has_windows=True
+        "distcache.builder.passes:build_passes",
+        memory_of_passes,
+        has_windows=True,
+        has_bounds=True,
     ),
     "packed": SectionOrder(
         "distcache.builder.packed:build_packed",

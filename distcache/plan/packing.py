@@ -108,7 +108,7 @@ def count_group(facts: CorpusFacts, begin: int, end: int, rules: PackingRules) -
     begin, end : int
         Range of sequences.
     rules : PackingRules
-        How they are packed.
+        Rules of the packing.
 
     Raises
     ------

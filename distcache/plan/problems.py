@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -184,6 +185,7 @@ def plan_warnings(config: Config, plan: Plan) -> list[str]:
         *_odd_tokenizer(config),
         *_never_drawn(plan),
         *whole_sample_hints(config, plan),
+        *_unknown_ends(plan),
     ]
 
 
@@ -258,6 +260,29 @@ def _likely(blend: BlendPlan) -> list[int]:
     weights = np.array(blend.weights, np.float64)
     taken: list[int] = estimate_counts(weights, np.full(len(weights), 2**62), blend.size).tolist()
     return taken
+
+
+def end_problems(prefixes: Iterable[str]) -> list[str]:
+    """Return which corpora of packed rows are known to have no token that ends a document."""
+    receipts = {prefix: find_receipt(prefix) for prefix in prefixes}
+    return [
+        f"{prefix}: was ingested without a token that ends a document, so that packed rows would "
+        "have a loss from one document to the next; ingest it with --append-eod"
+        for prefix, receipt in receipts.items()
+        if receipt is not None and receipt.options.get("append_eod") is False
+    ]
+
+
+def _unknown_ends(plan: Plan) -> list[str]:
+    sources = {section.source for section in plan.sections if section.packed is not None}
+    bare = [p for p in (plan.sources[s].prefix for s in sorted(sources)) if find_receipt(p) is None]
+    if not bare:
+        return []
+    others = f" and {len(bare) - 1} more" if len(bare) > 1 else ""
+    return [
+        f"{bare[0]}{others}: has no receipt, so that nobody knows whether each document ends with "
+        "the end-of-document token; without it packed rows have a loss from one to the next"
+    ]
 
 
 def whole_sample_hints(config: Config, plan: Plan) -> list[str]:

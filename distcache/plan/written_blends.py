@@ -48,7 +48,19 @@ def as_configured(fields: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(samples := found.get("samples"), Mapping):
         length = found.get("sequence_length")
         found["samples"] = {split: _samples(count, length) for split, count in samples.items()}
+    if isinstance(phases := found.get("phases"), list | tuple):
+        found["phases"] = [_phase(phase, found.get("sequence_length")) for phase in phases]
     return found
+
+
+def _phase(phase: Any, length: Any) -> Any:
+    """Return a phase whose numbers may have been texts such as ``12e6``."""
+    if not isinstance(phase, Mapping):
+        return phase
+    return {
+        name: value if name == "weights" else _samples(value, length if name == "samples" else None)
+        for name, value in phase.items()
+    }
 
 
 def _samples(count: Any, length: Any) -> Any:

@@ -36,6 +36,8 @@ class _State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     cache_key: str | None = None
     split: str | None = None
     dataset: int | None = None
+    # key of all caches of which the larger begins with the samples of the smaller; None if none is
+    growth: str | None = None
     order: Literal["sequential", "cyclic", "sharded"]  # ``sequential``, ``cyclic`` or ``sharded``
     # samples of the dataset, of an epoch, and those that are shuffled for it
     total_samples: Positive
@@ -263,10 +265,16 @@ class ResumableSampler(Sampler[list[int | None]]):
             micro_batch_size=self.micro_batch_size,
             consumed_samples=self.consumed_samples,
         )
-        return msgspec.structs.asdict(state)
+        found = msgspec.structs.asdict(state)
+        if state.growth is None:  # which earlier versions do not know
+            del found["growth"]
+        return found
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where another sampler stopped; epochs keep the length that they had there.
+
+        A sequential order also continues that of a smaller cache, if this one begins with the same
+        samples (of ``order: passes``, ``windows`` or ``packed``, with a larger number of samples).
 
         Issues a `StateWarning` for a state that does not identify its samples.
 
@@ -285,7 +293,13 @@ class ResumableSampler(Sampler[list[int | None]]):
                 StateWarning,
                 stacklevel=2,
             )
-        fields = ["cache_key", "split", "dataset", "order", "total_samples"]
+        grows = (
+            found.growth == own.growth is not None
+            and self._kind == "sequential"
+            and found.total_samples <= self.total_samples
+        )
+        fields = ["split", "dataset", "order"]
+        fields += [] if grows else ["cache_key", "total_samples"]
         # The order depends on both if each rank has a separate range.
         fields += ["ranks", "micro_batch_size"] if self._kind == "sharded" else []
         differing = [
@@ -298,8 +312,9 @@ class ResumableSampler(Sampler[list[int | None]]):
         if differing:
             raise ConfigError(*differing)
         self.consumed_samples = found.consumed_samples
-        self._epoch_samples = found.epoch_samples
-        self._shuffled_samples = found.shuffled_samples
+        if not grows:
+            self._epoch_samples = found.epoch_samples
+            self._shuffled_samples = found.shuffled_samples
         self._order = self._make_order()
 
     def _read_state(self, state: Any) -> _State:

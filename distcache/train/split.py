@@ -15,6 +15,7 @@ from distcache.corpus import Idx
 from distcache.errors import CacheCorrupt, ConfigError
 from distcache.node.ahead.client import FetchClient
 from distcache.node.ahead.protocol import Source
+from distcache.plan.make import growth_key
 from distcache.plan.orders import ORDERS
 from distcache.train.fetching import FetchedRanges
 from distcache.train.open_files import CacheHandle, OpenFiles
@@ -235,9 +236,15 @@ class SplitDataset(Generic[Reader]):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What identifies the samples: the cache's key, the split, the number of the dataset."""
-        key = self._here().split.files.cache.key
-        return {"cache_key": key, "split": self.split, "dataset": self.number}
+        """What identifies the samples: the cache's key, the split, the number of the dataset.
+
+        And the key that it shares with caches that begin with the same samples, if there may be
+        any.
+        """
+        cache = self._here().split.files.cache
+        found = {"cache_key": cache.key, "split": self.split, "dataset": self.number}
+        growth = growth_key(cache.identity)
+        return found if growth is None else found | {"growth": growth}
 
     @property
     def fetch_client(self) -> FetchClient | None:

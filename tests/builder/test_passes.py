@@ -20,7 +20,7 @@ from distcache.corpus import open_idx
 from distcache.corpus.mds.shard_table import read_table
 from distcache.errors import ConfigError
 from distcache.plan.model import SectionPlan
-from distcache.plan.sizes import Cut, SectionSize
+from distcache.plan.sizes import Cut, SectionSize, samples_in
 from tests.plan.test_make import plan_of
 from tests.support.caches import build_here
 from tests.support.mds_corpora import DOCUMENTS, fields_of, index, write_tokens
@@ -60,17 +60,47 @@ def test_a_pass_has_every_sequence_once(data: st.DataObject, window: int | None)
 @given(
     sizes=st.lists(st.integers(0, 50), min_size=1, max_size=9),
     length=st.integers(1, 20),
+    extra=st.booleans(),
 )
-def test_samples_are_of_the_window_in_which_they_begin(sizes: list[int], length: int) -> None:
-    """Each of one."""
+def test_samples_are_of_the_window_in_which_they_end(
+    sizes: list[int], length: int, extra: bool
+) -> None:
+    """Each of one, whatever comes after it."""
     tokens = np.concatenate([[0], np.cumsum(sizes)])
-    samples = int(tokens[-1]) // length
-    bounds = sample_bounds(tokens, length, samples)
+    cut = Cut(length, extra, False)
+    bounds = sample_bounds(tokens, cut)
     assert bounds[0] == 0
-    assert bounds[-1] == samples
+    assert bounds[-1] == samples_in(int(tokens[-1]), cut)
     for window, (low, high) in enumerate(itertools.pairwise(bounds)):
         for sample in range(low, high):
-            assert tokens[window] <= sample * length < tokens[window + 1]
+            assert tokens[window] < (sample + 1) * length + extra <= tokens[window + 1]
+    assert np.array_equal(sample_bounds(tokens[:-1], cut), bounds[:-1])
+
+
+@pytest.mark.parametrize("order", ["passes", "windows"])
+@pytest.mark.parametrize("extra", [True, False])
+def test_more_samples_change_none_of_those_before(order: str, extra: bool, tmp_path: Path) -> None:
+    """A cache of more passes begins with all samples of one of fewer, also in a blend."""
+    for name in ("a", "b"):
+        index(write_tokens(tmp_path / f"{name}-data"), tmp_path / name)
+    fields = fields_of(str(tmp_path / "a"), str(tmp_path / "b"))
+    fields |= {"order": order, "window": 2, "add_extra_token": extra}
+    caches = [
+        open_cache(build_here(fields | {"samples": {"train": n}}, tmp_path / "caches").path)
+        for n in (150, 900)
+    ]
+    for member in range(2):
+        sections = [int(cache.table("members")["section"][member]) for cache in caches]
+        few, many = (arrays_of(c, s) for c, s in zip(caches, sections, strict=True))
+        assert len(many["document_index"]) > len(few["document_index"])
+        for name, values in few.items():
+            assert np.array_equal(values, many[name][: len(values)]), name
+    few, many = (
+        {name: cache.read(view) for name, view in cache.arrays("blends", 0).items()}
+        for cache in caches
+    )
+    for name, values in few.items():
+        assert np.array_equal(values, many[name][: len(values)]), name
 
 
 @pytest.mark.parametrize("order", ["passes", "windows"])

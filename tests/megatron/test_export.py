@@ -277,3 +277,40 @@ def test_options_without_a_release(
     with pytest.raises(ConfigError, match="megatron: missing; name the release"):
         export(cache, tmp_path / "out")
     assert export(cache, tmp_path / "out", naming=Naming(releases=("0.19",))).files
+
+
+def test_arrays_of_another_order_are_never_replaced(
+    blend_config: dict[str, Any], shared: Path, tmp_path: Path
+) -> None:
+    """Whoever wrote them; those of the same order may be damaged, and are."""
+    caches = [
+        open_cache(build_here(blend_config | more, shared, f"c{number}").path)
+        for number, more in enumerate(({}, {"order": "passes"}, {"order": "packed"}))
+    ]
+    for first in caches:
+        directory = tmp_path / f"of-{first.identity['order']}"
+        made = export(first, directory)
+        for other in caches:
+            if other is not first:
+                with pytest.raises(ConfigError, match="choose a directory of its own"):
+                    export(other, directory)
+        array = directory / next(name for name in made.files if name.endswith("sample_index.npy"))
+        array.write_bytes(array.read_bytes()[:-8] + bytes(8))
+        export(first, directory)
+        assert not list(wrong_files(first, directory))
+    unnamed = tmp_path / "of-megatron"
+    (unnamed / f"distcache-{caches[0].key[:16]}.json").unlink()
+    with pytest.raises(ConfigError, match="is of Megatron itself"):
+        export(caches[1], unnamed)
+    export(caches[0], unnamed)
+
+
+def test_what_packed_rows_need(blend_config: dict[str, Any], shared: Path, tmp_path: Path) -> None:
+    """Is printed as options and warnings."""
+    made = export(
+        open_cache(build_here(blend_config | {"order": "packed"}, shared).path), tmp_path / "out"
+    )
+    assert "--eod-mask-loss" in made.arguments
+    assert "--dataloader-defer-npy-index-mmap" not in made.arguments
+    assert any("rows are packed" in warning for warning in made.warnings)
+    assert made.meaning["packing"]["row_length"] == blend_config["sequence_length"]

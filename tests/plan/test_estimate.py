@@ -6,8 +6,11 @@ from typing import Any
 
 from distcache.builder.configuration import config_from_mapping
 from distcache.builder.prepare import make_plan_together
-from distcache.plan.assignment import Estimate, assign_all, estimate
+from distcache.plan.assignment import PER_BUSY, Estimate, assign_all, estimate
 from distcache.plan.layout import make_layout
+from distcache.plan.model import SectionPlan
+from distcache.plan.packing import Packed, PackedGroup, PackingRules, group_ranges
+from distcache.plan.sizes import Cut, SectionSize
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress
 
@@ -41,3 +44,26 @@ def test_what_is_asked_for_leaves_room(large_config: dict[str, Any]) -> None:
         assert found.minutes * 60 > 3 * found.seconds
         assert found.memory_gib << 30 > found.memory * per_node
     assert foresee(large_config, 1, 1).minutes == 10
+
+
+def packed_section(documents: int, passes: int) -> SectionPlan:
+    """Return a packed section of documents of 600 tokens in rows of 4,096, as a plan has it."""
+    groups = tuple(
+        PackedGroup(begin, end, (end - begin) // 6, end - begin, 600 * (end - begin), 0, 0, 0)
+        for begin, end in group_ranges(0, documents)
+    )
+    packed = Packed(PackingRules(4096, 0, True), groups)
+    size = SectionSize(passes, passes * packed.rows, None)
+    cut = Cut(4096, True, False)
+    return SectionPlan("k", 0, 0, documents, 600 * documents, 1, cut, size, "packed", packed=packed)
+
+
+def test_a_thousand_million_packed_documents() -> None:
+    """On 64 ranks: each packs some of the groups, in the memory of one."""
+    items = [packed_section(10**9, passes=3)]
+    layout = make_layout(items)
+    alone, many = (assign_all(items, layout, ranks) for ranks in (1, 64))
+    assert many.sliced == (0,)
+    assert max(many.busy) < max(alone.busy) / 40
+    assert max(many.memory) < 4 << 30
+    assert max(many.busy) * PER_BUSY < 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 from itertools import islice, pairwise
@@ -373,3 +374,40 @@ def test_numbers_of_numpy_and_torch() -> None:
     assert odd.state_dict() == plain.state_dict()
     with pytest.raises(ConfigError, match=r"micro_batch_size is 4\.0, expected a number"):
         ResumableSampler(100, 4.0)  # type: ignore[arg-type]
+
+
+def test_a_larger_cache_continues_a_smaller_one(blend_config: dict[str, Any], shared: Path) -> None:
+    """Where it begins with the same samples, and in the sequential order; no other does."""
+    made = {
+        (order, samples): distcache.open(
+            build_here(
+                blend_config
+                | {"order": order, "samples": {"train": samples, "valid": 10, "test": 0}},
+                shared,
+                f"{order}-{samples}",
+            ).path
+        ).dataset("train")
+        for order, samples in itertools.product(("megatron", "passes", "packed"), (800, 2400))
+    }
+    for order in ("passes", "packed"):
+        small, large = made[order, 800], made[order, 2400]
+        sampler = ResumableSampler(small, 4)
+        list(islice(sampler, 50))
+        state = json.loads(json.dumps(sampler.state_dict()))
+        other = ResumableSampler(large, 4, 1, 2)
+        other.load_state_dict(state)
+        assert len(other) == (len(large) - 200) // 8
+        assert next(iter(other)) == [204, 205, 206, 207]
+        for number in (200, 700, 799):
+            assert torch.equal(small[number]["tokens"], large[number]["tokens"])
+        with pytest.raises(ConfigError, match="cache_key is"):
+            ResumableSampler(small, 4).load_state_dict(other.state_dict())
+        with pytest.raises(ConfigError, match="cache_key is"):
+            ResumableSampler(made["megatron", 2400], 4).load_state_dict(state)
+        cyclic = ResumableSampler(small, 4, order="cyclic").state_dict()
+        with pytest.raises(ConfigError, match="cache_key is"):
+            ResumableSampler(large, 4, order="cyclic").load_state_dict(cyclic)
+    state = ResumableSampler(made["megatron", 800], 4).state_dict()
+    assert "growth" not in state
+    with pytest.raises(ConfigError, match="cache_key is"):
+        ResumableSampler(made["megatron", 2400], 4).load_state_dict(state)

@@ -26,6 +26,7 @@ from distcache.builder.configuration import complete
 from distcache.errors import OptionWarning
 from distcache.launch.doctor.finding import Finding
 from distcache.megatron.command_line import megatron_words
+from distcache.megatron.export import exports_in
 from distcache.megatron.options import config_from_options
 from distcache.megatron.tokenizers import RELEASES, MegatronTokenizer, Release
 from distcache.plan.config import SPLITS, Config
@@ -33,6 +34,9 @@ from distcache.storage.files import read_file
 
 MOST_FIELDS: Final = 3  # that differ, in a message
 LARGEST: Final = 1 << 28  # bytes of a description
+# Options of which packed rows need one, and one that they do not bear.
+MASKING: Final = ("--eod-mask-loss", "--reset-position-ids", "--reset-attention-mask")
+DEFERRING: Final = "--dataloader-defer-npy-index-mmap"
 UNSAID: Final = "(nothing)"
 
 
@@ -102,6 +106,7 @@ def examine_training(
             text += "; HF_HUB_OFFLINE=0 lets doctor download it"
         return [*findings, Finding("problem", "Megatron", text)], []
     findings += _judge(expected, directory)
+    findings += _judge_packed(expected, words, directory)
     return findings, [file for entry in expected for file in entry.files]
 
 
@@ -314,6 +319,26 @@ def _judge(expected: Sequence[_Expected], directory: Path) -> Iterator[Finding]:
         more = f" (and {len(entries) - 1} more like it)" if len(entries) > 1 else ""
         text = f"{entries[0].stem}{more}: training would build it: {reason}"
         yield Finding("problem", "files", text)
+
+
+def _judge_packed(
+    expected: Sequence[_Expected], words: Sequence[str], directory: Path
+) -> Iterator[Finding]:
+    """Yield a problem for each option that packed rows need, or do not bear."""
+    names = {file.name for entry in expected for file in entry.files}
+    packed = [
+        record
+        for record, found in exports_in(directory).items()
+        if "packing" in found.meaning and names.intersection(found.files)
+    ]
+    if not packed:
+        return
+    if not any(option in words for option in MASKING):
+        text = f"{packed[0]}: its rows are packed; training needs one of {', '.join(MASKING)}"
+        yield Finding("problem", "packing", text)
+    if DEFERRING in words:
+        text = f"{packed[0]}: its rows are packed, and {DEFERRING} does not know how many there are"
+        yield Finding("problem", "packing", text)
 
 
 def _descriptions(directory: Path, kind: str) -> Iterator[dict[str, Any]]:

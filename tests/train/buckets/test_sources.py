@@ -133,8 +133,9 @@ def test_they_are_ahead(brought: Brought, root: Path) -> None:
         assert now.budget == BUDGET or not now.streams
     assert equal(found, batches(brought.files, most=len(found)))
     now = status(root)
-    assert now.hits > 0.9 * (now.hits + now.misses)
-    assert now.fetched <= brought.once or not brought.once
+    if brought.once:  # else copies may have come first
+        assert now.hits > 0.9 * (now.hits + now.misses)
+        assert now.fetched <= brought.once
     assert now.queued == 0
 
 

@@ -1,0 +1,108 @@
+"""Phases: a blend whose weights change, while each corpus goes on with its next sample.
+
+The sections are those of one blend by the mean weights, as Megatron builds them. Within a phase the
+corpora that have a weight are drawn as Megatron draws them, from the start of a blend on; the last
+phase goes on for the samples by which Megatron rounds its targets up.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+
+from distcache.errors import ConfigError
+from distcache.kernels import Blender
+from distcache.plan.config import Phase
+from distcache.plan.sizes import normalize
+
+
+class BlendPhase(msgspec.Struct, frozen=True):
+    """A phase of a blend."""
+
+    begin: int  # first step
+    samples: int
+    weights: tuple[float, ...]  # as they were given, of all corpora of the blend; some may be 0
+    before: tuple[int, ...]  # samples of each corpus that earlier phases take
+
+    @property
+    def drawn(self) -> list[int]:
+        """The corpora that have a weight, which is what the phase draws from."""
+        return [corpus for corpus, weight in enumerate(self.weights) if weight > 0]
+
+    def blender(self, *, fused: bool) -> Blender:
+        """Return Megatron's blend of the corpora that have a weight, before its first step.
+
+        Megatron divides the weights by their sum twice.
+        """
+        weights = normalize(normalize([self.weights[corpus] for corpus in self.drawn]))
+        return Blender.by_weight(np.array(weights, np.float64), fused)
+
+
+def phase_problems(phases: Sequence[Phase], corpora: int, sequence_length: int) -> list[str]:
+    """Return what is wrong with phases over so many corpora."""
+    problems = []
+    for number, phase in enumerate(phases):
+        where = f"$.phases[{number}]"
+        if phase.samples_of(sequence_length) is None:
+            problems.append(f"{where}: give samples, or tokens, or steps with batch_size")
+        if len(phase.weights) != corpora:
+            problems.append(f"{where}.weights: {len(phase.weights)} for {corpora} corpora")
+        elif not 0 < math.fsum(phase.weights) < math.inf:
+            problems.append(f"{where}.weights: add up to nothing, expected a positive number")
+    return problems
+
+
+def mean_weights(phases: Sequence[Phase], sequence_length: int) -> list[float]:
+    """Return the share of each corpus of all phases together.
+
+    Raises
+    ------
+    ConfigError
+        If a corpus has no weight in any phase.
+    """
+    samples = [phase.samples_of(sequence_length) or 0 for phase in phases]
+    shares = [normalize(list(phase.weights)) for phase in phases]
+    total = sum(samples)
+    found = [
+        math.fsum(count * own[corpus] for count, own in zip(samples, shares, strict=True)) / total
+        for corpus in range(len(shares[0]))
+    ]
+    never = [corpus for corpus, share in enumerate(found) if not share > 0]
+    if never:
+        raise ConfigError(f"$.phases: corpus {never[0]} has no weight in any phase; drop it")
+    return found
+
+
+def lay_out_phases(
+    phases: Iterable[Phase], sequence_length: int, size: int, *, fused: bool
+) -> tuple[tuple[BlendPhase, ...], list[int]]:
+    """Return the phases of a blend of so many samples, and what it takes of each corpus in all.
+
+    Parameters
+    ----------
+    phases : iterable of Phase
+        Sound phases, of at most `size` samples together.
+    sequence_length : int
+        Tokens of a sample.
+    size : int
+        Samples of the blend.
+    fused : bool
+        Whether ``weight * step - taken`` is rounded once.
+    """
+    given = list(phases)
+    counts = [phase.samples_of(sequence_length) or 0 for phase in given]
+    begins = list(itertools.accumulate(counts, initial=0))[:-1]
+    ends = [*begins[1:], size]
+    taken = [0] * len(given[0].weights)
+    found = []
+    for phase, begin, end in zip(given, begins, ends, strict=True):
+        found.append(BlendPhase(begin, end - begin, phase.weights, tuple(taken)))
+        blender = found[-1].blender(fused=fused)
+        blender.skip(end - begin)
+        for corpus, count in zip(found[-1].drawn, blender.taken, strict=True):
+            taken[corpus] += int(count)
+    return tuple(found), taken

@@ -1,0 +1,241 @@
+"""Phases: Megatron's blend within each, every corpus with its next sample, for any ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from distcache.builder import blends
+from distcache.builder.blends import PhasedBlender
+from distcache.builder.configuration import config_from_mapping
+from distcache.builder.run import build
+from distcache.cache import open_cache
+from distcache.errors import ConfigError
+from distcache.kernels import Blender
+from distcache.megatron.export import export
+from distcache.plan.assignment import assign_all
+from distcache.plan.config import Phase
+from distcache.plan.layout import BLEND_SLICE, make_layout
+from distcache.plan.model import BlendPlan
+from distcache.plan.phases import lay_out_phases
+from distcache.plan.sizes import normalize
+from tests.plan.test_make import plan_of, problems_of
+from tests.support.caches import build_here
+from tests.support.corpora import LENGTHS, write_lengths
+from tests.support.threads import run_ranks
+
+
+def fields_of(directory: Path, phases: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    """Return the configuration of three corpora and some phases."""
+    prefixes = [write_lengths(directory / n, LENGTHS[n]) for n in ("plain", "second", "third")]
+    return {
+        "sequence_length": 32,
+        "split": "80,20,0",
+        "samples": {"valid": 100, "test": 0},
+        "blend": prefixes,
+        "phases": phases,
+        **more,
+    }
+
+
+def blend_of(path: str) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+    """Return the blend of training."""
+    cache = open_cache(path)
+    views = cache.arrays("blends", 0)
+    return cache.read(views["dataset_index"]), cache.read(views["dataset_sample_index"])
+
+
+def megatrons(weights: list[float], steps: int) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
+    """Return Megatron's blend of the corpora that have a weight."""
+    drawn = np.flatnonzero(weights).astype(np.int16)
+    own = normalize(normalize([weights[corpus] for corpus in drawn]))
+    corpora, samples = np.empty(steps, np.int16), np.empty(steps, np.int64)
+    Blender.by_weight(np.array(own), False).next(corpora, samples)
+    return drawn[corpora], samples
+
+
+THREE = [
+    {"samples": 700, "weights": [0.7, 0.3, 0]},
+    {"steps": 30, "batch_size": 10, "weights": [0, 0, 5]},
+    {"tokens": 32 * 400 - 3, "weights": [1, 1, 2]},
+]
+
+
+def test_laws(tmp_path: Path) -> None:
+    """Within a phase it is Megatron's; each corpus gives its samples from 0 on, once each."""
+    built = build_here(fields_of(tmp_path, THREE), tmp_path / "caches")
+    corpora, samples = blend_of(built.path)
+    assert len(corpora) >= 1400
+    taken = np.zeros(3, np.int64)
+    for begin, end, weights in (
+        (0, 700, [0.7, 0.3, 0.0]),
+        (700, 1000, [0.0, 0.0, 5.0]),
+        (1000, len(corpora), [1.0, 1.0, 2.0]),
+    ):
+        expected, own = megatrons(weights, end - begin)
+        assert np.array_equal(corpora[begin:end], expected)
+        assert np.array_equal(samples[begin:end], own + taken[expected])
+        taken += np.bincount(expected, minlength=3)
+    for corpus in range(3):
+        assert samples[corpora == corpus].tolist() == list(range(taken[corpus]))
+
+
+def test_everything_else_is_the_blend_by_mean_weights(tmp_path: Path) -> None:
+    """Sections, validation and sizes; one phase is that blend itself, with its key."""
+    fields = fields_of(tmp_path, THREE)
+    weights = [700 * 0.7 + 100, 700 * 0.3 + 100, 300 + 200]
+    blend = [
+        {"path": path, "weight": w / 1400} for path, w in zip(fields["blend"], weights, strict=True)
+    ]
+    plain = fields | {"blend": blend, "samples": {"train": 1400, "valid": 100, "test": 0}}
+    del plain["phases"]
+    phased, mean = plan_of(fields), plan_of(plain)
+    assert phased.sections == mean.sections
+    assert phased.members == mean.members
+    assert [b.key for b in phased.blends][1:] == [b.key for b in mean.blends][1:]
+    assert phased.blends[0].key != mean.blends[0].key
+    assert phased.key != mean.key
+    one = fields | {"phases": [{"samples": 1400, "weights": [w / 1400 for w in weights]}]}
+    assert plan_of(one).key == mean.key
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    data=st.data(),
+    corpora=st.integers(1, 5),
+    sizes=st.lists(st.integers(1, 300), min_size=1, max_size=5),
+)
+def test_a_phased_blend_goes_on_from_any_state(
+    data: st.DataObject, corpora: int, sizes: list[int]
+) -> None:
+    """Whatever the pieces in which it is drawn."""
+    numbers = st.lists(st.integers(0, 5), min_size=corpora, max_size=corpora).filter(any)
+    phases = [Phase(tuple(map(float, data.draw(numbers))), samples=size) for size in sizes]
+    found, taken = lay_out_phases(phases, 1, sum(sizes), fused=False)
+    plan = BlendPlan("k", "train", (), (), sum(sizes), False, found)
+    whole = (np.empty(plan.size, np.int16), np.empty(plan.size, np.int64))
+    PhasedBlender(plan).next(*whole)
+    assert np.bincount(whole[0], minlength=corpora).tolist() == taken
+    step = data.draw(st.integers(0, plan.size))
+    blender = PhasedBlender(plan)
+    blender.skip(step)
+    again = PhasedBlender(plan)
+    again.resume(np.array(blender.taken))
+    count = plan.size - step
+    for other in (blender, again):
+        part = (np.empty(count, np.int16), np.empty(count, np.int64))
+        other.next(*part)
+        assert np.array_equal(part[0], whole[0][step:])
+        assert np.array_equal(part[1], whole[1][step:])
+        with pytest.raises(IndexError):
+            other.skip(1)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_any_ranks_make_the_same_bytes(
+    ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In slices that begin anywhere within the phases."""
+    phases = [
+        {"samples": 7 * BLEND_SLICE // 5, "weights": [3, 2, 0]},
+        {"samples": 100, "weights": [0, 0, 1]},
+        {"samples": 2 * BLEND_SLICE, "weights": [1, 2, 5]},
+    ]
+    fields = fields_of(tmp_path, phases, sequence_length=2)
+    monkeypatch.setattr(blends, "RUN_UP", 50)  # some guesses are wrong
+    expected = Path(build_here(fields, tmp_path / "one").path).read_bytes()
+    config = config_from_mapping(fields)
+    items = plan_of(config).items
+    assert assign_all(items, make_layout(items), ranks).sliced
+    outcomes, aborted = run_ranks(ranks, lambda c: build(c, config, tmp_path / "more").path)
+    assert not aborted
+    assert Path(str(outcomes[0])).read_bytes() == expected
+
+
+@pytest.mark.parametrize(
+    ("phases", "more", "expected"),
+    [
+        ([{"samples": 5, "weights": [1, 2]}], {}, "2 for 3 corpora"),
+        ([{"samples": 5, "tokens": 9, "weights": [1, 2, 3]}], {}, "give samples, or tokens"),
+        ([{"steps": 5, "weights": [1, 2, 3]}], {}, "steps with batch_size"),
+        ([{"samples": 5, "batch_size": 9, "weights": [1, 2, 3]}], {}, "give samples, or tokens"),
+        ([{"samples": 5, "weights": [0, 0, 0]}], {}, "add up to nothing"),
+        ([{"samples": 5, "weights": [1, 0, 2]}], {}, "corpus 1 has no weight in any phase"),
+        ([{"samples": 5, "weights": [1, 1, 2]}], {"samples": {"train": 9}}, "leave it out"),
+        ([{"sample": 5, "weights": [1, 1, 2]}], {}, "did you mean samples"),
+    ],
+)
+def test_phases_that_are_refused(
+    phases: list[dict[str, Any]], more: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    """Each says what to do."""
+    fields = fields_of(tmp_path, phases) | more
+    with pytest.raises(ConfigError, match=expected):
+        plan_of(fields)
+
+
+def test_a_phase_that_asks_for_more_than_there_is(tmp_path: Path) -> None:
+    """A surplus is said that is enough, as for any blend."""
+    phases = [{"samples": 100, "weights": [1, 1, 1]}, {"samples": 7, "weights": [5, 1, 1]}]
+    fields = fields_of(tmp_path, phases, mid_level_dataset_surplus=0.0)
+    try:
+        plan_of(fields)
+    except ConfigError:
+        problems = problems_of(fields)
+        assert any("the phases ask it for" in problem for problem in problems)
+        surplus = float(problems[-1].split(", ")[1].split(" is")[0])
+        assert plan_of(fields | {"mid_level_dataset_surplus": surplus})
+
+
+@pytest.mark.parametrize("order", ["megatron", "passes"])
+def test_a_cache_that_continues_another(order: str, tmp_path: Path) -> None:
+    """Its blend begins with the consumed one, its sections are taken over, new ones begin anew."""
+    fields = fields_of(tmp_path, THREE, order=order)
+    first = fields | {"blend": fields["blend"][:2]}
+    first["phases"] = [{**phase, "weights": phase["weights"][:2]} for phase in THREE[::2]]
+    old = build_here(first, tmp_path / "caches")
+    more = {"samples": 200, "weights": [0, 1, 3]}
+    second = fields | {"continue": {"cache": old.path, "samples": 777}, "phases": [more]}
+    new = build_here(second, tmp_path / "caches")
+    assert new.adopted >= (2 if order == "megatron" else 1)
+    (before, own), (corpora, samples) = blend_of(old.path), blend_of(new.path)
+    assert len(corpora) == 977
+    assert np.array_equal(corpora[:777], before[:777])
+    assert np.array_equal(samples[:777], own[:777])
+    expected, numbers = megatrons([0.0, 1.0, 3.0], 200)
+    taken = np.bincount(before[:777], minlength=3)
+    assert np.array_equal(corpora[777:], expected)
+    assert np.array_equal(samples[777:], numbers + taken[expected])
+    keys = [open_cache(path).table("sections")["key"].tolist() for path in (old.path, new.path)]
+    assert order == "passes" or set(keys[0][:2]) <= set(keys[1])
+    third = second | {"continue": {"cache": new.path, "samples": 800}, "phases": [more]}
+    again = blend_of(build_here(third, tmp_path / "caches").path)[0]
+    assert np.array_equal(again[:800], corpora[:800])
+    with pytest.raises(ConfigError, match="continues another cache"):
+        export(open_cache(new.path), tmp_path / "out")
+
+
+def test_what_cannot_be_continued(tmp_path: Path) -> None:
+    """Each says what is wrong."""
+    fields = fields_of(tmp_path, THREE)
+    old = build_here(fields, tmp_path / "caches").path
+    more = [{"samples": 20, "weights": [1, 1, 3]}]
+    for change, expected in (
+        ({"continue": {"cache": old, "samples": 99_999}}, "99999, and .* has 14"),
+        ({"seed": 5}, "seed is 5, and 1234"),
+        ({"blend": fields["blend"][:2], "phases": [{"samples": 9, "weights": [1, 1]}]}, "missing"),
+        ({"phases": [{"samples": 90_000, "weights": [1, 1, 3]}]}, "whose section has"),
+        ({"phases": []}, "give phases"),
+    ):
+        wrong = fields | {"continue": {"cache": old, "samples": 700}, "phases": more} | change
+        with pytest.raises(ConfigError, match=expected):
+            plan_of(wrong)
+    write_lengths(tmp_path / "plain", LENGTHS["plain"][::-1])
+    with pytest.raises(ConfigError, match="is not the corpus that"):
+        plan_of(fields | {"continue": {"cache": old, "samples": 700}, "phases": more})
