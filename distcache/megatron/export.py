@@ -35,6 +35,7 @@ from distcache.storage.files import (
     sync_directory,
     temporary_name,
 )
+from distcache.storage.threads import decodable
 from distcache.storage.timeouts import limits
 from distcache.storage.watchdog import tick
 
@@ -44,6 +45,7 @@ LARGEST: Final = 1 << 30  # bytes of a record of an export
 UNNAMED: Final = ("order", "window", "packing", "bounds", "phases", "continue")
 
 
+@decodable
 class Exported(msgspec.Struct, frozen=True):
     """The result of an export: files, Megatron's options, samples and warnings.
 

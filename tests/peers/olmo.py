@@ -22,7 +22,7 @@ def new_packer(row_length: int) -> Any:
     names: dict[str, Any] = {
         "Dict": dict, "List": list, "Optional": Optional, "Tuple": tuple, "math": math,
         "dataclass": dataclass, "defaultdict": defaultdict, "deque": deque, "np": np,
-        "__name__": "packer",
+        "__name__": __name__,
     }  # fmt: skip
     exec(compile(module, str(PACKER), "exec"), names)
     return names["InstancePacker"](row_length)
