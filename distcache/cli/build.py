@@ -41,6 +41,7 @@ from distcache.plan.config import Config
 from distcache.plan.layout import Layout, make_layout
 from distcache.plan.model import Plan
 from distcache.plan.packing import packing_facts
+from distcache.plan.phase_facts import PhaseFacts, phase_facts
 from distcache.plan.problems import plan_warnings
 from distcache.plan.shard_needs import shard_needs
 from distcache.ranks.agreement import on_rank_0
@@ -183,6 +184,7 @@ def plan_document(plan: Plan, layout: Layout) -> dict[str, Any]:
             }
             for index, blend in enumerate(plan.blends)
         ],
+        "phases": phase_facts(plan),
     }
 
 
@@ -200,6 +202,8 @@ def _show_plan(document: dict[str, Any], *, verbose: bool) -> None:
         _show_packing(shown)
     if document["blends"]:
         _show_blends(document["blends"])
+    if document["phases"]:
+        _show_phases(document["phases"])
     _show_estimate(document)
     if document["buckets"] is not None:
         _show_buckets(document["buckets"])
@@ -259,6 +263,26 @@ def _show_blends(blends: list[dict[str, Any]]) -> None:
                 "exhaustive" if blend["exhaustive"] else "weighted",
             ]
             for blend in blends
+        ],
+    )
+
+
+def _show_phases(phases: list[PhaseFacts]) -> None:
+    print_table(
+        "Phases",
+        ["phase", "from sample", "samples", "corpus", "share", "samples so far", "epochs so far"],
+        [
+            [
+                number,
+                phase.begin,
+                phase.samples,
+                own.corpus,
+                f"{100 * own.share:.2f} %",
+                own.samples,
+                f"{own.epochs:.2f}",
+            ]
+            for number, phase in enumerate(phases)
+            for own in phase.corpora
         ],
     )
 

@@ -28,6 +28,11 @@ OF_PACKED = (
     "padding has no loss only if the tokenizer has a padding token that is not its end of a "
     "document; multi-token prediction of Megatron-Bridge has a loss on padding all the same",
 )
+OF_PHASES = (
+    "the weights change in phases, and those of the options are the mean: a blend that Megatron "
+    "does not find it builds by them, without phases; `doctor` says whether it finds all, and "
+    "distcache.megatron.provider reads the cache itself",
+)
 OF_OBJECTS = (
     "Megatron's own reader fetches 256 MiB for every document that is not in memory; with "
     "distcache.MegatronBinReader in its place (docs/buckets.md), or with copies of the .bin files "
@@ -178,7 +183,12 @@ def megatron_warnings(cache: Contents) -> list[str]:
         f"{theirs}=False, which Megatron's names do not tell apart"
         for name, theirs in defaults.items()
         if not cache.identity[name]
-    ] + (list(OF_PACKED) if "packing" in cache.identity else [])
+    ] + [
+        text
+        for name, texts in (("packing", OF_PACKED), ("phases", OF_PHASES))
+        if name in cache.identity
+        for text in texts
+    ]
 
 
 class Readers(msgspec.Struct, frozen=True):

@@ -217,9 +217,8 @@ class _Planner:
         shares = normalize([source.weight or 0.0 for source in blend])
         targets = [target(samples, share) for share in shares]
         size = sum(targets) if continued is None else samples
-        phases, taken = lay_out_phases(
-            config.phases, config.sequence_length, size, fused=self.fused
-        )
+        phases = lay_out_phases(config.phases, config.sequence_length, size, fused=self.fused)
+        taken = phases[-1].after
         requests = [buffered(samples, share, surplus) for share in shares]
         if continued is not None:
             grows = ORDERS[config.order].whole_passes

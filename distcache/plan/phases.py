@@ -26,7 +26,9 @@ class BlendPhase(msgspec.Struct, frozen=True):
     begin: int  # first step
     samples: int
     weights: tuple[float, ...]  # as they were given, of all corpora of the blend; some may be 0
-    before: tuple[int, ...]  # samples of each corpus that earlier phases take
+    # samples of each corpus that were taken at its begin, and at its end
+    before: tuple[int, ...]
+    after: tuple[int, ...]
 
     @property
     def drawn(self) -> list[int]:
@@ -79,8 +81,8 @@ def mean_weights(phases: Sequence[Phase], sequence_length: int) -> list[float]:
 
 def lay_out_phases(
     phases: Iterable[Phase], sequence_length: int, size: int, *, fused: bool
-) -> tuple[tuple[BlendPhase, ...], list[int]]:
-    """Return the phases of a blend of so many samples, and what it takes of each corpus in all.
+) -> tuple[BlendPhase, ...]:
+    """Return the phases of a blend of so many samples.
 
     Parameters
     ----------
@@ -100,9 +102,10 @@ def lay_out_phases(
     taken = [0] * len(given[0].weights)
     found = []
     for phase, begin, end in zip(given, begins, ends, strict=True):
-        found.append(BlendPhase(begin, end - begin, phase.weights, tuple(taken)))
-        blender = found[-1].blender(fused=fused)
+        alone = BlendPhase(begin, end - begin, phase.weights, tuple(taken), ())
+        blender = alone.blender(fused=fused)
         blender.skip(end - begin)
-        for corpus, count in zip(found[-1].drawn, blender.taken, strict=True):
+        for corpus, count in zip(alone.drawn, blender.taken, strict=True):
             taken[corpus] += int(count)
-    return tuple(found), taken
+        found.append(msgspec.structs.replace(alone, after=tuple(taken)))
+    return tuple(found)

@@ -15,6 +15,7 @@ from distcache.plan.blend_counts import estimate_counts
 from distcache.plan.config import SPLITS, BlendEntry, Config
 from distcache.plan.model import NARROW, BlendPlan, Plan, SectionPlan
 from distcache.plan.orders import ORDERS
+from distcache.plan.phase_facts import phase_warnings
 from distcache.plan.sizes import normalize, split_matrix
 from distcache.storage.url import is_url
 
@@ -186,6 +187,7 @@ def plan_warnings(config: Config, plan: Plan) -> list[str]:
         *_never_drawn(plan),
         *whole_sample_hints(config, plan),
         *_unknown_ends(plan),
+        *phase_warnings(config, plan),
     ]
 
 

@@ -17,11 +17,14 @@ from distcache.builder.configuration import config_from_mapping
 from distcache.builder.run import build
 from distcache.cache import open_cache
 from distcache.cache.digests import verify_cache
+from distcache.corpus import open_idx
 from distcache.plan import layout, packing
 from distcache.plan.assignment import assign_all
 from tests.plan.test_make import plan_of, problems_of
-from tests.support.caches import build_here
+from tests.support.caches import Dying, build_here
 from tests.support.corpora import LENGTHS, write_corpus, write_lengths
+from tests.support.mds_corpora import index, write_tokens
+from tests.support.processes import start
 from tests.support.threads import run_ranks
 
 LENGTH = 64
@@ -225,3 +228,43 @@ def test_keys_and_problems(tmp_path: Path) -> None:
     short = write_lengths(tmp_path / "s", np.array([70, 80]))
     found = problems_of(fields_of(short, longer="drop"))
     assert "no number of" in found[0]
+
+
+def test_views_and_shards(tmp_path: Path) -> None:
+    """Are packed as any corpus: each document of a pass once, as its corpus has it."""
+    index(write_tokens(tmp_path / "mds"), tmp_path / "c")
+    prefix = write_lengths(tmp_path / "plain", LENGTHS["plain"])
+    words = ["select", prefix, "-o", tmp_path / "view", "--sample", "0.5", "--seed", "3"]
+    done = start(words)
+    assert done.returncode == 0, done.stderr
+    for name in ("c", "view"):
+        idx = open_idx(str(tmp_path / name))
+        fields = fields_of(str(tmp_path / name), samples={"train": 20})
+        cache = build_here(fields, tmp_path / "caches").path
+        found: dict[int, int] = {}
+        section = plan_of(fields).sections[0]
+        assert section.packed is not None
+        for row in rows_of(cache, idx.lengths)[: section.packed.rows]:
+            for document, begin, end in row:
+                found[document] = found.get(document, 0) + end - begin
+        assert found == {n: int(size) for n, size in enumerate(idx.lengths) if size}
+        assert len(distcache.open(cache).dataset("train")[0]["tokens"]) == LENGTH
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"phases": [{"samples": 300, "weights": [1, 0]}, {"samples": 200, "weights": [1, 2]}]}],
+)
+def test_a_build_that_ended_is_resumed(more: dict[str, Any], tmp_path: Path) -> None:
+    """To the same bytes."""
+    prefixes = [write_lengths(tmp_path / n, LENGTHS[n]) for n in ("plain", "second")]
+    fields = fields_of(prefixes[0]) | {"split": "90,10,0"} | more
+    fields["samples"] = {"train": 0 if more else 500, "valid": 40, "test": 0}
+    weighted = [{"path": path, "weight": 1.0} for path in prefixes]
+    fields["blend"] = prefixes if more else weighted
+    expected = Path(build_here(fields, tmp_path / "whole").path).read_bytes()
+    with pytest.raises(RuntimeError, match="ended in reading back"):
+        build_here(fields, tmp_path / "again", progress=Dying("reading back"))
+    resumed = build_here(fields, tmp_path / "again")
+    assert resumed.resumed > 0
+    assert Path(resumed.path).read_bytes() == expected

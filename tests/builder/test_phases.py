@@ -23,7 +23,9 @@ from distcache.plan.assignment import assign_all
 from distcache.plan.config import Phase
 from distcache.plan.layout import BLEND_SLICE, make_layout
 from distcache.plan.model import BlendPlan
+from distcache.plan.phase_facts import phase_facts
 from distcache.plan.phases import lay_out_phases
+from distcache.plan.problems import plan_warnings
 from distcache.plan.sizes import normalize
 from tests.plan.test_make import plan_of, problems_of
 from tests.support.caches import build_here
@@ -117,11 +119,11 @@ def test_a_phased_blend_goes_on_from_any_state(
     """Whatever the pieces in which it is drawn."""
     numbers = st.lists(st.integers(0, 5), min_size=corpora, max_size=corpora).filter(any)
     phases = [Phase(tuple(map(float, data.draw(numbers))), samples=size) for size in sizes]
-    found, taken = lay_out_phases(phases, 1, sum(sizes), fused=False)
+    found = lay_out_phases(phases, 1, sum(sizes), fused=False)
     plan = BlendPlan("k", "train", (), (), sum(sizes), False, found)
     whole = (np.empty(plan.size, np.int16), np.empty(plan.size, np.int64))
     PhasedBlender(plan).next(*whole)
-    assert np.bincount(whole[0], minlength=corpora).tolist() == taken
+    assert np.bincount(whole[0], minlength=corpora).tolist() == list(found[-1].after)
     step = data.draw(st.integers(0, plan.size))
     blender = PhasedBlender(plan)
     blender.skip(step)
@@ -239,3 +241,26 @@ def test_what_cannot_be_continued(tmp_path: Path) -> None:
     write_lengths(tmp_path / "plain", LENGTHS["plain"][::-1])
     with pytest.raises(ConfigError, match="is not the corpus that"):
         plan_of(fields | {"continue": {"cache": old, "samples": 700}, "phases": more})
+
+
+def test_what_a_plan_says_of_phases(tmp_path: Path) -> None:
+    """Shares, samples and passes at the end of each, and what looks like a mistake."""
+    phases = [
+        {"samples": 105, "weights": [3, 1, 1]},
+        {"steps": 50, "batch_size": 10, "weights": [0, 1, 0]},
+        {"samples": 400, "weights": [1, 1, 2]},
+    ]
+    config = config_from_mapping(fields_of(tmp_path, phases))
+    plan = plan_of(config)
+    facts = phase_facts(plan)
+    assert [(phase.begin, phase.samples) for phase in facts[:2]] == [(0, 105), (105, 500)]
+    assert [round(own.share, 2) for own in facts[0].corpora] == [0.6, 0.2, 0.2]
+    assert [own.samples for own in facts[1].corpora] == [63, 521, 21]
+    section = plan.sections[plan.members[1].section]
+    once = (section.tokens - 1) / 32
+    assert facts[1].corpora[1].epochs == pytest.approx(521 / once, rel=0.02)
+    warnings = plan_warnings(config, plan)
+    assert any("[1]: begins at sample 105, within a batch of 10" in text for text in warnings)
+    used_up = [text for text in warnings if "is used up in it" in text]
+    assert used_up
+    assert all("passes at its end" in text for text in used_up)

@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from distcache.cache import open_cache
 from distcache.launch.doctor.training import ExpectedFile, examine_training
+from distcache.megatron.export import export
+from distcache.megatron.options import config_from_options
 from tests.peers.megatron import RELEASE
 from tests.support import texts
+from tests.support.caches import build_here
 from tests.support.corpora import LENGTHS, write_lengths
 from tests.support.processes import start
 
@@ -139,3 +144,23 @@ def test_the_command(small: dict[str, str], tmp_path: Path) -> None:
     assert done.returncode == 5
     assert "random_seed is 7 in training, 1234 here" in done.stdout
     assert f"Megatron-Core {RELEASE}" in done.stdout
+
+
+def test_what_packed_rows_need(small: dict[str, str], tmp_path: Path) -> None:
+    """Is a problem if the command lacks it, or has what they do not bear."""
+    words = [*COMMAND.split(), *NULL.split(), *blended(small)]
+    config = config_from_options(words, RELEASE)
+    fields: dict[str, Any] = {
+        "sequence_length": config.sequence_length, "seed": config.seed, "split": config.split,
+        "samples": {split: config.samples_of(split) for split in ("train", "valid", "test")},
+        "blend": [{"path": small["plain"], "weight": 1}, {"path": small["second"], "weight": 3}],
+        "tokenizer": config.tokenizer, "order": "packed",
+    }  # fmt: skip
+    out = tmp_path / "out"
+    export(open_cache(build_here(fields, tmp_path / "shared").path), out)
+    problems, files = ask(out, words)
+    assert all(file.there for file in files)
+    assert any("training needs one of --eod-mask-loss" in text for text in problems)
+    assert ask(out, [*words, "--eod-mask-loss"])[0] == []
+    wrong = [*words, "--eod-mask-loss", "--dataloader-defer-npy-index-mmap"]
+    assert any("does not know how many" in text for text in ask(out, wrong)[0])

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -33,6 +34,7 @@ from tests.peers.training import parse, samples_of
 from tests.support import texts
 from tests.support.bucket_clients import fresh_process_of_buckets
 from tests.support.buckets import put_cache
+from tests.support.caches import build_here
 from tests.support.corpora import write_corpus
 from tests.support.processes import start
 from tests.support.scripted_s3 import ScriptedS3
@@ -148,6 +150,43 @@ def test_batches_are_megatrons(
                 require_equal(batch, wanted)
                 compared += 1
     assert compared > 20
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"order": "packed"},
+        {
+            "phases": [
+                {"samples": 150, "weights": [1, 1]},
+                {"steps": 15, "batch_size": 10, "weights": [0, 1]},
+            ]
+        },
+    ],
+)
+def test_orders_that_megatron_has_not(
+    more: dict[str, Any], corpora: list[str], tmp_path: Path
+) -> None:
+    """Training gets the samples of the cache, whatever made them."""
+    words = [*COMMAND.split(), *data_words("blend", corpora)]
+    asked = config_from_options(words, RELEASE)
+    assert asked.samples is not None
+    fields: dict[str, Any] = {
+        "sequence_length": 24, "seed": 77, "split": asked.split,
+        "samples": {split: asked.samples_of(split) for split in ("train", "valid", "test")},
+        "blend": [{"path": path, "weight": n} for n, path in zip((1, 3), corpora, strict=True)],
+    }  # fmt: skip
+    if "phases" in more:
+        fields |= {"blend": corpora, "samples": fields["samples"] | {"train": 0}}
+    path = build_here(fields | more, tmp_path / "shared").path
+    start_training(words)
+    train, valid, _ = training.build_train_valid_test_datasets(distcache.megatron.provider(path))
+    cache = distcache.open(path)
+    for found, split in ((train, "train"), (valid, "valid")):
+        ours = cache.dataset(split, eod=LAST, eod_mask_loss=True, reset_position_ids=True)
+        assert len(found) == len(ours)
+        for number in range(0, len(ours), 7):
+            assert torch.equal(torch.as_tensor(found[number]["tokens"]), ours[number]["tokens"])
 
 
 def test_a_rank_that_reads_no_data(corpora: list[str], tmp_path: Path) -> None:
