@@ -230,7 +230,8 @@ taken : int
     Its id.
 content : ndarray of uint8
 file : int
-    Of a shard, and only there: a descriptor of an empty file, which the buffer closes.
+    Of a shard, and only there: a descriptor of an empty file, which the buffer closes; without one
+    its readers get it from memory.
 
 Raises
 ------

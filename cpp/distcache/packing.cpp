@@ -145,7 +145,7 @@ private:
         std::int64_t room;  // tokens of each
         std::int64_t held;  // documents of each
         std::int64_t last_part;
-        std::int64_t next;  // the run that waits behind it, or -1
+        std::int64_t next;  // the next run in its queue, or -1
     };
 
     // Runs that wait, by the room of their rows.

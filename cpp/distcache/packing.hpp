@@ -35,16 +35,16 @@ struct LengthCounts {
     std::int64_t tokens = 0;          ///< of all that are neither
 };
 
-/// How documents of some lengths lie in rows, by best-fit decreasing.
+/// The rows of documents of some lengths, by best-fit decreasing.
 ///
 /// Documents come by decreasing length, tails before whole documents of the same length, else in
 /// the given order. Each goes into the row with the least room that holds it: among equals one that
 /// has a tail, then the one that has waited longest; a new row is opened if there is none. A tail
 /// begins its row, so that a row has one tail at most.
 ///
-/// Equal documents are placed together: rows with the same documents so far, which wait for the
-/// same room one behind the other, are one run. So the steps are as many as runs of rows, and the
-/// documents of a row are found by multiplication.
+/// Equal documents are placed together: neighbouring rows with the same documents so far are one
+/// run. So there is a step for each run and not for each document, and the documents of a row are
+/// found by multiplication.
 class Packing {
 public:
     explicit Packing(const LengthCounts& counts);

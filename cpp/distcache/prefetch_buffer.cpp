@@ -10,6 +10,11 @@
 #include "distcache/require.hpp"
 
 namespace distcache {
+namespace {
+
+constexpr std::int64_t compared_at_once = 1 << 20;  // bytes of a shard
+
+}  // namespace
 
 std::size_t PrefetchBuffer::Hash::operator()(const SourceRange& range) const {
     auto hash = static_cast<std::uint64_t>(range.begin) * 0x9E3779B97F4A7C15;
@@ -148,25 +153,60 @@ std::vector<FetchStatus> PrefetchBuffer::fetch(std::span<const SourceRange> rang
 std::vector<int> PrefetchBuffer::open_shards(std::span<const std::int64_t> sources,
                                              Clock::time_point end) {
     std::vector<SourceRange> ranges;
+    std::vector<std::size_t> numbers;
     {
         const Lock lock(mutex_);
-        for (const std::int64_t source : sources) {
+        for (std::size_t i = 0; i < sources.size(); ++i) {
+            const std::int64_t source = sources[i];
             require(source >= 0 && static_cast<std::size_t>(source) < sources_.size() &&
                         sources_[static_cast<std::size_t>(source)].fetcher == FetchedBy::unpackers,
                     "there is no such shard");
-            ranges.push_back({source, 0, sources_[static_cast<std::size_t>(source)].whole});
+            const SourceRange whole{source, 0, sources_[static_cast<std::size_t>(source)].whole};
+            if (may_have_place(whole)) {
+                ranges.push_back(whole);
+                numbers.push_back(i);
+            }
         }
     }
     std::vector<FetchStatus> outcome;
     const std::vector<Entry*> used = use(ranges, end, outcome);
-    std::vector<int> files(ranges.size(), -1);
+    std::vector<int> files(sources.size(), -1);
     for (std::size_t i = 0; i < ranges.size(); ++i) {
-        if (used[i] != nullptr && used[i]->offset >= 0) {
-            files[i] = ::fcntl(file_of(*used[i]), F_DUPFD_CLOEXEC, 0);
+        if (used[i] != nullptr && used[i]->offset >= 0 && is_intact(*used[i])) {
+            files[numbers[i]] = ::fcntl(file_of(*used[i]), F_DUPFD_CLOEXEC, 0);
         }
     }
     release(used);
     return files;
+}
+
+// Whether a shard has a place, or may get one: else it would be unpacked for this reader alone, and
+// again when it copies.
+bool PrefetchBuffer::may_have_place(const SourceRange& whole) {
+    const Entry* const entry = find(whole);
+    return (entry != nullptr && (entry->offset >= 0 || entry->readings > 0)) || !spare_.empty() ||
+           used_ + Extents::rounded(whole.size) <= budget();
+}
+
+// Whether the disk returns what was written.
+bool PrefetchBuffer::is_intact(const Entry& entry) const {
+    static thread_local std::vector<std::byte> buffer;
+    const auto checksums = checksums_in(entry);
+    std::span<const std::byte> bytes;
+    for (std::int64_t begin = 0; begin < entry.range.size; begin += compared_at_once) {
+        const std::int64_t end = std::min(begin + compared_at_once, entry.range.size);
+        if (!read_checked(file_of(entry), entry.offset, entry.range.size, checksums, begin, end,
+                          buffer, bytes)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// The checksums of the blocks of a range that has a place.
+std::span<const std::uint64_t> PrefetchBuffer::checksums_in(const Entry& entry) {
+    return entry.range.size > checked_block ? std::span<const std::uint64_t>(entry.extra->checksums)
+                                            : std::span<const std::uint64_t>(&entry.checksum, 1);
 }
 
 // Use the entries of ranges, as soon as they are there; null for those that did not come.
@@ -253,11 +293,8 @@ FetchStatus PrefetchBuffer::copy(const Entry& entry, const SourceRange& range, i
         bytes = std::span<const std::byte>(entry.extra->memory)
                     .subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(range.size));
     } else {
-        const auto checksums = entry.range.size > checked_block
-                                   ? std::span<const std::uint64_t>(entry.extra->checksums)
-                                   : std::span<const std::uint64_t>(&entry.checksum, 1);
-        if (!read_checked(file_of(entry), entry.offset, entry.range.size, checksums, begin, end,
-                          buffer, bytes)) {
+        if (!read_checked(file_of(entry), entry.offset, entry.range.size, checksums_in(entry),
+                          begin, end, buffer, bytes)) {
             return FetchStatus::missing;
         }
     }

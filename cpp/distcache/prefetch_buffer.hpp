@@ -105,9 +105,9 @@ public:
                                    Clock::time_point end);
 
     /// Open shards as soon as they are there: for each source a descriptor of its own file, which
-    /// the caller closes, or -1 if there is none: then `fetch` says why. A shard that is discarded
-    /// is cut to no bytes, and its file is never used again: who has it open reads its bytes, or
-    /// none.
+    /// the caller closes, or -1 if there is none: then `fetch` says why. Every byte is compared
+    /// with what was written. A shard that is discarded is cut to no bytes, and its file is never
+    /// used again: who has it open reads its bytes, or none.
     std::vector<int> open_shards(std::span<const std::int64_t> sources, Clock::time_point end);
 
     /// Take ranges of one source that are close to one another, those first that readers wait for.
@@ -119,7 +119,7 @@ public:
     std::vector<TakenRange> take_awaited();
 
     /// Write a range that was taken; a shard into an empty file of its own, whose descriptor the
-    /// buffer closes.
+    /// buffer closes, or into memory for its readers, without one.
     void store(std::uint64_t id, std::span<const std::byte> bytes, int own_file = -1);
 
     /// Discard a range that was taken: its readers fetch it themselves.
@@ -238,6 +238,9 @@ private:
     std::vector<Entry*> use(std::span<const SourceRange> ranges, Clock::time_point end,
                             std::vector<FetchStatus>& outcome);
     void release(const std::vector<Entry*>& used);
+    [[nodiscard]] bool may_have_place(const SourceRange& whole);
+    [[nodiscard]] bool is_intact(const Entry& entry) const;
+    [[nodiscard]] static std::span<const std::uint64_t> checksums_in(const Entry& entry);
     [[nodiscard]] int file_of(const Entry& entry) const;
     Extra& extra_of(Entry& entry);
     FetchStatus copy(const Entry& entry, const SourceRange& range, int file) const;

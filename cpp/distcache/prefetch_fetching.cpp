@@ -170,11 +170,11 @@ void PrefetchBuffer::store(std::uint64_t id, std::span<const std::byte> bytes, i
     const bool is_shard = fetcher_of(entry) == FetchedBy::unpackers;
     require(static_cast<std::int64_t>(bytes.size()) == entry.range.size,
             "a range has another size");
-    require(is_shard == (own_file >= 0), "shards, and no others, have a file of their own");
+    require(is_shard || own_file < 0, "only shards have a file of their own");
     const bool has_place = entry.offset >= 0;
     lock.unlock();
-    int error = 0;
-    if (has_place) {
+    int error = is_shard && has_place && own_file < 0 ? ENOSPC : 0;
+    if (has_place && error == 0) {
         std::vector<std::uint64_t> checksums = checksums_of(bytes);
         if (checksums.size() == 1) {
             entry.checksum = checksums.front();

@@ -43,7 +43,7 @@ class ArraySlice:
         bounds: Sequence[int],
     ) -> None:
         self._communicator = communicator
-        self._name = place.name
+        self._name = place.name.replace("_", " ")
         self._edges = edges(bounds, STRIPE)
         begin = bounds[communicator.rank]
         own = [edge.end for edge in self._edges if edge.sender == communicator.rank]
@@ -61,7 +61,7 @@ class ArraySlice:
         self._writer.append(flat[count:])
 
     def finish(self) -> bytes:
-        """Write what other ranks have of this rank's stripes. Collective.
+        """Exchange what lies in the stripes of other ranks, and write the rest. Collective.
 
         Returns
         -------

@@ -298,14 +298,17 @@ def _with_mean_weights(config: Config) -> Config:
         problems.append("$.samples.train: the phases say how many; leave it out")
     if problems:
         raise ConfigError(*problems)
-    weights = mean_weights(config.phases, config.sequence_length)
+    phases = config.phases if len(config.phases) > 1 or config.continued is not None else ()
+    weights = list(config.phases[0].weights)
+    if phases:
+        prefixes = [entry.path for entry in blend]
+        weights = mean_weights(phases, config.sequence_length, prefixes)
     total = sum(phase.samples_of(config.sequence_length) or 0 for phase in config.phases)
     entries = tuple(
         msgspec.structs.replace(entry, weight=weight)
         for entry, weight in zip(blend, weights, strict=True)
     )
     samples = msgspec.structs.replace(config.samples or Samples(), train=total)
-    phases = config.phases if len(config.phases) > 1 or config.continued is not None else ()
     if config.blend is not None:
         return msgspec.structs.replace(config, blend=entries, samples=samples, phases=phases)
     assert config.blend_per_split is not None, "it has the blend of training"

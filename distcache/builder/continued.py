@@ -1,18 +1,19 @@
-"""Going on with another cache: the phases that training has consumed there, and its sections."""
+"""What a cache has from the one that it continues: the consumed phases, and the corpora."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 
 from distcache.cache import Cache, open_cache
 from distcache.errors import ConfigError
-from distcache.plan.config import Config, Continue, Continued, Phase
+from distcache.plan.config import Config, Continue, Continued, Phase, key_of
+from distcache.plan.identity import own_fields
 from distcache.storage.url import located
 
-# Fields that must be the same, since samples are cut and shuffled by them.
+# Fields of a configuration by which samples are cut and shuffled.
 SAME: Final = ("order", "sequence_length", "seed", "split", "add_extra_token")
 
 
@@ -22,7 +23,7 @@ def continue_cache(config: Config, wanted: Continue) -> Config:
     Parameters
     ----------
     config : Config
-        A configuration with phases, which follow.
+        A configuration with the phases that follow.
     wanted : Continue
         The cache, and how many samples of it were consumed.
 
@@ -37,59 +38,51 @@ def continue_cache(config: Config, wanted: Continue) -> Config:
     if not config.phases or not blend:
         raise ConfigError("$.continue: give phases, which follow, and their corpora")
     cache = open_cache(wanted.cache)
-    _require_alike(config, cache, wanted)
-    places = {located(entry.path): number for number, entry in enumerate(blend)}
-    members = _members(cache)
-    numbers = []
-    for member in members:
-        prefix = cache.prefixes[int(member["source"])]
-        if prefix not in places:
-            raise ConfigError(
-                f"$.blend: {prefix} is missing, which {cache.path} has; give it a weight of 0 if "
-                "no more of it is wanted"
-            )
-        numbers.append(places[prefix])
-    requested: list[int | None] = [None] * len(blend)
-    keys: list[str | None] = [None] * len(blend)
-    sections = cache.table("sections")
-    for number, member in zip(numbers, members, strict=True):
-        requested[number] = int(member["requested"])
-        keys[number] = sections[int(member["section"])]["key"].decode("ascii")
-    before = []
-    for samples, weights in _consumed_phases(cache, wanted.samples):
-        own = [0.0] * len(blend)
-        for number, weight in zip(numbers, weights, strict=True):
-            own[number] = weight
-        before.append(Phase(tuple(own), samples=samples))
-    continued = Continued(str(cache.path), wanted.samples, tuple(requested), tuple(keys))
-    return msgspec.structs.replace(
-        config, phases=(*before, *config.phases), continued=continued, continue_=None
-    )
-
-
-def _require_alike(config: Config, cache: Cache, wanted: Continue) -> None:
-    """Refuse a cache whose samples are made otherwise."""
-    differing = [
-        f"$.continue: {name} is {getattr(config, name)!r}, and {cache.identity[name]!r} in "
-        f"{cache.path}"
-        for name in SAME
-        if getattr(config, name) != cache.identity[name]
-    ]
-    if config.blend_arithmetic != cache.identity.get("blend_arithmetic", "separate"):
-        differing.append(f"$.continue: {cache.path} has another blend_arithmetic")
-    if differing:
-        raise ConfigError(*differing)
-    members = _members(cache)
-    if not len(members) or np.isnan(members["weight"]).any():
-        raise ConfigError(f"$.continue: {cache.path} has no blend of training with weights")
+    members = cache.table("members")
+    members = members[members["split"] == b"train"]
+    _require_alike(config, cache)
+    if not len(members) or int(members["blend"][0]) < 0:
+        raise ConfigError(f"$.continue: {cache.path} has no blend of training")
     size = int(cache.table("blends")[int(members["blend"][0])]["size"])
     if wanted.samples > size:
         raise ConfigError(f"$.continue.samples: {wanted.samples}, and {cache.path} has {size}")
+    consumed = _consumed_phases(cache, wanted.samples)
+    used = [any(weights[place] for _, weights in consumed) for place in range(len(members))]
+    prefixes = [cache.prefixes[source] for source in members["source"].tolist()]
+    places = _match(cache, prefixes, used, [located(entry.path) for entry in blend])
+    corpora = cache.identity["blend"] or cache.identity["blend_per_split"]["train"]
+    requested: list[int | None] = [None] * len(blend)
+    keys: list[str | None] = [None] * len(blend)
+    phases = []
+    for old, new in enumerate(places):
+        if new is not None:
+            requested[new] = int(members["requested"][old])
+            keys[new] = key_of(corpora[old][0])
+    for samples, weights in consumed:
+        moved = [0.0] * len(blend)
+        for new, weight in zip(places, weights, strict=True):
+            if new is not None:
+                moved[new] = weight
+        phases.append(Phase(tuple(moved), samples=samples))
+    continued = Continued(str(cache.path), cache.key, wanted.samples, tuple(requested), tuple(keys))
+    return msgspec.structs.replace(
+        config, phases=(*phases, *config.phases), continued=continued, continue_=None
+    )
 
 
-def _members(cache: Cache) -> Any:
-    members = cache.table("members")
-    return members[members["split"] == b"train"]
+def _require_alike(config: Config, cache: Cache) -> None:
+    """Refuse a cache whose samples are made in another way."""
+    wanted = {name: getattr(config, name) for name in SAME}
+    wanted |= own_fields(config, of_tokens=config.sequence_length > 1)
+    names = dict.fromkeys([*wanted, "window", "packing", "bounds", "blend_arithmetic"])
+    differing = [
+        f"$.continue: {name} is {wanted.get(name)!r}, and {cache.identity.get(name)!r} in "
+        f"{cache.path}"
+        for name in names
+        if wanted.get(name) != cache.identity.get(name)
+    ]
+    if differing:
+        raise ConfigError(*differing)
 
 
 def _consumed_phases(cache: Cache, samples: int) -> list[tuple[int, list[float]]]:
@@ -97,12 +90,39 @@ def _consumed_phases(cache: Cache, samples: int) -> list[tuple[int, list[float]]
     identity = cache.identity
     blend = identity["blend"] or identity["blend_per_split"]["train"]
     phases = identity.get("phases") or [[samples, [entry[1] for entry in blend]]]
+    if any(weight is None for _, weights in phases for weight in weights):
+        raise ConfigError(f"$.continue: {cache.path} has a blend of training without weights")
     found: list[tuple[int, list[float]]] = []
     left = samples
-    for number, (count, own) in enumerate(phases):
-        is_last = number + 1 == len(phases)  # which goes on beyond its number
+    for number, (count, weights) in enumerate(phases):
+        is_last = number + 1 == len(phases)  # it has more samples than its number
         taken = left if is_last else min(count, left)
         if taken:
-            found.append((taken, own))
+            found.append((taken, weights))
             left -= taken
     return found
+
+
+def _match(
+    cache: Cache, prefixes: Sequence[str], used: Sequence[bool], blend: Sequence[Any]
+) -> list[int | None]:
+    """Return the place of each corpus of a cache in a blend, which has them in the same order.
+
+    The order decides between corpora whose turn it is at the same time. A corpus that was not used
+    may be missing.
+    """
+    places: list[int | None] = []
+    begin = 0
+    for prefix, is_used in zip(prefixes, used, strict=True):
+        if prefix in blend[begin:]:
+            places.append(blend.index(prefix, begin))
+            begin = blend.index(prefix, begin) + 1
+        elif is_used:
+            raise ConfigError(
+                f"$.blend: {prefix} is missing, or not in the order of {cache.path}; list its "
+                "corpora in that order, with a weight of 0 if no more of one is wanted; new ones "
+                "may be anywhere"
+            )
+        else:
+            places.append(None)
+    return places

@@ -34,6 +34,7 @@ from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.partition import slice_bounds
 from distcache.storage.unfinished_file import UnfinishedFile
 
+SEARCHED: Final = 1 << 20  # sequences
 NAMES: Final = ("document_index", "sample_index", "shuffle_index")
 
 
@@ -218,8 +219,11 @@ def end_of(section: SectionPlan, idx: Idx) -> tuple[NDArray[np.int32], NDArray[A
 
     The entry is a document with a token, which Megatron reads after the last row.
     """
-    begin = packing_of(section).groups[0].begin if packing_of(section).groups else section.begin
-    lengths = idx.lengths[begin : section.end]
-    first = begin + int(np.argmax(lengths > 0)) if len(lengths) else 0
+    first = 0
+    for begin in range(section.begin, section.end, SEARCHED):
+        found = np.flatnonzero(idx.lengths[begin : min(begin + SEARCHED, section.end)])
+        if len(found):
+            first = begin + int(found[0])
+            break
     end = np.array([[section.documents - 1, 0]], section.sample_type)
     return np.array([first], np.int32), end

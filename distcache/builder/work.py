@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import partial
 
@@ -14,7 +15,7 @@ from distcache.builder.halves import HalvedShuffle
 from distcache.builder.job import Digests, Job, Record
 from distcache.builder.links import LinkedShuffle
 from distcache.builder.packed import build_packed_together
-from distcache.builder.shared_section import Shuffle, build_together
+from distcache.builder.shared_section import build_together
 from distcache.errors import BuildInterrupted
 from distcache.extras import imported
 from distcache.plan.assignment import Assignment
@@ -25,6 +26,9 @@ from distcache.plan.orders import ORDERS
 from distcache.ranks.agreement import on_all_ranks, on_rank_0
 from distcache.storage.journal import Journal
 from distcache.storage.unfinished_file import UnfinishedFile
+
+BuildTogether = Callable[[Job, int, UnfinishedFile], dict[str, str]]
+"""Builds an item with all ranks, and returns the digests of its arrays."""
 
 
 def build_items(job: Job, assignment: Assignment, journal: Journal) -> Digests:
@@ -49,19 +53,14 @@ def build_items(job: Job, assignment: Assignment, journal: Journal) -> Digests:
     with on_all_ranks(
         communicator, lambda: UnfinishedFile(job.data), "opening the unfinished file"
     ) as file:
-        shared: list[tuple[int, type[Shuffle] | None]] = [
-            *((unit, HalvedShuffle) for unit in assignment.halved),
-            *((unit, LinkedShuffle) for unit in assignment.linked),
-            *((unit, None) for unit in assignment.sliced),
+        shared: list[tuple[int, BuildTogether]] = [
+            *((unit, partial(build_together, kind=HalvedShuffle)) for unit in assignment.halved),
+            *((unit, partial(build_together, kind=LinkedShuffle)) for unit in assignment.linked),
+            *((unit, _build_slices) for unit in assignment.sliced),
         ]
-        for unit, kind in shared:
+        for unit, build in shared:
             (item,) = job.layout.units[unit].items
-            if kind is None and item < len(job.plan.sections):
-                found = build_packed_together(job, item, file)
-            elif kind is None:
-                found = SplitBlend(job, item, file).build()
-            else:
-                found = build_together(job, item, file, kind)
+            found = build(job, item, file)
             record = Record(item, found)
             on_rank_0(communicator, partial(journal.append, record), None, "writing the journal")
             job.watch.advance(job.bytes_of(item) / communicator.size)
@@ -76,6 +75,13 @@ def build_items(job: Job, assignment: Assignment, journal: Journal) -> Digests:
     for share in communicator.allgather(own, Digests, "digests of arrays"):
         built |= share
     return built
+
+
+def _build_slices(job: Job, item: int, file: UnfinishedFile) -> dict[str, str]:
+    """Build a blend, or a packed section, of which each rank makes a slice. Collective."""
+    if isinstance(job.plan.items[item], SectionPlan):
+        return build_packed_together(job, item, file)
+    return SplitBlend(job, item, file).build()
 
 
 def _build_local(

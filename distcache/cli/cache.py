@@ -41,7 +41,7 @@ from distcache.megatron.export import export
 from distcache.megatron.names import Naming
 from distcache.megatron.options import config_from_options
 from distcache.plan.config import Config, canonical_json, key_of
-from distcache.plan.make import identity_of
+from distcache.plan.identity import identity_of
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress
 from distcache.storage.units import counted, size_text

@@ -22,6 +22,7 @@ from distcache.errors import CacheCorrupt, ConfigError
 from distcache.megatron.arguments import megatron_arguments, megatron_warnings
 from distcache.megatron.names import MegatronFile, Naming, megatron_files
 from distcache.plan.config import SPLITS
+from distcache.plan.identity import meaning_of
 from distcache.storage.files import (
     TEMPORARY,
     atomic_write,
@@ -41,8 +42,6 @@ from distcache.storage.watchdog import tick
 
 PIECE: Final = 8 << 20  # bytes that are written at a time
 LARGEST: Final = 1 << 30  # bytes of a record of an export
-# Parts of an identity that change arrays, and are in none of Megatron's names.
-UNNAMED: Final = ("order", "window", "packing", "bounds", "phases", "continue")
 
 
 @decodable
@@ -127,11 +126,6 @@ def export(
         return _describe_export(cache, directory, files, rename, objects)
 
 
-def meaning_of(cache: Cache) -> dict[str, Any]:
-    """Return the parts of an identity that change arrays, and that Megatron's names do not have."""
-    return {name: cache.identity[name] for name in UNNAMED if name in cache.identity}
-
-
 def exports_in(directory: Path) -> dict[str, Exported]:
     """Return what a directory says of the exports in it, by the names of these records."""
     found = {}
@@ -153,14 +147,14 @@ def _require_same_meaning(cache: Cache, wanted: Iterable[MegatronFile], director
     ConfigError
         Naming the first of them.
     """
-    own, meaning = f"distcache-{cache.key[:16]}.json", meaning_of(cache)
+    own, meaning = f"distcache-{cache.key[:16]}.json", meaning_of(cache.identity)
     alike, others = set[str](), dict[str, str]()
     for record, found in exports_in(directory).items():
         if record == own or found.meaning == meaning:
             alike.update(found.files)
         else:
             others |= dict.fromkeys(found.files, record)
-    is_megatrons = meaning == {"order": "megatron"}
+    is_megatrons = meaning["order"] == "megatron" and "phases" not in meaning
     for entry in wanted:
         for view in entry.arrays.values():
             name = f"{entry.stem}-{view.name}.npy"
@@ -250,7 +244,7 @@ def _describe_export(
         arguments=list(arguments.options),
         samples={split: cache.identity["samples"][split] for split in SPLITS},
         warnings=[*megatron_warnings(cache), *arguments.warnings],
-        meaning=meaning_of(cache),
+        meaning=meaning_of(cache.identity),
     )
     with atomic_write(f"{stem}.json") as stream:
         stream.write(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")

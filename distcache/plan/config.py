@@ -81,14 +81,16 @@ class Continue(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Continued(msgspec.Struct, frozen=True):
-    """What a cache goes on with from another one."""
+    """What a cache has from the one that it continues."""
 
-    path: str  # path of the other one
+    # path and key of the other one
+    path: str
+    key: str
     samples: int  # samples of training that were consumed there
-    # of each corpus of training: samples that were requested of its section, and the section's key;
-    # None for corpora that the other cache does not have
+    # of each corpus of training: samples that were requested of its section, and a key of the
+    # corpus; None for corpora that the other cache does not have
     requested: tuple[int | None, ...]
-    keys: tuple[str | None, ...]
+    corpora: tuple[str | None, ...]
 
 
 class Slurm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -133,7 +135,7 @@ class Config(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     mixed_tokenizers: bool = False
     # parts of training with weights of their own, in the place of weights and of samples.train
     phases: tuple[Phase, ...] = ()
-    # a cache whose blend and sections this one goes on with; the phases are what follows
+    # a cache whose blend and sections this one continues with its phases
     continue_: Continue | None = msgspec.field(default=None, name="continue")
     continued: Continued | None = None  # what was read of it
     slurm: Slurm | None = None  # options for `submit`, which change no array

@@ -58,7 +58,7 @@ class UnitCosts:
     def __init__(self, unit: Unit, items: Sequence[Item], *, copied: bool) -> None:
         self._members = [items[index] for index in unit.items]
         self._splittable = unit.splittable
-        self._is_alone = unit.is_alone
+        self._is_large = unit.is_large
         self._copied = copied
         self.time = sum(_written(member) if copied else _time(member) for member in self._members)
 
@@ -112,7 +112,7 @@ class UnitCosts:
         first = self._members[0]
         if isinstance(first, BlendPlan):
             return min(ranks, -(-first.size // BLEND_SLICE))
-        if first.packed is not None and self._is_alone:
+        if first.packed is not None and self._is_large:
             return min(ranks, first.size.epochs * len(first.packed.groups))
         return 0
 

@@ -48,7 +48,7 @@ class Unit(msgspec.Struct, frozen=True):
     begin: int
     end: int
     splittable: bool  # whether it is one large section, whose shuffle can be split
-    is_alone: bool = False  # whether it is one item, of which several ranks may write slices
+    is_large: bool  # whether it is one item, of which several ranks may write slices
 
 
 class Dataset(msgspec.Struct, frozen=True):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
-from distcache.corpus import Corpus, CorpusFacts
+from distcache.corpus import Corpus
 from distcache.corpus.receipt import TokenizerFacts
 from distcache.errors import ConfigError
 from distcache.plan.blend_counts import buffered, oversampled, smallest_surplus, target
 from distcache.plan.config import SPLITS, BlendEntry, Config, Continued, key_of
+from distcache.plan.identity import BOUNDS, identity_of
 from distcache.plan.model import BlendPlan, Member, Plan, SectionPlan
 from distcache.plan.orders import ORDERS
 from distcache.plan.packing import (
@@ -42,10 +43,6 @@ from distcache.plan.sizes import (
     sequence_range,
     split_matrix,
 )
-
-# Version of the rule by which samples belong to passes and windows; the first one counted a sample
-# to the pass in which it begins, so that a further pass changed the samples of the last one.
-BOUNDS: Final = 2
 
 
 def make_plan(
@@ -236,7 +233,7 @@ class _Planner:
             return
         for corpus, section in enumerate(sections):
             if continued is not None and continued.requested[corpus] is not None:
-                self._check_continued(continued, corpus, section, requests[corpus], taken[corpus])
+                self._check_continued(continued, corpus, section, taken[corpus])
             elif taken[corpus] > section.size.samples:
                 self.surpluses.append(smallest_surplus(section, taken[corpus], targets[corpus]))
                 self.problems.append(
@@ -246,20 +243,21 @@ class _Planner:
         self._add_blend("train", blend, sections, requests, normalize(shares), size, phases)
 
     def _check_continued(
-        self, continued: Continued, corpus: int, section: SectionPlan, request: int, taken: int
+        self, continued: Continued, corpus: int, section: SectionPlan, taken: int
     ) -> None:
         """Find what keeps a section from being that of the cache that is continued."""
-        prefix = list(self.corpora)[section.source]
-        if request == continued.requested[corpus] and section.key != continued.keys[corpus]:
+        prefix, found = list(self.corpora.items())[section.source]
+        if key_of(found.facts.identity) != continued.corpora[corpus]:
             self.problems.append(
-                f"{prefix}: is not the corpus that {continued.path} was built from, or another "
-                "range of it; nothing can be continued"
+                f"{prefix}: is not the corpus that {continued.path} was built from; only that one "
+                "can be continued"
             )
         elif taken > section.size.samples:
             self.problems.append(
                 f"{prefix}: the phases ask it for {taken} samples, those of {continued.path} "
                 f"included, whose section has {section.size.samples}: take fewer, or give a copy "
-                "of it as a corpus of its own, which begins anew; sections of order: passes grow"
+                "of it as another corpus, which begins with its first sample; sections of order: "
+                "passes grow"
             )
 
     def _add_unweighted(
@@ -367,6 +365,11 @@ class _Planner:
         else:
             size = section_size(requested, tokens, cut)
         problem = request_problem(prefix, split, requested, None if size is None else size.epochs)
+        if size is None and packed is not None and tokens:
+            problem = (
+                f"{prefix}: all documents of split {split} are longer than sequence_length, and "
+                "longer: drop leaves them out"
+            )
         if problem is not None or size is None:
             self.problems += [] if problem is None else [problem]
             return None
@@ -413,94 +416,6 @@ class _Planner:
             for bounds in group_ranges(begin, end)
         )
         return Packed(rules, tuple(groups))
-
-
-def identity_of(config: Config, corpora: Mapping[str, CorpusFacts]) -> dict[str, Any]:
-    """Return everything of a configuration that changes arrays.
-
-    Corpora are part of it by content and never by path, so that a corpus keeps its key where it is
-    moved and loses it when it is tokenized again in place. The tokenizer and `full_validation`
-    change no array and are left out.
-
-    Parameters
-    ----------
-    config : Config
-        Configuration that was asked for.
-    corpora : mapping of str to CorpusFacts
-        Facts of the corpora, by path prefix.
-
-    Returns
-    -------
-    dict
-        JSON values; their `key_of` is the key of the cache.
-    """
-
-    def blend(sources: tuple[BlendEntry, ...]) -> list[list[Any]]:
-        return [
-            [corpora[source.path].identity, source.weight]
-            + ([] if source.samples is None else [source.samples])
-            for source in sources
-        ]
-
-    blends = config.blends()
-    fused = config.blend_arithmetic == "fused"  # what is older than the field has the other
-    chosen: dict[str, Any] = {"blend_arithmetic": "fused"} if fused else {}
-    if config.phases:
-        chosen["phases"] = [
-            [phase.samples_of(config.sequence_length), list(phase.weights)]
-            for phase in config.phases
-        ]
-    if config.continued is not None:
-        chosen["continue"] = list(config.continued.requested)
-    chosen |= {"window": config.window} if ORDERS[config.order].has_windows else {}
-    of_tokens = not any(facts.rows for facts in corpora.values())
-    chosen |= {"bounds": BOUNDS} if ORDERS[config.order].has_bounds and of_tokens else {}
-    if ORDERS[config.order].is_packed:
-        chosen["packing"] = msgspec.to_builtins(rules_of(config))
-    return chosen | {
-        "order": config.order,
-        "sequence_length": config.sequence_length,
-        "seed": config.seed,
-        "samples": {split: config.samples_of(split) for split in SPLITS},
-        "split": config.split,
-        "blend": None if config.blend is None else blend(blends["train"]),
-        "blend_per_split": (
-            None
-            if config.blend is not None
-            else {split: blend(sources) for split, sources in blends.items()}
-        ),
-        "mid_level_dataset_surplus": config.mid_level_dataset_surplus,
-        "add_extra_token": config.add_extra_token,
-        "drop_last_partial_validation_sequence": config.drop_last_partial_validation_sequence,
-        "multiple_validation_sets": config.multiple_validation_sets,
-    }
-
-
-def growth_key(identity: Mapping[str, Any]) -> str | None:
-    """Return what caches share of which the larger begins with the samples of the smaller.
-
-    Parameters
-    ----------
-    identity : mapping
-        Identity of a cache.
-
-    Returns
-    -------
-    str or None
-        None for Megatron's order, which shuffles the samples of all epochs together, and for caches
-        of earlier versions, whose last pass ends otherwise.
-    """
-    order = ORDERS[identity["order"]]
-    is_of_rows = identity["sequence_length"] == 1
-    if not order.whole_passes or (
-        order.has_bounds and not is_of_rows and identity.get("bounds") != BOUNDS
-    ):
-        return None
-    sizes = ("samples", "mid_level_dataset_surplus")
-    shared = {name: value for name, value in identity.items() if name not in sizes}
-    # One epoch is taken whole, by another rule than a number of samples.
-    shared["samples"] = {split: count is not None for split, count in identity["samples"].items()}
-    return key_of(shared)
 
 
 def _cut(config: Config, split: str, *, rows: bool) -> Cut:

@@ -17,6 +17,7 @@ DOCUMENT_BYTES: Final = 4
 ENTRY_BYTES: Final = 8
 # A document of a group: with its length, sorted by it, and in its row.
 PACKED_BYTES: Final = 16
+COUNTED_BYTES: Final = 64  # for each length: counts, rows that wait, and places
 PASS_BYTES: Final = 12  # for each sequence of a pass: its parts, all of it, and what is written
 # Bytes per value of the lists of a shuffle that is larger than the caches:
 # `capacity_of` in cpp/distcache/partitioned_shuffle.hpp, and two bytes for a step of a block.
@@ -100,7 +101,8 @@ def memory_of_packed(section: SectionPlan, _workers: int) -> int:
     shuffled = np.dtype(section.shuffle_type).itemsize * section.packed.rows
     space = shuffle_space(max(group, section.packed.rows))
     one_group = PACKED_BYTES * group + starts
-    return max(one_group, shuffled) + space + 4 * CHUNK_BYTES
+    counts = COUNTED_BYTES * section.packed.rules.row_length
+    return max(one_group, shuffled) + space + counts + 4 * CHUNK_BYTES
 
 
 def _lower_memory(pivot: int) -> int:

@@ -1,4 +1,4 @@
-"""Phases: a blend whose weights change, while each corpus goes on with its next sample.
+"""Phases: a blend whose weights change, and in which each corpus gives its samples once.
 
 The sections are those of one blend by the mean weights, as Megatron builds them. Within a phase the
 corpora that have a weight are drawn as Megatron draws them, from the start of a blend on; the last
@@ -58,7 +58,9 @@ def phase_problems(phases: Sequence[Phase], corpora: int, sequence_length: int) 
     return problems
 
 
-def mean_weights(phases: Sequence[Phase], sequence_length: int) -> list[float]:
+def mean_weights(
+    phases: Sequence[Phase], sequence_length: int, prefixes: Sequence[str]
+) -> list[float]:
     """Return the share of each corpus of all phases together.
 
     Raises
@@ -75,7 +77,7 @@ def mean_weights(phases: Sequence[Phase], sequence_length: int) -> list[float]:
     ]
     never = [corpus for corpus, share in enumerate(found) if not share > 0]
     if never:
-        raise ConfigError(f"$.phases: corpus {never[0]} has no weight in any phase; drop it")
+        raise ConfigError(f"$.phases: {prefixes[never[0]]} has no weight in any phase; drop it")
     return found
 
 

@@ -282,8 +282,8 @@ def _unknown_ends(plan: Plan) -> list[str]:
         return []
     others = f" and {len(bare) - 1} more" if len(bare) > 1 else ""
     return [
-        f"{bare[0]}{others}: has no receipt, so that nobody knows whether each document ends with "
-        "the end-of-document token; without it packed rows have a loss from one to the next"
+        f"{bare[0]}{others}: has no receipt, so that it is not known whether each document ends "
+        "with the end-of-document token; without it packed rows have a loss from one to the next"
     ]
 
 
@@ -293,7 +293,7 @@ def whole_sample_hints(config: Config, plan: Plan) -> list[str]:
     Megatron's samples share one token with the next: they would run across such rows.
     """
     length = config.sequence_length
-    if not config.add_extra_token or length == 1:
+    if not config.add_extra_token or length == 1 or ORDERS[config.order].is_packed:
         return []
     found = []
     for rows, more in ((length, ""), (length + 1, f"`sequence_length: {length + 1}` and ")):

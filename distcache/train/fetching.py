@@ -92,8 +92,12 @@ class Fetching:
         self._client = client
         self._ended: list[Reading] = []  # of which the fetcher was not told yet
         self._shards: OrderedDict[Source, int] = OrderedDict()  # the fetcher's own files
+        self._deaths = 0  # of fetchers, up to the one whose files these are
 
     def __del__(self) -> None:
+        self._close_shards()
+
+    def _close_shards(self) -> None:
         while self._shards:
             os.close(self._shards.popitem()[1])
 
@@ -103,7 +107,7 @@ class Fetching:
         """Return what an action makes of descriptors of files with ranges, by their sources.
 
         Ranges have their own offsets. Of shards, these are the fetcher's own files: where one is
-        discarded meanwhile, so that the action raises EOFError, it is called again, with a copy.
+        discarded in that time, so that the action raises EOFError, it is called again, with a copy.
 
         Parameters
         ----------
@@ -135,7 +139,11 @@ class Fetching:
             else:
                 os.close(self._shards.pop(source))
         if missing := [source for source in sources if source not in self._shards]:
-            self._shards.update(client.open_shards(missing, self._take_ended()))
+            found = client.open_shards(missing, self._take_ended())
+            if client.deaths != self._deaths:  # nobody frees the space of a dead one's files
+                self._deaths = client.deaths
+                self._close_shards()
+            self._shards.update(found)
         while len(self._shards) > max(MOST_SHARDS, len(sources)):
             os.close(self._shards.popitem(last=False)[1])
         return {source: self._shards[source] for source in sources if source in self._shards}

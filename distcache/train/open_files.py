@@ -64,7 +64,13 @@ def source_of(path: str, corpus: LocalCorpus, record: Ready) -> Source:
     assert corpus.bin_version is not None, "the caller has looked"
     if not corpus.behind:
         return Source(path, corpus.bin_version)
-    return Source(path, corpus.bin_version, "", 0, b"", corpus.stem, record.share, record.reserve)
+    return Source(
+        path,
+        corpus.bin_version,
+        stem=corpus.stem,
+        share=record.share,
+        reserve=record.reserve,
+    )
 
 
 class CacheHandle(msgspec.Struct, frozen=True):

@@ -152,7 +152,7 @@ class RowReader:
         positions : ndarray of int64, shape (rows,)
             Positions in the split.
         readings : sequence of (int, int)
-            Stream, and number in it, of the announced readings that this is.
+            Stream, and number in it, of announced readings that are over after this.
         """
         with self._lock:
             places = self._places(*self.split.look_up(positions))

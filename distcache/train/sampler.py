@@ -128,8 +128,10 @@ class ResumableSampler(Sampler[list[int | None]]):
     ) -> None:
         if isinstance(dataset, CachedDataset | RowDataset):
             self._belongs_to, self.total_samples = dataset.identity, len(dataset)
+            self._continued = dataset.continued
         else:
             self._belongs_to, self.total_samples = {}, plain_number(dataset)
+            self._continued = None
         self.micro_batch_size = micro_batch_size = plain_number(micro_batch_size)
         self.data_parallel_rank = plain_number(data_parallel_rank)
         self.data_parallel_size = plain_number(data_parallel_size)
@@ -274,7 +276,8 @@ class ResumableSampler(Sampler[list[int | None]]):
         """Continue where another sampler stopped; epochs keep the length that they had there.
 
         A sequential order also continues that of a smaller cache, if this one begins with the same
-        samples (of ``order: passes``, ``windows`` or ``packed``, with a larger number of samples).
+        samples (of ``order: passes``, ``windows`` or ``packed``, with a larger number of samples),
+        and that of the cache which this one continues, at the sample where it does.
 
         Issues a `StateWarning` for a state that does not identify its samples.
 
@@ -293,10 +296,9 @@ class ResumableSampler(Sampler[list[int | None]]):
                 StateWarning,
                 stacklevel=2,
             )
-        grows = (
-            found.growth == own.growth is not None
-            and self._kind == "sequential"
-            and found.total_samples <= self.total_samples
+        grows = self._kind == "sequential" and (
+            (found.growth == own.growth is not None and found.total_samples <= own.total_samples)
+            or self._continued == (found.cache_key, found.consumed_samples)
         )
         fields = ["split", "dataset", "order"]
         fields += [] if grows else ["cache_key", "total_samples"]

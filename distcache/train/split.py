@@ -15,7 +15,7 @@ from distcache.corpus import Idx
 from distcache.errors import CacheCorrupt, ConfigError
 from distcache.node.ahead.client import FetchClient
 from distcache.node.ahead.protocol import Source
-from distcache.plan.make import growth_key
+from distcache.plan.identity import growth_key
 from distcache.plan.orders import ORDERS
 from distcache.train.fetching import FetchedRanges
 from distcache.train.open_files import CacheHandle, OpenFiles
@@ -245,6 +245,12 @@ class SplitDataset(Generic[Reader]):
         found = {"cache_key": cache.key, "split": self.split, "dataset": self.number}
         growth = growth_key(cache.identity)
         return found if growth is None else found | {"growth": growth}
+
+    @property
+    def continued(self) -> tuple[str, int] | None:
+        """Key of the cache that this one continues, and the samples that were consumed of it."""
+        found = self._here().split.files.cache.identity.get("continue")
+        return None if found is None or self.split != "train" else (found["key"], found["samples"])
 
     @property
     def fetch_client(self) -> FetchClient | None:

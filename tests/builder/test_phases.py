@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+import distcache
 from distcache.builder import blends
 from distcache.builder.blends import PhasedBlender
 from distcache.builder.configuration import config_from_mapping
@@ -27,6 +28,7 @@ from distcache.plan.phase_facts import phase_facts
 from distcache.plan.phases import lay_out_phases
 from distcache.plan.problems import plan_warnings
 from distcache.plan.sizes import normalize
+from distcache.train.sampler import ResumableSampler
 from tests.plan.test_make import plan_of, problems_of
 from tests.support.caches import build_here
 from tests.support.corpora import LENGTHS, write_lengths
@@ -103,8 +105,9 @@ def test_everything_else_is_the_blend_by_mean_weights(tmp_path: Path) -> None:
     assert [b.key for b in phased.blends][1:] == [b.key for b in mean.blends][1:]
     assert phased.blends[0].key != mean.blends[0].key
     assert phased.key != mean.key
-    one = fields | {"phases": [{"samples": 1400, "weights": [w / 1400 for w in weights]}]}
-    assert plan_of(one).key == mean.key
+    one = fields | {"phases": [{"samples": 1400, "weights": [1, 1, 1]}]}
+    equal = [{"path": path, "weight": 1} for path in fields["blend"]]
+    assert plan_of(one).key == plan_of(plain | {"blend": equal}).key
 
 
 @settings(max_examples=50, deadline=None)
@@ -168,7 +171,7 @@ def test_any_ranks_make_the_same_bytes(
         ([{"steps": 5, "weights": [1, 2, 3]}], {}, "steps with batch_size"),
         ([{"samples": 5, "batch_size": 9, "weights": [1, 2, 3]}], {}, "give samples, or tokens"),
         ([{"samples": 5, "weights": [0, 0, 0]}], {}, "add up to nothing"),
-        ([{"samples": 5, "weights": [1, 0, 2]}], {}, "corpus 1 has no weight in any phase"),
+        ([{"samples": 5, "weights": [1, 0, 2]}], {}, "second: weight 0.0 is 0"),
         ([{"samples": 5, "weights": [1, 1, 2]}], {"samples": {"train": 9}}, "leave it out"),
         ([{"sample": 5, "weights": [1, 1, 2]}], {}, "did you mean samples"),
     ],
@@ -206,19 +209,29 @@ def test_a_cache_that_continues_another(order: str, tmp_path: Path) -> None:
     second = fields | {"continue": {"cache": old.path, "samples": 777}, "phases": [more]}
     new = build_here(second, tmp_path / "caches")
     assert new.adopted >= (2 if order == "megatron" else 1)
-    (before, own), (corpora, samples) = blend_of(old.path), blend_of(new.path)
+    (earlier, own), (corpora, samples) = blend_of(old.path), blend_of(new.path)
     assert len(corpora) == 977
-    assert np.array_equal(corpora[:777], before[:777])
+    assert np.array_equal(corpora[:777], earlier[:777])
     assert np.array_equal(samples[:777], own[:777])
     expected, numbers = megatrons([0.0, 1.0, 3.0], 200)
-    taken = np.bincount(before[:777], minlength=3)
+    taken = np.bincount(earlier[:777], minlength=3)
     assert np.array_equal(corpora[777:], expected)
     assert np.array_equal(samples[777:], numbers + taken[expected])
     keys = [open_cache(path).table("sections")["key"].tolist() for path in (old.path, new.path)]
     assert order == "passes" or set(keys[0][:2]) <= set(keys[1])
+    sampler = ResumableSampler(distcache.open(new.path).dataset("train"), 1)
+    before = ResumableSampler(distcache.open(old.path).dataset("train"), 1, consumed_samples=777)
+    sampler.load_state_dict(before.state_dict())
+    assert next(iter(sampler)) == [777]
+    early = ResumableSampler(distcache.open(old.path).dataset("train"), 1, consumed_samples=776)
+    with pytest.raises(ConfigError, match="cache_key is"):
+        sampler.load_state_dict(early.state_dict())
     third = second | {"continue": {"cache": new.path, "samples": 800}, "phases": [more]}
     again = blend_of(build_here(third, tmp_path / "caches").path)[0]
     assert np.array_equal(again[:800], corpora[:800])
+    moved = second | {"blend": [fields["blend"][n] for n in (1, 0, 2)]}
+    with pytest.raises(ConfigError, match="not in the order of"):
+        plan_of(moved)
     with pytest.raises(ConfigError, match="continues another cache"):
         export(open_cache(new.path), tmp_path / "out")
 
@@ -231,7 +244,15 @@ def test_what_cannot_be_continued(tmp_path: Path) -> None:
     for change, expected in (
         ({"continue": {"cache": old, "samples": 99_999}}, "99999, and .* has 14"),
         ({"seed": 5}, "seed is 5, and 1234"),
-        ({"blend": fields["blend"][:2], "phases": [{"samples": 9, "weights": [1, 1]}]}, "missing"),
+        ({"order": "packed"}, "packing is .* and None"),
+        (
+            {
+                "blend": fields["blend"][:2],
+                "phases": [{"samples": 9, "weights": [1, 1]}],
+                "continue": {"cache": old, "samples": 1000},
+            },
+            "third is missing",
+        ),
         ({"phases": [{"samples": 90_000, "weights": [1, 1, 3]}]}, "whose section has"),
         ({"phases": []}, "give phases"),
     ):
@@ -264,3 +285,28 @@ def test_what_a_plan_says_of_phases(tmp_path: Path) -> None:
     used_up = [text for text in warnings if "is used up in it" in text]
     assert used_up
     assert all("passes at its end" in text for text in used_up)
+
+
+@pytest.mark.parametrize("order", ["passes", "packed"])
+def test_what_has_grown_is_compared_too(order: str, tmp_path: Path) -> None:
+    """A corpus that was written anew is found, whatever is asked of it; so is another packing."""
+    fields = fields_of(tmp_path, THREE, order=order)
+    old = build_here(fields, tmp_path / "caches").path
+    more = [{"samples": 9000, "weights": [1, 1, 3]}]
+    second = fields | {"continue": {"cache": old, "samples": 700}, "phases": more}
+    assert plan_of(second).sections[0].size.epochs > plan_of(fields).sections[0].size.epochs
+    if order == "packed":
+        with pytest.raises(ConfigError, match="packing is"):
+            plan_of(second | {"documents_per_sample": 2})
+    write_lengths(tmp_path / "plain", LENGTHS["plain"][::-1])
+    with pytest.raises(ConfigError, match="is not the corpus that"):
+        plan_of(second)
+
+
+def test_a_corpus_that_was_not_reached_may_go(tmp_path: Path) -> None:
+    """Of a later phase, which is not continued."""
+    old = build_here(fields_of(tmp_path, THREE), tmp_path / "caches").path
+    fields = fields_of(tmp_path, [{"samples": 50, "weights": [1, 1]}])
+    second = fields | {"blend": fields["blend"][:2], "continue": {"cache": old, "samples": 600}}
+    corpora = blend_of(build_here(second, tmp_path / "caches").path)[0]
+    assert np.array_equal(corpora[:600], blend_of(old)[0][:600])

@@ -104,16 +104,49 @@ def test_a_shard_needs_a_file_of_its_own(node: Node) -> None:
     node.announce(stream, [[(shard, 0, SHARD)], [node.key(1)]])
     ((entry, _, begin, size),) = node.buffer.take(0.0, "unpackers")
     data = np.frombuffer(content(begin, size), np.uint8)
-    with pytest.raises(IndexError, match="file of their own"):
-        node.buffer.store(entry, data)
     node.buffer.store(entry, data, open_unnamed(node.directory))
     ((entry, _, begin, size),) = node.buffer.take(0.0)
     data = np.frombuffer(content(begin, size), np.uint8)
     file = open_unnamed(node.directory)
-    with pytest.raises(IndexError, match="file of their own"):
+    with pytest.raises(IndexError, match="only shards have a file"):
         node.buffer.store(entry, data, file)
     with pytest.raises(OSError, match="Bad file"):
         os.fstat(file)
+
+
+def test_a_shard_without_a_file(node: Node) -> None:
+    """Where none can be made: its readers get it from memory, as on a full disk."""
+    shard = node.buffer.add_source("unpackers", SHARD)
+    stream = node.buffer.open_stream()
+    node.announce(stream, [[(shard, 0, SHARD)]])
+    found: list[int] = []
+    reader = threading.Thread(target=lambda: found.append(node.read((shard, 100, 50))))
+    ((entry, _, begin, size),) = node.buffer.take(0.0, "unpackers")
+    reader.start()
+    while not node.buffer.is_awaited(entry):
+        time.sleep(0.001)
+    node.buffer.store(entry, np.frombuffer(content(begin, size), np.uint8))
+    reader.join(60)
+    assert found == [COPIED]
+    assert node.status()["used"] == 0
+    assert node.status()["error"] != 0
+
+
+def test_a_bit_that_the_disk_has_flipped(node: Node) -> None:
+    """A shard that it returns otherwise is not read in place."""
+    shard = node.buffer.add_source("unpackers", SHARD)
+    stream = node.buffer.open_stream()
+    node.announce(stream, [[(shard, 0, SHARD)]])
+    ((entry, _, begin, size),) = node.buffer.take(0.0, "unpackers")
+    file = open_unnamed(node.directory)
+    kept = os.dup(file)
+    node.buffer.store(entry, np.frombuffer(content(begin, size), np.uint8), file)
+    (right,) = opened(node, shard)
+    assert right >= 0
+    os.close(right)
+    os.pwrite(kept, bytes([content(SHARD - 5, 1)[0] ^ 1]), SHARD - 5)
+    assert opened(node, shard) == [-1]
+    os.close(kept)
 
 
 def test_shards_and_ranges_share_a_budget(node: Node) -> None:

@@ -75,10 +75,10 @@ def copier(store: Store, found: Object) -> Iterator[Copier]:
     made.close()
 
 
-def source(share: float = 1.0, stem: str = "a-0", spare: int = 0) -> Source:
+def source(share: float = 1.0, stem: str = "a-0", reserve: int = 0) -> Source:
     """Return the object as a source that is copied."""
     version = FileVersion(SIZE, 0, 0, '"x"')
-    return Source(Object.path, version, stem=stem, share=share, spare=spare)
+    return Source(Object.path, version, stem=stem, share=share, reserve=reserve)
 
 
 def final(store: Store) -> Path:
@@ -234,6 +234,6 @@ def test_a_share_of_the_time(store: Store, copier: Copier, found: Object) -> Non
 
 def test_space_that_is_to_stay_free(store: Store, copier: Copier) -> None:
     """No copy takes of it, and nothing of one stays."""
-    copier.add(source(spare=1 << 47))
+    copier.add(source(reserve=1 << 47))
     wait_until(lambda: "are to stay free" in copier.note, "a note")
     assert not any("a-0" in path.name and path.stat().st_size for path in store.root.rglob("*"))

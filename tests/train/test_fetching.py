@@ -38,6 +38,7 @@ class Client:
         self.opened: list[str] = []
         self.ended: list[tuple[int, int]] = []
         self.discarded = False
+        self.deaths = 0
         self.files: list[int] = []
 
     def open_shards(
@@ -112,6 +113,15 @@ def test_a_shard_that_is_discarded_while_it_is_read(fetching: Fetching, client: 
     client.discarded = True
     assert fetching.attempt(ranges_of(shard(1), shard(2)), read) == [bytes(range(10, 15))] * 2
     assert client.copied == [shard(1).path, shard(2).path]
+
+
+def test_files_of_a_fetcher_that_has_died(fetching: Fetching, client: Client) -> None:
+    """Are closed once another one is asked: nothing else frees their space."""
+    for number in (1, 2, 3):
+        fetching.attempt(ranges_of(shard(number)), read)
+    client.deaths += 1
+    assert fetching.attempt(ranges_of(shard(1), shard(4)), read) == [bytes(range(10, 15))] * 2
+    assert [source.path for source in fetching._shards] == [shard(4).path]
 
 
 def test_an_action_that_fails_without_shards(fetching: Fetching, client: Client) -> None:

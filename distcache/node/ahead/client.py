@@ -64,12 +64,15 @@ class FetchClient:
         Number of readings that took longer than a tenth of a second.
     seconds : float
         Seconds of these readings.
+    deaths : int
+        Number of times that the fetcher was found dead.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.waits = 0
         self.seconds = 0.0
+        self.deaths = 0
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._free: list[socket.socket] = []
@@ -184,6 +187,7 @@ class FetchClient:
             except GONE:
                 connection.close()
                 self._forget()
+                self.deaths += 1
                 continue
             except TimeoutError:
                 connection.close()

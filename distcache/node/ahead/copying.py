@@ -214,7 +214,7 @@ class Copier:
             If its copy has no sensible name.
         """
         sound = LEAST_SHARE <= source.share <= 1 and 0 < source.version.size <= MOST_BYTES
-        sound = sound and 0 <= source.spare <= MOST_BYTES
+        sound = sound and 0 <= source.reserve <= MOST_BYTES
         if not STEM.fullmatch(source.stem) or not sound:
             raise ValueError("a copy has no sensible name, size or share of the link")
         with self._lock:
@@ -338,7 +338,7 @@ class Copier:
 
     def _fill(self, copy: _Copy, source: Source, pool: ThreadPoolExecutor) -> None:
         with no_space_as_error(copy.final):
-            copy.reserve(source.spare)
+            copy.reserve(source.reserve)
             for unit in np.flatnonzero(~copy.arrived).tolist():
                 begin = time.monotonic()
                 copy.store(unit, self._fetch(source, *copy.bounds(unit), pool))

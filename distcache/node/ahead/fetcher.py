@@ -92,6 +92,7 @@ class Fetcher:
         self._lock = threading.Lock()
         self._sources: list[Source] = []
         self._numbers: dict[Source, int] = {}
+        self._read_in_place = set[int]()  # shards, by number; all of each counts as used, once
         self._aimed: dict[int, float] = {}  # when the address of each source was found
         self._probes: dict[str, threading.Lock] = collections.defaultdict(threading.Lock)
         self._ahead: list[threading.Thread] = []
@@ -187,11 +188,10 @@ class Fetcher:
         except IndexError as error:
             raise ValueError(str(error)) from error
         with self._lock:
-            self.used += sum(
-                source.size
-                for source, file in zip(request.sources, files, strict=True)
-                if file >= 0
-            )
+            for number, file in zip(numbers.tolist(), files, strict=True):
+                if file >= 0 and number not in self._read_in_place:
+                    self._read_in_place.add(number)
+                    self.used += self._sources[number].size
         return files
 
     def _copy_behind(self, sources: Sequence[Source]) -> None:
@@ -327,10 +327,12 @@ class Fetcher:
                         room = np.empty(entry.size, np.uint8)
                     data = room[: entry.size]
                     self._fetch_into(data, self._sources[entry.source], 0)
-                    file = open_unnamed(self._directory)
                 except Exception as error:  # noqa: BLE001  its readers would wait for this thread
                     self._fail([entry], error)
                 else:
+                    file = -1  # it is handed to its readers from memory
+                    with contextlib.suppress(OSError):
+                        file = open_unnamed(self._directory)
                     self.buffer.store(entry.id, data, file)
 
     def _read_ahead(self) -> None:

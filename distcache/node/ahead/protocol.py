@@ -46,7 +46,7 @@ class Source(msgspec.Struct, frozen=True, array_like=True):
     # the link that it may take, and the bytes of the disk that it leaves free
     stem: str = ""
     share: float = 0.0
-    spare: int = 0
+    reserve: int = 0
 
     @property
     def size(self) -> int:

@@ -91,9 +91,8 @@ class _Server:
                     request, descriptors = receive(connection, Request)
                     if isinstance(request, AheadRequest) and not stream:
                         stream = self._fetcher.buffer.open_stream()
-                    opened: list[int] = []
+                    reply, opened = self._answer(connection, request, descriptors, stream)
                     try:
-                        reply = self._answer(connection, request, descriptors, stream, opened)
                         send(connection, reply, opened)
                     finally:
                         for descriptor in opened:
@@ -112,33 +111,33 @@ class _Server:
         request: Request,
         descriptors: list[int],
         stream: int,
-        opened: list[int],
-    ) -> Reply:
-        """Return the answer to a request, and add the descriptors that go with it to `opened`."""
-        which: tuple[int, ...] = ()
+    ) -> tuple[Reply, list[int]]:
+        """Return the answer to a request, and the descriptors with it, which the caller closes."""
+        reply, opened = Reply(stream=stream), list[int]()
         try:
             if isinstance(request, ReadRequest):
                 self._fetcher.read(request, descriptors)
             elif isinstance(request, OpenRequest):
                 files = self._fetcher.open_shards(request)
-                opened += [file for file in files if file >= 0]
+                opened = [file for file in files if file >= 0]
                 which = tuple(number for number, file in enumerate(files) if file >= 0)
+                reply = Reply(stream=stream, opened=which)
             elif isinstance(request, Hello):
-                return self._greet(connection, request)
+                reply = self._greet(connection, request)
             elif isinstance(request, AheadRequest):
                 self._fetcher.announce(stream, request)
             else:
-                return Reply(status=self._fetcher.status(self._clients))
+                reply = Reply(status=self._fetcher.status(self._clients))
         except (DistcacheError, OSError) as error:
-            return Reply.of(error)
+            reply = Reply.of(error)
         except ValueError as error:
-            return Reply((f"the fetcher was asked for what is not possible: {error}",), 1)
+            reply = Reply((f"the fetcher was asked for what is not possible: {error}",), 1)
         except Exception as error:  # noqa: BLE001  without an answer, it would be taken for dead
-            return Reply((f"the fetcher failed: {type(error).__name__}: {error}",), 1)
+            reply = Reply((f"the fetcher failed: {type(error).__name__}: {error}",), 1)
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        return Reply(stream=stream, opened=which)
+        return reply, opened
 
     def _greet(self, connection: socket.socket, request: Hello) -> Reply:
         """Accept a client that reaches stores as this process does; for others make room."""

@@ -133,7 +133,7 @@ def test_an_error_that_nobody_expects_is_an_answer(
     monkeypatch.setattr(fetcher, "read", fail)
     ours, theirs = socket.socketpair()
     request = ReadRequest([], encoded([]))
-    reply = _Server(fetcher)._answer(theirs, request, [], 0, [])
+    reply, _ = _Server(fetcher)._answer(theirs, request, [], 0)
     assert "MemoryError: 8 TiB" in reply.problems[0]
     ours.close()
     theirs.close()
