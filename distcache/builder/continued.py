@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from distcache.cache import Cache, open_cache
+from distcache.cache.corpus_places import corpus_places, moves_from
 from distcache.errors import ConfigError
 from distcache.plan.config import Config, Continue, Continued, Phase, key_of
 from distcache.plan.identity import own_fields
@@ -48,7 +50,9 @@ def continue_cache(config: Config, wanted: Continue) -> Config:
         raise ConfigError(f"$.continue.samples: {wanted.samples}, and {cache.path} has {size}")
     consumed = _consumed_phases(cache, wanted.samples)
     used = [any(weights[place] for _, weights in consumed) for place in range(len(members))]
-    prefixes = [cache.prefixes[source] for source in members["source"].tolist()]
+    cache.moves = moves_from([], os.environ)
+    now = corpus_places(cache)
+    prefixes = [(cache.prefixes[n], now[n]) for n in members["source"].tolist()]
     places = _match(cache, prefixes, used, [located(entry.path) for entry in blend])
     corpora = cache.identity["blend"] or cache.identity["blend_per_split"]["train"]
     requested: list[int | None] = [None] * len(blend)
@@ -104,25 +108,26 @@ def _consumed_phases(cache: Cache, samples: int) -> list[tuple[int, list[float]]
 
 
 def _match(
-    cache: Cache, prefixes: Sequence[str], used: Sequence[bool], blend: Sequence[Any]
+    cache: Cache,
+    prefixes: Sequence[tuple[str, str]],
+    used: Sequence[bool],
+    blend: Sequence[str],
 ) -> list[int | None]:
     """Return the place of each corpus of a cache in a blend, which has them in the same order.
 
     The order decides between corpora whose turn it is at the same time. A corpus that was not used
-    may be missing.
+    may be missing. Each has a prefix of then, and one of now.
     """
     places: list[int | None] = []
     begin = 0
     for prefix, is_used in zip(prefixes, used, strict=True):
-        if prefix in blend[begin:]:
-            places.append(blend.index(prefix, begin))
-            begin = blend.index(prefix, begin) + 1
-        elif is_used:
+        found = next((n for n in range(begin, len(blend)) if blend[n] in prefix), None)
+        if found is None and is_used:
             raise ConfigError(
-                f"$.blend: {prefix} is missing, or not in the order of {cache.path}; list its "
+                f"$.blend: {prefix[0]} is missing, or not in the order of {cache.path}; list its "
                 "corpora in that order, with a weight of 0 if no more of one is wanted; new ones "
-                "may be anywhere"
+                "may be anywhere, and DISTCACHE_PREFIX says where corpora were moved"
             )
-        else:
-            places.append(None)
+        places.append(found)
+        begin = begin if found is None else found + 1
     return places

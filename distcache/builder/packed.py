@@ -34,7 +34,6 @@ from distcache.ranks.agreement import on_all_ranks
 from distcache.ranks.partition import slice_bounds
 from distcache.storage.unfinished_file import UnfinishedFile
 
-SEARCHED: Final = 1 << 20  # sequences
 NAMES: Final = ("document_index", "sample_index", "shuffle_index")
 
 
@@ -217,13 +216,16 @@ def shuffled_rows(section: SectionPlan, number: int) -> NDArray[Any]:
 def end_of(section: SectionPlan, idx: Idx) -> tuple[NDArray[np.int32], NDArray[Any]]:
     """Return the last entry of the document index, and the last row of the sample index.
 
-    The entry is a document with a token, which Megatron reads after the last row.
+    The entry is the document with which the next pass would begin, so that a section of more passes
+    begins with the same arrays: Megatron reads its first token after the last row.
     """
-    first = 0
-    for begin in range(section.begin, section.end, SEARCHED):
-        found = np.flatnonzero(idx.lengths[begin : min(begin + SEARCHED, section.end)])
-        if len(found):
-            first = begin + int(found[0])
-            break
     end = np.array([[section.documents - 1, 0]], section.sample_type)
-    return np.array([first], np.int32), end
+    if not section.size.samples:
+        return np.zeros(1, np.int32), end
+    return pack_group(section, idx, section.size.epochs, first_group(section))[0][:1], end
+
+
+def first_group(section: SectionPlan) -> int:
+    """Return the group of the first row of a pass."""
+    groups = packing_of(section).groups
+    return next(number for number, group in enumerate(groups) if group.rows)

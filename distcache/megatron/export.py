@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from distcache.cache.contents import ArrayView, Cache
 from distcache.cache.digests import array_digest, joined_digest, leaves_of, read_pieces
-from distcache.errors import CacheCorrupt, ConfigError
+from distcache.errors import CacheCorrupt, ConfigError, NotReady
 from distcache.megatron.arguments import megatron_arguments, megatron_warnings
 from distcache.megatron.names import MegatronFile, Naming, megatron_files
 from distcache.plan.config import SPLITS
@@ -36,11 +36,14 @@ from distcache.storage.files import (
     sync_directory,
     temporary_name,
 )
+from distcache.storage.locks import try_lock
 from distcache.storage.threads import decodable
 from distcache.storage.timeouts import limits
 from distcache.storage.watchdog import tick
 
 PIECE: Final = 8 << 20  # bytes that are written at a time
+LOCK: Final = "distcache-export.lock"
+POLL: Final = 0.1  # seconds
 LARGEST: Final = 1 << 30  # bytes of a record of an export
 
 
@@ -118,12 +121,13 @@ def export(
             directory.mkdir(parents=True, exist_ok=True)
         except FileExistsError as error:
             raise ConfigError(f"{directory}: is not a directory") from error
-        _sweep(directory, own)
-        _require_same_meaning(cache, wanted, directory)
-        alike = _by_arrays(wanted)
-        written = pool.map(lambda entries: _write_entries(cache, entries, directory), alike)
-        files = [name for names in written for name in names]
-        return _describe_export(cache, directory, files, rename, objects)
+        with _alone(directory):
+            _sweep(directory, own)
+            _require_same_meaning(cache, wanted, directory)
+            alike = _by_arrays(wanted)
+            written = pool.map(lambda entries: _write_entries(cache, entries, directory), alike)
+            files = [name for names in written for name in names]
+            return _describe_export(cache, directory, files, rename, objects)
 
 
 def exports_in(directory: Path) -> dict[str, Exported]:
@@ -153,7 +157,8 @@ def _require_same_meaning(cache: Cache, wanted: Iterable[MegatronFile], director
         if record == own or found.meaning == meaning:
             alike.update(found.files)
         else:
-            others |= dict.fromkeys(found.files, record)
+            unsaid = "" if found.meaning else ", which does not say in which order they are"
+            others |= dict.fromkeys(found.files, f"the export {record}{unsaid}")
     is_megatrons = meaning["order"] == "megatron" and "phases" not in meaning
     for entry in wanted:
         for view in entry.arrays.values():
@@ -162,12 +167,35 @@ def _require_same_meaning(cache: Cache, wanted: Iterable[MegatronFile], director
                 continue
             path = directory / name
             if os.path.lexists(path) and not _is_there(path, cache.read(view), view.digest):
-                whose = f"the export {others[name]}" if name in others else "Megatron itself"
+                whose = others.get(name, "Megatron itself")
                 raise ConfigError(
-                    f"{path}: is of {whose}, whose samples are in another order or packed "
-                    "otherwise, and Megatron's names do not tell them apart; choose a directory of "
-                    "its own with --out"
+                    f"{path}: is of {whose}, and differs: samples in another order, or packed in "
+                    "another way, have the same names; choose a directory of its own with --out"
                 )
+
+
+@contextlib.contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Wait until no other export writes to a directory, where the filesystem has locks.
+
+    Raises
+    ------
+    NotReady
+        If another one does not end.
+    """
+    path, end = directory / LOCK, time.monotonic() + limits().stalled
+    descriptor = None
+    with contextlib.suppress(OSError):  # a filesystem without locks, or files of another user
+        while (descriptor := try_lock(path)) is None:
+            tick()
+            if time.monotonic() > end:
+                raise NotReady(f"{path}: another export has not ended in {limits().stalled:.0f} s")
+            time.sleep(POLL)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def _sweep(directory: Path, own: tuple[str, ...]) -> None:

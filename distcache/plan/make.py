@@ -214,9 +214,11 @@ class _Planner:
         shares = normalize([source.weight or 0.0 for source in blend])
         targets = [target(samples, share) for share in shares]
         size = sum(targets) if continued is None else samples
+        requests = [buffered(samples, share, surplus) for share in shares]
+        if continued is None and None in self._sections(blend, requests, bookends):
+            return  # it is seen before all samples are drawn
         phases = lay_out_phases(config.phases, config.sequence_length, size, fused=self.fused)
         taken = phases[-1].after
-        requests = [buffered(samples, share, surplus) for share in shares]
         if continued is not None:
             grows = ORDERS[config.order].whole_passes
             for corpus, before in enumerate(continued.requested):
@@ -224,10 +226,7 @@ class _Planner:
                     requests[corpus] = buffered(taken[corpus], 1.0, surplus)
                 else:
                     requests[corpus] = max(before, taken[corpus]) if grows else before
-        found = [
-            self._section(source.path, "train", request, bookends)
-            for source, request in zip(blend, requests, strict=True)
-        ]
+        found = self._sections(blend, requests, bookends)
         sections = [section for section in found if section is not None]
         if len(sections) < len(blend):
             return
@@ -241,6 +240,14 @@ class _Planner:
                     f"has {section.size.samples}"
                 )
         self._add_blend("train", blend, sections, requests, normalize(shares), size, phases)
+
+    def _sections(
+        self, blend: tuple[BlendEntry, ...], requests: list[int], bookends: Bookends
+    ) -> list[SectionPlan | None]:
+        return [
+            self._section(source.path, "train", request, bookends)
+            for source, request in zip(blend, requests, strict=True)
+        ]
 
     def _check_continued(
         self, continued: Continued, corpus: int, section: SectionPlan, taken: int

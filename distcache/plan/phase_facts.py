@@ -59,7 +59,8 @@ def phase_warnings(config: Config, plan: Plan) -> list[str]:
             for earlier, own in zip(before.corpora, now.corpora, strict=True)
             if earlier.epochs <= 1 < own.epochs
         ]
-    for number, (phase, own) in enumerate(zip(config.phases, facts, strict=True)):
+    # There are no facts of a split without sequences, or of one corpus, which has no blend.
+    for number, (phase, own) in enumerate(zip(config.phases, facts, strict=False)):
         if phase.batch_size is not None and own.begin % phase.batch_size:
             found.append(
                 f"$.phases[{number}]: begins at sample {own.begin}, within a batch of "

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -18,6 +19,8 @@ from distcache.errors import ConfigError
 from distcache.kernels import Blender
 from distcache.plan.config import Phase
 from distcache.plan.sizes import normalize
+
+MOST_SAMPLES: Final = 1 << 33  # a plan goes through all of them
 
 
 class BlendPhase(msgspec.Struct, frozen=True):
@@ -49,8 +52,11 @@ def phase_problems(phases: Sequence[Phase], corpora: int, sequence_length: int) 
     problems = []
     for number, phase in enumerate(phases):
         where = f"$.phases[{number}]"
-        if phase.samples_of(sequence_length) is None:
+        samples = phase.samples_of(sequence_length)
+        if samples is None:
             problems.append(f"{where}: give samples, or tokens, or steps with batch_size")
+        elif samples > MOST_SAMPLES:
+            problems.append(f"{where}: {samples} samples, expected at most {MOST_SAMPLES}")
         if len(phase.weights) != corpora:
             problems.append(f"{where}.weights: {len(phase.weights)} for {corpora} corpora")
         elif not 0 < math.fsum(phase.weights) < math.inf:

@@ -169,6 +169,12 @@ def test_any_ranks_make_the_same_bytes(
         ([{"samples": 5, "weights": [1, 2]}], {}, "2 for 3 corpora"),
         ([{"samples": 5, "tokens": 9, "weights": [1, 2, 3]}], {}, "give samples, or tokens"),
         ([{"steps": 5, "weights": [1, 2, 3]}], {}, "steps with batch_size"),
+        ([{"steps": 2**60, "batch_size": 2, "weights": [1, 2, 3]}], {}, "expected at most"),
+        (
+            [{"samples": 2**33, "weights": [1, 2, 3]}, {"samples": 5, "weights": [1, 2, 3]}],
+            {"sequence_length": 2**20},
+            "epochs for",
+        ),
         ([{"samples": 5, "batch_size": 9, "weights": [1, 2, 3]}], {}, "give samples, or tokens"),
         ([{"samples": 5, "weights": [0, 0, 0]}], {}, "add up to nothing"),
         ([{"samples": 5, "weights": [1, 0, 2]}], {}, "second: weight 0.0 is 0"),
@@ -310,3 +316,19 @@ def test_a_corpus_that_was_not_reached_may_go(tmp_path: Path) -> None:
     second = fields | {"blend": fields["blend"][:2], "continue": {"cache": old, "samples": 600}}
     corpora = blend_of(build_here(second, tmp_path / "caches").path)[0]
     assert np.array_equal(corpora[:600], blend_of(old)[0][:600])
+
+
+@pytest.mark.parametrize("of", ["one corpus", "no sequences"])
+def test_phases_without_a_blend(of: str, tmp_path: Path) -> None:
+    """Of one corpus, which has no weights; of a split without sequences, which has no samples."""
+    fields = fields_of(tmp_path, [{"samples": 10, "weights": [1]}, {"samples": 1, "weights": [1]}])
+    if of == "one corpus":
+        del fields["split"]
+        fields |= {"blend_per_split": {"train": [fields.pop("blend")[0]]}, "samples": {"valid": 0}}
+        config = config_from_mapping(fields)
+        assert plan_of(config).sections[0].size.samples >= 11
+    else:
+        fields |= {"split": "0,1,0", "blend": fields["blend"][:1]}
+        config = config_from_mapping(fields)
+        assert {member.split for member in plan_of(config).members} == {"valid"}
+    assert not any("phases" in text for text in plan_warnings(config, plan_of(config)))

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shlex
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -314,3 +315,16 @@ def test_what_packed_rows_need(blend_config: dict[str, Any], shared: Path, tmp_p
     assert "--dataloader-defer-npy-index-mmap" not in made.arguments
     assert any("rows are packed" in warning for warning in made.warnings)
     assert made.meaning["packing"]["row_length"] == blend_config["sequence_length"]
+
+
+def test_two_exports_at_once(blend_config: dict[str, Any], shared: Path, tmp_path: Path) -> None:
+    """Of different orders: the later one is refused, and changes nothing."""
+    caches = [
+        open_cache(build_here(blend_config | more, shared, f"c{number}").path)
+        for number, more in enumerate(({}, {"order": "passes"}))
+    ]
+    with ThreadPoolExecutor(2) as pool:
+        done = [pool.submit(export, cache, tmp_path / "out") for cache in caches]
+    refused = [isinstance(found.exception(), ConfigError) for found in done]
+    assert sorted(refused) == [False, True]
+    assert not list(wrong_files(caches[refused.index(False)], tmp_path / "out"))
