@@ -233,10 +233,21 @@ def _show_sections(title: str, sections: list[dict[str, Any]]) -> None:
 def _show_packing(sections: list[dict[str, Any]]) -> None:
     print_table(
         "Rows of a pass",
-        ["corpus", "rows", "fill", "padding", "documents a row", "cut", "left out", "empty"],
+        [
+            "corpus",
+            "splits",
+            "rows",
+            "fill",
+            "padding",
+            "documents a row",
+            "cut",
+            "left out",
+            "empty",
+        ],
         [
             [
                 section["corpus"],
+                ",".join(section["splits"]),
                 facts.rows,
                 f"{100 * facts.fill:.2f} %",
                 facts.padding,

@@ -123,6 +123,23 @@ def test_plan(config: Path, cache: Path) -> None:
     assert "Sections (9)" in table
 
 
+def test_plan_of_packed_phases(blend_config: dict[str, Any], tmp_path: Path) -> None:
+    """It says how full rows are, and what each phase takes."""
+    blend = [entry["path"] for entry in blend_config["blend"]]
+    phases = [{"samples": n, "weights": [n % 7 + k for k in range(len(blend))]} for n in (100, 50)]
+    fields = blend_config | {"order": "packed", "blend": blend, "phases": phases}
+    fields["samples"] = {"valid": 5, "test": 2}
+    (tmp_path / "p.json").write_text(json.dumps(fields))
+    plan = json.loads(start(["plan", tmp_path / "p.json", "--json"]).stdout)
+    assert all(0 < section["packing"]["fill"] <= 1 for section in plan["sections"])
+    assert [phase["begin"] for phase in plan["phases"]] == [0, 100]
+    for phase in plan["phases"]:
+        assert sum(own["share"] for own in phase["corpora"]) == pytest.approx(1)
+    table = start(["plan", tmp_path / "p.json"]).stdout
+    assert "Rows of a pass" in table
+    assert "epochs so far" in table
+
+
 def test_inspect(cache: Path, blend_config: dict[str, Any]) -> None:
     """Everything about a cache but its arrays."""
     found = json.loads(start(["inspect", cache, "--json"]).stdout)

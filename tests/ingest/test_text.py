@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,8 @@ import sentencepiece
 import tiktoken
 from tokenizers import Tokenizer
 
-from distcache.corpus.receipt import read_receipt
+from distcache.builder.configuration import config_from_mapping
+from distcache.corpus.receipt import read_receipt, receipt_path
 from distcache.errors import ConfigError, KeyMismatch, NotReady
 from distcache.ingest.inputs import TextOptions
 from distcache.ingest.pipeline import IngestOutcome, ingest
@@ -25,7 +27,9 @@ from distcache.ingest.tokenizers.find import find_tokenizer, make_tokenizer
 from distcache.ingest.tokenizers.tiktoken_ranks import ENCODINGS, MEGATRON_PATTERNS
 from distcache.ingest.tokenizers.tokenizer import Tokenizer as AnyTokenizer
 from distcache.ingest.tokenizers.tokenizer import TokenizerOptions
+from distcache.plan.problems import plan_warnings
 from distcache.ranks.communicator import SerialCommunicator
+from tests.plan.test_make import plan_of
 from tests.support.processes import start
 from tests.support.texts import read_corpus, write_jsonl
 
@@ -406,3 +410,26 @@ def test_what_is_no_tokenizer(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text('[{"rank": 0}]' if name == "b.json" else "nonsense")
     with pytest.raises(ConfigError, match="--tokenizer"):
         run([path], tmp_path / name, tmp_path / "out")
+
+
+def test_packed_rows_need_the_end_of_documents(tmp_path: Path, tokenizers: Path) -> None:
+    """A corpus that is known to have none is refused; of one without a receipt it is not known."""
+    path = write_jsonl(tmp_path / "in.jsonl", [f"document {n}" for n in range(30)])
+    for name, append_eod in (("with", True), ("without", False)):
+        run([path], tokenizers, tmp_path / name, append_eod=append_eod)
+
+    def fields(name: str) -> dict[str, Any]:
+        return {
+            "sequence_length": 64,
+            "order": "packed",
+            "split": "1",
+            "samples": {"train": 10},
+            "blend": [str(tmp_path / name)],
+        }
+
+    with pytest.raises(ConfigError, match="ingest it with --append-eod"):
+        plan_of(fields("without"))
+    config = config_from_mapping(fields("with"))
+    assert not any("receipt" in text for text in plan_warnings(config, plan_of(config)))
+    os.unlink(receipt_path(str(tmp_path / "with")))
+    assert any("has no receipt" in text for text in plan_warnings(config, plan_of(config)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from distcache.builder.configuration import config_from_mapping
 from distcache.cache import open_cache as open_file
+from distcache.errors import ConfigError
 from distcache.megatron.export import export
 from distcache.node.records import read_records
 from distcache.node.store import Store
@@ -136,3 +138,69 @@ def test_every_sample_is_read(case: str, way: str, corpora: list[str], tmp_path:
             for number in range(0, len(ours), 3):
                 require_equal(ours[number], Judge(dataset)[number])
     assert sorted(file.name for file in directory.iterdir()) == before
+
+
+def random_case(random: np.random.Generator, directory: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return a configuration of small corpora whose tokens say which they are, and its corpora."""
+    count = int(random.integers(1, 4))
+    prefixes, start = [], 1
+    for number in range(count):
+        lengths = random.integers(1, int(random.choice([4, 12, 40])), int(random.integers(3, 30)))
+        documents = []
+        for length in lengths:
+            documents.append(np.append(np.arange(start, start + length - 1), EOD).astype("u2"))
+            start += int(length) - 1
+        prefixes.append(str(directory / f"c{number}"))
+        write_corpus(prefixes[-1], documents, "u2")
+    samples = int(random.integers(1, 60))
+    fields: dict[str, Any] = {
+        "sequence_length": int(random.integers(2, 17)),
+        "seed": int(random.integers(1000)),
+        "split": "1",
+        "tokenizer": {"class": "X"},
+        "mid_level_dataset_surplus": 2.0,
+        "samples": {"train": samples},
+        "blend": [{"path": path, "weight": float(random.integers(1, 6))} for path in prefixes],
+    }
+    order = str(random.choice(["packed", "passes", "megatron"]))
+    fields["order"] = order
+    if order == "packed":
+        fields["longer"] = str(random.choice(["cut", "drop"]))
+        fields |= {} if random.random() < 0.5 else {"documents_per_sample": 2}
+    if random.random() < 0.5:
+        weights = random.integers(0, 5, (2, count)) + np.array([[1], [0]])
+        weights[1, int(random.integers(count))] += 1
+        phases = [
+            {"samples": int(size), "weights": row.tolist()}
+            for size, row in zip(random.integers(1, 40, 2), weights, strict=True)
+        ]
+        fields |= {"phases": phases, "blend": prefixes, "samples": {"valid": 0}}
+    return fields, prefixes
+
+
+@pytest.mark.more
+@pytest.mark.usefixtures("_building_is_an_error")
+def test_random_caches(tmp_path: Path) -> None:
+    """Megatron reads each as we do; packed rows lose and repeat nothing within a pass."""
+    random = np.random.default_rng(11)
+    read = 0
+    for number in range(int(os.environ.get("DISTCACHE_CASES", "150"))):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        fields, _ = random_case(random, directory)
+        try:
+            path = build_here(fields, directory).path
+        except ConfigError as error:  # no document fits, or a surplus is too small
+            if not any(reason in str(error) for reason in ("longer: drop", "surplus", "whole")):
+                raise
+            continue
+        export(open_file(path), directory / "out")
+        wanted = config_from_mapping(fields)
+        masks = {"eod_mask_loss": True, "create_attention_mask": False}
+        theirs = build_with_megatron(wanted, directory / "out", EOD, 65_535, **masks)[0]
+        ours = open_cache(path).dataset("train", eod=EOD, pad=65_535, **masks)
+        assert len(ours) == len(theirs)
+        for sample in range(len(ours)):
+            require_equal(ours[sample], Judge(theirs)[sample])
+            read += 1
+    assert read > 1000
