@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.cache.contents import ArrayView, Cache
+from distcache.cache.contents import ArrayView, Cache, Contents
 from distcache.cache.digests import array_digest, joined_digest, leaves_of, read_pieces
 from distcache.errors import CacheCorrupt, ConfigError, NotReady
 from distcache.megatron.arguments import megatron_arguments, megatron_warnings
@@ -107,11 +107,7 @@ def export(
     NoSpace
         If the disk is full.
     """
-    if "continue" in cache.identity:
-        raise ConfigError(
-            f"{cache.path}: continues another cache, whose sections have other sizes than Megatron "
-            "would compute, so that it would not find them; train with distcache.megatron.provider"
-        )
+    require_nameable(cache)
     directory = directory.absolute()  # it is part of the options, wherever training starts
     require_text(str(directory), *map(rename, cache.prefixes))
     wanted = list(megatron_files(cache, rename, naming))
@@ -128,6 +124,22 @@ def export(
             written = pool.map(lambda entries: _write_entries(cache, entries, directory), alike)
             files = [name for names in written for name in names]
             return _describe_export(cache, directory, files, rename, objects)
+
+
+def require_nameable(contents: Contents) -> None:
+    """Refuse a cache whose arrays have no names that Megatron would look for.
+
+    Raises
+    ------
+    ConfigError
+        If it continues another cache.
+    """
+    if "continue" in contents.identity:
+        raise ConfigError(
+            f"{contents.path}: continues another cache, whose sections have other sizes than "
+            "Megatron would compute, so that it would not find them; train with "
+            "distcache.megatron.provider"
+        )
 
 
 def exports_in(directory: Path) -> dict[str, Exported]:

@@ -29,6 +29,7 @@ from distcache.plan.phases import lay_out_phases
 from distcache.plan.problems import plan_warnings
 from distcache.plan.sizes import normalize
 from distcache.train.sampler import ResumableSampler
+from tests.node.agents import run
 from tests.plan.test_make import plan_of, problems_of
 from tests.support.caches import build_here
 from tests.support.corpora import LENGTHS, write_lengths
@@ -240,6 +241,8 @@ def test_a_cache_that_continues_another(order: str, tmp_path: Path) -> None:
         plan_of(moved)
     with pytest.raises(ConfigError, match="continues another cache"):
         export(open_cache(new.path), tmp_path / "out")
+    with pytest.raises(ConfigError, match="continues another cache"):
+        run(Path(new.path), tmp_path / "local", megatron=True)
 
 
 def test_what_cannot_be_continued(tmp_path: Path) -> None:
