@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import distcache
 from distcache.builder.configuration import config_from_mapping
 from distcache.builder.run import build
 from distcache.cache import open_cache
@@ -22,7 +21,7 @@ from distcache.plan import layout, packing
 from distcache.plan.assignment import assign_all
 from tests.plan.test_make import plan_of, problems_of
 from tests.support.caches import Dying, build_here
-from tests.support.corpora import LENGTHS, write_corpus, write_lengths
+from tests.support.corpora import LENGTHS, write_lengths
 from tests.support.mds_corpora import index, write_tokens
 from tests.support.processes import start
 from tests.support.threads import run_ranks
@@ -127,40 +126,6 @@ def test_more_samples_change_none_of_those_before(tmp_path: Path) -> None:
     assert not np.array_equal(first, second)
 
 
-def test_what_a_loader_reads(tmp_path: Path) -> None:
-    """The tokens of the row, padding, and loss within documents only."""
-    lengths = np.array([40, 30, 20, 10, 150, 64, 65, 3, 128])
-    documents = [np.append(np.arange(1, n) + 1000 * d, 0) for d, n in enumerate(lengths, 1)]
-    prefix = str(tmp_path / "c")
-    write_corpus(prefix, documents, "u2")
-    path = build_here(fields_of(prefix, samples={"train": 12}), tmp_path / "caches").path
-    dataset = distcache.open(path).dataset("train", eod=0, pad=7, eod_mask_loss=True)
-    cache = open_cache(path)
-    order = cache.read(cache.arrays("sections", 0)["shuffle_index"])
-    rows = rows_of(path, lengths)
-    assert len(dataset) == 12
-    padded = 0
-    for number in range(12):
-        row = rows[order[number]]
-        expected = np.concatenate([documents[d][begin:end] for d, begin, end in row])
-        found = {name: values.numpy() for name, values in dataset[number].items()}
-        assert found["tokens"][: len(expected)].tolist() == expected.tolist()
-        has_loss = np.zeros(LENGTH, bool)
-        has_loss[: len(expected)] = expected != 0
-        assert (found["loss_mask"] > 0).tolist() == has_loss.tolist()
-        following = {
-            (d, at): documents[d][at + 1]
-            for d, begin, end in row
-            for at in range(begin, end)
-            if at + 1 < len(documents[d])
-        }
-        places = [(d, at) for d, begin, end in row for at in range(begin, end)]
-        for place, key in enumerate(places):
-            assert not has_loss[place] or found["labels"][place] == following[key]
-        padded += len(expected) < LENGTH
-    assert padded
-
-
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_any_ranks_make_the_same_bytes(
     ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -186,25 +151,6 @@ def test_any_ranks_make_the_same_bytes(
         for cache in (open_cache(tmp_path / "one" / alone.name), open_cache(alone))
     ]
     assert arrays[0] == arrays[1]
-
-
-def test_a_blend_with_validation(tmp_path: Path) -> None:
-    """Weights count rows; splits are ranges of sequences, and validation is packed, too."""
-    corpora = {n: write_lengths(tmp_path / n, LENGTHS[n]) for n in ("plain", "second", "long")}
-    fields = {
-        "sequence_length": LENGTH,
-        "order": "packed",
-        "split": "90,10,0",
-        "samples": {"train": 3000, "valid": 200, "test": 0},
-        "blend": [{"path": path, "weight": 1.0 + n} for n, path in enumerate(corpora.values())],
-    }
-    cache = distcache.open(build_here(fields, tmp_path / "caches").path)
-    train, valid = cache.dataset("train"), cache.dataset("valid")
-    assert len(train) == 3000
-    assert 200 <= len(valid) <= 203  # Megatron rounds each corpus up
-    counts = np.bincount([int(train[n]["dataset_id"]) for n in range(3000)])
-    assert np.abs(counts - np.array([500, 1000, 1500])).max() <= 1
-    assert all(len(valid[n]["tokens"]) == LENGTH for n in range(200))
 
 
 def test_keys_and_problems(tmp_path: Path) -> None:
@@ -248,7 +194,6 @@ def test_views_and_shards(tmp_path: Path) -> None:
             for document, begin, end in row:
                 found[document] = found.get(document, 0) + end - begin
         assert found == {n: int(size) for n, size in enumerate(idx.lengths) if size}
-        assert len(distcache.open(cache).dataset("train")[0]["tokens"]) == LENGTH
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import distcache
 from distcache.builder import blends
 from distcache.builder.blends import PhasedBlender
 from distcache.builder.configuration import config_from_mapping
@@ -28,7 +27,6 @@ from distcache.plan.phase_facts import phase_facts
 from distcache.plan.phases import lay_out_phases
 from distcache.plan.problems import plan_warnings
 from distcache.plan.sizes import normalize
-from distcache.train.sampler import ResumableSampler
 from tests.node.agents import run
 from tests.plan.test_make import plan_of, problems_of
 from tests.support.caches import build_here
@@ -226,13 +224,6 @@ def test_a_cache_that_continues_another(order: str, tmp_path: Path) -> None:
     assert np.array_equal(samples[777:], numbers + taken[expected])
     keys = [open_cache(path).table("sections")["key"].tolist() for path in (old.path, new.path)]
     assert order == "passes" or set(keys[0][:2]) <= set(keys[1])
-    sampler = ResumableSampler(distcache.open(new.path).dataset("train"), 1)
-    before = ResumableSampler(distcache.open(old.path).dataset("train"), 1, consumed_samples=777)
-    sampler.load_state_dict(before.state_dict())
-    assert next(iter(sampler)) == [777]
-    early = ResumableSampler(distcache.open(old.path).dataset("train"), 1, consumed_samples=776)
-    with pytest.raises(ConfigError, match="cache_key is"):
-        sampler.load_state_dict(early.state_dict())
     third = second | {"continue": {"cache": new.path, "samples": 800}, "phases": [more]}
     again = blend_of(build_here(third, tmp_path / "caches").path)[0]
     assert np.array_equal(again[:800], corpora[:800])
