@@ -222,10 +222,6 @@ def end_of(section: SectionPlan, idx: Idx) -> tuple[NDArray[np.int32], NDArray[A
     end = np.array([[section.documents - 1, 0]], section.sample_type)
     if not section.size.samples:
         return np.zeros(1, np.int32), end
-    return pack_group(section, idx, section.size.epochs, first_group(section))[0][:1], end
-
-
-def first_group(section: SectionPlan) -> int:
-    """Return the group of the first row of a pass."""
     groups = packing_of(section).groups
-    return next(number for number, group in enumerate(groups) if group.rows)
+    first = next(number for number, group in enumerate(groups) if group.rows)
+    return pack_group(section, idx, section.size.epochs, first)[0][:1], end

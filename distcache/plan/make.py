@@ -197,10 +197,7 @@ class _Planner:
         shares = normalize([source.weight or 0.0 for source in blend])
         targets = [target(size, share) for share in shares]
         requests = [buffered(size, share, surplus) for share in shares]
-        sections = [
-            self._section(source.path, split, request, bookends)
-            for source, request in zip(blend, requests, strict=True)
-        ]
+        sections = self._sections(split, blend, requests, bookends)
         whole = [section for section in sections if section is not None]
         if len(whole) == len(blend):
             weights = normalize(shares)
@@ -215,7 +212,7 @@ class _Planner:
         targets = [target(samples, share) for share in shares]
         size = sum(targets) if continued is None else samples
         requests = [buffered(samples, share, surplus) for share in shares]
-        if continued is None and None in self._sections(blend, requests, bookends):
+        if continued is None and None in self._sections("train", blend, requests, bookends):
             return  # it is seen before all samples are drawn
         phases = lay_out_phases(config.phases, config.sequence_length, size, fused=self.fused)
         taken = phases[-1].after
@@ -226,7 +223,7 @@ class _Planner:
                     requests[corpus] = buffered(taken[corpus], 1.0, surplus)
                 else:
                     requests[corpus] = max(before, taken[corpus]) if grows else before
-        found = self._sections(blend, requests, bookends)
+        found = self._sections("train", blend, requests, bookends)
         sections = [section for section in found if section is not None]
         if len(sections) < len(blend):
             return
@@ -242,10 +239,11 @@ class _Planner:
         self._add_blend("train", blend, sections, requests, normalize(shares), size, phases)
 
     def _sections(
-        self, blend: tuple[BlendEntry, ...], requests: list[int], bookends: Bookends
+        self, split: str, blend: tuple[BlendEntry, ...], requests: list[int], bookends: Bookends
     ) -> list[SectionPlan | None]:
+        """Return the section of each corpus, or None with a problem."""
         return [
-            self._section(source.path, "train", request, bookends)
+            self._section(source.path, split, request, bookends)
             for source, request in zip(blend, requests, strict=True)
         ]
 
@@ -327,16 +325,11 @@ class _Planner:
         exhaustive = all(isinstance(weight, int) for weight in weights)
         shares = () if exhaustive else tuple(float(weight) for weight in weights)
         sizes = tuple(int(weight) for weight in weights) if exhaustive else ()
-        identity: dict[str, Any] = {
-            "order": "megatron",
-            "weights": shares,
-            "sizes": sizes,
-            "size": size,
-        }
-        identity |= (
-            {"phases": [[phase.samples, phase.weights] for phase in phases]} if phases else {}
-        )
-        key = key_of(identity | ({"arithmetic": "fused"} if self.fused else {}))
+        identity: dict[str, Any] = {"order": "megatron", "weights": shares, "sizes": sizes}
+        identity |= {"size": size, **({"arithmetic": "fused"} if self.fused else {})}
+        if phases:
+            identity["phases"] = [[phase.samples, phase.weights] for phase in phases]
+        key = key_of(identity)
         for place, source in enumerate(blend):
             weight = None if exhaustive else shares[place]
             self._add_member(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -190,17 +191,50 @@ def test_phases_that_are_refused(
         plan_of(fields)
 
 
-def test_a_phase_that_asks_for_more_than_there_is(tmp_path: Path) -> None:
+def test_phases_that_ask_for_more_than_there_is(tmp_path: Path) -> None:
     """A surplus is said that is enough, as for any blend."""
-    phases = [{"samples": 100, "weights": [1, 1, 1]}, {"samples": 7, "weights": [5, 1, 1]}]
-    fields = fields_of(tmp_path, phases, mid_level_dataset_surplus=0.0)
-    try:
-        plan_of(fields)
-    except ConfigError:
-        problems = problems_of(fields)
-        assert any("the phases ask it for" in problem for problem in problems)
-        surplus = float(problems[-1].split(", ")[1].split(" is")[0])
-        assert plan_of(fields | {"mid_level_dataset_surplus": surplus})
+    prefixes = [write_lengths(tmp_path / name, np.full(10, 32)) for name in ("a", "b")]
+    # Each phase begins with the first corpus, whose mean weight is a half.
+    phases = [{"samples": 1, "weights": [1, 1]}] * 18
+    fields = fields_of(tmp_path, phases, mid_level_dataset_surplus=0.0, split="1,0,0")
+    fields |= {"blend": prefixes, "samples": {"valid": 0}}
+    problems = problems_of(fields)
+    assert any("the phases ask it for 18 samples and it has 9" in text for text in problems)
+    (found,) = (
+        re.search(r"([0-9.e-]+) is the smallest that works", text) for text in problems[-1:]
+    )
+    assert found is not None
+    surplus = float(found[1])
+    assert plan_of(fields | {"mid_level_dataset_surplus": surplus}).blends[0].size == 18
+    assert problems_of(fields | {"mid_level_dataset_surplus": surplus * 0.9})
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    samples=st.lists(st.integers(1, 60), min_size=1, max_size=3),
+    data=st.data(),
+    order=st.sampled_from(["passes", "packed", "windows"]),
+)
+def test_any_sample_can_be_continued(
+    samples: list[int], data: st.DataObject, order: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Wherever it is within the phases: what was consumed stays, then come the new weights."""
+    directory = tmp_path_factory.mktemp("continued")
+    numbers = st.lists(st.integers(0, 4), min_size=3, max_size=3)
+    weights = [data.draw(numbers.filter(any)) for _ in samples]
+    weights[0] = [n + 1 for n in weights[0]]
+    phases = [{"samples": n, "weights": w} for n, w in zip(samples, weights, strict=True)]
+    fields = fields_of(directory, phases, order=order, mid_level_dataset_surplus=3.0)
+    old = build_here(fields, directory / "caches").path
+    corpora, numbers_of = blend_of(old)
+    consumed = data.draw(st.integers(1, len(corpora)))
+    more = {"continue": {"cache": old, "samples": consumed}}
+    more |= {"phases": [{"samples": 20, "weights": [1, 2, 2]}]}
+    new, own = blend_of(build_here(fields | more, directory / "caches").path)
+    assert np.array_equal(new[:consumed], corpora[:consumed])
+    assert np.array_equal(own[:consumed], numbers_of[:consumed])
+    for corpus in range(3):
+        assert own[new == corpus].tolist() == list(range(int((new == corpus).sum())))
 
 
 @pytest.mark.parametrize("order", ["megatron", "passes"])
