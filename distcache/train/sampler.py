@@ -11,10 +11,11 @@ import msgspec
 from torch.utils.data import Sampler
 
 from distcache.errors import ConfigError, LoaderWarning, StateWarning
+from distcache.megatron.sampling import Cyclic, Order, Sequential, Sharded
 from distcache.storage.threads import decodable
 from distcache.storage.units import plain_number
 from distcache.train.dataset import CachedDataset
-from distcache.train.order import Cyclic, Order, Sequential, Sharded
+from distcache.train.permutations import draw_permutation
 from distcache.train.rows import RowDataset
 
 # Of accelerate, which the Trainer of transformers uses too.
@@ -189,8 +190,13 @@ class ResumableSampler(Sampler[list[int | None]]):
         if self._kind == "sequential":
             return Sequential(self.total_samples)
         if self._kind == "sharded":
-            return Sharded(self.total_samples, self.micro_batch_size, self.data_parallel_size)
-        return Cyclic(self._epoch_samples, self._shuffled_samples)
+            return Sharded(
+                self.total_samples,
+                self.micro_batch_size,
+                self.data_parallel_size,
+                draw_permutation,
+            )
+        return Cyclic(self._epoch_samples, self._shuffled_samples, draw_permutation)
 
     def __iter__(self) -> Iterator[list[int | None]]:
         """Yield this rank's batches, from `consumed_samples` to the end of the epoch.

@@ -19,8 +19,9 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import distcache
 from distcache.errors import ConfigError, LoaderWarning
-from distcache.train import order as orders
-from distcache.train.order import _Epochs
+from distcache.megatron.sampling import _Epochs
+from distcache.train import permutations
+from distcache.train.permutations import draw_permutation
 from distcache.train.sampler import ResumableSampler
 from tests.support.caches import build_here
 
@@ -188,7 +189,7 @@ def test_a_state_is_small_and_at_once(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize("size", [1, 2, 1000, 100_001])
 def test_an_epoch_is_drawn_as_it_is_wanted(size: int) -> None:
     """From any place on, forwards and backwards, the values are torch's own."""
-    epochs = _Epochs(size)
+    epochs = _Epochs(size, draw_permutation)
     for number, begin, end in (
         (0, 0, size),
         (1, size // 3, size // 2),
@@ -200,8 +201,8 @@ def test_an_epoch_is_drawn_as_it_is_wanted(size: int) -> None:
 
 def test_another_torch_draws_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole permutation, if its draws should ever be others."""
-    monkeypatch.setattr(orders, "_is_torchs_own", lambda: False)
-    assert _Epochs(100).values(5, 20, 60).tolist() == draw(100, 5)[20:60]
+    monkeypatch.setattr(permutations, "_is_torchs_own", lambda: False)
+    assert _Epochs(100, draw_permutation).values(5, 20, 60).tolist() == draw(100, 5)[20:60]
 
 
 def test_a_state_of_another_order_is_refused() -> None:

@@ -1,19 +1,39 @@
-"""Global orders: the sample of every position of training, as a function of the position.
+"""Global orders: the sample of every place of training, as a function of the place.
 
-They are those of Megatron-LM's samplers. A step takes the next positions of all ranks; the sampler
-decides which of them a rank gets.
+They are those of Megatron-LM's samplers (``megatron/training/datasets/data_samplers.py``). A step
+takes the next places of all ranks; the sampler decides which of them a rank gets.
 """
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from distcache.kernels import Permutation
+
+
+class Drawn(Protocol):
+    """A permutation that is drawn from its start on."""
+
+    @property
+    def position(self) -> int:
+        """Values that have been drawn."""
+        ...
+
+    def next(self, out: NDArray[np.int64]) -> None:
+        """Write the next values."""
+        ...
+
+    def skip(self, count: int) -> None:
+        """Move past the next values."""
+        ...
+
+
+Draw = Callable[[int, int], Drawn]
+"""Draws torch's permutation with a seed, of so many values."""
 
 
 class Order(Protocol):
@@ -51,14 +71,16 @@ class Cyclic:
         Positions of an epoch.
     shuffled : int
         Samples that are shuffled, at least as many.
+    draw : callable
+        What draws a permutation.
     """
 
     repeats = True
     interleaved = True
 
-    def __init__(self, epoch: int, shuffled: int) -> None:
+    def __init__(self, epoch: int, shuffled: int, draw: Draw = Permutation) -> None:
         self.epoch = epoch
-        self._drawn = _Epochs(shuffled)
+        self._drawn = _Epochs(shuffled, draw)
 
     def ids(self, begin: int, end: int) -> NDArray[np.int64]:
         """Return samples; a range may span several epochs."""
@@ -84,17 +106,19 @@ class Sharded:
         Samples that a rank takes per step.
     ranks : int
         Data-parallel ranks.
+    draw : callable
+        What draws a permutation.
     """
 
     repeats = True
     interleaved = False
 
-    def __init__(self, total: int, micro_batch: int, ranks: int) -> None:
+    def __init__(self, total: int, micro_batch: int, ranks: int, draw: Draw = Permutation) -> None:
         self._micro_batch = micro_batch
         self._ranks = ranks
         self._bucket = total // (micro_batch * ranks) * micro_batch
         self.epoch = self._bucket * ranks
-        self._drawn = _Epochs(self._bucket)
+        self._drawn = _Epochs(self._bucket, draw)
 
     def ids(self, begin: int, end: int) -> NDArray[np.int64]:
         """Return samples: in each step a run of each rank."""
@@ -123,53 +147,26 @@ class _Epochs:
     ----------
     size : int
         Samples of the range.
+    draw : callable
+        What draws a permutation.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, draw: Draw) -> None:
         self._size = size
+        self._draw = draw
         self._number = -1
-        self._drawn: Permutation | _Whole | None = None
+        self._drawn: Drawn | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Epochs, (self._size,)
+        return _Epochs, (self._size, self._draw)
 
     def values(self, number: int, begin: int, end: int) -> NDArray[np.int64]:
         """Return values [begin, end) of an epoch's permutation."""
         if self._drawn is None or number != self._number or begin < self._drawn.position:
             self._drawn = None  # release its memory before the next one allocates
             self._number = number
-            self._drawn = (Permutation if _is_torchs_own() else _Whole)(number, self._size)
+            self._drawn = self._draw(number, self._size)
         self._drawn.skip(begin - self._drawn.position)
         out = np.empty(end - begin, np.int64)
         self._drawn.next(out)
         return out
-
-
-class _Whole:
-    """The same as `Permutation`, drawn by torch, with memory for all of it."""
-
-    def __init__(self, seed: int, size: int) -> None:
-        self._values: NDArray[np.int64] = _draw(seed, size)
-        self.position = 0
-
-    def next(self, out: NDArray[np.int64]) -> None:
-        out[:] = self._values[self.position : self.position + len(out)]
-        self.position += len(out)
-
-    def skip(self, count: int) -> None:
-        self.position += count
-
-
-def _draw(seed: int, size: int) -> NDArray[np.int64]:
-    drawn: NDArray[np.int64] = torch.randperm(
-        size, generator=torch.Generator().manual_seed(seed)
-    ).numpy()
-    return drawn
-
-
-@functools.cache
-def _is_torchs_own() -> bool:
-    """Return whether this version of torch draws as `Permutation` does."""
-    out = np.empty(1000, np.int64)
-    Permutation(77, len(out)).next(out)
-    return bool(np.array_equal(out, _draw(77, len(out))))
