@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from distcache.cache import Cache
+from distcache.cache.split_members import dataset_count
 from distcache.errors import ConfigError
 from distcache.extras import needing
 from distcache.storage.units import plain_number
 from distcache.train.open_files import CacheHandle, OpenFiles, open_files
-from distcache.train.split import dataset_count
 from distcache.train.summary import CorpusUse, Summary, corpora_of, summary_of
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class OpenCache:
 
     def dataset_count(self, split: str) -> int:
         """Return how many datasets a split has: one, or one for each validation set, or none."""
-        return dataset_count(self._files, split)
+        return dataset_count(self.cache, split)
 
     def dataset(
         self, split: str, number: int | None = None, **options: Unpack[SampleFields]

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from distcache.cache import Cache
 from distcache.cache import open_cache as open_mapped
@@ -23,16 +21,15 @@ from distcache.cache.corpus_places import (
     moves_of,
     prefix_renamer,
 )
-from distcache.corpus import Idx, bin_path, idx_path, open_idx
+from distcache.cache.mapped_section import open_own_idx
+from distcache.corpus import Idx, bin_path, idx_path
 from distcache.errors import (
     CacheCorrupt,
     ConfigError,
-    CorpusError,
     DistcacheError,
     NotReady,
     SharedFileWarning,
 )
-from distcache.kernels import Section
 from distcache.node.ahead.client import FetchClient
 from distcache.node.ahead.protocol import Source
 from distcache.node.lock import try_shared
@@ -262,50 +259,9 @@ class OpenFiles:
             If it does not exist, or is not the index that the cache was built from.
         """
         try:
-            idx = open_idx(self._indices[source])
+            return open_own_idx(self.cache, source, self._indices[source])
         except NotReady as error:
             raise NotReady(f"{error}{_moved_advice(self.is_local)}") from error
-        entry = self.cache.table("sources")[source]
-        if (idx.size, len(idx.lengths)) != (int(entry["idx_size"]), int(entry["sequences"])):
-            raise CorpusError(
-                f"{idx.path}: is not the index that {self.cache.path} was built from; localize it "
-                "again, or build it again"
-            )
-        return idx
-
-    def section(self, row: int, idx: Idx, shards: NDArray[np.int64] | None) -> Section:
-        """Map the arrays of a section of tokens.
-
-        Parameters
-        ----------
-        row : int
-            Row of the table of sections.
-        idx : Idx
-            Index of its corpus.
-        shards : ndarray of int64, shape (shards,), or None
-            Bytes of the `.bin` at which the corpus's shards begin; None if there is a `.bin`.
-
-        Raises
-        ------
-        CorpusError
-            If the tokens are no integers.
-        """
-        views = self.cache.arrays("sections", row)
-        try:
-            return Section(
-                self.cache.read(views["document_index"]),
-                self.cache.read(views["sample_index"]),
-                self.cache.read(views["shuffle_index"]),
-                idx.lengths,
-                idx.offsets,
-                idx.type_code,
-                self.cache.add_extra_token,
-                shards,
-            )
-        except ValueError as error:
-            raise CorpusError(
-                f"{idx.path}: tokens have type code {idx.type_code}, expected an integer type"
-            ) from error
 
     def shared_prefix(self, source: int) -> str:
         """Return the path of a corpus on the shared filesystem, after moves."""

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from distcache.cache.mapped_section import map_section
 from distcache.corpus.mds.shard_table import shards_at
 from distcache.errors import CacheCorrupt
 from distcache.kernels import Mapping as MappedFile
@@ -55,7 +56,7 @@ class SampleReader:
     def _section(self, number: int) -> Section:
         if number not in self._sections:
             member = self.split.member(number)
-            opened = self.split.files.section(member.section, member.idx, member.places.begins)
+            opened = map_section(self.split.cache, member.section, member.idx, member.places.begins)
             self._sections[number] = (member, opened)
         return self._sections[number][1]
 
@@ -239,7 +240,7 @@ class SampleReader:
                     else:
                         data = self._fetching.read(source, at, size)
                     write_range(tokens, begin, data)
-            whole = self.split.files.section(opened.section, opened.idx, None)
+            whole = map_section(self.split.cache, opened.section, opened.idx)
             descriptors = np.array([tokens], np.int32)
             _, error, byte, _ = read_samples(
                 [whole], samples, descriptors, row, self._rules, **arrays

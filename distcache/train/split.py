@@ -11,22 +11,14 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from distcache.cache.split_members import SplitMembers
 from distcache.corpus import Idx
-from distcache.errors import CacheCorrupt, ConfigError
 from distcache.node.ahead.client import FetchClient
 from distcache.node.ahead.protocol import Source
 from distcache.plan.identity import growth_key
-from distcache.plan.orders import ORDERS
 from distcache.train.fetching import FetchedRanges
 from distcache.train.open_files import CacheHandle, OpenFiles
 from distcache.train.token_files import TokenPlaces
-
-
-def dataset_count(opened: OpenFiles, split: str) -> int:
-    """Return how many datasets a split has: one, or one for each validation set, or none."""
-    members = opened.cache.table("members")
-    blends = members["blend"][members["split"] == split.encode("ascii")]
-    return int(np.count_nonzero(blends < 0)) or int(blends.size > 0)
 
 
 class OpenMember(NamedTuple):
@@ -39,7 +31,7 @@ class OpenMember(NamedTuple):
     places: TokenPlaces
 
 
-class OpenSplit:
+class OpenSplit(SplitMembers):
     """What a process has open of a split, or of one of its validation sets.
 
     Parameters
@@ -55,10 +47,8 @@ class OpenSplit:
     ----------
     process : int
         The process that has opened it.
-    size : int
-        Number of samples.
-    pairs : list of (int, int)
-        Section and source of each dataset of the blend, or of the only one.
+    files : OpenFiles
+        The open cache.
 
     Raises
     ------
@@ -67,42 +57,11 @@ class OpenSplit:
     """
 
     def __init__(self, files: OpenFiles, split: str, number: int = 0) -> None:
-        cache = files.cache
-        members = cache.table("members")
-        members = members[members["split"] == split.encode("ascii")]
-        alone = members[members["blend"] < 0]
-        if not len(members) or number >= max(len(alone), 1):
-            count = dataset_count(files, split)
-            raise ConfigError(
-                f"{cache.path}: split {split!r} has {count} datasets, numbered from 0; there is no "
-                f"number {number}"
-            )
+        super().__init__(files.cache, split, number)
         self.process = os.getpid()
         self.files = files
-        self._blend: tuple[NDArray[np.int16], NDArray[np.int64]] | None = None
-        if len(alone):
-            members = alone[number : number + 1]
-            self.size = _size_alone(files, members[0])
-        else:
-            views = cache.arrays("blends", int(members["blend"][0]))
-            datasets = cache.read(views["dataset_index"])
-            self._blend = (datasets, cache.read(views["dataset_sample_index"]))
-            self.size = len(datasets)
-        self.pairs = list(zip(members["section"].tolist(), members["source"].tolist(), strict=True))
         self._members: dict[int, OpenMember] = {}
         self._lock = threading.Lock()
-
-    @property
-    def is_blend(self) -> bool:
-        """Whether samples are of several datasets."""
-        return self._blend is not None
-
-    def look_up(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int16], NDArray[np.int64]]:
-        """Return the member of the blend, and the sample in it, at each position of the split."""
-        if self._blend is None:
-            return np.zeros(len(positions), np.int16), positions
-        datasets, samples = self._blend
-        return datasets[positions], samples[positions]
 
     def member(self, number: int) -> OpenMember:
         """Return a corpus of the split, which is opened once.
@@ -123,21 +82,6 @@ class OpenSplit:
                 self._members[number] = OpenMember(section, source, idx, places)
             return self._members[number]
 
-    def pair(self, number: int) -> tuple[int, int]:
-        """Return section and source of a member, which need not be open.
-
-        Raises
-        ------
-        CacheCorrupt
-            If there is no such member.
-        """
-        if not 0 <= number < len(self.pairs):
-            raise CacheCorrupt(
-                f"{self.files.cache.path}: a dataset index names dataset {number} of "
-                f"{len(self.pairs)}; see `distcache verify`"
-            )
-        return self.pairs[number]
-
     def require_intact(self) -> None:
         """Refuse what was read from a damaged mapping; all files are reopened next time.
 
@@ -151,19 +95,6 @@ class OpenSplit:
         self.files.cache.require_intact()
         for member in members.values():
             member.idx.require_intact()
-
-
-def _size_alone(files: OpenFiles, member: Any) -> int:
-    """Return the samples of a section that is a dataset by itself."""
-    section = files.cache.table("sections")[int(member["section"])]
-    size, requested = int(section["samples"]), int(member["requested"])
-    name = section["order"].decode("ascii")
-    if name not in ORDERS:
-        raise CacheCorrupt(
-            f"{files.cache.path}: has order {name!r}, which this version does not know"
-        )
-    # Megatron's datasets have whole epochs.
-    return min(size, requested) if ORDERS[name].whole_passes and requested >= 0 else size
 
 
 class HasSplit(Protocol):

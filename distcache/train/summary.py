@@ -10,9 +10,9 @@ from typing import Final
 import msgspec
 
 from distcache.cache import Cache
+from distcache.cache.split_members import SplitMembers, dataset_count
 from distcache.storage.units import size_text
 from distcache.train.open_files import OpenFiles
-from distcache.train.split import OpenSplit, dataset_count
 
 MOST_LINES: Final = 40  # of a summary
 COLUMNS: Final = ("split", "corpus", "weight", "epochs", "samples", "sequences", "tokens")
@@ -131,7 +131,10 @@ def summary_of(opened: OpenFiles, title: str) -> Summary:
     """Return what a cache has."""
     cache = opened.cache
     samples = {
-        split: sum(OpenSplit(opened, split, n).size for n in range(dataset_count(opened, split)))
+        split: sum(
+            SplitMembers(opened.cache, split, n).size
+            for n in range(dataset_count(opened.cache, split))
+        )
         for split in cache.splits
     }
     facts = {
