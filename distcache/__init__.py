@@ -14,6 +14,7 @@ from distcache.moved import find_moved
 if TYPE_CHECKING:
     from distcache.cache.readiness import wait
     from distcache.errors import LoaderWarning, ShardWaitWarning, SharedFileWarning, StateWarning
+    from distcache.ledger.trace import trace
     from distcache.train.batches import Batches
     from distcache.train.bin_reader import MegatronBinReader
     from distcache.train.open import open_cache as open  # noqa: A004
@@ -33,6 +34,7 @@ __all__ = [
     "__version__",
     "agree",
     "open",
+    "trace",
     "wait",
 ]
 
@@ -54,6 +56,7 @@ __getattr__ = importing(
         "agree": ("distcache.train.same_cache", "agree"),
         "megatron": ("distcache.megatron", ""),
         "open": ("distcache.train.open", "open_cache"),
+        "trace": ("distcache.ledger.trace", "trace"),
         "wait": ("distcache.cache.readiness", "wait"),
     },
 )

@@ -29,7 +29,9 @@ from distcache._kernels import (
     entries_at,
     fill_entries,
     find_outside,
+    find_positions,
     find_ranges,
+    find_samples,
     find_shards,
     first_descent,
     first_outside,
@@ -41,6 +43,7 @@ from distcache._kernels import (
     pack_documents,
     read_ranges,
     read_samples,
+    trace_parts,
 )
 from distcache.errors import ConfigError
 
@@ -65,7 +68,9 @@ __all__ = [
     "entries_at",
     "fill_entries",
     "find_outside",
+    "find_positions",
     "find_ranges",
+    "find_samples",
     "find_shards",
     "first_descent",
     "first_outside",
@@ -77,6 +82,7 @@ __all__ = [
     "pack_documents",
     "read_ranges",
     "read_samples",
+    "trace_parts",
 ]
 
 _wanted = os.environ.get("DISTCACHE_INSTRUCTIONS", "")

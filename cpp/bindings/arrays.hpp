@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "distcache/unaligned.hpp"
 
@@ -17,6 +19,7 @@ void register_random(py::module_& module);
 void register_links(py::module_& module);
 void register_indices(py::module_& module);
 void register_corpus(py::module_& module);
+void register_ledger(py::module_& module);
 void register_packing(py::module_& module);
 void register_prefetch(py::module_& module);
 void register_samples(py::module_& module);
@@ -58,6 +61,15 @@ std::span<T> output(py::array& array, const char* name, py::ssize_t dimensions =
         throw py::type_error(std::string(name) + " must be aligned");
     }
     return {static_cast<T*>(array.mutable_data()), static_cast<std::size_t>(array.size())};
+}
+
+/// An array that keeps the memory of a vector, without a copy.
+template <class T>
+py::array_t<T> moved(std::vector<T>&& values) {
+    auto* held = new std::vector<T>(std::move(values));
+    const py::capsule owner(held,
+                            [](void* vector) { delete static_cast<std::vector<T>*>(vector); });
+    return py::array_t<T>(static_cast<py::ssize_t>(held->size()), held->data(), owner);
 }
 
 /// The arrays of an `.idx` file may lie at any address.

@@ -9,6 +9,7 @@ PYBIND11_MODULE(_kernels, module) {
     distcache::bindings::register_packing(module);
     distcache::bindings::register_prefetch(module);
     distcache::bindings::register_samples(module);
+    distcache::bindings::register_ledger(module);
     distcache::bindings::register_text(module);
     distcache::bindings::register_tokens(module);
 }

@@ -21,7 +21,7 @@ def open_own_idx(cache: Cache, source: int, prefix: str) -> Idx:
     source : int
         Row of the table of sources.
     prefix : str
-        Where the index is.
+        Prefix at which the index is.
 
     Raises
     ------

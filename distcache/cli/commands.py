@@ -139,6 +139,12 @@ PANELS: Final = {
             "Compare a configuration with a cache; 7 if they differ.",
             True,
         ),
+        "trace": CommandEntry(
+            "trace",
+            "trace_command",
+            "Show which documents steps see, or which steps see documents.",
+            True,
+        ),
         "export": CommandEntry(
             "cache",
             "export_command",

@@ -61,6 +61,12 @@ class PieceReceipt(msgspec.Struct, frozen=True, array_like=True):
     sequences: int
     tokens: int
     before: int = 0  # documents of the piece that are in an earlier corpus of the same ingest
+    # Lines, with blank ones, or rows of the input before the piece; none in receipts of before 0.4,
+    # which do not have what follows either.
+    first: int | None = None
+    # Places within the piece (lines, with blank ones; else rows) that became documents, by the code
+    # of `distcache.corpus.kept_runs`; of the whole piece, even where a part of it is elsewhere
+    kept: bytes = b""
 
 
 class InputReceipt(msgspec.Struct, frozen=True):
@@ -82,6 +88,22 @@ class InputReceipt(msgspec.Struct, frozen=True):
     first_offset: int | None
     last_offset: int | None
     pieces: tuple[PieceReceipt, ...]  # pieces in the order of the input
+    # whether places are lines of the file; none of corpora, and in receipts of before 0.4
+    lines: bool | None = None
+    # documents of the input that an ancestor has, which is a view, by the code of
+    # `distcache.corpus.kept_runs`
+    kept: bytes = b""
+
+
+class Ancestor(msgspec.Struct, frozen=True):
+    """What the receipt of a corpus says that tokens were copied from; it may be deleted since."""
+
+    corpus: str  # its prefix, as the corpora made from it name it
+    idx_digest: str
+    kind: Kind
+    documents: int
+    sequences: int
+    inputs: tuple[InputReceipt, ...]
 
 
 class EngineReceipt(msgspec.Struct, frozen=True):
@@ -143,6 +165,8 @@ class Receipt(msgspec.Struct, frozen=True):
     # digest of the tokens, by `distcache.corpus.examine.digest_tokens`; None of a view, of shards,
     # and of corpora that were made before 0.3
     bin_digest: str | None = None
+    # corpora that the tokens were copied from, at any number of steps, each once
+    origins: tuple[Ancestor, ...] = ()
 
     def differences(self, facts: CorpusFacts) -> list[str]:
         """Return how a corpus differs from its receipt."""
@@ -172,6 +196,7 @@ def receipt_of(
     corpora: int = 1,
     engine: EngineReceipt | None = None,
     bin_digest: str | None = None,
+    origins: tuple[Ancestor, ...] = (),
 ) -> Receipt:
     """Return the receipt of a corpus that has been examined, one of so many that were made."""
     return Receipt(
@@ -184,6 +209,7 @@ def receipt_of(
         skipped=tuple(skipped),
         engine=engine,
         bin_digest=bin_digest,
+        origins=origins,
     )
 
 

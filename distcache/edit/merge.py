@@ -16,12 +16,14 @@ import numpy as np
 import xxhash
 
 from distcache import __version__
+from distcache.corpus.ancestry import ancestors_of
 from distcache.corpus.corpus import CopySource, CorpusFacts, open_copy_source, require_tokens
 from distcache.corpus.examine import digest_tokens, require_sound, require_unchanged
 from distcache.corpus.idx import bin_path, idx_path
 from distcache.corpus.idx_writer import IdxPlan, lay_out_idx, write_bounds, write_lengths
 from distcache.corpus.legacy import is_legacy, open_legacy
 from distcache.corpus.receipt import (
+    Ancestor,
     InputReceipt,
     Kind,
     Origin,
@@ -294,7 +296,16 @@ def _make(
         require_unchanged(communicator, examined, tokens=True)
         inputs = _input_receipts(sources, known.digests)
         digest = digest_tokens(communicator, output.unfinished(0), facts.bin_size)
-        return [receipt_of(facts, output.name(0), origin, inputs, bin_digest=digest)], {}
+        ancestors = on_rank_0(
+            communicator,
+            lambda: ancestors_of([source.prefix for source in sources]),
+            tuple[Ancestor, ...],
+            "reading receipts",
+        )
+        made = receipt_of(
+            facts, output.name(0), origin, inputs, bin_digest=digest, origins=ancestors
+        )
+        return [made], {}
 
     receipts, _ = output.produce(communicator, origin, progress, make)
     return receipts[0]

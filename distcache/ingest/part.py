@@ -16,6 +16,8 @@ import xxhash
 from msgspec.structs import astuple
 from numpy.typing import NDArray
 
+from distcache.corpus.kept_runs import RunEncoder
+
 MOST_LISTED: Final = 1000  # invalid rows of a piece whose places are kept; all are counted
 SPOOL: Final = 64 << 20  # bytes of tokens in memory, if they may go to a file
 BLOCK: Final = 4 << 20  # bytes
@@ -64,6 +66,22 @@ class PieceFacts(msgspec.Struct):
     # Invalid rows, and as the last one what ends the ingest. One may represent the rest of a row
     # group.
     problems: list[Problem] = []
+    # Rows that became documents, by their places in the piece (lines, with blank ones; else rows):
+    # the code of `distcache.corpus.kept_runs`, and how it continues.
+    kept: bytes = b""
+    following: int = 0
+    run: int = 0
+
+    def keep(self, places: NDArray[np.int64]) -> None:
+        """Note the places of further rows that become documents."""
+        encoder = RunEncoder(self.following, self.run)
+        self.kept += encoder.add(places)
+        self.following, self.run = encoder.following, encoder.run
+
+    @property
+    def places(self) -> int:
+        """Lines with blank ones, or rows."""
+        return max(self.lines, self.rows)
 
     @property
     def size(self) -> Counts:

@@ -22,6 +22,7 @@ from distcache.corpus.receipt import (
 from distcache.ingest.inputs import Input
 from distcache.ingest.part import Counts, PieceFacts
 from distcache.ingest.pieces import InputPiece, overlap
+from distcache.ingest.readers.formats import FORMATS
 from distcache.ingest.tasks import Locator, Work
 
 ENGINE: Final = "gigatoken"  # the one that is faster than the tokenizers' own libraries
@@ -42,7 +43,9 @@ class _Share:
     compared: int = 0
     pieces: list[PieceReceipt] = field(default_factory=list)
 
-    def add(self, piece: InputPiece, facts: PieceFacts, before: Counts, size: Counts) -> None:
+    def add(
+        self, piece: InputPiece, facts: PieceFacts, first: int | None, before: Counts, size: Counts
+    ) -> None:
         """Add a piece, or the rest of one that begins in an earlier corpus."""
         rows = 0
         if not before.documents:
@@ -61,10 +64,12 @@ class _Share:
                 size.sequences,
                 size.tokens,
                 before.documents,
+                first,
+                facts.kept,
             )
         )
 
-    def receipt(self, item_size: int) -> InputReceipt:
+    def receipt(self, item_size: int, *, documents_are_files: bool) -> InputReceipt:
         """Return its receipt."""
         tokens = sum(piece.tokens for piece in self.pieces)
         sequences = sum(piece.sequences for piece in self.pieces)
@@ -81,6 +86,8 @@ class _Share:
             first_offset=self.begin * item_size if sequences else None,
             last_offset=(self.begin + tokens) * item_size if sequences else None,
             pieces=tuple(self.pieces),
+            lines=FORMATS[self.entry.format].cut == "lines"
+            and not (documents_are_files and self.entry.format == "txt"),
         )
 
 
@@ -105,17 +112,25 @@ def make_receipts(
     locator = Locator(work)
     shares: list[dict[int, _Share]] = [{} for _ in facts]
     skipped: list[list[Skipped]] = [[] for _ in facts]
+    places: dict[int, int] = {}  # of each input, so far
     for record in work.records:
         indices = work.tasks[record.task]
         wrong = list(map(locator.skipped, indices, record.pieces))
         sizes = [entry.size for entry in record.pieces]
+        firsts: list[int | None] = []
+        for index, entry in zip(indices, record.pieces, strict=True):
+            source = pieces[index].source
+            first = places.get(source, 0)
+            places[source] = first + entry.places
+            # The journal of an earlier version does not know which rows became documents.
+            firsts.append(first if entry.following or not entry.documents else None)
         for number, part, at, before, size in overlap(sizes, record.segments):
             segment, piece = record.segments[part], pieces[indices[number]]
             tokens = segment.first.tokens + at.tokens
             share = shares[segment.shard].setdefault(
                 piece.source, _Share(inputs[piece.source], digests[piece.source], tokens)
             )
-            share.add(piece, record.pieces[number], before, size)
+            share.add(piece, record.pieces[number], firsts[number], before, size)
             if not before.documents:
                 room = MOST_LISTED - len(skipped[segment.shard])
                 skipped[segment.shard] += wrong[number][: max(room, 0)]
@@ -125,7 +140,13 @@ def make_receipts(
             entry,
             name,
             origin,
-            [part.receipt(ITEM_TYPES[entry.type_code].itemsize) for part in share.values()],
+            [
+                part.receipt(
+                    ITEM_TYPES[entry.type_code].itemsize,
+                    documents_are_files=origin.options.get("documents") == "file",
+                )
+                for part in share.values()
+            ],
             left_out,
             len(facts),
             _engine(origin, share.values()),

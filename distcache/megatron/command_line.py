@@ -15,8 +15,8 @@ from typing import Any, Final, NoReturn, get_args
 import msgspec
 
 from distcache.errors import ConfigError, NotReady, OptionWarning
-from distcache.megatron.samples import Arithmetic, Training
 from distcache.megatron.tokenizers import MegatronTokenizer, Release, one_release
+from distcache.megatron.training_options import Arithmetic, Training
 from distcache.plan.config import BlendArithmetic
 from distcache.storage.files import read_file
 
@@ -64,6 +64,8 @@ def _data_parser() -> _Parser:
         parser.add_argument(name)
     parser.add_argument("--encoder-seq-length", type=int)
     parser.add_argument("--dataloader-type")
+    parser.add_argument("--no-data-sharding", dest="data_sharding", action="store_false")
+    parser.add_argument("--iterations-to-skip", nargs="+", type=int)
     parser.add_argument("--seed", type=int, default=1234)
     parser.add_argument("--mid-level-dataset-surplus", type=float, default=0.005)
     parser.add_argument("--multiple-validation-sets", action="store_true")

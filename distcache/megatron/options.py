@@ -17,8 +17,9 @@ import msgspec
 
 from distcache.errors import ConfigError, OptionWarning
 from distcache.megatron.command_line import DATA_KEYS, ON_BY_DEFAULT, parse
-from distcache.megatron.samples import Training, samples_of
+from distcache.megatron.samples import samples_of
 from distcache.megatron.tokenizers import MegatronTokenizer, Release, TokenizerType
+from distcache.megatron.training_options import Training
 from distcache.plan.config import SPLITS, BlendEntry, BlendPerSplit, Config
 
 Fields = TypeVar("Fields", bound=msgspec.Struct)

@@ -72,7 +72,7 @@ class Cyclic:
     shuffled : int
         Samples that are shuffled, at least as many.
     draw : callable
-        What draws a permutation.
+        Function that draws a permutation.
     """
 
     repeats = True
@@ -107,7 +107,7 @@ class Sharded:
     ranks : int
         Data-parallel ranks.
     draw : callable
-        What draws a permutation.
+        Function that draws a permutation.
     """
 
     repeats = True
@@ -136,6 +136,36 @@ class Sharded:
         return out
 
 
+class FullValidation:
+    """The samples of ``--full-validation``: each evaluation goes through all of them.
+
+    Rank r takes samples r, r + ranks, ..., one at a time, as often as the rank that has most of
+    them; a rank that has fewer begins anew, and continues there in the next evaluation.
+
+    Parameters
+    ----------
+    total : int
+        Samples, at least one for each rank.
+    ranks : int
+        Data-parallel ranks.
+    """
+
+    repeats = True
+    interleaved = True
+
+    def __init__(self, total: int, ranks: int) -> None:
+        self._total = total
+        self._ranks = ranks
+        self.epoch = -(-total // ranks) * ranks
+
+    def ids(self, begin: int, end: int) -> NDArray[np.int64]:
+        """Return samples; a range may span several evaluations."""
+        taken, ranks = np.divmod(np.arange(begin, end, dtype=np.int64), self._ranks)
+        own = (self._total - ranks + self._ranks - 1) // self._ranks
+        found: NDArray[np.int64] = ranks + taken % own * self._ranks
+        return found
+
+
 class _Epochs:
     """Torch's permutations of a range, one for each epoch's number, as Megatron draws them.
 
@@ -148,7 +178,7 @@ class _Epochs:
     size : int
         Samples of the range.
     draw : callable
-        What draws a permutation.
+        Function that draws a permutation.
     """
 
     def __init__(self, size: int, draw: Draw) -> None:

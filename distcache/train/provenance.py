@@ -5,7 +5,10 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from distcache.cache.mapped_section import map_section
+from distcache.corpus.ancestry import documents_of
 from distcache.errors import CacheCorrupt, ConfigError
+from distcache.kernels import trace_parts
 from distcache.train.open_files import OpenFiles
 
 
@@ -48,29 +51,21 @@ def parts_of(opened: OpenFiles, section: int, source: int, sample: int) -> list[
         If the arrays lead outside of one another.
     """
     cache, idx = opened.cache, opened.idx_of(source)
-    arrays = {name: cache.read(view) for name, view in cache.arrays("sections", section).items()}
     try:
-        place = int(arrays["shuffle_index"][sample])
-        (first, begin), (last, end) = arrays["sample_index"][place : place + 2].tolist()
-        sequences = arrays["document_index"][first : last + 1].tolist()
-        if len(sequences) != last + 1 - first:
-            raise IndexError
-        found: list[SamplePart] = []
-        for number, sequence in enumerate(sequences):
-            start = begin if number == 0 else 0
-            stop = int(idx.lengths[sequence])
-            if number == len(sequences) - 1:
-                stop = end + cache.add_extra_token
-            if stop == start:
-                continue
-            document = int(np.searchsorted(idx.bounds, sequence, "right")) - 1
-            before = int(idx.lengths[idx.bounds[document] : sequence].sum(dtype=np.int64))
-            part = SamplePart(cache.prefixes[source], document, before + start, stop - start)
-            found.append(part)
-    except (IndexError, ValueError) as error:
+        _, sequences, begins, ends = trace_parts(
+            [map_section(cache, section, idx)], np.zeros(1, np.int16), np.array([sample], np.int64)
+        )
+    except IndexError as error:
         raise CacheCorrupt(
             f"{cache.path}: arrays of section {section} lead outside; see `distcache verify`"
         ) from error
+    documents = documents_of(idx, sequences.astype(np.int64))
+    found = []
+    for document, sequence, begin, end in zip(
+        documents.tolist(), sequences.tolist(), begins.tolist(), ends.tolist(), strict=True
+    ):
+        before = int(idx.lengths[idx.bounds[document] : sequence].sum(dtype=np.int64))
+        found.append(SamplePart(cache.prefixes[source], document, before + begin, end - begin))
     return found
 
 

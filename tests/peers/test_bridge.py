@@ -13,7 +13,8 @@ import pytest
 import distcache.megatron
 from distcache.builder.configuration import config_from_mapping
 from distcache.errors import ConfigError
-from distcache.megatron.samples import Training, samples_of
+from distcache.megatron.samples import samples_of
+from distcache.megatron.training_options import Training
 from tests.peers import bridge
 from tests.peers.megatron import alone, build_with_megatron
 from tests.peers.test_samples import require_equal

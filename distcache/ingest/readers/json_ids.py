@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from distcache.ingest.inputs import Input, TokenOptions
 from distcache.ingest.pieces import InputPiece
-from distcache.ingest.readers.lines import lines_of_range, lines_of_stream, text_of_line
+from distcache.ingest.readers.lines import Line, lines_of_range, lines_of_stream, text_of_line
 from distcache.ingest.readers.token_rows import TokenRows
 
 LONGEST_LINE: Final = 1 << 30  # bytes
@@ -45,14 +45,12 @@ def json_id_rows(entry: Input, piece: InputPiece, options: TokenOptions) -> Iter
                         raise ValueError("has a token beyond 64 bits")
                     rows.append(tokens)
                     size += line.size
+                elif rows:  # the rows of a batch are consecutive lines
+                    yield from _batch(rows, place, begin, lines - 1)
+                    rows, lines, size, begin = [], 1, 0, line.position + line.size + 1
             except ValueError as error:
                 yield from _batch(rows, place, begin, lines - 1)
-                reason = str(error)
-                if line.content is not None:
-                    reason += (
-                        "; expected JSON lines, each an object with a list of ids in field "
-                        f"{options.column!r}"
-                    )
+                reason = _reason(line, error, options.column)
                 yield TokenRows(place, None, (reason, line.position), None, 1)
                 rows, lines, size, begin = [], 0, 0, line.position + line.size + 1
             if size >= BATCH_BYTES or len(rows) >= BATCH_LINES:
@@ -64,6 +62,13 @@ def json_id_rows(entry: Input, piece: InputPiece, options: TokenOptions) -> Iter
         yield TokenRows(place + 1, None, (reason, begin))
         return
     yield from _batch(rows, place + 1, begin, lines)
+
+
+def _reason(line: Line, error: ValueError, column: str) -> str:
+    """Return why a line is rejected."""
+    if line.content is None:
+        return str(error)
+    return f"{error}; expected JSON lines, each an object with a list of ids in field {column!r}"
 
 
 def _ids_of(text: str, decode: Callable[[str], Any], column: str) -> list[int]:

@@ -143,10 +143,18 @@ class TextReader:
             last = np.cumsum(counts[filled]) - 1  # sequence of each document
             tokens = np.insert(tokens, np.cumsum(lengths, dtype=np.int64)[last], self._end)
             lengths[last] += 1
-        if self._options.empty == "drop":
-            counts = counts[filled]
-        part.append(tokens, lengths, counts.astype(np.int32))
         piece = part.pieces[-1]
+        places = np.array(
+            [
+                row.place if row.group is None else piece.rows + number
+                for number, row in enumerate(batch)
+            ],
+            np.int64,
+        )
+        if self._options.empty == "drop":
+            counts, places = counts[filled], places[filled]
+        piece.keep(places)
+        part.append(tokens, lengths, counts.astype(np.int32))
         piece.rows += len(batch)
         piece.empty += int(np.count_nonzero(~filled))
         piece.by_library += encoded.by_library

@@ -172,15 +172,18 @@ class _Reading:
         lists = batch.column(self._options.column)
         problems = self._row_problems(batch)
         decoded = None if problems else self._decode(lists)
+        first = before if group is None else self._part.pieces[-1].rows
+        places = np.arange(first, first + len(lists), dtype=np.int64)
         if decoded is None:
             problems = {**dict(_wrong_values(lists, self._limit)), **problems}
             if not self._note(problems, before, group, byte):
                 return False
             keep = np.ones(len(lists), bool)
             keep[list(problems)] = False
+            places = places[keep]
             decoded = self._decode(lists.filter(pa.array(keep)))
             assert decoded is not None, "invalid rows have been removed"
-        self._append(*decoded)
+        self._append(*decoded, places)
         self._part.pieces[-1].rows += len(lists)
         return True
 
@@ -200,9 +203,14 @@ class _Reading:
         lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
         return tokens, lengths.astype(np.int64)
 
-    def _append(self, tokens: NDArray[Any], lengths: NDArray[np.int64]) -> None:
+    def _append(
+        self, tokens: NDArray[Any], lengths: NDArray[np.int64], places: NDArray[np.int64]
+    ) -> None:
         counts = (lengths > 0).astype(np.int32)
         self._part.pieces[-1].empty += len(counts) - int(counts.sum())
+        if self._options.empty == "drop":
+            places = places[lengths > 0]
+        self._part.pieces[-1].keep(places)
         lengths = lengths[lengths > 0]
         if self._options.eod is not None:
             tokens, lengths = _with_ends(tokens, lengths, self._options.eod)

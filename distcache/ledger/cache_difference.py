@@ -1,0 +1,135 @@
+"""Where two caches give training other samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.ledger.trace import Trace
+from distcache.ledger.traced_split import TracedSamples
+
+AT_ONCE: Final = 1 << 20  # positions
+STEP: Final = np.uint64(0x9E3779B97F4A7C15)
+
+
+class CorpusExposure(msgspec.Struct, frozen=True):
+    """What training sees of a corpus in each of two caches, where they differ."""
+
+    corpus: str  # the corpus, as the first cache that has it names it
+    # tokens of the samples that differ
+    tokens: int
+    tokens_of_other: int
+
+
+class CacheDifference(msgspec.Struct, frozen=True):
+    """How the samples of two caches differ."""
+
+    # positions of the split in each
+    size: int
+    size_of_other: int
+    first: int | None  # first position that differs, among those that both have; None if none does
+    differing: int  # positions that differ, among those that both have
+    share: float  # that part of them
+    exposures: tuple[CorpusExposure, ...]  # of corpora that are in samples that differ
+
+
+def difference(
+    one: Trace, other: Trace, advance: Callable[[float], None] = lambda _: None
+) -> CacheDifference:
+    """Compare the samples of two splits, by the content of their corpora.
+
+    Corpora are the same if their indices are. Samples are equal if they consist of the same tokens
+    of the same sequences.
+
+    Parameters
+    ----------
+    one, other : Trace
+        The splits.
+    advance : callable
+        Receives the positions that have been compared.
+
+    Raises
+    ------
+    CacheCorrupt, CorpusError, NotReady
+        If a cache, or the index of a corpus, is damaged or missing.
+    """
+    both = min(len(one), len(other))
+    if one.cache.key == other.cache.key and one.split.pairs == other.split.pairs:
+        return CacheDifference(len(one), len(other), None, 0, 0.0, ())
+    names: dict[str, int] = {}
+    identities = [_identities(trace, names) for trace in (one, other)]
+    exposures = np.zeros((2, len(names)), np.int64)
+    first, differing = None, 0
+    for begin in range(0, both, AT_ONCE):
+        end = min(begin + AT_ONCE, both)
+        traced = [trace.samples(np.arange(begin, end)) for trace in (one, other)]
+        digests = [_digests(*pair) for pair in zip(traced, identities, strict=True)]
+        differs = digests[0] != digests[1]
+        if differs.any():
+            first = begin + int(np.argmax(differs)) if first is None else first
+            differing += int(np.count_nonzero(differs))
+            for number in (0, 1):
+                exposures[number] += _exposure(
+                    traced[number], identities[number], differs, len(names)
+                )
+        advance(end - begin)
+    found = [
+        CorpusExposure(name.partition(" ")[2], int(exposures[0, number]), int(exposures[1, number]))
+        for name, number in names.items()
+        if exposures[:, number].any()
+    ]
+    return CacheDifference(
+        len(one), len(other), first, differing, differing / max(both, 1), tuple(found)
+    )
+
+
+def _identities(trace: Trace, names: dict[str, int]) -> NDArray[np.int64]:
+    """Return a number for each corpus of a cache, which equal ones of both have in common."""
+    known = {name.partition(" ")[0]: number for name, number in names.items()}
+    found = []
+    digests = trace.cache.table("sources")["idx_digest"].tolist()
+    for prefix, raw in zip(trace.corpora, digests, strict=True):
+        digest = raw.decode("ascii", "replace")
+        if digest not in known:
+            known[digest] = names[f"{digest} {prefix}"] = len(names)
+        found.append(known[digest])
+    return np.array(found, np.int64)
+
+
+def _digests(traced: TracedSamples, identities: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Return a number for each sample that depends on all its parts, and their order."""
+    counts = np.diff(traced.bounds)
+    values = np.repeat(identities[traced.corpora], counts).astype(np.uint64)
+    for part in (traced.sequences, traced.begins, traced.ends):
+        values = _mixed(values ^ part.astype(np.uint64))
+    places = np.arange(len(values)) - np.repeat(traced.bounds[:-1], counts)
+    values = _mixed(values + places.astype(np.uint64) * STEP)
+    sums: NDArray[np.uint64] = np.concatenate([[np.uint64(0)], np.cumsum(values)])
+    found: NDArray[np.uint64] = sums[traced.bounds[1:]] - sums[traced.bounds[:-1]]
+    return found
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return each number with its bits mixed: the finalizer of SplitMix64."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
+
+
+def _exposure(
+    traced: TracedSamples,
+    identities: NDArray[np.int64],
+    differs: NDArray[np.bool_],
+    count: int,
+) -> NDArray[np.int64]:
+    """Return the tokens of each corpus in the samples that differ."""
+    inputs = (traced.ends - traced.begins - traced.label_only).astype(np.int64)
+    sums = np.concatenate([[0], np.cumsum(inputs)])
+    tokens = (sums[traced.bounds[1:]] - sums[traced.bounds[:-1]])[differs]
+    found = np.zeros(count, np.int64)
+    np.add.at(found, identities[traced.corpora[differs]], tokens)
+    return found

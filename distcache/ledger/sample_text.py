@@ -1,0 +1,93 @@
+"""The text of traced samples, part by part."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.corpus.idx import ITEM_TYPES, Idx, bin_path
+from distcache.corpus.mds.shard_table import read_table, shards_at
+from distcache.errors import ConfigError, CorpusError, NotReady
+from distcache.extras import needing
+from distcache.ledger.trace import Trace
+from distcache.ledger.traced_split import TracedSamples
+from distcache.storage.files import closing_fd, open_regular, read_range
+
+
+def texts_of(trace: Trace, traced: TracedSamples, tokenizer: str | None = None) -> list[list[str]]:
+    """Return the text of each part of samples, as their corpora's tokenizers decode it.
+
+    Parameters
+    ----------
+    trace : Trace
+        The split.
+    traced : TracedSamples
+        Samples of it.
+    tokenizer : str or None
+        A tokenizer as ``distcache ingest text --tokenizer`` takes it; by default the one that the
+        receipt beside a corpus names.
+
+    Raises
+    ------
+    ConfigError
+        If no tokenizer is known, or its library is not installed.
+    CorpusError, NotReady
+        If tokens cannot be read.
+    """
+    with needing("the text of samples"):
+        from distcache.ingest.tokenizers.find import tokenizer_of  # noqa: PLC0415  of an extra
+
+        decoders = {}
+        for corpus in np.unique(traced.corpora).tolist():
+            prefix = trace.split.place(corpus)
+            decoders[corpus] = tokenizer_of(prefix, tokenizer, needed=True)
+            if decoders[corpus] is None:
+                raise ConfigError(f"{prefix}: no receipt names a tokenizer; give --tokenizer FILE")
+    found = []
+    for number, corpus in enumerate(traced.corpora.tolist()):
+        own = range(int(traced.bounds[number]), int(traced.bounds[number + 1]))
+        idx, prefix = trace.split.idx(corpus), trace.split.place(corpus)
+        decoder = decoders[corpus]
+        assert decoder is not None, "it was looked for"
+        found.append(
+            [
+                decoder.decode(
+                    read_part(
+                        prefix,
+                        idx,
+                        int(traced.sequences[part]),
+                        int(traced.begins[part]),
+                        int(traced.ends[part]),
+                    ).tolist()
+                )
+                for part in own
+            ]
+        )
+    return found
+
+
+def read_part(prefix: str, idx: Idx, sequence: int, begin: int, end: int) -> NDArray[Any]:
+    """Read tokens [begin, end) of a sequence of a corpus, from its `.bin` or a raw shard."""
+    dtype = ITEM_TYPES[idx.type_code]
+    first = int(idx.offsets[sequence]) + begin * dtype.itemsize
+    path, base = bin_path(prefix), 0
+    if not os.path.lexists(path):
+        table = read_table(prefix)
+        shard = int(shards_at(table.rows["base"].astype(np.int64), first))
+        path, base = table.path_of(shard), int(table.rows["base"][shard])
+        if table.rows["codec"][shard] and not Path(path).is_file():
+            raise NotReady(f"{path}: is not there uncompressed; see `distcache index unpack`")
+    try:
+        with closing_fd(open_regular(path)) as descriptor:
+            data = read_range(
+                descriptor, first - base, first - base + (end - begin) * dtype.itemsize
+            )
+    except FileNotFoundError as error:
+        raise NotReady(f"{path}: no such file") from error
+    except (OSError, EOFError) as error:
+        raise CorpusError(f"{path}: cannot be read: {error}") from error
+    return np.frombuffer(data, dtype)

@@ -1,0 +1,328 @@
+"""The steps of a run: which places of its order each takes, and which rank gets which of them.
+
+A place counts the samples that all ranks have consumed. In Megatron's ``single`` order the sample
+at a place has the same position in the split; the others shuffle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.errors import ConfigError
+from distcache.megatron.batch_sizes import batch_sizes, global_batch_size
+from distcache.megatron.run_options import RunOptions, run_of_log
+from distcache.megatron.sampling import Cyclic, FullValidation, Order, Sequential, Sharded
+from distcache.megatron.training_log import LoggedJob
+from distcache.megatron.training_options import Training
+
+Kind = Literal["single", "cyclic", "sharded", "full"]
+
+
+class Sampling(msgspec.Struct, frozen=True):
+    """How a run deals samples to its ranks."""
+
+    kind: Kind = "single"
+    # none if they are not known: then neither micro batches nor ranks are
+    micro_batch_size: int | None = None
+    data_parallel_size: int | None = None
+
+    @property
+    def unit(self) -> int | None:
+        """Samples of a micro batch of all ranks; None if it is not known."""
+        if self.micro_batch_size is None or self.data_parallel_size is None:
+            return None
+        return self.micro_batch_size * self.data_parallel_size
+
+    @classmethod
+    def of_run(cls, options: RunOptions, split: str) -> Sampling:
+        """Return how a run of these options deals a split.
+
+        Raises
+        ------
+        ConfigError
+            If its samples come from elsewhere.
+        """
+        training = options.training
+        if options.dataloader_type not in ("single", "cyclic"):
+            raise ConfigError(
+                f"--dataloader-type {options.dataloader_type}: its samples are not those of a cache"
+            )
+        kind: Kind = "single"
+        if split == "valid" and training.full_validation:
+            kind = "full"
+        elif options.dataloader_type == "cyclic":
+            kind = "sharded" if options.data_sharding else "cyclic"
+        micro = 1 if kind == "full" else training.micro_batch_size
+        return cls(kind, micro, training.data_parallel_size)
+
+    def order(self, total: int) -> Order:
+        """Return the order of a split of so many samples.
+
+        Raises
+        ------
+        ConfigError
+            If it depends on the ranks, which are not known, or the samples do not fill a step.
+        """
+        if self.kind == "single":
+            return Sequential(total)
+        if self.micro_batch_size is None or self.data_parallel_size is None:
+            raise ConfigError(
+                f"the order {self.kind} depends on them: give --micro-batch-size and "
+                "--data-parallel-size"
+            )
+        micro, ranks = self.micro_batch_size, self.data_parallel_size
+        if total < micro * ranks:
+            raise ConfigError(f"{total} samples do not fill a step of {micro * ranks}")
+        if self.kind == "full":
+            return FullValidation(total, ranks)
+        if self.kind == "sharded":
+            return Sharded(total, micro, ranks)
+        return Cyclic(total - total % (micro * ranks), total - total % micro)
+
+    def deal(
+        self, within: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]] | None:
+        """Return micro batch, rank and slot of places within their step; None if not known."""
+        if self.micro_batch_size is None or self.data_parallel_size is None:
+            return None
+        micro_batches, rest = np.divmod(within, self.micro_batch_size * self.data_parallel_size)
+        if self.kind in ("cyclic", "full"):
+            slots, ranks = np.divmod(rest, self.data_parallel_size)
+        else:
+            ranks, slots = np.divmod(rest, self.micro_batch_size)
+        return micro_batches, ranks, slots
+
+
+@dataclass(frozen=True, eq=False)
+class Steps:
+    """Steps of a run, each with the places that it takes.
+
+    Attributes
+    ----------
+    numbers : ndarray of int64, shape (steps,)
+        Megatron's number of each iteration, from 1; of validation, that after which it is.
+    begins, ends : ndarray of int64, shape (steps,)
+        Range of places.
+    skipped : ndarray of bool, shape (steps,)
+        Whether training consumed the samples without learning of them: ``--iterations-to-skip``.
+    rolled_back : ndarray of bool, shape (steps,)
+        Whether a later job began again before it.
+    jobs : ndarray of int32, shape (steps,)
+        Job of each step: its number in the logs, from 0.
+    """
+
+    numbers: NDArray[np.int64]
+    begins: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    skipped: NDArray[np.bool_]
+    rolled_back: NDArray[np.bool_]
+    jobs: NDArray[np.int32]
+
+    @classmethod
+    def of(
+        cls,
+        numbers: NDArray[np.int64],
+        ends: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        skipped: Sequence[int] = (),
+    ) -> Steps:
+        """Return steps by the ends of their places and their sizes."""
+        count = len(numbers)
+        return cls(
+            numbers,
+            ends - sizes,
+            ends,
+            np.isin(numbers, skipped),
+            np.zeros(count, bool),
+            np.zeros(count, np.int32),
+        )
+
+    def take(self, chosen: NDArray[Any]) -> Steps:
+        """Return some of the steps."""
+        return Steps(*(getattr(self, field.name)[chosen] for field in fields(self)))
+
+    def between(self, first: int, last: int) -> Steps:
+        """Return the steps from one number up to another, which is not among them."""
+        return self.take((self.numbers >= first) & (self.numbers < last))
+
+    def within(self, begin_at: int, total: int | None) -> Steps:
+        """Return the steps that take places of a cache, whose first one is a later one of the run.
+
+        Parameters
+        ----------
+        begin_at : int
+            Samples of the run before the first of the cache.
+        total : int or None
+            Places that the cache has; None if they repeat.
+        """
+        shifted = replace(self, begins=self.begins - begin_at, ends=self.ends - begin_at)
+        inside = shifted.begins >= 0
+        return shifted.take(inside if total is None else inside & (shifted.ends <= total))
+
+
+def training_steps(training: Training, count: int, skipped: Sequence[int] = ()) -> Steps:
+    """Return the first steps of a run, by the options of its batches.
+
+    Raises
+    ------
+    ConfigError
+        If an option is missing, or Megatron would refuse it.
+    """
+    sizes = batch_sizes(training, count)
+    numbers = np.arange(1, count + 1, dtype=np.int64)
+    return Steps.of(numbers, np.cumsum(sizes), sizes, skipped)
+
+
+def steps_within(options: RunOptions, places: int) -> Steps:
+    """Return the steps of a run that its options say the length of, or those of so many places.
+
+    Raises
+    ------
+    ConfigError
+        As `training_steps`.
+    """
+    training, skipped = options.training, options.iterations_to_skip
+    if training.train_iters:
+        return training_steps(training, training.train_iters, skipped)
+    limit = training.train_samples or places
+    count = 1024
+    while (steps := training_steps(training, count, skipped)).ends[-1] <= limit:
+        count *= 4
+    return steps.take(steps.ends <= limit)
+
+
+def evaluations_within(
+    training: Training, total: int, sampling: Sampling, last: int | None
+) -> Steps:
+    """Return the evaluations of a run before a step, or those of which the split has samples.
+
+    Raises
+    ------
+    ConfigError
+        As `evaluation_steps`.
+    """
+    one = evaluation_steps(training, 1, total, sampling)
+    count = max(total // int(one.ends[0]), 1)
+    if last is not None and training.eval_interval:
+        count = max(last // training.eval_interval + 1, 1)
+    return evaluation_steps(training, count, total, sampling)
+
+
+def evaluation_steps(training: Training, count: int, total: int, sampling: Sampling) -> Steps:
+    """Return the first evaluations of a run, each of which has all its micro batches.
+
+    Parameters
+    ----------
+    training : Training
+        Options of validation.
+    count : int
+        Number of evaluations.
+    total : int
+        Samples of the split, which an evaluation takes with full validation.
+    sampling : Sampling
+        Rule by which samples are dealt to ranks.
+
+    Raises
+    ------
+    ConfigError
+        If an option is missing.
+    """
+    if training.eval_interval is None or training.eval_interval < 1:
+        raise ConfigError("--eval-interval: missing: the steps after which there is validation")
+    if sampling.kind == "full":
+        size = FullValidation(total, sampling.data_parallel_size or 1).epoch
+    else:
+        batch = training.eval_global_batch_size or global_batch_size(training)
+        size = batch * (training.eval_iters or 0)
+    if size < 1:
+        raise ConfigError("--eval-iters: 0: there is no validation")
+    first = (training.start_eval_at_iter or 0) // training.eval_interval
+    numbers = np.arange(first + 1, first + count + 1, dtype=np.int64) * training.eval_interval
+    ends = np.arange(1, count + 1, dtype=np.int64) * size
+    return Steps.of(numbers, ends, np.full(count, size, np.int64))
+
+
+def logged_steps(jobs: Sequence[LoggedJob]) -> tuple[Steps, list[str]]:
+    """Return the steps of the jobs of a run, in their order, as their logs say them.
+
+    Lines need not be of every iteration: those between have the batch size of the line after them,
+    if that fits the samples that were consumed, or the sizes that the logged options give.
+
+    Returns
+    -------
+    steps : Steps
+        Iterations that a later job did again occur twice.
+    notes : list of str
+        Iterations whose samples are not known.
+    """
+    parts: list[Steps] = []
+    notes: list[str] = []
+    consumed_at = {0: 0}
+    for job in jobs:
+        begin = _begin(job)
+        for part in parts:
+            part.rolled_back[part.numbers > begin] = True
+        parts.append(_steps_of_job(job, begin, consumed_at.get(begin), notes))
+        parts[-1].jobs[:] = len(parts) - 1
+        consumed_at |= dict(zip(parts[-1].numbers.tolist(), parts[-1].ends.tolist(), strict=True))
+    joined = (np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(Steps))
+    return Steps(*joined), notes
+
+
+def _begin(job: LoggedJob) -> int:
+    """Return the iteration after which a job began."""
+    if job.begin is not None:
+        return job.begin
+    first = job.iterations[0]
+    # Without a checkpoint it is the run's beginning, or its log was cut.
+    whole = job.arguments or first.consumed == first.iteration * first.batch
+    return 0 if whole else first.iteration - 1
+
+
+def _steps_of_job(job: LoggedJob, begin: int, consumed: int | None, notes: list[str]) -> Steps:
+    """Return the iterations of a job, with those between the lines of its log."""
+    options = run_of_log(job)
+    lines = np.array(job.iterations, np.int64)
+    first = int(lines[0, 1] - (lines[0, 0] - begin) * lines[0, 2])
+    if consumed is None and first == begin * lines[0, 2]:
+        consumed = first  # of a checkpoint whose job is not among the logs
+    numbers = np.concatenate([[begin], lines[:, 0]])
+    ends = np.concatenate([[-1 if consumed is None else consumed], lines[:, 1]])
+    counts, sizes = np.diff(numbers), lines[:, 2]
+    regular = np.diff(ends) == counts * sizes
+    regular[0] &= consumed is not None
+    if not regular.all():
+        by_options = _by_options(options.training, int(numbers[-1]))
+        if by_options is not None and (np.cumsum(by_options)[numbers[1:] - 1] == ends[1:]).all():
+            own = np.arange(begin + 1, len(by_options) + 1, dtype=np.int64)
+            skipped = options.iterations_to_skip
+            return Steps.of(own, np.cumsum(by_options)[begin:], by_options[begin:], skipped)
+        notes += [
+            f"{job.path}: iterations {numbers[place] + 1} to {numbers[place + 1] - 1}: batch sizes "
+            "changed between two lines, and which samples they took is not known: log every "
+            "iteration (--log-interval 1)"
+            for place in np.flatnonzero(~regular & (counts > 1)).tolist()
+        ]
+        counts[~regular] = 1
+    left = np.repeat(np.cumsum(counts) - 1, counts) - np.arange(counts.sum())
+    sizes = np.repeat(sizes, counts)
+    return Steps.of(
+        np.repeat(numbers[1:], counts) - left,
+        np.repeat(ends[1:], counts) - left * sizes,
+        sizes,
+        options.iterations_to_skip,
+    )
+
+
+def _by_options(training: Training, count: int) -> NDArray[np.int64] | None:
+    """Return the sizes of the first batches by the logged options, if they say them."""
+    try:
+        return batch_sizes(training, count)
+    except ConfigError:
+        return None

@@ -1,0 +1,171 @@
+"""The samples of the steps of a run, some at a time; and the steps that saw a document."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.ledger.steps import Sampling, Steps
+from distcache.ledger.trace import Trace
+from distcache.ledger.traced_split import TracedSamples
+from distcache.megatron.sampling import Order
+
+AT_ONCE: Final = 1 << 20  # samples
+
+
+class DealtSamples(NamedTuple):
+    """Samples, and where training got them.
+
+    Attributes
+    ----------
+    traced : TracedSamples
+        The samples.
+    steps : Steps or None
+        Steps; None if only positions were asked for.
+    rows : ndarray of int64, shape (samples,)
+        Step of each sample: an index into `steps`.
+    dealt : tuple of ndarray of int64, or None
+        Micro batch, rank and slot of each sample; None if it is not known.
+    """
+
+    traced: TracedSamples
+    steps: Steps | None
+    rows: NDArray[np.int64]
+    dealt: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]] | None
+
+
+class TracedRun:
+    """A run over a split.
+
+    Parameters
+    ----------
+    trace : Trace
+        The split.
+    sampling : Sampling
+        Rule by which samples are dealt to ranks.
+
+    Raises
+    ------
+    ConfigError
+        If the order depends on what `sampling` does not say.
+    """
+
+    def __init__(self, trace: Trace, sampling: Sampling) -> None:
+        self.trace = trace
+        self.sampling = sampling
+        self.order: Order = sampling.order(len(trace))
+
+    def of_steps(self, steps: Steps) -> Iterator[DealtSamples]:
+        """Yield the samples of steps, in their order; raises as `Trace.samples`."""
+        sizes = steps.ends - steps.begins
+        ends = np.cumsum(sizes)
+        first = 0
+        while first < len(ends):
+            before = int(ends[first - 1]) if first else 0
+            last = max(int(np.searchsorted(ends, before + AT_ONCE, "right")), first + 1)
+            rows = np.repeat(np.arange(first, last), sizes[first:last])
+            within = (
+                np.arange(len(rows))
+                - np.repeat(ends[first:last] - sizes[first:last], sizes[first:last])
+                + before
+            )
+            positions = self._positions(steps.take(np.arange(first, last)))
+            yield DealtSamples(
+                self.trace.split.trace(positions), steps, rows, self.sampling.deal(within)
+            )
+            first = last
+
+    def _positions(self, steps: Steps) -> NDArray[np.int64]:
+        """Return the positions of steps; those that follow one another are drawn together."""
+        cuts = np.flatnonzero(steps.begins[1:] != steps.ends[:-1]) + 1
+        bounds = itertools.pairwise([0, *cuts.tolist(), len(steps.begins)])
+        ranges = [(int(steps.begins[a]), int(steps.ends[b - 1])) for a, b in bounds if a < b]
+        return np.concatenate([np.empty(0, np.int64), *(self.order.ids(*one) for one in ranges)])
+
+    def of_positions(self, positions: NDArray[np.int64]) -> Iterator[DealtSamples]:
+        """Yield the samples at positions, without steps; raises as `Trace.samples`."""
+        for begin in range(0, len(positions), AT_ONCE):
+            traced = self.trace.split.trace(positions[begin : begin + AT_ONCE])
+            yield DealtSamples(traced, None, np.empty(0, np.int64), None)
+
+    def find(
+        self, wanted: Mapping[int, NDArray[np.int64]], steps: Steps | None
+    ) -> Iterator[DealtSamples]:
+        """Yield the samples with a token of wanted sequences, with only the parts of these.
+
+        Parameters
+        ----------
+        wanted : mapping of int to ndarray of int64
+            Sequences, by the number of their corpus.
+        steps : Steps or None
+            Steps of the run; None to find positions.
+        """
+        positions = self.trace.split.find(wanted)
+        if steps is None:
+            for found in self.of_positions(positions):
+                yield found._replace(traced=only_wanted(found.traced, wanted))
+            return
+        places, own, rows = self._places(positions, steps)
+        for begin in range(0, len(places), AT_ONCE):
+            some = slice(begin, begin + AT_ONCE)
+            dealt = self.sampling.deal(places[some] - steps.begins[rows[some]])
+            traced = only_wanted(self.trace.split.trace(own[some]), wanted)
+            yield DealtSamples(traced, steps, rows[some], dealt)
+
+    def _places(
+        self, positions: NDArray[np.int64], steps: Steps
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return the places at which steps take positions, the positions, and the steps."""
+        wanted = np.zeros(len(self.trace), bool)
+        wanted[positions] = True
+        found = [(np.empty(0, np.int64),) * 3]
+        # The places of a job ascend; a job after it may begin again.
+        cuts = np.flatnonzero(steps.begins[1:] < steps.ends[:-1]) + 1
+        for first, last in itertools.pairwise([0, *cuts.tolist(), len(steps.begins)]):
+            begins, ends = steps.begins[first:last], steps.ends[first:last]
+            for places, own in self._taken(positions, wanted, begins, ends):
+                step = np.searchsorted(begins, places, "right") - 1
+                inside = places < ends[step]
+                found.append((places[inside], own[inside], first + step[inside]))
+        places, own, rows = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        return places, own, rows
+
+    def _taken(
+        self,
+        positions: NDArray[np.int64],
+        wanted: NDArray[np.bool_],
+        begins: NDArray[np.int64],
+        ends: NDArray[np.int64],
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield the places of steps that have wanted positions, and these."""
+        if not len(begins):
+            return
+        low, high = int(begins[0]), int(ends[-1])
+        if self.sampling.kind == "single":
+            own = positions[(positions >= low) & (positions < high)]
+            yield own, own
+            return
+        for begin in range(low, high, AT_ONCE):
+            at = self.order.ids(begin, min(begin + AT_ONCE, high))
+            chosen = np.flatnonzero(wanted[at])
+            yield begin + chosen, at[chosen]
+
+
+def only_wanted(traced: TracedSamples, wanted: Mapping[int, NDArray[np.int64]]) -> TracedSamples:
+    """Return samples with only those parts that are of wanted sequences."""
+    corpora = np.repeat(traced.corpora, np.diff(traced.bounds))
+    keep = np.zeros(len(corpora), bool)
+    for source, sequences in wanted.items():
+        keep |= (corpora == source) & np.isin(traced.sequences, sequences)
+    sums = np.concatenate([[0], np.cumsum(keep)])
+    return traced._replace(
+        bounds=sums[traced.bounds],
+        sequences=traced.sequences[keep],
+        begins=traced.begins[keep],
+        ends=traced.ends[keep],
+        label_only=traced.label_only[keep],
+    )

@@ -1,0 +1,102 @@
+"""What is searched for: documents and source rows, as words or in files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.edit.selection import numbers_in
+from distcache.errors import ConfigError
+from distcache.ledger.trace import Trace
+from distcache.storage.files import read_file
+
+NUMBERS: Final = re.compile(r"\d{1,18}(?:-\d{1,18})?(?:,\d{1,18}(?:-\d{1,18})?)*")
+LONGEST: Final = 1 << 30  # bytes of a file of what is searched for
+EXPECTED: Final = "CORPUS:NUMBERS or SOURCE:NUMBERS, with numbers as 12,40-59, all or FILE.npy"
+MOST: Final = 1 << 31  # numbers
+
+
+def wanted_sequences(trace: Trace, words: Sequence[str]) -> dict[int, NDArray[np.int64]]:
+    """Return the sequences that are searched for, by the number of their corpus.
+
+    Parameters
+    ----------
+    trace : Trace
+        The split.
+    words : sequence of str
+        ``CORPUS:NUMBERS`` or ``SOURCE:NUMBERS``, where numbers are ``12,40-59``, of documents of a
+        corpus, or rows of a file (from 0; lines from 1); ``CORPUS:FILE.npy``; or the path of a file
+        with such words, one in each line.
+
+    Raises
+    ------
+    ConfigError
+        If a word is none, or there is no such corpus, document or row.
+    """
+    found: dict[int, list[NDArray[np.int64]]] = {}
+    sources = sorted({source for _, source in trace.split.pairs})
+    for name, numbers in _pairs(words):
+        if is_corpus := name in {*trace.corpora, *map(trace.split.place, sources)}:
+            corpora = [trace.number_of(name)]
+        else:
+            corpora = sources
+        known = False
+        for corpus in corpora:
+            documents = numbers
+            if not is_corpus:
+                documents = trace.split.sources(corpus).documents_from(name, numbers)
+                known |= documents is not None
+            elif documents is None:
+                documents = np.arange(len(trace.split.idx(corpus).bounds) - 1)
+            if documents is not None:
+                found.setdefault(corpus, []).append(trace.sequences(corpus, documents))
+        if not known and not is_corpus:
+            raise ConfigError(
+                f"--find {name}: is neither a corpus of {trace.cache.path} nor a file that one of "
+                "them was made of, as far as their receipts say"
+            )
+    return {corpus: np.unique(np.concatenate(parts)) for corpus, parts in found.items()}
+
+
+def _pairs(words: Iterable[str]) -> Iterator[tuple[str, NDArray[np.int64] | None]]:
+    """Yield names and numbers of words, and of the words in files."""
+    for word in words:
+        name, colon, numbers = word.rpartition(":")
+        if colon and name:
+            yield name, _numbers(word, numbers)
+        elif Path(word).is_file():
+            text = read_file(word, LONGEST).decode("utf-8", "surrogateescape")
+            own: dict[str, list[NDArray[np.int64] | None]] = {}
+            for line in filter(None, map(str.strip, text.splitlines())):
+                name, colon, numbers = line.rpartition(":")
+                if not colon or not name:
+                    raise ConfigError(f"--find {word}: {line!r}: expected {EXPECTED}")
+                own.setdefault(name, []).append(_numbers(line, numbers))
+            for name, parts in own.items():
+                some = [part for part in parts if part is not None]
+                yield name, None if len(some) < len(parts) else np.concatenate(some)
+        else:
+            raise ConfigError(f"--find {word}: expected {EXPECTED}, or a file with such lines")
+
+
+def _numbers(word: str, text: str) -> NDArray[np.int64] | None:
+    """Return the numbers of a word; None for all."""
+    if text == "all":
+        return None
+    if NUMBERS.fullmatch(text) is None:
+        if text.endswith(".npy"):
+            return numbers_in(text)
+        raise ConfigError(f"--find {word}: {text!r}: expected numbers, as 12,40-59, or all")
+    found = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        begin, end = int(first), int(last or first) + 1
+        if not 0 < end - begin <= MOST:
+            raise ConfigError(f"--find {word}: {part}: expected the lower number first")
+        found.append(np.arange(begin, end, dtype=np.int64))
+    return np.concatenate(found)
