@@ -255,3 +255,31 @@ def find_samples(section: Section, wanted: NDArray[np.uint64]) -> NDArray[np.int
 def find_positions(
     members: NDArray[np.int16], samples: NDArray[np.int64], wanted: list[NDArray[np.int64]]
 ) -> NDArray[np.int64]: ...
+def count_members(
+    members: NDArray[np.int16], window: int, counts: NDArray[np.int64]
+) -> tuple[int, int, int]: ...
+def sum_section(
+    section: Section,
+    samples: int,
+    first: int,
+    trained: NDArray[np.int64],
+    documents: NDArray[np.uint16],
+    squares: NDArray[np.float32],
+    tokens: NDArray[np.int32],
+) -> tuple[int, int, int, int, int]: ...
+def count_visits(
+    trained: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    visits: NDArray[np.int64],
+    classes: NDArray[np.int64],
+) -> tuple[int, int, float]: ...
+def sum_windows(
+    members: NDArray[np.int16],
+    samples: NDArray[np.int64],
+    window: int,
+    rows: list[tuple[Section, NDArray[np.uint16], NDArray[np.float32], NDArray[np.int32]]],
+    documents: NDArray[np.int64],
+    tokens: NDArray[np.int64],
+    squares: NDArray[np.float64],
+    most_squares: NDArray[np.float32],
+) -> None: ...

@@ -26,6 +26,7 @@ EXTRA_OF: Final = {
     "cramjam": "mds",
     "obstore": "s3",
     "pycurl": "s3",
+    "plotly": "report",
 }
 """The extra of each library that distcache imports only when it is used."""
 

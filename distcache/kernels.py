@@ -23,7 +23,9 @@ from distcache._kernels import (
     SequenceFacts,
     TextScanner,
     check_sequences,
+    count_members,
     count_packed,
+    count_visits,
     draws_within,
     emit_boundaries,
     entries_at,
@@ -43,6 +45,8 @@ from distcache._kernels import (
     pack_documents,
     read_ranges,
     read_samples,
+    sum_section,
+    sum_windows,
     trace_parts,
 )
 from distcache.errors import ConfigError
@@ -62,7 +66,9 @@ __all__ = [
     "SequenceFacts",
     "TextScanner",
     "check_sequences",
+    "count_members",
     "count_packed",
+    "count_visits",
     "draws_within",
     "emit_boundaries",
     "entries_at",
@@ -82,6 +88,8 @@ __all__ = [
     "pack_documents",
     "read_ranges",
     "read_samples",
+    "sum_section",
+    "sum_windows",
     "trace_parts",
 ]
 

@@ -55,6 +55,60 @@ py::array find_positions_of(const py::array& members, const py::array& samples,
     return moved(std::move(found));
 }
 
+std::tuple<std::int64_t, std::int64_t, std::int64_t> count(const py::array& members,
+                                                           std::int64_t window, py::array counts) {
+    const auto member_span = input<std::int16_t>(members, "members");
+    const auto count_span = output<std::int64_t>(counts, "counts", 2);
+    const std::int64_t datasets = counts.shape(1);
+    const py::gil_scoped_release release;
+    const BlendRuns runs = count_members(member_span, window, datasets, count_span);
+    return {runs.same, runs.longest, runs.longest_begin};
+}
+
+std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t> sum(
+    const HeldSection& section, std::int64_t samples, std::int64_t first, py::array trained,
+    py::array documents, py::array squares, py::array tokens) {
+    const auto trained_span = output<std::int64_t>(trained, "trained");
+    const RowSums rows{output<std::uint16_t>(documents, "documents"),
+                       output<float>(squares, "squares"), output<std::int32_t>(tokens, "tokens")};
+    const py::gil_scoped_release release;
+    const SectionSums sums = sum_section(section.section, samples, first, trained_span, rows);
+    return {sums.trained, sums.continued, sums.whole, sums.cut_once, sums.cut_more};
+}
+
+std::tuple<std::int64_t, std::int64_t, double> count_visits_of(const py::array& trained,
+                                                               const py::array& lengths,
+                                                               py::array visits,
+                                                               py::array classes) {
+    const auto trained_span = input<std::int64_t>(trained, "trained");
+    const auto length_span = input<std::int64_t>(lengths, "lengths");
+    const auto visit_span = output<std::int64_t>(visits, "visits");
+    const auto class_span = output<std::int64_t>(classes, "classes");
+    const py::gil_scoped_release release;
+    const VisitSums sums = count_visits(trained_span, length_span, visit_span, class_span);
+    return {sums.tokens, sums.never, sums.most};
+}
+
+using RowArrays = std::tuple<const HeldSection*, py::array, py::array, py::array>;
+
+void sum_windows_of(const py::array& members, const py::array& samples, std::int64_t window,
+                    const std::vector<RowArrays>& rows, py::array documents, py::array tokens,
+                    py::array squares, py::array most_squares) {
+    const auto member_span = input<std::int16_t>(members, "members");
+    const auto sample_span = input<std::int64_t>(samples, "samples");
+    std::vector<MemberRows> spans;
+    for (const auto& [section, row_documents, row_squares, row_tokens] : rows) {
+        spans.push_back({&section->section, input<std::uint16_t>(row_documents, "documents"),
+                         input<float>(row_squares, "squares"),
+                         input<std::int32_t>(row_tokens, "tokens")});
+    }
+    const WindowSums sums{
+        output<std::int64_t>(documents, "documents"), output<std::int64_t>(tokens, "tokens"),
+        output<double>(squares, "squares"), output<float>(most_squares, "most_squares")};
+    const py::gil_scoped_release release;
+    sum_windows(member_span, sample_span, window, spans, sums);
+}
+
 }  // namespace
 
 void register_ledger(py::module_& module) {
@@ -127,6 +181,119 @@ Raises
 ------
 IndexError
     If the blend names a member that does not exist.
+)doc");
+    module.def("count_members", &count, py::arg("members"), py::arg("window"), py::arg("counts"),
+               R"doc(
+Count the samples of each member in each window of a blend.
+
+Parameters
+----------
+members : ndarray of int16, shape (positions,)
+    Dataset index of the blend.
+window : int
+    Samples of a window; the last one may have fewer.
+counts : ndarray of int64, shape (windows, members)
+    Samples of each member in each window; added to.
+
+Returns
+-------
+same : int
+    Places whose sample is of the same member as the one before.
+longest, begin : int
+    Samples of the longest run of one member, and where it begins.
+
+Raises
+------
+IndexError
+    If the blend names a member that does not exist.
+)doc");
+    module.def("sum_section", &sum, py::arg("section"), py::arg("samples"), py::arg("first"),
+               py::arg("trained"), py::arg("documents"), py::arg("squares"), py::arg("tokens"),
+               R"doc(
+Sum up a section of which the first samples are trained on.
+
+Parameters
+----------
+section : Section
+    Section of tokens.
+samples : int
+    Number of samples that are trained on.
+first : int
+    First sequence of the section's range.
+trained : ndarray of int64, shape (sequences,)
+    Tokens of each sequence of the range that are inputs, over all visits; added to.
+documents : ndarray of uint16, shape (rows,)
+    Number of parts of each row, the samples before they are shuffled; 65,535 stands for more.
+squares : ndarray of float32, shape (rows,)
+    Sum of the squares of their lengths.
+tokens : ndarray of int32, shape (rows,) or (0,)
+    Sum of their lengths; empty where all rows have equally many tokens.
+
+Returns
+-------
+trained, continued, whole, cut_once, cut_more : int
+    Tokens that are trained on, those of them whose sequence begins in a row before; and entries of
+    the document index that are in one row, in two, and in more.
+
+Raises
+------
+IndexError
+    If the arrays lead outside of one another.
+)doc");
+    module.def("count_visits", &count_visits_of, py::arg("trained"), py::arg("lengths"),
+               py::arg("visits"), py::arg("classes"), R"doc(
+Count documents by their visits and by their lengths.
+
+Parameters
+----------
+trained : ndarray of int64, shape (documents,)
+    Tokens of each document that are inputs, over all visits.
+lengths : ndarray of int64, shape (documents,)
+    Tokens of each document.
+visits : ndarray of int64, shape (classes,)
+    Documents that are never seen, in part, once, twice and so on, the last for all that are seen
+    more often; added to. Documents without tokens are in none.
+classes : ndarray of int64, shape (classes,)
+    Documents by the number of bits of their lengths; added to.
+
+Returns
+-------
+tokens, never : int
+    Tokens of all documents, and those that are never inputs.
+most : float
+    Inputs of a document, over all visits, for each of its tokens.
+
+Raises
+------
+IndexError
+    If there is not a length for each document.
+)doc");
+    module.def("sum_windows", &sum_windows_of, py::arg("members"), py::arg("samples"),
+               py::arg("window"), py::arg("rows"), py::arg("documents"), py::arg("tokens"),
+               py::arg("squares"), py::arg("most_squares"), R"doc(
+Sum up each window of a blend.
+
+Parameters
+----------
+members : ndarray of int16, shape (positions,)
+    Dataset index of the blend.
+samples : ndarray of int64, shape (positions,)
+    Dataset sample index of the blend.
+window : int
+    Samples of a window; the last one may have fewer.
+rows : list of (Section, ndarray, ndarray, ndarray)
+    Section of each member, and its documents, squares and tokens, from `sum_section`.
+documents, tokens : ndarray of int64, shape (windows,)
+    Parts of the samples of each window, and their inputs where rows say these; added to.
+squares : ndarray of float64, shape (windows,)
+    Sum of their squares; added to.
+most_squares : ndarray of float32, shape (windows,)
+    The greatest of one sample.
+
+Raises
+------
+IndexError
+    If the arrays lead outside of one another.
 )doc");
 }
 

@@ -43,4 +43,74 @@ std::vector<std::int64_t> find_positions(std::span<const std::int16_t> members,
                                          std::span<const std::int64_t> samples,
                                          std::span<const std::span<const std::int64_t>> wanted);
 
+/// How samples of a blend follow one another.
+struct BlendRuns {
+    std::int64_t same = 0;     ///< places whose sample is of the same member as the one before
+    std::int64_t longest = 0;  ///< samples of the longest run of one member
+    std::int64_t longest_begin = 0;
+};
+
+/// Counts the samples of each member in each window of a blend.
+///
+/// `counts` has a row of `datasets` numbers for each window, which are added to. Throws
+/// std::out_of_range if the blend names a member that does not exist, or there is no room.
+BlendRuns count_members(std::span<const std::int16_t> members, std::int64_t window,
+                        std::int64_t datasets, std::span<std::int64_t> counts);
+
+/// What the rows of a section are, whatever their order.
+struct RowSums {
+    std::span<std::uint16_t> documents;  ///< parts with inputs; 65,535 stands for more
+    std::span<float> squares;            ///< sum of the squares of their lengths
+    std::span<std::int32_t> tokens;      ///< inputs; or empty, where all rows have equally many
+};
+
+/// What the sequences of a section are to training.
+struct SectionSums {
+    std::int64_t trained = 0;    ///< tokens that are inputs of trained rows
+    std::int64_t continued = 0;  ///< those of them whose sequence begins in a row before
+    std::int64_t whole = 0;      ///< entries that are in one row
+    std::int64_t cut_once = 0;   ///< entries that are in two
+    std::int64_t cut_more = 0;   ///< entries that are in more
+};
+
+/// Sums up a section of which the first samples are trained on.
+///
+/// `trained` has the inputs of each sequence from `first` on, which are added to. Throws
+/// std::out_of_range if the arrays lead outside of one another, or of what is given.
+SectionSums sum_section(const Section& section, std::int64_t samples, std::int64_t first,
+                        std::span<std::int64_t> trained, const RowSums& rows);
+
+/// How often documents are trained on.
+struct VisitSums {
+    std::int64_t tokens = 0;
+    std::int64_t never = 0;  ///< tokens that are never inputs
+    double most = 0;         ///< inputs of a document, over all visits, for each of its tokens
+};
+
+/// Counts documents by their visits and by their lengths.
+///
+/// `visits` are never, in part, once, twice and so on, the last for all that are more; `classes` by
+/// the number of bits of a length. Both are added to. A document without tokens is in no visit.
+VisitSums count_visits(std::span<const std::int64_t> trained, std::span<const std::int64_t> lengths,
+                       std::span<std::int64_t> visits, std::span<std::int64_t> classes);
+
+/// What the samples of windows are.
+struct WindowSums {
+    std::span<std::int64_t> documents, tokens;
+    std::span<double> squares;
+    std::span<float> most_squares;  ///< of one sample
+};
+
+/// The rows of a member of a blend.
+struct MemberRows {
+    const Section* section;
+    std::span<const std::uint16_t> documents;
+    std::span<const float> squares;
+    std::span<const std::int32_t> tokens;
+};
+
+/// Sums up each window of a blend. Throws std::out_of_range as `count_members`.
+void sum_windows(std::span<const std::int16_t> members, std::span<const std::int64_t> samples,
+                 std::int64_t window, std::span<const MemberRows> rows, const WindowSums& sums);
+
 }  // namespace distcache

@@ -27,8 +27,12 @@ public:
         return value;
     }
 
-    /// Begin to load a value that is needed soon; any index within the view.
-    void prefetch(std::int64_t i) const { __builtin_prefetch(address(i)); }
+    /// Begin to load a value that is needed soon; an index outside of the view loads nothing.
+    void prefetch(std::int64_t i) const {
+        const auto begin = reinterpret_cast<std::uintptr_t>(data_);
+        __builtin_prefetch(
+            reinterpret_cast<const void*>(begin + static_cast<std::uintptr_t>(i) * sizeof(T)));
+    }
 
 private:
     [[nodiscard]] const std::byte* address(std::int64_t i) const {

@@ -33,6 +33,8 @@ class SplitMembers:
 
     Attributes
     ----------
+    split : str
+        Name of the split.
     size : int
         Number of samples.
     pairs : list of (int, int)
@@ -57,6 +59,7 @@ class SplitMembers:
                 f"number {number}"
             )
         self.cache = cache
+        self.split = split
         self._blend: tuple[NDArray[np.int16], NDArray[np.int64]] | None = None
         if len(alone):
             members = alone[number : number + 1]
@@ -68,6 +71,12 @@ class SplitMembers:
             self.size = len(datasets)
         self.pairs = list(zip(members["section"].tolist(), members["source"].tolist(), strict=True))
         self.weights: NDArray[np.float64] = members["weight"]
+
+    @property
+    def keeps_partial(self) -> bool:
+        """Whether the last sample of a section may be shorter than the others."""
+        drops = self.cache.identity["drop_last_partial_validation_sequence"]
+        return self.split == "valid" and not drops
 
     @property
     def is_blend(self) -> bool:

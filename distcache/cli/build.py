@@ -28,6 +28,7 @@ from distcache.cli.options import with_options
 from distcache.cli.show import make_progress, print_json, print_result, print_table
 from distcache.corpus.fetched import fetched_indices
 from distcache.errors import BuildInterrupted, ConfigError, NotReady
+from distcache.ledger.report_document import Report
 from distcache.megatron.command_line import is_command
 from distcache.megatron.options import config_from_options
 from distcache.plan.assignment import assign_all, estimate
@@ -103,6 +104,12 @@ def plan_command(
     memory_limit: MemoryLimit = None,
     *,
     training: BucketOptions,
+    report: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.html", callback=path_only, help="Write what training would see as a page."
+        ),
+    ] = None,
     verbose: VerboseOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -121,12 +128,15 @@ def plan_command(
         distcache plan --megatron 0.19 -- torchrun --nproc-per-node 8 pretrain_gpt.py ...
 
         distcache plan blend.yaml --bucket --training-nodes 16 --node-disk 2T
+
+        distcache plan blend.yaml --report plan.html
     """
     settings = read_config(config, context)
     threads = threads or threads_of(usable_cores(), ranks)
     communicator, silent = SerialCommunicator(), NullProgress()
     with fetched_indices(communicator, settings.prefixes(), silent):
         plan = make_plan_together(communicator, settings, threads, silent)
+        found = None if report is None else _write_report(plan, report)
     layout = make_layout(plan.items)
     work = assign_all(plan.items, layout, ranks, threads, memory_limit)
     document = plan_document(plan, layout)
@@ -140,10 +150,21 @@ def plan_command(
     document["shards"] = shard_needs(plan)
     needs = document["buckets"] = bucket_needs(plan, training)
     document["warnings"] = plan_warnings(settings, plan) + prefix_warnings(needs)
+    document |= {} if found is None else {"report": found}
     if as_json:
         print_json(document)
     else:
         _show_plan(document, verbose=verbose)
+
+
+def _write_report(plan: Plan, path: str) -> Report:
+    """Write what training would see as a page, and return it."""
+    from distcache.cli.report import write_page  # noqa: PLC0415  most plans need none
+    from distcache.ledger.plan_report import report_of_plan  # noqa: PLC0415
+
+    found = report_of_plan(plan)
+    write_page(path, found)
+    return found
 
 
 def plan_document(plan: Plan, layout: Layout) -> dict[str, Any]:

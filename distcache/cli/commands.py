@@ -145,6 +145,9 @@ PANELS: Final = {
             "Show which documents steps see, or which steps see documents.",
             True,
         ),
+        "report": CommandEntry(
+            "report", "report_command", "Sum up what training sees, as numbers or as a page."
+        ),
         "export": CommandEntry(
             "cache",
             "export_command",

@@ -83,8 +83,9 @@ def trace_command(
         list[str] | None,
         typer.Option(
             metavar="WORD|FILE",
-            help="Documents that steps saw: CORPUS:NUMBERS of documents, SOURCE:NUMBERS of rows or lines, as "
-            "12,40-59 or all, CORPUS:FILE.npy, or a file with such lines; may be repeated.",
+            help="Documents that steps saw: CORPUS:NUMBERS of documents, SOURCE:NUMBERS of rows or "
+            "lines, as 12,40-59 or all, CORPUS:FILE.npy, or a file with such lines; may be "
+            "repeated.",
         ),
     ] = None,
     diff: Annotated[

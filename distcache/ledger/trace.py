@@ -12,7 +12,7 @@ from distcache.cache.contents import Cache
 from distcache.corpus.ancestry import documents_of
 from distcache.errors import ConfigError
 from distcache.ledger.source_rows import SourceRows
-from distcache.ledger.traced_split import TracedSamples, TracedSplit, open_for_trace
+from distcache.ledger.traced_split import TracedSamples, TracedSplit, is_range, open_for_trace
 
 
 class Trace:
@@ -152,15 +152,6 @@ class Trace:
         raise ConfigError(
             f"{self.cache.path}: has no corpus {corpus!r}; its corpora are {_listed(self.corpora)}"
         )
-
-
-def is_range(bounds: NDArray[np.int64]) -> bool:
-    """Return whether an array is 0, 1, 2, ..."""
-    step = 1 << 20
-    pieces = ((begin, bounds[begin : begin + step]) for begin in range(0, len(bounds), step))
-    return all(
-        np.array_equal(piece, np.arange(begin, begin + len(piece))) for begin, piece in pieces
-    )
 
 
 def _listed(names: Sequence[str], most: int = 5) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -174,12 +175,10 @@ class TracedSplit(SplitMembers):
         """Return the parts of samples of members; raises as `trace`."""
         for member in np.unique(members).tolist():
             self.section(member)
-        try:
+        with self.checked():
             bounds, sequences, begins, ends = trace_parts(
                 self._sections, np.ascontiguousarray(members), np.ascontiguousarray(samples)
             )
-        except IndexError as error:
-            raise self._corrupt(error) from error
         label_only = np.zeros(len(sequences), np.int8)
         if self.cache.add_extra_token and len(sequences):
             rows = np.diff(bounds) == 0
@@ -208,7 +207,7 @@ class TracedSplit(SplitMembers):
         none = np.empty(0, np.int64)
         found: dict[int, NDArray[np.int64]] = {}  # by section: a corpus may stand twice in a blend
         samples = []
-        try:
+        with self.checked():
             for member, (section, source) in enumerate(self.pairs):
                 if source in bits and section not in found:
                     found[section] = find_samples(self.section(member), bits[source])
@@ -216,8 +215,6 @@ class TracedSplit(SplitMembers):
             if self._blend is None:
                 return samples[0][samples[0] < self.size]
             return find_positions(*self._blend, samples)
-        except IndexError as error:
-            raise self._corrupt(error) from error
 
     def _bits(self, source: int, sequences: NDArray[np.int64]) -> NDArray[np.uint64]:
         """Return a bit for each sequence of a corpus."""
@@ -232,8 +229,28 @@ class TracedSplit(SplitMembers):
         flags[sequences] = 1
         return np.packbits(flags, bitorder="little").view(np.uint64)
 
-    def _corrupt(self, error: IndexError) -> CacheCorrupt:
-        self.cache.require_intact()
-        for idx in self._indices.values():
-            idx.require_intact()
-        return CacheCorrupt(f"{self.cache.path}: {error}; see `distcache verify`")
+    @contextlib.contextmanager
+    def checked(self) -> Iterator[None]:
+        """Turn an error of a kernel, whose arrays lead outside of one another, into a clear one.
+
+        Raises
+        ------
+        CacheCorrupt, CorpusError
+            If there is one, or a file was cut short.
+        """
+        try:
+            yield
+        except IndexError as error:
+            self.cache.require_intact()
+            for idx in self._indices.values():
+                idx.require_intact()
+            raise CacheCorrupt(f"{self.cache.path}: {error}; see `distcache verify`") from error
+
+
+def is_range(bounds: NDArray[np.int64]) -> bool:
+    """Return whether an array is 0, 1, 2, ..."""
+    step = 1 << 20
+    pieces = ((begin, bounds[begin : begin + step]) for begin in range(0, len(bounds), step))
+    return all(
+        np.array_equal(piece, np.arange(begin, begin + len(piece))) for begin, piece in pieces
+    )

@@ -1,0 +1,240 @@
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "distcache/ledger.hpp"
+#include "distcache/require.hpp"
+
+namespace distcache {
+namespace {
+
+constexpr std::int64_t ahead = 16;
+constexpr std::int64_t most_documents = 65535;
+constexpr const char* no_member = "a blend names no member";
+constexpr const char* no_room = "there must be a number for each window and row";
+constexpr const char* outside_rows = "a sample is not in the sample index";
+constexpr const char* outside_documents = "a sample index leads outside of the document index";
+constexpr const char* outside_corpus = "a document index leads outside of the section";
+constexpr const char* outside_sequence = "a sample index leads outside of a sequence";
+
+std::size_t place(std::int64_t i) {
+    return static_cast<std::size_t>(i);
+}
+
+// Begins to load what may be outside: its place has not been checked yet.
+template <class T>
+void prefetch(const T* values, std::int64_t i) {
+    const auto address =
+        reinterpret_cast<std::uintptr_t>(values) + static_cast<std::uintptr_t>(i) * sizeof(T);
+    __builtin_prefetch(reinterpret_cast<const void*>(address), 1);
+}
+
+// A bit for each row that one of the first samples is.
+template <class Index>
+std::vector<std::uint64_t> trained_rows(std::span<const Index> shuffle, std::int64_t samples,
+                                        std::int64_t rows) {
+    require(samples >= 0 && samples <= std::ssize(shuffle), "a sample is not in the shuffle index");
+    std::vector<std::uint64_t> found(place(rows + 63) / 64);
+    for (std::int64_t k = 0; k < samples; ++k) {
+        if (k + 2 * ahead < samples) {
+            prefetch(found.data(), static_cast<std::int64_t>(shuffle[place(k + 2 * ahead)]) / 64);
+        }
+        const auto row = static_cast<std::int64_t>(shuffle[place(k)]);
+        require(row >= 0 && row < rows, outside_rows);
+        found[place(row / 64)] |= std::uint64_t{1} << (row % 64);
+    }
+    return found;
+}
+
+// Sums up the rows of a section in the order of the document index: each ends where the next
+// begins.
+template <class Index>
+SectionSums sum_rows(const Section& section, std::span<const Index> boundaries,
+                     std::span<const std::uint64_t> chosen, std::int64_t first_sequence,
+                     std::span<std::int64_t> trained, const RowSums& rows) {
+    const std::int64_t count = std::ssize(boundaries) / 2 - 1;
+    const std::int64_t entries = std::ssize(section.document_index);
+    const std::int32_t* const documents = section.document_index.data();
+    SectionSums sums;
+    if (count <= 0) {
+        return sums;
+    }
+    const auto boundary = [&](std::int64_t row) {
+        return std::pair{static_cast<std::int64_t>(boundaries[place(2 * row)]),
+                         static_cast<std::int64_t>(boundaries[place(2 * row + 1)])};
+    };
+    auto [entry, offset] = boundary(0);
+    require(entry >= 0, outside_documents);
+    std::int64_t row = 0;
+    auto [last, last_offset] = boundary(1);
+    bool is_chosen = has_bit(chosen, 0);
+    std::int64_t parts = 0;
+    std::int64_t tokens = 0;
+    double squares = 0;
+    for (; row < count; ++entry, offset = 0) {
+        require(entry < entries && last >= entry, outside_documents);
+        if (entry + 2 * ahead < entries) {
+            const std::int64_t later = documents[entry + 2 * ahead];
+            section.lengths.prefetch(later);
+            prefetch(trained.data(), later - first_sequence);
+        }
+        const std::int64_t sequence = documents[entry];
+        require(sequence >= first_sequence && sequence - first_sequence < std::ssize(trained) &&
+                    sequence < section.lengths.size(),
+                outside_corpus);
+        const std::int64_t length = section.lengths[sequence];
+        std::int64_t pieces = 0;
+        std::int64_t own = 0;  // tokens that are trained on
+        while (true) {
+            const bool ends = entry == last;
+            const std::int64_t end = ends ? last_offset : length;
+            require(offset >= 0 && offset <= end && end <= length, outside_sequence);
+            const std::int64_t here = end - offset;
+            if (here > 0) {
+                ++pieces;
+                ++parts;
+                tokens += here;
+                squares += static_cast<double>(here) * static_cast<double>(here);
+                own += is_chosen ? here : 0;
+                sums.continued += is_chosen && offset > 0 ? here : 0;
+            }
+            if (!ends) {
+                break;
+            }
+            rows.documents[place(row)] =
+                static_cast<std::uint16_t>(std::min(parts, most_documents));
+            rows.squares[place(row)] = static_cast<float>(squares);
+            if (!rows.tokens.empty()) {
+                rows.tokens[place(row)] = static_cast<std::int32_t>(tokens);
+            }
+            parts = tokens = 0;
+            squares = 0;
+            offset = last_offset;
+            if (++row == count) {
+                break;
+            }
+            is_chosen = has_bit(chosen, row);
+            std::tie(last, last_offset) = boundary(row + 1);
+            require(last >= entry, outside_documents);
+        }
+        trained[place(sequence - first_sequence)] += own;
+        sums.trained += own;
+        sums.whole += pieces == 1;
+        sums.cut_once += pieces == 2;
+        sums.cut_more += pieces > 2;
+    }
+    return sums;
+}
+
+}  // namespace
+
+BlendRuns count_members(std::span<const std::int16_t> members, std::int64_t window,
+                        std::int64_t datasets, std::span<std::int64_t> counts) {
+    require(window > 0 && datasets > 0, no_room);
+    require((std::ssize(members) + window - 1) / window * datasets <= std::ssize(counts), no_room);
+    BlendRuns found;
+    std::int64_t begin = 0;
+    for (std::int64_t i = 0; i < std::ssize(members); ++i) {
+        const std::int64_t member = members[place(i)];
+        require(member >= 0 && member < datasets, no_member);
+        ++counts[place(i / window * datasets + member)];
+        if (i > 0 && members[place(i - 1)] == member) {
+            ++found.same;
+        } else {
+            begin = i;
+        }
+        if (i + 1 - begin > found.longest) {
+            found.longest = i + 1 - begin;
+            found.longest_begin = begin;
+        }
+    }
+    return found;
+}
+
+SectionSums sum_section(const Section& section, std::int64_t samples, std::int64_t first,
+                        std::span<std::int64_t> trained, const RowSums& rows) {
+    return std::visit(
+        [&](const auto& boundaries) {
+            const std::int64_t count = std::max<std::int64_t>(std::ssize(boundaries) / 2 - 1, 0);
+            require(std::ssize(rows.documents) == count && std::ssize(rows.squares) == count &&
+                        (rows.tokens.empty() || std::ssize(rows.tokens) == count),
+                    no_room);
+            const std::vector<std::uint64_t> chosen = std::visit(
+                [&](const auto& shuffle) { return trained_rows(shuffle, samples, count); },
+                section.shuffle_index);
+            return sum_rows(section, boundaries, chosen, first, trained, rows);
+        },
+        section.sample_index);
+}
+
+VisitSums count_visits(std::span<const std::int64_t> trained, std::span<const std::int64_t> lengths,
+                       std::span<std::int64_t> visits, std::span<std::int64_t> classes) {
+    require(trained.size() == lengths.size() && visits.size() > 1, no_room);
+    VisitSums sums;
+    const std::int64_t last = std::ssize(visits) - 1;
+    for (std::size_t i = 0; i < lengths.size(); ++i) {
+        const std::int64_t length = lengths[i];
+        const std::int64_t seen = trained[i];
+        const auto bits = static_cast<std::size_t>(
+            std::bit_width(static_cast<std::uint64_t>(std::max<std::int64_t>(length, 0))));
+        ++classes[std::min(bits, classes.size() - 1)];
+        if (length <= 0) {
+            continue;
+        }
+        sums.tokens += length;
+        sums.never += std::max<std::int64_t>(length - seen, 0);
+        // Most are seen once or not at all, and a division takes longer than all else.
+        const std::int64_t times = seen < length ? 0 : seen < 2 * length ? 1 : seen / length;
+        ++visits[place(seen == 0 ? 0 : std::min(times + 1, last))];
+        if (static_cast<double>(seen) > sums.most * static_cast<double>(length)) {
+            sums.most = static_cast<double>(seen) / static_cast<double>(length);
+        }
+    }
+    return sums;
+}
+
+void sum_windows(std::span<const std::int16_t> members, std::span<const std::int64_t> samples,
+                 std::int64_t window, std::span<const MemberRows> rows, const WindowSums& sums) {
+    const std::int64_t count = std::ssize(members);
+    require(window > 0 && std::ssize(samples) == count, no_room);
+    const std::int64_t windows = (count + window - 1) / window;
+    require(windows <= std::ssize(sums.documents) && windows <= std::ssize(sums.tokens) &&
+                windows <= std::ssize(sums.squares) && windows <= std::ssize(sums.most_squares),
+            no_room);
+    const auto row_of = [&](std::int64_t i) {
+        const std::int64_t member = members[place(i)];
+        require(member >= 0 && member < std::ssize(rows), no_member);
+        const MemberRows& own = rows[place(member)];
+        const std::int64_t row = std::visit(
+            [&](const auto& shuffle) {
+                const std::int64_t sample = samples[place(i)];
+                require(sample >= 0 && sample < std::ssize(shuffle),
+                        "a sample is not in the shuffle index");
+                return static_cast<std::int64_t>(shuffle[place(sample)]);
+            },
+            own.section->shuffle_index);
+        require(row >= 0 && row < std::ssize(own.documents) && row < std::ssize(own.squares) &&
+                    (own.tokens.empty() || row < std::ssize(own.tokens)),
+                outside_rows);
+        return std::pair<const MemberRows&, std::int64_t>{own, row};
+    };
+    for (std::int64_t i = 0; i < count; ++i) {
+        if (i + ahead < count) {
+            const auto [own, row] = row_of(i + ahead);
+            __builtin_prefetch(own.documents.data() + row);
+            __builtin_prefetch(own.squares.data() + row);
+        }
+        const auto [own, row] = row_of(i);
+        const std::size_t w = place(i / window);
+        sums.documents[w] += own.documents[place(row)];
+        sums.tokens[w] += own.tokens.empty() ? 0 : own.tokens[place(row)];
+        const float squares = own.squares[place(row)];
+        sums.squares[w] += static_cast<double>(squares);
+        sums.most_squares[w] = std::max(sums.most_squares[w], squares);
+    }
+}
+
+}  // namespace distcache

@@ -1,0 +1,178 @@
+"""What training sees of the documents of one corpus, summed up in one pass over its section."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.kernels import Section, count_visits, sum_section, trace_parts
+from distcache.ledger.report_document import LENGTHS, VISITS
+from distcache.ledger.traced_split import TracedSplit, is_range
+
+DRAWN: Final = 1 << 16  # documents, or samples, of which correlations are computed
+SMALL: Final = 100  # of which correlations say nothing
+
+
+class SectionRows(NamedTuple):
+    """The samples of a section before they are shuffled."""
+
+    section: Section
+    documents: NDArray[np.uint16]  # parts of documents in each; 65,535 stands for more
+    squares: NDArray[np.float32]  # sums of the squares of their lengths
+    tokens: NDArray[np.int32]  # sums of their lengths; empty if all are as long as a sample
+
+
+class Exposure(NamedTuple):
+    """What training sees of a corpus, as `CorpusReport` has it."""
+
+    documents: int
+    tokens: int
+    trained: int
+    most: float
+    never: int
+    visits: tuple[int, ...]
+    lengths: tuple[int, ...]
+    whole: int
+    cut_once: int
+    cut_more: int
+    continued: float
+    order_of_lengths: float | None
+    place_of_never: float | None
+
+
+def sum_member(split: TracedSplit, member: int, taken: int) -> tuple[Exposure, SectionRows]:
+    """Sum up a member of a split, whose first samples are trained on.
+
+    Parameters
+    ----------
+    split : TracedSplit
+        The open split.
+    member : int
+        Number of the member.
+    taken : int
+        Number of its samples.
+
+    Raises
+    ------
+    CacheCorrupt, CorpusError, NotReady
+        If the arrays lead outside of one another, or the index is missing.
+    """
+    row, source = split.pair(member)
+    entry = split.cache.table("sections")[row]
+    begin, end = int(entry["begin"]), int(entry["end"])
+    section, idx = split.section(member), split.idx(source)
+    rows = max(split.cache.arrays("sections", row)["sample_index"].shape[0] - 1, 0)
+    padded = entry["order"] == b"packed" or split.keeps_partial
+    of_rows = SectionRows(
+        section,
+        np.empty(rows, np.uint16),
+        np.empty(rows, np.float32),
+        np.empty(rows if padded else 0, np.int32),
+    )
+    seen = np.zeros(end - begin, np.int64)
+    with split.checked():
+        trained, continued, whole, cut_once, cut_more = sum_section(
+            section, taken, begin, seen, *of_rows[1:]
+        )
+    lengths = idx.lengths[begin:end].astype(np.int64)
+    seen, lengths = _by_documents(split, source, begin, end, seen, lengths)
+    visits, classes = np.zeros(VISITS, np.int64), np.zeros(LENGTHS, np.int64)
+    tokens, never, most = count_visits(seen, lengths, visits, classes)
+    exposure = Exposure(
+        documents=len(lengths),
+        tokens=tokens,
+        trained=trained,
+        most=most,
+        never=never,
+        visits=tuple(visits.tolist()),
+        lengths=tuple(classes.tolist()),
+        whole=whole,
+        cut_once=cut_once,
+        cut_more=cut_more,
+        continued=continued / trained if trained else 0.0,
+        order_of_lengths=correlation(*drawn(lengths)),
+        place_of_never=_mean_place((seen == 0) & (lengths > 0)) if visits[0] else None,
+    )
+    return exposure, of_rows
+
+
+def _by_documents(
+    split: TracedSplit,
+    source: int,
+    begin: int,
+    end: int,
+    seen: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return numbers of sequences [begin, end), summed up by their documents."""
+    idx = split.idx(source)
+    if len(idx.bounds) == len(idx.lengths) + 1 and is_range(idx.bounds):
+        return seen, lengths
+    bounds = np.clip(np.array(idx.bounds), begin, end) - begin
+    bounds = np.unique(np.concatenate([[0], bounds, [end - begin]]))
+    sums = [np.concatenate([[0], np.cumsum(values, dtype=np.int64)]) for values in (seen, lengths)]
+    seen_of, length_of = (np.diff(values[bounds]) for values in sums)
+    return seen_of, length_of
+
+
+def drawn(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Return the places of some values, evenly spread, and these."""
+    places = np.linspace(0, max(len(values) - 1, 0), min(len(values), DRAWN)).astype(np.int64)
+    return places, values[places]
+
+
+def correlation(one: NDArray[Any], other: NDArray[Any]) -> float | None:
+    """Return the correlation of ranks, Spearman's; None of few, or of values that are all equal."""
+    if len(one) < SMALL or one.min() == one.max() or other.min() == other.max():
+        return None
+    ranks = [np.argsort(np.argsort(values, kind="stable")) for values in (one, other)]
+    found: NDArray[np.float64] = np.corrcoef(np.stack(ranks))
+    return float(found[0, 1])
+
+
+def _mean_place(chosen: NDArray[np.bool_]) -> float | None:
+    """Return where chosen documents are in the mean, from 0 to 1; None if they are few."""
+    places = np.flatnonzero(chosen)
+    return None if len(places) < SMALL else float(places.mean() / (len(chosen) - 1))
+
+
+def order_of_training(
+    split: TracedSplit, member: int, taken: int
+) -> tuple[float | None, float | None]:
+    """Return how much samples follow the order of the corpus.
+
+    Parameters
+    ----------
+    split : TracedSplit
+        The open split.
+    member : int
+        Number of the member.
+    taken : int
+        Number of its samples that are trained on.
+
+    Returns
+    -------
+    correlation : float or None
+        Correlation of the number of a sample, within the first pass, with that of its first
+        sequence; None of few samples.
+    neighbours : float or None
+        Mean distance of the sequences of samples that follow one another, where 1 is what random
+        ones have.
+    """
+    entry = split.cache.table("sections")[split.pair(member)[0]]
+    passes = max(int(entry["epochs"]), 1)
+    first_pass = min(taken, max(int(entry["samples"]) // passes, 1))
+    if first_pass < SMALL:
+        return None, None
+    samples = np.unique(np.linspace(0, first_pass - 2, DRAWN // 2).astype(np.int64))
+    pairs = np.stack([samples, samples + 1], axis=1).ravel()
+    with split.checked():
+        bounds, sequences, _, _ = trace_parts(
+            [split.section(member)], np.zeros(len(pairs), np.int16), pairs
+        )
+    firsts = sequences[np.minimum(bounds[:-1], len(sequences) - 1)].astype(np.int64)
+    distance = float(np.abs(np.diff(firsts.reshape(-1, 2), axis=1)).mean())
+    count = int(entry["end"]) - int(entry["begin"])
+    return correlation(samples, firsts[::2]), distance / (count / 3)
