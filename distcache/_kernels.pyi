@@ -267,6 +267,9 @@ def sum_section(
     squares: NDArray[np.float32],
     tokens: NDArray[np.int32],
 ) -> tuple[int, int, int, int, int]: ...
+def find_visits(
+    section: Section, rows: NDArray[np.uint16], first: int, whole: NDArray[np.uint16]
+) -> tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int32], NDArray[np.uint16]]: ...
 def count_visits(
     trained: NDArray[np.int64],
     lengths: NDArray[np.int64],

@@ -76,6 +76,21 @@ std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t, std::int64_t>
     return {sums.trained, sums.continued, sums.whole, sums.cut_once, sums.cut_more};
 }
 
+std::tuple<py::array, py::array, py::array, py::array> find_visits_of(const HeldSection& section,
+                                                                      const py::array& rows,
+                                                                      std::int64_t first,
+                                                                      py::array whole) {
+    const auto row_span = input<std::uint16_t>(rows, "rows");
+    const auto whole_span = output<std::uint16_t>(whole, "whole");
+    PartVisits found;
+    {
+        const py::gil_scoped_release release;
+        found = find_visits(section.section, row_span, first, whole_span);
+    }
+    return {moved(std::move(found.sequences)), moved(std::move(found.begins)),
+            moved(std::move(found.ends)), moved(std::move(found.times))};
+}
+
 std::tuple<std::int64_t, std::int64_t, double> count_visits_of(const py::array& trained,
                                                                const py::array& lengths,
                                                                py::array visits,
@@ -239,6 +254,35 @@ Raises
 ------
 IndexError
     If the arrays lead outside of one another.
+)doc");
+    module.def("find_visits", &find_visits_of, py::arg("section"), py::arg("rows"),
+               py::arg("first"), py::arg("whole"), R"doc(
+Find what the rows of a section visit, each of them so often.
+
+Parameters
+----------
+section : Section
+    Section of tokens.
+rows : ndarray of uint16, shape (rows,)
+    Visits of each row.
+first : int
+    First sequence of the section's range.
+whole : ndarray of uint16, shape (sequences,)
+    Visits of whole sequences of the range; added to.
+
+Returns
+-------
+sequences : ndarray of int64, shape (parts,)
+    Sequence of each part that is no whole one, counted from `first`.
+begins, ends : ndarray of int32, shape (parts,)
+    Range of its tokens that are inputs.
+times : ndarray of uint16, shape (parts,)
+    Visits of the part, at least one.
+
+Raises
+------
+IndexError
+    If the arrays lead outside of one another, or a sequence has more than 65,535 visits.
 )doc");
     module.def("count_visits", &count_visits_of, py::arg("trained"), py::arg("lengths"),
                py::arg("visits"), py::arg("classes"), R"doc(

@@ -80,6 +80,21 @@ struct SectionSums {
 SectionSums sum_section(const Section& section, std::int64_t samples, std::int64_t first,
                         std::span<std::int64_t> trained, const RowSums& rows);
 
+/// Parts of sequences that rows visit.
+struct PartVisits {
+    std::vector<std::int64_t> sequences;  ///< counted from the first of the section
+    std::vector<std::int32_t> begins, ends;
+    std::vector<std::uint16_t> times;  ///< above 0
+};
+
+/// Finds what the rows of a section visit, each of them so often.
+///
+/// Visits of whole sequences, from `first` on, are added to `whole`; the others are returned, in
+/// the order of the document index, with those of rows that follow one another as one. Throws
+/// std::out_of_range if the arrays lead outside of one another, or of what is given.
+PartVisits find_visits(const Section& section, std::span<const std::uint16_t> rows,
+                       std::int64_t first, std::span<std::uint16_t> whole);
+
 /// How often documents are trained on.
 struct VisitSums {
     std::int64_t tokens = 0;

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
+#include <limits>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -49,18 +50,18 @@ std::vector<std::uint64_t> trained_rows(std::span<const Index> shuffle, std::int
     return found;
 }
 
-// Sums up the rows of a section in the order of the document index: each ends where the next
-// begins.
-template <class Index>
-SectionSums sum_rows(const Section& section, std::span<const Index> boundaries,
-                     std::span<const std::uint64_t> chosen, std::int64_t first_sequence,
-                     std::span<std::int64_t> trained, const RowSums& rows) {
+// Goes through the rows of a section in the order of the document index: each ends where the next
+// begins. Calls visitor.piece(row, sequence, begin, end) for each part with tokens, in order;
+// visitor.end_row(row) after the last of a row; and visitor.end_entry(sequence, length) after the
+// last of an entry. Sequences are counted from `first` on.
+template <class Index, class Visitor>
+void walk_rows(const Section& section, std::span<const Index> boundaries, std::int64_t first,
+               std::int64_t sequences, Visitor& visitor) {
     const std::int64_t count = std::ssize(boundaries) / 2 - 1;
     const std::int64_t entries = std::ssize(section.document_index);
     const std::int32_t* const documents = section.document_index.data();
-    SectionSums sums;
     if (count <= 0) {
-        return sums;
+        return;
     }
     const auto boundary = [&](std::int64_t row) {
         return std::pair{static_cast<std::int64_t>(boundaries[place(2 * row)]),
@@ -70,64 +71,144 @@ SectionSums sum_rows(const Section& section, std::span<const Index> boundaries,
     require(entry >= 0, outside_documents);
     std::int64_t row = 0;
     auto [last, last_offset] = boundary(1);
-    bool is_chosen = has_bit(chosen, 0);
-    std::int64_t parts = 0;
-    std::int64_t tokens = 0;
-    double squares = 0;
     for (; row < count; ++entry, offset = 0) {
         require(entry < entries && last >= entry, outside_documents);
         if (entry + 2 * ahead < entries) {
             const std::int64_t later = documents[entry + 2 * ahead];
             section.lengths.prefetch(later);
-            prefetch(trained.data(), later - first_sequence);
+            visitor.prefetch(later - first);
         }
         const std::int64_t sequence = documents[entry];
-        require(sequence >= first_sequence && sequence - first_sequence < std::ssize(trained) &&
-                    sequence < section.lengths.size(),
-                outside_corpus);
+        require(
+            sequence >= first && sequence - first < sequences && sequence < section.lengths.size(),
+            outside_corpus);
         const std::int64_t length = section.lengths[sequence];
-        std::int64_t pieces = 0;
-        std::int64_t own = 0;  // tokens that are trained on
         while (true) {
             const bool ends = entry == last;
             const std::int64_t end = ends ? last_offset : length;
             require(offset >= 0 && offset <= end && end <= length, outside_sequence);
-            const std::int64_t here = end - offset;
-            if (here > 0) {
-                ++pieces;
-                ++parts;
-                tokens += here;
-                squares += static_cast<double>(here) * static_cast<double>(here);
-                own += is_chosen ? here : 0;
-                sums.continued += is_chosen && offset > 0 ? here : 0;
+            if (offset < end) {
+                visitor.piece(row, sequence - first, offset, end);
             }
             if (!ends) {
                 break;
             }
-            rows.documents[place(row)] =
-                static_cast<std::uint16_t>(std::min(parts, most_documents));
-            rows.squares[place(row)] = static_cast<float>(squares);
-            if (!rows.tokens.empty()) {
-                rows.tokens[place(row)] = static_cast<std::int32_t>(tokens);
-            }
-            parts = tokens = 0;
-            squares = 0;
+            visitor.end_row(row);
             offset = last_offset;
             if (++row == count) {
                 break;
             }
-            is_chosen = has_bit(chosen, row);
             std::tie(last, last_offset) = boundary(row + 1);
             require(last >= entry, outside_documents);
         }
-        trained[place(sequence - first_sequence)] += own;
-        sums.trained += own;
-        sums.whole += pieces == 1;
-        sums.cut_once += pieces == 2;
-        sums.cut_more += pieces > 2;
+        visitor.end_entry(sequence - first, length);
     }
-    return sums;
 }
+
+// Sums up rows, and what is trained of sequences.
+class SumVisitor {
+public:
+    SumVisitor(std::span<const std::uint64_t> chosen, std::span<std::int64_t> trained,
+               const RowSums& rows)
+        : chosen_(chosen), trained_(trained), rows_(rows) {}
+
+    void prefetch(std::int64_t sequence) { distcache::prefetch(trained_.data(), sequence); }
+
+    void piece(std::int64_t row, std::int64_t, std::int64_t begin, std::int64_t end) {
+        const std::int64_t here = end - begin;
+        ++pieces_;
+        ++parts_;
+        tokens_ += here;
+        squares_ += static_cast<double>(here) * static_cast<double>(here);
+        if (has_bit(chosen_, row)) {
+            own_ += here;
+            sums_.continued += begin > 0 ? here : 0;
+        }
+    }
+
+    void end_row(std::int64_t row) {
+        rows_.documents[place(row)] = static_cast<std::uint16_t>(std::min(parts_, most_documents));
+        rows_.squares[place(row)] = static_cast<float>(squares_);
+        if (!rows_.tokens.empty()) {
+            rows_.tokens[place(row)] = static_cast<std::int32_t>(tokens_);
+        }
+        parts_ = tokens_ = 0;
+        squares_ = 0;
+    }
+
+    void end_entry(std::int64_t sequence, std::int64_t) {
+        trained_[place(sequence)] += own_;
+        sums_.trained += own_;
+        sums_.whole += pieces_ == 1;
+        sums_.cut_once += pieces_ == 2;
+        sums_.cut_more += pieces_ > 2;
+        own_ = pieces_ = 0;
+    }
+
+    [[nodiscard]] const SectionSums& sums() const { return sums_; }
+
+private:
+    std::span<const std::uint64_t> chosen_;
+    std::span<std::int64_t> trained_;
+    RowSums rows_;
+    SectionSums sums_;
+    std::int64_t parts_ = 0, tokens_ = 0;  // of the row
+    double squares_ = 0;
+    std::int64_t pieces_ = 0, own_ = 0;  // of the entry
+};
+
+// Counts whole visits of sequences, and lists visits of parts of them.
+class VisitVisitor {
+public:
+    VisitVisitor(std::span<const std::uint16_t> rows, std::span<std::uint16_t> whole)
+        : rows_(rows), whole_(whole) {}
+
+    void prefetch(std::int64_t sequence) { distcache::prefetch(whole_.data(), sequence); }
+
+    void piece(std::int64_t row, std::int64_t sequence, std::int64_t begin, std::int64_t end) {
+        const std::uint16_t times = rows_[place(row)];
+        if (times == times_ && begin == end_ && begin > begin_) {
+            end_ = end;
+            return;
+        }
+        list(sequence);
+        times_ = times;
+        begin_ = begin;
+        end_ = end;
+    }
+
+    void end_row(std::int64_t) {}
+
+    void end_entry(std::int64_t sequence, std::int64_t length) {
+        if (begin_ == 0 && end_ == length && length > 0) {
+            const std::int64_t sum = std::int64_t{whole_[place(sequence)]} + times_;
+            require(sum <= std::numeric_limits<std::uint16_t>::max(),
+                    "a sequence is visited more often than can be counted");
+            whole_[place(sequence)] = static_cast<std::uint16_t>(sum);
+        } else {
+            list(sequence);
+        }
+        times_ = 0;
+        begin_ = end_ = 0;
+    }
+
+    PartVisits found;
+
+private:
+    void list(std::int64_t sequence) {
+        if (times_ > 0 && begin_ < end_) {
+            found.sequences.push_back(sequence);
+            found.begins.push_back(static_cast<std::int32_t>(begin_));
+            found.ends.push_back(static_cast<std::int32_t>(end_));
+            found.times.push_back(times_);
+        }
+    }
+
+    std::span<const std::uint16_t> rows_;
+    std::span<std::uint16_t> whole_;
+    std::uint16_t times_ = 0;  // visits of the part that is being put together
+    std::int64_t begin_ = 0, end_ = 0;
+};
 
 }  // namespace
 
@@ -165,7 +246,22 @@ SectionSums sum_section(const Section& section, std::int64_t samples, std::int64
             const std::vector<std::uint64_t> chosen = std::visit(
                 [&](const auto& shuffle) { return trained_rows(shuffle, samples, count); },
                 section.shuffle_index);
-            return sum_rows(section, boundaries, chosen, first, trained, rows);
+            SumVisitor visitor(chosen, trained, rows);
+            walk_rows(section, boundaries, first, std::ssize(trained), visitor);
+            return visitor.sums();
+        },
+        section.sample_index);
+}
+
+PartVisits find_visits(const Section& section, std::span<const std::uint16_t> rows,
+                       std::int64_t first, std::span<std::uint16_t> whole) {
+    return std::visit(
+        [&](const auto& boundaries) {
+            require(std::ssize(rows) == std::max<std::int64_t>(std::ssize(boundaries) / 2 - 1, 0),
+                    no_room);
+            VisitVisitor visitor(rows, whole);
+            walk_rows(section, boundaries, first, std::ssize(whole), visitor);
+            return std::move(visitor.found);
         },
         section.sample_index);
 }

@@ -148,6 +148,13 @@ PANELS: Final = {
         "report": CommandEntry(
             "report", "report_command", "Sum up what training sees, as numbers or as a page."
         ),
+        "rest": CommandEntry(
+            "rest",
+            "rest_command",
+            "Make views of what training has left of its corpora.",
+            True,
+            KEPT,
+        ),
         "export": CommandEntry(
             "cache",
             "export_command",

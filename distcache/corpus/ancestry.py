@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from distcache.corpus.idx import Idx, bin_path, open_idx
 from distcache.corpus.kept_runs import encode_kept
-from distcache.corpus.receipt import Ancestor, InputReceipt, Receipt, find_receipt
+from distcache.corpus.receipt import VIEWS, Ancestor, InputReceipt, Receipt, find_receipt
 from distcache.errors import DistcacheError
 from distcache.storage.url import is_url
 
@@ -68,7 +68,7 @@ def _line_of(prefix: str, seen: set[str]) -> Iterator[Ancestor]:
         return
     seen.add(prefix)
     root = root_of_view(prefix)
-    if receipt.kind == "select":
+    if receipt.kind in VIEWS:
         entry = _kept_of_root(prefix, root, receipt)
         if entry is None:
             return

@@ -21,7 +21,8 @@ from distcache.storage.threads import decodable
 from distcache.storage.url import is_url
 
 FORMAT: Final = 1
-Kind = Literal["text", "tokens", "merge", "convert", "select", "materialize", "mds"]
+Kind = Literal["text", "tokens", "merge", "convert", "select", "rest", "materialize", "mds"]
+VIEWS: Final = ("select", "rest")  # whose tokens are in the `.bin` of another corpus
 LONGEST: Final = 1 << 30  # bytes of a receipt; one of a hundred thousand pieces has 10 MB
 # The facts of a corpus that its receipt repeats, as messages call them.
 CONTENT: Final = {

@@ -14,7 +14,7 @@ from distcache.corpus.ancestry import COPIES, documents_of, find_sorted, root_of
 from distcache.corpus.idx import Idx, open_idx
 from distcache.corpus.kept_runs import KeptRuns
 from distcache.corpus.mds.shard_table import has_table, read_table, shards_at
-from distcache.corpus.receipt import Ancestor, InputReceipt, Receipt, find_receipt
+from distcache.corpus.receipt import VIEWS, Ancestor, InputReceipt, Receipt, find_receipt
 from distcache.errors import NotReady
 
 UNKNOWN: Final = -1
@@ -168,7 +168,7 @@ class CorpusSources:
         node: Receipt | Ancestor,
     ) -> None:
         """Find documents of a corpus in its inputs, or in what these were made of."""
-        if node.kind == "select":  # an ancestor: the view itself points into its root
+        if node.kind in VIEWS:  # an ancestor: the view itself points into its root
             (entry,) = node.inputs
             self._find_beyond(found, places, KeptRuns(entry.kept).numbers(documents), entry)
             return
@@ -310,9 +310,9 @@ class CorpusSources:
         before = 0
         for entry in node.inputs:
             own: NDArray[np.int64] | None = None
-            if node.kind in (*COPIES, "select"):
+            if node.kind in (*COPIES, *VIEWS):
                 own = self._search_beyond(entry, path, numbers)
-                if own is not None and node.kind == "select":
+                if own is not None and node.kind in VIEWS:
                     own = KeptRuns(entry.kept).find(own)
                     own = own[own >= 0]
             elif is_path(path, entry.path):

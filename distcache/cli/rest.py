@@ -1,0 +1,124 @@
+"""`distcache rest`: what is left of corpora after training."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Annotated, Final, Literal
+
+import typer
+
+from distcache.cache.corpus_places import moves_from
+from distcache.cli.cache import CacheArgument
+from distcache.cli.common import JsonOption, LogOption, PrefixOption, ThreadsOption
+from distcache.cli.show import make_progress, print_json, print_table
+from distcache.errors import ConfigError
+from distcache.ledger.rest import RestOptions, Trained, write_rest
+from distcache.ledger.steps import Sampling
+from distcache.ledger.traced_split import TracedSplit, open_for_trace
+from distcache.megatron.run_options import run_of_command
+from distcache.ranks.cores import threads_of, usable_cores
+from distcache.storage.url import path_only
+
+AND: Final = re.compile(r"(.+)@(\d{1,18})")
+
+
+def rest_command(
+    context: typer.Context,
+    cache: CacheArgument,
+    samples: Annotated[int, typer.Option(min=0, help="Samples that training has consumed.")],
+    out: Annotated[
+        str,
+        typer.Option(
+            "--out", "-o", metavar="DIR", callback=path_only, help="Directory for the views."
+        ),
+    ],
+    also: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--and",
+            metavar="CACHE@N",
+            help="Another cache of the same corpora, and its samples; may be repeated.",
+        ),
+    ] = None,
+    passes: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=65535,
+            help="How often each token is an input in the end; by default as often as the one that "
+            "was most often, at least once.",
+        ),
+    ] = None,
+    partial: Annotated[
+        Literal["keep", "drop"], typer.Option(help="What becomes of parts of documents.")
+    ] = "keep",
+    prefix: PrefixOption = None,
+    threads: ThreadsOption = 0,
+    as_json: JsonOption = False,
+    log_format: LogOption = "auto",
+) -> None:
+    """Make views of what is left of the corpora: for another sequence length, order or blend.
+
+    Every token of the train split was an input, or is in the view, equally often. The sequences of
+    the other splits become views as they are. A run in another order than the cache's is described
+    by Megatron's options: --dataloader-type cyclic, --micro-batch-size, --data-parallel-size.
+
+    Examples
+    --------
+        distcache rest pretrain-4k.h5 --samples 120000 -o rest/
+
+        distcache rest a.h5 --samples 50000 --and b.h5@20000 -o rest/ --partial drop
+    """
+    prefixes = dict(moves_from(prefix or [], os.environ))
+    caches = [(cache, samples), *map(_pair, also or [])]
+    trained = [
+        Trained(TracedSplit(open_for_trace(path, prefixes)), count) for path, count in caches
+    ]
+    sampling = Sampling()
+    if context.args:
+        length = trained[0].split.cache.sequence_length
+        sampling = Sampling.of_run(run_of_command(context.args, length), "train")
+    with make_progress(log_format) as progress:
+        progress.phase("finding what is left", len(trained[0].split.pairs))
+        rest = write_rest(
+            trained,
+            out,
+            RestOptions(passes, partial, sampling),
+            threads or threads_of(usable_cores(), 1),
+            progress.advance,
+        )
+    if as_json:
+        print_json(rest)
+        return
+    print_table(
+        f"What is left, in {out}",
+        ["corpus", "passes", "tokens seen", "tokens left", "sequences", "fragments", "dropped"],
+        [
+            [
+                one.corpus,
+                one.passes,
+                one.trained_tokens,
+                one.left_tokens,
+                one.sequences,
+                one.fragments,
+                one.dropped_tokens,
+            ]
+            for one in rest.corpora
+        ],
+    )
+    total = sum(count for _, count in caches)
+    typer.echo(f"blend: `blend_per_split` of {os.path.join(out, 'rest.json')}")
+    typer.echo(
+        f"Megatron, the next job: --per-split-data-args-path {rest.megatron}, with "
+        "--phase-transition-iterations in both jobs at the iteration that consumed "
+        f"{total:,} samples; or start from the weights alone (--finetune), which counts from 0"
+    )
+
+
+def _pair(text: str) -> tuple[str, int]:
+    """Return the cache and the samples of ``CACHE@N``."""
+    found = AND.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"--and {text}: expected CACHE@SAMPLES")
+    return found[1], int(found[2])

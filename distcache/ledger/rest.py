@@ -1,0 +1,318 @@
+"""What is left of the corpora of a cache after some samples, as views and a blend of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.corpus.corpus import CorpusFacts, open_examined
+from distcache.corpus.examine import require_sound
+from distcache.corpus.idx import Idx
+from distcache.errors import ConfigError
+from distcache.ledger.rest_pieces import Pieces, Visits, greatest, left, visits_of
+from distcache.ledger.rest_views import count_left, names_of, write_view
+from distcache.ledger.source_rows import grouped
+from distcache.ledger.steps import Sampling
+from distcache.ledger.traced_split import TracedSplit
+from distcache.plan.config import SPLITS
+from distcache.ranks.communicator import SerialCommunicator
+from distcache.storage.files import atomic_write, make_directories
+
+AT_ONCE = 1 << 22  # positions
+EVAL_SPLITS = ("valid", "test")
+
+
+class Trained(NamedTuple):
+    """A cache, and the samples of its train split that were consumed."""
+
+    split: TracedSplit
+    samples: int
+
+
+class RestOfCorpus(msgspec.Struct, frozen=True, kw_only=True):
+    """What is left of a corpus."""
+
+    corpus: str  # path of the corpus, as the cache has it
+    view: str | None  # path of the view; None if nothing is left
+    weight: float | None  # weight in the cache
+    passes: int  # how often each of its tokens is an input, by then and from then on together
+    trained_tokens: int  # tokens that were inputs, over all visits
+    left_tokens: int  # tokens of the view, over all visits
+    sequences: int  # sequences of the view
+    fragments: int  # those of them that are parts of sequences
+    dropped_tokens: int  # tokens of fragments that were left out
+
+
+class Rest(msgspec.Struct, frozen=True, kw_only=True):
+    """What is left after training: the content of ``rest.json``."""
+
+    format: int = 1
+    after: tuple[dict[str, Any], ...]  # caches: path, key and number of samples
+    partial: str  # whether fragments are kept or dropped
+    corpora: tuple[RestOfCorpus, ...]
+    # blends of what is left, and of the corpora of the other splits, as a configuration has them
+    blend_per_split: dict[str, list[dict[str, Any]]]
+    megatron: str  # path of the same for Megatron's ``--per-split-data-args-path``
+
+
+class RestOptions(msgspec.Struct, frozen=True):
+    """What to make of what is left."""
+
+    passes: int | None = None  # by default the greatest number so far, at least 1
+    partial: Literal["keep", "drop"] = "keep"
+    sampling: Sampling = Sampling()
+
+
+def write_rest(
+    trained: Sequence[Trained],
+    directory: str,
+    options: RestOptions,
+    threads: int = 1,
+    advance: Callable[[float], None] = lambda _: None,
+) -> Rest:
+    """Write what is left of the corpora of caches as views.
+
+    For every token of the train split: how often it was an input, and how often it is in the view,
+    are `passes` together. The sequences of the other splits become views as they are.
+
+    Parameters
+    ----------
+    trained : sequence of Trained
+        Caches of the same corpora, in the order of training.
+    directory : str
+        Directory of the views and of ``rest.json``.
+    options : RestOptions
+        What to make.
+    threads : int
+        Threads that examine corpora.
+    advance : callable
+        Receives the corpora that are done.
+
+    Raises
+    ------
+    ConfigError
+        If a number is not possible, caches have other ranges of a corpus, or nothing is left.
+    CorpusError, NotReady
+        If a corpus is not sound, or is not there.
+    """
+    first = trained[0].split
+    rows = [_visited(one, options.sampling) for one in trained]
+    members = _members(trained)
+    sources = list(dict.fromkeys(source for _, source in first.pairs))
+    places = [first.place(source) for source in sources]
+    facts = require_sound(SerialCommunicator(), list(dict.fromkeys(places)), threads)
+    make_directories(Path(directory))
+    names = dict(zip(sources, names_of([first.cache.prefixes[s] for s in sources]), strict=True))
+    after = tuple(
+        {"cache": str(one.split.cache.path), "key": one.split.cache.key, "samples": one.samples}
+        for one in trained
+    )
+    described = {
+        "after": [{"key": one["key"], "samples": one["samples"]} for one in after],
+        "order": msgspec.to_builtins(options.sampling),
+        "partial": options.partial,
+    }
+    weights = _weights(first)
+    corpora = []
+    blends: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
+    for source in sources:
+        entry = first.cache.table("sections")[first.pairs[members[source][0][1]][0]]
+        begin, end = int(entry["begin"]), int(entry["end"])
+        own = facts[first.place(source)]
+        sections = [(trained[t].split.section(m), rows[t][m]) for t, m in members[source]]
+        with first.checked():
+            visits = visits_of(sections, begin, end - begin)
+        out = os.path.join(directory, names[source])
+        made = _write_one(own, out, visits, (begin, end), options, described)
+        made = msgspec.structs.replace(
+            made, corpus=first.cache.prefixes[source], weight=weights.get(source)
+        )
+        corpora.append(made)
+        if made.view is not None:
+            weight = {} if made.weight is None else {"weight": made.weight}
+            blends["train"].append({"path": made.view} | weight)
+        advance(1)
+    if not blends["train"]:
+        raise ConfigError(
+            "nothing is left of any corpus: all tokens have been inputs equally often; give "
+            "--passes to go through them again"
+        )
+    for split in EVAL_SPLITS:
+        blends[split] = _write_others(first, split, names, facts, directory)
+    path = os.path.join(directory, "megatron.json")
+    rest = Rest(
+        after=after,
+        partial=options.partial,
+        corpora=tuple(corpora),
+        blend_per_split={split: blend for split, blend in blends.items() if blend},
+        megatron=path,
+    )
+    with atomic_write(path) as stream:
+        stream.write(json.dumps(_for_megatron(blends), indent=1).encode())
+    with atomic_write(os.path.join(directory, "rest.json")) as stream:
+        stream.write(msgspec.json.format(msgspec.json.encode(rest), indent=1))
+    return rest
+
+
+def _visited(one: Trained, sampling: Sampling) -> list[NDArray[np.uint16]]:
+    """Return how often each row of each member was visited."""
+    split, samples = one
+    order = sampling.order(split.size)
+    if samples < 0 or (not order.repeats and samples > split.size):
+        raise ConfigError(
+            f"{samples} samples: {split.cache.path} has {split.size} in its train split"
+        )
+    counts = [
+        np.zeros(int(split.cache.table("sections")["samples"][row]), np.uint16)
+        for row, _ in split.pairs
+    ]
+    for begin in range(0, samples, AT_ONCE):
+        positions = order.ids(begin, min(begin + AT_ONCE, samples))
+        members, numbers = split.look_up(positions)
+        for member, here in grouped(members):
+            np.add.at(counts[member], numbers[here], 1)
+    found = []
+    for (row, _), of_samples in zip(split.pairs, counts, strict=True):
+        views = split.cache.arrays("sections", row)
+        if "sample_index" not in views:
+            raise ConfigError(f"{split.cache.path}: consists of rows, which views cannot be of")
+        rows = np.zeros(views["sample_index"].shape[0] - 1, np.uint16)
+        shuffle = split.cache.read(views["shuffle_index"])[: len(of_samples)]
+        rows[shuffle] = of_samples
+        found.append(rows)
+    return found
+
+
+def _members(trained: Sequence[Trained]) -> dict[int, list[tuple[int, int]]]:
+    """Return for each corpus of the first cache the members of all caches that have it."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    by_place = {trained[0].split.place(source): source for _, source in trained[0].split.pairs}
+    ranges: dict[int, tuple[int, int]] = {}
+    for number, one in enumerate(trained):
+        for member, (row, source) in enumerate(one.split.pairs):
+            place = one.split.place(source)
+            own = by_place.get(place)
+            if own is None:
+                raise ConfigError(
+                    f"{one.split.cache.path}: has corpus {place}, which "
+                    f"{trained[0].split.cache.path} has not"
+                )
+            entry = one.split.cache.table("sections")[row]
+            here = int(entry["begin"]), int(entry["end"])
+            if ranges.setdefault(own, here) != here:
+                raise ConfigError(f"{place}: is split otherwise in {one.split.cache.path}")
+            found.setdefault(own, []).append((number, member))
+    return found
+
+
+def _weights(split: TracedSplit) -> dict[int, float]:
+    """Return the weights of corpora, if there are any; those of a corpus together."""
+    found: dict[int, float] = {}
+    for (_, source), weight in zip(split.pairs, split.weights.tolist(), strict=True):
+        if np.isfinite(weight):
+            found[source] = found.get(source, 0.0) + weight
+    return found
+
+
+def _write_one(
+    facts: CorpusFacts,
+    out: str,
+    visits: Visits,
+    sequences: tuple[int, int],
+    options: RestOptions,
+    described: dict[str, Any],
+) -> RestOfCorpus:
+    """Write what is left of a corpus."""
+    begin, end = sequences
+    idx = open_examined(facts)
+    lengths = np.array(idx.lengths[begin:end])
+    most = greatest(visits, lengths)
+    passes = options.passes or max(most, 1)
+    if passes < most:
+        raise ConfigError(
+            f"--passes {passes}: {facts.prefix} has tokens that were inputs {most} times already"
+        )
+    total = int(lengths.sum(dtype=np.int64))
+
+    def left_of(fragments: bool) -> Callable[[Idx], Any]:
+        def pieces(_: Idx) -> Any:
+            for some in left(visits, lengths, passes, fragments=fragments):
+                yield some._replace(sequences=some.sequences + begin)
+
+        return pieces
+
+    everything, whole = (count_left(left_of(fragments), idx) for fragments in (True, False))
+    chosen = everything if options.partial == "keep" else whole
+    if chosen.pieces:
+        named = described | {"passes": passes, "sequences": [begin, end]}
+        write_view(facts, out, left_of(options.partial == "keep"), chosen, named)
+    return RestOfCorpus(
+        corpus=facts.prefix,
+        view=out if chosen.pieces else None,
+        weight=None,
+        passes=passes,
+        trained_tokens=passes * total - everything.tokens,
+        left_tokens=chosen.tokens,
+        sequences=chosen.pieces,
+        fragments=chosen.pieces - whole.pieces,
+        dropped_tokens=everything.tokens - chosen.tokens,
+    )
+
+
+def _write_others(
+    first: TracedSplit,
+    split: str,
+    names: dict[int, str],
+    facts: dict[str, CorpusFacts],
+    directory: str,
+) -> list[dict[str, Any]]:
+    """Write the sequences of another split of the corpora as they are, and return their blend."""
+    if split not in first.cache.splits:
+        return []
+    members = first.cache.table("members")
+    blend: list[dict[str, Any]] = []
+    written: dict[int, str] = {}
+    for member in members[members["split"] == split.encode("ascii")]:
+        source = int(member["source"])
+        place = first.place(source)
+        if place not in facts:
+            facts |= require_sound(SerialCommunicator(), [place], 1)
+        entry = first.cache.table("sections")[int(member["section"])]
+        begin, end = int(entry["begin"]), int(entry["end"])
+        name = names.setdefault(source, names_of([*names.values(), place])[-1])
+        out = os.path.join(directory, f"{name}-{split}")
+        if source not in written:
+            numbers = np.arange(begin, end, dtype=np.int64)
+
+            def all_of(idx: Idx, numbers: NDArray[np.int64] = numbers) -> Any:
+                lengths = idx.lengths[numbers].astype(np.int64)
+                zero = np.zeros(len(numbers), np.int64)
+                yield Pieces(numbers, zero, lengths, zero)
+
+            counts = count_left(all_of, open_examined(facts[place]))
+            options = {"split": split, "sequences": [begin, end]}
+            write_view(facts[place], out, all_of, counts, options)
+            written[source] = out
+        weight = float(member["weight"])
+        blend.append({"path": out} | ({"weight": weight} if np.isfinite(weight) else {}))
+    return blend
+
+
+def _for_megatron(blends: dict[str, list[dict[str, Any]]]) -> dict[str, list[str] | None]:
+    """Return blends as ``--per-split-data-args-path`` reads them."""
+    return {
+        split: [
+            word
+            for entry in blend
+            for word in ([repr(entry["weight"])] if "weight" in entry else []) + [entry["path"]]
+        ]
+        or None
+        for split, blend in blends.items()
+    }

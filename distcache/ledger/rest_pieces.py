@@ -1,0 +1,189 @@
+"""Which pieces of sequences are left after training: pure functions.
+
+A token of a section is left as often as it has been an input less often than all shall be. Pieces
+are runs of tokens that are left together; those that are left more than once come again, after all
+that are left once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distcache.kernels import Section, find_visits
+
+AT_ONCE: Final = 1 << 20  # sequences
+
+
+class Visits(NamedTuple):
+    """How often the tokens of sequences were inputs.
+
+    Attributes
+    ----------
+    whole : ndarray of uint16, shape (sequences,)
+        Visits of whole sequences.
+    sequences : ndarray of int64, shape (parts,)
+        Sequences of further visits of parts, ascending.
+    begins, ends : ndarray of int32, shape (parts,)
+        Their ranges of tokens.
+    times : ndarray of uint16, shape (parts,)
+        Their numbers.
+    """
+
+    whole: NDArray[np.uint16]
+    sequences: NDArray[np.int64]
+    begins: NDArray[np.int32]
+    ends: NDArray[np.int32]
+    times: NDArray[np.uint16]
+
+    def between(self, begin: int, end: int) -> Visits:
+        """Return the visits of sequences [begin, end), counted from the first of them."""
+        parts = slice(*np.searchsorted(self.sequences, (begin, end)).tolist())
+        return Visits(
+            self.whole[begin:end],
+            self.sequences[parts] - begin,
+            self.begins[parts],
+            self.ends[parts],
+            self.times[parts],
+        )
+
+
+def visits_of(sections: list[tuple[Section, NDArray[np.uint16]]], first: int, count: int) -> Visits:
+    """Return how often the sequences of a corpus were visited, by the rows of sections of it.
+
+    Parameters
+    ----------
+    sections : list of (Section, ndarray of uint16)
+        Sections, and the visits of their rows.
+    first : int
+        First sequence of their range.
+    count : int
+        Sequences of it.
+
+    Raises
+    ------
+    IndexError
+        If arrays lead outside of one another.
+    """
+    whole = np.zeros(count, np.uint16)
+    found = [find_visits(section, rows, first, whole) for section, rows in sections]
+    sequences, begins, ends, times = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    order = np.argsort(sequences, kind="stable")
+    return Visits(whole, sequences[order], begins[order], ends[order], times[order])
+
+
+class Pieces(NamedTuple):
+    """Pieces of sequences, in their order.
+
+    Attributes
+    ----------
+    sequences : ndarray of int64, shape (pieces,)
+        Sequence of each.
+    begins, ends : ndarray of int64, shape (pieces,)
+        Range of its tokens.
+    times : ndarray of int64, shape (pieces,)
+        How often it was an input, or how often it is left.
+    """
+
+    sequences: NDArray[np.int64]
+    begins: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    times: NDArray[np.int64]
+
+
+def covered(visits: Visits, lengths: NDArray[np.int64]) -> Pieces:
+    """Return the sequences cut where the number of visits changes, with that number.
+
+    Parameters
+    ----------
+    visits : Visits
+        Visits of the sequences.
+    lengths : ndarray of int64, shape (sequences,)
+        Tokens of each; those without any are left out.
+    """
+    numbers = np.flatnonzero(lengths)
+    times = visits.times.astype(np.int64)
+    zero = np.zeros(len(numbers), np.int64)
+    sequences = np.concatenate([numbers, visits.sequences, visits.sequences, numbers])
+    places = np.concatenate([zero, visits.begins, visits.ends, lengths[numbers]])
+    changes = np.concatenate([visits.whole[numbers], times, -times, zero]).astype(np.int64)
+    order = np.lexsort((places, sequences))
+    sequences, places, changes = sequences[order], places[order], changes[order]
+    sums = np.cumsum(changes)
+    # Sums run through all sequences: those before a sequence are taken off.
+    firsts = np.flatnonzero(np.diff(sequences, prepend=-1))
+    before = np.repeat(sums[firsts] - changes[firsts], np.diff(np.append(firsts, len(sequences))))
+    same = np.append(sequences[1:] == sequences[:-1], False)
+    ends = np.append(places[1:], 0)
+    kept = same & (ends > places)
+    return Pieces(sequences[kept], places[kept], ends[kept], (sums - before)[kept])
+
+
+def left_once_more(pieces: Pieces, level: int) -> Pieces:
+    """Return the runs of tokens that are left at least so often.
+
+    Parameters
+    ----------
+    pieces : Pieces
+        Pieces of all tokens, with how often they are left.
+    level : int
+        How often, at least.
+    """
+    chosen = pieces.times >= level
+    sequences, begins, ends = (values[chosen] for values in pieces[:3])
+    joins = np.append(False, (sequences[1:] == sequences[:-1]) & (begins[1:] == ends[:-1]))
+    firsts = np.flatnonzero(~joins)
+    lasts = np.append(firsts[1:], len(sequences)) - 1
+    return Pieces(
+        sequences[firsts],
+        begins[firsts],
+        ends[lasts] if len(firsts) else ends[:0],
+        np.full(len(firsts), level, np.int64),
+    )
+
+
+def greatest(visits: Visits, lengths: NDArray[np.int32]) -> int:
+    """Return how often the token was an input that was most often."""
+    return max(
+        (int(piece.times.max(initial=0)) for _, piece in in_chunks(visits, lengths)), default=0
+    )
+
+
+def in_chunks(visits: Visits, lengths: NDArray[np.int32]) -> Iterator[tuple[int, Pieces]]:
+    """Yield the pieces of some sequences at a time, and the number of their first one."""
+    for begin in range(0, len(lengths), AT_ONCE):
+        end = min(begin + AT_ONCE, len(lengths))
+        yield begin, covered(visits.between(begin, end), lengths[begin:end].astype(np.int64))
+
+
+def left(
+    visits: Visits, lengths: NDArray[np.int32], passes: int, *, fragments: bool
+) -> Iterator[Pieces]:
+    """Yield the pieces that are left, in the order of a view.
+
+    Parameters
+    ----------
+    visits : Visits
+        Visits of the sequences.
+    lengths : ndarray of int32, shape (sequences,)
+        Tokens of each.
+    passes : int
+        How often each token shall be an input in all; at least the greatest number so far.
+    fragments : bool
+        Whether pieces are kept that are no whole sequences.
+    """
+    level, more = 1, True
+    while more:
+        more = False
+        for begin, pieces in in_chunks(visits, lengths):
+            remaining = pieces._replace(times=passes - pieces.times)
+            runs = left_once_more(remaining, level)
+            more |= bool((remaining.times > level).any())
+            if not fragments:
+                whole = (runs.begins == 0) & (runs.ends == lengths[begin + runs.sequences])
+                runs = Pieces(*(values[whole] for values in runs))
+            yield runs._replace(sequences=begin + runs.sequences)
+        level += 1

@@ -1,0 +1,217 @@
+"""What is left of corpora: every token equally often in the end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from distcache.corpus import open_idx
+from distcache.corpus.examine import require_sound
+from distcache.corpus.receipt import find_receipt
+from distcache.errors import ConfigError, KeyMismatch
+from distcache.ledger.rest import RestOptions, Trained, write_rest
+from distcache.ledger.steps import Sampling
+from distcache.ledger.traced_split import TracedSplit, open_for_trace
+from distcache.ranks.communicator import SerialCommunicator
+from tests.ledger.runs import ORDERS, Tokens, build_numbered
+from tests.support.caches import build_here
+
+
+def trained_on(path: Path, samples: int) -> Trained:
+    """Return a cache after some samples."""
+    return Trained(TracedSplit(open_for_trace(path)), samples)
+
+
+def counted(path: Path, positions: Any) -> list[NDArray[np.int64]]:
+    """Count how often each token of each corpus is an input at positions, one by one."""
+    truth = Tokens(path)
+    counts = [np.zeros(int(starts[-1]), np.int64) for starts in truth.starts]
+    for position in positions:
+        corpus, tokens = truth.of(position)
+        inputs = tokens[: len(tokens) - truth.cache.add_extra_token]
+        np.add.at(counts[corpus], inputs, 1)
+    return counts
+
+
+def in_view(view: str | None, size: int) -> NDArray[np.int64]:
+    """Count how often each token of a corpus is in a view of it: the tokens count up."""
+    counts = np.zeros(size, np.int64)
+    if view is not None:
+        idx = open_idx(view)
+        for offset, length in zip(idx.offsets.tolist(), idx.lengths.tolist(), strict=True):
+            counts[offset // 4 : offset // 4 + length] += 1
+    return counts
+
+
+def train_range(path: Path, corpus: int) -> slice:
+    """Return the tokens of the train split of a corpus."""
+    truth = Tokens(path)
+    (row,) = [row for row, source in truth.members.pairs if source == corpus]
+    entry = truth.cache.table("sections")[row]
+    starts = truth.starts[corpus]
+    return slice(int(starts[int(entry["begin"])]), int(starts[int(entry["end"])]))
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(samples=st.integers(0, 200), passes=st.sampled_from([None, 6]))
+@pytest.mark.parametrize("case", ORDERS)
+def test_each_token_is_an_input_equally_often(
+    case: str, tmp_path_factory: pytest.TempPathFactory, samples: int, passes: int | None
+) -> None:
+    """Times trained and times in the view are the passes, for every token of the train split."""
+    directory = tmp_path_factory.mktemp("rest")
+    path = build_numbered(directory, case)
+    options = RestOptions(passes=passes)
+    rest = write_rest([trained_on(path, samples)], str(directory / "out"), options)
+    for corpus, (before, made) in enumerate(
+        zip(counted(path, range(samples)), rest.corpora, strict=True)
+    ):
+        tokens = train_range(path, corpus)
+        together = before + in_view(made.view, len(before))
+        assert (together[tokens] == made.passes).all()
+        assert made.passes == (passes or max(1, before.max()))
+        assert not in_view(made.view, len(before))[tokens.stop :].any()
+        assert made.trained_tokens == before.sum()
+        assert made.left_tokens == made.passes * (tokens.stop - tokens.start) - before.sum()
+
+
+def test_fragments_can_be_dropped(tmp_path: Path) -> None:
+    """Without fragments a view has whole sequences alone, and what is left out is counted."""
+    path = build_numbered(tmp_path)
+    kept = write_rest([trained_on(path, 60)], str(tmp_path / "kept"), RestOptions())
+    options = RestOptions(partial="drop")
+    dropped = write_rest([trained_on(path, 60)], str(tmp_path / "dropped"), options)
+    assert any(one.fragments for one in kept.corpora)
+    for all_of, whole in zip(kept.corpora, dropped.corpora, strict=True):
+        assert whole.left_tokens + whole.dropped_tokens == all_of.left_tokens
+        assert whole.fragments == 0
+        assert whole.view is not None
+        lengths = set(open_idx(whole.corpus).lengths.tolist())
+        assert set(open_idx(whole.view).lengths.tolist()) <= lengths
+
+
+def test_several_caches_count_together(tmp_path: Path) -> None:
+    """What two runs of the same corpora have seen is left out together."""
+    one = build_numbered(tmp_path)
+    other = build_numbered(tmp_path / "other", "packed")
+    for name in ("short", "mixed", "long"):  # the same corpora, at the same place
+        assert (tmp_path / f"corpora/{name}.idx").read_bytes() == (
+            tmp_path / f"other/corpora/{name}.idx"
+        ).read_bytes()
+    moved = {str(tmp_path / "other/corpora"): str(tmp_path / "corpora")}
+    second = Trained(TracedSplit(open_for_trace(other, moved)), 70)
+    rest = write_rest([trained_on(one, 50), second], str(tmp_path / "out"), RestOptions())
+    pairs = zip(counted(one, range(50)), counted(other, range(70)), rest.corpora, strict=True)
+    for corpus, (first, then, made) in enumerate(pairs):
+        together = first + then + in_view(made.view, len(first))
+        assert (together[train_range(one, corpus)] == made.passes).all()
+
+
+@pytest.mark.parametrize("kind", ["cyclic", "sharded"])
+def test_shuffled_epochs_are_counted(kind: Any, tmp_path: Path) -> None:
+    """In a cyclic order samples are seen in its order, also more than once."""
+    path = build_numbered(tmp_path)
+    sampling = Sampling(kind, 2, 3)
+    order = sampling.order(len(TracedSplit(open_for_trace(path)).look_up(np.arange(1))[0]) * 250)
+    del order
+    split = TracedSplit(open_for_trace(path))
+    positions = sampling.order(split.size).ids(0, 300)
+    rest = write_rest(
+        [trained_on(path, 300)], str(tmp_path / "out"), RestOptions(sampling=sampling)
+    )
+    for corpus, (before, made) in enumerate(
+        zip(counted(path, positions.tolist()), rest.corpora, strict=True)
+    ):
+        together = before + in_view(made.view, len(before))
+        assert (together[train_range(path, corpus)] == made.passes).all()
+
+
+def test_the_rest_can_be_trained_on_and_has_a_rest(tmp_path: Path) -> None:
+    """A blend of what is left builds, with another sequence length, and what is left of it, too."""
+    path = build_numbered(tmp_path)
+    first = write_rest([trained_on(path, 80)], str(tmp_path / "first"), RestOptions())
+    fields = {
+        "sequence_length": 24,
+        "seed": 1,
+        "samples": {"train": 60, "valid": 5, "test": 0},
+        "mid_level_dataset_surplus": 0.5,
+        "blend_per_split": first.blend_per_split,
+    }
+    again = Path(build_here(fields, tmp_path / "caches", "again").path)
+    second = write_rest([trained_on(again, 40)], str(tmp_path / "second"), RestOptions(passes=3))
+    truth = Tokens(again)
+    for number, (one, made) in enumerate(zip(first.corpora, second.corpora, strict=True)):
+        size = int(np.sum(open_idx(one.corpus).lengths, dtype=np.int64))
+        whole = in_view(one.view, size)
+        seen = np.zeros(size, np.int64)
+        idx = truth.idx[number]
+        places = np.concatenate(
+            [np.arange(o // 4, o // 4 + n) for o, n in zip(idx.offsets, idx.lengths, strict=True)]
+        )
+        for position in range(40):
+            corpus, tokens = truth.of(position)
+            if corpus == number:
+                np.add.at(seen, places[tokens[:-1]], 1)
+        assert ((seen + in_view(made.view, size))[whole > 0] >= 1).all()
+        assert seen.sum() + in_view(made.view, size).sum() == 3 * whole.sum()
+
+
+def test_views_are_sound_and_name_what_they_are(tmp_path: Path) -> None:
+    """Views are sound corpora with receipts; validation has the same sequences as before."""
+    path = build_numbered(tmp_path)
+    rest = write_rest([trained_on(path, 100)], str(tmp_path / "out"), RestOptions())
+    views = [entry["path"] for blend in rest.blend_per_split.values() for entry in blend]
+    assert len(require_sound(SerialCommunicator(), views, 1)) == len(views) == 6
+    receipt = find_receipt(views[0])
+    assert receipt is not None
+    assert receipt.kind == "rest"
+    assert receipt.options["after"] == [{"key": Tokens(path).cache.key, "samples": 100}]
+    entry = rest.blend_per_split["valid"][1]
+    truth = Tokens(path, "valid")
+    section = truth.cache.table("sections")[truth.members.pairs[1][0]]
+    own = slice(int(section["begin"]), int(section["end"]))
+    assert open_idx(entry["path"]).lengths.tolist() == truth.idx[1].lengths[own].tolist()
+    written = json.loads((tmp_path / "out/rest.json").read_bytes())
+    assert msgspec.convert(written, type(rest)) == rest
+    assert json.loads(Path(rest.megatron).read_bytes())["train"][1::2] == [
+        entry["path"] for entry in rest.blend_per_split["train"]
+    ]
+
+
+def test_it_is_found_again_and_not_overwritten(tmp_path: Path) -> None:
+    """The same rest is found; another one, or another corpus, of that name is refused."""
+    path = build_numbered(tmp_path)
+    out = str(tmp_path / "out")
+    first = write_rest([trained_on(path, 100)], out, RestOptions())
+    before = {file: file.stat().st_mtime_ns for file in (tmp_path / "out").glob("*.idx")}
+    assert write_rest([trained_on(path, 100)], out, RestOptions()) == first
+    assert {file: file.stat().st_mtime_ns for file in (tmp_path / "out").glob("*.idx")} == before
+    with pytest.raises(KeyMismatch):
+        write_rest([trained_on(path, 101)], out, RestOptions())
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
+    """Too many samples, too few passes, and caches of other corpora or splits."""
+    path = build_numbered(tmp_path)
+    out = str(tmp_path / "out")
+    size = TracedSplit(open_for_trace(path)).size
+    with pytest.raises(ConfigError, match=f"has {size} in its train split"):
+        write_rest([trained_on(path, size + 1)], out, RestOptions())
+    with pytest.raises(ConfigError, match=r"inputs \d times already"):
+        write_rest([trained_on(path, size)], out, RestOptions(passes=1))
+    other = build_numbered(tmp_path / "other")
+    with pytest.raises(ConfigError, match="has corpus"):
+        write_rest([trained_on(path, 1), trained_on(other, 1)], out, RestOptions())
+    split = build_numbered(tmp_path / "third", split="70,30,0")
+    moved = {str(tmp_path / "third/corpora"): str(tmp_path / "corpora")}
+    third = Trained(TracedSplit(open_for_trace(split, moved)), 1)
+    with pytest.raises(ConfigError, match="is split otherwise"):
+        write_rest([trained_on(path, 1), third], out, RestOptions())
