@@ -35,6 +35,7 @@ from distcache.ledger.trace_table import (
     Columns,
     columns_of,
     documents_of_table,
+    write_documents,
     write_parquet,
 )
 from distcache.ledger.traced_run import DealtSamples, TracedRun
@@ -113,7 +114,11 @@ def trace_command(
     out: Annotated[
         str | None,
         typer.Option(
-            "--out", "-o", metavar="FILE.parquet", callback=path_only, help="Write a table."
+            "--out",
+            "-o",
+            metavar="FILE.parquet|FILE.npy",
+            callback=path_only,
+            help="Write a table; or the numbers of the documents of one corpus, for select --drop.",
         ),
     ] = None,
     prefix: PrefixOption = None,
@@ -249,11 +254,13 @@ def _write(
                 yield columns_of(some, opened, sources=sources)
                 progress.advance(len(some.traced.positions))
 
-        rows = write_parquet(out, columns())
+        documents = out.endswith(".npy")
+        rows = write_documents(out, found, opened) if documents else write_parquet(out, columns())
     if as_json:
         print_json({"out": out, "rows": rows})
-    else:
-        typer.echo(f"{out}: {rows:,} rows, each a part of a document in a sample")
+        return
+    said = "documents" if documents else "rows, each a part of a document in a sample"
+    typer.echo(f"{out}: {rows:,} {said}")
 
 
 def _documents(

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distcache.corpus import Fault, Idx, bin_path, open_idx
+from distcache.corpus.ancestry import documents_of, find_sorted, root_of_view
 from distcache.corpus.idx import ITEM_TYPES
 from distcache.corpus.legacy import is_legacy, open_legacy
-from distcache.corpus.receipt import InputReceipt, PieceReceipt, Receipt, find_receipt
+from distcache.corpus.receipt import VIEWS, InputReceipt, PieceReceipt, Receipt, find_receipt
 from distcache.edit.selection import split_lengths
 from distcache.errors import BuildInterrupted, CorpusError, DistcacheError
 from distcache.ingest.inputs import TextOptions, TokenOptions, find_inputs
@@ -161,7 +162,7 @@ def root_of(communicator: Communicator, prefix: str, receipt: Receipt) -> tuple[
     def find() -> tuple[str, Receipt]:
         here, found = prefix, receipt
         for _ in range(MOST_PARENTS):
-            if found.kind != "select" or not found.inputs:
+            if found.kind not in VIEWS or not found.inputs:
                 return here, found
             here = found.inputs[0].path
             parent = find_receipt(here)
@@ -236,6 +237,8 @@ def _sources(
 ) -> SourceReader:
     if receipt.kind == "select":
         return _Selected(prefix, receipt, dtype, tokenizer, source)
+    if receipt.kind == "rest":
+        return _Left(prefix, dtype, tokenizer, source)
     if receipt.kind not in ("text", "tokens"):
         return _Corpora(dtype)
     with _as_options(receipt):
@@ -337,6 +340,52 @@ class _Selected:
         if not isinstance(most, int) or most < 1:
             return document
         return Document(document.tokens, split_lengths(document.lengths, most)[0])
+
+
+class _Left:
+    """Reads documents from the sources of the corpus into which a view of what is left points.
+
+    A document of the view is a run of tokens of one of that corpus, found by its bytes.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        dtype: np.dtype[Any],
+        tokenizer: str | None,
+        source: TokenizerSource | None,
+    ) -> None:
+        root = root_of_view(prefix)
+        self._prefix = root
+        self._view, self._root = open_idx(prefix), open_idx(root)
+        self._receipt = find_receipt(root)
+        self._sources: SourceReader = _Corpora(dtype)
+        if self._receipt is not None:
+            self._sources = _sources(root, self._receipt, dtype, tokenizer, source)
+
+    def read(self, sample: Sample) -> dict[int, Document]:
+        """Return documents by their number in the view."""
+        found = {}
+        for place, number in sample.documents.items():
+            offset = self._view.offsets[[number]]
+            sequence = find_sorted(self._root.offsets, offset) - 1
+            document = int(documents_of(self._root, sequence)[0])
+            first = int(self._root.offsets[int(self._root.bounds[document])])
+            whole = self._document(sample, document)
+            if whole is not None:
+                begin = (int(offset[0]) - first) // self._root.item_size
+                length = np.array(self._view.lengths[[number]])
+                found[place] = Document(whole.tokens[begin : begin + int(length[0])], length)
+        return found
+
+    def _document(self, sample: Sample, number: int) -> Document | None:
+        """Return a document of the root."""
+        entry = msgspec.structs.replace(sample.entry, path=self._prefix)
+        parts = [sample._replace(entry=entry, documents={number: number})]
+        if self._receipt is not None:
+            parts = by_piece(self._receipt, [number])
+        found = {} if not parts else self._sources.read(parts[0])
+        return next(iter(found.values()), None)
 
 
 def parents_of(view: Idx, parent: Idx, sample: Sample) -> dict[int, int]:

@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from distcache.errors import ConfigError
 from distcache.extras import needing
 from distcache.ledger.source_rows import UNKNOWN, grouped
 from distcache.ledger.trace import Trace
@@ -184,3 +185,41 @@ def write_parquet(path: str | Path, parts: Iterable[Columns]) -> int:
         if writer is not None:
             writer.close()
     return rows
+
+
+def write_documents(path: str | Path, found: Iterable[DealtSamples], trace: Trace) -> int:
+    """Write the documents that samples have, as ``distcache select --drop`` reads them.
+
+    Parameters
+    ----------
+    path : path
+        Path of the ``.npy``.
+    found : iterable of DealtSamples
+        Samples, all of one corpus.
+    trace : Trace
+        The split.
+
+    Returns
+    -------
+    int
+        Number of documents, each of which is written once.
+
+    Raises
+    ------
+    ConfigError
+        If they are of several corpora, or there are none.
+    """
+    parts: dict[int, list[NDArray[np.int64]]] = {}
+    for some in found:
+        corpora = np.repeat(some.traced.corpora, np.diff(some.traced.bounds))
+        for corpus, here in grouped(corpora):
+            documents = trace.documents(corpus, some.traced.sequences[here])
+            parts.setdefault(corpus, []).append(np.unique(documents))
+    if len(parts) != 1:
+        names = ", ".join(trace.corpora[corpus] for corpus in sorted(parts)[:5]) or "none"
+        raise ConfigError(f"{path}: expected the documents of one corpus, found {names}")
+    (own,) = parts.values()
+    documents = np.unique(np.concatenate(own)).astype(np.int64)
+    with no_space_as_error(str(path)), atomic_write(path) as stream:
+        np.save(stream, documents)
+    return len(documents)

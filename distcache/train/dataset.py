@@ -30,8 +30,10 @@ class CachedDataset(SplitDataset[SampleReader], Dataset[dict[str, torch.Tensor]]
     ``dataset[i]`` is a sample: a dict of tensors ``tokens``, ``labels`` and ``position_ids``
     (int64), ``loss_mask`` (float32), each of shape (sequence length,), and by the options
     ``attention_mask`` (bool, (1, length, length)), ``cu_seqlens`` (int32, (length + 1,)) and
-    ``max_seqlen`` (int32); in a blend also ``dataset_id`` (int16). ``dataset[None]`` is a sample
-    without loss, with which Megatron pads batches. A `DataLoader` reads whole batches at once.
+    ``max_seqlen`` (int32); in a blend also ``dataset_id`` (int16), and where asked ``position``
+    (int64), by which `distcache.trace` says what a sample consists of. ``dataset[None]`` is a
+    sample without loss, at position -1, with which Megatron pads batches. A `DataLoader` reads
+    whole batches at once.
 
     Each process opens the files when it first uses them; a dataset may be pickled, and used before
     and after a fork.
@@ -142,6 +144,12 @@ class CachedDataset(SplitDataset[SampleReader], Dataset[dict[str, torch.Tensor]]
                 batch["loss_mask"][row] = 0.0
         if self.options.has_attention_mask:
             batch["attention_mask"] = attention_masks(ends, len(positions), length)
+        if self.options.position:
+            known = [
+                -1 if index is None else place
+                for index, place in zip(indices, positions, strict=True)
+            ]
+            batch = {"position": torch.tensor(known, dtype=torch.int64), **batch}
         if here.split.is_blend:
             batch = {"dataset_id": torch.from_numpy(members), **batch}
         return batch
@@ -209,6 +217,8 @@ class SampleOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         restart with each; the attention mask is left out. In Megatron-Core since 0.19.
     allow_ambiguous_pad_tokens : bool
         Whether `pad` is padding even if it is also `eod`.
+    position : bool
+        Whether samples have their position in the split.
     """
 
     eod: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
@@ -219,6 +229,7 @@ class SampleOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     create_attention_mask: bool = False
     inter_document_masking: bool = False
     allow_ambiguous_pad_tokens: bool = False
+    position: bool = False
 
     def __post_init__(self) -> None:
         needing = [
@@ -252,3 +263,4 @@ class SampleFields(TypedDict, total=False):
     create_attention_mask: bool
     inter_document_masking: bool
     allow_ambiguous_pad_tokens: bool
+    position: bool

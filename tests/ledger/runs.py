@@ -42,25 +42,29 @@ def write_numbered(directory: Path, seed: int = 3) -> list[str]:
     return prefixes
 
 
-def build_numbered(directory: Path, case: str = "megatron", **more: Any) -> Path:
-    """Build a cache of them."""
-    prefixes = write_numbered(directory / "corpora")
+def fields_of(corpora: Path, case: str) -> dict[str, Any]:
+    """Return the configuration of a case, over these corpora."""
+    prefixes = [str(corpora / name) for name in ("short", "mixed", "long")]
     blend: list[Any] = [{"path": path, "weight": 1.0 + n} for n, path in enumerate(prefixes)]
     samples = {"train": 250, "valid": 20, "test": 0}
     if "phases" in ORDERS[case]:
         blend, samples = prefixes, {"valid": 20, "test": 0}
-    fields = {
+    return {
         "sequence_length": LENGTH,
         "seed": 5,
         "split": "80,20,0",
         "mid_level_dataset_surplus": 0.5,
         "samples": samples,
         "blend": blend,
-    }
-    fields = {
-        name: value for name, value in (fields | ORDERS[case] | more).items() if value is not None
-    }
-    return Path(build_here(fields, directory / "caches", "c").path)
+    } | ORDERS[case]
+
+
+def build_numbered(directory: Path, case: str = "megatron", **more: Any) -> Path:
+    """Write the corpora, and build a cache of them; fields that are None are left out."""
+    write_numbered(directory / "corpora")
+    fields = fields_of(directory / "corpora", case) | more
+    given = {name: value for name, value in fields.items() if value is not None}
+    return Path(build_here(given, directory / "caches", "c").path)
 
 
 class Tokens:
