@@ -1,0 +1,364 @@
+"""Documents are traced to the rows of files that they were made of, and back."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tokenizers import Tokenizer
+
+from distcache.corpus import open_idx
+from distcache.corpus.examine import require_sound
+from distcache.corpus.receipt import find_receipt, receipt_path, write_receipt
+from distcache.edit.merge import convert, materialize, merge
+from distcache.edit.select import SelectOptions, select
+from distcache.edit.selection import Selection
+from distcache.edit.unpack import unpack_shards
+from distcache.ledger.rest_pieces import Pieces
+from distcache.ledger.rest_views import count_left, write_view
+from distcache.ledger.source_rows import CorpusSources
+from distcache.ranks.communicator import SerialCommunicator
+from tests.edit.test_audit import faults_of
+from tests.ingest.test_text import run
+from tests.ingest.test_tokens import run as run_tokens
+from tests.support.mds_corpora import index, write_tokens
+from tests.support.texts import read_corpus
+
+ALONE = SerialCommunicator()
+ROWS = 900
+
+
+def texts_with_holes(count: int = ROWS) -> list[str | None]:
+    """Return texts that say their number; some are empty, and some rows are to be skipped."""
+    chosen = random.Random(5)
+    return [
+        "" if chosen.random() < 0.05 else None if chosen.random() < 0.03 else f"<{n}>" + "ab " * 40
+        for n in range(count)
+    ]
+
+
+def write_lines(path: Path, texts: list[str | None]) -> list[int]:
+    """Write JSON lines with blank ones between, and return the line of each text, from 1."""
+    chosen = random.Random(6)
+    lines, places = [], []
+    for text in texts:
+        lines += [""] * (chosen.random() < 0.03)
+        places.append(len(lines) + 1)
+        lines.append(json.dumps({"text": text}) if text is not None else '{"text": 5}')
+    content = "".join(line + "\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return places
+
+
+def require_sources(
+    prefix: str, expected: Callable[[str, int, int], int], decode: Callable[[list[int]], str]
+) -> int:
+    """Compare the source of each document with the number in its text; return their number."""
+    idx = open_idx(prefix)
+    sources = CorpusSources(prefix, idx)
+    count = len(idx.bounds) - 1
+    found = sources.find_documents(np.arange(count))
+    tokens = [np.concatenate(parts).tolist() for parts in read_view(prefix)]
+    for number in range(count):
+        path = found.paths[found.files[number]]
+        place = expected(path, int(found.rows[number]), int(found.lines[number]))
+        assert decode(tokens[number]).partition(">")[0] == f"<{place}"
+    for path in found.paths:
+        here = np.flatnonzero(found.files == found.paths.index(path))
+        numbers = np.where(found.lines[here] >= 0, found.lines[here], found.rows[here])
+        back = sources.documents_from(path, numbers)
+        assert back is not None
+        assert sorted(back.tolist()) == here.tolist()
+        every = sources.documents_from(Path(path).name, None)
+        assert every is not None
+        assert set(here.tolist()) <= set(every.tolist())
+    assert sources.documents_from("nothing.jsonl", None) is None
+    assert not sources.notes
+    return count
+
+
+def read_view(prefix: str) -> list[list[Any]]:
+    """Read the documents of a corpus that may be a view."""
+    idx = open_idx(prefix)
+    tokens = np.fromfile(f"{prefix}.bin", "<u2")
+    bounds = idx.bounds.tolist()
+    parts = [
+        tokens[offset // 2 : offset // 2 + length]
+        for offset, length in zip(idx.offsets.tolist(), idx.lengths.tolist(), strict=True)
+    ]
+    return [parts[a:b] for a, b in itertools.pairwise(bounds)]
+
+
+@pytest.fixture
+def decode(tokenizers: Path) -> Callable[[list[int]], str]:
+    """Return the text of tokens."""
+    tokenizer = Tokenizer.from_file(str(tokenizers / "tokenizer.json"))
+    return lambda ids: str(tokenizer.decode(ids))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_lines_with_holes(
+    name: str, decode: Callable[[list[int]], str], tokenizers: Path, tmp_path: Path
+) -> None:
+    """Documents of JSON lines have their line, beside empty, blank and skipped ones."""
+    texts = texts_with_holes()
+    lines = write_lines(tmp_path / name, texts)
+    run([tmp_path / name], tokenizers, tmp_path / "out", on_error="skip", token_type="u16")
+    count = require_sources(
+        str(tmp_path / "out"), lambda _path, _row, line: lines.index(line), decode
+    )
+    assert count == sum(bool(text) for text in texts)
+
+
+def test_rows_of_tables_with_holes(
+    decode: Callable[[list[int]], str], tokenizers: Path, tmp_path: Path
+) -> None:
+    """Documents of Parquet have their row in the file, over all row groups."""
+    texts = texts_with_holes()
+    table = pa.table({"text": pa.array(texts, pa.string())})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=70)
+    run([tmp_path / "a.parquet"], tokenizers, tmp_path / "out", on_error="skip", token_type="u16")
+    require_sources(str(tmp_path / "out"), lambda _path, row, _line: row, decode)
+
+
+def test_several_corpora_of_one_ingest(
+    decode: Callable[[list[int]], str], tokenizers: Path, tmp_path: Path
+) -> None:
+    """Each knows its lines, though it begins within a file, or within a piece of one."""
+    texts = texts_with_holes()
+    lines = write_lines(tmp_path / "a.jsonl", texts)
+    out = tmp_path / "out"
+    made = run(
+        [tmp_path / "a.jsonl"],
+        tokenizers,
+        out,
+        on_error="skip",
+        shard_size=9000,
+        token_type="u16",
+    )
+    assert len(made.corpora) > 4
+    counts = [
+        require_sources(one.prefix, lambda _path, _row, line: lines.index(line), decode)
+        for one in made.corpora
+    ]
+    assert sum(counts) == sum(bool(text) for text in texts)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+@pytest.mark.parametrize("empty", ["drop", "keep"])
+def test_token_shards_with_holes(kind: str, empty: Any, tmp_path: Path) -> None:
+    """Rows of token ids: with empty and invalid ones, dropped or kept."""
+    chosen = random.Random(8)
+    rows: list[list[int] | None] = [
+        [] if chosen.random() < 0.1 else [n] * (1 + n % 7) for n in range(ROWS)
+    ]
+    for place in (3, 77, 500):
+        rows[place] = [1 << 17]
+    path = tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        table = pa.table({"input_ids": pa.array(rows, pa.list_(pa.int32()))})
+        pq.write_table(table, path, row_group_size=100)
+    else:
+        text = [
+            json.dumps({"input_ids": row}) + "\n" * (1 + (n % 50 == 9))
+            for n, row in enumerate(rows)
+        ]
+        path.write_text("".join(text))
+    run_tokens(
+        [path],
+        tmp_path / "out",
+        on_error="skip",
+        empty=empty,
+        token_type="u16",
+        vocabulary=1 << 16,
+    )
+    blanks = np.cumsum([0, *(n % 50 == 9 for n in range(ROWS - 1))])
+    idx = open_idx(str(tmp_path / "out"))
+    found = CorpusSources(str(tmp_path / "out"), idx).find_documents(np.arange(len(idx.bounds) - 1))
+    for number, document in enumerate(read_corpus(tmp_path / "out")):
+        for sequence in document:
+            row = int(sequence[0])
+            if kind == "parquet":
+                assert found.rows[number] == row
+            else:
+                assert found.lines[number] == row + 1 + blanks[row]
+
+
+def chain(directory: Path, first: str, second: str) -> dict[str, str]:
+    """Make corpora from corpora, each from the one before, and return their prefixes."""
+    made = {name: str(directory / name) for name in ("merged", "tenth", "copied", "again", "half")}
+    merge(ALONE, [first, second], made["merged"])
+    select(
+        ALONE,
+        made["merged"],
+        made["tenth"],
+        SelectOptions(selection=Selection(sample=0.4, seed=3)),
+    )
+    materialize(ALONE, made["tenth"], made["copied"])
+    convert(ALONE, made["copied"], made["again"])
+    select(
+        ALONE,
+        made["again"],
+        made["half"],
+        SelectOptions(selection=Selection(sample=0.5, seed=4)),
+    )
+    return made
+
+
+def test_rows_are_known_through_all_steps(
+    decode: Callable[[list[int]], str], tokenizers: Path, tmp_path: Path
+) -> None:
+    """Also when the corpora in between are deleted."""
+    texts = texts_with_holes()
+    lines = write_lines(tmp_path / "a.jsonl", texts)
+    table = pa.table({"text": pa.array([text or "x" for text in texts], pa.string())})
+    pq.write_table(table, tmp_path / "b.parquet", row_group_size=90)
+    run([tmp_path / "a.jsonl"], tokenizers, tmp_path / "a", on_error="skip", token_type="u16")
+    run([tmp_path / "b.parquet"], tokenizers, tmp_path / "b", token_type="u16")
+    full = {number for number, text in enumerate(texts) if not text}
+
+    def expected(path: str, row: int, line: int) -> int:
+        return lines.index(line) if path.endswith("jsonl") else row
+
+    def decoded(ids: list[int]) -> str:
+        return decode(ids)
+
+    made = chain(tmp_path, str(tmp_path / "a"), str(tmp_path / "b"))
+    # Rows of "x" do not say their number: they are left out of the comparison.
+    for prefix in made.values():
+        idx = open_idx(prefix)
+        found = CorpusSources(prefix, idx).find_documents(np.arange(len(idx.bounds) - 1))
+        for number, parts in enumerate(read_view(prefix)):
+            path = found.paths[found.files[number]]
+            place = expected(path, int(found.rows[number]), int(found.lines[number]))
+            text = decoded(np.concatenate(parts).tolist())
+            assert text.partition(">")[0] == f"<{place}" or (text == "x" and place in full)
+    gone = ("a", "b", "merged", "tenth", "copied")
+    for name in gone:
+        for suffix in ("idx", "receipt.json"):
+            (tmp_path / f"{name}.{suffix}").unlink()
+    idx = open_idx(made["again"])
+    sources = CorpusSources(made["again"], idx)
+    again = sources.find_documents(np.arange(len(idx.bounds) - 1))
+    assert (again.files >= 0).all()
+    assert not sources.notes
+    back = sources.documents_from("b.parquet", again.rows[again.lines < 0])
+    assert back is not None
+    assert sorted(back.tolist()) == np.flatnonzero(again.lines < 0).tolist()
+
+
+def test_samples_of_shards(tmp_path: Path) -> None:
+    """A document of MDS is a sample of a shard, also when the shards are unpacked, and selected."""
+    data = write_tokens(tmp_path / "mds", codec="zstd")
+    index(data, tmp_path / "c")
+    truth = list(range(len(open_idx(str(tmp_path / "c")).lengths)))
+    counts: dict[str, int] = {}
+    idx = open_idx(str(tmp_path / "c"))
+    found = CorpusSources(str(tmp_path / "c"), idx).find(np.array(truth))
+    for number in truth:
+        path = found.paths[found.files[number]]
+        assert found.rows[number] == counts.get(path, 0)
+        counts[path] = counts.get(path, 0) + 1
+    assert len(counts) > 3
+    unpack_shards(ALONE, str(tmp_path / "c"))
+    select(ALONE, str(tmp_path / "c"), str(tmp_path / "view"), SelectOptions(drop=None, rows=None))
+    view = CorpusSources(str(tmp_path / "view"), open_idx(str(tmp_path / "view")))
+    same = view.find(np.array(truth))
+    assert same.rows.tolist() == found.rows.tolist()
+    one = Path(found.paths[1]).name
+    assert view.documents_from(one, np.array([0, 1])) is not None
+
+
+def test_what_is_left_has_its_sources(
+    decode: Callable[[list[int]], str], tokenizers: Path, tmp_path: Path
+) -> None:
+    """Parts of documents are parts of the rows of these; they can be read back."""
+    texts = texts_with_holes()
+    lines = write_lines(tmp_path / "a.jsonl", texts)
+    run([tmp_path / "a.jsonl"], tokenizers, tmp_path / "a", on_error="skip", token_type="u16")
+    facts = require_sound(ALONE, [str(tmp_path / "a")], 1)[str(tmp_path / "a")]
+    numbers = np.array([7, 8, 8, 30, 2])
+
+    def left(_: object) -> Any:
+        ends = np.array([20, 10, 30, 9, 12])
+        yield Pieces(numbers, np.array([5, 0, 12, 0, 3]), ends, np.ones(5, int))
+
+    idx = open_idx(str(tmp_path / "a"))
+    write_view(facts, str(tmp_path / "rest"), left, count_left(left, idx), {"after": []})
+    whole = CorpusSources(str(tmp_path / "a"), idx).find(numbers)
+    view = open_idx(str(tmp_path / "rest"))
+    found = CorpusSources(str(tmp_path / "rest"), view).find_documents(np.arange(5))
+    assert found.lines.tolist() == whole.lines.tolist()
+    assert set(found.lines.tolist()) <= set(lines)
+    assert faults_of(tmp_path / "rest", readback=5) == []
+
+
+def test_old_receipts_say_what_they_can(tokenizers: Path, tmp_path: Path) -> None:
+    """Without the rows that became nothing, rows are known where there are none such."""
+    texts = texts_with_holes()
+    write_lines(tmp_path / "a.jsonl", texts)
+    table = pa.table({"text": pa.array([f"<{n}>" for n in range(300)], pa.string())})
+    pq.write_table(table, tmp_path / "b.parquet", row_group_size=90)
+    inputs: list[Path | str] = [tmp_path / "a.jsonl", tmp_path / "b.parquet"]
+    run(inputs, tokenizers, tmp_path / "out", on_error="skip")
+    prefix = str(tmp_path / "out")
+    receipt = find_receipt(prefix)
+    assert receipt is not None
+    old = [
+        msgspec.structs.replace(
+            entry,
+            lines=None,
+            pieces=tuple(
+                msgspec.structs.replace(piece, first=None, kept=b"") for piece in entry.pieces
+            ),
+        )
+        for entry in receipt.inputs
+    ]
+    write_receipt(prefix, msgspec.structs.replace(receipt, inputs=tuple(old)))
+    idx = open_idx(prefix)
+    sources = CorpusSources(prefix, idx)
+    count = len(idx.bounds) - 1
+    found = sources.find_documents(np.arange(count))
+    assert (found.files >= 0).all()
+    assert found.rows[-300:].tolist() == list(range(300))
+    assert (found.rows[:-300] == -1).all()
+    assert "of before 0.4" in " ".join(sources.notes)
+    assert sources.documents_from("b.parquet", np.array([5])) is not None
+
+
+def test_without_receipts_nothing_is_made_up(tokenizers: Path, tmp_path: Path) -> None:
+    """A corpus without a receipt, or a view whose root is gone, has no sources, and says so."""
+    write_lines(tmp_path / "a.jsonl", texts_with_holes(50))
+    run([tmp_path / "a.jsonl"], tokenizers, tmp_path / "a", on_error="skip")
+    select(ALONE, str(tmp_path / "a"), str(tmp_path / "view"), SelectOptions())
+    Path(receipt_path(str(tmp_path / "a"))).unlink()
+    for name in ("a", "view"):
+        sources = CorpusSources(str(tmp_path / name), open_idx(str(tmp_path / name)))
+        assert (sources.find(np.arange(5)).files == -1).all()
+        assert "has no receipt" in " ".join(sources.notes)
+        assert sources.documents_from("a.jsonl", None) is None
+    shutil.move(tmp_path / "a.idx", tmp_path / "gone.idx")
+    sources = CorpusSources(str(tmp_path / "view"), open_idx(str(tmp_path / "view")))
+    assert "is a view of it" in " ".join(sources.notes)
+
+
+def test_clean_data_takes_no_room(tokenizers: Path, documents: list[str], tmp_path: Path) -> None:
+    """A receipt has nothing for each document where every row became one."""
+    plain = [text or "x" for text in documents] * 20
+    table = pa.table({"text": pa.array([text.strip() or "x" for text in plain], pa.string())})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=1000)
+    run([tmp_path / "a.parquet"], tokenizers, tmp_path / "out")
+    receipt = find_receipt(str(tmp_path / "out"))
+    assert receipt is not None
+    assert all(piece.kept == b"" for entry in receipt.inputs for piece in entry.pieces)
