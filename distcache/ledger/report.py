@@ -130,7 +130,7 @@ def _total(split: TracedSplit, samples: int | None) -> int:
 
 def _window(total: int, window: int | None, batch: int | None) -> int:
     """Return the samples of a window: whole steps, if there are any."""
-    step = batch or 1
+    step = 1 if batch is None else batch
     if not 0 < step <= total or (batch is not None and total // step > MOST_STEPS):
         raise ConfigError(f"steps of {step} samples: there are {total} samples")
     window = -(-(window or -(-total // WINDOWS)) // step) * step
@@ -166,7 +166,7 @@ def _windows(
     """Sum up windows, and steps if there are any."""
     length = split.cache.sequence_length
     sizes = counts.sum(axis=1)
-    step = batch or window
+    step = window if batch is None else batch
     documents, tokens, squares, most = _sums(split, total, step, rows)
     steps = None if batch is None else _steps(squares, total, batch, length)
     each = window // step

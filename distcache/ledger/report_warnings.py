@@ -10,12 +10,13 @@ from distcache.ledger.report_document import Report, ReportWarning
 MANY_EPOCHS: Final = 4.0  # more are said to be worth little (Muennighoff et al. 2023)
 OFF_WEIGHT: Final = 0.01  # difference of a share from its weight
 UNEVEN: Final = 0.05  # difference of a share in a window from that of all
+FEW: Final = 3  # samples by which windows differ anyway
 HEAVY_STEP: Final = 3.0  # times the median
 MUCH_PADDING: Final = 0.05
 IN_ORDER: Final = 0.5  # correlation from which samples, or lengths, are in order
 CLOSE: Final = 0.25  # of a pass, within which a repeat is close
 NEVER: Final = 0.01  # share of tokens
-OFF_CENTRE: Final = 0.2  # of the mean place of documents
+OFF_CENTRE: Final = 0.1  # of the mean place of documents
 LONG_RUN: Final = 100  # samples of one corpus, though it is less than half of all
 
 
@@ -52,12 +53,12 @@ def _of_weights(report: Report) -> Iterator[ReportWarning]:
                 "samples)",
                 number,
             )
-        if one.samples == 0:
+        if one.samples == 0 or (one.weight is not None and one.weight * report.samples < 1):
+            weight = "" if one.weight is None else f", of weight {one.weight:.2g}"
             yield ReportWarning(
-                "no sample",
-                f"{one.corpus} gives no sample"
-                + ("" if one.weight is None else f": its weight is {one.weight:.2g}")
-                + f", and there are {report.samples:,} samples: raise it, or leave the corpus out",
+                "tiny weight",
+                f"{one.corpus}{weight}, gives {one.samples} of {report.samples:,} samples: raise "
+                "it, or leave the corpus out",
                 number,
             )
         elif (
@@ -113,7 +114,8 @@ def _of_order(report: Report) -> Iterator[ReportWarning]:
                 number,
             )
     windows = report.windows
-    if windows.count > 1 and windows.difference > UNEVEN and report.phases == 1:
+    differs = windows.difference > max(UNEVEN, FEW / windows.samples)
+    if windows.count > 1 and differs and report.phases == 1:
         one = report.corpora[windows.difference_corpus]
         begin = windows.difference_window * windows.samples
         yield ReportWarning(
