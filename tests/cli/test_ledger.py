@@ -1,0 +1,223 @@
+"""`trace`, `report` and `rest` on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from distcache.corpus.idx import open_idx
+from tests.ledger.runs import Tokens, build_numbered
+from tests.ledger.test_steps import line
+from tests.support.processes import start
+from tests.support.texts import train_bpe, write_jsonl
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache of three corpora whose tokens are their running numbers."""
+    return build_numbered(tmp_path_factory.mktemp("ledger"))
+
+
+def run(*words: str | Path, code: int = 0) -> str:
+    """Run a command, and return what it writes to standard output."""
+    done = start(words)
+    assert done.returncode == code, done.stderr
+    return done.stdout if code == 0 else done.stderr
+
+
+def test_steps_by_options(cache: Path) -> None:
+    """Each step has its samples, with micro batch, rank and slot, and the parts of documents."""
+    words = ["--global-batch-size", "8", "--micro-batch-size", "2", "--data-parallel-size", "2"]
+    found = json.loads(run("trace", cache, "--steps", "3:5", *words, "--json"))
+    assert [step["step"] for step in found["steps"]] == [3, 4]
+    truth = Tokens(cache)
+    for step in found["steps"]:
+        assert not step["skipped"]
+        assert not step["rolled_back"]
+        for offset, sample in enumerate(step["samples"]):
+            position = 8 * (step["step"] - 1) + offset
+            corpus, tokens = truth.of(position)
+            assert sample["position"] == position
+            assert sample["corpus"] == truth.cache.prefixes[corpus]
+            place = (sample["micro_batch"], sample["rank"], sample["slot"])
+            assert place == (offset // 4, offset % 4 // 2, offset % 2)
+            assert sum(part["end"] - part["begin"] for part in sample["parts"]) == len(tokens)
+
+
+def test_steps_by_a_command_or_a_log_are_the_same(cache: Path, tmp_path: Path) -> None:
+    """A training command, its options in a log, and the lines of the log say the same steps."""
+    log = tmp_path / "train.log"
+    log.write_text("".join(line(n, 8 * n, 8) for n in range(1, 11)))
+    command = [
+        "--",
+        "torchrun",
+        "pretrain_gpt.py",
+        "--global-batch-size",
+        "8",
+        "--seq-length",
+        "16",
+    ]
+    by_log = json.loads(run("trace", cache, "--steps", "3:5", "--log", log, "--json"))
+    by_command = json.loads(run("trace", cache, "--steps", "3:5", "--json", *command))
+    assert by_log == by_command
+    later = json.loads(
+        run("trace", cache, "--steps", "3", "--log", log, "--begin-at", "8", "--json")
+    )
+    assert later["steps"][0]["samples"][0]["position"] == 8
+
+
+def test_a_table_has_a_row_for_each_part(cache: Path, tmp_path: Path) -> None:
+    """Parquet has the rows of JSON."""
+    out = tmp_path / "steps.parquet"
+    words = ["trace", cache, "--steps", "1:11", "--global-batch-size", "10"]
+    said = json.loads(run(*words, "-o", out, "--json"))
+    table = pq.read_table(out).to_pylist()
+    found = json.loads(run(*words, "--json"))
+    parts = [
+        (step["step"], sample["position"], sample["corpus"], part["document"], part["begin"])
+        for step in found["steps"]
+        for sample in step["samples"]
+        for part in sample["parts"]
+    ]
+    assert [
+        (row["step"], row["position"], row["corpus"], row["document"], row["begin"])
+        for row in table
+    ] == parts
+    assert said == {"out": str(out), "rows": len(parts)}
+
+
+def test_what_cannot_be_asked_is_refused(cache: Path, tmp_path: Path) -> None:
+    """Each wrong question gets one clear answer."""
+    empty = tmp_path / "empty.log"
+    empty.write_text("nothing\n")
+    for words, said in [
+        ([], "give one of --steps, --positions, --find and --diff"),
+        (["--steps", "1", "--positions", "2"], "give one of"),
+        (["--steps", "1"], "follows from --log FILE"),
+        (["--steps", "x"], "expected a number, or A:B"),
+        (["--steps", "4:4", "--global-batch-size", "8"], "has nothing in it"),
+        (["--positions", "99999"], "has no position"),
+        (["--steps", "1", "--log", empty], "has no line of an iteration"),
+        (["--find", "nowhere:5"], "is neither a corpus"),
+        (["--find", "nowhere"], "expected CORPUS:NUMBERS"),
+        (["--find", f"{cache.parent.parent}/corpora/short:9999"], "has 200 documents"),
+        (["--positions", "1", "--split", "test"], "there is no number 0"),
+        (
+            ["--positions", "1", "--text", "1"],
+            "no receipt names a tokenizer; give --tokenizer FILE",
+        ),
+    ]:
+        assert said in run("trace", cache, *words, code=2), words
+
+
+def test_a_log_of_another_run_is_said(cache: Path, tmp_path: Path) -> None:
+    """Steps that took more samples than there are cannot be of this cache."""
+    log = tmp_path / "train.log"
+    log.write_text("".join(line(n, 100 * n, 100) for n in range(1, 11)))
+    done = start(["trace", cache, "--steps", "1:11", "--log", log])
+    assert done.returncode == 0
+    assert "took samples beyond" in done.stderr
+
+
+def test_two_caches_are_compared(cache: Path, tmp_path: Path) -> None:
+    """Equal ones end at once; others say where they differ first, and in what."""
+    assert json.loads(run("trace", cache, "--diff", cache, "--json"))["first"] is None
+    other = build_numbered(tmp_path, seed=6)
+    found = json.loads(run("trace", cache, "--diff", other, "--json"))
+    ours, theirs = Tokens(cache), Tokens(other)
+    differing = [
+        position
+        for position in range(found["size"])
+        if ours.of(position)[0] != theirs.of(position)[0]
+        or ours.of(position)[1].tolist() != theirs.of(position)[1].tolist()
+    ]
+    assert found["first"] == differing[0]
+    assert found["differing"] == len(differing)
+    assert {Path(one["corpus"]).name for one in found["exposures"]} == {"short", "mixed", "long"}
+    assert "samples differ" in run("trace", cache, "--diff", other)
+
+
+def test_a_report_of_two_caches(cache: Path, tmp_path: Path) -> None:
+    """Numbers as JSON, a table for people, and a page."""
+    page = tmp_path / "report.html"
+    found = json.loads(run("report", cache, "--against", cache, "-o", page, "--json"))
+    assert found["against"]["corpora"] == found["corpora"]
+    assert page.stat().st_size > 3_000_000
+    said = run("report", cache, "--window", "2steps", "--global-batch-size", "10")
+    assert "13 windows" in said
+    assert "expected a number" in run("report", cache, "--window", "x", code=2)
+    assert "--global-batch-size" in run("report", cache, "--window", "3steps", code=2)
+
+
+def test_what_is_left_is_said(cache: Path, tmp_path: Path) -> None:
+    """Views, a configuration that builds, and Megatron's options."""
+    out = tmp_path / "rest"
+    said = run("rest", cache, "--samples", "100", "-o", out)
+    assert "--per-split-data-args-path" in said
+    rest = json.loads((out / "rest.json").read_text())
+    config = tmp_path / "config.json"
+    config.write_text(
+        json.dumps(
+            {
+                "sequence_length": 24,
+                "seed": 1,
+                "samples": {"train": 50, "valid": 5, "test": 0},
+                "mid_level_dataset_surplus": 0.5,
+                "blend_per_split": rest["blend_per_split"],
+            }
+        )
+    )
+    run("build", config, "-o", tmp_path, "--name", "again")
+    assert "expected CACHE@SAMPLES" in run(
+        "rest", cache, "--samples", "1", "-o", out, "--and", "x", code=2
+    )
+    cyclic = ["--dataloader-type", "cyclic", "--micro-batch-size", "2", "--data-parallel-size", "2"]
+    words = ["rest", cache, "--samples", "300", "-o", tmp_path / "cyclic", *cyclic]
+    found = json.loads(run(*words, "--global-batch-size", "4", "--json"))
+    assert found["corpora"][0]["passes"] >= 1
+
+
+def test_data_is_removed_and_shown_to_be(tmp_path: Path) -> None:
+    """Rows are found in a cache, dropped from the corpus, and in no sample of the next cache."""
+    chosen = np.random.default_rng(4)
+    texts = [f"text {n} " + "word " * int(chosen.integers(3, 60)) for n in range(400)]
+    texts[100] = ""
+    train_bpe(tmp_path / "tokenizer.json", texts)
+    write_jsonl(tmp_path / "a.jsonl", texts)
+    words = ["--tokenizer", tmp_path / "tokenizer.json", "--append-eod", "--eod", "<|endoftext|>"]
+    run("ingest", "text", tmp_path / "a.jsonl", "-o", tmp_path / "a", *words)
+    config: dict[str, Any] = {
+        "sequence_length": 64,
+        "seed": 1,
+        "samples": {"train": 300, "valid": 0, "test": 0},
+        "split": "100,0,0",
+        "blend": [str(tmp_path / "a")],
+    }
+    (tmp_path / "c.json").write_text(json.dumps(config))
+    run("build", tmp_path / "c.json", "-o", tmp_path, "--name", "first")
+    first, lines = tmp_path / "first.h5", "a.jsonl:120-123,300"
+    found = json.loads(run("trace", first, "--find", lines, "--text", "3", "--json"))
+    parts = [part for sample in found["samples"] for part in sample["parts"]]
+    assert {part["line"] for part in parts} == {120, 121, 122, 123, 300}
+    assert {part["document"] for part in parts} == {118, 119, 120, 121, 298}
+    told = [part for sample in found["samples"][:3] for part in sample["parts"]]
+    for part in told:
+        whole = texts[part["line"] - 1] + "<|endoftext|>"
+        assert part["text"].replace("<|endoftext|>", "").strip() in whole
+    run("trace", first, "--find", lines, "-o", tmp_path / "drop.npy")
+    assert np.load(tmp_path / "drop.npy").tolist() == [118, 119, 120, 121, 298]
+    view = tmp_path / "clean"
+    run("select", tmp_path / "a", "-o", view, "--drop", tmp_path / "drop.npy")
+    config["blend"] = [str(view)]
+    (tmp_path / "c.json").write_text(json.dumps(config))
+    run("build", tmp_path / "c.json", "-o", tmp_path, "--name", "second")
+    again = json.loads(run("trace", tmp_path / "second.h5", "--find", lines, "--json"))
+    assert again["samples"] == []
+    kept = json.loads(run("trace", tmp_path / "second.h5", "--find", "a.jsonl:124", "--json"))
+    assert {part["line"] for sample in kept["samples"] for part in sample["parts"]} == {124}
+    assert len(open_idx(str(view)).lengths) == len(open_idx(str(tmp_path / "a")).lengths) - 5
