@@ -283,6 +283,7 @@ bench: $(VENV)/test-installed
 	python benchmarks/against_megatron.py
 	python benchmarks/many_corpora.py
 	python benchmarks/growing.py
+	python benchmarks/ledger.py
 	python benchmarks/links.py
 	python benchmarks/files.py
 	python benchmarks/starting.py

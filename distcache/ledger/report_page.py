@@ -294,6 +294,7 @@ def _exposure(
         yaxis2={
             "title": {"text": "epochs"}, "overlaying": "y", "side": "right",
             "type": "log" if ratio > FAR else "linear", "rangemode": "tozero", "showgrid": False,
+            "tickmode": "auto",
         },
     )  # fmt: skip
 
@@ -347,7 +348,7 @@ def _windows(report: Report) -> Figure:
         yaxis={"title": {"text": "documents"}, "rangemode": "tozero"},
         yaxis2={
             "title": {"text": "attention"}, "overlaying": "y", "side": "right",
-            "rangemode": "tozero", "showgrid": False,
+            "rangemode": "tozero", "showgrid": False, "tickmode": "auto",
         },
         hovermode="x unified",
     )  # fmt: skip

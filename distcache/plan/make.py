@@ -260,9 +260,8 @@ class _Planner:
         elif taken > section.size.samples:
             self.problems.append(
                 f"{prefix}: the phases ask it for {taken} samples, those of {continued.path} "
-                f"included, whose section has {section.size.samples}: take fewer, or give a copy "
-                "of it as another corpus, which begins with its first sample; sections of order: "
-                "passes grow"
+                f"included, whose section has {section.size.samples}: take fewer, or give what is "
+                "left of it as another corpus (`distcache rest`); sections of order: passes grow"
             )
 
     def _add_unweighted(
