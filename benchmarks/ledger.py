@@ -45,10 +45,15 @@ def make(directory: Path, documents: int, samples: int) -> Path:
     """Make the corpora up, and build the cache."""
     made = directory / "corpora"
     write_mock(Mock(documents=documents, corpora=len(WEIGHTS)), made, 2, NullProgress())
-    fields = json.loads((made / "blend.json").read_text())
-    fields |= {"sequence_length": 512, "samples": {"train": samples, "valid": 1000, "test": 0}}
-    for source, weight in zip(fields["blend"], WEIGHTS, strict=True):
-        source["weight"] = weight
+    prefixes = sorted(str(path.with_suffix("")) for path in made.glob("*.idx"))
+    fields = {
+        "sequence_length": 512,
+        "split": "99,1,0",
+        "samples": {"train": samples, "valid": 1000, "test": 0},
+        "blend": [
+            {"path": path, "weight": weight} for path, weight in zip(prefixes, WEIGHTS, strict=True)
+        ],
+    }
     return Path(build_here(fields, directory, "ledger").path)
 
 

@@ -15,6 +15,8 @@ from tests.ledger.runs import build_numbered
 
 __all__ = ["browser"]
 
+pytestmark = pytest.mark.more  # which has Chromium
+
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
