@@ -7,12 +7,12 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Protocol
 
 import msgspec
 import xxhash
+from numpy.typing import NDArray
 
-from distcache.cache.contents import Contents
 from distcache.corpus import idx_path
 from distcache.errors import AccessDenied, CacheCorrupt, ConfigError, ObjectMissing
 from distcache.storage.files import atomic_write, read_file
@@ -25,6 +25,29 @@ Moves = tuple[tuple[str, str], ...]
 """Pairs of from and to: where directories of corpora were when a cache was built, and are now."""
 
 DIRECTORY: Final = "corpora"  # beside a cache in a bucket
+
+
+class HasCorpora(Protocol):
+    """What says where corpora are."""
+
+    @property
+    def path(self) -> Path | str:
+        """Where it is itself."""
+        ...
+
+    @property
+    def prefixes(self) -> list[str]:
+        """Path prefix of each corpus, at the time of the build."""
+        ...
+
+    @property
+    def moves(self) -> Moves:
+        """Directories of corpora, at the time of the build and now."""
+        ...
+
+    def table(self, name: str) -> NDArray[Any]:
+        """Return a table, of which ``sources`` has a digest of each corpus."""
+        ...
 
 
 def corpus_stem(prefix: str, idx_digest: str, own: str = "") -> str:
@@ -71,7 +94,7 @@ def spread_moves(cache: str, places: Iterable[str], count: int) -> Moves:
     return tuple(found)
 
 
-def corpus_places(contents: Contents) -> list[str]:
+def corpus_places(contents: HasCorpora) -> list[str]:
     """Return the prefixes of a cache's corpora, where they are now: absolute paths, or URLs.
 
     A cache in a bucket does not look for the paths of the machine that it was built on: what were

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from distcache.cache.contents import Cache
+from distcache.cache.split_members import SplitArrays
 from distcache.corpus.ancestry import documents_of
 from distcache.errors import ConfigError
 from distcache.ledger.source_rows import SourceRows
@@ -50,7 +50,7 @@ class Trace:
         return self.split.notes
 
     @property
-    def cache(self) -> Cache:
+    def cache(self) -> SplitArrays:
         """The open cache."""
         return self.split.cache
 
@@ -171,7 +171,7 @@ def trace(
     Parameters
     ----------
     cache : path
-        Path of the cache.
+        Path of the cache, or of a directory with Megatron's own `.npy` files.
     split : str
         "train", "valid" or "test".
     dataset : int
@@ -186,4 +186,4 @@ def trace(
     ConfigError
         If it has no such split.
     """
-    return Trace(TracedSplit(open_for_trace(cache, prefixes), split, dataset))
+    return Trace(TracedSplit(open_for_trace(cache, prefixes, split), split, dataset))

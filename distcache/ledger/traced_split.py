@@ -11,14 +11,16 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.cache.contents import Cache, open_cache
+from distcache.cache.contents import open_cache
 from distcache.cache.corpus_places import corpus_places, find_moves, moves_from, moves_of
 from distcache.cache.mapped_section import map_section, open_own_idx
-from distcache.cache.split_members import SplitMembers
+from distcache.cache.split_members import SplitArrays, SplitMembers
 from distcache.corpus import Idx
 from distcache.errors import CacheCorrupt, ConfigError
 from distcache.kernels import Section, find_positions, find_samples, trace_parts
+from distcache.ledger.megatron_cache import MegatronCache, is_stem
 from distcache.ledger.source_rows import CorpusSources
+from distcache.storage.url import is_url
 
 
 class TracedSamples(NamedTuple):
@@ -67,24 +69,33 @@ class TracedSamples(NamedTuple):
         )
 
 
-def open_for_trace(path: str | Path, prefixes: Mapping[str, str] | None = None) -> Cache:
-    """Open a cache, and find out where its corpora are now.
+def open_for_trace(
+    path: str | Path, prefixes: Mapping[str, str] | None = None, split: str = "train"
+) -> SplitArrays:
+    """Open a cache, or a directory of Megatron's, and find out where its corpora are now.
 
     Parameters
     ----------
     path : path
-        Path of the cache.
+        Path of the cache; or a directory with Megatron's own `.npy` files, or the start of the
+        names of a blend or dataset in it.
     prefixes : mapping of str to str, or None
         Directories of corpora at the time of the build, and now; by default as
         ``DISTCACHE_PREFIX`` says, or what is written beside the cache.
 
+    split : str
+        Split that is read of a directory.
+
     Raises
     ------
     NotReady, CacheCorrupt, ConfigError
-        As `distcache.cache.open_cache`.
+        As `distcache.cache.open_cache`, and `MegatronCache`.
     """
+    moves = moves_of(prefixes.items()) if prefixes else moves_from([], os.environ)
+    if not is_url(path) and (Path(path).is_dir() or is_stem(Path(path))):
+        return MegatronCache(Path(path), split, str(Path.cwd()), moves)
     cache = open_cache(path)
-    cache.moves = moves_of(prefixes.items()) if prefixes else moves_from([], os.environ)
+    cache.moves = moves
     if not cache.moves:
         cache.moves = find_moves(path, cache.prefixes, str(Path.cwd()))
     return cache
@@ -95,7 +106,7 @@ class TracedSplit(SplitMembers):
 
     Parameters
     ----------
-    cache : Cache
+    cache : SplitArrays
         The open cache, from `open_for_trace`.
     split : str
         "train", "valid" or "test".
@@ -108,7 +119,7 @@ class TracedSplit(SplitMembers):
         If there is no such split.
     """
 
-    def __init__(self, cache: Cache, split: str = "train", number: int = 0) -> None:
+    def __init__(self, cache: SplitArrays, split: str = "train", number: int = 0) -> None:
         super().__init__(cache, split, number)
         self._places = corpus_places(cache)
         self._indices: dict[int, Idx] = {}

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 from distcache.builder.configuration import config_from_mapping
-from distcache.errors import ConfigError
+from distcache.errors import CacheCorrupt, ConfigError, NotReady
+from distcache.ledger.report import make_report
 from distcache.ledger.rest import RestOptions, Trained, write_rest
 from distcache.ledger.steps import Sampling, Steps
 from distcache.ledger.trace import trace
@@ -231,3 +233,46 @@ def test_megatron_counts_what_is_left(case: str, tmp_path: Path) -> None:
         entry = split.cache.table("sections")[split.pairs[corpus][0]]
         tokens = slice(starts[int(entry["begin"])], starts[int(entry["end"])])
         assert (counts[tokens] == made.passes).all()
+
+
+@pytest.mark.parametrize("split", ["train", "valid"])
+@pytest.mark.parametrize("case", ["megatron", "no extra token"])
+def test_files_of_megatron_itself_are_traced(case: str, split: str, tmp_path: Path) -> None:
+    """What Megatron wrote is read as a cache, of which all answers are the same."""
+    path = build_numbered(tmp_path, case)
+    config = config_from_mapping(fields_of(tmp_path / "corpora", case))
+    build_with_megatron(config, tmp_path / "megatron", 1 << 30, 1 << 30)
+    ours, theirs = trace(path, split), trace(tmp_path / "megatron", split)
+    assert len(theirs) == len(ours)
+    assert theirs.corpora == ours.corpora
+    positions = np.arange(len(ours))
+    for mine, found in zip(ours.samples(positions), theirs.samples(positions), strict=True):
+        assert np.array_equal(mine, found)
+    assert theirs.positions(2, [5, 7]).tolist() == ours.positions(2, [5, 7]).tolist()
+    one, other = make_report(ours), make_report(theirs)
+    for name in ("samples", "corpora", "windows", "succession", "repeats", "padding"):
+        assert getattr(one, name) == getattr(other, name)
+    single = next((tmp_path / "megatron").glob(f"*-GPTDataset-{split}-description.txt"))
+    assert len(trace(str(single).removesuffix("-description.txt"), split)) > 0
+
+
+def test_a_directory_of_something_else_is_refused(tmp_path: Path) -> None:
+    """No descriptions, several data sets, a description without a field, and pickled arrays."""
+    with pytest.raises(NotReady, match="has no description"):
+        trace(tmp_path)
+    config = config_from_mapping(fields_of(tmp_path / "corpora", "megatron"))
+    build_numbered(tmp_path)
+    directory = tmp_path / "megatron"
+    build_with_megatron(config, directory, 1 << 30, 1 << 30)
+    other = msgspec.structs.replace(config, seed=6)
+    build_with_megatron(other, directory, 1 << 30, 1 << 30)
+    with pytest.raises(ConfigError, match="has 2 data sets of split 'train'; name one of them"):
+        trace(directory)
+    stem = next(directory.glob("*-BlendedDataset-train-description.txt"))
+    array = Path(str(stem).replace("description.txt", "dataset_index.npy"))
+    np.save(array, np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(CacheCorrupt, match="is no array of"):
+        trace(str(stem).removesuffix("-description.txt"))
+    stem.write_text("{}")
+    with pytest.raises(CacheCorrupt, match="is not a description"):
+        trace(directory)

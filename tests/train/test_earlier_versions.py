@@ -18,6 +18,7 @@ from distcache.cache.inspect import inspect_document
 from distcache.corpus.examine import require_sound
 from distcache.corpus.receipt import read_receipt
 from distcache.errors import StateWarning
+from distcache.ledger.report import make_report
 from distcache.node.localize import localize
 from distcache.node.records import LocalizeOptions
 from distcache.ranks.communicator import SerialCommunicator
@@ -95,3 +96,19 @@ def test_a_sampler(shared: Path, expected: dict[str, Any]) -> None:
         sampler.load_state_dict(expected["sampler"]["state"])
     coming = iter(sampler)
     assert [next(coming) for _ in range(3)] == expected["sampler"]["next"]
+
+
+def test_it_is_traced_and_reported(shared: Path, expected: dict[str, Any]) -> None:
+    """A trace of the cache has the documents of each sample; a report counts its tokens."""
+    (path,) = shared.rglob("*.h5")
+    dataset = distcache.open(path).dataset("train")
+    found = distcache.trace(path)
+    traced = found.samples(range(len(found)))
+    for position in range(0, len(found), 7):
+        own = slice(*traced.bounds[position : position + 2].tolist())
+        parts = dataset.document_of(position)
+        assert [part.tokens for part in parts] == (traced.ends[own] - traced.begins[own]).tolist()
+        assert {part.corpus for part in parts} == {found.corpora[traced.corpora[position]]}
+    report = make_report(found)
+    length = found.cache.sequence_length
+    assert sum(one.trained_tokens for one in report.corpora) == len(found) * length
