@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from typing import Annotated, Final, Literal
 
 import typer
@@ -62,7 +63,8 @@ def rest_command(
 
     Every token of the train split was an input, or is in the view, equally often. The sequences of
     the other splits become views as they are. A run in another order than the cache's is described
-    by Megatron's options: --dataloader-type cyclic, --micro-batch-size, --data-parallel-size.
+    by Megatron's options: --dataloader-type cyclic, --micro-batch-size, --data-parallel-size. With
+    --global-batch-size the options of both jobs have the iteration between them.
 
     Examples
     --------
@@ -75,10 +77,10 @@ def rest_command(
     trained = [
         Trained(TracedSplit(open_for_trace(path, prefixes)), count) for path, count in caches
     ]
-    sampling = Sampling()
+    sampling, batch = Sampling(), None
     if context.args:
-        length = trained[0].split.cache.sequence_length
-        sampling = Sampling.of_run(run_of_command(context.args, length), "train")
+        run = run_of_command(context.args, trained[0].split.cache.sequence_length)
+        sampling, batch = Sampling.of_run(run, "train"), run.training.global_batch_size
     with make_progress(log_format) as progress:
         progress.phase("finding what is left", len(trained[0].split.pairs))
         rest = write_rest(
@@ -108,11 +110,12 @@ def rest_command(
         ],
     )
     total = sum(count for _, count in caches)
-    typer.echo(f"blend: `blend_per_split` of {os.path.join(out, 'rest.json')}")
+    iteration = f"{total // batch}" if batch else f"ITERATION  # that consumed {total:,} samples"
+    typer.echo(f"blend of a configuration: `blend_per_split` in {os.path.join(out, 'rest.json')}")
+    typer.echo(f"Megatron, this job: --phase-transition-iterations {iteration}")
     typer.echo(
-        f"Megatron, the next job: --per-split-data-args-path {rest.megatron}, with "
-        "--phase-transition-iterations in both jobs at the iteration that consumed "
-        f"{total:,} samples; or start from the weights alone (--finetune), which counts from 0"
+        f"Megatron, the next: --per-split-data-args-path {shlex.quote(rest.megatron)} "
+        f"--phase-transition-iterations {iteration}"
     )
 
 

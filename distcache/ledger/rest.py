@@ -16,7 +16,7 @@ from distcache.corpus.corpus import CorpusFacts, open_examined
 from distcache.corpus.examine import require_sound
 from distcache.corpus.idx import Idx
 from distcache.errors import ConfigError
-from distcache.ledger.rest_pieces import Pieces, Visits, greatest, left, visits_of
+from distcache.ledger.rest_pieces import Cover, Pieces, Visits, visits_of
 from distcache.ledger.rest_views import count_left, names_of, write_view
 from distcache.ledger.source_rows import grouped
 from distcache.ledger.steps import Sampling
@@ -233,17 +233,18 @@ def _write_one(
     begin, end = sequences
     idx = open_examined(facts)
     lengths = np.array(idx.lengths[begin:end])
-    most = greatest(visits, lengths)
-    passes = options.passes or max(most, 1)
-    if passes < most:
+    cover = Cover(visits, lengths)
+    passes = options.passes or max(cover.most, 1)
+    if passes < cover.most:
         raise ConfigError(
-            f"--passes {passes}: {facts.prefix} has tokens that were inputs {most} times already"
+            f"--passes {passes}: {facts.prefix} has tokens that were inputs {cover.most} times "
+            "already"
         )
     total = int(lengths.sum(dtype=np.int64))
 
     def left_of(fragments: bool) -> Callable[[Idx], Any]:
         def pieces(_: Idx) -> Any:
-            for some in left(visits, lengths, passes, fragments=fragments):
+            for some in cover.left(passes, fragments=fragments):
                 yield some._replace(sequences=some.sequences + begin)
 
         return pieces

@@ -104,13 +104,28 @@ def covered(visits: Visits, lengths: NDArray[np.int64]) -> Pieces:
     lengths : ndarray of int64, shape (sequences,)
         Tokens of each; those without any are left out.
     """
-    numbers = np.flatnonzero(lengths)
+    cut = np.zeros(len(lengths), bool)
+    cut[visits.sequences] = True
+    plain = np.flatnonzero(~cut & (lengths > 0))
+    whole = Pieces(
+        plain, np.zeros(len(plain), np.int64), lengths[plain], visits.whole[plain].astype(np.int64)
+    )
+    if not len(visits.sequences):
+        return whole
+    pieces = _cut(visits, np.flatnonzero(cut), lengths)
+    joined = [np.concatenate(pair) for pair in zip(whole, pieces, strict=True)]
+    order = np.argsort((joined[0] << 32) | joined[1])
+    return Pieces(*(values[order] for values in joined))
+
+
+def _cut(visits: Visits, numbers: NDArray[np.int64], lengths: NDArray[np.int64]) -> Pieces:
+    """Return the pieces of the sequences of these numbers, which have visits of parts."""
     times = visits.times.astype(np.int64)
     zero = np.zeros(len(numbers), np.int64)
     sequences = np.concatenate([numbers, visits.sequences, visits.sequences, numbers])
     places = np.concatenate([zero, visits.begins, visits.ends, lengths[numbers]])
     changes = np.concatenate([visits.whole[numbers], times, -times, zero]).astype(np.int64)
-    order = np.lexsort((places, sequences))
+    order = np.argsort((sequences << 32) | places)
     sequences, places, changes = sequences[order], places[order], changes[order]
     sums = np.cumsum(changes)
     # Sums run through all sequences: those before a sequence are taken off.
@@ -145,24 +160,38 @@ def left_once_more(pieces: Pieces, level: int) -> Pieces:
     )
 
 
-def greatest(visits: Visits, lengths: NDArray[np.int32]) -> int:
-    """Return how often the token was an input that was most often."""
-    return max(
-        (int(piece.times.max(initial=0)) for _, piece in in_chunks(visits, lengths)), default=0
-    )
+class Chunk(NamedTuple):
+    """The pieces of some sequences, as small as they can be: of all there may be many."""
+
+    first: int  # number of the first sequence
+    sequences: NDArray[np.uint32]  # counted from it
+    begins: NDArray[np.int32]
+    ends: NDArray[np.int32]
+    times: NDArray[np.uint16]
+
+    @classmethod
+    def of(cls, first: int, pieces: Pieces) -> Chunk:
+        """Return pieces as a chunk."""
+        return cls(
+            first,
+            pieces.sequences.astype(np.uint32),
+            pieces.begins.astype(np.int32),
+            pieces.ends.astype(np.int32),
+            pieces.times.astype(np.uint16),
+        )
+
+    def left(self, passes: int) -> Pieces:
+        """Return the pieces, with how often they are left."""
+        return Pieces(
+            self.sequences.astype(np.int64),
+            self.begins.astype(np.int64),
+            self.ends.astype(np.int64),
+            passes - self.times.astype(np.int64),
+        )
 
 
-def in_chunks(visits: Visits, lengths: NDArray[np.int32]) -> Iterator[tuple[int, Pieces]]:
-    """Yield the pieces of some sequences at a time, and the number of their first one."""
-    for begin in range(0, len(lengths), AT_ONCE):
-        end = min(begin + AT_ONCE, len(lengths))
-        yield begin, covered(visits.between(begin, end), lengths[begin:end].astype(np.int64))
-
-
-def left(
-    visits: Visits, lengths: NDArray[np.int32], passes: int, *, fragments: bool
-) -> Iterator[Pieces]:
-    """Yield the pieces that are left, in the order of a view.
+class Cover:
+    """How often each token of the sequences of a section was an input.
 
     Parameters
     ----------
@@ -170,20 +199,43 @@ def left(
         Visits of the sequences.
     lengths : ndarray of int32, shape (sequences,)
         Tokens of each.
-    passes : int
-        How often each token shall be an input in all; at least the greatest number so far.
-    fragments : bool
-        Whether pieces are kept that are no whole sequences.
+
+    Attributes
+    ----------
+    most : int
+        Greatest number of times that a token was an input.
     """
-    level, more = 1, True
-    while more:
-        more = False
-        for begin, pieces in in_chunks(visits, lengths):
-            remaining = pieces._replace(times=passes - pieces.times)
-            runs = left_once_more(remaining, level)
-            more |= bool((remaining.times > level).any())
-            if not fragments:
-                whole = (runs.begins == 0) & (runs.ends == lengths[begin + runs.sequences])
-                runs = Pieces(*(values[whole] for values in runs))
-            yield runs._replace(sequences=begin + runs.sequences)
-        level += 1
+
+    def __init__(self, visits: Visits, lengths: NDArray[np.int32]) -> None:
+        self._lengths = lengths
+        self._chunks = []
+        self.most = 0
+        for begin in range(0, len(lengths), AT_ONCE):
+            end = min(begin + AT_ONCE, len(lengths))
+            own = covered(visits.between(begin, end), lengths[begin:end].astype(np.int64))
+            self._chunks.append(Chunk.of(begin, own))
+            self.most = max(self.most, int(own.times.max(initial=0)))
+
+    def left(self, passes: int, *, fragments: bool) -> Iterator[Pieces]:
+        """Yield the pieces that are left, in the order of a view.
+
+        Parameters
+        ----------
+        passes : int
+            How often each token shall be an input in all, at least `most` times.
+        fragments : bool
+            Whether pieces are kept that are no whole sequences.
+        """
+        level, more = 1, True
+        while more:
+            more = False
+            for chunk in self._chunks:
+                remaining = chunk.left(passes)
+                runs = left_once_more(remaining, level)
+                more |= bool((remaining.times > level).any())
+                sequences = chunk.first + runs.sequences
+                if not fragments:
+                    whole = (runs.begins == 0) & (runs.ends == self._lengths[sequences])
+                    runs, sequences = Pieces(*(v[whole] for v in runs)), sequences[whole]
+                yield runs._replace(sequences=sequences)
+            level += 1
