@@ -46,7 +46,7 @@ SLOW := $(addprefix tests/,cli/test_commands.py cli/test_documents.py cli/test_u
 JUDGES := 0.17.1 0.18.2 0.19.2
 NEWEST := $(lastword $(JUDGES))
 # What may differ from release to release, and what does not: all judge the one, the newest judges the other, too.
-BY_RELEASE := $(addprefix tests/peers/test_,documented.py ingest.py matrix.py packed.py samples.py tokenizers.py training.py view.py provider.py)
+BY_RELEASE := $(addprefix tests/peers/test_,documented.py ingest.py matrix.py trace.py training_log.py packed.py samples.py tokenizers.py training.py view.py provider.py)
 ONCE := $(filter-out $(BY_RELEASE),$(wildcard tests/peers/test_*.py))
 DURATIONS := --durations=20 --durations-min=5
 # Apart, since the peers run beside the tests of Python.
