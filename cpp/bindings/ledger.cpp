@@ -282,7 +282,9 @@ times : ndarray of uint16, shape (parts,)
 Raises
 ------
 IndexError
-    If the arrays lead outside of one another, or a sequence has more than 65,535 visits.
+    If the arrays lead outside of one another.
+OverflowError
+    If a sequence has more than 65,535 visits.
 )doc");
     module.def("count_visits", &count_visits_of, py::arg("trained"), py::arg("lengths"),
                py::arg("visits"), py::arg("classes"), R"doc(

@@ -91,7 +91,8 @@ struct PartVisits {
 ///
 /// Visits of whole sequences, from `first` on, are added to `whole`; the others are returned, in
 /// the order of the document index, with those of rows that follow one another as one. Throws
-/// std::out_of_range if the arrays lead outside of one another, or of what is given.
+/// std::out_of_range if the arrays lead outside of one another, or of what is given,
+/// and std::overflow_error if a sequence has more visits than can be counted.
 PartVisits find_visits(const Section& section, std::span<const std::uint16_t> rows,
                        std::int64_t first, std::span<std::uint16_t> whole);
 

@@ -2,6 +2,7 @@
 #include <bit>
 #include <cstddef>
 #include <limits>
+#include <stdexcept>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -182,8 +183,9 @@ public:
     void end_entry(std::int64_t sequence, std::int64_t length) {
         if (begin_ == 0 && end_ == length && length > 0) {
             const std::int64_t sum = std::int64_t{whole_[place(sequence)]} + times_;
-            require(sum <= std::numeric_limits<std::uint16_t>::max(),
-                    "a sequence is visited more often than can be counted");
+            if (sum > std::numeric_limits<std::uint16_t>::max()) {
+                throw std::overflow_error("a sequence is visited too often");
+            }
             whole_[place(sequence)] = static_cast<std::uint16_t>(sum);
         } else {
             list(sequence);

@@ -3,56 +3,47 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
 import typer
+from numpy.typing import NDArray
 
 from distcache.cache.corpus_places import moves_from
+from distcache.cache.split_members import dataset_count
 from distcache.cli.cache import CacheArgument
 from distcache.cli.common import JsonOption, LogOption, PrefixOption
 from distcache.cli.show import LogFormat, make_progress, print_json, print_table
 from distcache.errors import ConfigError
+from distcache.ledger.asked_run import runs_of, steps_between
 from distcache.ledger.cache_difference import difference
-from distcache.ledger.sample_text import texts_of
-from distcache.ledger.steps import (
-    Sampling,
-    Steps,
-    evaluations_within,
-    logged_steps,
-    steps_within,
-    training_steps,
-)
 from distcache.ledger.trace import Trace, trace
+from distcache.ledger.trace_json import by_step, samples_with_text, write_json
 from distcache.ledger.trace_table import (
-    OF_STEP,
     Columns,
+    Words,
     columns_of,
-    documents_of_table,
+    documents_in,
     write_documents,
     write_parquet,
 )
-from distcache.ledger.traced_run import DealtSamples, TracedRun
+from distcache.ledger.traced_run import DealtSamples
 from distcache.ledger.wanted import wanted_sequences
-from distcache.megatron.run_options import run_of_command, run_of_log
+from distcache.megatron.run_options import run_of_command
 from distcache.megatron.training_log import LoggedJob, parse_log
+from distcache.ranks.progress import Progress
 from distcache.storage.units import counted
 from distcache.storage.url import path_only
 
 RANGE: Final = re.compile(r"(\d{1,18})(?::(\d{1,18}))?")
 MOST_SHOWN: Final = 32  # samples, on a terminal
-NO_STEPS: Final = (
-    "--steps: which samples a step takes follows from --log FILE, or from options: "
-    "--global-batch-size N, or a whole training command after --"
-)
-
 SHOWN: Final = (
+    "split",
     "step",
     "position",
     "micro_batch",
@@ -97,7 +88,10 @@ def trace_command(
         list[Path] | None,
         typer.Option(help="Training log; those of several jobs in their order.", exists=True),
     ] = None,
-    split: Annotated[str, typer.Option(help="train, valid or test.")] = "train",
+    split: Annotated[
+        str | None,
+        typer.Option(help="train, valid or test; by default train, and all of them with --find."),
+    ] = None,
     dataset: Annotated[int, typer.Option(min=0, help="Number of the validation set.")] = 0,
     begin_at: Annotated[
         int,
@@ -146,34 +140,187 @@ def trace_command(
     asked = [steps is not None, positions is not None, bool(find), diff is not None]
     if sum(asked) != 1:
         raise ConfigError("give one of --steps, --positions, --find and --diff")
+    _require_together(out, diff, text)
     prefixes = dict(moves_from(prefix or [], os.environ))
-    opened = trace(cache, split, dataset=dataset, prefixes=prefixes)
+    opened = trace(cache, split or "train", dataset=dataset, prefixes=prefixes)
     if diff is not None:
-        other = trace(diff, split, dataset=dataset, prefixes=prefixes)
+        other = trace(diff, split or "train", dataset=dataset, prefixes=prefixes)
         _show_difference(opened, other, as_json=as_json, log_format=log_format)
         return
-    notes: list[str] = []
-    last = None if steps is None else _range("--steps", steps)[1]
-    run, known = _run(opened, split, log or [], context.args, last, begin_at, notes)
-    total = 0
-    if positions is not None:
-        found = run.of_positions(np.arange(*_range("--positions", positions)))
-    elif find:
-        found = run.find(wanted_sequences(opened, find), known)
-    else:
-        if known is None:
-            raise ConfigError(NO_STEPS)
-        known = known.between(*_range("--steps", steps or ""))
-        total = int((known.ends - known.begins).sum())
-        found = run.of_steps(known)
+    question = _Question(cache, opened, split, steps, positions, find or [], prefixes)
+    answer = _answer(question, log or [], context.args, begin_at)
     if out is not None:
-        _write(out, opened, found, total, sources=sources, as_json=as_json, log_format=log_format)
-    elif as_json:
-        _print_json(opened, split, found, sources=sources, text=text, tokenizer=tokenizer)
+        written = _write(out, answer, bool(find), sources=sources, log_format=log_format)
+        _say_written(written, as_json=as_json)
     else:
-        _print_samples(opened, found, sources=sources, text=text, tokenizer=tokenizer)
-    for note in dict.fromkeys([*notes, *opened.notes]):
+        samples = _samples(answer, bool(find), sources=sources, text=text, tokenizer=tokenizer)
+        if as_json:
+            head = {"cache": cache, "key": opened.cache.key, "split": split or "train"}
+            name, entries = ("steps", by_step(samples)) if steps else ("samples", samples)
+            write_json(sys.stdout.write, head, name, entries, answer.all_notes)
+        else:
+            _print_samples(samples)
+    for note in answer.all_notes():
         typer.echo(f"note: {note}", err=True)
+
+
+class _Question(NamedTuple):
+    """What is asked of a cache."""
+
+    cache: str
+    opened: Trace
+    split: str | None
+    steps: str | None
+    positions: str | None
+    find: list[str]
+    prefixes: dict[str, str]
+
+
+class _Traced(NamedTuple):
+    """Samples that are asked for, and their split."""
+
+    trace: Trace
+    found: Iterator[DealtSamples]
+
+
+class _Answer(NamedTuple):
+    """Samples of splits and jobs; and the sequences that were searched for."""
+
+    traced: list[_Traced]
+    wanted: list[tuple[Trace, dict[int, NDArray[np.int64]]]]
+    notes: list[str]
+
+    def all_notes(self) -> list[str]:
+        """Return what is not known, each once."""
+        of_sources = (note for one in self.traced for note in one.trace.notes)
+        return list(dict.fromkeys([*self.notes, *of_sources]))
+
+
+def _answer(
+    question: _Question, logs: Sequence[Path], words: Sequence[str], begin_at: int
+) -> _Answer:
+    """Find out which samples are asked for."""
+    opened, steps = question.opened, question.steps
+    jobs = list(itertools.chain.from_iterable(map(_read_log, logs)))
+    if logs and not jobs:
+        raise ConfigError(f"{logs[0]}: has no line of an iteration, as Megatron writes them")
+    options = run_of_command(words, opened.cache.sequence_length) if words else None
+    last = None if steps is None else _range("--steps", steps)[1]
+    runs, notes = runs_of(opened, jobs, options, last=last, begin_at=begin_at)
+    if question.positions is not None:
+        begin, end = _range("--positions", question.positions)
+        if end > len(opened):
+            raise ConfigError(
+                f"--positions {question.positions}: the split has {len(opened)}, from 0 on"
+            )
+        return _Answer([_Traced(opened, runs[0].run.of_positions(range(begin, end)))], [], notes)
+    if steps is not None:
+        runs, more = steps_between(runs, *_range("--steps", steps))
+        traced = [_Traced(opened, run.of_steps(own)) for run, own in runs if own is not None]
+        return _Answer(traced, [], notes + more)
+    answer = _Answer([], [], notes)
+    for each in [opened] if question.split else _all_splits(question):
+        sequences, more = wanted_sequences(each, question.find)
+        answer.notes.extend(more)
+        answer.wanted.append((each, sequences))
+        own_runs = runs if each is opened else runs_of(each)[0]
+        answer.traced.extend(_Traced(each, run.find(sequences, own)) for run, own in own_runs)
+    return answer
+
+
+def _require_together(out: str | None, diff: str | None, text: int) -> None:
+    """Refuse options that say nothing together."""
+    if out is not None and not out.endswith((".parquet", ".npy")):
+        raise ConfigError(f"--out {out}: expected a name that ends in .parquet or .npy")
+    if out is not None and (diff is not None or text):
+        raise ConfigError("--out: tables have neither differences nor text; leave it out")
+
+
+def _all_splits(question: _Question) -> list[Trace]:
+    """Return all splits of a cache, and all validation sets, the one that is open first."""
+    cache = question.opened.cache
+    others = [
+        (split, number)
+        for split in cache.splits
+        for number in range(dataset_count(cache, split) or 1)  # Megatron's own files say no more
+        if (split, number) != ("train", 0)
+    ]
+    return [
+        question.opened,
+        *(trace(question.cache, s, dataset=n, prefixes=question.prefixes) for s, n in others),
+    ]
+
+
+def _write(
+    out: str, answer: _Answer, with_split: bool, *, sources: bool, log_format: LogFormat
+) -> dict[str, int]:
+    """Write a table, or documents; return the rows of each file."""
+    if out.endswith(".npy"):
+        return write_documents(out, _documents(answer), answer.traced[0].trace)
+    with make_progress(log_format) as progress:
+        progress.phase("tracing samples")
+        return {out: write_parquet(out, _columns(answer, with_split, sources, progress))}
+
+
+def _documents(answer: _Answer) -> dict[int, NDArray[np.int64]]:
+    """Return the documents that were searched for, or those that samples have."""
+    if not answer.wanted:
+        found = (one.found for one in answer.traced)
+        return documents_in(itertools.chain.from_iterable(found), answer.traced[0].trace)
+    parts: dict[int, list[NDArray[np.int64]]] = {}
+    for each, sequences in answer.wanted:
+        for corpus, own in sequences.items():
+            parts.setdefault(corpus, []).append(each.documents(corpus, own))
+    documents = {corpus: np.unique(np.concatenate(own)) for corpus, own in parts.items()}
+    return {corpus: own for corpus, own in documents.items() if len(own)}
+
+
+def _columns(
+    answer: _Answer, with_split: bool, sources: bool, progress: Progress
+) -> Iterator[Columns]:
+    """Yield the columns of samples; where there are none, those of no sample."""
+    anything = False
+    traced = answer.traced
+    for one in traced:
+        for some in one.found:
+            anything = True
+            columns = columns_of(some, one.trace, sources=sources)
+            if with_split:
+                codes = np.zeros(len(some.traced.sequences), np.int32)
+                columns = {"split": Words(codes, [one.trace.split.split]), **columns}
+            yield columns
+            progress.advance(len(some.traced.positions))
+    if not anything:
+        empty = traced[0].trace.samples([])
+        yield columns_of(
+            DealtSamples(empty, None, np.empty(0, np.int64), None), traced[0].trace, sources=sources
+        )
+
+
+def _samples(
+    answer: _Answer,
+    with_split: bool,
+    *,
+    sources: bool,
+    text: int,
+    tokenizer: str | None,
+) -> Iterator[dict[str, Any]]:
+    """Yield samples as JSON objects, with the text of the first ones."""
+    for one in answer.traced:
+        for sample in samples_with_text(
+            one.trace, one.found, sources=sources, text=text, tokenizer=tokenizer
+        ):
+            text -= any("text" in part for part in sample["parts"])
+            yield ({"split": one.trace.split.split} if with_split else {}) | sample
+
+
+def _say_written(written: dict[str, int], *, as_json: bool) -> None:
+    if as_json:
+        print_json([{"out": path, "rows": count} for path, count in written.items()])
+        return
+    for path, count in written.items():
+        what = "documents" if path.endswith(".npy") else "parts of documents in samples"
+        typer.echo(f"{path}: {count:,} {what}")
 
 
 def _range(name: str, text: str) -> tuple[int, int]:
@@ -188,46 +335,6 @@ def _range(name: str, text: str) -> tuple[int, int]:
     return begin, end
 
 
-def _run(
-    opened: Trace,
-    split: str,
-    logs: Sequence[Path],
-    words: Sequence[str],
-    last: int | None,
-    begin_at: int,
-    notes: list[str],
-) -> tuple[TracedRun, Steps | None]:
-    """Return the run, and its steps as far as a log or options say them."""
-    jobs = list(itertools.chain.from_iterable(map(_read_log, logs)))
-    if logs and not jobs:
-        raise ConfigError(f"{logs[0]}: has no line of an iteration, as Megatron writes them")
-    options = run_of_log(jobs[-1]) if jobs else None
-    if words:
-        options = run_of_command(words, opened.cache.sequence_length)
-    if options is None:
-        return TracedRun(opened, Sampling()), None
-    sampling = Sampling.of_run(options, split)
-    run = TracedRun(opened, sampling)
-    if split != "train":
-        steps = evaluations_within(options.training, len(opened), sampling, last)
-    elif jobs:
-        steps, found = logged_steps(jobs)
-        notes += found
-    elif last is not None:
-        steps = training_steps(options.training, max(last - 1, 0), options.iterations_to_skip)
-    else:
-        steps = steps_within(options, len(opened) + begin_at)
-    within = steps.within(begin_at, None if run.order.repeats else len(opened))
-    if len(within.numbers) < len(steps.numbers):
-        beyond = int(np.count_nonzero(steps.ends - begin_at > len(opened)))
-        if beyond and not run.order.repeats:
-            notes.append(
-                f"{counted(beyond, 'step')} took samples beyond the {len(opened)} that the split "
-                "has: the log, or the options, are those of another cache; see --begin-at"
-            )
-    return run, within
-
-
 def _read_log(path: Path) -> list[LoggedJob]:
     try:
         with path.open(encoding="utf-8", errors="replace") as lines:
@@ -236,95 +343,8 @@ def _read_log(path: Path) -> list[LoggedJob]:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
 
 
-def _write(
-    out: str,
-    opened: Trace,
-    found: Iterator[DealtSamples],
-    total: int,
-    *,
-    sources: bool,
-    as_json: bool,
-    log_format: LogFormat,
-) -> None:
-    with make_progress(log_format) as progress:
-        progress.phase("tracing samples", total)
-
-        def columns() -> Iterator[Columns]:
-            for some in found:
-                yield columns_of(some, opened, sources=sources)
-                progress.advance(len(some.traced.positions))
-
-        documents = out.endswith(".npy")
-        rows = write_documents(out, found, opened) if documents else write_parquet(out, columns())
-    if as_json:
-        print_json({"out": out, "rows": rows})
-        return
-    said = "documents" if documents else "rows, each a part of a document in a sample"
-    typer.echo(f"{out}: {rows:,} {said}")
-
-
-def _documents(
-    opened: Trace, found: Iterator[DealtSamples], sources: bool, text: int, tokenizer: str | None
-) -> Iterator[dict[str, Any]]:
-    """Yield the samples, with the text of the first ones."""
-    for some in found:
-        columns = columns_of(some, opened, sources=sources)
-        texts = texts_of(opened, some.traced.first(text), tokenizer) if text else []
-        text -= len(texts)
-        for number, sample in enumerate(documents_of_table(columns)):
-            if number < len(texts):
-                for part, words in zip(sample["parts"], texts[number], strict=True):
-                    part["text"] = words
-            yield sample
-
-
-def _print_json(
-    opened: Trace,
-    split: str,
-    found: Iterator[DealtSamples],
-    *,
-    sources: bool,
-    text: int,
-    tokenizer: str | None,
-) -> None:
-    """Write samples as JSON, a step at a time, so that memory holds no more."""
-    head = {"cache": str(opened.cache.path), "key": opened.cache.key, "split": split}
-    samples = _documents(opened, found, sources, text, tokenizer)
-    first = next(samples, None)
-    samples = itertools.chain([] if first is None else [first], samples)
-    entries: Iterator[dict[str, Any]] = samples
-    name = "samples"
-    if first is not None and "step" in first:
-        name, entries = "steps", _by_step(samples)
-    write = sys.stdout.write
-    write(json.dumps(head, indent=1)[:-2] + f',\n "{name}": [')
-    for number, entry in enumerate(entries):
-        write((",\n  " if number else "\n  ") + json.dumps(entry))
-    write("\n ]\n}\n")
-
-
-def _by_step(samples: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield steps with their samples."""
-    for _, group in itertools.groupby(samples, key=lambda one: (one["step"], one.get("job"))):
-        own = list(group)
-        entry = {"step": 0, "skipped": False, "rolled_back": False}
-        entry |= {name: own[0][name] for name in OF_STEP if name in own[0]}
-        for sample in own:
-            for name in entry:
-                sample.pop(name, None)
-        yield entry | {"samples": own}
-
-
-def _print_samples(
-    opened: Trace,
-    found: Iterator[DealtSamples],
-    *,
-    sources: bool,
-    text: int,
-    tokenizer: str | None,
-) -> None:
+def _print_samples(samples: Iterator[dict[str, Any]]) -> None:
     """Show the first samples, a line for each part."""
-    samples = _documents(opened, found, sources, text, tokenizer)
     shown = list(itertools.islice(samples, MOST_SHOWN))
     rows = [_row(sample, part) for sample in shown for part in sample["parts"]]
     names = [name for name in SHOWN if any(name in row for row in rows)]

@@ -100,7 +100,7 @@ def _kept_of_root(prefix: str, root: str, receipt: Receipt) -> InputReceipt | No
         of_root = find_receipt(root)
     except DistcacheError:
         return None
-    code, last = b"", -1
+    last = -1
     pieces: list[NDArray[np.int64]] = []
     for begin in range(0, len(view.bounds) - 1, AT_ONCE):
         end = min(begin + AT_ONCE, len(view.bounds) - 1)

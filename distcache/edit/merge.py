@@ -292,16 +292,16 @@ def _make(
     output = Output(out)
 
     def make() -> tuple[list[Receipt], dict[int, str]]:
-        facts = join(communicator, sources, output, threads, progress)
-        require_unchanged(communicator, examined, tokens=True)
-        inputs = _input_receipts(sources, known.digests)
-        digest = digest_tokens(communicator, output.unfinished(0), facts.bin_size)
         ancestors = on_rank_0(
             communicator,
             lambda: ancestors_of([source.prefix for source in sources]),
             tuple[Ancestor, ...],
             "reading receipts",
         )
+        facts = join(communicator, sources, output, threads, progress)
+        require_unchanged(communicator, examined, tokens=True)
+        inputs = _input_receipts(sources, known.digests)
+        digest = digest_tokens(communicator, output.unfinished(0), facts.bin_size)
         made = receipt_of(
             facts, output.name(0), origin, inputs, bin_digest=digest, origins=ancestors
         )

@@ -7,8 +7,10 @@ from typing import Final
 
 import msgspec
 import numpy as np
+import xxhash
 from numpy.typing import NDArray
 
+from distcache.corpus import Idx
 from distcache.ledger.trace import Trace
 from distcache.ledger.traced_split import TracedSamples
 
@@ -92,12 +94,18 @@ def _identities(trace: Trace, names: dict[str, int]) -> NDArray[np.int64]:
     known = {name.partition(" ")[0]: number for name, number in names.items()}
     found = []
     digests = trace.cache.table("sources")["idx_digest"].tolist()
-    for prefix, raw in zip(trace.corpora, digests, strict=True):
-        digest = raw.decode("ascii", "replace")
+    for source, (prefix, raw) in enumerate(zip(trace.corpora, digests, strict=True)):
+        # Megatron's own files do not have it.
+        digest = raw.decode("ascii", "replace") or digest_of(trace.split.idx(source))
         if digest not in known:
             known[digest] = names[f"{digest} {prefix}"] = len(names)
         found.append(known[digest])
     return np.array(found, np.int64)
+
+
+def digest_of(idx: Idx) -> str:
+    """Return the digest of an index, as caches have it."""
+    return xxhash.xxh3_128_hexdigest(memoryview(idx.map))
 
 
 def _digests(traced: TracedSamples, identities: NDArray[np.int64]) -> NDArray[np.uint64]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from distcache.kernels import Section, count_visits, sum_section, trace_parts
 from distcache.ledger.report_document import LENGTHS, VISITS
-from distcache.ledger.traced_split import TracedSplit, is_range
+from distcache.ledger.traced_split import TracedSplit
 
 DRAWN: Final = 1 << 16  # documents, or samples, of which correlations are computed
 SMALL: Final = 100  # of which correlations say nothing
@@ -108,7 +108,7 @@ def _by_documents(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return numbers of sequences [begin, end), summed up by their documents."""
     idx = split.idx(source)
-    if len(idx.bounds) == len(idx.lengths) + 1 and is_range(idx.bounds):
+    if split.is_plain(source):
         return seen, lengths
     bounds = np.clip(np.array(idx.bounds), begin, end) - begin
     bounds = np.unique(np.concatenate([[0], bounds, [end - begin]]))

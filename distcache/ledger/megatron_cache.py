@@ -23,6 +23,7 @@ from distcache.cache.corpus_places import Moves, located_moved
 from distcache.cache.format import ARRAY_NAMES, BLENDS, MEMBERS, SECTIONS, SOURCES
 from distcache.corpus import open_idx
 from distcache.errors import CacheCorrupt, ConfigError, NotReady
+from distcache.plan.config import SPLITS
 from distcache.plan.sizes import sequence_range
 from distcache.storage.files import read_file
 
@@ -70,6 +71,7 @@ class MegatronCache:
         self.moves = moves
         stem, top = _find(path, split)
         self.key = stem.name.partition("-")[0]
+        self._directory, self._relative_to = stem.parent, directory
         datasets = top["datasets"] if top["class"] == BLEND else [top]
         self.prefixes = list(dict.fromkeys(one["dataset_path"] for one in datasets))
         self.sequence_length = int(datasets[0]["sequence_length"])
@@ -95,8 +97,12 @@ class MegatronCache:
 
     @property
     def splits(self) -> list[str]:
-        """The split that was asked for."""
-        return [self._tables["members"]["split"][0].decode("ascii")]
+        """The splits that it has files of; `of_split` reads another one."""
+        return [split for split in SPLITS if any(self._directory.glob(f"*-{split}{END}"))]
+
+    def of_split(self, split: str) -> MegatronCache:
+        """Return the same of another split."""
+        return MegatronCache(self._directory, split, self._relative_to, self.moves)
 
     def table(self, name: str) -> NDArray[Any]:
         """Return a table as `Cache.table` does, with what is known."""
@@ -136,7 +142,7 @@ class MegatronCache:
         """Fill the rows of a dataset."""
         source = self.prefixes.index(one["dataset_path"])
         sequences = int(self._tables["sources"]["sequences"][source])
-        share = one["split_matrix"][("train", "valid", "test").index(split)]
+        share = one["split_matrix"][SPLITS.index(split)]
         begin, end = sequence_range(tuple(share), sequences)
         arrays = self.arrays("sections", row)
         samples = arrays["shuffle_index"].shape[0]
@@ -245,7 +251,6 @@ def _sources(places: Sequence[str]) -> NDArray[Any]:
         entry["idx_size"], entry["sequences"] = idx.size, len(idx.lengths)
         entry["documents"] = len(idx.bounds) - 1
         entry["type_code"] = idx.type_code
-        entry["idx_digest"] = hashlib.md5(memoryview(idx.map), usedforsecurity=False).hexdigest()
     return table
 
 

@@ -97,8 +97,8 @@ def page_of(report: Report, against: Report | None = None) -> str:
         parts += [f"<h2>{html.escape(figure['title'])}</h2>"]
         parts += [f'<p class="soft">{html.escape(figure["note"])}</p>']
         parts += [f'<div class="figure" id="{name}"></div>']
-    # A script ends with its first end tag, whatever text that is in.
-    data = json.dumps(figures).replace("</", "<\\/")
+    # Tags in a script are read as tags, whatever text they are in.
+    data = json.dumps(figures).replace("<", "\\u003c")
     title = html.escape(f"{report.cache or 'plan'} {report.split}")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

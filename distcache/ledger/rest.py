@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -12,10 +12,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from distcache.cache.split_members import dataset_count
 from distcache.corpus.corpus import CorpusFacts, open_examined
 from distcache.corpus.examine import require_sound
 from distcache.corpus.idx import Idx
 from distcache.errors import ConfigError
+from distcache.ledger.megatron_cache import MegatronCache
 from distcache.ledger.rest_pieces import Cover, Pieces, Visits, visits_of
 from distcache.ledger.rest_views import count_left, names_of, write_view
 from distcache.ledger.source_rows import grouped
@@ -27,6 +29,8 @@ from distcache.storage.files import atomic_write, make_directories
 
 AT_ONCE = 1 << 22  # positions
 EVAL_SPLITS = ("valid", "test")
+MOST_VISITS = 65_535
+TOO_OFTEN = f"tokens were inputs more than {MOST_VISITS} times, which is more than is counted"
 
 
 class Trained(NamedTuple):
@@ -109,7 +113,7 @@ def write_rest(
     places = [first.place(source) for source in sources]
     facts = require_sound(SerialCommunicator(), list(dict.fromkeys(places)), threads)
     make_directories(Path(directory))
-    names = dict(zip(sources, names_of([first.cache.prefixes[s] for s in sources]), strict=True))
+    names = dict(zip(places, names_of([first.cache.prefixes[s] for s in sources]), strict=True))
     after = tuple(
         {"cache": str(one.split.cache.path), "key": one.split.cache.key, "samples": one.samples}
         for one in trained
@@ -127,9 +131,12 @@ def write_rest(
         begin, end = int(entry["begin"]), int(entry["end"])
         own = facts[first.place(source)]
         sections = [(trained[t].split.section(m), rows[t][m]) for t, m in members[source]]
-        with first.checked():
-            visits = visits_of(sections, begin, end - begin)
-        out = os.path.join(directory, names[source])
+        try:
+            with first.checked():
+                visits = visits_of(sections, begin, end - begin)
+        except OverflowError as error:
+            raise ConfigError(f"{first.place(source)}: {TOO_OFTEN}") from error
+        out = os.path.join(directory, names[first.place(source)])
         made = _write_one(own, out, visits, (begin, end), options, described)
         made = msgspec.structs.replace(
             made, corpus=first.cache.prefixes[source], weight=weights.get(source)
@@ -170,7 +177,7 @@ def _visited(one: Trained, sampling: Sampling) -> list[NDArray[np.uint16]]:
             f"{samples} samples: {split.cache.path} has {split.size} in its train split"
         )
     counts = [
-        np.zeros(int(split.cache.table("sections")["samples"][row]), np.uint16)
+        np.zeros(int(split.cache.table("sections")["samples"][row]), np.uint32)
         for row, _ in split.pairs
     ]
     for begin in range(0, samples, AT_ONCE):
@@ -183,6 +190,8 @@ def _visited(one: Trained, sampling: Sampling) -> list[NDArray[np.uint16]]:
         views = split.cache.arrays("sections", row)
         if "sample_index" not in views:
             raise ConfigError(f"{split.cache.path}: consists of rows, which views cannot be of")
+        if int(of_samples.max(initial=0)) > MOST_VISITS:
+            raise ConfigError(f"{split.cache.path}: {TOO_OFTEN}")
         rows = np.zeros(views["sample_index"].shape[0] - 1, np.uint16)
         shuffle = split.cache.read(views["shuffle_index"])[: len(of_samples)]
         rows[shuffle] = of_samples
@@ -268,42 +277,46 @@ def _write_one(
 
 
 def _write_others(
-    first: TracedSplit,
-    split: str,
-    names: dict[int, str],
-    facts: dict[str, CorpusFacts],
-    directory: str,
+    first: TracedSplit, split: str, names: dict[str, str], facts: dict[str, CorpusFacts], out: str
 ) -> list[dict[str, Any]]:
-    """Write the sequences of another split of the corpora as they are, and return their blend."""
-    if split not in first.cache.splits:
+    """Write the sequences of another split of the corpora as they were, and return their blend."""
+    cache = first.cache
+    if split not in cache.splits:
         return []
-    members = first.cache.table("members")
+    cache = cache.of_split(split) if isinstance(cache, MegatronCache) else cache
     blend: list[dict[str, Any]] = []
-    written: dict[int, str] = {}
-    for member in members[members["split"] == split.encode("ascii")]:
-        source = int(member["source"])
-        place = first.place(source)
-        if place not in facts:
-            facts |= require_sound(SerialCommunicator(), [place], 1)
-        entry = first.cache.table("sections")[int(member["section"])]
-        begin, end = int(entry["begin"]), int(entry["end"])
-        name = names.setdefault(source, names_of([*names.values(), place])[-1])
-        out = os.path.join(directory, f"{name}-{split}")
-        if source not in written:
-            numbers = np.arange(begin, end, dtype=np.int64)
-
-            def all_of(idx: Idx, numbers: NDArray[np.int64] = numbers) -> Any:
-                lengths = idx.lengths[numbers].astype(np.int64)
-                zero = np.zeros(len(numbers), np.int64)
-                yield Pieces(numbers, zero, lengths, zero)
-
-            counts = count_left(all_of, open_examined(facts[place]))
-            options = {"split": split, "sequences": [begin, end]}
-            write_view(facts[place], out, all_of, counts, options)
-            written[source] = out
-        weight = float(member["weight"])
-        blend.append({"path": out} | ({"weight": weight} if np.isfinite(weight) else {}))
+    written: dict[str, str] = {}
+    for number in range(dataset_count(cache, split)):
+        members = TracedSplit(cache, split, number)
+        for (row, source), weight in zip(members.pairs, members.weights.tolist(), strict=True):
+            place = members.place(source)
+            if place not in written:
+                entry = cache.table("sections")[row]
+                sequences = int(entry["begin"]), int(entry["end"])
+                name = names.setdefault(place, names_of([*names.values(), place])[-1])
+                written[place] = os.path.join(out, f"{name}-{split}")
+                _write_range(facts, place, written[place], split, sequences)
+            more = {"weight": weight} if np.isfinite(weight) else {}
+            blend.append({"path": written[place]} | more)
     return blend
+
+
+def _write_range(
+    facts: dict[str, CorpusFacts], place: str, out: str, split: str, sequences: tuple[int, int]
+) -> None:
+    """Write a range of the sequences of a corpus as a view."""
+    if place not in facts:
+        facts |= require_sound(SerialCommunicator(), [place], 1)
+    numbers = np.arange(*sequences, dtype=np.int64)
+
+    def all_of(idx: Idx) -> Iterator[Pieces]:
+        lengths = idx.lengths[numbers].astype(np.int64)
+        zero = np.zeros(len(numbers), np.int64)
+        yield Pieces(numbers, zero, lengths, zero)
+
+    counts = count_left(all_of, open_examined(facts[place]))
+    options = {"split": split, "sequences": list(sequences)}
+    write_view(facts[place], out, all_of, counts, options)
 
 
 def _for_megatron(blends: dict[str, list[dict[str, Any]]]) -> dict[str, list[str] | None]:

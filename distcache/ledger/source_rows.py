@@ -42,6 +42,21 @@ class SourceRows(NamedTuple):
     lines: NDArray[np.int64]
 
 
+class FoundRows(NamedTuple):
+    """Documents that rows of a file became.
+
+    Attributes
+    ----------
+    documents : ndarray of int64
+        Documents of the corpus, ascending.
+    of_root : int
+        Number of documents that the rows became in the corpus from which a view was selected.
+    """
+
+    documents: NDArray[np.int64]
+    of_root: int
+
+
 class _Rows:
     """Rows that are found some at a time."""
 
@@ -151,9 +166,7 @@ class CorpusSources:
         assert self._table is not None, "the caller has looked"
         rows = self._table.rows
         shards = shards_at(rows["base"].astype(np.int64), offsets)
-        exact = all(entry.rows == entry.documents for entry in receipt.inputs)
-        if not exact:
-            self._note(f"{self.root}: samples of its shards were left out: which, is not known")
+        exact = self._has_all_samples(receipt)
         for shard, here in grouped(shards):
             found.set_file(here, self._table.path_of(shard))
             if exact:
@@ -228,31 +241,40 @@ class CorpusSources:
         found.set_file(places, entry.path)
         ends = np.cumsum([piece.documents for piece in entry.pieces], dtype=np.int64)
         numbers = np.searchsorted(ends, documents, "right")
-        known = all(piece.first is not None for piece in entry.pieces)
-        if not known and entry.rows != entry.documents:
-            self._note(
-                f"{self.root}: its receipt, of before 0.4, does not say which rows of {entry.path} "
-                "became no documents"
-            )
+        firsts = self._firsts(entry)
+        if firsts is None:
             return
         begins = [
             end - piece.documents - piece.before
             for end, piece in zip(ends, entry.pieces, strict=True)
         ]
         own = documents - np.array(begins, np.int64)[numbers]
-        if known:
-            firsts = [piece.first for piece in entry.pieces]
-            for number, here in grouped(numbers):
-                if entry.pieces[number].kept:
-                    own[here] = KeptRuns(entry.pieces[number].kept).numbers(own[here])
-        else:  # every row is a document, and so is none before it
-            firsts = np.cumsum([0, *(piece.rows for piece in entry.pieces[:-1])]).tolist()
-        rows = np.array(firsts, np.int64)[numbers] + own
-        found.set_rows(places, rows, lines=bool(entry.lines))
+        for number, here in grouped(numbers):
+            if entry.pieces[number].kept:
+                own[here] = KeptRuns(entry.pieces[number].kept).numbers(own[here])
+        found.set_rows(places, firsts[numbers] + own, lines=bool(entry.lines))
 
-    def documents_from(
-        self, path: str, numbers: NDArray[np.int64] | None
-    ) -> NDArray[np.int64] | None:
+    def _firsts(self, entry: InputReceipt) -> NDArray[np.int64] | None:
+        """Return the lines, or rows, of an input before each of its pieces, if that is known."""
+        if all(piece.first is not None for piece in entry.pieces):
+            return np.array([piece.first for piece in entry.pieces], np.int64)
+        if entry.rows == entry.documents:  # of before 0.4: every row is a document
+            rows = np.array([piece.rows for piece in entry.pieces], np.int64)
+            return np.cumsum(rows) - rows
+        self._note(
+            f"{self.root}: its receipt, of before 0.4, does not say which rows of {entry.path} "
+            "became no documents"
+        )
+        return None
+
+    def _has_all_samples(self, receipt: Receipt) -> bool:
+        """Return whether each sample of MDS shards is a document, so that numbers are known."""
+        found = all(entry.rows == entry.documents for entry in receipt.inputs)
+        if not found:
+            self._note(f"{self.root}: samples of its shards were left out: which, is not known")
+        return found
+
+    def documents_from(self, path: str, numbers: NDArray[np.int64] | None) -> FoundRows | None:
         """Return the documents of the corpus that rows of a file became.
 
         Parameters
@@ -260,23 +282,25 @@ class CorpusSources:
         path : str
             The file, as a receipt names it, or the end of its path from a slash on.
         numbers : ndarray of int64, or None
-            Its rows, from 0, or lines, from 1; None for all of them.
+            Numbers of its rows, from 0, or lines, from 1; None for all of them.
 
         Returns
         -------
-        ndarray of int64 or None
-            Documents, ascending; None if no receipt names the file.
+        FoundRows or None
+            None if no receipt names the file.
         """
         if self._receipt is None:
             return None
         if self._table is not None:
-            found = self._sequences_from(path, numbers)
+            found = self._sequences_from(path, numbers, self._receipt)
             documents = None if found is None else documents_of(self._idx, found)
         else:
             documents = self._search(self._receipt, path, numbers)
-        if documents is None or self._idx is self._view:
-            return documents
-        return self._of_view(np.unique(documents))
+        if documents is None:
+            return None
+        documents = np.unique(documents)
+        own = documents if self._idx is self._view else self._of_view(documents)
+        return FoundRows(own, len(documents))
 
     def _of_view(self, documents: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the documents of the view that have tokens of documents of its root."""
@@ -290,17 +314,21 @@ class CorpusSources:
         return np.unique(np.concatenate(found))
 
     def _sequences_from(
-        self, path: str, numbers: NDArray[np.int64] | None
+        self, path: str, numbers: NDArray[np.int64] | None, receipt: Receipt
     ) -> NDArray[np.int64] | None:
-        """Return the sequences that samples of a shard became."""
+        """Return the sequences that samples of shards became."""
         assert self._table is not None, "the caller has looked"
         firsts = [*self._table.rows["first_sequence"].tolist(), self._table.sequences]
-        for shard in range(len(self._table.rows)):
-            if is_path(path, self._table.path_of(shard)):
-                own = np.arange(firsts[shard], firsts[shard + 1], dtype=np.int64)
-                chosen = np.arange(len(own)) if numbers is None else numbers
-                return own[chosen[(chosen >= 0) & (chosen < len(own))]]
-        return None
+        shards = range(len(self._table.rows))
+        named = [shard for shard in shards if is_path(path, self._table.path_of(shard))]
+        if not named or (numbers is not None and not self._has_all_samples(receipt)):
+            return None
+        found = []
+        for shard in named:
+            own = np.arange(firsts[shard], firsts[shard + 1], dtype=np.int64)
+            chosen = np.arange(len(own)) if numbers is None else numbers
+            found.append(own[chosen[(chosen >= 0) & (chosen < len(own))]])
+        return np.concatenate(found)
 
     def _search(
         self, node: Receipt | Ancestor, path: str, numbers: NDArray[np.int64] | None
@@ -316,7 +344,9 @@ class CorpusSources:
                     own = KeptRuns(entry.kept).find(own)
                     own = own[own >= 0]
             elif is_path(path, entry.path):
-                own = _documents_of_rows(entry, numbers)
+                firsts = None if numbers is None else self._firsts(entry)
+                if numbers is None or firsts is not None:
+                    own = _documents_of_rows(entry, numbers, firsts)
             if own is not None:
                 found.append(before + own[own < entry.documents])
             before += entry.documents
@@ -333,11 +363,7 @@ class CorpusSources:
             return None
         found = parent.documents_from(path, numbers)
         self.notes |= parent.notes
-        return found
-
-
-def _of_pieces(entry: InputReceipt, name: str) -> NDArray[np.int64]:
-    return np.array([getattr(piece, name) for piece in entry.pieces], np.int64)
+        return None if found is None else found.documents
 
 
 def is_path(word: str, path: str) -> bool:
@@ -345,30 +371,24 @@ def is_path(word: str, path: str) -> bool:
     return path == word or path.endswith(f"/{word}")
 
 
-def _documents_of_rows(entry: InputReceipt, numbers: NDArray[np.int64] | None) -> NDArray[np.int64]:
+def _documents_of_rows(
+    entry: InputReceipt, numbers: NDArray[np.int64] | None, firsts: NDArray[np.int64] | None
+) -> NDArray[np.int64]:
     """Return the documents of an input that rows of it became."""
-    if numbers is None:
+    if numbers is None or firsts is None:
         return np.arange(entry.documents, dtype=np.int64)
     numbers = numbers - bool(entry.lines)
-    sizes = [0, *(piece.rows for piece in entry.pieces)]
-    old = np.cumsum(sizes).tolist()  # before 0.4: right where every row is a document
-    firsts = np.array(
-        [
-            begin if piece.first is None else piece.first
-            for piece, begin in zip(entry.pieces, old, strict=False)
-        ],
-        np.int64,
-    )
     begins = np.cumsum([0, *(piece.documents for piece in entry.pieces)])
-    found = []
+    found = [np.empty(0, np.int64)]
     pieces = np.searchsorted(firsts, numbers, "right") - 1
-    for number, here in grouped(pieces[pieces >= 0]):
-        piece, own = entry.pieces[number], numbers[pieces >= 0][here] - firsts[number]
+    numbers, pieces = numbers[pieces >= 0], pieces[pieces >= 0]
+    for number, here in grouped(pieces):
+        piece, own = entry.pieces[number], numbers[here] - firsts[number]
         if piece.kept:
             own = KeptRuns(piece.kept).find(own)
         own = own - piece.before
         found.append(begins[number] + own[(own >= 0) & (own < piece.documents)])
-    return np.concatenate([np.empty(0, np.int64), *found])
+    return np.concatenate(found)
 
 
 def grouped(values: NDArray[np.integer[Any]]) -> Iterator[tuple[int, NDArray[np.int64]]]:

@@ -12,7 +12,7 @@ from distcache.cache.split_members import SplitArrays
 from distcache.corpus.ancestry import documents_of
 from distcache.errors import ConfigError
 from distcache.ledger.source_rows import SourceRows
-from distcache.ledger.traced_split import TracedSamples, TracedSplit, is_range, open_for_trace
+from distcache.ledger.traced_split import TracedSamples, TracedSplit, open_for_trace
 
 
 class Trace:
@@ -36,7 +36,6 @@ class Trace:
     def __init__(self, split: TracedSplit) -> None:
         self.split = split
         self.corpora = split.cache.prefixes
-        self._plain: dict[int, bool] = {}
 
     def __repr__(self) -> str:
         return f"<trace of {len(self)} samples in {self.split.cache.path}>"
@@ -93,14 +92,9 @@ class Trace:
         """Return the documents of sequences of a corpus."""
         source = self.number_of(corpus)
         wanted = np.atleast_1d(np.asarray(sequences, np.int64))
-        return wanted if self.is_plain(source) else documents_of(self.split.idx(source), wanted)
-
-    def is_plain(self, corpus: int) -> bool:
-        """Return whether each sequence of a corpus is a document."""
-        if corpus not in self._plain:
-            idx = self.split.idx(corpus)
-            self._plain[corpus] = len(idx.bounds) == len(idx.lengths) + 1 and is_range(idx.bounds)
-        return self._plain[corpus]
+        if self.split.is_plain(source):
+            return wanted
+        return documents_of(self.split.idx(source), wanted)
 
     def sequences(self, corpus: int | str, documents: ArrayLike) -> NDArray[np.int64]:
         """Return the sequences of documents of a corpus.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from distcache.errors import ConfigError
 from distcache.extras import needing
+from distcache.ledger.rest_views import names_of
 from distcache.ledger.source_rows import UNKNOWN, grouped
 from distcache.ledger.trace import Trace
 from distcache.ledger.traced_run import DealtSamples
@@ -88,7 +89,7 @@ def columns_of(found: DealtSamples, trace: Trace, *, sources: bool = True) -> Co
     corpora = np.repeat(traced.corpora, counts)
     columns["corpus"] = Words(corpora, trace.corpora)
     columns["sequence"] = traced.sequences
-    plain = all(trace.is_plain(corpus) for corpus in np.unique(traced.corpora).tolist())
+    plain = all(trace.split.is_plain(corpus) for corpus in np.unique(traced.corpora).tolist())
     columns["document"] = traced.sequences if plain else _documents(trace, traced, corpora)
     columns["begin"], columns["end"] = traced.begins, traced.ends
     columns["label_only"] = traced.label_only
@@ -119,8 +120,8 @@ def _sources(trace: Trace, traced: TracedSamples, corpora: NDArray[np.int32]) ->
     return {"source": Words(codes, list(words)), "row": rows, "line": lines}
 
 
-def documents_of_table(columns: Columns) -> Iterator[dict[str, Any]]:
-    """Yield a document for each sample, with its parts; what is not known is left out of these."""
+def samples_of_table(columns: Columns) -> Iterator[dict[str, Any]]:
+    """Yield a JSON object for each sample, with its parts and what is known of these."""
     values = {
         name: column.values() if isinstance(column, Words) else column.tolist()
         for name, column in columns.items()
@@ -169,6 +170,12 @@ def write_parquet(path: str | Path, parts: Iterable[Columns]) -> int:
     with no_space_as_error(str(path)), atomic_write(path) as stream:
         for columns in parts:
             arrays = {name: array(column, name) for name, column in columns.items()}
+            if writer is not None:  # a split without steps lacks what one with steps has
+                count = len(arrays["begin"])
+                arrays = {
+                    field.name: arrays.get(field.name, pa.nulls(count, field.type))
+                    for field in writer.schema
+                }
             table = pa.table(arrays)
             rows += len(table)
             if writer is None:
@@ -187,39 +194,50 @@ def write_parquet(path: str | Path, parts: Iterable[Columns]) -> int:
     return rows
 
 
-def write_documents(path: str | Path, found: Iterable[DealtSamples], trace: Trace) -> int:
-    """Write the documents that samples have, as ``distcache select --drop`` reads them.
-
-    Parameters
-    ----------
-    path : path
-        Path of the ``.npy``.
-    found : iterable of DealtSamples
-        Samples, all of one corpus.
-    trace : Trace
-        The split.
-
-    Returns
-    -------
-    int
-        Number of documents, each of which is written once.
-
-    Raises
-    ------
-    ConfigError
-        If they are of several corpora, or there are none.
-    """
+def documents_in(found: Iterable[DealtSamples], trace: Trace) -> dict[int, NDArray[np.int64]]:
+    """Return the documents that samples have, by the number of their corpus, ascending."""
     parts: dict[int, list[NDArray[np.int64]]] = {}
     for some in found:
         corpora = np.repeat(some.traced.corpora, np.diff(some.traced.bounds))
         for corpus, here in grouped(corpora):
             documents = trace.documents(corpus, some.traced.sequences[here])
             parts.setdefault(corpus, []).append(np.unique(documents))
-    if len(parts) != 1:
-        names = ", ".join(trace.corpora[corpus] for corpus in sorted(parts)[:5]) or "none"
-        raise ConfigError(f"{path}: expected the documents of one corpus, found {names}")
-    (own,) = parts.values()
-    documents = np.unique(np.concatenate(own)).astype(np.int64)
-    with no_space_as_error(str(path)), atomic_write(path) as stream:
-        np.save(stream, documents)
-    return len(documents)
+    return {corpus: np.unique(np.concatenate(own)) for corpus, own in parts.items()}
+
+
+def write_documents(
+    path: str, documents: Mapping[int, NDArray[np.int64]], trace: Trace
+) -> dict[str, int]:
+    """Write documents as ``distcache select --drop`` reads them: a file for each corpus.
+
+    Parameters
+    ----------
+    path : str
+        Path of the ``.npy``; of several corpora, each file has the name of its corpus before the
+        suffix.
+    documents : mapping of int to ndarray of int64
+        Documents of each corpus.
+    trace : Trace
+        The split.
+
+    Returns
+    -------
+    dict of str to int
+        Number of documents in each file.
+
+    Raises
+    ------
+    ConfigError
+        If there are none.
+    """
+    if not documents:
+        raise ConfigError(f"{path}: there is no document to write")
+    names = names_of([trace.corpora[corpus] for corpus in documents])
+    written = {}
+    for (_, own), name in zip(documents.items(), names, strict=True):
+        more = f"-{name}" if len(documents) > 1 else ""
+        file = f"{path.removesuffix('.npy')}{more}.npy"
+        with no_space_as_error(file), atomic_write(file) as stream:
+            np.save(stream, own.astype(np.int64))
+        written[file] = len(own)
+    return written

@@ -86,11 +86,11 @@ class TracedRun:
         ranges = [(int(steps.begins[a]), int(steps.ends[b - 1])) for a, b in bounds if a < b]
         return np.concatenate([np.empty(0, np.int64), *(self.order.ids(*one) for one in ranges)])
 
-    def of_positions(self, positions: NDArray[np.int64]) -> Iterator[DealtSamples]:
+    def of_positions(self, positions: range | NDArray[np.int64]) -> Iterator[DealtSamples]:
         """Yield the samples at positions, without steps; raises as `Trace.samples`."""
         for begin in range(0, len(positions), AT_ONCE):
-            traced = self.trace.split.trace(positions[begin : begin + AT_ONCE])
-            yield DealtSamples(traced, None, np.empty(0, np.int64), None)
+            some = np.asarray(positions[begin : begin + AT_ONCE], np.int64)
+            yield DealtSamples(self.trace.split.trace(some), None, np.empty(0, np.int64), None)
 
     def find(
         self, wanted: Mapping[int, NDArray[np.int64]], steps: Steps | None

@@ -125,6 +125,11 @@ class TracedSplit(SplitMembers):
         self._indices: dict[int, Idx] = {}
         self._sections: list[Section | None] = [None] * len(self.pairs)
         self._sources: dict[int, CorpusSources] = {}
+        self._plain: dict[int, bool] = {}
+        # One of rows has none: each sample is a whole sequence.
+        self._has_boundaries = np.array(
+            ["sample_index" in cache.arrays("sections", section) for section, _ in self.pairs]
+        )
         self._source_of = np.array([source for _, source in self.pairs], np.int32)
 
     def place(self, source: int) -> str:
@@ -156,6 +161,13 @@ class TracedSplit(SplitMembers):
         if source not in self._sources:
             self._sources[source] = CorpusSources(self._places[source], self.idx(source))
         return self._sources[source]
+
+    def is_plain(self, source: int) -> bool:
+        """Return whether each sequence of a corpus is a document."""
+        if source not in self._plain:
+            idx = self.idx(source)
+            self._plain[source] = len(idx.bounds) == len(idx.lengths) + 1 and is_range(idx.bounds)
+        return self._plain[source]
 
     @property
     def notes(self) -> list[str]:
@@ -191,9 +203,9 @@ class TracedSplit(SplitMembers):
                 self._sections, np.ascontiguousarray(members), np.ascontiguousarray(samples)
             )
         label_only = np.zeros(len(sequences), np.int8)
-        if self.cache.add_extra_token and len(sequences):
-            rows = np.diff(bounds) == 0
-            label_only[bounds[1:][~rows] - 1] = 1
+        if self.cache.add_extra_token:
+            overlaps = self._has_boundaries[members] & (np.diff(bounds) > 0)
+            label_only[bounds[1:][overlaps] - 1] = 1
         corpora = self._source_of[members]
         return TracedSamples(
             positions, corpora, samples, bounds, sequences, begins, ends, label_only

@@ -18,10 +18,12 @@ from distcache.storage.files import read_file
 NUMBERS: Final = re.compile(r"\d{1,18}(?:-\d{1,18})?(?:,\d{1,18}(?:-\d{1,18})?)*")
 LONGEST: Final = 1 << 30  # bytes of a file of what is searched for
 EXPECTED: Final = "CORPUS:NUMBERS or SOURCE:NUMBERS, with numbers as 12,40-59, all or FILE.npy"
-MOST: Final = 1 << 31  # numbers
+MOST: Final = 1 << 27  # numbers of a range
 
 
-def wanted_sequences(trace: Trace, words: Sequence[str]) -> dict[int, NDArray[np.int64]]:
+def wanted_sequences(
+    trace: Trace, words: Sequence[str]
+) -> tuple[dict[int, NDArray[np.int64]], list[str]]:
     """Return the sequences that are searched for, by the number of their corpus.
 
     Parameters
@@ -33,34 +35,48 @@ def wanted_sequences(trace: Trace, words: Sequence[str]) -> dict[int, NDArray[np
         corpus, or rows of a file (from 0; lines from 1); ``CORPUS:FILE.npy``; or the path of a file
         with such words, one in each line.
 
+    Returns
+    -------
+    wanted : dict of int to ndarray of int64
+        Sequences of each corpus.
+    notes : list of str
+        Rows that became no document.
+
     Raises
     ------
     ConfigError
-        If a word is none, or there is no such corpus, document or row.
+        If a word cannot be read, or there is no such corpus, document or row.
     """
     found: dict[int, list[NDArray[np.int64]]] = {}
+    notes: list[str] = []
     sources = sorted({source for _, source in trace.split.pairs})
+    names = {*trace.corpora, *(trace.split.place(source) for source in sources)}
     for name, numbers in _pairs(words):
-        if is_corpus := name in {*trace.corpora, *map(trace.split.place, sources)}:
-            corpora = [trace.number_of(name)]
-        else:
-            corpora = sources
-        known = False
-        for corpus in corpora:
-            documents = numbers
-            if not is_corpus:
-                documents = trace.split.sources(corpus).documents_from(name, numbers)
-                known |= documents is not None
-            elif documents is None:
-                documents = np.arange(len(trace.split.idx(corpus).bounds) - 1)
-            if documents is not None:
-                found.setdefault(corpus, []).append(trace.sequences(corpus, documents))
-        if not known and not is_corpus:
+        if name in names:
+            corpus = trace.number_of(name)
+            every = range(len(trace.split.idx(corpus).bounds) - 1)
+            documents = np.array(every, np.int64) if numbers is None else numbers
+            found.setdefault(corpus, []).append(trace.sequences(corpus, documents))
+            continue
+        searched = {source: trace.split.sources(source) for source in sources}
+        rows = {source: one.documents_from(name, numbers) for source, one in searched.items()}
+        known = {source: one for source, one in rows.items() if one is not None}
+        if not known:
             raise ConfigError(
                 f"--find {name}: is neither a corpus of {trace.cache.path} nor a file that one of "
                 "them was made of, as far as their receipts say"
             )
-    return {corpus: np.unique(np.concatenate(parts)) for corpus, parts in found.items()}
+        became = sum(one.of_root for one in known.values())
+        if numbers is not None and not became:
+            raise ConfigError(f"--find {name}: none of these rows exists, or became a document")
+        if numbers is not None and became < len(np.unique(numbers)):
+            notes.append(
+                f"{name}: {len(np.unique(numbers)) - became} of {len(np.unique(numbers))} rows do "
+                "not exist, or became no document"
+            )
+        for source, one in known.items():
+            found.setdefault(source, []).append(trace.sequences(source, one.documents))
+    return {corpus: np.unique(np.concatenate(parts)) for corpus, parts in found.items()}, notes
 
 
 def _pairs(words: Iterable[str]) -> Iterator[tuple[str, NDArray[np.int64] | None]]:
@@ -97,6 +113,6 @@ def _numbers(word: str, text: str) -> NDArray[np.int64] | None:
         first, _, last = part.partition("-")
         begin, end = int(first), int(last or first) + 1
         if not 0 < end - begin <= MOST:
-            raise ConfigError(f"--find {word}: {part}: expected the lower number first")
+            raise ConfigError(f"--find {word}: {part}: expected at most {MOST} numbers, in order")
         found.append(np.arange(begin, end, dtype=np.int64))
     return np.concatenate(found)

@@ -88,7 +88,7 @@ def test_a_table_has_a_row_for_each_part(cache: Path, tmp_path: Path) -> None:
         (row["step"], row["position"], row["corpus"], row["document"], row["begin"])
         for row in table
     ] == parts
-    assert said == {"out": str(out), "rows": len(parts)}
+    assert said == [{"out": str(out), "rows": len(parts)}]
 
 
 def test_what_cannot_be_asked_is_refused(cache: Path, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_what_cannot_be_asked_is_refused(cache: Path, tmp_path: Path) -> None:
         (["--steps", "1"], "follows from --log FILE"),
         (["--steps", "x"], "expected a number, or A:B"),
         (["--steps", "4:4", "--global-batch-size", "8"], "has nothing in it"),
-        (["--positions", "99999"], "has no position"),
+        (["--positions", "0:99999"], "from 0 on"),
         (["--steps", "1", "--log", empty], "has no line of an iteration"),
         (["--find", "nowhere:5"], "is neither a corpus"),
         (["--find", "nowhere"], "expected CORPUS:NUMBERS"),

@@ -79,10 +79,10 @@ def require_sources(
         numbers = np.where(found.lines[here] >= 0, found.lines[here], found.rows[here])
         back = sources.documents_from(path, numbers)
         assert back is not None
-        assert sorted(back.tolist()) == here.tolist()
+        assert back.documents.tolist() == here.tolist()
         every = sources.documents_from(Path(path).name, None)
         assert every is not None
-        assert set(here.tolist()) <= set(every.tolist())
+        assert set(here.tolist()) <= set(every.documents.tolist())
     assert sources.documents_from("nothing.jsonl", None) is None
     assert not sources.notes
     return count
@@ -244,6 +244,8 @@ def test_rows_are_known_through_all_steps(
             place = expected(path, int(found.rows[number]), int(found.lines[number]))
             text = decoded(np.concatenate(parts).tolist())
             assert text.partition(">")[0] == f"<{place}" or (text == "x" and place in full)
+    idx = open_idx(made["again"])
+    before = CorpusSources(made["again"], idx).find_documents(np.arange(len(idx.bounds) - 1))
     gone = ("a", "b", "merged", "tenth", "copied")
     for name in gone:
         for suffix in ("idx", "receipt.json"):
@@ -251,11 +253,14 @@ def test_rows_are_known_through_all_steps(
     idx = open_idx(made["again"])
     sources = CorpusSources(made["again"], idx)
     again = sources.find_documents(np.arange(len(idx.bounds) - 1))
-    assert (again.files >= 0).all()
+    paths = [[one.paths[file] for file in one.files.tolist()] for one in (before, again)]
+    assert paths[0] == paths[1]
+    assert again.rows.tolist() == before.rows.tolist()
+    assert again.lines.tolist() == before.lines.tolist()
     assert not sources.notes
     back = sources.documents_from("b.parquet", again.rows[again.lines < 0])
     assert back is not None
-    assert sorted(back.tolist()) == np.flatnonzero(again.lines < 0).tolist()
+    assert back.documents.tolist() == np.flatnonzero(again.lines < 0).tolist()
 
 
 def test_samples_of_shards(tmp_path: Path) -> None:
@@ -277,7 +282,9 @@ def test_samples_of_shards(tmp_path: Path) -> None:
     same = view.find(np.array(truth))
     assert same.rows.tolist() == found.rows.tolist()
     one = Path(found.paths[1]).name
-    assert view.documents_from(one, np.array([0, 1])) is not None
+    found_rows = view.documents_from(one, np.array([0, 1]))
+    assert found_rows is not None
+    assert found_rows.documents.tolist() == np.flatnonzero(found.files == 1)[:2].tolist()
 
 
 def test_what_is_left_has_its_sources(
@@ -334,7 +341,10 @@ def test_old_receipts_say_what_they_can(tokenizers: Path, tmp_path: Path) -> Non
     assert found.rows[-300:].tolist() == list(range(300))
     assert (found.rows[:-300] == -1).all()
     assert "of before 0.4" in " ".join(sources.notes)
-    assert sources.documents_from("b.parquet", np.array([5])) is not None
+    back = sources.documents_from("b.parquet", np.array([5]))
+    assert back is not None
+    assert back.documents.tolist() == [count - 295]
+    assert sources.documents_from("a.jsonl", np.array([500])) is None
 
 
 def test_without_receipts_nothing_is_made_up(tokenizers: Path, tmp_path: Path) -> None:

@@ -1,0 +1,153 @@
+"""Which steps a run has, and how each job dealt its samples: by options, or by logs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from distcache.errors import ConfigError
+from distcache.ledger.steps import (
+    Sampling,
+    Steps,
+    evaluation_steps,
+    evaluations_within,
+    logged_steps,
+    steps_within,
+    training_steps,
+)
+from distcache.ledger.trace import Trace
+from distcache.ledger.traced_run import TracedRun
+from distcache.megatron.run_options import RunOptions, run_of_log
+from distcache.megatron.training_log import LoggedJob
+from distcache.storage.units import counted
+
+NO_STEPS = (
+    "--steps: which samples a step takes follows from --log FILE, or from options: "
+    "--global-batch-size N, or a whole training command after --"
+)
+
+
+class AskedRun(NamedTuple):
+    """A job, and its steps; None where only positions are known."""
+
+    run: TracedRun
+    steps: Steps | None
+
+
+def runs_of(
+    trace: Trace,
+    jobs: Sequence[LoggedJob] = (),
+    options: RunOptions | None = None,
+    *,
+    last: int | None = None,
+    begin_at: int = 0,
+) -> tuple[list[AskedRun], list[str]]:
+    """Return the jobs of a run over a split.
+
+    Parameters
+    ----------
+    trace : Trace
+        The split.
+    jobs : sequence of LoggedJob
+        Jobs whose logs are known, in their order.
+    options : RunOptions or None
+        Options of the run; by default those in the logs, of each job its own.
+    last : int or None
+        Step before which all that are asked for are; by default as many steps as the options or
+        the samples of the split say.
+    begin_at : int
+        Samples of training before the first of the cache.
+
+    Returns
+    -------
+    runs : list of AskedRun
+        One for each job, without steps where neither a log nor options are given.
+    notes : list of str
+        Steps that are not known, or not of this cache.
+
+    Raises
+    ------
+    ConfigError
+        If an option is missing, or Megatron would refuse it.
+    """
+    if options is None and not jobs:
+        return [AskedRun(TracedRun(trace, Sampling()), None)], []
+    chosen = [options or run_of_log(job) for job in jobs] or [options or run_of_log(jobs[-1])]
+    split = trace.split.split
+    notes: list[str] = []
+    if split != "train":
+        sampling = Sampling.of_run(chosen[-1], split)
+        return [AskedRun(TracedRun(trace, sampling), _evaluations(trace, chosen[-1], last))], []
+    if jobs:
+        whole, notes = logged_steps(jobs)
+    elif last is not None:
+        own = chosen[0]
+        whole = training_steps(own.training, max(last - 1, 0), own.iterations_to_skip)
+    else:
+        whole = steps_within(chosen[0], len(trace) + begin_at)
+    found = []
+    for number, own in enumerate(chosen):
+        run = TracedRun(trace, Sampling.of_run(own, split))
+        steps = whole.take(whole.jobs == number) if jobs else whole
+        total = None if run.order.repeats else len(trace)
+        within = steps.within(begin_at, total)
+        found.append(AskedRun(run, within))
+        beyond = int(np.count_nonzero(steps.ends - begin_at > len(trace)))
+        if beyond and total is not None:
+            notes.append(
+                f"{counted(beyond, 'step')} took samples beyond the {total} that the split has: "
+                "the log, or the options, are those of another cache; see --begin-at"
+            )
+    return found, notes
+
+
+def _evaluations(trace: Trace, options: RunOptions, last: int | None) -> Steps:
+    """Return the evaluations of validation; of test, the one at the end of training."""
+    training, sampling = options.training, Sampling.of_run(options, trace.split.split)
+    if trace.split.split == "valid":
+        return evaluations_within(training, len(trace), sampling, last)
+    steps = evaluation_steps(training, 1, len(trace), sampling)
+    return Steps.of(
+        np.array([training.train_iters or int(steps.numbers[0])]), steps.ends, steps.ends
+    )
+
+
+def steps_between(
+    runs: Sequence[AskedRun], first: int, last: int
+) -> tuple[list[AskedRun], list[str]]:
+    """Return the jobs with their steps from one number up to another, which is not among them.
+
+    Returns
+    -------
+    runs : list of AskedRun
+        Jobs with these steps.
+    notes : list of str
+        Steps that the run does not have.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such step, or none is known.
+    """
+    found, numbers = [], []
+    for run, steps in runs:
+        if steps is None:
+            raise ConfigError(NO_STEPS)
+        found.append(AskedRun(run, steps.between(first, last)))
+        numbers.append(steps.numbers)
+    known = np.concatenate(numbers)
+    asked = known[(known >= first) & (known < last)]
+    have = f"steps {known.min()} to {known.max()}" if len(known) else "no steps"
+    if not len(asked):
+        raise ConfigError(f"--steps {first}:{last}: the run has {have} of this split and cache")
+    missing = last - first - len(np.unique(asked))
+    between = trace_of(runs).split.split != "train"  # evaluations are some steps apart
+    notes = [] if between or not missing else [f"the run has {have}, without {missing} of those"]
+    return found, notes
+
+
+def trace_of(runs: Sequence[AskedRun]) -> Trace:
+    """Return the split of a run."""
+    return runs[0].run.trace
