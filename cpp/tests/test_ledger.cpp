@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstdint>
+#include <numeric>
 #include <random>
 #include <span>
 #include <stdexcept>
@@ -181,4 +182,192 @@ TEST_CASE("Arrays that lead outside of one another are refused") {
     CHECK_THROWS_AS(trace_parts({}, members, samples), std::out_of_range);
     CHECK_THROWS_AS(find_positions(members, samples, {}), std::out_of_range);
     CHECK_THROWS_AS(find_positions(members, {}, {}), std::out_of_range);
+}
+
+TEST_CASE("Sums of a section are those of its rows, one by one") {
+    std::mt19937 random(4);
+    for (int round = 0; round < 300; ++round) {
+        const Case made = random_case(random, round % 2 == 0);
+        const Section section = made.section();
+        const std::size_t rows = made.shuffle.size();
+        const auto samples = static_cast<std::int64_t>(rows == 0 ? 0 : random() % (rows + 1));
+        std::vector<std::int64_t> trained(made.lengths.size());
+        std::vector<std::uint16_t> documents(rows);
+        std::vector<float> squares(rows);
+        std::vector<std::int32_t> tokens(rows);
+        const SectionSums sums =
+            sum_section(section, samples, 0, trained, {documents, squares, tokens});
+        std::vector<bool> chosen(rows);
+        for (std::int64_t k = 0; k < samples; ++k) {
+            chosen[made.shuffle[static_cast<std::size_t>(k)]] = true;
+        }
+        std::vector<std::int64_t> expected(made.lengths.size());
+        std::vector<std::int64_t> pieces(made.documents.size());
+        std::int64_t continued = 0;
+        for (std::size_t row = 0; row < rows; ++row) {
+            const std::int32_t first = made.boundaries[2 * row];
+            const std::int32_t last = made.boundaries[2 * row + 2];
+            std::int64_t count = 0, sum = 0, square = 0;
+            for (std::int32_t entry = first; entry <= last; ++entry) {
+                const auto at = static_cast<std::size_t>(entry);
+                const auto sequence = static_cast<std::size_t>(made.documents[at]);
+                const std::int64_t begin = entry == first ? made.boundaries[2 * row + 1] : 0;
+                const std::int64_t end =
+                    entry == last ? made.boundaries[2 * row + 3] : made.lengths[sequence];
+                if (begin == end) {
+                    continue;
+                }
+                ++count;
+                ++pieces[at];
+                sum += end - begin;
+                square += (end - begin) * (end - begin);
+                if (chosen[row]) {
+                    expected[sequence] += end - begin;
+                    continued += begin > 0 ? end - begin : 0;
+                }
+            }
+            CHECK(documents[row] == count);
+            CHECK(tokens[row] == sum);
+            CHECK(squares[row] == static_cast<float>(square));
+        }
+        CHECK(trained == expected);
+        CHECK(sums.trained == std::accumulate(expected.begin(), expected.end(), std::int64_t{0}));
+        CHECK(sums.continued == continued);
+        CHECK(sums.whole == std::count(pieces.begin(), pieces.end(), 1));
+        CHECK(sums.cut_once == std::count(pieces.begin(), pieces.end(), 2));
+        CHECK(sums.whole + sums.cut_once + sums.cut_more ==
+              std::count_if(pieces.begin(), pieces.end(), [](auto n) { return n > 0; }));
+
+        std::vector<std::uint16_t> times(rows);
+        for (std::size_t row = 0; row < rows; ++row) {
+            times[row] = static_cast<std::uint16_t>(chosen[row] ? 1 + row % 2 : 0);
+        }
+        std::vector<std::uint16_t> whole(made.lengths.size());
+        const PartVisits parts = find_visits(section, times, 0, whole);
+        std::vector<std::int64_t> seen(made.lengths.size());
+        for (std::size_t i = 0; i < whole.size(); ++i) {
+            seen[i] = std::int64_t{whole[i]} * made.lengths[i];
+        }
+        for (std::size_t i = 0; i < parts.sequences.size(); ++i) {
+            CHECK(parts.times[i] > 0);
+            seen[static_cast<std::size_t>(parts.sequences[i])] +=
+                std::int64_t{parts.times[i]} * (parts.ends[i] - parts.begins[i]);
+        }
+        std::int64_t all = 0;
+        for (std::size_t row = 0; row < rows; ++row) {
+            all += std::int64_t{times[row]} * tokens[row];
+        }
+        CHECK(std::accumulate(seen.begin(), seen.end(), std::int64_t{0}) == all);
+    }
+}
+
+TEST_CASE("Windows of a blend have the sums of their samples") {
+    std::mt19937 random(5);
+    for (int round = 0; round < 100; ++round) {
+        const Case one = random_case(random, true);
+        const Case two = random_case(random, false);
+        if (one.shuffle.empty() || two.shuffle.empty()) {
+            continue;
+        }
+        const std::vector<Section> sections{one.section(), two.section()};
+        std::vector<std::int16_t> members;
+        std::vector<std::int64_t> samples;
+        for (int k = 0; k < 50; ++k) {
+            members.push_back(static_cast<std::int16_t>(random() % 2));
+            const Case& own = members.back() == 0 ? one : two;
+            samples.push_back(static_cast<std::int64_t>(random() % own.shuffle.size()));
+        }
+        std::vector<std::vector<std::uint16_t>> documents;
+        std::vector<std::vector<float>> squares;
+        std::vector<std::vector<std::int32_t>> tokens;
+        for (const Case* own : {&one, &two}) {
+            documents.emplace_back(own->shuffle.size(), 3);
+            squares.emplace_back(own->shuffle.size());
+            std::iota(squares.back().begin(), squares.back().end(), 1.0F);
+            tokens.emplace_back(own == &one ? own->shuffle.size() : 0, 7);
+        }
+        const std::vector<MemberRows> rows{{&sections[0], documents[0], squares[0], tokens[0]},
+                                           {&sections[1], documents[1], squares[1], tokens[1]}};
+        std::vector<std::int64_t> sums(4), inputs(4), counts(8);
+        std::vector<double> square_sums(4);
+        std::vector<float> most(4);
+        sum_windows(members, samples, 15, rows, {sums, inputs, square_sums, most});
+        const BlendRuns runs = count_members(members, 15, 2, counts);
+        std::int64_t same = 0, longest = 1, run = 1;
+        for (std::size_t i = 1; i < members.size(); ++i) {
+            run = members[i] == members[i - 1] ? run + 1 : 1;
+            same += members[i] == members[i - 1];
+            longest = std::max(longest, run);
+        }
+        CHECK(runs.same == same);
+        CHECK(runs.longest == longest);
+        for (std::size_t w = 0; w < 4; ++w) {
+            double sum = 0;
+            float greatest = 0;
+            std::int64_t ones = 0;
+            const std::size_t end = std::min<std::size_t>(50, 15 * w + 15);
+            for (std::size_t i = 15 * w; i < end; ++i) {
+                const auto member = static_cast<std::size_t>(members[i]);
+                const Case& own = member == 0 ? one : two;
+                const float square =
+                    squares[member][own.shuffle[static_cast<std::size_t>(samples[i])]];
+                sum += static_cast<double>(square);
+                greatest = std::max(greatest, square);
+                ones += members[i] == 1;
+            }
+            CHECK(sums[w] == 3 * static_cast<std::int64_t>(end - 15 * w));
+            CHECK(inputs[w] == 7 * (static_cast<std::int64_t>(end - 15 * w) - ones));
+            CHECK(square_sums[w] == sum);
+            CHECK(most[w] == greatest);
+            CHECK(counts[2 * w + 1] == ones);
+        }
+        CHECK_THROWS_AS(count_members(members, 15, 1, counts), std::out_of_range);
+        CHECK_THROWS_AS(count_members(members, 1, 2, counts), std::out_of_range);
+        CHECK_THROWS_AS(sum_windows(members, samples, 1, rows, {sums, inputs, square_sums, most}),
+                        std::out_of_range);
+    }
+}
+
+TEST_CASE("Documents are counted by their visits and their lengths") {
+    const std::vector<std::int64_t> lengths{4, 4, 4, 4, 0, 1, 8};
+    const std::vector<std::int64_t> trained{0, 3, 4, 9, 0, 7, 8};
+    std::vector<std::int64_t> visits(4), classes(6);
+    const VisitSums sums = count_visits(trained, lengths, visits, classes);
+    CHECK(visits == std::vector<std::int64_t>{1, 1, 2, 2});
+    CHECK(classes == std::vector<std::int64_t>{1, 1, 0, 4, 1, 0});
+    CHECK(sums.tokens == 25);
+    CHECK(sums.never == 5);
+    CHECK(sums.most == 7.0);
+    CHECK_THROWS_AS(count_visits({}, lengths, visits, classes), std::out_of_range);
+}
+
+TEST_CASE("Rows that lead outside of their corpus, or are visited too often, are refused") {
+    std::mt19937 random(6);
+    for (int round = 0; round < 100; ++round) {
+        Case made = random_case(random, false);
+        const std::size_t rows = made.shuffle.size();
+        if (rows == 0) {
+            continue;
+        }
+        std::vector<std::int64_t> trained(made.lengths.size());
+        std::vector<std::uint16_t> documents(rows), whole(made.lengths.size());
+        std::vector<float> squares(rows);
+        std::vector<std::int32_t> tokens(rows);
+        const RowSums sums{documents, squares, tokens};
+        CHECK_THROWS_AS(sum_section(made.section(), 1 << 20, 0, trained, sums), std::out_of_range);
+        CHECK_THROWS_AS(sum_section(made.section(), 1, 1 << 20, trained, sums), std::out_of_range);
+        std::vector<std::uint16_t> times(rows, 40'000);
+        const auto visit = [&] { static_cast<void>(find_visits(made.section(), times, 0, whole)); };
+        bool refused = false;
+        for (int again = 0; again < 3; ++again) {
+            try {
+                visit();
+            } catch (const std::overflow_error&) {
+                refused = true;
+            }
+        }
+        CHECK((refused || std::count(whole.begin(), whole.end(), 0) == std::ssize(whole)));
+        std::fill(made.boundaries.begin(), made.boundaries.end(), -1);
+        CHECK_THROWS_AS(sum_section(made.section(), 1, 0, trained, sums), std::out_of_range);
+    }
 }
