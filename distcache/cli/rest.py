@@ -47,12 +47,12 @@ def rest_command(
         typer.Option(
             min=1,
             max=65535,
-            help="How often each token is an input in the end; by default as often as the one that "
-            "was most often, at least once.",
+            help="Number of times that each token is an input in the end; by default as often as the one "
+            "that was most often, at least once.",
         ),
     ] = None,
     partial: Annotated[
-        Literal["keep", "drop"], typer.Option(help="What becomes of parts of documents.")
+        Literal["keep", "drop"], typer.Option(help="Keep parts of documents, or drop them.")
     ] = "keep",
     prefix: PrefixOption = None,
     threads: ThreadsOption = 0,

@@ -225,11 +225,12 @@ def _by_length(tokens: NDArray[np.int64], selection: Selection) -> NDArray[np.bo
 
 def hash_numbers(numbers: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
     """Return a hash of each number with a seed, evenly distributed: splitmix64, twice."""
-    value = _mix(np.array([seed], np.uint64) + GOLDEN)[0]
-    return _mix((numbers + np.uint64(1)) * GOLDEN ^ value)
+    value = mix_bits(np.array([seed], np.uint64) + GOLDEN)[0]
+    return mix_bits((numbers + np.uint64(1)) * GOLDEN ^ value)
 
 
-def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mix_bits(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return each number with its bits mixed: the finalizer of splitmix64."""
     value = (value ^ (value >> np.uint64(30))) * FIRST
     value = (value ^ (value >> np.uint64(27))) * SECOND
     return value ^ (value >> np.uint64(31))

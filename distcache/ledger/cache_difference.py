@@ -11,11 +11,11 @@ import xxhash
 from numpy.typing import NDArray
 
 from distcache.corpus import Idx
+from distcache.edit.selection import GOLDEN, mix_bits
 from distcache.ledger.trace import Trace
 from distcache.ledger.traced_split import TracedSamples
 
 AT_ONCE: Final = 1 << 20  # positions
-STEP: Final = np.uint64(0x9E3779B97F4A7C15)
 
 
 class CorpusExposure(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ def difference(
     both = min(len(one), len(other))
     if one.cache.key == other.cache.key and one.split.pairs == other.split.pairs:
         return CacheDifference(len(one), len(other), None, 0, 0.0, ())
-    names: dict[str, int] = {}
+    names: dict[str, str] = {}  # of corpora, by the digest of their index
     identities = [_identities(trace, names) for trace in (one, other)]
     exposures = np.zeros((2, len(names)), np.int64)
     first, differing = None, 0
@@ -80,8 +80,8 @@ def difference(
                 )
         advance(end - begin)
     found = [
-        CorpusExposure(name.partition(" ")[2], int(exposures[0, number]), int(exposures[1, number]))
-        for name, number in names.items()
+        CorpusExposure(name, int(exposures[0, number]), int(exposures[1, number]))
+        for number, name in enumerate(names.values())
         if exposures[:, number].any()
     ]
     return CacheDifference(
@@ -89,17 +89,18 @@ def difference(
     )
 
 
-def _identities(trace: Trace, names: dict[str, int]) -> NDArray[np.int64]:
+def _identities(trace: Trace, names: dict[str, str]) -> NDArray[np.int64]:
     """Return a number for each corpus of a cache, which equal ones of both have in common."""
-    known = {name.partition(" ")[0]: number for name, number in names.items()}
-    found = []
     digests = trace.cache.table("sources")["idx_digest"].tolist()
+    numbers = {digest: number for number, digest in enumerate(names)}
+    found = []
     for source, (prefix, raw) in enumerate(zip(trace.corpora, digests, strict=True)):
         # Megatron's own files do not have it.
         digest = raw.decode("ascii", "replace") or digest_of(trace.split.idx(source))
-        if digest not in known:
-            known[digest] = names[f"{digest} {prefix}"] = len(names)
-        found.append(known[digest])
+        if digest not in names:
+            names[digest] = prefix
+            numbers[digest] = len(numbers)
+        found.append(numbers[digest])
     return np.array(found, np.int64)
 
 
@@ -113,19 +114,12 @@ def _digests(traced: TracedSamples, identities: NDArray[np.int64]) -> NDArray[np
     counts = np.diff(traced.bounds)
     values = np.repeat(identities[traced.corpora], counts).astype(np.uint64)
     for part in (traced.sequences, traced.begins, traced.ends):
-        values = _mixed(values ^ part.astype(np.uint64))
+        values = mix_bits(values ^ part.astype(np.uint64))
     places = np.arange(len(values)) - np.repeat(traced.bounds[:-1], counts)
-    values = _mixed(values + places.astype(np.uint64) * STEP)
+    values = mix_bits(values + places.astype(np.uint64) * GOLDEN)
     sums: NDArray[np.uint64] = np.concatenate([[np.uint64(0)], np.cumsum(values)])
     found: NDArray[np.uint64] = sums[traced.bounds[1:]] - sums[traced.bounds[:-1]]
     return found
-
-
-def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return each number with its bits mixed: the finalizer of SplitMix64."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
 
 
 def _exposure(

@@ -9,14 +9,13 @@ from distcache.builder.blends import new_blender
 from distcache.corpus.corpus import open_examined
 from distcache.errors import ConfigError
 from distcache.kernels import count_members, count_visits
-from distcache.ledger.report import WINDOWS, with_warnings
+from distcache.ledger.report import WINDOWS, share_of_weight, shares_of_windows, with_warnings
 from distcache.ledger.report_document import (
     LENGTHS,
     VISITS,
     CorpusReport,
     OrderReport,
     Report,
-    WindowsReport,
 )
 from distcache.plan.model import Plan, SectionPlan
 
@@ -58,13 +57,9 @@ def report_of_plan(plan: Plan, split: str = "train") -> Report:
     taken = counts.sum(axis=0)
     weights = np.array([member.weight or np.nan for member in members], np.float64)
     corpora = tuple(
-        _corpus(plan, section, int(taken[number]), total, _share(weights, number))
+        _corpus(plan, section, int(taken[number]), total, share_of_weight(weights, number))
         for number, section in enumerate(sections)
     )
-    shares = counts / counts.sum(axis=1)[:, None]
-    difference = np.abs(shares - taken / total)
-    difference[-1] = 0 if len(difference) > 1 else difference[-1]
-    place, corpus = np.unravel_index(int(difference.argmax()), difference.shape)
     length = sections[0].cut.sequence_length
     return with_warnings(
         Report(
@@ -76,23 +71,11 @@ def report_of_plan(plan: Plan, split: str = "train") -> Report:
             of_samples=total,
             phases=1 if blend is None else max(len(plan.blends[blend].phases), 1),
             corpora=corpora,
-            windows=WindowsReport(
-                samples=window,
-                count=len(counts),
-                shares=tuple(tuple(row) for row in np.round(shares.T, 6).tolist()),
-                difference=float(difference[place, corpus]),
-                difference_corpus=int(corpus),
-                difference_window=int(place),
-            ),
+            windows=shares_of_windows(counts, window),
             succession=succession,
             padding=1 - sum(one.trained_tokens for one in corpora) / (total * length),
         )
     )
-
-
-def _share(weights: NDArray[np.float64], number: int) -> float | None:
-    known = len(weights) > 1 and bool(np.isfinite(weights).all())
-    return float(weights[number] / weights.sum()) if known else None
 
 
 def _blend(plan: Plan, number: int | None, counts: NDArray[np.int64], window: int) -> OrderReport:

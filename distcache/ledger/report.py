@@ -9,6 +9,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
+from distcache.edit.selection import hash_numbers
 from distcache.errors import ConfigError
 from distcache.kernels import count_members, sum_windows
 from distcache.ledger.exposure import Exposure, SectionRows, order_of_training, sum_member
@@ -29,7 +30,6 @@ WINDOWS: Final = 200
 MOST_WINDOWS: Final = 2000  # that a page can show
 MOST_STEPS: Final = 1 << 24  # whose sums fit in memory
 FOLLOWED: Final = 1 << 14  # documents of a corpus whose visits are followed, roughly
-GOLDEN: Final = np.uint64(0x9E3779B97F4A7C15)
 CLASSES: Final = 20  # of distances, up to two passes
 
 
@@ -55,14 +55,14 @@ def make_report(
     batch : int or None
         Samples of a step.
     threads : int
-        Sections that are summed up at a time; each needs 8 bytes for each of its sequences.
+        Sections that are summed up at a time; each needs 16 bytes for each of its sequences.
     advance : callable
         Receives the samples of sections that have been summed up.
 
     Returns
     -------
     Report
-        With the warnings that follow from it.
+        Numbers, and the warnings that follow from them.
 
     Raises
     ------
@@ -132,7 +132,9 @@ def _window(total: int, window: int | None, batch: int | None) -> int:
     """Return the samples of a window: whole steps, if there are any."""
     step = 1 if batch is None else batch
     if not 0 < step <= total or (batch is not None and total // step > MOST_STEPS):
-        raise ConfigError(f"steps of {step} samples: there are {total} samples")
+        raise ConfigError(
+            f"steps of {step} samples: expected from 1 to {total}, and at most {MOST_STEPS:,} steps"
+        )
     window = -(-(window or -(-total // WINDOWS)) // step) * step
     if -(-total // window) > MOST_WINDOWS:
         raise ConfigError(f"a window of {window} samples gives more than {MOST_WINDOWS} windows")
@@ -177,23 +179,46 @@ def _windows(
     most = np.maximum.reduceat(most, begins)
     padded = any(len(one.tokens) for one in rows)
     padding = 1 - tokens / (sizes * length) if padded else np.zeros(len(sizes))
+    found = shares_of_windows(counts, window)
+    return structs.replace(
+        found,
+        documents=tuple(np.round(documents / sizes, 4).tolist()),
+        squares=tuple(np.round(squares / (sizes * length**2), 6).tolist()),
+        most_squares=tuple(np.round(most / length**2, 6).tolist()),
+        padding=tuple(np.round(padding, 6).tolist()),
+    ), steps
+
+
+def shares_of_windows(counts: NDArray[np.int64], window: int) -> WindowsReport:
+    """Return what samples of each corpus in each window say.
+
+    Parameters
+    ----------
+    counts : ndarray of int64, shape (windows, corpora)
+        Samples of each corpus in each window.
+    window : int
+        Samples of a window; the last one may have fewer, and is not compared then.
+    """
+    sizes = counts.sum(axis=1)
     shares = counts / sizes[:, None]
-    difference = np.abs(shares - counts.sum(axis=0) / total)
+    difference = np.abs(shares - counts.sum(axis=0) / counts.sum())
     if len(difference) > 1 and sizes[-1] < sizes[0]:
-        difference[-1] = 0  # of fewer samples
+        difference[-1] = 0
     place, corpus = np.unravel_index(int(difference.argmax()), difference.shape)
     return WindowsReport(
         samples=window,
         count=len(sizes),
         shares=tuple(tuple(row) for row in np.round(shares.T, 6).tolist()),
-        documents=tuple(np.round(documents / sizes, 4).tolist()),
-        squares=tuple(np.round(squares / (sizes * length**2), 6).tolist()),
-        most_squares=tuple(np.round(most / length**2, 6).tolist()),
-        padding=tuple(np.round(padding, 6).tolist()),
         difference=float(difference[place, corpus]),
         difference_corpus=int(corpus),
         difference_window=int(place),
-    ), steps
+    )
+
+
+def share_of_weight(weights: NDArray[np.float64], number: int) -> float | None:
+    """Return the share that a weight asks for; None without weights, or of a single corpus."""
+    known = len(weights) > 1 and bool(np.isfinite(weights).all())
+    return float(weights[number] / weights.sum()) if known else None
 
 
 def _steps(squares: NDArray[np.float64], total: int, batch: int, length: int) -> StepsReport:
@@ -234,11 +259,9 @@ def _corpus(
 ) -> CorpusReport:
     row, source = split.pair(member)
     of_training, neighbours = order_of_training(split, member, taken)
-    weights = split.weights
-    known = bool(np.isfinite(weights).all()) and len(weights) > 1
     return CorpusReport(
         corpus=split.cache.prefixes[source],
-        weight=float(weights[member] / weights.sum()) if known else None,
+        weight=share_of_weight(split.weights, member),
         share=taken / total,
         samples=taken,
         samples_left=int(split.cache.table("sections")["samples"][row]) - taken,
@@ -295,8 +318,9 @@ def _followed(split: TracedSplit, source: int, members: Sequence[int]) -> NDArra
     entry = split.cache.table("sections")[sections[0]]
     numbers = np.arange(int(entry["begin"]), int(entry["end"]), dtype=np.int64)
     step = max(len(numbers) // FOLLOWED, 1)
-    hashes = (numbers.astype(np.uint64) * GOLDEN) >> np.uint64(40)
-    found: NDArray[np.int64] = numbers[hashes % np.uint64(step) == 0]
+    found: NDArray[np.int64] = numbers[
+        hash_numbers(numbers.astype(np.uint64), 0) % np.uint64(step) == 0
+    ]
     return found
 
 

@@ -23,13 +23,15 @@ class CorpusReport(msgspec.Struct, frozen=True, kw_only=True):
     trained_tokens: int  # tokens that are inputs, over all visits
     epochs: float  # tokens that are trained on, of those that there are
     most_epochs: float | None = None  # the same of the document that is seen most
-    tokens_never: int | None = None  # tokens that are never inputs
+    # tokens by which documents are inputs less than once; more are never inputs, where a part of a
+    # document is seen twice
+    tokens_never: int | None = None
     # Documents by how often they are seen: never, in part, once, twice and so on; the last number
     # is of all that are seen as often as that, or more often
     visits: tuple[int, ...] | None = None
     # documents by their length in tokens: of 0, of 1, of 2 and 3, of 4 to 7 and so on
     lengths: tuple[int, ...]
-    # visits of documents that are in one sample, in two, and in more
+    # sequences in the order of the section, trained or not: in one sample, in two, and in more
     whole: int | None = None
     cut_once: int | None = None
     cut_more: int | None = None

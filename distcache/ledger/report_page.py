@@ -314,7 +314,7 @@ def _visits(corpora: Sequence[tuple[str, CorpusReport, str]]) -> Figure:
         )  # fmt: skip
     return _figure(
         "How often documents are seen",
-        "Documents of each corpus by how many times all of their tokens are inputs.",
+        "Documents of each corpus by their inputs for each of their tokens.",
         data,
         barmode="group",
         xaxis={"title": {"text": "times"}, "type": "category"},
@@ -369,7 +369,7 @@ def _repeats(report: Report, names: Sequence[str], colour: dict[int, str]) -> Fi
     return _figure(
         "Distance of repeats",
         "How far apart two visits of a document are, in passes of its corpus; the last class is of "
-        "all that are more than two. Of documents that are drawn by a hash.",
+        "all that are more than two. The documents are drawn by a hash.",
         data,
         xaxis={"title": {"text": "passes"}},
         yaxis={"title": {"text": "repeats"}, "tickformat": ".0%"},

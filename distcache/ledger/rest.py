@@ -93,7 +93,7 @@ def write_rest(
     directory : str
         Directory of the views and of ``rest.json``.
     options : RestOptions
-        What to make.
+        Passes, fragments and order of training.
     threads : int
         Threads that examine corpora.
     advance : callable

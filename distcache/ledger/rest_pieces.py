@@ -28,9 +28,9 @@ class Visits(NamedTuple):
     sequences : ndarray of int64, shape (parts,)
         Sequences of further visits of parts, ascending.
     begins, ends : ndarray of int32, shape (parts,)
-        Their ranges of tokens.
+        Ranges of tokens of these.
     times : ndarray of uint16, shape (parts,)
-        Their numbers.
+        Numbers of these visits.
     """
 
     whole: NDArray[np.uint16]
@@ -85,7 +85,7 @@ class Pieces(NamedTuple):
     begins, ends : ndarray of int64, shape (pieces,)
         Range of its tokens.
     times : ndarray of int64, shape (pieces,)
-        How often it was an input, or how often it is left.
+        Number of times that each was an input, or that it is left.
     """
 
     sequences: NDArray[np.int64]
@@ -145,7 +145,7 @@ def left_once_more(pieces: Pieces, level: int) -> Pieces:
     pieces : Pieces
         Pieces of all tokens, with how often they are left.
     level : int
-        How often, at least.
+        Number of times that they are left, at least.
     """
     chosen = pieces.times >= level
     sequences, begins, ends = (values[chosen] for values in pieces[:3])
@@ -160,7 +160,7 @@ def left_once_more(pieces: Pieces, level: int) -> Pieces:
     )
 
 
-class Chunk(NamedTuple):
+class PieceChunk(NamedTuple):
     """The pieces of some sequences, as small as they can be: of all there may be many."""
 
     first: int  # number of the first sequence
@@ -170,7 +170,7 @@ class Chunk(NamedTuple):
     times: NDArray[np.uint16]
 
     @classmethod
-    def of(cls, first: int, pieces: Pieces) -> Chunk:
+    def of(cls, first: int, pieces: Pieces) -> PieceChunk:
         """Return pieces as a chunk."""
         return cls(
             first,
@@ -213,7 +213,7 @@ class Cover:
         for begin in range(0, len(lengths), AT_ONCE):
             end = min(begin + AT_ONCE, len(lengths))
             own = covered(visits.between(begin, end), lengths[begin:end].astype(np.int64))
-            self._chunks.append(Chunk.of(begin, own))
+            self._chunks.append(PieceChunk.of(begin, own))
             self.most = max(self.most, int(own.times.max(initial=0)))
 
     def left(self, passes: int, *, fragments: bool) -> Iterator[Pieces]:
@@ -222,7 +222,7 @@ class Cover:
         Parameters
         ----------
         passes : int
-            How often each token shall be an input in all, at least `most` times.
+            Number of times that each token shall be an input in all, at least `most`.
         fragments : bool
             Whether pieces are kept that are no whole sequences.
         """

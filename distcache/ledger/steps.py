@@ -32,13 +32,6 @@ class Sampling(msgspec.Struct, frozen=True):
     micro_batch_size: int | None = None
     data_parallel_size: int | None = None
 
-    @property
-    def unit(self) -> int | None:
-        """Samples of a micro batch of all ranks; None if it is not known."""
-        if self.micro_batch_size is None or self.data_parallel_size is None:
-            return None
-        return self.micro_batch_size * self.data_parallel_size
-
     @classmethod
     def of_run(cls, options: RunOptions, split: str) -> Sampling:
         """Return how a run of these options deals a split.

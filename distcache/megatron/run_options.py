@@ -49,14 +49,8 @@ def run_of_command(words: Sequence[str], sequence_length: int) -> RunOptions:
     ConfigError
         If an option is not known, or its value is not possible.
     """
-    given = any(
-        word.partition("=")[0] in ("--seq-length", "--encoder-seq-length") for word in words
-    )
-    more = (
-        []
-        if given or any(word[:1] == "@" for word in words)
-        else ["--seq-length", str(sequence_length)]
-    )
+    says = any(word.partition("=")[0] in SAYING or word[:1] == "@" for word in words)
+    more = [] if says else ["--seq-length", str(sequence_length)]
     return _run_of(vars(parse([*words, *more])), "the command")
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from tokenizers import Tokenizer
 
 from distcache.corpus.idx import open_idx
 from tests.ledger.runs import Tokens, build_numbered
@@ -205,10 +206,15 @@ def test_data_is_removed_and_shown_to_be(tmp_path: Path) -> None:
     parts = [part for sample in found["samples"] for part in sample["parts"]]
     assert {part["line"] for part in parts} == {120, 121, 122, 123, 300}
     assert {part["document"] for part in parts} == {118, 119, 120, 121, 298}
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
     told = [part for sample in found["samples"][:3] for part in sample["parts"]]
+    assert len(told) >= 3
     for part in told:
-        whole = texts[part["line"] - 1] + "<|endoftext|>"
-        assert part["text"].replace("<|endoftext|>", "").strip() in whole
+        ids = tokenizer.encode(texts[part["line"] - 1], add_special_tokens=False).ids
+        own = [*ids, tokenizer.token_to_id("<|endoftext|>")][part["begin"] : part["end"]]
+        assert part["text"] == tokenizer.decode(own, skip_special_tokens=False)
     run("trace", first, "--find", lines, "-o", tmp_path / "drop.npy")
     assert np.load(tmp_path / "drop.npy").tolist() == [118, 119, 120, 121, 298]
     view = tmp_path / "clean"

@@ -19,8 +19,9 @@ from distcache.builder.configuration import config_from_mapping
 from distcache.errors import ConfigError
 from distcache.ledger.plan_report import report_of_plan
 from distcache.ledger.report import make_report
-from distcache.ledger.report_document import Report
+from distcache.ledger.report_document import RepeatsReport, Report, ReportWarning
 from distcache.ledger.report_page import page_of
+from distcache.ledger.report_warnings import warnings_of
 from distcache.ledger.trace import trace
 from tests.ledger.runs import LENGTH, ORDERS, Tokens, build_numbered, fields_of
 from tests.plan.test_make import plan_of
@@ -240,6 +241,38 @@ def test_a_sorted_corpus_is_named(large: Callable[..., Path]) -> None:
     assert kinds_of(report) == {"sorted"}
 
 
+def test_faults_of_shares_are_named(large: Callable[..., Path]) -> None:
+    """A share off its weight, another mix in a window, a long run, close repeats, and holes."""
+    report = make_report(trace(large()))
+    one, two = report.corpora
+
+    def kinds(**changes: Any) -> set[str]:
+        return {warning.kind for warning in warnings_of(msgspec.structs.replace(report, **changes))}
+
+    assert report.repeats is not None
+    off = msgspec.structs.replace(one, weight=0.3)
+    assert kinds(corpora=(off, two)) == {"off its weight"}
+    assert kinds(corpora=(off, two), phases=2) == set()
+    unseen = msgspec.structs.replace(one, epochs=1.5, tokens_never=one.tokens // 10)
+    assert kinds(corpora=(unseen, two)) == {"never seen"}
+    windows = msgspec.structs.replace(report.windows, samples=100, difference=0.2)
+    assert kinds(windows=windows) == {"uneven"}
+    run = msgspec.structs.replace(report.succession, longest=500, longest_corpus=0)
+    less = msgspec.structs.replace(one, share=0.499, weight=0.499)
+    assert kinds(succession=run, corpora=(less, two)) == {"long run"}
+    close = RepeatsReport(
+        corpus=1,
+        documents=9,
+        repeats=9,
+        least=1,
+        quartiles=(1, 2, 3),
+        most=9,
+        pass_samples=100,
+        histogram=(9,),
+    )
+    assert kinds(repeats=(close,)) == {"close repeats"}
+
+
 def test_padding_and_heavy_steps_are_named(large: Callable[..., Path]) -> None:
     """Rows that are mostly padding, and a step whose documents are much longer than others'."""
     path = large(order="packed", documents_per_sample=1)
@@ -292,9 +325,12 @@ def test_a_page_has_all_in_it(tmp_path: Path) -> None:
     found = trace(build_numbered(tmp_path))
     report = make_report(found, batch=10)
     hostile = msgspec.structs.replace(
-        report.corpora[0], corpus="/x/<img src=here onerror=alert(1)>"
+        report.corpora[0], corpus="/x/<!--<script><img src=here onerror=alert(1)>"
     )
-    report = msgspec.structs.replace(report, corpora=(hostile, *report.corpora[1:]))
+    planted = (ReportWarning("planted", "a fault"),)
+    report = msgspec.structs.replace(
+        report, corpora=(hostile, *report.corpora[1:]), warnings=planted
+    )
     other = make_report(found, samples=100)
     page = page_of(report, other)
     parsed = _Text()
@@ -303,7 +339,8 @@ def test_a_page_has_all_in_it(tmp_path: Path) -> None:
     for words in ("Corpora", "Shares of corpora", "Distance of repeats", "Beside", "alert(1)"):
         assert words in parsed.text
     assert page.count("</script>") == 2
-    assert "1 warning" in parsed.text or "warnings" in parsed.text or "stands out" in parsed.text
+    assert "1 warning" in parsed.text
+    assert "planted: a fault" in parsed.text
 
 
 @pytest.mark.parametrize("case", ORDERS)

@@ -120,8 +120,6 @@ def test_shuffled_epochs_are_counted(kind: Any, tmp_path: Path) -> None:
     """In a cyclic order samples are seen in its order, also more than once."""
     path = build_numbered(tmp_path)
     sampling = Sampling(kind, 2, 3)
-    order = sampling.order(len(TracedSplit(open_for_trace(path)).look_up(np.arange(1))[0]) * 250)
-    del order
     split = TracedSplit(open_for_trace(path))
     positions = sampling.order(split.size).ids(0, 300)
     rest = write_rest(
