@@ -11,10 +11,12 @@ from distcache.errors import ConfigError
 from distcache.megatron.command_line import parse
 from distcache.megatron.training_log import LoggedJob, logged_value
 from distcache.megatron.training_options import Training
+from distcache.storage.threads import decodable
 
 SAYING: Final = ("--seq-length", "--encoder-seq-length")
 
 
+@decodable
 class RunOptions(msgspec.Struct, frozen=True):
     """Options of batches, of validation and of the order, as Megatron names them."""
 

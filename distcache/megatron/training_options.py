@@ -8,6 +8,7 @@ import msgspec
 
 from distcache.errors import ConfigError
 from distcache.megatron.tokenizers import Release
+from distcache.storage.threads import decodable
 
 Arithmetic = Literal["megatron", "bridge"]
 
@@ -21,6 +22,7 @@ NOT_NEGATIVE: Final = (
 )
 
 
+@decodable
 class Training(msgspec.Struct, frozen=True, kw_only=True):
     """Megatron's options that decide how much is trained, by their names on its command line."""
 
