@@ -47,8 +47,8 @@ def rest_command(
         typer.Option(
             min=1,
             max=65535,
-            help="Number of times that each token is an input in the end; by default as often as the "
-            "one that was most often, at least once.",
+            help="Number of times that each token is an input in the end; by default as often as "
+            "the one that was most often, at least once.",
         ),
     ] = None,
     partial: Annotated[
