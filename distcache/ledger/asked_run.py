@@ -84,7 +84,10 @@ def runs_of(
         whole, notes = logged_steps(jobs)
     elif last is not None:
         own = chosen[0]
-        whole = training_steps(own.training, max(last - 1, 0), own.iterations_to_skip)
+        count = max(last - 1, 0)
+        if Sampling.of_run(own, split).kind == "single":  # a step takes a sample at least
+            count = min(count, len(trace) + begin_at)
+        whole = training_steps(own.training, count, own.iterations_to_skip)
     else:
         whole = steps_within(chosen[0], len(trace) + begin_at)
     found = []

@@ -148,6 +148,15 @@ def test_lines_that_are_hostile_change_nothing() -> None:
         run_of_log(job)
 
 
+def test_numbers_without_end_are_refused() -> None:
+    """A log, or options, of more steps than can be counted."""
+    jobs = parse_log("a", [line(10**17, 10**17, 1).replace("     100", "9" * 18)])
+    with pytest.raises(ConfigError, match="more than the"):
+        logged_steps(jobs)
+    with pytest.raises(ConfigError, match="are counted"):
+        training_steps(Training(seq_length=1, global_batch_size=8), 1 << 40)
+
+
 def test_steps_end_with_the_run_or_the_samples() -> None:
     """The number of iterations counts, or the samples, or those that a split has."""
     eight = RunOptions(Training(seq_length=1, global_batch_size=8))
