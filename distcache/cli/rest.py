@@ -110,6 +110,8 @@ def rest_command(
         ],
     )
     total = sum(count for _, count in caches)
+    if batch and total % batch:
+        typer.echo(f"note: {total:,} samples are no whole steps of {batch}", err=True)
     iteration = f"{total // batch}" if batch else f"ITERATION  # that consumed {total:,} samples"
     typer.echo(f"blend of a configuration: `blend_per_split` in {os.path.join(out, 'rest.json')}")
     typer.echo(f"Megatron, this job: --phase-transition-iterations {iteration}")

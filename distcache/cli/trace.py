@@ -319,8 +319,8 @@ def _say_written(written: dict[str, int], *, as_json: bool) -> None:
         print_json([{"out": path, "rows": count} for path, count in written.items()])
         return
     for path, count in written.items():
-        what = "documents" if path.endswith(".npy") else "parts of documents in samples"
-        typer.echo(f"{path}: {count:,} {what}")
+        rows = counted(count, "document") if path.endswith(".npy") else counted(count, "row")
+        typer.echo(f"{path}: {rows}")
 
 
 def _range(name: str, text: str) -> tuple[int, int]:
