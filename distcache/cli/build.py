@@ -23,6 +23,7 @@ from distcache.cli.common import (
     LogOption,
     ThreadsOption,
     interrupt_on_signals,
+    option_names,
 )
 from distcache.cli.options import with_options
 from distcache.cli.show import make_progress, print_json, print_result, print_table
@@ -80,12 +81,10 @@ def read_config(path: Path | None, context: typer.Context) -> Config:
         raise ConfigError("give a configuration file, or a training command of Megatron")
     named = words[0].endswith((".json", ".yaml", ".yml", ".toml"))
     if is_command(words) and not named:
-        near = [name for option in context.command.params for name in option.opts]
-        return complete(config_from_options(words, near=near))
+        return complete(config_from_options(words, near=option_names(context)))
     if len(words) == 1:
         return load_config(words[0])
-    names = [name for option in context.command.params for name in option.opts]
-    near = difflib.get_close_matches(words[1].partition("=")[0], names, n=1)
+    near = difflib.get_close_matches(words[1].partition("=")[0], option_names(context), n=1)
     said = f"unknown option or word: {' '.join(words[1:])}"
     if near:
         raise ConfigError(f"{said}; did you mean {near[0]}?")

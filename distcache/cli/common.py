@@ -78,6 +78,11 @@ WORK: Final = ".distcache-work"
 ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM)
 
 
+def option_names(context: typer.Context) -> list[str]:
+    """Return the options of the command that runs, of which misspelt ones are refused."""
+    return [name for option in context.command.params for name in option.opts]
+
+
 def interrupt_on_signals(advice: str = "run again to resume") -> None:
     """From now on, raise `BuildInterrupted` on a signal, as `interrupt_at` does.
 

@@ -11,7 +11,13 @@ import typer
 
 from distcache.cache.corpus_places import moves_from
 from distcache.cli.cache import CacheArgument
-from distcache.cli.common import JsonOption, LogOption, PrefixOption, ThreadsOption
+from distcache.cli.common import (
+    JsonOption,
+    LogOption,
+    PrefixOption,
+    ThreadsOption,
+    option_names,
+)
 from distcache.cli.show import make_progress, print_json, print_table
 from distcache.errors import ConfigError
 from distcache.ledger.rest import RestOptions, Trained, write_rest
@@ -79,7 +85,8 @@ def rest_command(
     ]
     sampling, batch = Sampling(), None
     if context.args:
-        run = run_of_command(context.args, trained[0].split.cache.sequence_length)
+        length = trained[0].split.cache.sequence_length
+        run = run_of_command(context.args, length, option_names(context))
         sampling, batch = Sampling.of_run(run, "train"), run.training.global_batch_size
     with make_progress(log_format) as progress:
         progress.phase("finding what is left", len(trained[0].split.pairs))

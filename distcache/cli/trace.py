@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from distcache.cache.corpus_places import moves_from
 from distcache.cache.split_members import dataset_count
 from distcache.cli.cache import CacheArgument
-from distcache.cli.common import JsonOption, LogOption, PrefixOption
+from distcache.cli.common import JsonOption, LogOption, PrefixOption, option_names
 from distcache.cli.show import LogFormat, make_progress, print_json, print_table
 from distcache.errors import ConfigError
 from distcache.ledger.asked_run import runs_of, steps_between
@@ -148,7 +148,7 @@ def trace_command(
         _show_difference(opened, other, as_json=as_json, log_format=log_format)
         return
     question = _Question(cache, opened, split, steps, positions, find or [], prefixes)
-    answer = _answer(question, log or [], context.args, begin_at)
+    answer = _answer(question, log or [], context, begin_at)
     if out is not None:
         written = _write(out, answer, bool(find), sources=sources, log_format=log_format)
         _say_written(written, as_json=as_json)
@@ -197,14 +197,17 @@ class _Answer(NamedTuple):
 
 
 def _answer(
-    question: _Question, logs: Sequence[Path], words: Sequence[str], begin_at: int
+    question: _Question, logs: Sequence[Path], context: typer.Context, begin_at: int
 ) -> _Answer:
     """Find out which samples are asked for."""
     opened, steps = question.opened, question.steps
     jobs = list(itertools.chain.from_iterable(map(_read_log, logs)))
     if logs and not jobs:
         raise ConfigError(f"{logs[0]}: has no line of an iteration, as Megatron writes them")
-    options = run_of_command(words, opened.cache.sequence_length) if words else None
+    options = None
+    if context.args:
+        length = opened.cache.sequence_length
+        options = run_of_command(context.args, length, option_names(context))
     last = None if steps is None else _range("--steps", steps)[1]
     runs, notes = runs_of(opened, jobs, options, last=last, begin_at=begin_at)
     if question.positions is not None:

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from distcache.corpus.idx import Idx, bin_path, open_idx
 from distcache.corpus.kept_runs import encode_kept
 from distcache.corpus.receipt import VIEWS, Ancestor, InputReceipt, Receipt, find_receipt
-from distcache.errors import DistcacheError
+from distcache.errors import CorpusError, DistcacheError
 from distcache.storage.url import is_url
 
 FEW: Final = 4096  # numbers that are searched for without a copy of all that are mapped
 AT_ONCE: Final = 1 << 20  # documents
 LONGEST: Final = 192 << 20  # bytes of the documents of a view; a receipt has a third more
+MOST_VIEWS: Final = 32  # of one another
 COPIES: Final = ("merge", "convert", "materialize")
 
 
@@ -36,11 +37,24 @@ def documents_of(idx: Idx, sequences: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def root_of_view(prefix: str) -> str:
-    """Return the corpus into whose `.bin` a view points; of another corpus, itself."""
-    path = bin_path(prefix)
-    if is_url(prefix) or not os.path.islink(path):
-        return prefix
-    return os.path.realpath(path).removesuffix(".bin")
+    """Return the corpus into whose `.bin` a view points; of another corpus, itself.
+
+    Where the `.bin` of a view is a copy, as of one in a bucket, its receipts name the corpus.
+
+    Raises
+    ------
+    CorpusError
+        If a receipt cannot be read, or views are of one another.
+    """
+    for _ in range(MOST_VIEWS):
+        path = bin_path(prefix)
+        if not is_url(prefix) and os.path.islink(path):
+            return os.path.realpath(path).removesuffix(".bin")
+        receipt = find_receipt(prefix)
+        if receipt is None or receipt.kind not in VIEWS or not receipt.inputs:
+            return prefix
+        prefix = receipt.inputs[0].path
+    raise CorpusError(f"{prefix}: is a view of a view of more than {MOST_VIEWS} others")
 
 
 def ancestors_of(prefixes: Sequence[str]) -> tuple[Ancestor, ...]:

@@ -7,11 +7,14 @@ the last kept run is not written. So nothing is written where everything is kept
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distcache.errors import CorpusError
+
+MOST: Final = 1 << 62
 
 
 def encode_numbers(values: NDArray[np.int64]) -> bytes:
@@ -64,6 +67,8 @@ class KeptRuns:
         runs = decode_numbers(data)
         if len(runs) % 2:
             raise CorpusError("a receipt has a run of kept numbers without one of dropped numbers")
+        if runs.sum(dtype=np.float64) >= MOST:
+            raise CorpusError("a receipt has runs of more numbers than there can be")
         # Kept numbers before each run of dropped ones, and dropped numbers up to its end.
         self._kept: NDArray[np.int64] = np.cumsum(runs[::2])
         self._dropped: NDArray[np.int64] = np.concatenate([[0], np.cumsum(runs[1::2])])

@@ -23,6 +23,7 @@ from distcache.storage.url import is_url
 FORMAT: Final = 1
 Kind = Literal["text", "tokens", "merge", "convert", "select", "rest", "materialize", "mds"]
 VIEWS: Final = ("select", "rest")  # whose tokens are in the `.bin` of another corpus
+Count = Annotated[int, msgspec.Meta(ge=0)]
 LONGEST: Final = 1 << 30  # bytes of a receipt; one of a hundred thousand pieces has 10 MB
 # The facts of a corpus that its receipt repeats, as messages call them.
 CONTENT: Final = {
@@ -53,18 +54,18 @@ class PieceReceipt(msgspec.Struct, frozen=True, array_like=True):
     """The result of a piece of an input."""
 
     # bytes, row groups or sequences, as the input has them
-    begin: int
-    end: int
+    begin: Count
+    end: Count
     # numbers of rows, documents, sequences and tokens; documents and what follows as far as they
     # are in this corpus
-    rows: int
-    documents: int
-    sequences: int
-    tokens: int
-    before: int = 0  # documents of the piece that are in an earlier corpus of the same ingest
+    rows: Count
+    documents: Count
+    sequences: Count
+    tokens: Count
+    before: Count = 0  # documents of the piece that are in an earlier corpus of the same ingest
     # Lines, with blank ones, or rows of the input before the piece; none in receipts of before 0.4,
     # which do not have what follows either.
-    first: int | None = None
+    first: Count | None = None
     # Places within the piece (lines, with blank ones; else rows) that became documents, by the code
     # of `distcache.corpus.kept_runs`; of the whole piece, even where a part of it is elsewhere
     kept: bytes = b""
@@ -74,20 +75,20 @@ class InputReceipt(msgspec.Struct, frozen=True):
     """The result of one input."""
 
     path: str  # path as it was given, or the prefix of a corpus
-    size: int  # bytes
+    size: Count  # bytes
     # XXH3-128 of the file; of an input of several pieces, over the digests of their bytes
     digest: str
     # rows, lines or files that were read; what they became; and how many had no token or were
     # skipped because of an error
-    rows: int
-    documents: int
-    empty: int
-    skipped: int
-    sequences: int
-    tokens: int
+    rows: Count
+    documents: Count
+    empty: Count
+    skipped: Count
+    sequences: Count
+    tokens: Count
     # bytes of the `.bin` at which its first sequence begins and its last one ends; None without any
-    first_offset: int | None
-    last_offset: int | None
+    first_offset: Count | None
+    last_offset: Count | None
     pieces: tuple[PieceReceipt, ...]  # pieces in the order of the input
     # whether places are lines of the file; none of corpora, and in receipts of before 0.4
     lines: bool | None = None
@@ -102,8 +103,8 @@ class Ancestor(msgspec.Struct, frozen=True):
     corpus: str  # its prefix, as the corpora made from it name it
     idx_digest: str
     kind: Kind
-    documents: int
-    sequences: int
+    documents: Count
+    sequences: Count
     inputs: tuple[InputReceipt, ...]
 
 

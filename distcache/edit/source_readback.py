@@ -166,8 +166,9 @@ def root_of(communicator: Communicator, prefix: str, receipt: Receipt) -> tuple[
                 return here, found
             here = found.inputs[0].path
             parent = find_receipt(here)
-            if parent is None:
-                return here, found
+            if parent is None:  # a view is of its root, too
+                root = root_of_view(prefix)
+                return root, find_receipt(root) or found
             found = parent
         raise CorpusError(f"{found.corpus}: is a view of a view of more than {MOST_PARENTS} others")
 

@@ -119,9 +119,12 @@ def make_receipts(
         sizes = [entry.size for entry in record.pieces]
         firsts: list[int | None] = []
         for index, entry in zip(indices, record.pieces, strict=True):
-            source = pieces[index].source
-            first = places.get(source, 0)
-            places[source] = first + entry.places
+            piece = pieces[index]
+            first = places.get(piece.source, 0)
+            # A damaged row group has rows that nothing could count.
+            groups = inputs[piece.source].groups[piece.begin : piece.end]
+            own = sum(group.rows for group in groups) if groups else entry.places
+            places[piece.source] = first + own
             # The journal of an earlier version does not know which rows became documents.
             firsts.append(first if entry.following or not entry.documents else None)
         for number, part, at, before, size in overlap(sizes, record.segments):

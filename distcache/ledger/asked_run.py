@@ -95,6 +95,7 @@ def runs_of(
         run = TracedRun(trace, Sampling.of_run(own, split))
         steps = whole.take(whole.jobs == number) if jobs else whole
         total = None if run.order.repeats else len(trace)
+        notes += _doubts(trace, run.sampling, own, steps, logged=bool(jobs))
         within = steps.within(begin_at, total)
         found.append(AskedRun(run, within))
         beyond = int(np.count_nonzero(steps.ends - begin_at > len(trace)))
@@ -104,6 +105,25 @@ def runs_of(
                 "the log, or the options, are those of another cache; see --begin-at"
             )
     return found, notes
+
+
+def _doubts(
+    trace: Trace, sampling: Sampling, options: RunOptions, steps: Steps, *, logged: bool
+) -> list[str]:
+    """Return why a run may not be one of this cache; refuse options that Megatron would refuse."""
+    notes = []
+    length, own = trace.cache.sequence_length, options.training.seq_length
+    if own not in (1, length):  # a log may not say it
+        notes.append(f"the run has samples of {own} tokens, the cache of {length}: it is another's")
+    if uneven := sampling.uneven(steps):
+        text = (
+            f"{counted(uneven, 'step')} took no whole micro batches of "
+            f"{sampling.micro_batch_size} for {sampling.data_parallel_size} ranks"
+        )
+        if not logged:
+            raise ConfigError(text)
+        notes.append(text)
+    return notes
 
 
 def _evaluations(trace: Trace, options: RunOptions, last: int | None) -> Steps:

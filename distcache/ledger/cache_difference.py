@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -11,6 +11,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from distcache.corpus import Idx
+from distcache.corpus.receipt import find_receipt
 from distcache.edit.selection import GOLDEN, mix_bits
 from distcache.ledger.trace import Trace
 from distcache.ledger.traced_split import TracedSamples
@@ -44,7 +45,8 @@ def difference(
 ) -> CacheDifference:
     """Compare the samples of two splits, by the content of their corpora.
 
-    Corpora are the same if their indices are. Samples are equal if they consist of the same tokens
+    Corpora are the same if their indices are, and the digests of their tokens, as far as receipts
+    say them. Samples are equal if they consist of the same tokens
     of the same sequences.
 
     Parameters
@@ -62,9 +64,9 @@ def difference(
     both = min(len(one), len(other))
     if one.cache.key == other.cache.key and one.split.pairs == other.split.pairs:
         return CacheDifference(len(one), len(other), None, 0, 0.0, ())
-    names: dict[str, str] = {}  # of corpora, by the digest of their index
-    identities = [_identities(trace, names) for trace in (one, other)]
-    exposures = np.zeros((2, len(names)), np.int64)
+    known: list[_Content] = []
+    identities = [_identities(trace, known) for trace in (one, other)]
+    exposures = np.zeros((2, len(known)), np.int64)
     first, differing = None, 0
     for begin in range(0, both, AT_ONCE):
         end = min(begin + AT_ONCE, both)
@@ -76,12 +78,12 @@ def difference(
             differing += int(np.count_nonzero(differs))
             for number in (0, 1):
                 exposures[number] += _exposure(
-                    traced[number], identities[number], differs, len(names)
+                    traced[number], identities[number], differs, len(known)
                 )
         advance(end - begin)
     found = [
-        CorpusExposure(name, int(exposures[0, number]), int(exposures[1, number]))
-        for number, name in enumerate(names.values())
+        CorpusExposure(corpus.prefix, int(exposures[0, number]), int(exposures[1, number]))
+        for number, corpus in enumerate(known)
         if exposures[:, number].any()
     ]
     return CacheDifference(
@@ -89,19 +91,37 @@ def difference(
     )
 
 
-def _identities(trace: Trace, names: dict[str, str]) -> NDArray[np.int64]:
+class _Content(NamedTuple):
+    """What a corpus of a cache consists of, and its name there."""
+
+    prefix: str
+    idx_digest: str
+    bin_digest: str  # empty if it is not known
+
+
+def _identities(trace: Trace, known: list[_Content]) -> NDArray[np.int64]:
     """Return a number for each corpus of a cache, which equal ones of both have in common."""
     digests = trace.cache.table("sources")["idx_digest"].tolist()
-    numbers = {digest: number for number, digest in enumerate(names)}
-    found = []
+    found: list[int] = []
     for source, (prefix, raw) in enumerate(zip(trace.corpora, digests, strict=True)):
         # Megatron's own files do not have it.
         digest = raw.decode("ascii", "replace") or digest_of(trace.split.idx(source))
-        if digest not in names:
-            names[digest] = prefix
-            numbers[digest] = len(numbers)
-        found.append(numbers[digest])
+        receipt = find_receipt(trace.split.place(source))
+        own = _Content(prefix, digest, "")
+        if receipt is not None and receipt.idx_digest == digest:
+            own = own._replace(bin_digest=receipt.bin_digest or "")
+        found.append(_number_of(own, known, found))
     return np.array(found, np.int64)
+
+
+def _number_of(own: _Content, known: list[_Content], taken: list[int]) -> int:
+    """Return the number of a content; two corpora of a cache are not the same one."""
+    for number, other in enumerate(known):
+        tokens = own.bin_digest == other.bin_digest or not (own.bin_digest and other.bin_digest)
+        if own.idx_digest == other.idx_digest and tokens and number not in taken:
+            return number
+    known.append(own)
+    return len(known) - 1
 
 
 def digest_of(idx: Idx) -> str:

@@ -7,6 +7,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from distcache.corpus.ancestry import find_sorted
+from distcache.corpus.idx import Idx
 from distcache.kernels import Section, count_visits, sum_section, trace_parts
 from distcache.ledger.report_document import LENGTHS, VISITS
 from distcache.ledger.traced_split import TracedSplit
@@ -77,7 +79,8 @@ def sum_member(split: TracedSplit, member: int, taken: int) -> tuple[Exposure, S
             section, taken, begin, seen, *of_rows[1:]
         )
     lengths = idx.lengths[begin:end].astype(np.int64)
-    seen, lengths = _by_documents(split, source, begin, end, seen, lengths)
+    if not split.is_plain(source):
+        seen, lengths = by_documents(idx, begin, end, seen, lengths)
     visits, classes = np.zeros(VISITS, np.int64), np.zeros(LENGTHS, np.int64)
     tokens, never, most = count_visits(seen, lengths, visits, classes)
     exposure = Exposure(
@@ -98,23 +101,21 @@ def sum_member(split: TracedSplit, member: int, taken: int) -> tuple[Exposure, S
     return exposure, of_rows
 
 
-def _by_documents(
-    split: TracedSplit,
-    source: int,
-    begin: int,
-    end: int,
-    seen: NDArray[np.int64],
-    lengths: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return numbers of sequences [begin, end), summed up by their documents."""
-    idx = split.idx(source)
-    if split.is_plain(source):
-        return seen, lengths
-    bounds = np.clip(np.array(idx.bounds), begin, end) - begin
-    bounds = np.unique(np.concatenate([[0], bounds, [end - begin]]))
-    sums = [np.concatenate([[0], np.cumsum(values, dtype=np.int64)]) for values in (seen, lengths)]
-    seen_of, length_of = (np.diff(values[bounds]) for values in sums)
-    return seen_of, length_of
+def by_documents(
+    idx: Idx, begin: int, end: int, *values: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], ...]:
+    """Return numbers of sequences [begin, end), summed up by their documents.
+
+    Those without sequences count, too: the last ones of a corpus, and those before others.
+    """
+    low, high = find_sorted(idx.bounds, np.array([begin - 1, end - 1])).tolist()
+    if low and idx.bounds[low] > begin:
+        low -= 1  # a document of which an earlier split has a part
+    if end == len(idx.lengths):
+        high = len(idx.bounds) - 1
+    bounds = np.clip(np.array(idx.bounds[low : high + 1]), begin, end) - begin
+    sums = (np.concatenate([[0], np.cumsum(own, dtype=np.int64)]) for own in values)
+    return tuple(np.diff(own[bounds]) for own in sums)
 
 
 def drawn(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:

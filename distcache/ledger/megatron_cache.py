@@ -227,6 +227,12 @@ def _description(path: Path) -> dict[str, Any]:
             )
             if not sound:
                 raise TypeError("a field is of another type")
+        weights = found.get("weights") if found["class"] == BLEND else None
+        if weights and not (
+            len(weights) == len(found["datasets"])
+            and all(type(weight) in (int, float) for weight in weights)
+        ):
+            raise TypeError("weights are not a number for each data set")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CacheCorrupt(f"{path}: is not a description of Megatron's: {error!r}") from error
     return dict(found)

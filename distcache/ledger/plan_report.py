@@ -9,6 +9,7 @@ from distcache.builder.blends import new_blender
 from distcache.corpus.corpus import open_examined
 from distcache.errors import ConfigError
 from distcache.kernels import count_members, count_visits
+from distcache.ledger.exposure import by_documents
 from distcache.ledger.report import WINDOWS, share_of_weight, shares_of_windows, with_warnings
 from distcache.ledger.report_document import (
     LENGTHS,
@@ -48,6 +49,8 @@ def report_of_plan(plan: Plan, split: str = "train") -> Report:
         raise ConfigError("a report is of tokens; the corpora consist of rows")
     blend = members[0].blend
     total = sections[0].size.samples if blend is None else plan.blends[blend].size
+    if not total:
+        raise ConfigError(f"the plan has no samples of split {split!r}")
     window = -(-total // WINDOWS)
     counts = np.zeros((-(-total // window), len(members)), np.int64)
     if blend is None:
@@ -117,6 +120,7 @@ def _corpus(
     facts = plan.sources[section.source]
     idx = open_examined(facts)
     lengths = idx.lengths[section.begin : section.end].astype(np.int64)
+    (lengths,) = by_documents(idx, section.begin, section.end, lengths)
     classes = np.zeros(LENGTHS, np.int64)
     unseen, visits = np.zeros_like(lengths), np.zeros(VISITS, np.int64)
     tokens, _, _ = count_visits(unseen, lengths, visits, classes)

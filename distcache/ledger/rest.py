@@ -19,7 +19,7 @@ from distcache.corpus.idx import Idx
 from distcache.errors import ConfigError
 from distcache.ledger.megatron_cache import MegatronCache
 from distcache.ledger.rest_pieces import Cover, Pieces, Visits, visits_of
-from distcache.ledger.rest_views import count_left, names_of, write_view
+from distcache.ledger.rest_views import count_left, stem_of, unused_name, write_view
 from distcache.ledger.source_rows import grouped
 from distcache.ledger.steps import Sampling
 from distcache.ledger.traced_split import TracedSplit
@@ -113,7 +113,8 @@ def write_rest(
     places = [first.place(source) for source in sources]
     facts = require_sound(SerialCommunicator(), list(dict.fromkeys(places)), threads)
     make_directories(Path(directory))
-    names = dict(zip(places, names_of([first.cache.prefixes[s] for s in sources]), strict=True))
+    used: set[str] = set()
+    names = {source: unused_name(stem_of(first.cache.prefixes[source]), used) for source in sources}
     after = tuple(
         {"cache": str(one.split.cache.path), "key": one.split.cache.key, "samples": one.samples}
         for one in trained
@@ -136,7 +137,7 @@ def write_rest(
                 visits = visits_of(sections, begin, end - begin)
         except OverflowError as error:
             raise ConfigError(f"{first.place(source)}: {TOO_OFTEN}") from error
-        out = os.path.join(directory, names[first.place(source)])
+        out = os.path.join(directory, names[source])
         made = _write_one(own, out, visits, (begin, end), options, described)
         made = msgspec.structs.replace(
             made, corpus=first.cache.prefixes[source], weight=weights.get(source)
@@ -146,13 +147,17 @@ def write_rest(
             weight = {} if made.weight is None else {"weight": made.weight}
             blends["train"].append({"path": made.view} | weight)
         advance(1)
+    if not blends["train"] and any(one.dropped_tokens for one in corpora):
+        raise ConfigError(
+            "nothing is left of any corpus but parts of sequences, which --partial drop leaves out"
+        )
     if not blends["train"]:
         raise ConfigError(
             "nothing is left of any corpus: all tokens have been inputs equally often; give "
             "--passes to go through them again"
         )
     for split in EVAL_SPLITS:
-        blends[split] = _write_others(first, split, names, facts, directory)
+        blends[split] = _write_others(first, split, used, facts, directory)
     path = os.path.join(directory, "megatron.json")
     rest = Rest(
         after=after,
@@ -183,8 +188,11 @@ def _visited(one: Trained, sampling: Sampling) -> list[NDArray[np.uint16]]:
     for begin in range(0, samples, AT_ONCE):
         positions = order.ids(begin, min(begin + AT_ONCE, samples))
         members, numbers = split.look_up(positions)
-        for member, here in grouped(members):
-            np.add.at(counts[member], numbers[here], 1)
+        with split.checked():
+            if min(members.min(), numbers.min()) < 0:
+                raise IndexError("a dataset index has negative numbers")
+            for member, here in grouped(members):
+                np.add.at(counts[member], numbers[here], 1)
     found = []
     for (row, _), of_samples in zip(split.pairs, counts, strict=True):
         views = split.cache.arrays("sections", row)
@@ -194,7 +202,10 @@ def _visited(one: Trained, sampling: Sampling) -> list[NDArray[np.uint16]]:
             raise ConfigError(f"{split.cache.path}: {TOO_OFTEN}")
         rows = np.zeros(views["sample_index"].shape[0] - 1, np.uint16)
         shuffle = split.cache.read(views["shuffle_index"])[: len(of_samples)]
-        rows[shuffle] = of_samples
+        with split.checked():
+            if len(shuffle) < len(of_samples) or shuffle.min(initial=0) < 0:
+                raise IndexError("a shuffle index is no order of its samples")
+            rows[shuffle] = of_samples
         found.append(rows)
     return found
 
@@ -277,7 +288,7 @@ def _write_one(
 
 
 def _write_others(
-    first: TracedSplit, split: str, names: dict[str, str], facts: dict[str, CorpusFacts], out: str
+    first: TracedSplit, split: str, used: set[str], facts: dict[str, CorpusFacts], out: str
 ) -> list[dict[str, Any]]:
     """Write the sequences of another split of the corpora as they were, and return their blend."""
     cache = first.cache
@@ -293,8 +304,8 @@ def _write_others(
             if place not in written:
                 entry = cache.table("sections")[row]
                 sequences = int(entry["begin"]), int(entry["end"])
-                name = names.setdefault(place, names_of([*names.values(), place])[-1])
-                written[place] = os.path.join(out, f"{name}-{split}")
+                name = unused_name(f"{stem_of(cache.prefixes[source])}-{split}", used)
+                written[place] = os.path.join(out, name)
                 _write_range(facts, place, written[place], split, sequences)
             more = {"weight": weight} if np.isfinite(weight) else {}
             blend.append({"path": written[place]} | more)

@@ -149,13 +149,15 @@ def left_once_more(pieces: Pieces, level: int) -> Pieces:
     """
     chosen = pieces.times >= level
     sequences, begins, ends = (values[chosen] for values in pieces[:3])
+    if not len(sequences):
+        return Pieces(sequences, begins, ends, sequences)
     joins = np.append(False, (sequences[1:] == sequences[:-1]) & (begins[1:] == ends[:-1]))
     firsts = np.flatnonzero(~joins)
     lasts = np.append(firsts[1:], len(sequences)) - 1
     return Pieces(
         sequences[firsts],
         begins[firsts],
-        ends[lasts] if len(firsts) else ends[:0],
+        ends[lasts],
         np.full(len(firsts), level, np.int64),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -139,13 +139,15 @@ def _input(facts: CorpusFacts, counts: _Counts) -> InputReceipt:
     )
 
 
-def names_of(prefixes: Sequence[str]) -> list[str]:
-    """Return a name for each corpus: the last component of its path, and a number if need be."""
-    found: list[str] = []
-    for prefix in prefixes:
-        stem = name = prefix.rstrip("/").rpartition("/")[2] or "corpus"
-        number = 2
-        while name in found:
-            name, number = f"{stem}-{number}", number + 1
-        found.append(name)
-    return found
+def unused_name(stem: str, used: set[str]) -> str:
+    """Return a name that is not in use yet, with a number if need be, and use it."""
+    name, number = stem, 2
+    while name in used:
+        name, number = f"{stem}-{number}", number + 1
+    used.add(name)
+    return name
+
+
+def stem_of(prefix: str) -> str:
+    """Return what the view of a corpus is called: the last component of its path."""
+    return prefix.rstrip("/").rpartition("/")[2] or "corpus"

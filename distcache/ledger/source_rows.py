@@ -15,7 +15,7 @@ from distcache.corpus.idx import Idx, open_idx
 from distcache.corpus.kept_runs import KeptRuns
 from distcache.corpus.mds.shard_table import has_table, read_table, shards_at
 from distcache.corpus.receipt import VIEWS, Ancestor, InputReceipt, Receipt, find_receipt
-from distcache.errors import NotReady
+from distcache.errors import CorpusError, DistcacheError, NotReady
 
 UNKNOWN: Final = -1
 AT_ONCE: Final = 1 << 20  # sequences
@@ -115,6 +115,7 @@ class CorpusSources:
         self._seen = (*seen, prefix, self.root)
         self._view, self._idx = idx, idx
         self._receipt: Receipt | None = None
+        self._searched: dict[tuple[str, str], NDArray[np.int64] | None] = {}
         try:
             if self.root != prefix:
                 self._idx = open_idx(self.root)
@@ -126,6 +127,12 @@ class CorpusSources:
         self._table = read_table(self.root) if has_table(self.root) else None
         if self._receipt is None:
             self._note(f"{self.root}: has no receipt, which would say what it was made of")
+        elif self._receipt.kind in VIEWS:
+            self._note(f"{self.root}: is a view, and its receipt does not name a corpus")
+            self._receipt = None
+        elif not _is_receipt_of(self._receipt, self._idx):
+            self._note(f"{self.root}: its receipt is that of another corpus")
+            self._receipt = None
 
     def _note(self, text: str) -> None:
         self.notes[text] = None
@@ -139,7 +146,9 @@ class CorpusSources:
             Sequences, in any order.
         """
         found = _Rows(len(sequences))
-        if self._receipt is not None and len(sequences):
+        if self._receipt is None or not len(sequences):
+            return found.found()
+        with self._contradictions_as_error():
             offsets = np.asarray(self._view.offsets[sequences], np.int64)
             if self._idx is not self._view:
                 sequences = find_sorted(self._idx.offsets, offsets) - 1
@@ -149,6 +158,15 @@ class CorpusSources:
                 documents = documents_of(self._idx, sequences)
                 self._find_in(found, np.arange(len(documents)), documents, self._receipt)
         return found.found()
+
+    @contextlib.contextmanager
+    def _contradictions_as_error(self) -> Iterator[None]:
+        try:
+            yield
+        except DistcacheError:
+            raise
+        except (ValueError, IndexError, OverflowError, RecursionError) as error:
+            raise CorpusError(f"the receipt of {self.root} contradicts itself: {error}") from error
 
     def find_documents(self, documents: NDArray[np.int64]) -> SourceRows:
         """Return the rows that documents were made of; an empty one may be taken for the next."""
@@ -226,7 +244,8 @@ class CorpusSources:
                 return CorpusSources(entry.path, open_idx(entry.path), self._seen)
         self._note(
             f"{entry.path}: is gone, or another one now, and the receipt of {self.root} says only "
-            "that it was made from it: made before 0.4, or from a view in another order"
+            "that it was made from it: made before 0.4, or from a view in another order or of "
+            "pieces"
         )
         return None
 
@@ -259,6 +278,11 @@ class CorpusSources:
         if all(piece.first is not None for piece in entry.pieces):
             return np.array([piece.first for piece in entry.pieces], np.int64)
         if entry.rows == entry.documents:  # of before 0.4: every row is a document
+            if entry.lines is None:
+                self._note(
+                    f"{self.root}: its receipt, of before 0.4, does not know lines: rows of "
+                    f"{entry.path} are counted from 0, without blank lines"
+                )
             rows = np.array([piece.rows for piece in entry.pieces], np.int64)
             return np.cumsum(rows) - rows
         self._note(
@@ -295,7 +319,9 @@ class CorpusSources:
             found = self._sequences_from(path, numbers, self._receipt)
             documents = None if found is None else documents_of(self._idx, found)
         else:
-            documents = self._search(self._receipt, path, numbers)
+            self._searched.clear()
+            with self._contradictions_as_error():
+                documents = self._search(self._receipt, path, numbers)
         if documents is None:
             return None
         documents = np.unique(documents)
@@ -355,15 +381,26 @@ class CorpusSources:
     def _search_beyond(
         self, entry: InputReceipt, path: str, numbers: NDArray[np.int64] | None
     ) -> NDArray[np.int64] | None:
+        """Return the documents of a corpus that was copied; each corpus is searched once."""
+        key = entry.path, entry.digest
+        if key in self._searched:
+            return self._searched[key]
+        self._searched[key] = found = None  # of one that a damaged receipt makes its own ancestor
         node = self._ancestor(entry)
         if node is not None:
-            return self._search(node, path, numbers)
-        parent = self._parent(entry)
-        if parent is None:
-            return None
-        found = parent.documents_from(path, numbers)
-        self.notes |= parent.notes
-        return None if found is None else found.documents
+            found = self._search(node, path, numbers)
+        elif (parent := self._parent(entry)) is not None:
+            rows = parent.documents_from(path, numbers)
+            self.notes |= parent.notes
+            found = None if rows is None else rows.documents
+        self._searched[key] = found
+        return found
+
+
+def _is_receipt_of(receipt: Receipt, idx: Idx) -> bool:
+    """Return whether a receipt has the numbers of an index."""
+    known = receipt.documents, receipt.sequences, receipt.idx_size
+    return known == (len(idx.bounds) - 1, len(idx.lengths), len(idx.map))
 
 
 def is_path(word: str, path: str) -> bool:

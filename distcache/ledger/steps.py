@@ -18,8 +18,8 @@ from distcache.errors import ConfigError
 from distcache.megatron.batch_sizes import batch_sizes, global_batch_size
 from distcache.megatron.run_options import RunOptions, run_of_log
 from distcache.megatron.sampling import Cyclic, FullValidation, Order, Sequential, Sharded
-from distcache.megatron.training_log import LoggedJob
-from distcache.megatron.training_options import Training
+from distcache.megatron.training_log import LoggedJob, logged_value
+from distcache.megatron.training_options import Training, require_counts
 
 MOST_STEPS = 1 << 28
 Kind = Literal["single", "cyclic", "sharded", "full"]
@@ -40,9 +40,10 @@ class Sampling(msgspec.Struct, frozen=True):
         Raises
         ------
         ConfigError
-            If its samples come from elsewhere.
+            If its samples come from elsewhere, or a number is not possible.
         """
         training = options.training
+        require_counts(training)
         if options.dataloader_type not in ("single", "cyclic"):
             raise ConfigError(
                 f"--dataloader-type {options.dataloader_type}: its samples are not those of a cache"
@@ -78,6 +79,13 @@ class Sampling(msgspec.Struct, frozen=True):
         if self.kind == "sharded":
             return Sharded(total, micro, ranks)
         return Cyclic(total - total % (micro * ranks), total - total % micro)
+
+    def uneven(self, steps: Steps) -> int:
+        """Return how many steps are no whole micro batches of all ranks; 0 if it is not known."""
+        if self.micro_batch_size is None or self.data_parallel_size is None:
+            return 0
+        unit = self.micro_batch_size * self.data_parallel_size
+        return int(np.count_nonzero((steps.ends - steps.begins) % unit))
 
     def deal(
         self, within: NDArray[np.int64]
@@ -261,7 +269,7 @@ def logged_steps(jobs: Sequence[LoggedJob]) -> tuple[Steps, list[str]]:
     notes: list[str] = []
     consumed_at = {0: 0}
     for job in jobs:
-        begin = _begin(job)
+        begin = _begin(job, consumed_at)
         for part in parts:
             part.rolled_back[part.numbers > begin] = True
         parts.append(_steps_of_job(job, begin, consumed_at.get(begin), notes))
@@ -271,14 +279,27 @@ def logged_steps(jobs: Sequence[LoggedJob]) -> tuple[Steps, list[str]]:
     return Steps(*joined), notes
 
 
-def _begin(job: LoggedJob) -> int:
-    """Return the iteration after which a job began."""
+def _begin(job: LoggedJob, consumed_at: dict[int, int]) -> int:
+    """Return the iteration after which a job began, after jobs that had these iterations."""
+    first = job.iterations[0]
     if job.begin is not None:
         return job.begin
-    first = job.iterations[0]
-    # Without a checkpoint it is the run's beginning, or its log was cut.
-    whole = job.arguments or first.consumed == first.iteration * first.batch
-    return 0 if whole else first.iteration - 1
+    if len(consumed_at) == 1:  # the run's beginning, or its log was cut
+        whole = job.arguments or first.consumed == first.iteration * first.batch
+        return 0 if whole else first.iteration - 1
+    # Its log does not have the line of a checkpoint: a line is for some iterations, at most.
+    interval = job.iterations[1].iteration - first.iteration if len(job.iterations) > 1 else 1
+    known = logged_value(job, "log_interval")
+    interval = known if isinstance(known, int) and known > 0 else interval
+    if first.iteration <= interval:
+        return 0
+    fitting = [
+        iteration
+        for iteration, consumed in consumed_at.items()
+        if first.iteration - interval <= iteration < first.iteration
+        and consumed + (first.iteration - iteration) * first.batch == first.consumed
+    ]
+    return max(fitting, default=first.iteration - 1)
 
 
 def _steps_of_job(job: LoggedJob, begin: int, consumed: int | None, notes: list[str]) -> Steps:

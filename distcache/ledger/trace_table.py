@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from distcache.errors import ConfigError
 from distcache.extras import needing
-from distcache.ledger.rest_views import names_of
+from distcache.ledger.rest_views import stem_of, unused_name
 from distcache.ledger.source_rows import UNKNOWN, grouped
 from distcache.ledger.trace import Trace
 from distcache.ledger.traced_run import DealtSamples
@@ -232,9 +232,9 @@ def write_documents(
     """
     if not documents:
         raise ConfigError(f"{path}: there is no document to write")
-    names = names_of([trace.corpora[corpus] for corpus in documents])
-    written = {}
-    for (_, own), name in zip(documents.items(), names, strict=True):
+    written, used = {}, set[str]()
+    for corpus, own in documents.items():
+        name = unused_name(stem_of(trace.corpora[corpus]), used)
         more = f"-{name}" if len(documents) > 1 else ""
         file = f"{path.removesuffix('.npy')}{more}.npy"
         with no_space_as_error(file), atomic_write(file) as stream:

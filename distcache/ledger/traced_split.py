@@ -150,9 +150,9 @@ class TracedSplit(SplitMembers):
 
     def section(self, member: int) -> Section:
         """Return the arrays of a member; raises as `idx`."""
+        row, source = self.pair(member)
         found = self._sections[member]
         if found is None:
-            row, source = self.pair(member)
             found = self._sections[member] = map_section(self.cache, row, self.idx(source))
         return found
 

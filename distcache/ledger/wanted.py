@@ -86,7 +86,7 @@ def _pairs(words: Iterable[str]) -> Iterator[tuple[str, NDArray[np.int64] | None
         if colon and name:
             yield name, _numbers(word, numbers)
         elif Path(word).is_file():
-            text = read_file(word, LONGEST).decode("utf-8", "surrogateescape")
+            text = read_file(word, LONGEST).decode("utf-8-sig", "surrogateescape")
             own: dict[str, list[NDArray[np.int64] | None]] = {}
             for line in filter(None, map(str.strip, text.splitlines())):
                 name, colon, numbers = line.rpartition(":")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -36,7 +36,9 @@ def _run_of(values: dict[str, Any], where: str) -> RunOptions:
         raise ConfigError(f"{where}: options of training are not read: {error}") from error
 
 
-def run_of_command(words: Sequence[str], sequence_length: int) -> RunOptions:
+def run_of_command(
+    words: Sequence[str], sequence_length: int, near: Collection[str] = ()
+) -> RunOptions:
     """Return the options of a training command, or of some words of one.
 
     Parameters
@@ -45,6 +47,8 @@ def run_of_command(words: Sequence[str], sequence_length: int) -> RunOptions:
         Words as `distcache.megatron.command_line.parse` takes them.
     sequence_length : int
         Tokens of a sample, if the words do not say it.
+    near : collection of str
+        Further options of which a misspelt one is an error: those of the command that asks.
 
     Raises
     ------
@@ -53,7 +57,7 @@ def run_of_command(words: Sequence[str], sequence_length: int) -> RunOptions:
     """
     says = any(word.partition("=")[0] in SAYING or word[:1] == "@" for word in words)
     more = [] if says else ["--seq-length", str(sequence_length)]
-    return _run_of(vars(parse([*words, *more])), "the command")
+    return _run_of(vars(parse([*words, *more], near=near)), "the command")
 
 
 def run_of_log(job: LoggedJob) -> RunOptions:

@@ -2,26 +2,25 @@
 
 A line of an iteration, as ``training_log`` of ``megatron/training/training.py`` writes it (0.16.1
 to 0.19.2), has ``iteration N/ M``, ``consumed samples: X`` and ``global batch size: B``: iteration
-N took samples X - B to X of the run. The options are those that ``_print_args`` writes, with dots
-between name and value.
+N took samples X - B to X of the run. The options are those that ``_print_args`` writes between two
+lines of its own, with dots between name and value.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-ITERATION: Final = re.compile(
-    r"\biteration\s+(\d+)/\s*\d+\s*\|.*?\bconsumed samples:\s*(\d+)\s*\|"
-    r".*?\bglobal batch size:\s*(\d+)\s*\|"
-)
-ARGUMENT: Final = re.compile(r"(?:^|\s)([a-z][a-z0-9_]*) \.{2,} (\S.*?)\s*$")
-LOADED: Final = re.compile(r"loaded checkpoint from .{0,4096}? at iteration\s+(\d{1,18})\b")
-MOST_DIGITS: Final = 18
+ITERATION: Final = re.compile(r"\biteration\s+(\d{1,18})/\s*\d+\s*$")
+NUMBER: Final = re.compile(r"\s*(consumed samples|global batch size):\s*(\d{1,18})\s*")
+OPTIONS: Final = re.compile(r"-{3} (end of )?arguments -{3}")
+NAME: Final = re.compile(r"[a-z][a-z0-9_]*")
+LOADED: Final = "loaded checkpoint from "
+AT: Final = re.compile(r" at iteration\s+(\d{1,18})\b")
 LONGEST: Final = 1 << 16  # characters of a line that are looked at
 
 
@@ -57,27 +56,51 @@ def parse_log(path: str, lines: Iterable[str]) -> list[LoggedJob]:
     list of LoggedJob
         Jobs that have a line of an iteration; the options of a job come before it.
     """
-    jobs = [LoggedJob(path)]
+    jobs, in_options = [LoggedJob(path)], False
     for whole in lines:
         line = whole[:LONGEST]
         if "consumed samples" in line:
-            for digits in ITERATION.findall(line):
-                if max(map(len, digits)) > MOST_DIGITS:
-                    continue
-                found = LoggedIteration(*map(int, digits))
-                last = jobs[-1].iterations[-1:]
-                if last and found.iteration <= last[0].iteration:  # it started anew
-                    jobs.append(LoggedJob(path, arguments=jobs[-1].arguments))
-                jobs[-1].iterations.append(found)
-        elif (loaded := LOADED.search(line)) is not None:
+            for found in _iterations_of(line):
+                _add(jobs, found)
+        elif (mark := OPTIONS.search(line)) is not None:
+            in_options = not mark[1]
+            if in_options and jobs[-1].iterations:
+                jobs.append(LoggedJob(path))
+        elif LOADED in line and (at := AT.search(line, line.index(LOADED))) is not None:
             if jobs[-1].iterations:
                 jobs.append(LoggedJob(path, arguments=jobs[-1].arguments))
-            jobs[-1].begin = int(loaded[1])
-        elif " .." in line and (argument := ARGUMENT.search(line)) is not None:
-            if jobs[-1].iterations:
-                jobs.append(LoggedJob(path))
-            jobs[-1].arguments[argument[1]] = argument[2]
+            jobs[-1].begin = int(at[1])
+        elif in_options:
+            before, dots, after = line.partition(" ..")
+            name = before.rpartition(" ")[2]
+            if dots and NAME.fullmatch(name):
+                jobs[-1].arguments[name] = after.lstrip(".").strip()
     return [job for job in jobs if job.iterations]
+
+
+def _add(jobs: list[LoggedJob], found: LoggedIteration) -> None:
+    """Add an iteration to the last job, or to one that begins with it."""
+    last = jobs[-1].iterations[-1:]
+    if [found] == last:  # the same line twice
+        return
+    if last and found.iteration <= last[0].iteration:  # it started anew
+        jobs.append(LoggedJob(jobs[-1].path, arguments=jobs[-1].arguments))
+    jobs[-1].iterations.append(found)
+
+
+def _iterations_of(line: str) -> Iterator[LoggedIteration]:
+    """Yield the iterations that a line is of: the output of two may be in one."""
+    iteration, values = None, dict[str, int]()
+    for part in line.split("|")[:-1]:
+        if (found := ITERATION.search(part)) is not None:
+            iteration, values = int(found[1]), {}
+        elif (number := NUMBER.fullmatch(part)) is not None:
+            values[number[1]] = int(number[2])
+        if iteration is not None and len(values) == 2:
+            yield LoggedIteration(
+                iteration, values["consumed samples"], values["global batch size"]
+            )
+            iteration = None
 
 
 def logged_value(job: LoggedJob, name: str) -> Any:

@@ -18,6 +18,7 @@ from distcache.corpus.examine import require_sound
 from distcache.corpus.receipt import find_receipt
 from distcache.errors import ConfigError, KeyMismatch
 from distcache.ledger.rest import RestOptions, Trained, write_rest
+from distcache.ledger.rest_pieces import Pieces, left_once_more
 from distcache.ledger.steps import Sampling
 from distcache.ledger.traced_split import TracedSplit, open_for_trace
 from distcache.ranks.communicator import SerialCommunicator
@@ -58,6 +59,14 @@ def train_range(path: Path, corpus: int) -> slice:
     entry = truth.cache.table("sections")[row]
     starts = truth.starts[corpus]
     return slice(int(starts[int(entry["begin"])]), int(starts[int(entry["end"])]))
+
+
+def test_nothing_is_left_once_more_of_nothing() -> None:
+    """All tokens were inputs as often as they shall be."""
+    none = np.empty(0, np.int64)
+    found = left_once_more(Pieces(np.array([3]), np.array([0]), np.array([9]), np.array([0])), 1)
+    assert [part.tolist() for part in found] == [[]] * 4
+    assert [part.tolist() for part in left_once_more(Pieces(*[none] * 4), 1)] == [[]] * 4
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))

@@ -25,6 +25,8 @@ from distcache.edit.merge import convert, materialize, merge
 from distcache.edit.select import SelectOptions, select
 from distcache.edit.selection import Selection
 from distcache.edit.unpack import unpack_shards
+from distcache.errors import CorpusError
+from distcache.ingest import pieces
 from distcache.ledger.rest_pieces import Pieces
 from distcache.ledger.rest_views import count_left, write_view
 from distcache.ledger.source_rows import CorpusSources
@@ -130,6 +132,28 @@ def test_rows_of_tables_with_holes(
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=70)
     run([tmp_path / "a.parquet"], tokenizers, tmp_path / "out", on_error="skip", token_type="u16")
     require_sources(str(tmp_path / "out"), lambda _path, row, _line: row, decode)
+
+
+@pytest.mark.parametrize("smallest", [1 << 20, 2000])
+def test_rows_after_a_damaged_row_group(
+    smallest: int,
+    decode: Callable[[list[int]], str],
+    tokenizers: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows that cannot be read are counted, in the piece of the row group and after it."""
+    monkeypatch.setattr(pieces, "SMALLEST", smallest)
+    texts = [f"<{n}>" + "ab " * 40 for n in range(400)]
+    path = tmp_path / "a.parquet"
+    table = pa.table({"text": pa.array(texts, pa.string())})
+    pq.write_table(table, path, row_group_size=50, use_dictionary=False, compression="none")
+    content = bytearray(path.read_bytes())
+    offset = pq.ParquetFile(path).metadata.row_group(1).column(0).data_page_offset
+    content[offset : offset + 40] = bytes(40)
+    path.write_bytes(content)
+    run([path], tokenizers, tmp_path / "out", on_error="skip", token_type="u16")
+    assert require_sources(str(tmp_path / "out"), lambda _path, row, _line: row, decode) == 350
 
 
 def test_several_corpora_of_one_ingest(
@@ -341,6 +365,7 @@ def test_old_receipts_say_what_they_can(tokenizers: Path, tmp_path: Path) -> Non
     assert found.rows[-300:].tolist() == list(range(300))
     assert (found.rows[:-300] == -1).all()
     assert "of before 0.4" in " ".join(sources.notes)
+    assert "does not know lines" in " ".join(sources.notes)
     back = sources.documents_from("b.parquet", np.array([5]))
     assert back is not None
     assert back.documents.tolist() == [count - 295]
@@ -361,6 +386,92 @@ def test_without_receipts_nothing_is_made_up(tokenizers: Path, tmp_path: Path) -
     shutil.move(tmp_path / "a.idx", tmp_path / "gone.idx")
     sources = CorpusSources(str(tmp_path / "view"), open_idx(str(tmp_path / "view")))
     assert "is a view of it" in " ".join(sources.notes)
+
+
+@pytest.mark.parametrize("kind", ["select", "rest"])
+def test_views_whose_tokens_are_a_copy(kind: str, tokenizers: Path, tmp_path: Path) -> None:
+    """Their receipt names the corpus, as that of a view that was copied from a bucket."""
+    lines = write_lines(tmp_path / "a.jsonl", texts_with_holes(200))
+    run([tmp_path / "a.jsonl"], tokenizers, tmp_path / "a", on_error="skip", token_type="u16")
+    prefix, view = str(tmp_path / "a"), str(tmp_path / "view")
+    idx = open_idx(prefix)
+    if kind == "select":
+        select(ALONE, prefix, view, SelectOptions(drop=None, rows=None))
+    else:
+        facts = require_sound(ALONE, [prefix], 1)[prefix]
+        numbers = np.arange(3, 30)
+
+        def left(_: object) -> Any:
+            yield Pieces(numbers, 0 * numbers, idx.lengths[numbers].astype(int), numbers)
+
+        write_view(facts, view, left, count_left(left, idx), {})
+    here = open_idx(view)
+    before = CorpusSources(view, here).find_documents(np.arange(27))
+    assert set(before.lines.tolist()) <= set(lines)
+    Path(f"{view}.bin").unlink()
+    shutil.copy(f"{prefix}.bin", f"{view}.bin")
+    sources = CorpusSources(view, here)
+    assert sources.root == prefix
+    assert sources.find_documents(np.arange(27)).lines.tolist() == before.lines.tolist()
+    Path(f"{prefix}.idx").unlink()
+    sources = CorpusSources(view, here)
+    assert (sources.find_documents(np.arange(27)).files == -1).all()
+    assert "is a view of it" in " ".join(sources.notes)
+
+
+def test_receipts_of_other_corpora_are_not_used(tokenizers: Path, tmp_path: Path) -> None:
+    """One whose numbers are not those of the index says nothing about it."""
+    for name, count in (("a", 50), ("b", 60)):
+        write_lines(tmp_path / f"{name}.jsonl", texts_with_holes(count))
+        run([tmp_path / f"{name}.jsonl"], tokenizers, tmp_path / name, on_error="skip")
+    shutil.copy(receipt_path(str(tmp_path / "b")), receipt_path(str(tmp_path / "a")))
+    sources = CorpusSources(str(tmp_path / "a"), open_idx(str(tmp_path / "a")))
+    assert (sources.find(np.arange(5)).files == -1).all()
+    assert sources.notes == {f"{tmp_path}/a: its receipt is that of another corpus": None}
+
+
+def test_receipts_that_contradict_themselves(tokenizers: Path, tmp_path: Path) -> None:
+    """Ancestors of themselves, of one another many times over, and numbers that do not fit."""
+    write_lines(tmp_path / "a.jsonl", texts_with_holes(50))
+    run([tmp_path / "a.jsonl"], tokenizers, tmp_path / "a", on_error="skip")
+    prefix = str(tmp_path / "out")
+    merge(ALONE, [str(tmp_path / "a")], prefix)
+    receipt, idx = find_receipt(prefix), open_idx(prefix)
+    assert receipt is not None
+    (node,) = receipt.origins
+    documents = receipt.documents
+
+    def of(name: str, *names: str) -> Any:
+        """Return an ancestor that was merged from others, each with all documents."""
+        entry = msgspec.structs.replace(receipt.inputs[0], digest="x")
+        inputs = tuple(msgspec.structs.replace(entry, path=one) for one in names)
+        return msgspec.structs.replace(
+            node, corpus=name, idx_digest="x", kind="merge", inputs=inputs
+        )
+
+    def write(first: str, *origins: Any) -> CorpusSources:
+        entry = msgspec.structs.replace(receipt.inputs[0], path=first, digest="x")
+        write_receipt(
+            prefix, msgspec.structs.replace(receipt, inputs=(entry,), origins=tuple(origins))
+        )
+        return CorpusSources(prefix, idx)
+
+    sources = write("c", of("c", "c"))
+    with pytest.raises(CorpusError, match="contradicts itself"):
+        sources.find(np.arange(documents))
+    assert sources.documents_from("a.jsonl", None) is None
+    many = [of(f"c{n}", f"c{n + 1}", f"c{n + 1}") for n in range(60)]
+    last = msgspec.structs.replace(node, corpus="c60", idx_digest="x")
+    found = write("c0", *many, last).documents_from("a.jsonl", None)
+    assert found is not None
+    assert found.documents.tolist() == list(range(documents))
+    none = msgspec.structs.replace(of("c"), kind="select")
+    with pytest.raises(CorpusError, match="contradicts itself"):
+        write("c", none).find(np.arange(documents))
+    text = Path(receipt_path(prefix)).read_text()
+    Path(receipt_path(prefix)).write_text(text.replace('"documents": ', '"documents": -'))
+    with pytest.raises(CorpusError, match="is not a receipt"):
+        CorpusSources(prefix, idx)
 
 
 def test_clean_data_takes_no_room(tokenizers: Path, documents: list[str], tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from distcache.errors import ConfigError
+from distcache.ledger.asked_run import runs_of
 from distcache.ledger.steps import (
     Sampling,
     evaluation_steps,
@@ -139,13 +140,53 @@ def test_lines_that_are_hostile_change_nothing() -> None:
     lines = [
         line(1, 8, 8).replace("1/", "9" * 40 + "/"),
         " iteration 1/ 2 | consumed samples: " + "x" * (1 << 20),
+        " iteration 1/ 2 |" * 10000 + "consumed samples",
+        "iteration" + " " * 60000 + "| consumed samples: 1 |",
+        "--- arguments ---\n",
+        "loaded checkpoint from " * 3000,
         "  global_batch_size .............. __import__('os').system('false')\n",
+        "  x " + "." * 60000 + " " * 5000,
+        "--- end of arguments ---\n",
         line(1, 8, 8),
     ]
     (job,) = parse_log("a", lines)
     assert [one.iteration for one in job.iterations] == [1]
     with pytest.raises(ConfigError, match="options of training are not read"):
         run_of_log(job)
+
+
+def test_what_looks_like_an_option_elsewhere_is_none() -> None:
+    """Options are read between the lines that begin and end them: else a job would be cut."""
+    progress = " > building shuffle index .... done\n  global_batch_size ...... 99\n"
+    jobs = parse_log("a", log(line(1, 8, 8), progress, line(2, 16, 8)))
+    assert [len(job.iterations) for job in jobs] == [2]
+    assert run_of_log(jobs[0]).training.global_batch_size == 8
+
+
+def test_lines_that_are_written_twice_count_once() -> None:
+    """As where two ranks write into one log."""
+    jobs = parse_log("a", log(*(line(n, 8 * n, 8) * 2 for n in (1, 2, 3))))
+    assert [one.iteration for job in jobs for one in job.iterations] == [1, 2, 3]
+
+
+def test_jobs_whose_checkpoint_is_not_logged() -> None:
+    """They continue the iteration before their first line that fits, or begin anew."""
+    first = parse_log("a", log(*(line(n, 8 * n, 8) for n in range(1, 101))))
+    later = parse_log("b", log(*(line(n, 8 * n, 8) for n in range(91, 121))))
+    steps, notes = logged_steps(first + later)
+    assert steps.numbers[steps.jobs == 1].tolist() == list(range(91, 121))
+    assert steps.numbers[steps.rolled_back].tolist() == list(range(91, 101))
+    tens = parse_log("b", log(*(line(n, 8 * n, 8) for n in (110, 120))))
+    steps, _ = logged_steps(first + tens)
+    assert steps.numbers[steps.jobs == 1].tolist() == list(range(101, 121))
+    assert not steps.rolled_back.any()
+    beyond = parse_log("b", log(*(line(n, 8 * n, 8) for n in (201, 202))))
+    steps, _ = logged_steps(first + beyond)
+    assert steps.numbers[steps.jobs == 1].tolist() == [201, 202]
+    anew = parse_log("b", log(*(line(n, 8 * n, 8) for n in (1, 2))))
+    steps, _ = logged_steps(first + anew)
+    assert steps.rolled_back.sum() == 100
+    assert notes == []
 
 
 def test_numbers_without_end_are_refused() -> None:
@@ -236,3 +277,20 @@ def test_orders_that_depend_on_ranks_need_them() -> None:
     assert Sampling.of_run(run_of_command(words[:4], 16), "train").kind == "sharded"
     with pytest.raises(ConfigError, match="its samples are not those of a cache"):
         Sampling.of_run(RunOptions(Training(seq_length=1), "batch"), "train")
+    with pytest.raises(ConfigError, match="--micro-batch-size: 0: must be positive"):
+        Sampling.of_run(RunOptions(Training(seq_length=1, micro_batch_size=0)), "train")
+
+
+def test_runs_of_other_caches_are_doubted(tmp_path: Path) -> None:
+    """Samples of another length, and batches that ranks cannot share."""
+    found = trace(build_numbered(tmp_path))
+    jobs = parse_log("a", log("  seq_length ..... 4096\n", line(1, 8, 8)))
+    assert jobs[0].arguments.get("seq_length") is None  # it stood after the options
+    text = ARGUMENTS.format(ramp="None").replace("  train_iters", "  seq_length ... 4096\n  train")
+    lines = (text + line(1, 8, 8) + line(2, 18, 10)).splitlines(keepends=True)
+    _, notes = runs_of(found, parse_log("a", lines))
+    assert "samples of 4096 tokens" in notes[0]
+    assert notes[1] == "1 step took no whole micro batches of 2 for 2 ranks"
+    words = ["--global-batch-size", "10", "--micro-batch-size", "2", "--data-parallel-size", "2"]
+    with pytest.raises(ConfigError, match="no whole micro batches of 2 for 2 ranks"):
+        runs_of(found, options=run_of_command(words, found.cache.sequence_length))

@@ -221,21 +221,23 @@ def _value(scalar: pa.Scalar) -> Any:
 def table_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator[TextRow]:
     """Yield the rows of some groups of a table."""
     with open_table(entry) as table:
+        before = 0
         for group in range(piece.begin, piece.end):
             place = 0
             try:
                 for batch in table.batches(group, [options.text_key], SLICE):
                     for value in values_of(batch.column(0)):
-                        yield checked(_value_row(place, value, group), options)
+                        yield checked(_value_row(place, value, group, before), options)
                         place += 1
             except ValueError as error:
                 yield TextRow(place, [], str(error), None, group)
+            before += entry.groups[group].rows
 
 
-def _value_row(place: int, value: Any, group: int) -> TextRow:
+def _value_row(place: int, value: Any, group: int, before: int) -> TextRow:
     if isinstance(value, UnicodeDecodeError):
         return TextRow(place, [], f"invalid UTF-8 at byte {value.start} of the text", None, group)
     texts = value if isinstance(value, list) else [value]
     if any(text is None for text in texts):
         return TextRow(place, [], "is null, or has a null in it", None, group)
-    return TextRow(place, texts, None, None, group)
+    return TextRow(place, texts, None, None, group, before)

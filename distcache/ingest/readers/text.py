@@ -144,13 +144,7 @@ class TextReader:
             tokens = np.insert(tokens, np.cumsum(lengths, dtype=np.int64)[last], self._end)
             lengths[last] += 1
         piece = part.pieces[-1]
-        places = np.array(
-            [
-                row.place if row.group is None else piece.rows + number
-                for number, row in enumerate(batch)
-            ],
-            np.int64,
-        )
+        places = np.array([row.before + row.place for row in batch], np.int64)
         if self._options.empty == "drop":
             counts, places = counts[filled], places[filled]
         piece.keep(places)

@@ -25,6 +25,7 @@ class TextRow(NamedTuple):
     reason: str | None = None  # problem of the row
     byte: int | None = None  # first byte of the row in the (decompressed) file
     group: int | None = None  # row group of the row
+    before: int = 0  # rows of earlier row groups of the piece
 
 
 def text_rows(entry: Input, piece: InputPiece, options: TextOptions) -> Iterator[TextRow]:
