@@ -62,10 +62,11 @@ def difference(
         If a cache, or the index of a corpus, is damaged or missing.
     """
     both = min(len(one), len(other))
-    if one.cache.key == other.cache.key and one.split.pairs == other.split.pairs:
-        return CacheDifference(len(one), len(other), None, 0, 0.0, ())
     known: list[_Content] = []
     identities = [_identities(trace, known) for trace in (one, other)]
+    same = one.cache.key == other.cache.key and one.split.pairs == other.split.pairs
+    if same and np.array_equal(identities[0], identities[1]):
+        return CacheDifference(len(one), len(other), None, 0, 0.0, ())
     exposures = np.zeros((2, len(known)), np.int64)
     first, differing = None, 0
     for begin in range(0, both, AT_ONCE):

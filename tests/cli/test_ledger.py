@@ -12,8 +12,13 @@ import pytest
 from tokenizers import Tokenizer
 
 from distcache.corpus.idx import open_idx
+from distcache.corpus.receipt import receipt_path
+from distcache.edit.merge import merge
+from distcache.ranks.communicator import SerialCommunicator
 from tests.ledger.runs import Tokens, build_numbered
 from tests.ledger.test_steps import line
+from tests.support.caches import build_here
+from tests.support.corpora import write_corpus
 from tests.support.processes import start
 from tests.support.texts import train_bpe, write_jsonl
 
@@ -106,6 +111,8 @@ def test_what_cannot_be_asked_is_refused(cache: Path, tmp_path: Path) -> None:
         (["--steps", "1", "--log", empty], "has no line of an iteration"),
         (["--find", "nowhere:5"], "is neither a corpus"),
         (["--find", "nowhere"], "expected CORPUS:NUMBERS"),
+        (["--steps", "1", "--global-batch-size", "8", "--datset", "1"], "did you mean --dataset?"),
+        (["--steps", "1", "--global-batch-size", "8", "--micro-batch-size", "0"], "be positive"),
         (["--find", f"{cache.parent.parent}/corpora/short:9999"], "has 200 documents"),
         (["--positions", "1", "--split", "test"], "there is no number 0"),
         (
@@ -141,6 +148,32 @@ def test_two_caches_are_compared(cache: Path, tmp_path: Path) -> None:
     assert found["differing"] == len(differing)
     assert {Path(one["corpus"]).name for one in found["exposures"]} == {"short", "mixed", "long"}
     assert "samples differ" in run("trace", cache, "--diff", other)
+
+
+def test_corpora_of_equal_lengths_are_told_apart(tmp_path: Path) -> None:
+    """By the digests of their tokens, which receipts have; without them lengths have to do."""
+    paths = []
+    for name, first in (("one", 0), ("same", 0), ("other", 7)):
+        (tmp_path / name).mkdir()
+        write_corpus(str(tmp_path / name / "raw"), [np.arange(40) + first] * 30, "i4")
+        merge(SerialCommunicator(), [str(tmp_path / name / "raw")], str(tmp_path / name / "a"))
+        fields = {
+            "sequence_length": 16,
+            "seed": 1,
+            "split": "100,0,0",
+            "samples": {"train": 20, "valid": 0, "test": 0},
+            "blend": [str(tmp_path / name / "a")],
+        }
+        paths.append(build_here(fields, tmp_path / "caches", name).path)
+    one, same, other = paths
+
+    def differing(first: Path, second: Path) -> float:
+        return float(json.loads(run("trace", first, "--diff", second, "--json"))["share"])
+
+    assert differing(one, same) == 0
+    assert differing(one, other) == 1
+    Path(receipt_path(str(tmp_path / "other/a"))).unlink()
+    assert differing(one, other) == 0
 
 
 def test_a_report_of_two_caches(cache: Path, tmp_path: Path) -> None:
@@ -201,7 +234,8 @@ def test_data_is_removed_and_shown_to_be(tmp_path: Path) -> None:
     }
     (tmp_path / "c.json").write_text(json.dumps(config))
     run("build", tmp_path / "c.json", "-o", tmp_path, "--name", "first")
-    first, lines = tmp_path / "first.h5", "a.jsonl:120-123,300"
+    first, lines = tmp_path / "first.h5", str(tmp_path / "rows.txt")
+    Path(lines).write_text("a.jsonl:120-123\r\n\na.jsonl:300\n", encoding="utf-8-sig")
     found = json.loads(run("trace", first, "--find", lines, "--text", "3", "--json"))
     parts = [part for sample in found["samples"] for part in sample["parts"]]
     assert {part["line"] for part in parts} == {120, 121, 122, 123, 300}

@@ -13,10 +13,14 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from distcache.builder.configuration import config_from_mapping
+from distcache.corpus import open_idx
 from distcache.errors import ConfigError
+from distcache.ledger.exposure import by_documents
 from distcache.ledger.plan_report import report_of_plan
 from distcache.ledger.report import make_report
 from distcache.ledger.report_document import RepeatsReport, Report, ReportWarning
@@ -26,7 +30,7 @@ from distcache.ledger.trace import trace
 from tests.ledger.runs import LENGTH, ORDERS, Tokens, build_numbered, fields_of
 from tests.plan.test_make import plan_of
 from tests.support.caches import build_here
-from tests.support.corpora import write_corpus
+from tests.support.corpora import write_corpus, write_idx
 
 
 def parts_of(truth: Tokens, position: int) -> tuple[int, list[tuple[int, int, int]]]:
@@ -341,6 +345,35 @@ def test_a_page_has_all_in_it(tmp_path: Path) -> None:
     assert page.count("</script>") == 2
     assert "1 warning" in parsed.text
     assert "planted: a fault" in parsed.text
+
+
+@given(
+    counts=st.lists(st.integers(0, 3), max_size=12),
+    cuts=st.tuples(st.integers(0, 40), st.integers(0, 40)),
+    plain=st.booleans(),
+)
+def test_documents_are_summed_up_one_by_one(
+    counts: list[int], cuts: tuple[int, int], plain: bool, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Those without sequences have a place, too; all splits together have each of these once."""
+    counts = [1] * len(counts) if plain else counts
+    path = str(tmp_path_factory.mktemp("corpus") / "a")
+    bounds = np.cumsum([0, *counts])
+    lengths = np.arange(1, bounds[-1] + 1)
+    write_idx(path, lengths.astype("<i4"), "i4", bounds)
+    Path(f"{path}.bin").write_bytes(bytes(int(lengths.sum()) * 4))
+    idx = open_idx(path)
+    begin, end = sorted(min(cut, len(lengths)) for cut in cuts)
+    (found,) = by_documents(idx, begin, end, lengths[begin:end].astype(np.int64))
+    truth = []
+    for low, high in itertools.pairwise(bounds.tolist()):
+        own = range(max(low, begin), min(high, end))
+        if own or (low == high and begin <= low < end):
+            truth.append(int(sum(lengths[n] for n in own)))
+        elif low == high == end == len(lengths) and begin < end:
+            truth.append(0)
+    if begin < end:
+        assert found.tolist() == truth
 
 
 @pytest.mark.parametrize("case", ORDERS)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from distcache.corpus import open_idx
 from distcache.corpus.examine import require_sound
 from distcache.corpus.receipt import find_receipt
-from distcache.errors import ConfigError, KeyMismatch
+from distcache.errors import CacheCorrupt, ConfigError, KeyMismatch
 from distcache.ledger.rest import RestOptions, Trained, write_rest
 from distcache.ledger.rest_pieces import Pieces, left_once_more
 from distcache.ledger.steps import Sampling
@@ -24,6 +24,7 @@ from distcache.ledger.traced_split import TracedSplit, open_for_trace
 from distcache.ranks.communicator import SerialCommunicator
 from tests.ledger.runs import ORDERS, Tokens, build_numbered
 from tests.support.caches import build_here
+from tests.support.corpora import write_corpus
 
 
 def trained_on(path: Path, samples: int) -> Trained:
@@ -203,6 +204,65 @@ def test_it_is_found_again_and_not_overwritten(tmp_path: Path) -> None:
     assert {file: file.stat().st_mtime_ns for file in (tmp_path / "out").glob("*.idx")} == before
     with pytest.raises(KeyMismatch):
         write_rest([trained_on(path, 101)], out, RestOptions())
+
+
+@pytest.mark.parametrize(
+    ("table", "row", "name", "value"),
+    [
+        ("blends", 0, "dataset_index", -1),
+        ("blends", 0, "dataset_index", 3),
+        ("blends", 0, "dataset_sample_index", -1),
+        ("blends", 0, "dataset_sample_index", 1 << 40),
+        ("sections", 1, "shuffle_index", 0x7FFFFFFF),
+    ],
+)
+def test_damaged_caches_have_no_rest(
+    table: str, row: int, name: str, value: int, tmp_path: Path
+) -> None:
+    """Numbers that lead outside of an array, from either end."""
+    path = build_numbered(tmp_path)
+    view = Tokens(path).cache.arrays(table, row)[name]
+    path.chmod(0o600)
+    with path.open("r+b") as stream:
+        stream.seek(view.offset)
+        stream.write(np.array(value, view.dtype).tobytes())
+    with pytest.raises(CacheCorrupt, match="distcache verify"):
+        write_rest([trained_on(path, 100)], str(tmp_path / "out"), RestOptions())
+
+
+def test_names_of_views_are_different(tmp_path: Path) -> None:
+    """Also where a corpus is called as the view of another's validation split would be."""
+    for name in ("a", "a-valid", "more/a"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_corpus(str(tmp_path / name), [np.arange(40)] * 30, "i4")
+    fields = {
+        "sequence_length": 16,
+        "seed": 1,
+        "split": "50,50,0",
+        "samples": {"train": 20, "valid": 4, "test": 0},
+        "blend": [str(tmp_path / name) for name in ("a", "a-valid", "more/a")],
+    }
+    path = build_here(fields, tmp_path / "caches", "c").path
+    rest = write_rest([trained_on(Path(path), 10)], str(tmp_path / "out"), RestOptions())
+    views = [one["path"] for blend in rest.blend_per_split.values() for one in blend]
+    assert len(set(views)) == 6
+    for one in rest.blend_per_split["valid"]:
+        assert open_idx(one["path"]).offsets.tolist() == list(range(15 * 160, 30 * 160, 160))
+
+
+def test_parts_alone_are_not_all_that_is_left(tmp_path: Path) -> None:
+    """Where only parts of sequences are left, dropping them leaves nothing, and it is said."""
+    write_corpus(str(tmp_path / "a"), [np.arange(1000)], "i4")
+    fields = {
+        "sequence_length": 16,
+        "seed": 1,
+        "split": "100,0,0",
+        "samples": {"train": 20, "valid": 0, "test": 0},
+        "blend": [str(tmp_path / "a")],
+    }
+    path = build_here(fields, tmp_path / "caches", "c").path
+    with pytest.raises(ConfigError, match="parts of sequences"):
+        write_rest([trained_on(Path(path), 5)], str(tmp_path / "o"), RestOptions(partial="drop"))
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path) -> None:

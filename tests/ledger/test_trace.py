@@ -116,3 +116,19 @@ def test_damaged_arrays_are_no_answer(name: str, tmp_path: Path) -> None:
     if name != "sample_index":
         with pytest.raises(CacheCorrupt, match="distcache verify"):
             found.positions(1, 5)
+
+
+@pytest.mark.parametrize("value", [-1, 3, 0x7FFF])
+def test_damaged_blends_are_no_answer(value: int, tmp_path: Path) -> None:
+    """A dataset index that names a dataset that is none, from either end."""
+    path = build_numbered(tmp_path)
+    cache = Tokens(path).cache
+    view = cache.arrays("blends", 0)["dataset_index"]
+    path.chmod(0o600)
+    with path.open("r+b") as stream:
+        stream.seek(view.offset + 7 * view.dtype.itemsize)
+        stream.write(np.array(value, view.dtype).tobytes())
+    found = trace(path)
+    found.samples(np.arange(7))
+    with pytest.raises(CacheCorrupt, match="distcache verify"):
+        found.samples(np.arange(len(found)))
