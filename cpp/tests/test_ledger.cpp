@@ -35,7 +35,9 @@ struct Case {
 Case random_case(std::mt19937& random, bool extra) {
     Case made;
     made.extra = extra ? 1 : 0;
-    const auto draw = [&](int below) { return static_cast<std::int32_t>(random() % below); };
+    const auto draw = [&](int below) {
+        return static_cast<std::int32_t>(random() % static_cast<std::uint32_t>(below));
+    };
     std::int64_t offset = 0;
     for (int i = 0, count = 1 + draw(20); i < count; ++i) {
         made.lengths.push_back(1 + draw(9));
