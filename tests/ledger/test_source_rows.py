@@ -333,6 +333,12 @@ def test_what_is_left_has_its_sources(
     assert found.lines.tolist() == whole.lines.tolist()
     assert set(found.lines.tolist()) <= set(lines)
     assert faults_of(tmp_path / "rest", readback=5) == []
+    # Also of a view of a view whose receipt is gone: both point into the corpus.
+    select(ALONE, str(tmp_path / "a"), str(tmp_path / "all"), SelectOptions())
+    facts = require_sound(ALONE, [str(tmp_path / "all")], 1)[str(tmp_path / "all")]
+    write_view(facts, str(tmp_path / "again"), left, count_left(left, idx), {"after": []})
+    Path(receipt_path(str(tmp_path / "all"))).unlink()
+    assert faults_of(tmp_path / "again", readback=5) == []
 
 
 def test_old_receipts_say_what_they_can(tokenizers: Path, tmp_path: Path) -> None:
