@@ -10,10 +10,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
+from typer.testing import CliRunner
 
+from distcache.cli.main import app
 from distcache.corpus.idx import open_idx
 from distcache.corpus.receipt import receipt_path
 from distcache.edit.merge import merge
+from distcache.errors import DistcacheError
 from distcache.ranks.communicator import SerialCommunicator
 from tests.ledger.runs import Tokens, build_numbered
 from tests.ledger.test_steps import line
@@ -30,10 +33,17 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*words: str | Path, code: int = 0) -> str:
-    """Run a command, and return what it writes to standard output."""
-    done = start(words)
-    assert done.returncode == code, done.stderr
-    return done.stdout if code == 0 else done.stderr
+    """Run a command, those of the ledger in this process; return what it writes, or its error."""
+    if words[0] not in ("trace", "report", "rest"):
+        done = start(words)
+        assert done.returncode == code, done.stderr
+        return done.stdout
+    result = CliRunner().invoke(app, list(map(str, words)))
+    if isinstance(result.exception, DistcacheError):
+        assert result.exception.exit_code == code, result.exception
+        return str(result.exception)
+    assert result.exit_code == code, result.exception or result.output
+    return result.stdout
 
 
 def test_steps_by_options(cache: Path) -> None:
