@@ -39,7 +39,7 @@ def documents_of(idx: Idx, sequences: NDArray[np.int64]) -> NDArray[np.int64]:
 def root_of_view(prefix: str) -> str:
     """Return the corpus into whose `.bin` a view points; of another corpus, itself.
 
-    Where the `.bin` of a view is a copy, as of one in a bucket, its receipts name the corpus.
+    Receipts name the corpus of a view whose `.bin` is a copy, as of one in a bucket.
 
     Raises
     ------

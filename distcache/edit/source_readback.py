@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from distcache.corpus import Fault, Idx, bin_path, open_idx
-from distcache.corpus.ancestry import documents_of, find_sorted, root_of_view
+from distcache.corpus.ancestry import MOST_VIEWS, documents_of, find_sorted, root_of_view
 from distcache.corpus.idx import ITEM_TYPES
 from distcache.corpus.legacy import is_legacy, open_legacy
 from distcache.corpus.receipt import VIEWS, InputReceipt, PieceReceipt, Receipt, find_receipt
@@ -30,8 +30,6 @@ from distcache.ingest.tokenizers.tokenizer import TokenizerOptions, TokenizerSou
 from distcache.ranks.agreement import on_all_ranks, on_rank_0, own_share
 from distcache.ranks.communicator import Communicator
 from distcache.storage.files import closing_fd, open_regular, read_range
-
-MOST_PARENTS: Final = 32  # of a view of a view
 
 
 class Document(NamedTuple):
@@ -161,7 +159,7 @@ def root_of(communicator: Communicator, prefix: str, receipt: Receipt) -> tuple[
 
     def find() -> tuple[str, Receipt]:
         here, found = prefix, receipt
-        for _ in range(MOST_PARENTS):
+        for _ in range(MOST_VIEWS):
             if found.kind not in VIEWS or not found.inputs:
                 return here, found
             here = found.inputs[0].path
@@ -170,7 +168,7 @@ def root_of(communicator: Communicator, prefix: str, receipt: Receipt) -> tuple[
                 root = root_of_view(prefix)
                 return root, find_receipt(root) or found
             found = parent
-        raise CorpusError(f"{found.corpus}: is a view of a view of more than {MOST_PARENTS} others")
+        raise CorpusError(f"{found.corpus}: is a view of a view of more than {MOST_VIEWS} others")
 
     return on_rank_0(communicator, find, tuple[str, Receipt], "reading receipts")
 
@@ -356,8 +354,7 @@ class _Left:
         tokenizer: str | None,
         source: TokenizerSource | None,
     ) -> None:
-        root = root_of_view(prefix)
-        self._prefix = root
+        self._prefix = root = root_of_view(prefix)
         self._view, self._root = open_idx(prefix), open_idx(root)
         self._receipt = find_receipt(root)
         self._sources: SourceReader = _Corpora(dtype)
@@ -369,8 +366,7 @@ class _Left:
         found = {}
         for place, number in sample.documents.items():
             offset = self._view.offsets[[number]]
-            sequence = find_sorted(self._root.offsets, offset) - 1
-            document = int(documents_of(self._root, sequence)[0])
+            document = int(documents_of(self._root, find_sorted(self._root.offsets, offset) - 1)[0])
             first = int(self._root.offsets[int(self._root.bounds[document])])
             whole = self._document(sample, document)
             if whole is not None:

@@ -43,7 +43,7 @@ class NpyView(ArrayView):
 class MegatronCache:
     """The arrays of one split in a directory of Megatron's, with the face of a cache.
 
-    What descriptions do not say is found in the arrays: whether samples overlap by a token.
+    Descriptions do not say whether samples overlap by a token; the arrays do.
 
     Parameters
     ----------

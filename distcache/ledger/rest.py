@@ -17,6 +17,7 @@ from distcache.corpus.corpus import CorpusFacts, open_examined
 from distcache.corpus.examine import require_sound
 from distcache.corpus.idx import Idx
 from distcache.errors import ConfigError
+from distcache.kernels import Section
 from distcache.ledger.megatron_cache import MegatronCache
 from distcache.ledger.rest_pieces import Cover, Pieces, Visits, visits_of
 from distcache.ledger.rest_views import count_left, stem_of, unused_name, write_view
@@ -129,16 +130,12 @@ def write_rest(
     blends: dict[str, list[dict[str, Any]]] = {split: [] for split in SPLITS}
     for source in sources:
         entry = first.cache.table("sections")[first.pairs[members[source][0][1]][0]]
-        begin, end = int(entry["begin"]), int(entry["end"])
+        sequences = int(entry["begin"]), int(entry["end"])
         own = facts[first.place(source)]
         sections = [(trained[t].split.section(m), rows[t][m]) for t, m in members[source]]
-        try:
-            with first.checked():
-                visits = visits_of(sections, begin, end - begin)
-        except OverflowError as error:
-            raise ConfigError(f"{first.place(source)}: {TOO_OFTEN}") from error
+        visits = _visits(first, own.prefix, sections, sequences)
         out = os.path.join(directory, names[source])
-        made = _write_one(own, out, visits, (begin, end), options, described)
+        made = _write_one(own, out, visits, sequences, options, described)
         made = msgspec.structs.replace(
             made, corpus=first.cache.prefixes[source], weight=weights.get(source)
         )
@@ -147,15 +144,7 @@ def write_rest(
             weight = {} if made.weight is None else {"weight": made.weight}
             blends["train"].append({"path": made.view} | weight)
         advance(1)
-    if not blends["train"] and any(one.dropped_tokens for one in corpora):
-        raise ConfigError(
-            "nothing is left of any corpus but parts of sequences, which --partial drop leaves out"
-        )
-    if not blends["train"]:
-        raise ConfigError(
-            "nothing is left of any corpus: all tokens have been inputs equally often; give "
-            "--passes to go through them again"
-        )
+    _require_left(corpora)
     for split in EVAL_SPLITS:
         blends[split] = _write_others(first, split, used, facts, directory)
     path = os.path.join(directory, "megatron.json")
@@ -171,6 +160,35 @@ def write_rest(
     with atomic_write(os.path.join(directory, "rest.json")) as stream:
         stream.write(msgspec.json.format(msgspec.json.encode(rest), indent=1))
     return rest
+
+
+def _visits(
+    first: TracedSplit,
+    prefix: str,
+    sections: list[tuple[Section, NDArray[np.uint16]]],
+    sequences: tuple[int, int],
+) -> Visits:
+    """Return how often the sequences of a corpus were visited, by the rows of all caches."""
+    begin, end = sequences
+    try:
+        with first.checked():
+            return visits_of(sections, begin, end - begin)
+    except OverflowError as error:
+        raise ConfigError(f"{prefix}: {TOO_OFTEN}") from error
+
+
+def _require_left(corpora: Sequence[RestOfCorpus]) -> None:
+    """Refuse that nothing is left of any corpus."""
+    if any(one.view is not None for one in corpora):
+        return
+    if any(one.dropped_tokens for one in corpora):
+        raise ConfigError(
+            "nothing is left of any corpus but parts of sequences, which --partial drop leaves out"
+        )
+    raise ConfigError(
+        "nothing is left of any corpus: all tokens have been inputs equally often; give "
+        "--passes to go through them again"
+    )
 
 
 def _visited(one: Trained, sampling: Sampling) -> list[NDArray[np.uint16]]:

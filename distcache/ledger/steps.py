@@ -189,7 +189,7 @@ def steps_within(options: RunOptions, places: int) -> Steps:
     Raises
     ------
     ConfigError
-        As `training_steps`.
+        If an option is missing, or Megatron would refuse it.
     """
     training, skipped = options.training, options.iterations_to_skip
     if training.train_iters:
@@ -209,7 +209,7 @@ def evaluations_within(
     Raises
     ------
     ConfigError
-        As `evaluation_steps`.
+        If an option is missing.
     """
     one = evaluation_steps(training, 1, total, sampling)
     count = max(total // int(one.ends[0]), 1)

@@ -82,14 +82,17 @@ def open_for_trace(
     prefixes : mapping of str to str, or None
         Directories of corpora at the time of the build, and now; by default as
         ``DISTCACHE_PREFIX`` says, or what is written beside the cache.
-
     split : str
         Split that is read of a directory.
 
     Raises
     ------
-    NotReady, CacheCorrupt, ConfigError
-        As `distcache.cache.open_cache`, and `MegatronCache`.
+    NotReady
+        If there is no such cache, or files of the directory are missing.
+    CacheCorrupt
+        If the cache, or a file of the directory, is damaged.
+    ConfigError
+        If the directory has several blends or datasets of the split.
     """
     moves = moves_of(prefixes.items()) if prefixes else moves_from([], os.environ)
     if not is_url(path) and (Path(path).is_dir() or is_stem(Path(path))):
