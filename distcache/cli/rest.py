@@ -20,7 +20,7 @@ from distcache.cli.common import (
 )
 from distcache.cli.show import make_progress, print_json, print_table
 from distcache.errors import ConfigError
-from distcache.ledger.rest import RestOptions, Trained, write_rest
+from distcache.ledger.rest import Rest, RestOptions, Trained, write_rest
 from distcache.ledger.steps import Sampling
 from distcache.ledger.traced_split import TracedSplit, open_for_trace
 from distcache.megatron.run_options import run_of_command
@@ -100,6 +100,11 @@ def rest_command(
     if as_json:
         print_json(rest)
         return
+    _show(rest, out, sum(count for _, count in caches), batch)
+
+
+def _show(rest: Rest, out: str, total: int, batch: int | None) -> None:
+    """Show what is left, and the options of both of Megatron's jobs."""
     print_table(
         f"What is left, in {out}",
         ["corpus", "passes", "tokens seen", "tokens left", "sequences", "fragments", "dropped"],
@@ -116,7 +121,6 @@ def rest_command(
             for one in rest.corpora
         ],
     )
-    total = sum(count for _, count in caches)
     if batch and total % batch:
         typer.echo(f"note: {total:,} samples are no whole steps of {batch}", err=True)
     iteration = f"{total // batch}" if batch else f"ITERATION  # that consumed {total:,} samples"

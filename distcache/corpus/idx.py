@@ -47,6 +47,16 @@ def idx_path(prefix: str) -> str:
     return prefix + ".idx"
 
 
+def unused_name(prefix: str, used: set[str], more: str = "") -> str:
+    """Return the last component of a prefix, with a number if it is in use already, and use it."""
+    stem = name = (prefix.rstrip("/").rpartition("/")[2] or "corpus") + more
+    number = 2
+    while name in used:
+        name, number = f"{stem}-{number}", number + 1
+    used.add(name)
+    return name
+
+
 def bin_path(prefix: str) -> str:
     """Return the path of the `.bin` file of a corpus."""
     return prefix + ".bin"

@@ -74,7 +74,9 @@ def runs_of(
     """
     if options is None and not jobs:
         return [AskedRun(TracedRun(trace, Sampling()), None)], []
-    chosen = [options or run_of_log(job) for job in jobs] or [options or run_of_log(jobs[-1])]
+    chosen = [options or run_of_log(job) for job in jobs]
+    if options is not None and not jobs:
+        chosen = [options]
     split = trace.split.split
     notes: list[str] = []
     if split != "train":

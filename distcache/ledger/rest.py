@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from distcache.cache.split_members import dataset_count
 from distcache.corpus.corpus import CorpusFacts, open_examined
 from distcache.corpus.examine import require_sound
-from distcache.corpus.idx import Idx
+from distcache.corpus.idx import Idx, unused_name
 from distcache.errors import ConfigError
 from distcache.kernels import Section
 from distcache.ledger.megatron_cache import MegatronCache
 from distcache.ledger.rest_pieces import Cover, Pieces, Visits, visits_of
-from distcache.ledger.rest_views import count_left, stem_of, unused_name, write_view
+from distcache.ledger.rest_views import count_left, write_view
 from distcache.ledger.source_rows import grouped
 from distcache.ledger.steps import Sampling
 from distcache.ledger.traced_split import TracedSplit
@@ -115,7 +115,7 @@ def write_rest(
     facts = require_sound(SerialCommunicator(), list(dict.fromkeys(places)), threads)
     make_directories(Path(directory))
     used: set[str] = set()
-    names = {source: unused_name(stem_of(first.cache.prefixes[source]), used) for source in sources}
+    names = {source: unused_name(first.cache.prefixes[source], used) for source in sources}
     after = tuple(
         {"cache": str(one.split.cache.path), "key": one.split.cache.key, "samples": one.samples}
         for one in trained
@@ -322,7 +322,7 @@ def _write_others(
             if place not in written:
                 entry = cache.table("sections")[row]
                 sequences = int(entry["begin"]), int(entry["end"])
-                name = unused_name(f"{stem_of(cache.prefixes[source])}-{split}", used)
+                name = unused_name(cache.prefixes[source], used, f"-{split}")
                 written[place] = os.path.join(out, name)
                 _write_range(facts, place, written[place], split, sequences)
             more = {"weight": weight} if np.isfinite(weight) else {}

@@ -137,17 +137,3 @@ def _input(facts: CorpusFacts, counts: _Counts) -> InputReceipt:
         last_offset=None,
         pieces=(piece,),
     )
-
-
-def unused_name(stem: str, used: set[str]) -> str:
-    """Return a name that is not in use yet, with a number if need be, and use it."""
-    name, number = stem, 2
-    while name in used:
-        name, number = f"{stem}-{number}", number + 1
-    used.add(name)
-    return name
-
-
-def stem_of(prefix: str) -> str:
-    """Return what the view of a corpus is called: the last component of its path."""
-    return prefix.rstrip("/").rpartition("/")[2] or "corpus"

@@ -10,9 +10,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from distcache.corpus.idx import unused_name
 from distcache.errors import ConfigError
 from distcache.extras import needing
-from distcache.ledger.rest_views import stem_of, unused_name
 from distcache.ledger.source_rows import UNKNOWN, grouped
 from distcache.ledger.trace import Trace
 from distcache.ledger.traced_run import DealtSamples
@@ -234,7 +234,7 @@ def write_documents(
         raise ConfigError(f"{path}: there is no document to write")
     written, used = {}, set[str]()
     for corpus, own in documents.items():
-        name = unused_name(stem_of(trace.corpora[corpus]), used)
+        name = unused_name(trace.corpora[corpus], used)
         more = f"-{name}" if len(documents) > 1 else ""
         file = f"{path.removesuffix('.npy')}{more}.npy"
         with no_space_as_error(file), atomic_write(file) as stream:
