@@ -15,7 +15,7 @@ import msgspec
 
 from distcache.builder.continued import continue_cache
 from distcache.errors import ConfigError, NotReady
-from distcache.megatron.names import Naming
+from distcache.megatron.names import FrameworkName, Naming
 from distcache.megatron.options import MEGATRON_KEYS, config_from_options, options_from_mapping
 from distcache.megatron.tokenizers import checked_tokenizer, releases_in
 from distcache.plan.config import (
@@ -377,8 +377,14 @@ def tokenizer_from(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def naming_from(tokenizer: Path | None, releases: str | None, *, fim_data: bool | None) -> Naming:
-    """Return what decides Megatron's names, as a command's options say it.
+def naming_from(
+    tokenizer: Path | None,
+    releases: str | None,
+    *,
+    fim_data: bool | None,
+    framework: FrameworkName | None = None,
+) -> Naming:
+    """Return what decides the names of files, as a command's options say it.
 
     Parameters
     ----------
@@ -388,6 +394,8 @@ def naming_from(tokenizer: Path | None, releases: str | None, *, fim_data: bool 
         Releases, separated by commas: ``0.18,0.19``.
     fim_data : bool or None
         Whether training is given ``--fim-data``; None if nothing is said.
+    framework : str or None
+        Framework that looks for the files; None if nothing is said.
 
     Raises
     ------
@@ -395,4 +403,4 @@ def naming_from(tokenizer: Path | None, releases: str | None, *, fim_data: bool 
         If a release is not known, or the file has no tokenizer.
     """
     described = None if tokenizer is None else tokenizer_from(tokenizer)
-    return Naming(described, releases_in(releases or ""), fim_data)
+    return Naming(described, releases_in(releases or ""), fim_data, framework)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from distcache.builder.build_record import (
@@ -24,6 +25,7 @@ from distcache.cache.digests import verify_cache
 from distcache.cache.inspect import inspect_document
 from distcache.cli.common import (
     FimOption,
+    FrameworkOption,
     JsonOption,
     MegatronOption,
     PrefixOption,
@@ -35,10 +37,9 @@ from distcache.corpus.fetched import fetched_indices
 from distcache.corpus.receipt import find_receipt
 from distcache.errors import ConfigError, CorpusError, KeyMismatch
 from distcache.extras import needing
-from distcache.megatron.arguments import IN_THE_PLACE
 from distcache.megatron.command_line import is_command, require_command
-from distcache.megatron.export import export
-from distcache.megatron.names import Naming
+from distcache.megatron.export import export, settings_text
+from distcache.megatron.names import MEGATRON, Naming
 from distcache.megatron.options import config_from_options
 from distcache.plan.config import Config, canonical_json, key_of
 from distcache.plan.identity import identity_of
@@ -337,13 +338,16 @@ def export_command(
         list[str] | None,
         typer.Option(help="FROM=TO: training will be given the corpora under another path."),
     ] = None,
+    framework: FrameworkOption = None,
     tokenizer: TokenizerOption = None,
     megatron: MegatronOption = None,
     fim_data: FimOption = None,
     threads: Annotated[int, typer.Option(min=1, help="Arrays written at a time.")] = 2,
     as_json: JsonOption = False,
 ) -> None:
-    """Write the files that an unmodified Megatron looks for, and print the options to use them.
+    """Write the files that an unmodified Megatron, or another framework, looks for.
+
+    Prints the options, or the YAML, that make training use them.
 
     Examples
     --------
@@ -352,23 +356,26 @@ def export_command(
         distcache export /shared/caches/pretrain.h5 -o DIR --megatron 0.18,0.19
 
         distcache export CACHE -o DIR --megatron 0.19 -- torchrun pretrain_gpt.py ...
+
+        distcache export CACHE -o DIR --for maxtext
     """
     rename = prefix_renamer(moves_from(prefix or [], os.environ))
-    naming = naming_from(tokenizer, megatron, fim_data=fim_data)
+    naming = naming_from(tokenizer, megatron, fim_data=fim_data, framework=framework)
     opened = open_cache(cache)
     if context.args:
+        if framework not in (None, MEGATRON):
+            raise ConfigError(f"--for {framework}: a training command is read of Megatron only")
         require_command(context.args)
         naming = _as_trained(opened, context.args, rename, naming)
     done = export(opened, Path(to), rename, naming, threads)
     if as_json:
         print_json(done)
         return
-    typer.echo(f"# {len(done.files)} files in {done.directory}; give Megatron these options,")
-    typer.echo(f"# {IN_THE_PLACE}, and of these where the command has them:")
-    typer.echo(" \\\n    ".join(done.arguments))
-    sizes = ", ".join(f"{split} {_epochs_or(count)}" for split, count in done.samples.items())
+    typer.echo(f"# {len(done.files)} files in {done.directory}")
+    typer.echo(settings_text(done))
     for warning in done.warnings:
         typer.echo(f"# warning: {warning}")
+    sizes = ", ".join(f"{split} {_epochs_or(count)}" for split, count in done.samples.items())
     typer.echo(f"# and batch size, iterations and evaluations that ask for these samples: {sizes}")
 
 
@@ -413,7 +420,7 @@ def _as_trained(
         raise KeyMismatch(*differing)
     tokenizer = config.tokenizer if naming.tokenizer is None else naming.tokenizer
     fim = config.fim_data if naming.fim is None else naming.fim
-    return Naming(tokenizer, naming.releases, fim)
+    return msgspec.structs.replace(naming, tokenizer=tokenizer, fim=fim)
 
 
 def _epochs_or(count: int | None) -> str:

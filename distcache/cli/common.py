@@ -11,6 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from distcache.cli.show import LogFormat
+from distcache.megatron.names import FrameworkName
 from distcache.storage.interruption import end_by_itself, interrupt_at
 from distcache.storage.url import path_only
 
@@ -37,6 +38,15 @@ MegatronOption = Annotated[
     typer.Option(
         metavar="RELEASE,...",
         help="Names that these releases look for, for example 0.18,0.19.",
+    ),
+]
+FrameworkOption = Annotated[
+    FrameworkName | None,
+    typer.Option(
+        "--for",
+        metavar="FRAMEWORK",
+        help="Framework that is to find the files: megatron, automodel (NeMo Automodel), maxtext "
+        "or mindspeed (MindSpeed-LLM).",
     ),
 ]
 TokenizerOption = Annotated[

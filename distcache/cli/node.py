@@ -18,6 +18,7 @@ from distcache.builder.configuration import naming_from
 from distcache.cache.corpus_places import moves_from
 from distcache.cli.common import (
     FimOption,
+    FrameworkOption,
     JsonOption,
     LogOption,
     PrefixOption,
@@ -27,7 +28,8 @@ from distcache.cli.common import (
 from distcache.cli.options import with_options
 from distcache.cli.show import make_progress, print_json, print_table
 from distcache.errors import CacheCorrupt, ConfigError, NotReady
-from distcache.megatron.arguments import IN_THE_PLACE
+from distcache.megatron.export import settings_text
+from distcache.megatron.names import MEGATRON
 from distcache.node.ahead.client import fetcher_status
 from distcache.node.localize import localize
 from distcache.node.records import Localized, LocalizeOptions, NodeReport
@@ -79,6 +81,7 @@ def localize_command(
             "releases look for, for example 0.18,0.19.",
         ),
     ] = None,
+    framework: FrameworkOption = None,
     tokenizer: TokenizerOption = None,
     fim_data: FimOption = None,
     prefix: PrefixOption = None,
@@ -99,8 +102,14 @@ def localize_command(
 
         distcache localize /shared/caches/pretrain.h5 --store /scratch/distcache --megatron
 
+        distcache localize /shared/caches/pretrain.h5 --for maxtext --bin copy
+
         distcache localize s3://lake/pretrain.h5 --bin behind --share 50%
     """
+    if megatron is not None:
+        if framework not in (None, MEGATRON):
+            raise ConfigError(f"--megatron and --for {framework}: give one framework")
+        framework = MEGATRON
     communicator, problem = _join(options.transport)
     interrupt_on_signals()
     options = msgspec.structs.replace(
@@ -108,8 +117,8 @@ def localize_command(
         link=tokens != "none",
         copy=tokens == "copy",
         behind=tokens == "behind",
-        megatron=megatron is not None,
-        naming=naming_from(tokenizer, megatron, fim_data=fim_data),
+        megatron=framework is not None,
+        naming=naming_from(tokenizer, megatron, fim_data=fim_data, framework=framework),
         moves=moves_from(prefix or [], os.environ),
     )
     begin = time.monotonic()
@@ -156,9 +165,7 @@ def _show(done: Localized, seconds: float, *, verbose: bool) -> None:
         )
     typer.echo(f"# for loaders: export DISTCACHE_LOCAL_DIR={shlex.quote(done.nodes[0].directory)}")
     if done.megatron is not None:
-        typer.echo(f"# below are options {IN_THE_PLACE}")
-        typer.echo("# for Megatron:")
-        typer.echo(" \\\n    ".join(done.megatron.arguments))
+        typer.echo(settings_text(done.megatron))
         for warning in done.megatron.warnings:
             typer.echo(f"# note: {warning}")
 
@@ -203,7 +210,7 @@ def list_command(
         return
     print_table(
         "",
-        ["cache", "made of", "size", "last use", "in use", "Megatron"],
+        ["cache", "made of", "size", "last use", "in use", "files for"],
         [
             [
                 entry.record.name,
@@ -211,7 +218,7 @@ def list_command(
                 size_text(entry.nbytes),
                 datetime.fromtimestamp(entry.last_use, UTC).isoformat(" ", "seconds"),
                 "yes" if entry.used else "",
-                "yes" if entry.record.megatron else "",
+                entry.record.megatron.framework if entry.record.megatron else "",
             ]
             for entry in held
         ],

@@ -1,4 +1,4 @@
-"""Export a cache as the files that an unmodified Megatron-Core looks for."""
+"""Export a cache as the files that an unmodified Megatron-Core, or another framework, looks for."""
 
 from __future__ import annotations
 
@@ -16,11 +16,18 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from distcache.cache.contents import ArrayView, Cache, Contents
+from distcache.cache.contents import ArrayView, Cache
 from distcache.cache.digests import array_digest, joined_digest, leaves_of, read_pieces
 from distcache.errors import CacheCorrupt, ConfigError, NotReady
-from distcache.megatron.arguments import megatron_arguments, megatron_warnings
-from distcache.megatron.names import MegatronFile, Naming, megatron_files
+from distcache.megatron.arguments import IN_THE_PLACE, megatron_warnings
+from distcache.megatron.frameworks.framework import AS_YAML, Place
+from distcache.megatron.frameworks.table import (
+    FRAMEWORKS,
+    framework_of,
+    named_files,
+    require_readable,
+)
+from distcache.megatron.names import MEGATRON, FrameworkName, NamedArrays, Naming
 from distcache.plan.config import SPLITS
 from distcache.plan.identity import meaning_of
 from distcache.storage.files import (
@@ -49,9 +56,10 @@ LARGEST: Final = 1 << 30  # bytes of a record of an export
 
 @decodable
 class Exported(msgspec.Struct, frozen=True):
-    """The result of an export: files, Megatron's options, samples and warnings.
+    """The result of an export: files, the framework's settings, samples and warnings.
 
-    `meaning` has those parts of the cache's identity that Megatron's names do not have.
+    `arguments` are options with their values, or lines of YAML. `meaning` has those parts of the
+    cache's identity that Megatron's names do not have.
     """
 
     directory: str
@@ -60,6 +68,7 @@ class Exported(msgspec.Struct, frozen=True):
     samples: dict[str, int | None]
     warnings: list[str]
     meaning: dict[str, Any] = {}
+    framework: FrameworkName = MEGATRON
 
 
 def export(
@@ -70,11 +79,11 @@ def export(
     threads: int = 2,
     objects: Path | None = None,
 ) -> Exported:
-    """Write Megatron's ``.npy`` layout of a cache.
+    """Write the ``.npy`` files that a framework looks for.
 
     Every array is compared with its digest before it counts, and every file appears whole. An
     array that exists already is left alone, or becomes a link to its equal under another name. The
-    description, which Megatron looks for first, is written after its arrays.
+    description, which frameworks look for first, is written after its arrays.
 
     Parameters
     ----------
@@ -85,8 +94,8 @@ def export(
     rename : callable
         Function from a path prefix in the cache to the one that training will be given.
     naming : Naming
-        The tokenizer, and the releases whose names the files get: hard links to the same arrays,
-        or copies where the filesystem has none.
+        The framework, the tokenizer, and the releases whose names the files get: hard links to the
+        same arrays, or copies where the filesystem has none.
     threads : int
         Sections or blends that are written at a time.
     objects : Path or None
@@ -95,23 +104,27 @@ def export(
     Returns
     -------
     Exported
-        Also kept in the directory, as ``distcache-<key>.json``.
+        Also kept in the directory, as ``distcache-<key>.json``, with the name of a framework other
+        than Megatron-Core before the suffix.
 
     Raises
     ------
     CacheCorrupt
         If an array differs from its digest.
     ConfigError
-        If the tokenizer is not known, the directory is not one or may not be written to, a name
-        is not UTF-8, or arrays of another order have the names.
+        If the framework would not find the arrays, the tokenizer is not known, the directory is
+        not one or may not be written to, a name is not UTF-8, or arrays of another order have the
+        names.
     NoSpace
         If the disk is full.
     """
-    require_nameable(cache)
+    prefixes = [rename(prefix) for prefix in cache.prefixes]
+    require_readable(cache, naming, prefixes)
     directory = directory.absolute()  # it is part of the options, wherever training starts
-    require_text(str(directory), *map(rename, cache.prefixes))
-    wanted = list(megatron_files(cache, rename, naming))
-    own = (f"distcache-{cache.key[:16]}", *{entry.stem for entry in wanted})
+    require_text(str(directory), *prefixes)
+    wanted = list(named_files(cache, rename, naming))
+    record = _record_stem(cache, naming)
+    own = (record, *{entry.stem for entry in wanted})
     with may_write(directory, "choose another --out"), ThreadPoolExecutor(threads) as pool:
         try:
             directory.mkdir(parents=True, exist_ok=True)
@@ -119,27 +132,27 @@ def export(
             raise ConfigError(f"{directory}: is not a directory") from error
         with _alone(directory):
             _sweep(directory, own)
-            _require_same_meaning(cache, wanted, directory)
+            _require_same_meaning(cache, wanted, directory / f"{record}.json")
             alike = _by_arrays(wanted)
             written = pool.map(lambda entries: _write_entries(cache, entries, directory), alike)
             files = [name for names in written for name in names]
-            return _describe_export(cache, directory, files, rename, objects)
+            place = Place(directory, directory / record, objects)
+            return _describe_export(cache, place, files, rename, naming)
 
 
-def require_nameable(contents: Contents) -> None:
-    """Refuse a cache whose arrays have no names that Megatron would look for.
+def _record_stem(cache: Cache, naming: Naming) -> str:
+    """Return the start of the names of the record and of what goes with it."""
+    framework = naming.framework or MEGATRON
+    return f"distcache-{cache.key[:16]}" + ("" if framework == MEGATRON else f"-{framework}")
 
-    Raises
-    ------
-    ConfigError
-        If it continues another cache.
-    """
-    if "continue" in contents.identity:
-        raise ConfigError(
-            f"{contents.path}: continues another cache, whose sections have other sizes than "
-            "Megatron would compute, so that it would not find them; train with "
-            "distcache.megatron.provider"
-        )
+
+def settings_text(exported: Exported) -> str:
+    """Return the options or YAML of an export, after comments that say whose they are."""
+    framework = FRAMEWORKS[exported.framework]
+    place = f"# options {IN_THE_PLACE},\n# and of these where the command has them\n"
+    if framework.joint == AS_YAML:
+        place = "# fields of the configuration\n"
+    return f"{place}# for {framework.title}:\n{framework.joint.join(exported.arguments)}"
 
 
 def exports_in(directory: Path) -> dict[str, Exported]:
@@ -152,7 +165,7 @@ def exports_in(directory: Path) -> dict[str, Exported]:
     return found
 
 
-def _require_same_meaning(cache: Cache, wanted: Iterable[MegatronFile], directory: Path) -> None:
+def _require_same_meaning(cache: Cache, wanted: Iterable[NamedArrays], path: Path) -> None:
     """Refuse to replace arrays that have the same names, and are of another order.
 
     Training would be given other samples without a word. Arrays of this cache, or of one of the
@@ -163,10 +176,10 @@ def _require_same_meaning(cache: Cache, wanted: Iterable[MegatronFile], director
     ConfigError
         Naming the first of them.
     """
-    own, meaning = f"distcache-{cache.key[:16]}.json", meaning_of(cache.identity)
+    directory, meaning = path.parent, meaning_of(cache.identity)
     alike, others = set[str](), dict[str, str]()
     for record, found in exports_in(directory).items():
-        if record == own or found.meaning == meaning:
+        if record == path.name or found.meaning == meaning:
             alike.update(found.files)
         else:
             unsaid = "" if found.meaning else ", which does not say in which order they are"
@@ -177,11 +190,11 @@ def _require_same_meaning(cache: Cache, wanted: Iterable[MegatronFile], director
             name = f"{entry.stem}-{view.name}.npy"
             if name in alike or (is_megatrons and name not in others):
                 continue
-            path = directory / name
-            if os.path.lexists(path) and not _is_there(path, cache.read(view), view.digest):
+            there = directory / name
+            if os.path.lexists(there) and not _is_there(there, *_content(cache, view, entry.rows)):
                 whose = others.get(name, "Megatron itself")
                 raise ConfigError(
-                    f"{path}: is of {whose}, and differs: samples in another order, or packed in "
+                    f"{there}: is of {whose}, and differs: samples in another order, or packed in "
                     "another way, have the same names; choose a directory of its own with --out"
                 )
 
@@ -222,16 +235,16 @@ def _sweep(directory: Path, own: tuple[str, ...]) -> None:
                     path.unlink()
 
 
-def _by_arrays(files: Iterable[MegatronFile]) -> list[list[MegatronFile]]:
+def _by_arrays(files: Iterable[NamedArrays]) -> list[list[NamedArrays]]:
     """Return those together that have the same arrays under several names."""
-    found: dict[tuple[int, ...], list[MegatronFile]] = {}
+    found: dict[tuple[int, ...], list[NamedArrays]] = {}
     for file in files:
         views = (number for view in file.arrays.values() for number in (view.offset, *view.shape))
-        found.setdefault(tuple(views), []).append(file)
+        found.setdefault((file.rows or -1, *views), []).append(file)
     return list(found.values())
 
 
-def _write_entries(cache: Cache, entries: list[MegatronFile], directory: Path) -> list[str]:
+def _write_entries(cache: Cache, entries: list[NamedArrays], directory: Path) -> list[str]:
     """Write arrays under all their names, each name's description last; return the names."""
     names = []
     first = entries[0]
@@ -240,7 +253,7 @@ def _write_entries(cache: Cache, entries: list[MegatronFile], directory: Path) -
             names.append(f"{entry.stem}-{view.name}.npy")
             source = directory / f"{first.stem}-{view.name}.npy"
             if entry is first or not _link(source, directory / names[-1]):
-                _write_array(cache, view, directory / names[-1])
+                _write_array(cache, view, entry.rows, directory / names[-1])
         names.append(f"{entry.stem}-description.txt")
         with atomic_write(directory / names[-1]) as stream:
             stream.write(entry.description.encode("utf-8"))
@@ -266,27 +279,23 @@ def _link(source: Path, path: Path) -> bool:
 
 
 def _describe_export(
-    cache: Cache,
-    directory: Path,
-    files: list[str],
-    rename: Callable[[str], str],
-    objects: Path | None,
+    cache: Cache, place: Place, files: list[str], rename: Callable[[str], str], naming: Naming
 ) -> Exported:
-    """Write the files with the options and the blend."""
-    stem = directory / f"distcache-{cache.key[:16]}"
-    arguments = megatron_arguments(cache, directory, stem, rename, objects)
-    for path, text in arguments.files.items():
+    """Write the files with the settings and the blend."""
+    settings = framework_of(naming).settings(cache, place, rename, naming)
+    for path, text in settings.files.items():
         with atomic_write(path) as stream:
             stream.write(text.encode("utf-8"))
     result = Exported(
-        directory=str(directory),
+        directory=str(place.directory),
         files=files,
-        arguments=list(arguments.options),
+        arguments=list(settings.options),
         samples={split: cache.identity["samples"][split] for split in SPLITS},
-        warnings=[*megatron_warnings(cache), *arguments.warnings],
+        warnings=[*megatron_warnings(cache), *settings.warnings],
         meaning=meaning_of(cache.identity),
+        framework=naming.framework or MEGATRON,
     )
-    with atomic_write(f"{stem}.json") as stream:
+    with atomic_write(f"{place.stem}.json") as stream:
         stream.write(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")
     return result
 
@@ -298,10 +307,10 @@ def wrong_files(
     naming: Naming = Naming(),  # noqa: B008  frozen
 ) -> Iterator[str]:
     """Yield a message for each file of an export that differs from what `export` writes."""
-    for entry in megatron_files(cache, rename, naming):
+    for entry in named_files(cache, rename, naming):
         for view in entry.arrays.values():
             path = directory / f"{entry.stem}-{view.name}.npy"
-            if not _is_there(path, cache.read(view), view.digest):
+            if not _is_there(path, *_content(cache, view, entry.rows)):
                 yield f"{path}: is not what the cache says; export it again"
         path = directory / f"{entry.stem}-description.txt"
         try:
@@ -312,13 +321,21 @@ def wrong_files(
             yield f"{path}: is not what the cache says; export it again"
 
 
-def _write_array(cache: Cache, view: ArrayView, path: Path) -> None:
+def _content(cache: Cache, view: ArrayView, rows: int | None) -> tuple[NDArray[Any], str]:
+    """Return the rows of an array that a file has, and their digest."""
     array = cache.read(view)
-    if array_digest(leaves_of(array)) != view.digest:
+    if rows is None or rows >= len(array):
+        return array, view.digest
+    return array[:rows], array_digest(leaves_of(array[:rows]))
+
+
+def _write_array(cache: Cache, view: ArrayView, rows: int | None, path: Path) -> None:
+    if array_digest(leaves_of(cache.read(view))) != view.digest:
         raise CacheCorrupt(
             f"{cache.path}: {view.name} at byte {view.offset} differs from its digest"
         )
-    if _is_there(path, array, view.digest):
+    array, digest = _content(cache, view, rows)
+    if _is_there(path, array, digest):
         return
     header = np.lib.format.header_data_from_array_1_0(array)
     content = np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -15,7 +15,7 @@ from distcache.cache.corpus_places import Moves, find_moves
 from distcache.cache.format import Header
 from distcache.errors import ConfigError, DistcacheError, NoSpace
 from distcache.megatron.arguments import reading_nodes
-from distcache.megatron.export import require_nameable
+from distcache.megatron.frameworks.table import require_readable
 from distcache.node.lock import exclusive
 from distcache.node.manifest import (
     CorpusStat,
@@ -354,7 +354,8 @@ def _make_manifest(
             for number in packed_sources(contents):
                 shard_blocks(contents, number, 0)  # refuses those without digests
         if options.megatron:
-            require_nameable(contents)
+            shared = [corpus.shared for corpus in manifest.corpora]
+            require_readable(contents, options.naming, shared)
         late = next((corpus for corpus in manifest.corpora if corpus.behind), None)
         if options.megatron and late is not None and not is_url(late.shared):
             raise ConfigError(

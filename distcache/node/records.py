@@ -86,7 +86,8 @@ class Ready(msgspec.Struct, frozen=True):
     @property
     def naming(self) -> Naming:
         """What decides the names of Megatron's files, beside the cache."""
-        return Naming(self.tokenizer, self.releases, self.fim)
+        framework = None if self.megatron is None else self.megatron.framework
+        return Naming(self.tokenizer, self.releases, self.fim, framework)
 
 
 def write_record(store: Store, record: Ready) -> None:
@@ -157,9 +158,9 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
         Whether the store gets links to the `.bin` files, or verified copies, now or while training
         runs.
     megatron : bool
-        Whether the store gets Megatron's files too.
+        Whether the store gets the files of Megatron or another framework, too.
     naming : Naming
-        Tokenizer and releases, which decide the names of Megatron's files.
+        Framework, tokenizer and releases, which decide the names of these files.
     moves : tuple of (str, str)
         Directories of corpora, at the time of the build and now.
     """
@@ -240,10 +241,12 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
         if before is None:
             return msgspec.structs.replace(self, shards=self._joined_shards(""))
         naming = before.naming  # where this run says nothing
-        if self.naming != Naming():
+        if self.naming != Naming(framework=self.naming.framework):
             tokenizer = self.naming.tokenizer
             tokenizer = before.tokenizer if tokenizer is None else tokenizer
             naming = msgspec.structs.replace(self.naming, tokenizer=tokenizer)
+        framework = self.naming.framework or before.naming.framework
+        naming = msgspec.structs.replace(naming, framework=framework)
         return msgspec.structs.replace(
             self,
             link=self.link or before.linked,

@@ -10,7 +10,8 @@ from pathlib import Path
 from distcache.cache import open_cache
 from distcache.corpus import bin_path, idx_path
 from distcache.megatron.export import Exported, export
-from distcache.megatron.names import Naming, megatron_files
+from distcache.megatron.frameworks.table import named_files
+from distcache.megatron.names import Naming
 from distcache.node.manifest import CACHE, Manifest
 from distcache.node.records import LocalCorpus
 from distcache.node.store import Store
@@ -48,7 +49,7 @@ def missing_view_bytes(store: Store, manifest: Manifest, naming: Naming) -> int:
     """
     directory = store.view(manifest.name)
     missing: dict[tuple[int, int], int] = {}
-    for file in megatron_files(manifest.contents, _renamer(store, manifest), naming):
+    for file in named_files(manifest.contents, _renamer(store, manifest), naming):
         for view in file.arrays.values():
             there = allocated(directory / f"{file.stem}-{view.name}.npy")
             wanted = max(view.nbytes + HEADER - there, 0)

@@ -261,7 +261,7 @@ def test_export(cache: Path, tmp_path: Path) -> None:
 def test_localize_prints_flags_for_a_shell(cache: Path, tmp_path: Path) -> None:
     """Localize prints flags for a shell, as one command line, also where a path has a space."""
     done = start(["localize", cache, "--to", tmp_path / "with space", "--megatron"])
-    lines = done.stdout.partition("# for Megatron:\n")[2].replace("\\\n", " ").splitlines()
+    lines = done.stdout.partition("# for Megatron-Core:\n")[2].replace("\\\n", " ").splitlines()
     flags = shlex.split(lines[0])
     assert flags[0] == "--data-cache-path"
     assert Path(flags[1]).is_dir()

@@ -214,7 +214,9 @@ def test_a_cancelled_prejob(cluster: Cluster, shared: Path) -> None:
     assert waiting.returncode in (1, 8), errors
     assert f"pre-job {job}: CANCELLED" in errors
     done = recorded(story.caches, "c")
-    assert command(*story.words("--wait")).returncode == 0
+    again = command(*story.words("--wait"))
+    logs = "".join(path.read_text() for path in story.caches.glob("c.jobs/*_log.err"))
+    assert again.returncode == 0, again.stderr + logs
     assert story.record().resumed == len(done)
 
 

@@ -254,7 +254,7 @@ def test_names_of_another_release(
         assert verify_store(Store(tmp_path / "local")) == []
     assert counts == [counts[0] * factor for factor in (1, 1, 2, 2, 1)]
     record = next(read_records(Store(tmp_path / "local")))
-    assert record.naming == Naming(None, ("0.19",), True)
+    assert record.naming == Naming(None, ("0.19",), True, "megatron")
     names = list((tmp_path / "local").glob("megatron/*/*.npy"))
     assert len({path.stat().st_ino for path in names}) < len(names)  # hard links
     done = start(["localize", "--megatron", cache, "--to", tmp_path / "local", "--quick"])

@@ -19,7 +19,7 @@ from tests.peers.megatron import (
 
 def flags_in(output: str) -> list[str]:
     """Return the flags that a command has printed for Megatron."""
-    text = output.partition("# for Megatron:\n")[2]
+    text = output.partition("# for Megatron-Core:\n")[2]
     return shlex.split(text.replace("\\\n", " "), comments=True)
 
 
