@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from distcache.corpus.mds.row import Row
-    from distcache.train.dataset import CachedDataset, SampleFields
+    from distcache.train.dataset import CachedDataset
     from distcache.train.rows import RowDataset
+    from distcache.train.samples import NumpyDataset, SampleFields, SampleOptions
 
 logger = logging.getLogger(__name__)
 
@@ -131,15 +132,54 @@ class OpenCache:
             If there is no such split or option.
         """
         with needing("dataset()"):
-            from distcache.train.dataset import CachedDataset, SampleOptions  # noqa: PLC0415
+            from distcache.train.dataset import CachedDataset  # noqa: PLC0415
+
+        chosen = self._options_of(split, options, "dataset")
+        found = self._number_of(split, number, "dataset")
+        return CachedDataset(self.handle, split, chosen, found, self._files)
+
+    def numpy_dataset(
+        self, split: str, number: int | None = None, **options: Unpack[SampleFields]
+    ) -> NumpyDataset:
+        """Return the samples of a split as NumPy arrays, for frameworks other than torch.
+
+        Parameters
+        ----------
+        split : str
+            "train", "valid" or "test".
+        number : int or None
+            Number of the validation set; needed where there are several.
+        **options
+            The fields of `SampleOptions`, but for ``create_attention_mask``.
+
+        Raises
+        ------
+        ConfigError
+            If there is no such split or option.
+        """
+        from distcache.train.samples import NumpyDataset  # noqa: PLC0415
+
+        chosen = self._options_of(split, options, "numpy_dataset")
+        if chosen.create_attention_mask:
+            raise ConfigError("create_attention_mask: numpy_dataset() makes no attention masks")
+        found = self._number_of(split, number, "numpy_dataset")
+        return NumpyDataset(self.handle, split, chosen, found, self._files)
+
+    def _options_of(self, split: str, options: SampleFields, asked: str) -> SampleOptions:
+        """Return how samples are made.
+
+        Raises
+        ------
+        ConfigError
+            If there is no such option.
+        """
+        from distcache.train.samples import SampleOptions  # noqa: PLC0415
 
         try:
             plain = {name: plain_number(value) for name, value in options.items()}
-            chosen = msgspec.convert(plain, SampleOptions)
+            return msgspec.convert(plain, SampleOptions)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"dataset({split!r}): {error}") from error
-        found = self._number_of(split, number, "dataset")
-        return CachedDataset(self.handle, split, chosen, found, self._files)
+            raise ConfigError(f"{asked}({split!r}): {error}") from error
 
     def rows(
         self,
