@@ -15,6 +15,7 @@ import typer
 import distcache
 from distcache.builder.prepare import is_finished
 from distcache.cli.common import (
+    FrameworkOption,
     JsonOption,
     LogOption,
     interrupt_on_signals,
@@ -22,6 +23,7 @@ from distcache.cli.common import (
 from distcache.cli.options import with_options
 from distcache.cli.show import make_progress, print_json
 from distcache.errors import ConfigError, DistcacheError, NotReady
+from distcache.launch.doctor.frameworks import examine_framework
 from distcache.launch.doctor.machine import examine_machine
 from distcache.launch.doctor.training import examine_training
 from distcache.launch.follow import failure, follow
@@ -29,6 +31,7 @@ from distcache.launch.prejob import JobOptions
 from distcache.launch.slurm import call, tasks_that_fit
 from distcache.launch.submit import Prejob, SubmitOptions, Submitted, submit
 from distcache.megatron.command_line import require_command
+from distcache.megatron.names import MEGATRON
 from distcache.ranks.progress import Progress
 from distcache.storage.files import make_directories, may_write
 from distcache.storage.timeouts import limits
@@ -198,9 +201,10 @@ def doctor_command(
             metavar="[DIR -- COMMAND]",
             callback=path_only,
             help="A directory that `export` or `localize --megatron` wrote, and the training "
-            "command that is to find its files, in words or as @FILE.",
+            "command that is to find its files, in words or as @FILE; with --for, the YAML file.",
         ),
     ] = None,
+    framework: FrameworkOption = None,
     shared: Annotated[
         Path | None,
         typer.Option(
@@ -212,27 +216,34 @@ def doctor_command(
 ) -> None:
     """Find what would break a first job. Run it where training runs, in its container.
 
-    With a directory and a training command, the Megatron of this environment says which files it
-    would look for, and for those that are missing which field of their names differs. Nothing is
-    built. Exit code 5 if anything is missing or cannot work.
+    With a directory and a training command, the Megatron, or the framework, of this environment
+    says which files it would look for, and for those that are missing which field of their names
+    differs. Nothing is built. Exit code 5 if anything is missing or cannot work.
 
     Examples
     --------
         distcache doctor --shared /shared/caches
 
         distcache doctor /shared/megatron-cache -- torchrun pretrain_gpt.py --data-path ...
+
+        distcache doctor /shared/files --for automodel -- recipe.yaml
     """
     findings = list(examine_machine(shared, os.environ))
     document: dict[str, Any] = {}
     if directory is not None:
         if not directory.is_dir():
             raise ConfigError(f"{directory}: is not a directory; give one before the command")
-        if not context.args:
-            raise ConfigError("give the training command after the directory and --, or as @FILE")
-        require_command(context.args)
         # Where there is no network, a tokenizer that is not here would be waited for.
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
-        found, files = examine_training(context.args, directory)
+        if framework in (None, MEGATRON):
+            if not context.args:
+                raise ConfigError(
+                    "give the training command after the directory and --, or as @FILE"
+                )
+            require_command(context.args)
+            found, files = examine_training(context.args, directory)
+        else:
+            found, files = examine_framework(framework, directory, context.args)
         findings += found
         document["files"] = files
     problems = [finding for finding in findings if finding.level == "problem"]

@@ -146,9 +146,7 @@ def test_another_tokenizer_is_not_found(tmp_path: Path) -> None:
         ({"tokenizer": {"class": "NullTokenizer"}}, "by the tokenizer's name_or_path"),
     ],
 )
-def test_what_would_differ_is_refused(
-    change: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_what_would_differ_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     """What Automodel would read in another way has no names, and no file is written."""
     (tmp_path / "data").mkdir()
     fields = configuration("blend", tmp_path / "data") | change

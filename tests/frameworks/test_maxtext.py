@@ -175,9 +175,7 @@ def test_documents_of_several_sequences_are_refused(tmp_path: Path) -> None:
         ({"samples": {"train": 50, "valid": None}, "weights": None}, "a blend without weights"),
     ],
 )
-def test_what_would_differ_is_refused(
-    change: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_what_would_differ_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     """What MaxText would read in another way has no names, and no file is written."""
     fields = configuration("blend", tmp_path / "data") | change
     if "weights" in change:

@@ -12,7 +12,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -67,9 +67,7 @@ def read_by_mindspeeds_names(self: Any) -> tuple[Any, ...]:
 def _builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert release == "0.12.1"
     dataset = gpt_dataset.GPTDataset
-    monkeypatch.setattr(
-        dataset, "_build_document_sample_shuffle_indices", read_by_mindspeeds_names
-    )
+    monkeypatch.setattr(dataset, "_build_document_sample_shuffle_indices", read_by_mindspeeds_names)
     monkeypatch.setattr(helpers, "build_blending_indices", refuse)
     monkeypatch.setattr(helpers, "build_exhaustive_blending_indices", refuse)
 
@@ -77,7 +75,7 @@ def _builds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 class Tokenizer:
     """As much of a tokenizer as the builder asks for."""
 
-    unique_identifiers = OrderedDict(TOKENIZER)
+    unique_identifiers: ClassVar[dict[str, Any]] = OrderedDict(TOKENIZER)
     eod, pad = 0, -1
 
 

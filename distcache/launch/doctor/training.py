@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import importlib
 import io
-import json
 import sys
 import tempfile
 import warnings
@@ -20,39 +19,20 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import numpy as np
 
 from distcache.builder.configuration import complete
 from distcache.errors import OptionWarning
+from distcache.launch.doctor.expected import Expected, ExpectedFile, expected_of, judge
 from distcache.launch.doctor.finding import Finding
 from distcache.megatron.command_line import megatron_words
 from distcache.megatron.export import exports_in
 from distcache.megatron.options import config_from_options
 from distcache.megatron.tokenizers import RELEASES, MegatronTokenizer, Release
 from distcache.plan.config import SPLITS, Config
-from distcache.storage.files import read_file
 
-MOST_FIELDS: Final = 3  # that differ, in a message
-LARGEST: Final = 1 << 28  # bytes of a description
 # Options of which packed rows need one, and one that they do not bear.
 MASKING: Final = ("--eod-mask-loss", "--reset-position-ids", "--reset-attention-mask")
 DEFERRING: Final = "--dataloader-defer-npy-index-mmap"
-UNSAID: Final = "(nothing)"
-
-
-class ExpectedFile(msgspec.Struct, frozen=True):
-    """A file that training looks for."""
-
-    name: str  # name of the file in the directory
-    there: bool  # whether it exists
-
-
-class _Expected(msgspec.Struct, frozen=True):
-    """The files of one section or blend, and what their names are the digest of."""
-
-    stem: str
-    description: str
-    files: tuple[ExpectedFile, ...]
 
 
 def examine_training(
@@ -85,7 +65,7 @@ def examine_training(
     if script is not None and script.is_file():
         sys.path.insert(0, str(script.absolute().parent))
     try:
-        with _quiet():
+        with quiet():
             version = importlib.import_module("megatron.core.package_info").__version__
     except Exception as error:  # noqa: BLE001  a broken installation may raise anything
         text = f"cannot be imported here ({error}); run this where training runs, in its container"
@@ -98,14 +78,14 @@ def examine_training(
         config = complete(config_from_options(words, release, known))
     findings += [Finding("warning", "command", str(entry.message)) for entry in caught]
     try:
-        with _quiet():
+        with quiet():
             expected = _ask(words, config, directory, release)
     except Exception as error:  # noqa: BLE001  Megatron's are of any kind
         text = f"would not start: {type(error).__name__}: {error}"
         if "offline" in text.lower():
             text += "; HF_HUB_OFFLINE=0 lets doctor download it"
         return [*findings, Finding("problem", "Megatron", text)], []
-    findings += _judge(expected, directory)
+    findings += judge(expected, directory)
     findings += _judge_packed(expected, words, directory)
     return findings, [file for entry in expected for file in entry.files]
 
@@ -113,7 +93,7 @@ def examine_training(
 def _known_options() -> list[str]:
     """Return the options that this environment's training has; none if it is not here."""
     try:
-        with _quiet():
+        with quiet():
             return list(_parser()._option_string_actions)
     except Exception:  # noqa: BLE001  what is wrong with it is found when it is asked
         return []
@@ -146,16 +126,14 @@ def _about_release(version: str, release: Release) -> Finding:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep what Megatron prints and warns of from the output."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         yield
 
 
-def _ask(
-    words: Sequence[str], config: Config, directory: Path, release: Release
-) -> list[_Expected]:
+def _ask(words: Sequence[str], config: Config, directory: Path, release: Release) -> list[Expected]:
     """Return what Megatron's own datasets look for."""
     torch = importlib.import_module("torch")
     options = _options(words, config)
@@ -167,7 +145,7 @@ def _ask(
         place = "text.utils" if release == "0.16" else "utils"
         module = importlib.import_module(f"megatron.core.tokenizers.{place}.build_tokenizer")
         datasets = _datasets(config, options, directory, module.build_tokenizer(options))
-        found: dict[str, _Expected] = {}
+        found: dict[str, Expected] = {}
         for dataset in datasets:
             for entry in _walk(dataset, directory):
                 found.setdefault(entry.stem, entry)
@@ -248,7 +226,7 @@ def _datasets(
         reset_position_ids=False,
         reset_attention_mask=False,
         eod_mask_loss=False,
-        **_blends(config),
+        **blends_of(config),
         **more,
     )
     sizes = [config.samples_of(split) for split in SPLITS]
@@ -257,7 +235,8 @@ def _datasets(
     return [dataset for part in flat for dataset in part if dataset is not None]
 
 
-def _blends(config: Config) -> dict[str, Any]:
+def blends_of(config: Config) -> dict[str, Any]:
+    """Return the blends of a configuration as Megatron's own has them."""
     blends: dict[str, Any] = {}
     for split, sources in config.blends().items():
         weights = [source.weight for source in sources]
@@ -268,7 +247,7 @@ def _blends(config: Config) -> dict[str, Any]:
     return {"blend_per_split": [blends.get(split) for split in SPLITS]}
 
 
-def _walk(dataset: Any, directory: Path) -> Iterator[_Expected]:
+def _walk(dataset: Any, directory: Path) -> Iterator[Expected]:
     """Yield what a dataset looks for, after those that it is blended from."""
     for part in getattr(dataset, "datasets", []):
         yield from _walk(part, directory)
@@ -279,50 +258,11 @@ def _walk(dataset: Any, directory: Path) -> Iterator[_Expected]:
     ]
     stem = names[0].rpartition("-")[0]
     files = (f"{stem}-description.txt", *names)
-    yield _Expected(
-        stem,
-        dataset.unique_description,
-        tuple(ExpectedFile(name, _is_whole(directory / name)) for name in files),
-    )
-
-
-def _is_whole(path: Path) -> bool:
-    """Return whether a file is there, and as long as its header says."""
-    if path.suffix != ".npy" or not path.is_file():
-        return path.is_file()
-    try:
-        np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError):
-        return False
-    return True
-
-
-def _judge(expected: Sequence[_Expected], directory: Path) -> Iterator[Finding]:
-    """Yield one finding if all is there, else one for each reason why something is not."""
-    files = sum(len(entry.files) for entry in expected)
-    reasons: dict[str, list[_Expected]] = {}
-    known: dict[str, list[dict[str, Any]]] = {}
-    for entry in expected:
-        there = sum(file.there for file in entry.files)
-        if there == len(entry.files):
-            continue
-        reason = f"{len(entry.files) - there} of its files are missing or cut short; export again"
-        if not there:
-            kind = entry.stem.split("-", 1)[1]
-            known.setdefault(kind, list(_descriptions(directory, kind)))
-            reason = _difference(entry, known[kind])
-        reasons.setdefault(reason, []).append(entry)
-    if not reasons:
-        text = f"{directory}: training finds all {files} files, and builds nothing"
-        yield Finding("ok", "files", text)
-    for reason, entries in reasons.items():
-        more = f" (and {len(entries) - 1} more like it)" if len(entries) > 1 else ""
-        text = f"{entries[0].stem}{more}: training would build it: {reason}"
-        yield Finding("problem", "files", text)
+    yield expected_of(stem, dataset.unique_description, files, directory)
 
 
 def _judge_packed(
-    expected: Sequence[_Expected], words: Sequence[str], directory: Path
+    expected: Sequence[Expected], words: Sequence[str], directory: Path
 ) -> Iterator[Finding]:
     """Yield a problem for each option that packed rows need, or do not bear."""
     names = {file.name for entry in expected for file in entry.files}
@@ -339,43 +279,3 @@ def _judge_packed(
     if DEFERRING in words:
         text = f"{packed[0]}: its rows are packed, and {DEFERRING} does not know how many there are"
         yield Finding("problem", "packing", text)
-
-
-def _descriptions(directory: Path, kind: str) -> Iterator[dict[str, Any]]:
-    """Yield the descriptions that a directory has of a class and a split, as flat documents."""
-    for path in sorted(directory.glob(f"*-{kind}-description.txt")):
-        with contextlib.suppress(OSError, ValueError, RecursionError):
-            yield _flat(json.loads(read_file(path, LARGEST, follow=False)))
-
-
-def _difference(entry: _Expected, known: Sequence[dict[str, Any]]) -> str:
-    """Return in which fields the most similar description differs."""
-    wanted = _flat(json.loads(entry.description))
-    best: dict[str, tuple[Any, Any]] | None = None
-    for found in known:
-        differing = {
-            name: (wanted.get(name, UNSAID), found.get(name, UNSAID))
-            for name in sorted(wanted.keys() | found.keys())
-            if wanted.get(name, UNSAID) != found.get(name, UNSAID)
-        }
-        if best is None or len(differing) < len(best):
-            best = differing
-    if best is None:
-        return f"there is no description of a {entry.stem.split('-', 1)[1]}"
-    shown = [
-        f"{name} is {theirs!r} in training, {ours!r} here"
-        for name, (theirs, ours) in list(best.items())[:MOST_FIELDS]
-    ]
-    more = len(best) - len(shown)
-    return "; ".join([*shown, *([f"and {more} more fields"] if more else [])])
-
-
-def _flat(value: Any, name: str = "") -> dict[str, Any]:
-    """Return the leaves of a document by their paths."""
-    if isinstance(value, dict):
-        parts = [(f"{name}.{key}" if name else str(key), part) for key, part in value.items()]
-    elif isinstance(value, list):
-        parts = [(f"{name}[{number}]", part) for number, part in enumerate(value)]
-    else:
-        return {name: value}
-    return {path: leaf for key, part in parts for path, leaf in _flat(part, key).items()}
