@@ -31,7 +31,8 @@ TORCHRUN := tests/torchrun
 SERIAL := $(MPI) $(TORCHRUN)
 CLUSTER := tests/cluster
 OBJECTS := tests/objects
-ELSEWHERE := $(SERIAL) $(CLUSTER) $(OBJECTS) tests/aarch64
+FRAMEWORKS := tests/frameworks
+ELSEWHERE := $(SERIAL) $(CLUSTER) $(OBJECTS) $(FRAMEWORKS) tests/aarch64
 # Files that feed bytes of others to the kernels; then whatever reads by them.
 SANITIZED := tests/kernels tests/corpus tests/edit/test_index_mds_damage.py tests/train/test_shards.py
 SANITIZED_REST := tests/cache tests/edit/test_index_mds.py tests/edit/test_select.py $(addprefix tests/train/test_,rows.py dataset.py)
@@ -194,12 +195,13 @@ python-rest: $(VENV)/test-installed
 	scripts/need chromium:chromium graphviz:dot
 	pytest -q -n auto $(MORE) $(DURATIONS) --ignore tests/peers $(ELSEWHERE:%=--ignore %)
 
-# Megatron-Core judges: the oldest release, which is installed, and the newest.
+# Megatron-Core judges: the oldest release, which is installed, and the newest; then other frameworks.
 peers: $(VENV)/test-installed
 	scripts/judges build/judges $(NEWEST)
 	pytest -q -n auto $(USUAL) $(DURATIONS) $(ONCE:%=--ignore %) tests/peers
 	COVERAGE_FILE=$(OF_PEERS) PYTHONPATH=$(CURDIR)/build/judges/$(NEWEST) pytest -q -n auto $(USUAL) $(DURATIONS) --cov --cov-report= \
 		--ignore tests/peers/test_permutation.py tests/peers
+	COVERAGE_FILE=$(OF_PEERS) pytest -q -n auto --cov --cov-append --cov-report= $(FRAMEWORKS)
 
 # Of `make python-tests`, of what the newest Megatron judges, and of Megatron-Bridge: after `make test`.
 coverage: $(VENV)/test-installed
@@ -270,7 +272,9 @@ judges: $(VENV)/test-installed
 	pytest -q -n auto $(USUAL) $(BY_RELEASE:%=--ignore %) tests/peers
 	PYTHONPATH=$(CURDIR)/build/judges/$(NEWEST) pytest -q -n auto $(MORE) \
 		--ignore tests/peers/test_permutation.py tests/peers
-	PYTHONPATH=$(CURDIR)/build/judges/bridge pytest -q --cov --cov-append --cov-report= tests/peers/test_bridge.py
+	PYTHONPATH=$(CURDIR)/build/judges/bridge-0.3.1 pytest -q tests/peers/test_bridge.py
+	PYTHONPATH=$(CURDIR)/build/judges/$(NEWEST):$(CURDIR)/build/judges/bridge-0.6.2 pytest -q --cov --cov-append --cov-report= \
+		tests/peers/test_bridge.py
 	PYTHONPATH=$(CURDIR)/build/judges/streaming pytest -q tests/peers/test_streaming.py
 
 # A wheel for AArch64, tried under qemu; the helper of Megatron-Core's own judges its blends.

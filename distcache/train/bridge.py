@@ -1,21 +1,31 @@
 """A cache as Megatron-Bridge's configuration of data; imports the Megatron-Bridge that is there.
 
-By ``megatron/bridge/training/config.py`` of Megatron-Bridge 0.3.1, whose `DatasetProvider` it is.
+By ``megatron/bridge/data/base.py`` and ``data/utils.py`` of Megatron-Bridge 0.6.2, which has a
+registry of builders by their configuration, and by ``training/config.py`` of 0.3.1, whose
+`DatasetProvider` is deprecated since.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
-
-from megatron.bridge.training.config import DatasetProvider
 
 from distcache.errors import ConfigError
 from distcache.train.provider import Asked, Datasets, datasets_for, tokens_of
 
+try:
+    from megatron.bridge.data.base import DataloaderConfig as Base
+    from megatron.bridge.data.utils import _REGISTRY as REGISTRY
+except ImportError:  # an earlier one
+    from megatron.bridge.training.config import DatasetProvider as Base
+
+    REGISTRY = {}
+
 
 @dataclass(kw_only=True)
-class CachedDatasetProvider(DatasetProvider):  # type: ignore[misc]
+class CachedDatasetProvider(Base):  # type: ignore[misc]
     """The datasets of a cache, for ``ConfigContainer(dataset=...)``.
 
     Its other fields are Megatron-Bridge's: the type of the loader, workers, and so on.
@@ -67,3 +77,17 @@ class CachedDatasetProvider(DatasetProvider):  # type: ignore[misc]
             options=masks | tokens_of(tokenizer, allow_ambiguous=False),
         )
         return datasets_for(self.cache, self.local, asked, exact=self.exact)
+
+
+def _build_datasets(
+    samples: Sequence[int], config: CachedDatasetProvider, tokenizer: Any = None
+) -> Datasets:
+    """Return the datasets of a configuration; called by Megatron-Bridge. Collective."""
+    train, valid, test = samples
+    context = SimpleNamespace(
+        train_samples=train, valid_samples=valid, test_samples=test, tokenizer=tokenizer
+    )
+    return config.build_datasets(context)
+
+
+REGISTRY[CachedDatasetProvider] = _build_datasets

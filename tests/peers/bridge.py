@@ -15,8 +15,8 @@ from unittest.mock import MagicMock
 
 __all__ = ["config", "loaders", "utils"]
 
-ABSENT = ("datasets", "mamba_ssm", "modelopt", "nvidia_resiliency_ext", "timm", "wandb")
-ABSENT += ("megatron.bridge.models", "torch.utils.tensorboard")
+ABSENT = ("datasets", "mamba_ssm", "modelopt", "nvidia_resiliency_ext", "PIL", "timm", "wandb")
+ABSENT += ("megatron.bridge.models", "megatron.energon", "torch.utils.tensorboard")
 
 
 class _Absent(MetaPathFinder, Loader):
