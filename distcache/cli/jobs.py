@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import stat
 import time
 from pathlib import Path
@@ -23,13 +24,23 @@ from distcache.cli.common import (
 from distcache.cli.options import with_options
 from distcache.cli.show import make_progress, print_json
 from distcache.errors import ConfigError, DistcacheError, NotReady
+from distcache.launch.commands import call
 from distcache.launch.doctor.frameworks import examine_framework
 from distcache.launch.doctor.machine import examine_machine
 from distcache.launch.doctor.training import examine_training
 from distcache.launch.follow import failure, follow
 from distcache.launch.prejob import JobOptions
-from distcache.launch.slurm import call, tasks_that_fit
-from distcache.launch.submit import Prejob, SubmitOptions, Submitted, submit
+from distcache.launch.schedulers.table import SCHEDULERS
+from distcache.launch.slurm import tasks_that_fit
+from distcache.launch.submit import (
+    Prejob,
+    Scripts,
+    SubmitOptions,
+    Submitted,
+    scheduler_of,
+    scripts_of,
+    submit,
+)
 from distcache.megatron.command_line import require_command
 from distcache.megatron.names import MEGATRON
 from distcache.ranks.progress import Progress
@@ -90,6 +101,9 @@ def submit_command(
     ] = None,
     tasks: TasksOption = None,
     wait: WaitOption = False,
+    only_print: Annotated[
+        bool, typer.Option("--print", help="Write the batch scripts, and submit nothing.")
+    ] = False,
     log_format: LogOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
@@ -101,12 +115,23 @@ def submit_command(
 
         distcache submit blend.yaml -o /shared/caches --name pretrain --wait
 
-        distcache submit blend.yaml -o /shared/caches --sbatch=--reservation=maintenance
+        distcache submit blend.yaml -o /shared/caches --directive=--reservation=maintenance
+
+        distcache submit blend.yaml -o /shared/caches --scheduler pbs --print -- train.sh
     """
     tasks = tasks or tasks_that_fit(job.partition, job.cpus_per_task, TASKS)
     job = msgspec.structs.replace(job, tasks_per_node=tasks)
     options = msgspec.structs.replace(options, job=job)
+    if wait and scheduler_of(options) != "slurm":
+        raise ConfigError(
+            "--wait: follows jobs of Slurm only; `distcache ready CACHE --wait SECONDS` waits for "
+            "the cache"
+        )
     with make_progress(log_format) as progress:
+        if only_print:
+            scripts = scripts_of(config, directory, name, training or [], options, progress)
+            _print_scripts(scripts, as_json=as_json)
+            return
         done = submit(config, directory, name, training or [], options, progress)
         if as_json:
             print_json(done)
@@ -114,6 +139,23 @@ def submit_command(
             _show(done)
         if wait and done.prejob is not None:
             _follow(done, done.prejob, progress)
+
+
+def _print_scripts(scripts: Scripts, *, as_json: bool) -> None:
+    """Write the batch scripts, each after a comment that says how to submit it."""
+    if as_json:
+        print_json(scripts)
+        return
+    scheduler = SCHEDULERS[scripts.scheduler]
+    sign = "< " if scheduler.takes_input else ""
+    submit = shlex.join(scheduler.submit)
+    typer.echo(
+        f"# ==== pre-job, after mkdir -p {shlex.quote(scripts.logs)}: {submit} {sign}build.sh"
+    )
+    typer.echo(scripts.prejob)
+    if scripts.training is not None:
+        after = shlex.join([*scheduler.submit, *scheduler.after("JOB")])
+        typer.echo(f"# ==== training, after it: {after} {sign}train.sh\n{scripts.training}")
 
 
 def slurm_scripts_command(
@@ -158,9 +200,10 @@ def _show(done: Submitted) -> None:
     else:
         asked = prejob.options
         shape = f"{counted(asked.nodes, 'node')} with {counted(asked.tasks_per_node, 'rank')} each"
-        limits = f"--mpi={asked.mpi} --time={asked.minutes} --mem={asked.memory or None}"
+        limits = f"--time={asked.minutes} --mem={asked.memory or None}"
+        limits = f"--mpi={asked.mpi} {limits}" if done.scheduler == "slurm" else limits
         typer.echo(f"pre-job    {prejob.job}: {shape}, {limits}")
-        typer.echo(f"its logs   {prejob.logs}/{prejob.job}_*")
+        typer.echo(f"its logs   {prejob.logs}/{prejob.job}{'_' * (done.scheduler == 'slurm')}*")
     if done.training is not None:
         after = "" if prejob is None else f", after {prejob.job} has succeeded"
         typer.echo(f"training   {done.training}{after}")

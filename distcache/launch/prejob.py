@@ -52,7 +52,7 @@ AS_FOR_SBATCH: Final = "The pre-job's; as for sbatch."
 
 
 class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the pre-job asks Slurm for."""
+    """What the pre-job asks the scheduler for."""
 
     nodes: Annotated[int, Option("Nodes of the pre-job.", "--nodes -N", least=1, most=10_000)] = 1
     tasks_per_node: int = 8  # each is a rank
@@ -60,7 +60,7 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Option("Threads of each rank of the pre-job.", "--cpus-per-task -c", least=1, most=1024),
     ] = 1
-    partition: Annotated[str | None, Option(AS_FOR_SBATCH, "--partition -p")] = None
+    partition: Annotated[str | None, Option(AS_FOR_SBATCH, "--partition -p --queue")] = None
     account: Annotated[str | None, Option(AS_FOR_SBATCH, "--account -A")] = None
     qos: Annotated[str | None, Option(AS_FOR_SBATCH, "--qos -q")] = None
     constraint: Annotated[str | None, Option(AS_FOR_SBATCH, "--constraint -C")] = None
@@ -86,8 +86,10 @@ class JobOptions(msgspec.Struct, frozen=True, kw_only=True):
     sbatch: Annotated[
         tuple[str, ...],
         Option(
-            "Any option of sbatch for the pre-job, as in --sbatch=--gres=gpu:1. It takes the place "
-            "of one that distcache writes; --sbatch=--NAME= leaves that one out."
+            "Any directive of the scheduler for the pre-job, as in --directive=--gres=gpu:1 or "
+            "--directive='-pe orte 8'. It takes the place of one that distcache writes; "
+            "--directive=--NAME= leaves that one out.",
+            "--directive --sbatch",
         ),
     ] = ()
     srun: Annotated[

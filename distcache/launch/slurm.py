@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import subprocess
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from typing import Final
 
 import msgspec
 
 from distcache.errors import BuildInterrupted, ConfigError, DistcacheError
 from distcache.extras import how_to_install
+from distcache.launch.commands import call, run_command
 from distcache.storage.timeouts import limits
 
 # States in which a job has not ended.
@@ -68,52 +68,6 @@ class JobState(msgspec.Struct, frozen=True):
     def may_be_requeued(self) -> bool:
         """Whether Slurm itself may start it again."""
         return self.state in MAY_BE_REQUEUED
-
-
-def call(words: Sequence[str], environment: Mapping[str, str] = {}) -> str:
-    """Run one of Slurm's commands, with additional variables, and return its output.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such command.
-    DistcacheError
-        With its own words, if it fails, or does not answer in time.
-    """
-    done = _run(words, limits().slurm, environment)
-    if done.returncode:
-        said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
-        raise DistcacheError(f"{' '.join(words[:2])}: {said}")
-    return done.stdout
-
-
-def _run(
-    words: Sequence[str], limit: float, environment: Mapping[str, str] = {}
-) -> subprocess.CompletedProcess[str]:
-    """Run a program without a shell; kill it after a timeout.
-
-    Raises
-    ------
-    ConfigError
-        If there is no such program.
-    DistcacheError
-        If it has not ended in time.
-    """
-    try:
-        return subprocess.run(
-            words,
-            env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=limit,
-            check=False,
-        )
-    except (FileNotFoundError, PermissionError) as error:
-        raise ConfigError(f"{words[0]}: {error.strerror}; is it in PATH?") from error
-    except subprocess.TimeoutExpired as error:
-        raise DistcacheError(f"{words[0]}: has not ended within {limit:.0f} s") from error
 
 
 @contextlib.contextmanager
@@ -252,7 +206,7 @@ def find_plugin(tasks: int) -> str:
     """
     if tasks == 1:
         return "none"
-    done = _run([sys.executable, "-P", "-c", LIBRARY], limits().first_import)
+    done = run_command([sys.executable, "-P", "-c", LIBRARY], limits().first_import)
     if done.returncode:
         problem = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         raise ConfigError(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -21,14 +23,25 @@ from distcache.builder.prepare import (
 )
 from distcache.cache import open_cache
 from distcache.errors import BuildInterrupted, ConfigError, DistcacheError, NotReady
+from distcache.launch.commands import call
 from distcache.launch.prejob import (
+    NONE,
     JobFiles,
     JobOptions,
     job_directory,
+    make_private,
     sbatch_parameters,
     submit_prejob,
 )
-from distcache.launch.slurm import call, find_plugin, job_number, without_variables
+from distcache.launch.schedulers.scheduler import Shape
+from distcache.launch.schedulers.table import SCHEDULERS, SchedulerName, find_scheduler
+from distcache.launch.scripts import (
+    CACHE_VARIABLE,
+    build_script,
+    submit_script,
+    training_script,
+)
+from distcache.launch.slurm import find_plugin, job_number, without_variables
 from distcache.option import Option
 from distcache.plan.assignment import Estimate, assign_all, estimate
 from distcache.plan.config import Config, Slurm
@@ -38,15 +51,18 @@ from distcache.plan.problems import plan_warnings
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.cores import share_of_cores
 from distcache.ranks.progress import NullProgress, Progress
-
-CACHE_VARIABLE: Final = "DISTCACHE_CACHE"
+from distcache.storage.units import parse_size
 
 
 class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How to submit."""
 
-    # Resources to ask Slurm for. Each task is a rank, with as many threads as it has CPUs. If time
-    # or memory is None, the plan's estimate is used.
+    scheduler: Annotated[
+        Literal["auto", "slurm", "pbs", "flux", "lsf", "sge"],
+        Option("Scheduler of the jobs; auto: the one whose commands are here."),
+    ] = "auto"
+    # Resources to ask the scheduler for. Each task is a rank, with as many threads as it has CPUs.
+    # If time or memory is None, the plan's estimate is used.
     job: JobOptions = JobOptions()
     memory_limit: MemoryLimit = None
     reuse: ReusedCaches = ()
@@ -77,6 +93,16 @@ class Submitted(msgspec.Struct, frozen=True):
     key: str
     prejob: Prejob | None  # the job that builds; None if the cache exists
     training: str | None  # the number of the job that trains, if there is one
+    scheduler: SchedulerName = "slurm"
+
+
+class Scripts(msgspec.Struct, frozen=True):
+    """The batch scripts of a submission that is only printed."""
+
+    scheduler: SchedulerName
+    prejob: str  # script of the job that builds
+    training: str | None  # script of the job that trains, if there is one
+    logs: str  # directory of the pre-job's output, which must exist
 
 
 def submit(
@@ -114,34 +140,96 @@ def submit(
     DistcacheError
         Before anything is submitted, if the problem can be detected by then.
     """
-    require_name(name)
     progress = progress or NullProgress()
-    alone = SerialCommunicator()
-    settings = load_config(config)
-    options = _with_configured(options, settings)
-    plan = make_plan_together(alone, settings, share_of_cores(alone), progress)
-    for warning in plan_warnings(settings, plan):
-        progress.note(f"warning: {warning}")
+    scheduler = scheduler_of(options)
+    plan, options = _planned(config, name, options, progress)
     final = cache_path(directory, name, plan)
     for path in options.reuse:
         open_cache(path)
     if training:
-        require_script(training[0], final)
+        if scheduler == "slurm":
+            require_script(training[0], final)
+        else:
+            training_script(training, final)
     prejob = None
     if not is_finished(final, plan.key):
         progress.phase("submitting the pre-job")
-        prejob = _submit_prejob(config, final, plan, options)
+        submit_it = _submit_prejob if scheduler == "slurm" else _submit_prejob_script
+        prejob = submit_it(config, final, plan, options, scheduler)
     if not training:
-        return Submitted(str(final), plan.key, prejob, None)
+        return Submitted(str(final), plan.key, prejob, None, scheduler)
+    after = None if prejob is None else prejob.job
     try:
-        job = _submit_training(training, final, None if prejob is None else prejob.job)
+        if scheduler == "slurm":
+            job = _submit_training(training, final, after)
+        else:
+            path = make_logs(options, final) / f"{Path(training[0]).name}"
+            text = training_script(training, final)
+            job = submit_script(SCHEDULERS[scheduler], path, text, after)
     except (DistcacheError, OSError) as error:
         if prejob is None:
             raise
         left = f"pre-job {prejob.job} is submitted, and still builds {final}"
         kind = BuildInterrupted if isinstance(error, BuildInterrupted) else DistcacheError
         raise kind(str(error), left) from error
-    return Submitted(str(final), plan.key, prejob, job)
+    return Submitted(str(final), plan.key, prejob, job, scheduler)
+
+
+def scripts_of(
+    config: Path,
+    directory: Path,
+    name: str | None,
+    training: list[str],
+    options: SubmitOptions,
+    progress: Progress,
+) -> Scripts:
+    """Return the batch scripts that `submit` would submit; nothing is written or submitted.
+
+    Slurm's are complete in themselves, where `submit` starts its ranks through submitit.
+
+    Parameters
+    ----------
+    config, directory, name, training, options, progress
+        Arguments of `submit`.
+
+    Raises
+    ------
+    DistcacheError
+        As `submit`.
+    """
+    scheduler = scheduler_of(options)
+    plan, options = _planned(config, name, options, progress)
+    final = cache_path(directory, name, plan)
+    asked, _ = _estimated(plan, options)
+    logs = Path(os.path.realpath(options.logs or job_directory(final)))
+    own = SCHEDULERS[scheduler]
+    words = build_words(config, final, plan.key, options)
+    shape = _shape_of(asked, logs, scheduler)
+    text = build_script(own, shape, words, final, asked.sbatch)
+    after = training_script(training, final) if training else None
+    return Scripts(scheduler, text, after, str(logs))
+
+
+def scheduler_of(options: SubmitOptions) -> SchedulerName:
+    """Return the scheduler that is asked for, or is here."""
+    if options.scheduler == "auto":
+        return find_scheduler(os.environ, shutil.which)
+    return options.scheduler
+
+
+def _planned(
+    config: Path, name: str | None, options: SubmitOptions, progress: Progress
+) -> tuple[Plan, SubmitOptions]:
+    """Return what is to be built, and the options with those of the configuration."""
+    require_name(name)
+    alone = SerialCommunicator()
+    settings = load_config(config)
+    if scheduler_of(options) == "slurm":
+        options = _with_configured(options, settings)
+    plan = make_plan_together(alone, settings, share_of_cores(alone), progress)
+    for warning in plan_warnings(settings, plan):
+        progress.note(f"warning: {warning}")
+    return plan, options
 
 
 def _with_configured(options: SubmitOptions, settings: Config) -> SubmitOptions:
@@ -156,7 +244,8 @@ def _with_configured(options: SubmitOptions, settings: Config) -> SubmitOptions:
     return msgspec.structs.replace(options, job=job)
 
 
-def _submit_prejob(config: Path, final: Path, plan: Plan, options: SubmitOptions) -> Prejob:
+def _estimated(plan: Plan, options: SubmitOptions) -> tuple[JobOptions, Estimate]:
+    """Return what a pre-job asks for, with the plan's estimates, and these."""
     asked = options.job
     ranks = asked.nodes * asked.tasks_per_node
     layout = make_layout(plan.items)
@@ -166,11 +255,90 @@ def _submit_prejob(config: Path, final: Path, plan: Plan, options: SubmitOptions
         asked,
         minutes=asked.minutes or predicted.minutes,
         memory=f"{predicted.memory_gib}G" if asked.memory is None else asked.memory,
-        mpi=asked.mpi or find_plugin(ranks),
     )
+    return asked, predicted
+
+
+def _submit_prejob(
+    config: Path, final: Path, plan: Plan, options: SubmitOptions, scheduler: SchedulerName
+) -> Prejob:
+    """Submit the job that builds to Slurm, by submitit."""
+    asked, predicted = _estimated(plan, options)
+    mpi = asked.mpi or find_plugin(asked.nodes * asked.tasks_per_node)
+    asked = msgspec.structs.replace(asked, mpi=mpi)
     logs = Path(os.path.realpath(options.logs or job_directory(final)))
     files = submit_prejob(logs, build_words(config, final, plan.key, options), final, asked)
     return Prejob(files.job, asked, predicted, str(logs))
+
+
+def _submit_prejob_script(
+    config: Path, final: Path, plan: Plan, options: SubmitOptions, scheduler: SchedulerName
+) -> Prejob:
+    """Submit the job that builds to a scheduler other than Slurm, as a batch script."""
+    asked, predicted = _estimated(plan, options)
+    logs = make_logs(options, final)
+    shape = _shape_of(asked, logs, scheduler)
+    words = build_words(config, final, plan.key, options)
+    own = SCHEDULERS[scheduler]
+    text = build_script(own, shape, words, final, asked.sbatch)
+    job = submit_script(own, logs / f"{final.stem}-build.sh", text)
+    return Prejob(job, asked, predicted, str(logs))
+
+
+def make_logs(options: SubmitOptions, final: Path) -> Path:
+    """Return the directory of a job's files, which is made.
+
+    Raises
+    ------
+    ConfigError
+        If others could replace it, or a scheduler would misread its path.
+    """
+    logs = Path(os.path.realpath(options.logs or job_directory(final)))
+    if any(sign.isspace() or not sign.isprintable() or sign in "%\\\"'$" for sign in str(logs)):
+        raise ConfigError(
+            f"{str(logs)!r}: schedulers misread blanks, quotes, % and $ in the paths of logs; "
+            "choose another directory with --logs"
+        )
+    make_private(logs)
+    return logs
+
+
+def _shape_of(asked: JobOptions, logs: Path, scheduler: SchedulerName) -> Shape:
+    """Return what a batch script asks for.
+
+    Raises
+    ------
+    ConfigError
+        If an option is Slurm's, and the scheduler is another one.
+    """
+    if scheduler != "slurm":
+        foreign = [name for name in ("qos", "constraint", "srun", "mpi") if getattr(asked, name)]
+        if foreign:
+            raise ConfigError(
+                *(
+                    f"--{name}: is Slurm's; give a directive of {SCHEDULERS[scheduler].title} "
+                    "with --directive"
+                    for name in foreign
+                )
+            )
+    for text in filter(None, (asked.partition, asked.account, *asked.sbatch)):
+        if not text.isprintable() or not text.strip():
+            raise ConfigError(f"{text!r}: expected printable text")
+    assert asked.minutes is not None
+    memory = None if asked.memory in NONE else parse_size(str(asked.memory))
+    return Shape(
+        name="distcache",
+        nodes=asked.nodes,
+        tasks=asked.tasks_per_node,
+        cpus=asked.cpus_per_task,
+        minutes=asked.minutes,
+        memory=None if memory is None else max(1, -(-memory >> 30) if memory else 1),
+        queue=asked.partition,
+        account=asked.account,
+        logs=logs,
+        mpiexec=shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or "mpiexec",
+        mpi=asked.mpi or "pmi2",
+    )
 
 
 def _absolute(config: Path) -> str:

@@ -1,0 +1,149 @@
+"""Batch scripts: one that builds a cache, and one that trains when it exists."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from distcache.errors import BuildInterrupted, ConfigError, DistcacheError, NotReady
+from distcache.launch.commands import call
+from distcache.launch.schedulers.scheduler import Scheduler, Shape, with_directives
+from distcache.storage.files import atomic_write
+
+CACHE_VARIABLE: Final = "DISTCACHE_CACHE"
+WAIT: Final = 600  # seconds in which a cache that was built on other nodes is to be seen
+SHELL: Final = re.compile(r"#!\s*\S*(/|env\s+)(ba|da|k|z)?sh\b")
+
+
+def distcache_command() -> list[str]:
+    """Return the words that start this installation of distcache."""
+    return [sys.executable, "-P", "-m", "distcache"]
+
+
+def build_script(
+    scheduler: Scheduler, shape: Shape, words: Sequence[str], cache: Path, given: Sequence[str] = ()
+) -> str:
+    """Return the batch script of a job that builds a cache.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+        Its scheduler.
+    shape : Shape
+        What the job asks for.
+    words : sequence of str
+        Arguments of distcache that every rank gets.
+    cache : Path
+        Exists if the job has succeeded.
+    given : sequence of str
+        Directives that take the place of those that are written.
+    """
+    directives = with_directives(scheduler.directives(shape), given)
+    command = shlex.join([*scheduler.launch(shape), *distcache_command(), *words])
+    code = BuildInterrupted.exit_code
+    end = [
+        "code=$?",
+        f'[ "$code" -eq 0 ] && [ ! -e {shlex.quote(str(cache))} ] && code={NotReady.exit_code}',
+    ]
+    if scheduler.again:
+        end += [
+            f'if [ "$code" -eq {code} ]; then',
+            '    echo "distcache was interrupted; the job starts again, and resumes" >&2',
+            f"    {scheduler.again}",
+            "fi",
+        ]
+    else:
+        text = "distcache was interrupted; submit again to resume"
+        end.append(f'[ "$code" -eq {code} ] && echo "{text}" >&2')
+    lines = [
+        "#!/bin/bash",
+        *(f"{scheduler.sign} {directive}" for directive in directives),
+        "",
+        "# Signals are for the ranks; this script acts on their exit code.",
+        "trap : USR1 USR2 TERM",
+        *filter(None, [scheduler.enter]),
+        command,
+        *end,
+        'exit "$code"',
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def training_script(words: Sequence[str], cache: Path) -> str:
+    """Return a training script that first makes sure that the cache is there.
+
+    Some schedulers start a job although the one before it has failed, and some take no arguments
+    or variables with a script: these are written into it, after its directives.
+
+    Parameters
+    ----------
+    words : sequence of str
+        A shell script and its arguments.
+    cache : Path
+        The script finds its path in ``DISTCACHE_CACHE``.
+
+    Raises
+    ------
+    NotReady
+        If there is no such script.
+    ConfigError
+        If it is no shell script.
+    """
+    try:
+        text = Path(words[0]).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise NotReady(f"{words[0]}: no such script") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{words[0]}: cannot be read: {error}") from error
+    if not SHELL.match(text):
+        raise ConfigError(
+            f"{words[0]}: is no shell script, which starts with a line like #!/bin/bash"
+        )
+    lines = text.splitlines()
+    head = list(itertools.takewhile(lambda line: not line or line.startswith("#"), lines))
+    ready = [*distcache_command(), "ready", str(cache), "--wait", str(WAIT)]
+    gate = [
+        f"export {CACHE_VARIABLE}={shlex.quote(str(cache))}",
+        f"{shlex.join(ready)} || exit",
+        *([shlex.join(["set", "--", *words[1:]])] if words[1:] else []),
+    ]
+    return "\n".join([*head, *gate, *lines[len(head) :]]) + "\n"
+
+
+def submit_script(scheduler: Scheduler, path: Path, text: str, after: str | None = None) -> str:
+    """Write a batch script and submit it; return the job's number.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+        The scheduler.
+    path : Path
+        Path of the script, in a directory that nobody else can write to.
+    text : str
+        The script.
+    after : str or None
+        Number of the job that must have succeeded.
+
+    Raises
+    ------
+    ConfigError
+        If the scheduler's command is not here.
+    DistcacheError
+        In the scheduler's words, if it refuses the job.
+    """
+    with atomic_write(path) as stream:
+        stream.write(text.encode("utf-8"))
+    waiting = [] if after is None else scheduler.after(after)
+    words = [*scheduler.submit, *waiting]
+    said = call(words, text=text) if scheduler.takes_input else call([*words, str(path)])
+    found = re.search(scheduler.number, said.strip(), re.MULTILINE)
+    if found is None:
+        raise DistcacheError(
+            f"{scheduler.submit[0]}: says {said.strip()!r} instead of the number of a job"
+        )
+    return found[1]

@@ -1,0 +1,18 @@
+# Not run here: Flux is in no package; scripts of this form were run with Flux 0.88.
+#!/bin/bash
+#flux: --job-name=distcache
+#flux: --nodes=2
+#flux: --nslots=8
+#flux: --cores-per-slot=2
+#flux: --time-limit=90m
+#flux: --output=/shared/caches/c.jobs/{{id}}.log
+#flux: --queue=debug
+#flux: --bank=lab
+
+# Signals are for the ranks; this script acts on their exit code.
+trap : USR1 USR2 TERM
+flux run --signal=SIGUSR1@90s --ntasks=8 --cores-per-task=2 /opt/env/bin/python -P -m distcache build '/shared/my blend.yaml' -o /shared/caches --name c
+code=$?
+[ "$code" -eq 0 ] && [ ! -e /shared/caches/c.h5 ] && code=5
+[ "$code" -eq 8 ] && echo "distcache was interrupted; submit again to resume" >&2
+exit "$code"

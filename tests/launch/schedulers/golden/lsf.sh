@@ -1,0 +1,23 @@
+# Not run here: LSF cannot be had; by its command reference.
+#!/bin/bash
+#BSUB -J distcache
+#BSUB -n 8
+#BSUB -R "span[ptile=4] rusage[mem=12G] affinity[core(2)]"
+#BSUB -W 90
+#BSUB -wt 2
+#BSUB -wa USR1
+#BSUB -Q "8"
+#BSUB -o /shared/caches/c.jobs/%J.log
+#BSUB -q debug
+#BSUB -P lab
+
+# Signals are for the ranks; this script acts on their exit code.
+trap : USR1 USR2 TERM
+/opt/env/bin/mpiexec -n 8 /opt/env/bin/python -P -m distcache build '/shared/my blend.yaml' -o /shared/caches --name c
+code=$?
+[ "$code" -eq 0 ] && [ ! -e /shared/caches/c.h5 ] && code=5
+if [ "$code" -eq 8 ]; then
+    echo "distcache was interrupted; the job starts again, and resumes" >&2
+    exit "$code"
+fi
+exit "$code"

@@ -1,0 +1,23 @@
+# Run here: by Slurm's emulation of PBS, tests/cluster/test_pbs.py.
+#!/bin/bash
+#PBS -N distcache
+#PBS -l select=2:ncpus=8:mpiprocs=4:mem=12gb
+#PBS -l place=scatter
+#PBS -l walltime=1:30:00
+#PBS -r y
+#PBS -j oe
+#PBS -o /shared/caches/c.jobs/
+#PBS -q debug
+#PBS -A lab
+
+# Signals are for the ranks; this script acts on their exit code.
+trap : USR1 USR2 TERM
+cd "${PBS_O_WORKDIR:-.}"
+timeout --preserve-status --signal=USR1 5310 /opt/env/bin/mpiexec -n 8 /opt/env/bin/python -P -m distcache build '/shared/my blend.yaml' -o /shared/caches --name c
+code=$?
+[ "$code" -eq 0 ] && [ ! -e /shared/caches/c.h5 ] && code=5
+if [ "$code" -eq 8 ]; then
+    echo "distcache was interrupted; the job starts again, and resumes" >&2
+    qrerun "$PBS_JOBID" && sleep 60
+fi
+exit "$code"

@@ -1,0 +1,24 @@
+# Run here: by Grid Engine 8.1.9 of Debian, tests/cluster/test_grid_engine.py.
+#!/bin/bash
+#$ -N distcache
+#$ -pe mpi 16
+#$ -l h_rt=5400,s_rt=5310
+#$ -cwd
+#$ -V
+#$ -r y
+#$ -j y
+#$ -o /shared/caches/c.jobs/$JOB_ID.log
+#$ -S /bin/bash
+#$ -q debug
+#$ -P lab
+
+# Signals are for the ranks; this script acts on their exit code.
+trap : USR1 USR2 TERM
+/opt/env/bin/mpiexec -n 8 /opt/env/bin/python -P -m distcache build '/shared/my blend.yaml' -o /shared/caches --name c
+code=$?
+[ "$code" -eq 0 ] && [ ! -e /shared/caches/c.h5 ] && code=5
+if [ "$code" -eq 8 ]; then
+    echo "distcache was interrupted; the job starts again, and resumes" >&2
+    exit 99
+fi
+exit "$code"

@@ -1,0 +1,25 @@
+# Run here: on the test cluster, tests/cluster/test_sites.py.
+#!/bin/bash
+#SBATCH --job-name=distcache
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --cpus-per-task=2
+#SBATCH --time=90
+#SBATCH --signal=USR1@90
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=/shared/caches/c.jobs/%j.log
+#SBATCH --mem=12G
+#SBATCH --partition=debug
+#SBATCH --account=lab
+
+# Signals are for the ranks; this script acts on their exit code.
+trap : USR1 USR2 TERM
+srun --mpi=pmi2 --cpus-per-task=2 --kill-on-bad-exit=1 /opt/env/bin/python -P -m distcache build '/shared/my blend.yaml' -o /shared/caches --name c
+code=$?
+[ "$code" -eq 0 ] && [ ! -e /shared/caches/c.h5 ] && code=5
+if [ "$code" -eq 8 ]; then
+    echo "distcache was interrupted; the job starts again, and resumes" >&2
+    scontrol requeue "$SLURM_JOB_ID" && sleep 60
+fi
+exit "$code"

@@ -1,0 +1,239 @@
+"""The batch scripts of every scheduler are these, to the letter; and how they are submitted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from distcache.errors import ConfigError, DistcacheError, NotReady
+from distcache.launch.schedulers.scheduler import Shape, with_directives
+from distcache.launch.schedulers.table import SCHEDULERS, SchedulerName, find_scheduler
+from distcache.launch.scripts import build_script, submit_script, training_script
+
+GOLDEN = Path(__file__).parent / "golden"
+PYTHON = "/opt/env/bin/python"
+WORDS = ["build", "/shared/my blend.yaml", "-o", "/shared/caches", "--name", "c"]
+CACHE = Path("/shared/caches/c.h5")
+SHAPE = Shape(
+    name="distcache",
+    nodes=2,
+    tasks=4,
+    cpus=2,
+    minutes=90,
+    memory=12,
+    queue="debug",
+    account="lab",
+    logs=Path("/shared/caches/c.jobs"),
+    mpiexec="/opt/env/bin/mpiexec",
+)
+
+
+@pytest.fixture
+def _python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", PYTHON)
+
+
+@pytest.mark.usefixtures("_python")
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_the_build_script(name: SchedulerName) -> None:
+    """A golden file says it; its first line, which the script has not, says where it was run."""
+    first, text = (GOLDEN / f"{name}.sh").read_text().split("\n", 1)
+    assert build_script(SCHEDULERS[name], SHAPE, WORDS, CACHE) == text
+    assert first.startswith("# Run here: " if name in ("slurm", "sge", "pbs") else "# Not run here")
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True, timeout=30)
+
+
+@pytest.mark.usefixtures("_python")
+def test_one_rank_needs_no_launcher() -> None:
+    """A job of one rank starts no mpiexec, and asks for no parallel environment."""
+    one = SHAPE._replace(nodes=1, tasks=1, cpus=1, memory=None, queue=None, account=None, minutes=2)
+    for name in ("pbs", "lsf", "sge"):
+        text = build_script(SCHEDULERS[name], one, WORDS, CACHE)  # type: ignore[index]
+        assert "mpiexec" not in text
+        assert "-pe" not in text
+        assert "mem" not in text
+    # The signal comes a quarter of the limit before it.
+    assert "--signal=USR1 90 " in build_script(SCHEDULERS["pbs"], one, WORDS, CACHE)
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "expected"),
+    [
+        (["-pe mpi 8", "-cwd"], ["-pe orte 8"], ["-cwd", "-pe orte 8"]),
+        (
+            ["-l select=2:ncpus=4", "-l walltime=1:00:00"],
+            ["-l walltime=2:00:00"],
+            ["-l select=2:ncpus=4", "-l walltime=2:00:00"],
+        ),
+        (["--nodes=2", "--time=5"], ["--nodes=3"], ["--time=5", "--nodes=3"]),
+        (["-r y", "-j oe"], ["-r="], ["-j oe"]),
+        (["--mem=2G", "--time=5"], ["--mem="], ["--time=5"]),
+        (["-j oe"], ["-l filesystems=home:eagle"], ["-j oe", "-l filesystems=home:eagle"]),
+    ],
+)
+def test_given_directives(own: list[str], given: list[str], expected: list[str]) -> None:
+    """A given directive takes the place of the one of its name; an empty one leaves it out."""
+    assert with_directives(own, given) == expected
+
+
+@pytest.mark.parametrize(
+    ("commands", "environment", "expected"),
+    [
+        ({"sbatch", "qsub"}, {}, "slurm"),
+        ({"qsub"}, {}, "pbs"),
+        ({"qsub", "qconf"}, {}, "sge"),
+        ({"qsub"}, {"SGE_ROOT": "/opt/sge"}, "sge"),
+        ({"bsub"}, {}, "lsf"),
+        ({"flux"}, {}, "flux"),
+        ({"flux", "sbatch"}, {}, "slurm"),
+        ({"flux", "sbatch"}, {"FLUX_URI": "local:///run"}, "flux"),
+    ],
+)
+def test_which_scheduler_is_here(
+    commands: set[str], environment: dict[str, str], expected: str
+) -> None:
+    """Its commands say it; Flux comes first inside of an instance of it."""
+    found = find_scheduler(environment, lambda name: name if name in commands else None)
+    assert found == expected
+
+
+def test_where_no_scheduler_is() -> None:
+    """The error says what was looked for, and what works without one."""
+    with pytest.raises(ConfigError, match=r"none of sbatch, bsub, flux and qsub .* --print"):
+        find_scheduler({}, lambda _: None)
+
+
+@pytest.mark.usefixtures("_python")
+def test_the_training_script(tmp_path: Path) -> None:
+    """After its directives it waits for the cache, and gets its path and its arguments."""
+    script = tmp_path / "train.sh"
+    script.write_text("#!/bin/bash\n#PBS -l select=2\n\n# localize\necho $DISTCACHE_CACHE $1\n")
+    text = training_script([str(script), "a b"], Path("/shared/my c.h5"))
+    assert text == (
+        "#!/bin/bash\n#PBS -l select=2\n\n# localize\n"
+        "export DISTCACHE_CACHE='/shared/my c.h5'\n"
+        f"{PYTHON} -P -m distcache ready '/shared/my c.h5' --wait 600 || exit\n"
+        "set -- 'a b'\n"
+        "echo $DISTCACHE_CACHE $1\n"
+    )
+
+
+@pytest.mark.parametrize("text", ["print(1)\n", "#!/usr/bin/python3\nprint(1)\n", ""])
+def test_what_is_no_training_script(text: str, tmp_path: Path) -> None:
+    """Lines of a shell can be added to a script of a shell only."""
+    script = tmp_path / "train"
+    script.write_text(text)
+    with pytest.raises(ConfigError, match="is no shell script"):
+        training_script([str(script)], CACHE)
+    with pytest.raises(NotReady, match="no such script"):
+        training_script([str(tmp_path / "none")], CACHE)
+
+
+def commands(directory: Path, name: str, script: str) -> None:
+    """Write a command of a scheduler, which says what it was given."""
+    path = directory / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "said", "given"),
+    [
+        ("pbs", "qsub", "123.server", "-W depend=afterok:7 {path}"),
+        ("sge", "qsub", "123", "-terse -hold_jid 7 {path}"),
+        ("flux", "flux", "f2Kk9", "batch --dependency=afterok:7 {path}"),
+        ("lsf", "bsub", "Job <123> is submitted to queue <a>.", "-w done(7)"),
+    ],
+)
+def test_submission(
+    name: SchedulerName,
+    command: str,
+    said: str,
+    given: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The script is written, and given with its dependency; the number comes back."""
+    commands(tmp_path, command, f'echo "$@" >{tmp_path}/words; cat >{tmp_path}/in; echo "{said}"')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    path = tmp_path / "build.sh"
+    job = submit_script(SCHEDULERS[name], path, "#!/bin/bash\n", "7")
+    assert job in said
+    assert (tmp_path / "words").read_text().strip() == given.format(path=path)
+    assert path.read_text() == "#!/bin/bash\n"
+    assert (tmp_path / "in").read_text() == ("#!/bin/bash\n" if name == "lsf" else "")
+
+
+def test_what_the_scheduler_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own words are the error; a missing command, or one that says nothing, is one, too."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    pbs, path = SCHEDULERS["pbs"], tmp_path / "build.sh"
+    with pytest.raises(ConfigError, match="is it in PATH"):
+        submit_script(pbs, path, "")
+    commands(tmp_path, "qsub", "echo 'qsub: Unknown queue' >&2; exit 1")
+    with pytest.raises(DistcacheError, match="Unknown queue"):
+        submit_script(pbs, path, "")
+    commands(tmp_path, "qsub", "true")
+    with pytest.raises(DistcacheError, match="instead of the number of a job"):
+        submit_script(pbs, path, "")
+
+
+def run_script(text: str, directory: Path, **variables: str) -> subprocess.Popen[str]:
+    """Start a batch script in which the command of a rank is a stand-in."""
+    environment = {"PATH": f"{directory}:/usr/bin:/bin", **variables}
+    return subprocess.Popen(
+        ["bash", "-c", text], env=environment, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "again"),
+    [("pbs", 8, "qrerun 7"), ("sge", 99, ""), ("lsf", 8, ""), ("flux", 8, "")],
+)
+def test_an_interrupted_build(
+    name: SchedulerName, expected: int, again: str, tmp_path: Path
+) -> None:
+    """A signal to all processes leaves the script alive, which acts on code 8 of the ranks."""
+    rank = tmp_path / "rank"
+    rank.write_text("#!/bin/bash\ntrap 'kill $!; exit 8' USR1\nsleep 60 & wait\n")
+    rank.chmod(0o755)
+    commands(tmp_path, "qrerun", f"echo qrerun $1 >{tmp_path}/again; exit 1")
+    commands(tmp_path, "flux", 'while [ "$1" != "${1#[-r]}" ]; do shift; done; exec "$@"')
+    one = SHAPE._replace(nodes=1, tasks=1, cpus=1)
+    text = build_script(SCHEDULERS[name], one, [], tmp_path / "c.h5")
+    text = text.replace(f"{sys.executable} -P -m distcache", str(rank))
+    job = run_script(text, tmp_path, PBS_JOBID="7")
+    time.sleep(1)
+    children: Sequence[str] = subprocess.run(
+        ["pgrep", "-f", str(rank)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    job.send_signal(signal.SIGUSR1)
+    for child in children:
+        if int(child) != job.pid:
+            os.kill(int(child), signal.SIGUSR1)
+    _, errors = job.communicate(timeout=30)
+    assert job.returncode == expected, errors
+    assert "distcache was interrupted" in errors
+    if again:
+        assert (tmp_path / "again").read_text().strip() == again
+
+
+def test_success_without_a_cache(tmp_path: Path) -> None:
+    """A launcher that returns 0 without having run is not a success."""
+    one = SHAPE._replace(nodes=1, tasks=1, cpus=1)
+    text = build_script(SCHEDULERS["lsf"], one, [], tmp_path / "c.h5")
+    text = text.replace(f"{sys.executable} -P -m distcache", "true")
+    job = run_script(text, tmp_path)
+    job.communicate(timeout=30)
+    assert job.returncode == 5
+    (tmp_path / "c.h5").touch()
+    job = run_script(text, tmp_path)
+    job.communicate(timeout=30)
+    assert job.returncode == 0
