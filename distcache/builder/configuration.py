@@ -15,7 +15,8 @@ import msgspec
 
 from distcache.builder.continued import continue_cache
 from distcache.errors import ConfigError, NotReady
-from distcache.megatron.names import FrameworkName, Naming
+from distcache.megatron.frameworks.table import framework_named
+from distcache.megatron.names import Naming
 from distcache.megatron.options import MEGATRON_KEYS, config_from_options, options_from_mapping
 from distcache.megatron.tokenizers import checked_tokenizer, releases_in
 from distcache.plan.config import (
@@ -382,7 +383,7 @@ def naming_from(
     releases: str | None,
     *,
     fim_data: bool | None,
-    framework: FrameworkName | None = None,
+    framework: str | None = None,
 ) -> Naming:
     """Return what decides the names of files, as a command's options say it.
 
@@ -400,7 +401,8 @@ def naming_from(
     Raises
     ------
     ConfigError
-        If a release is not known, or the file has no tokenizer.
+        If a release or the framework is not known, or the file has no tokenizer.
     """
     described = None if tokenizer is None else tokenizer_from(tokenizer)
-    return Naming(described, releases_in(releases or ""), fim_data, framework)
+    named = None if framework is None else framework_named(framework)
+    return Naming(described, releases_in(releases or ""), fim_data, named)

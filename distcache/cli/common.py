@@ -11,7 +11,6 @@ from typing import Annotated, Final
 import typer
 
 from distcache.cli.show import LogFormat
-from distcache.megatron.names import FrameworkName
 from distcache.storage.interruption import end_by_itself, interrupt_at
 from distcache.storage.url import path_only
 
@@ -41,7 +40,7 @@ MegatronOption = Annotated[
     ),
 ]
 FrameworkOption = Annotated[
-    FrameworkName | None,
+    str | None,
     typer.Option(
         "--for",
         metavar="FRAMEWORK",

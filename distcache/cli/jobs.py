@@ -42,6 +42,7 @@ from distcache.launch.submit import (
     submit,
 )
 from distcache.megatron.command_line import require_command
+from distcache.megatron.frameworks.table import framework_named
 from distcache.megatron.names import MEGATRON
 from distcache.ranks.progress import Progress
 from distcache.storage.files import make_directories, may_write
@@ -286,7 +287,7 @@ def doctor_command(
             require_command(context.args)
             found, files = examine_training(context.args, directory)
         else:
-            found, files = examine_framework(framework, directory, context.args)
+            found, files = examine_framework(framework_named(framework), directory, context.args)
         findings += found
         document["files"] = files
     problems = [finding for finding in findings if finding.level == "problem"]

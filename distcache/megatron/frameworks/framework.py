@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import yaml
-
 from distcache.cache.contents import Contents
 from distcache.megatron.arguments import DEFAULT_SURPLUS, Arguments
 from distcache.megatron.names import NamedArrays, Naming
@@ -43,6 +41,8 @@ class Framework(NamedTuple):
 
 def yaml_lines(document: Any) -> tuple[str, ...]:
     """Return a document as lines of YAML."""
+    import yaml  # noqa: PLC0415  rarely needed
+
     return tuple(yaml.safe_dump(document, sort_keys=False, width=1 << 20).splitlines())
 
 

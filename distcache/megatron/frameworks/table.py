@@ -22,6 +22,20 @@ FRAMEWORKS: Final[dict[FrameworkName, Framework]] = {
 }
 
 
+def framework_named(text: str) -> FrameworkName:
+    """Return the name of a framework that a text is.
+
+    Raises
+    ------
+    ConfigError
+        If there is none of this name.
+    """
+    for name in FRAMEWORKS:
+        if name == text:
+            return name
+    raise ConfigError(f"--for {text}: is no known framework; known: {', '.join(FRAMEWORKS)}")
+
+
 def framework_of(naming: Naming) -> Framework:
     """Return the framework that a naming names.
 
