@@ -234,12 +234,12 @@ demo-test: $(VENV)/test-installed
 # A Slurm cluster of three nodes on this machine; left out, with the reason, where it cannot be.
 cluster-tests: $(VENV)/test-installed
 	@mkdir -p build
-	scripts/cluster_packages || [ "$$DISTCACHE_CLUSTER" != required ]
+	scripts/cluster_packages && scripts/grid_engine $(CURDIR)/build/schedulers || [ "$$DISTCACHE_CLUSTER" != required ]
 	DISTCACHE_LEFT_OUT=$(CURDIR)/$(LEFT_OUT) pytest -q $(USUAL) $(DURATIONS) $(CLUSTER)
 
 cluster-rest: $(VENV)/test-installed
 	@mkdir -p build
-	scripts/cluster_packages || [ "$$DISTCACHE_CLUSTER" != required ]
+	scripts/cluster_packages && scripts/grid_engine $(CURDIR)/build/schedulers || [ "$$DISTCACHE_CLUSTER" != required ]
 	DISTCACHE_LEFT_OUT=$(CURDIR)/$(LEFT_OUT) pytest -q $(MORE) $(DURATIONS) $(CLUSTER)
 
 # The fast suite under the newest Python, but for what needs torch, and part of it under those between.

@@ -16,7 +16,7 @@ from distcache.launch.schedulers.scheduler import Scheduler, Shape, with_directi
 from distcache.storage.files import atomic_write
 
 CACHE_VARIABLE: Final = "DISTCACHE_CACHE"
-WAIT: Final = 600  # seconds in which a cache that was built on other nodes is to be seen
+WAIT: Final = 60  # seconds in which a cache that was built on other nodes is to be seen
 SHELL: Final = re.compile(r"#!\s*\S*(/|env\s+)(ba|da|k|z)?sh\b")
 
 

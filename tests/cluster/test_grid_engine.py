@@ -1,0 +1,137 @@
+"""Grid Engine runs what `distcache submit` writes: a pre-job, training after it, interruptions."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distcache.builder.build_record import read_build_record
+from tests.cluster.grid_engine import PACKAGES, GridEngine
+from tests.support.corpora import write_corpora
+from tests.support.large import write_large
+from tests.support.processes import DISTCACHE
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.mpi
+LIMIT = 120.0
+RANKS = "3"
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[GridEngine]:
+    """A Grid Engine."""
+    if os.geteuid() != 0 or not PACKAGES.exists():
+        if os.environ.get("DISTCACHE_CLUSTER") == "required":
+            pytest.fail("Grid Engine needs root and scripts/grid_engine")
+        pytest.skip("Grid Engine needs root and scripts/grid_engine")
+    base = Path(tempfile.mkdtemp(prefix="distcache-sge-"))
+    base.chmod(0o755)
+    made = GridEngine(base)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.stop()
+        shutil.rmtree(base, ignore_errors=True)
+
+
+def small(directory: Path) -> Path:
+    """Write a configuration of a small corpus."""
+    (directory / "data").mkdir()
+    prefix = write_corpora(directory / "data")["plain"]
+    path = directory / "blend.json"
+    path.write_text(json.dumps({"sequence_length": 32, "split": "9,1,0", "blend": [prefix]}))
+    return path
+
+
+def submitted(engine: GridEngine, *words: str | Path) -> dict[str, Any]:
+    """Submit by distcache; the commands of Slurm are here, too, and would come first."""
+    options = ["--scheduler", "sge", "--ntasks-per-node", RANKS, "--json"]
+    found: dict[str, Any] = json.loads(engine.run(DISTCACHE, "submit", *options, *words))
+    return found
+
+
+def running(engine: GridEngine) -> list[str]:
+    """Return the numbers of the jobs that have not ended."""
+    return [line.split()[0] for line in engine.run("qstat").splitlines()[2:]]
+
+
+def log_of(found: dict[str, Any]) -> str:
+    """Return what a pre-job has written."""
+    job = found["prejob"]["job"]
+    return (Path(found["prejob"]["logs"]) / f"{job}.log").read_text()
+
+
+def test_training_starts_after_the_prejob(engine: GridEngine, tmp_path: Path) -> None:
+    """Ranks build, and training gets the cache's path and its arguments after them."""
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "#!/bin/bash\n#$ -S /bin/bash\n"
+        f"#$ -o {tmp_path}/log -j y\n"
+        f"{DISTCACHE} localize $DISTCACHE_CACHE --store {tmp_path}/store || exit\n"
+        f"echo $DISTCACHE_CACHE $1 >{tmp_path}/out\n"
+    )
+    found = submitted(
+        engine, small(tmp_path), "-o", tmp_path / "caches", "--name", "c", "--", script, "a b"
+    )
+    wait_until(lambda: not running(engine), "the jobs", LIMIT)
+    cache = tmp_path / "caches" / "c.h5"
+    assert cache.exists(), log_of(found)
+    assert len(read_build_record(cache).ranks) == int(RANKS)
+    assert (tmp_path / "out").read_text() == f"{cache} a b\n"
+
+
+@pytest.mark.more
+def test_training_does_not_follow_a_failure(engine: GridEngine, tmp_path: Path) -> None:
+    """Grid Engine starts it all the same; it ends at once, since there is no cache."""
+    config = small(tmp_path)
+    script = tmp_path / "train.sh"
+    lines = ["#!/bin/bash", "#$ -S /bin/bash", f"#$ -o {tmp_path}/log -j y"]
+    script.write_text("\n".join([*lines, f"touch {tmp_path}/trained\n"]))
+    found = submitted(
+        engine, config, "-o", tmp_path / "caches", "--name", "c",
+        "--directive=-h", "--", script,
+    )  # fmt: skip
+    path = tmp_path / "data" / "plain.idx"
+    path.write_bytes(path.read_bytes()[:-1])
+    engine.run("qrls", found["prejob"]["job"])
+    wait_until(lambda: not running(engine), "the jobs", LIMIT)
+    assert "plain.idx" in log_of(found)
+    assert "not started, after 60 s" in (tmp_path / "log").read_text()
+    assert not (tmp_path / "trained").exists()
+
+
+def test_an_interrupted_prejob_starts_again(engine: GridEngine, tmp_path: Path) -> None:
+    """At its soft limit the ranks end with 8, the script with 99, and the job resumes."""
+    prefixes = [write_large(tmp_path / f"m{i}", 700_000 + i) for i in range(12)]
+    fields = {
+        "sequence_length": 24,
+        "split": "98,1,1",
+        "samples": {"train": 40 * 700_000, "valid": 1000, "test": 1000},
+        "blend": [{"path": prefix, "weight": 1} for prefix in prefixes],
+    }
+    config = tmp_path / "blend.json"
+    config.write_text(json.dumps(fields))
+    found = submitted(engine, config, "-o", tmp_path / "caches", "--name", "c")
+    job, logs = found["prejob"]["job"], Path(found["prejob"]["logs"])
+    journals = tmp_path / "caches" / ".c.h5.building"
+    wait_until(
+        lambda: any(path.stat().st_size for path in journals.glob("journal.*.jsonl")),
+        "records of what is built",
+        LIMIT,
+    )
+    # What its soft limit does: SIGUSR1 to all processes of the job.
+    engine.run("pkill", "-USR1", "-f", f"job_scripts/{job}|--name c ")
+    wait_until(lambda: not running(engine), "the job", LIMIT, list(logs.glob("*.log")))
+    said = log_of(found)
+    assert "interrupted by SIGUSR1; run again to resume" in said
+    assert "the job starts again, and resumes" in said
+    assert (tmp_path / "caches" / "c.h5").exists(), said
+    assert read_build_record(tmp_path / "caches" / "c.h5").resumed > 0
