@@ -19,7 +19,7 @@ TEST := lint docs cpp-tests sanitized-tests demo-test python-tests
 TEST_BESIDE := mpi-tests object-tests peers
 TEST_WAITING := cluster-tests
 REST := cpp-builds sanitized-rest python-rest judges coverage python-versions
-REST_BESIDE := mpi-rest aarch64 wheels-test
+REST_BESIDE := mpi-rest aarch64 wheels-test packaging
 REST_WAITING := cluster-rest storm object-rest
 # What a run could not test, a line each.
 LEFT_OUT := build/left-out
@@ -258,6 +258,10 @@ wheel:
 # A wheel for this Python, tried where there is no compiler.
 wheels-test: $(VENV)/installed
 	scripts/wheels $$($(BIN)/python -c "import sys; print('%d.%d' % sys.version_info[:2])")
+
+# Metadata, workflows, forms and recipes, by the tools of their makers.
+packaging: $(VENV)/installed
+	scripts/packaging $(CURDIR)/build/packaging
 
 cluster-packages:
 	scripts/cluster_packages

@@ -15,7 +15,7 @@ import msgspec
 
 from distcache.builder.continued import continue_cache
 from distcache.errors import ConfigError, NotReady
-from distcache.megatron.frameworks.table import framework_named
+from distcache.megatron.frameworks.known_frameworks import framework_named
 from distcache.megatron.names import Naming
 from distcache.megatron.options import MEGATRON_KEYS, config_from_options, options_from_mapping
 from distcache.megatron.tokenizers import checked_tokenizer, releases_in

@@ -133,6 +133,9 @@ PANELS: Final = {
         "verify": CommandEntry(
             "cache", "verify_command", "Compare every byte of a cache with its digests."
         ),
+        "schema": CommandEntry(
+            "schema", "schema_command", "Print the JSON schema of a configuration, for editors."
+        ),
         "explain": CommandEntry(
             "cache",
             "explain_command",

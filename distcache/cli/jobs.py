@@ -30,7 +30,7 @@ from distcache.launch.doctor.machine import examine_machine
 from distcache.launch.doctor.training import examine_training
 from distcache.launch.follow import failure, follow
 from distcache.launch.prejob import JobOptions
-from distcache.launch.schedulers.table import SCHEDULERS
+from distcache.launch.schedulers.known_schedulers import SCHEDULERS
 from distcache.launch.slurm import tasks_that_fit
 from distcache.launch.submit import (
     Prejob,
@@ -42,7 +42,7 @@ from distcache.launch.submit import (
     submit,
 )
 from distcache.megatron.command_line import require_command
-from distcache.megatron.frameworks.table import framework_named
+from distcache.megatron.frameworks.known_frameworks import framework_named
 from distcache.megatron.names import MEGATRON
 from distcache.ranks.progress import Progress
 from distcache.storage.files import make_directories, may_write

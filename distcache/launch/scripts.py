@@ -33,9 +33,9 @@ def build_script(
     Parameters
     ----------
     scheduler : Scheduler
-        Its scheduler.
+        The scheduler.
     shape : Shape
-        What the job asks for.
+        Resources of the job.
     words : sequence of str
         Arguments of distcache that every rank gets.
     cache : Path

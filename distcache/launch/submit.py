@@ -33,8 +33,8 @@ from distcache.launch.prejob import (
     sbatch_parameters,
     submit_prejob,
 )
+from distcache.launch.schedulers.known_schedulers import SCHEDULERS, SchedulerName, find_scheduler
 from distcache.launch.schedulers.scheduler import Shape
-from distcache.launch.schedulers.table import SCHEDULERS, SchedulerName, find_scheduler
 from distcache.launch.scripts import (
     CACHE_VARIABLE,
     build_script,

@@ -20,8 +20,8 @@ from distcache.cache.contents import ArrayView, Cache
 from distcache.cache.digests import array_digest, joined_digest, leaves_of, read_pieces
 from distcache.errors import CacheCorrupt, ConfigError, NotReady
 from distcache.megatron.arguments import IN_THE_PLACE, megatron_warnings
-from distcache.megatron.frameworks.framework import AS_YAML, Place
-from distcache.megatron.frameworks.table import (
+from distcache.megatron.frameworks.framework import AS_YAML, ExportPlace
+from distcache.megatron.frameworks.known_frameworks import (
     FRAMEWORKS,
     framework_of,
     named_files,
@@ -136,7 +136,7 @@ def export(
             alike = _by_arrays(wanted)
             written = pool.map(lambda entries: _write_entries(cache, entries, directory), alike)
             files = [name for names in written for name in names]
-            place = Place(directory, directory / record, objects)
+            place = ExportPlace(directory, directory / record, objects)
             return _describe_export(cache, place, files, rename, naming)
 
 
@@ -279,7 +279,7 @@ def _link(source: Path, path: Path) -> bool:
 
 
 def _describe_export(
-    cache: Cache, place: Place, files: list[str], rename: Callable[[str], str], naming: Naming
+    cache: Cache, place: ExportPlace, files: list[str], rename: Callable[[str], str], naming: Naming
 ) -> Exported:
     """Write the files with the settings and the blend."""
     settings = framework_of(naming).settings(cache, place, rename, naming)

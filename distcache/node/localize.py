@@ -15,7 +15,7 @@ from distcache.cache.corpus_places import Moves, find_moves
 from distcache.cache.format import Header
 from distcache.errors import ConfigError, DistcacheError, NoSpace
 from distcache.megatron.arguments import reading_nodes
-from distcache.megatron.frameworks.table import require_readable
+from distcache.megatron.frameworks.known_frameworks import require_readable
 from distcache.node.lock import exclusive
 from distcache.node.manifest import (
     CorpusStat,

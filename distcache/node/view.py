@@ -10,7 +10,7 @@ from pathlib import Path
 from distcache.cache import open_cache
 from distcache.corpus import bin_path, idx_path
 from distcache.megatron.export import Exported, export
-from distcache.megatron.frameworks.table import named_files
+from distcache.megatron.frameworks.known_frameworks import named_files
 from distcache.megatron.names import Naming
 from distcache.node.manifest import CACHE, Manifest
 from distcache.node.records import LocalCorpus

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 from distcache.train.batch import BatchMemory, BatchRow, attention_masks, rows_of
 from distcache.train.open_files import CacheHandle, OpenFiles
 from distcache.train.reading import Arrays
-from distcache.train.samples import SampleDataset, SampleOptions
+from distcache.train.sample_arrays import SampleDataset, SampleOptions
 
 
 class CachedDataset(SampleDataset, Dataset[dict[str, torch.Tensor]]):

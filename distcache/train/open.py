@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from distcache.corpus.mds.row import Row
     from distcache.train.dataset import CachedDataset
     from distcache.train.rows import RowDataset
-    from distcache.train.samples import NumpyDataset, SampleFields, SampleOptions
+    from distcache.train.sample_arrays import NumpyDataset, SampleFields, SampleOptions
 
 logger = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ class OpenCache:
         ConfigError
             If there is no such split or option.
         """
-        from distcache.train.samples import NumpyDataset  # noqa: PLC0415
+        from distcache.train.sample_arrays import NumpyDataset  # noqa: PLC0415
 
         chosen = self._options_of(split, options, "numpy_dataset")
         if chosen.create_attention_mask:
@@ -173,7 +173,7 @@ class OpenCache:
         ConfigError
             If there is no such option.
         """
-        from distcache.train.samples import SampleOptions  # noqa: PLC0415
+        from distcache.train.sample_arrays import SampleOptions  # noqa: PLC0415
 
         try:
             plain = {name: plain_number(value) for name, value in options.items()}

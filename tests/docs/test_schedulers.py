@@ -25,7 +25,11 @@ def test_a_script(script: Path) -> None:
 def test_the_manifests() -> None:
     """They are valid by the schema of Kubernetes."""
     done = subprocess.run(
-        [Path(sys.executable).parent / "kubernetes-validate", "--strict", PAGES / "kubernetes.yaml"],
+        [
+            Path(sys.executable).parent / "kubernetes-validate",
+            "--strict",
+            PAGES / "kubernetes.yaml",
+        ],
         capture_output=True,
         text=True,
         check=False,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import distcache
-from distcache.train.samples import NumpyDataset
+from distcache.train.sample_arrays import NumpyDataset
 from tests.support.caches import build_here
 
 BATCH = 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import random
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ from tests.support.corpora import LENGTHS, write_lengths
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 TOKENIZER = SimpleNamespace(eod=7, pad=7)
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SAMPLES = {"train": 120, "valid": 40, "test": 10}
 
 
@@ -116,3 +118,14 @@ def test_counts_are_bridges() -> None:
         counts = bridge.loaders.get_train_valid_test_num_samples(configuration)
         ours = samples_of(Training(seq_length=8, arithmetic="bridge", **training))
         assert (ours.train, ours.valid, ours.test) == counts
+
+
+def test_the_example(fields: dict[str, Any], tmp_path: Path) -> None:
+    """The example gives a configuration the datasets of a cache."""
+    cache = build_here(fields, tmp_path / "shared", "c").path
+    example = runpy.run_path(str(EXAMPLES / "bridge.py"))
+    configuration = SimpleNamespace(
+        model=SimpleNamespace(seq_length=32), rng=SimpleNamespace(seed=9), dataset=None
+    )
+    example["use"](configuration, str(cache))
+    assert len(datasets_of(configuration.dataset)[0]) >= SAMPLES["train"]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import runpy
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -187,6 +190,22 @@ def test_orders_that_megatron_has_not(
         assert len(found) == len(ours)
         for number in range(0, len(ours), 7):
             assert torch.equal(torch.as_tensor(found[number]["tokens"]), ours[number]["tokens"])
+
+
+def test_the_example(corpora: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The example's `pretrain` gets a provider whose samples are Megatron's."""
+    words = [*COMMAND.split(), *data_words("blend", corpora)]
+    monkeypatch.setenv("DISTCACHE_CACHE", str(cached(words, tmp_path)))
+    scripts = ModuleType("pretrain_gpt")
+    scripts.forward_step = scripts.model_provider = None  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pretrain_gpt", scripts)
+    given: list[Any] = []
+    monkeypatch.setattr("megatron.training.pretrain", lambda *words: given.extend(words))
+    example = Path(__file__).parents[2] / "examples" / "megatron_lm.py"
+    runpy.run_path(str(example), run_name="__main__")
+    start_training(words)
+    ours, theirs = training.build_train_valid_test_datasets(given[0]), megatrons(words, tmp_path)
+    require_equal(ours[0][7], theirs[0][7])
 
 
 def test_a_rank_that_reads_no_data(corpora: list[str], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from distcache.corpus import bin_path, open_idx
 from distcache.corpus.idx import ITEM_TYPES
 from distcache.errors import ConfigError
 from distcache.train.provenance import SamplePart
-from distcache.train.samples import SampleFields, SampleOptions
+from distcache.train.sample_arrays import SampleFields, SampleOptions
 from tests.support.caches import build_here
 from tests.support.processes import start
 from tests.support.texts import documents, train_bpe, write_jsonl

@@ -172,7 +172,7 @@ def judge_launcher(path: str, version: str, loaded: Loaded) -> Finding:
     path : str
         The launcher.
     version : str
-        What it says with ``--version``.
+        Output of ``--version``.
     loaded : Loaded
         mpi4py's library.
     """

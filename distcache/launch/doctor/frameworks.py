@@ -24,8 +24,8 @@ from distcache.launch.doctor.finding import Finding
 from distcache.launch.doctor.training import blends_of, quiet
 from distcache.megatron.export import Exported, exports_in
 from distcache.megatron.frameworks.automodel import SPLIT_NAMES
+from distcache.megatron.frameworks.known_frameworks import FRAMEWORKS
 from distcache.megatron.frameworks.maxtext import EVALUATION
-from distcache.megatron.frameworks.table import FRAMEWORKS
 from distcache.megatron.names import FrameworkName, description_of
 from distcache.megatron.options import config_from_options
 from distcache.plan.config import SPLITS

@@ -17,8 +17,8 @@ from distcache.errors import ConfigError
 from distcache.megatron.arguments import Arguments, blend_words
 from distcache.megatron.frameworks.framework import (
     AS_YAML,
+    ExportPlace,
     Framework,
-    Place,
     Rename,
     blends_of_one,
     of_megatron_only,
@@ -69,7 +69,7 @@ def _files(cache: Contents, rename: Rename, naming: Naming) -> Iterator[NamedArr
     return named_arrays(cache, rename, complete)
 
 
-def _settings(cache: Contents, place: Place, rename: Rename, naming: Naming) -> Arguments:
+def _settings(cache: Contents, place: ExportPlace, rename: Rename, naming: Naming) -> Arguments:
     blend = Path(f"{place.stem}-blend.json")
     samples = samples_asked(cache)
     dataset: dict[str, Any] = {

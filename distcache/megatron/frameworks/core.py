@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from distcache.cache.contents import Contents
 from distcache.megatron.arguments import Arguments, megatron_arguments
-from distcache.megatron.frameworks.framework import Framework, Place, Rename, continued
+from distcache.megatron.frameworks.framework import ExportPlace, Framework, Rename, continued
 from distcache.megatron.names import Naming, megatron_files
 
 
-def _settings(cache: Contents, place: Place, rename: Rename, naming: Naming) -> Arguments:
+def _settings(cache: Contents, place: ExportPlace, rename: Rename, naming: Naming) -> Arguments:
     return megatron_arguments(cache, place.directory, place.stem, rename, place.objects)
 
 

@@ -17,7 +17,7 @@ AS_OPTIONS: Final = " \\\n    "
 AS_YAML: Final = "\n"
 
 
-class Place(NamedTuple):
+class ExportPlace(NamedTuple):
     """Where an export is."""
 
     directory: Path  # directory of the files, absolute
@@ -32,7 +32,7 @@ class Framework(NamedTuple):
     # what it looks for, by the names that training will give the corpora
     files: Callable[[Contents, Rename, Naming], Iterator[NamedArrays]]
     # options or YAML that make it look for them
-    settings: Callable[[Contents, Place, Rename, Naming], Arguments]
+    settings: Callable[[Contents, ExportPlace, Rename, Naming], Arguments]
     # reasons why it would not find the arrays or would read others; the prefixes are those under
     # which the `.idx` files can be read now
     refusals: Callable[[Contents, Sequence[str]], Iterator[str]]

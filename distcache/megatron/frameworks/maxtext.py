@@ -20,8 +20,8 @@ from distcache.corpus.idx import open_idx
 from distcache.megatron.arguments import Arguments, blend_words
 from distcache.megatron.frameworks.framework import (
     AS_YAML,
+    ExportPlace,
     Framework,
-    Place,
     Rename,
     blends_of_one,
     of_megatron_only,
@@ -78,7 +78,7 @@ def _files(cache: Contents, rename: Rename, naming: Naming) -> Iterator[NamedArr
             yield NamedArrays(stem, description, cache.arrays("blends", row), size)
 
 
-def _settings(cache: Contents, place: Place, rename: Rename, naming: Naming) -> Arguments:
+def _settings(cache: Contents, place: ExportPlace, rename: Rename, naming: Naming) -> Arguments:
     document: dict[str, Any] = {"dataset_type": "grain", "grain_file_type": "mmap_npy"}
     for split, field in (("train", "grain_train_files"), ("valid", "grain_eval_files")):
         if split in cache.splits:
@@ -103,7 +103,7 @@ def _settings(cache: Contents, place: Place, rename: Rename, naming: Naming) -> 
     return Arguments(yaml_lines(document), {}, tuple(warnings))
 
 
-def _specifications(cache: Contents, split: str, place: Place, rename: Rename) -> str:
+def _specifications(cache: Contents, split: str, place: ExportPlace, rename: Rename) -> str:
     """Return the corpora of a split as MaxText spells them."""
     words = blend_words(cache, split, rename) or []
     if len(words) == 1:

@@ -13,7 +13,7 @@ from typing import Final
 from distcache.cache.contents import Contents
 from distcache.errors import ConfigError
 from distcache.megatron.arguments import Arguments, megatron_arguments
-from distcache.megatron.frameworks.framework import Framework, Place, Rename, of_megatron_only
+from distcache.megatron.frameworks.framework import ExportPlace, Framework, Rename, of_megatron_only
 from distcache.megatron.names import (
     Identifiers,
     NamedArrays,
@@ -52,7 +52,7 @@ def _stem(identifiers: Identifiers, digest: str) -> str:
     return f"{digest}-{identifiers['class']}"
 
 
-def _settings(cache: Contents, place: Place, rename: Rename, naming: Naming) -> Arguments:
+def _settings(cache: Contents, place: ExportPlace, rename: Rename, naming: Naming) -> Arguments:
     found = megatron_arguments(cache, place.directory, place.stem, rename)
     options = tuple(option for option in found.options if not option.startswith(LATER))
     files = {path: text for path, text in found.files.items() if str(path) in " ".join(options)}

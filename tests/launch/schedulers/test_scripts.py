@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from distcache.errors import ConfigError, DistcacheError, NotReady
+from distcache.launch.schedulers.known_schedulers import SCHEDULERS, SchedulerName, find_scheduler
 from distcache.launch.schedulers.scheduler import Shape, with_directives
-from distcache.launch.schedulers.table import SCHEDULERS, SchedulerName, find_scheduler
 from distcache.launch.scripts import build_script, submit_script, training_script
 
 GOLDEN = Path(__file__).parent / "golden"

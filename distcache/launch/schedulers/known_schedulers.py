@@ -11,7 +11,7 @@ from distcache.launch.schedulers.lsf import LSF
 from distcache.launch.schedulers.pbs import PBS
 from distcache.launch.schedulers.scheduler import Scheduler
 from distcache.launch.schedulers.sge import SGE
-from distcache.launch.schedulers.slurm import SLURM
+from distcache.launch.schedulers.slurm_text import SLURM
 
 SchedulerName = Literal["slurm", "pbs", "flux", "lsf", "sge"]
 SCHEDULERS: Final[dict[SchedulerName, Scheduler]] = {

@@ -205,7 +205,7 @@ class SampleDataset(SplitDataset[SampleReader]):
         Returns
         -------
         dict of str to ndarray
-            What is not read by the kernel: the position and the number of the dataset of each row,
+            Facts that the kernel does not read: position and number of the dataset of each row,
             where samples have them.
         """
         here = self._here()
