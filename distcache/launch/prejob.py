@@ -21,6 +21,8 @@ import xxhash
 
 from distcache.errors import BuildInterrupted, ConfigError, DistcacheError, NotReady
 from distcache.extras import how_to_install
+from distcache.launch.schedulers.scheduler import signal_delay
+from distcache.launch.scripts import RESTARTS
 from distcache.launch.slurm import parse_minutes, without_variables
 from distcache.option import Option
 from distcache.storage.timeouts import limits
@@ -46,8 +48,6 @@ OVERRULING: Final = (
     "ARRAY_INX EXPORT JOB_NAME NO_REQUEUE OPEN_MODE REQUEUE SIGNAL TIMELIMIT MEM_PER_CPU "
     "MEM_PER_GPU MEM_PER_NODE"
 )
-SIGNAL_DELAY: Final = 90  # seconds before the time limit at which the build is interrupted
-RESTARTS: Final = 3
 AS_FOR_SBATCH: Final = "The pre-job's; as for sbatch."
 
 
@@ -178,7 +178,7 @@ def make_executor(directory: Path, cache: Path, options: JobOptions) -> SlurmExe
         qos=options.qos,
         constraint=options.constraint,
         wckey=None,  # submitit's own name, which a site may not know
-        signal_delay_s=min(SIGNAL_DELAY, 15 * options.minutes),  # at most a quarter of the limit
+        signal_delay_s=signal_delay(options.minutes),
         srun_args=srun,
         setup=["trap : USR1 USR2  # those of --signal end the ranks, which requeue this job below"],
         teardown=_end_of_script(cache),
@@ -228,10 +228,10 @@ def sbatch_parameters(words: Sequence[str]) -> dict[str, str | None]:
         match = OPTION.fullmatch(word)
         if match is None or not word.isprintable():
             problems.append(
-                f"--sbatch {word!r}: expected an option of sbatch, such as --gres=gpu:1"
+                f"--directive {word!r}: expected an option of sbatch, such as --gres=gpu:1"
             )
         elif match["name"] in OURS.split():
-            problems.append(f"--sbatch {word!r}: distcache finds the job's files by this one")
+            problems.append(f"--directive {word!r}: distcache finds the job's files by this one")
         else:
             found[match["name"]] = match["value"]
     if problems:

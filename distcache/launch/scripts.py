@@ -17,12 +17,19 @@ from distcache.storage.files import atomic_write
 
 CACHE_VARIABLE: Final = "DISTCACHE_CACHE"
 WAIT: Final = 60  # seconds in which a cache that was built on other nodes is to be seen
+RESTARTS: Final = 3
+MARK: Final = "# written by distcache submit"
 SHELL: Final = re.compile(r"#!\s*\S*(/|env\s+)(ba|da|k|z)?sh\b")
 
 
 def distcache_command() -> list[str]:
     """Return the words that start this installation of distcache."""
     return [sys.executable, "-P", "-m", "distcache"]
+
+
+def restarts_file(logs: Path, cache: Path) -> Path:
+    """Return the file that counts the interruptions of a pre-job, a line each."""
+    return logs / f"{cache.stem}-restarts"
 
 
 def build_script(
@@ -50,11 +57,14 @@ def build_script(
         "code=$?",
         f'[ "$code" -eq 0 ] && [ ! -e {shlex.quote(str(cache))} ] && code={NotReady.exit_code}',
     ]
-    if scheduler.again:
+    if scheduler.requeue:
+        # A line for each start of this job that was interrupted.
+        starts = shlex.quote(str(restarts_file(shape.logs, cache)))
         end += [
-            f'if [ "$code" -eq {code} ]; then',
+            f'if [ "$code" -eq {code} ] && echo again >>{starts} '
+            f"&& [ $(wc -l <{starts}) -le {RESTARTS} ]; then",
             '    echo "distcache was interrupted; the job starts again, and resumes" >&2',
-            f"    {scheduler.again}",
+            f"    {scheduler.requeue}",
             "fi",
         ]
     else:
@@ -62,8 +72,9 @@ def build_script(
         end.append(f'[ "$code" -eq {code} ] && echo "{text}" >&2')
     lines = [
         "#!/bin/bash",
-        *(f"{scheduler.sign} {directive}" for directive in directives),
+        *(f"{scheduler.prefix} {directive}" for directive in directives),
         "",
+        MARK,
         "# Signals are for the ranks; this script acts on their exit code.",
         "trap : USR1 USR2 TERM",
         *filter(None, [scheduler.enter]),
@@ -108,6 +119,7 @@ def training_script(words: Sequence[str], cache: Path) -> str:
     head = list(itertools.takewhile(lambda line: not line or line.startswith("#"), lines))
     ready = [*distcache_command(), "ready", str(cache), "--wait", str(WAIT)]
     gate = [
+        MARK,
         f"export {CACHE_VARIABLE}={shlex.quote(str(cache))}",
         f"{shlex.join(ready)} || exit",
         *([shlex.join(["set", "--", *words[1:]])] if words[1:] else []),
@@ -123,7 +135,8 @@ def submit_script(scheduler: Scheduler, path: Path, text: str, after: str | None
     scheduler : Scheduler
         The scheduler.
     path : Path
-        Path of the script, in a directory that nobody else can write to.
+        Path of the script, in a directory that nobody else can write to. A script that is not
+        distcache's is not replaced.
     text : str
         The script.
     after : str or None
@@ -136,12 +149,16 @@ def submit_script(scheduler: Scheduler, path: Path, text: str, after: str | None
     DistcacheError
         In the scheduler's words, if it refuses the job.
     """
+    if path.exists() and MARK not in path.read_text("utf-8", "replace"):
+        raise ConfigError(
+            f"{path}: is not a script of distcache's; choose another --logs or --name"
+        )
     with atomic_write(path) as stream:
         stream.write(text.encode("utf-8"))
     waiting = [] if after is None else scheduler.after(after)
     words = [*scheduler.submit, *waiting]
     said = call(words, text=text) if scheduler.takes_input else call([*words, str(path)])
-    found = re.search(scheduler.number, said.strip(), re.MULTILINE)
+    found = re.search(scheduler.job_pattern, said.strip(), re.MULTILINE)
     if found is None:
         raise DistcacheError(
             f"{scheduler.submit[0]}: says {said.strip()!r} instead of the number of a job"

@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -38,6 +38,7 @@ from distcache.launch.schedulers.scheduler import Shape
 from distcache.launch.scripts import (
     CACHE_VARIABLE,
     build_script,
+    restarts_file,
     submit_script,
     training_script,
 )
@@ -52,6 +53,8 @@ from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.cores import share_of_cores
 from distcache.ranks.progress import NullProgress, Progress
 from distcache.storage.units import parse_size
+
+SLURMS: Final = ("qos", "constraint", "srun", "mpi")  # options that other schedulers lack
 
 
 class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,20 +145,16 @@ def submit(
     """
     progress = progress or NullProgress()
     scheduler = scheduler_of(options)
-    plan, options = _planned(config, name, options, progress)
+    plan, options = _planned(config, name, options, scheduler, progress)
     final = cache_path(directory, name, plan)
-    for path in options.reuse:
-        open_cache(path)
-    if training:
-        if scheduler == "slurm":
-            require_script(training[0], final)
-        else:
-            training_script(training, final)
+    script = _training_script(training, final, scheduler)
     prejob = None
     if not is_finished(final, plan.key):
         progress.phase("submitting the pre-job")
-        submit_it = _submit_prejob if scheduler == "slurm" else _submit_prejob_script
-        prejob = submit_it(config, final, plan, options, scheduler)
+        if scheduler == "slurm":
+            prejob = _submit_prejob(config, final, plan, options)
+        else:
+            prejob = _submit_prejob_script(config, final, plan, options, scheduler)
     if not training:
         return Submitted(str(final), plan.key, prejob, None, scheduler)
     after = None if prejob is None else prejob.job
@@ -163,9 +162,8 @@ def submit(
         if scheduler == "slurm":
             job = _submit_training(training, final, after)
         else:
-            path = make_logs(options, final) / f"{Path(training[0]).name}"
-            text = training_script(training, final)
-            job = submit_script(SCHEDULERS[scheduler], path, text, after)
+            path = make_logs(options, final) / f"{final.stem}-train.sh"
+            job = submit_script(SCHEDULERS[scheduler], path, script, after)
     except (DistcacheError, OSError) as error:
         if prejob is None:
             raise
@@ -183,9 +181,10 @@ def scripts_of(
     options: SubmitOptions,
     progress: Progress,
 ) -> Scripts:
-    """Return the batch scripts that `submit` would submit; nothing is written or submitted.
+    """Return a batch script that builds a cache, whether it exists or not, and one that trains.
 
-    Slurm's are complete in themselves, where `submit` starts its ranks through submitit.
+    Nothing is written or submitted. Slurm's script is complete in itself, where `submit` starts
+    its ranks through submitit.
 
     Parameters
     ----------
@@ -198,16 +197,20 @@ def scripts_of(
         As `submit`.
     """
     scheduler = scheduler_of(options)
-    plan, options = _planned(config, name, options, progress)
+    plan, options = _planned(config, name, options, scheduler, progress)
     final = cache_path(directory, name, plan)
-    asked, _ = _estimated(plan, options)
-    logs = Path(os.path.realpath(options.logs or job_directory(final)))
-    own = SCHEDULERS[scheduler]
-    words = build_words(config, final, plan.key, options)
-    shape = _shape_of(asked, logs, scheduler)
-    text = build_script(own, shape, words, final, asked.sbatch)
-    after = training_script(training, final) if training else None
-    return Scripts(scheduler, text, after, str(logs))
+    text, _, _ = _prejob_script(config, final, plan, options, scheduler)
+    train = None
+    if training:
+        train = _training_script(training, final, scheduler) or Path(training[0]).read_text("utf-8")
+    return Scripts(scheduler, text, train, str(logs_of(options, final)))
+
+
+def _training_script(words: list[str], final: Path, scheduler: SchedulerName) -> str:
+    """Return the script that trains, as it is submitted; Slurm takes the user's own, unchanged."""
+    if words and scheduler == "slurm":
+        require_script(words[0], final)
+    return training_script(words, final) if words and scheduler != "slurm" else ""
 
 
 def scheduler_of(options: SubmitOptions) -> SchedulerName:
@@ -218,17 +221,23 @@ def scheduler_of(options: SubmitOptions) -> SchedulerName:
 
 
 def _planned(
-    config: Path, name: str | None, options: SubmitOptions, progress: Progress
+    config: Path,
+    name: str | None,
+    options: SubmitOptions,
+    scheduler: SchedulerName,
+    progress: Progress,
 ) -> tuple[Plan, SubmitOptions]:
     """Return what is to be built, and the options with those of the configuration."""
     require_name(name)
     alone = SerialCommunicator()
     settings = load_config(config)
-    if scheduler_of(options) == "slurm":
+    if scheduler == "slurm":
         options = _with_configured(options, settings)
     plan = make_plan_together(alone, settings, share_of_cores(alone), progress)
     for warning in plan_warnings(settings, plan):
         progress.note(f"warning: {warning}")
+    for path in options.reuse:
+        open_cache(path)
     return plan, options
 
 
@@ -259,9 +268,7 @@ def _estimated(plan: Plan, options: SubmitOptions) -> tuple[JobOptions, Estimate
     return asked, predicted
 
 
-def _submit_prejob(
-    config: Path, final: Path, plan: Plan, options: SubmitOptions, scheduler: SchedulerName
-) -> Prejob:
+def _submit_prejob(config: Path, final: Path, plan: Plan, options: SubmitOptions) -> Prejob:
     """Submit the job that builds to Slurm, by submitit."""
     asked, predicted = _estimated(plan, options)
     mpi = asked.mpi or find_plugin(asked.nodes * asked.tasks_per_node)
@@ -275,14 +282,43 @@ def _submit_prejob_script(
     config: Path, final: Path, plan: Plan, options: SubmitOptions, scheduler: SchedulerName
 ) -> Prejob:
     """Submit the job that builds to a scheduler other than Slurm, as a batch script."""
-    asked, predicted = _estimated(plan, options)
+    text, asked, predicted = _prejob_script(config, final, plan, options, scheduler)
     logs = make_logs(options, final)
-    shape = _shape_of(asked, logs, scheduler)
-    words = build_words(config, final, plan.key, options)
-    own = SCHEDULERS[scheduler]
-    text = build_script(own, shape, words, final, asked.sbatch)
-    job = submit_script(own, logs / f"{final.stem}-build.sh", text)
+    restarts_file(logs, final).unlink(missing_ok=True)
+    job = submit_script(SCHEDULERS[scheduler], logs / f"{final.stem}-build.sh", text)
     return Prejob(job, asked, predicted, str(logs))
+
+
+def _prejob_script(
+    config: Path, final: Path, plan: Plan, options: SubmitOptions, scheduler: SchedulerName
+) -> tuple[str, JobOptions, Estimate]:
+    """Return the batch script of the job that builds, what it asks for, and the estimate."""
+    asked, predicted = _estimated(plan, options)
+    if options.job.memory is not None and not SCHEDULERS[scheduler].asks_memory:
+        raise ConfigError(
+            f"--mem: how memory is asked for under {SCHEDULERS[scheduler].title} is the site's "
+            "choice; give its directive with --directive"
+        )
+    shape = _shape_of(asked, logs_of(options, final), scheduler)
+    words = build_words(config, final, plan.key, options)
+    return build_script(SCHEDULERS[scheduler], shape, words, final, asked.sbatch), asked, predicted
+
+
+def logs_of(options: SubmitOptions, final: Path) -> Path:
+    """Return the directory of a job's files.
+
+    Raises
+    ------
+    ConfigError
+        If a scheduler would misread its path.
+    """
+    logs = Path(os.path.realpath(options.logs or job_directory(final)))
+    if any(char.isspace() or not char.isprintable() or char in "%\\\"'$" for char in str(logs)):
+        raise ConfigError(
+            f"{str(logs)!r}: schedulers misread blanks, quotes, % and $ in the paths of logs; "
+            "choose another directory with --logs"
+        )
+    return logs
 
 
 def make_logs(options: SubmitOptions, final: Path) -> Path:
@@ -293,12 +329,7 @@ def make_logs(options: SubmitOptions, final: Path) -> Path:
     ConfigError
         If others could replace it, or a scheduler would misread its path.
     """
-    logs = Path(os.path.realpath(options.logs or job_directory(final)))
-    if any(sign.isspace() or not sign.isprintable() or sign in "%\\\"'$" for sign in str(logs)):
-        raise ConfigError(
-            f"{str(logs)!r}: schedulers misread blanks, quotes, % and $ in the paths of logs; "
-            "choose another directory with --logs"
-        )
+    logs = logs_of(options, final)
     make_private(logs)
     return logs
 
@@ -312,7 +343,7 @@ def _shape_of(asked: JobOptions, logs: Path, scheduler: SchedulerName) -> Shape:
         If an option is Slurm's, and the scheduler is another one.
     """
     if scheduler != "slurm":
-        foreign = [name for name in ("qos", "constraint", "srun", "mpi") if getattr(asked, name)]
+        foreign = [name for name in SLURMS if getattr(asked, name)]
         if foreign:
             raise ConfigError(
                 *(
@@ -338,6 +369,9 @@ def _shape_of(asked: JobOptions, logs: Path, scheduler: SchedulerName) -> Shape:
         logs=logs,
         mpiexec=shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or "mpiexec",
         mpi=asked.mpi or "pmi2",
+        srun=asked.srun,
+        qos=asked.qos,
+        constraint=asked.constraint,
     )
 
 
@@ -399,8 +433,7 @@ def _submit_training(words: Sequence[str], cache: Path, after: str | None) -> st
     DistcacheError
         In Slurm's words, if it refuses the script.
     """
-    waiting = [f"--dependency=afterok:{after}", "--kill-on-invalid-dep=yes"]
-    dependency = [] if after is None else waiting
+    dependency = [] if after is None else SCHEDULERS["slurm"].after(after)
     command = [*dependency, *_export(words[0], cache), *words]
     with without_variables():
         said = call(["sbatch", "--parsable", *command], {CACHE_VARIABLE: str(cache)})

@@ -7,7 +7,7 @@ import io
 import os
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -78,6 +78,7 @@ def export(
     naming: Naming = Naming(),  # noqa: B008  frozen
     threads: int = 2,
     objects: Path | None = None,
+    here: Sequence[str] | None = None,
 ) -> Exported:
     """Write the ``.npy`` files that a framework looks for.
 
@@ -100,6 +101,8 @@ def export(
         Sections or blends that are written at a time.
     objects : Path or None
         Argument of `megatron_arguments`.
+    here : sequence of str or None
+        Paths under which the `.idx` of the corpora can be read now; by default the cache's own.
 
     Returns
     -------
@@ -119,7 +122,7 @@ def export(
         If the disk is full.
     """
     prefixes = [rename(prefix) for prefix in cache.prefixes]
-    require_readable(cache, naming, prefixes)
+    require_readable(cache, naming, rename, here or cache.prefixes)
     directory = directory.absolute()  # it is part of the options, wherever training starts
     require_text(str(directory), *prefixes)
     wanted = list(named_files(cache, rename, naming))
@@ -132,6 +135,7 @@ def export(
             raise ConfigError(f"{directory}: is not a directory") from error
         with _alone(directory):
             _sweep(directory, own)
+            _require_own_blends(naming, directory / f"{record}.json")
             _require_same_meaning(cache, wanted, directory / f"{record}.json")
             alike = _by_arrays(wanted)
             written = pool.map(lambda entries: _write_entries(cache, entries, directory), alike)
@@ -163,6 +167,25 @@ def exports_in(directory: Path) -> dict[str, Exported]:
             text = read_file(path, LARGEST, follow=False)
             found[path.name] = msgspec.json.decode(text, type=Exported)
     return found
+
+
+def _require_own_blends(naming: Naming, path: Path) -> None:
+    """Refuse the blends of a second cache, where a framework takes any that it finds.
+
+    Raises
+    ------
+    ConfigError
+        Naming the record of the other export.
+    """
+    if not framework_of(naming).takes_any_blend:
+        return
+    for record, found in exports_in(path.parent).items():
+        if record != path.name and found.framework == naming.framework:
+            raise ConfigError(
+                f"{path.parent}: has the export {record} already, and "
+                f"{framework_of(naming).title} would not know which blend to take; choose a "
+                "directory of its own with --out"
+            )
 
 
 def _require_same_meaning(cache: Cache, wanted: Iterable[NamedArrays], path: Path) -> None:

@@ -355,7 +355,7 @@ def _make_manifest(
                 shard_blocks(contents, number, 0)  # refuses those without digests
         if options.megatron:
             shared = [corpus.shared for corpus in manifest.corpora]
-            require_readable(contents, options.naming, shared)
+            require_readable(contents, options.naming, str, shared)
         late = next((corpus for corpus in manifest.corpora if corpus.behind), None)
         if options.megatron and late is not None and not is_url(late.shared):
             raise ConfigError(

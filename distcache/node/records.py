@@ -149,6 +149,19 @@ def invalidate(store: Store, name: str) -> None:
     store.ready(name).unlink(missing_ok=True)
 
 
+def joined_naming(before: Naming, now: Naming) -> Naming:
+    """Return the naming of a run, in which an earlier one says what this one does not.
+
+    Releases belong to a framework: another one keeps the tokenizer only.
+    """
+    tokenizer = before.tokenizer if now.tokenizer is None else now.tokenizer
+    framework = now.framework or before.framework
+    says_nothing = now == Naming(framework=now.framework)
+    if says_nothing and framework == before.framework:
+        return before
+    return Naming(tokenizer, now.releases, now.fim, framework)
+
+
 class LocalizeOptions(msgspec.Struct, frozen=True):
     """How to localize.
 
@@ -240,13 +253,7 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
         """Add what an earlier run was asked for, which its copy continues to have."""
         if before is None:
             return msgspec.structs.replace(self, shards=self._joined_shards(""))
-        naming = before.naming  # where this run says nothing
-        if self.naming != Naming(framework=self.naming.framework):
-            tokenizer = self.naming.tokenizer
-            tokenizer = before.tokenizer if tokenizer is None else tokenizer
-            naming = msgspec.structs.replace(self.naming, tokenizer=tokenizer)
-        framework = self.naming.framework or before.naming.framework
-        naming = msgspec.structs.replace(naming, framework=framework)
+        naming = joined_naming(before.naming, self.naming)
         return msgspec.structs.replace(
             self,
             link=self.link or before.linked,

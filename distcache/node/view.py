@@ -67,7 +67,9 @@ def make_view(store: Store, manifest: Manifest, naming: Naming) -> Exported:
     _lay_out_objects(store, manifest.corpora)
     cache = open_cache(manifest.files[CACHE].final)
     rename = _renamer(store, manifest)
-    return export(cache, store.view(manifest.name), rename, naming, objects=store.objects)
+    here = [store.prefix(corpus.stem) for corpus in manifest.corpora]
+    view = store.view(manifest.name)
+    return export(cache, view, rename, naming, objects=store.objects, here=here)
 
 
 def _lay_out_objects(store: Store, corpora: Sequence[LocalCorpus]) -> None:

@@ -58,4 +58,16 @@ class GridEngine:
         first = Path(f"/proc/{holder}/task/{holder}/children").read_text().split()[0]
         given = {**self.environment, **variables}
         env = ["env", *(f"{name}={value}" for name, value in given.items())]
-        return ["nsenter", "-t", first, "-u", "-m", "-n", "-p", "-i", "-r", *env, *map(str, command)]
+        return [
+            "nsenter",
+            "-t",
+            first,
+            "-u",
+            "-m",
+            "-n",
+            "-p",
+            "-i",
+            "-r",
+            *env,
+            *map(str, command),
+        ]

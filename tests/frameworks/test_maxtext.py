@@ -150,7 +150,7 @@ def test_views_are_refused(tmp_path: Path) -> None:
     chosen = SelectOptions(Selection(sample=0.7))
     select(SerialCommunicator(), fields["blend"][0], view, chosen)
     text = refused(fields | {"blend": [view]}, tmp_path)
-    assert f"{view}: is a view" in text
+    assert f"has {view}, which is a view" in text
     assert "distcache materialize" in text
 
 
@@ -187,4 +187,4 @@ def test_what_would_differ_is_refused(change: dict[str, Any], message: str, tmp_
 def test_names_that_it_cuts_are_refused(tmp_path: Path) -> None:
     """A path with a character that separates corpora would be read as two."""
     fields = configuration("one corpus", tmp_path / "data,1")
-    assert "its name has one of ;|:," in refused(fields, tmp_path)
+    assert "whose name has one of ;|:," in refused(fields, tmp_path)

@@ -25,7 +25,7 @@ from distcache.launch.doctor.training import blends_of, quiet
 from distcache.megatron.export import Exported, exports_in
 from distcache.megatron.frameworks.automodel import SPLIT_NAMES
 from distcache.megatron.frameworks.known_frameworks import FRAMEWORKS
-from distcache.megatron.frameworks.maxtext import EVALUATION
+from distcache.megatron.frameworks.maxtext import EVALUATION, blend_fields
 from distcache.megatron.names import FrameworkName, description_of
 from distcache.megatron.options import config_from_options
 from distcache.plan.config import SPLITS
@@ -66,9 +66,15 @@ def examine_framework(
         If the directory has no export for this framework, or the file cannot be read.
     """
     title = FRAMEWORKS[name].title
-    exported = next((e for e in exports_in(directory).values() if e.framework == name), None)
-    if exported is None:
+    known = {record: e for record, e in exports_in(directory).items() if e.framework == name}
+    if not known:
         raise ConfigError(f"{directory}: has no files for {title}; export them with --for {name}")
+    if len(known) > 1:
+        raise ConfigError(
+            f"{directory}: has several exports for {title} ({', '.join(known)}); give each a "
+            "directory of its own"
+        )
+    exported = next(iter(known.values()))
     try:
         with quiet():
             expected, notes = _ASK[name](words, exported, directory)
@@ -89,13 +95,14 @@ Answer = tuple[list[Expected], list[str]]
 
 def _settings_of(words: Sequence[str], exported: Exported) -> dict[str, Any]:
     """Return the fields of the file that the words name, or those that were printed."""
+    place = words[0] if words else exported.directory
     try:
         text = read_file(words[0], LARGEST).decode() if words else "\n".join(exported.arguments)
         found = yaml.safe_load(text)
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{words[0]}: cannot be read as YAML: {error}") from error
+        raise ConfigError(f"{place}: cannot be read as YAML: {error}") from error
     if not isinstance(found, dict):
-        raise ConfigError(f"{words[0]}: expected the YAML file of training")
+        raise ConfigError(f"{place}: expected the YAML file of training")
     return found
 
 
@@ -194,8 +201,6 @@ def _tokenizer_of(directory: Path) -> Any:
     """Return the tokenizer of the descriptions of a directory."""
     for path in sorted(directory.glob("*-GPTDataset-*description.txt")):
         return msgspec.json.decode(read_file(path, LARGEST, follow=False))["tokenizer"]
-    for path in sorted(directory.glob("*-GPTDataset-description.txt")):
-        return msgspec.json.decode(read_file(path, LARGEST, follow=False))["tokenizer"]
     raise ConfigError(f"{directory}: has no description of a section")
 
 
@@ -267,7 +272,7 @@ def _ask_maxtext(words: Sequence[str], exported: Exported, directory: Path) -> A
             pair = blending._find_index_pair_in_dir(index_dir or "", split)
             there = all(len(np.load(path, mmap_mode="r")) == self._size for path in pair)
             stem = pair[0].name.rpartition("-")[0] if there else stem
-        description = description_of({"split": split, "size": self._size})[0]
+        description = description_of(blend_fields(split, self._size))[0]
         files = tuple(ExpectedFile(f"{stem}-{kind}.npy", there) for kind in BLEND)
         found[stem] = Expected(stem, description, files)
         return none, none

@@ -25,17 +25,18 @@ def _directives(shape: Shape) -> Iterator[str]:
 
 
 def _launch(shape: Shape) -> Sequence[str]:
-    signal = f"--signal=SIGUSR1@{shape.warning}s"
+    signal = f"--signal=SIGUSR1@{shape.signal_delay}s"
     return ("flux", "run", signal, f"--ntasks={shape.ranks}", f"--cores-per-task={shape.cpus}")
 
 
 FLUX = Scheduler(
     title="Flux",
-    sign="#flux:",
+    prefix="#flux:",
     directives=_directives,
     launch=_launch,
+    asks_memory=False,
     submit=("flux", "batch"),
     after=lambda job: (f"--dependency=afterok:{job}",),
-    number=r"^(\S+)$",
-    again="",
+    job_pattern=r"^(\S+)$",
+    requeue="",
 )

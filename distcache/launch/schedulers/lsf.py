@@ -18,9 +18,9 @@ def _directives(shape: Shape) -> Iterator[str]:
     affinity = "" if shape.cpus == 1 else f" affinity[core({shape.cpus})]"
     yield f'-R "span[ptile={shape.tasks}]{memory}{affinity}"'
     yield f"-W {shape.minutes}"
-    yield f"-wt {-(-shape.warning // 60)}"
+    yield f"-wt {-(-shape.signal_delay // 60)}"
     yield "-wa USR1"
-    yield '-Q "8"'
+    yield '-Q "99"'
     yield f"-o {shape.logs}/%J.log"
     if shape.queue is not None:
         yield f"-q {shape.queue}"
@@ -30,12 +30,12 @@ def _directives(shape: Shape) -> Iterator[str]:
 
 LSF = Scheduler(
     title="LSF",
-    sign="#BSUB",
+    prefix="#BSUB",
     directives=_directives,
     launch=mpiexec,
     submit=("bsub",),
     after=lambda job: ("-w", f"done({job})"),
-    number=r"<(\d+)>",
-    again='exit "$code"',
+    job_pattern=r"<(\d+)>",
+    requeue="exit 99",
     takes_input=True,
 )

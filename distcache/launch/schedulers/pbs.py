@@ -29,18 +29,18 @@ def _directives(shape: Shape) -> Iterator[str]:
 
 
 def _launch(shape: Shape) -> Sequence[str]:
-    seconds = 60 * shape.minutes - shape.warning
+    seconds = 60 * shape.minutes - shape.signal_delay
     return ("timeout", "--preserve-status", "--signal=USR1", str(seconds), *mpiexec(shape))
 
 
 PBS = Scheduler(
     title="PBS",
-    sign="#PBS",
+    prefix="#PBS",
     directives=_directives,
     launch=_launch,
     submit=("qsub",),
     after=lambda job: ("-W", f"depend=afterok:{job}"),
-    number=r"^(\S+)$",
-    again='qrerun "$PBS_JOBID" && sleep 60',
+    job_pattern=r"^(\S+)$",
+    requeue='qrerun "$PBS_JOBID" && sleep 60',
     enter='cd "${PBS_O_WORKDIR:-.}"',
 )

@@ -23,7 +23,11 @@ class Shape(NamedTuple):
     account: str | None
     logs: Path  # directory
     mpiexec: str = "mpiexec"  # that of mpi4py's library
-    mpi: str = "pmi2"  # plugin of Slurm's srun
+    # Slurm's: plugin of srun, options of it, and of sbatch
+    mpi: str = "pmi2"
+    srun: tuple[str, ...] = ()
+    qos: str | None = None
+    constraint: str | None = None
 
     @property
     def ranks(self) -> int:
@@ -31,27 +35,33 @@ class Shape(NamedTuple):
         return self.nodes * self.tasks
 
     @property
-    def warning(self) -> int:
-        """Seconds before the time limit at which it is interrupted; at most a quarter of it."""
-        return min(SIGNAL_DELAY, 15 * self.minutes)
+    def signal_delay(self) -> int:
+        """Seconds before the time limit at which it is interrupted."""
+        return signal_delay(self.minutes)
+
+
+def signal_delay(minutes: int) -> int:
+    """Return the seconds before a time limit at which a build is interrupted: at most a quarter."""
+    return min(SIGNAL_DELAY, 15 * minutes)
 
 
 class Scheduler(NamedTuple):
     """A scheduler: the words of its scripts and its commands."""
 
     title: str
-    sign: str  # what begins a directive
+    prefix: str  # beginning of a directive's line
     directives: Callable[[Shape], Iterable[str]]
     # words before the command that every rank runs; the job has a signal before its time limit
     launch: Callable[[Shape], Sequence[str]]
     submit: tuple[str, ...]  # command that takes a script
     # options of it that make the script wait until another job has succeeded
     after: Callable[[str], Sequence[str]]
-    number: str  # pattern of the job's number in what the command prints
-    # shell commands of a job that was interrupted, and would resume; none if it cannot start again
-    again: str
+    job_pattern: str  # of the job's number in what the command prints
+    # shell commands that put an interrupted job into the queue again; none if that is impossible
+    requeue: str
     enter: str = ""  # shell command that enters the directory of the submission
     takes_input: bool = False  # whether the script is the command's standard input
+    asks_memory: bool = True  # whether it has a word for the memory of a node
 
 
 def mpiexec(shape: Shape) -> Sequence[str]:

@@ -17,7 +17,7 @@ def _directives(shape: Shape) -> Iterator[str]:
     yield f"-N {shape.name}"
     if shape.ranks * shape.cpus > 1:
         yield f"-pe mpi {shape.ranks * shape.cpus}"
-    yield f"-l h_rt={hard},s_rt={hard - shape.warning}"
+    yield f"-l h_rt={hard},s_rt={hard - shape.signal_delay}"
     yield "-cwd"
     yield "-V"
     yield "-r y"
@@ -32,11 +32,12 @@ def _directives(shape: Shape) -> Iterator[str]:
 
 SGE = Scheduler(
     title="Grid Engine",
-    sign="#$",
+    prefix="#$",
     directives=_directives,
     launch=mpiexec,
+    asks_memory=False,
     submit=("qsub", "-terse"),
     after=lambda job: ("-hold_jid", job),
-    number=r"^(\d+)",
-    again="exit 99",
+    job_pattern=r"^(\d+)",
+    requeue="exit 99",
 )

@@ -13,7 +13,7 @@ def _directives(shape: Shape) -> Iterator[str]:
     yield f"--ntasks-per-node={shape.tasks}"
     yield f"--cpus-per-task={shape.cpus}"
     yield f"--time={shape.minutes}"
-    yield f"--signal=USR1@{shape.warning}"
+    yield f"--signal=USR1@{shape.signal_delay}"
     yield "--requeue"
     yield "--open-mode=append"
     yield f"--output={shape.logs}/%j.log"
@@ -23,19 +23,24 @@ def _directives(shape: Shape) -> Iterator[str]:
         yield f"--partition={shape.queue}"
     if shape.account is not None:
         yield f"--account={shape.account}"
+    if shape.qos is not None:
+        yield f"--qos={shape.qos}"
+    if shape.constraint is not None:
+        yield f"--constraint={shape.constraint}"
 
 
 def _launch(shape: Shape) -> Sequence[str]:
-    return ("srun", f"--mpi={shape.mpi}", f"--cpus-per-task={shape.cpus}", "--kill-on-bad-exit=1")
+    own = (f"--mpi={shape.mpi}", f"--cpus-per-task={shape.cpus}", "--kill-on-bad-exit=1")
+    return ("srun", *own, *shape.srun)
 
 
 SLURM = Scheduler(
     title="Slurm",
-    sign="#SBATCH",
+    prefix="#SBATCH",
     directives=_directives,
     launch=_launch,
     submit=("sbatch", "--parsable"),
     after=lambda job: (f"--dependency=afterok:{job}", "--kill-on-invalid-dep=yes"),
-    number=r"^(\d+)",
-    again='scontrol requeue "$SLURM_JOB_ID" && sleep 60',
+    job_pattern=r"^(\d+)",
+    requeue='scontrol requeue "$SLURM_JOB_ID" && sleep 60',
 )

@@ -21,8 +21,8 @@ from distcache.megatron.frameworks.framework import (
     Framework,
     Rename,
     blends_of_one,
-    of_megatron_only,
     samples_asked,
+    unsupported_options,
     yaml_lines,
 )
 from distcache.megatron.names import (
@@ -106,10 +106,8 @@ def _settings(cache: Contents, place: ExportPlace, rename: Rename, naming: Namin
     return Arguments(yaml_lines(document), files, warnings)
 
 
-def _refusals(cache: Contents, prefixes: Sequence[str]) -> Iterator[str]:
-    yield from of_megatron_only(cache, TITLE)
-    if cache.naming.get("fim_data", False):
-        yield f"has fim_data, which {TITLE} does not know"
+def _refusals(cache: Contents, rename: Rename, here: Sequence[str]) -> Iterator[str]:
+    yield from unsupported_options(cache, TITLE)
     for split in blends_of_one(cache):
         yield (
             f"has a blend of one corpus ({split}), whose weight {TITLE} leaves out; build the "

@@ -14,7 +14,7 @@ def _settings(cache: Contents, place: ExportPlace, rename: Rename, naming: Namin
     return megatron_arguments(cache, place.directory, place.stem, rename, place.objects)
 
 
-def _refusals(cache: Contents, prefixes: Sequence[str]) -> Iterator[str]:
+def _refusals(cache: Contents, rename: Rename, here: Sequence[str]) -> Iterator[str]:
     return continued(cache)
 
 

@@ -33,10 +33,12 @@ class Framework(NamedTuple):
     files: Callable[[Contents, Rename, Naming], Iterator[NamedArrays]]
     # options or YAML that make it look for them
     settings: Callable[[Contents, ExportPlace, Rename, Naming], Arguments]
-    # reasons why it would not find the arrays or would read others; the prefixes are those under
-    # which the `.idx` files can be read now
-    refusals: Callable[[Contents, Sequence[str]], Iterator[str]]
+    # reasons why it would not find the arrays or would read others; the last are paths under which
+    # the `.idx` files can be read now
+    refusals: Callable[[Contents, Rename, Sequence[str]], Iterator[str]]
     joint: str = AS_OPTIONS  # text between the lines of its settings
+    # whether a directory can have the blends of one cache only
+    takes_any_blend: bool = False
 
 
 def yaml_lines(document: Any) -> tuple[str, ...]:
@@ -55,7 +57,7 @@ def continued(cache: Contents) -> Iterator[str]:
         )
 
 
-def of_megatron_only(cache: Contents, title: str) -> Iterator[str]:
+def unsupported_options(cache: Contents, title: str) -> Iterator[str]:
     """Yield why a framework that takes no options of the order would read other samples.
 
     Parameters
@@ -68,6 +70,7 @@ def of_megatron_only(cache: Contents, title: str) -> Iterator[str]:
     yield from continued(cache)
     identity = cache.identity
     for name, is_so in (
+        ("fim_data", cache.naming.get("fim_data", False)),
         ("packing", "packing" in identity),
         ("phases", "phases" in identity),
         ("multiple_validation_sets", identity["multiple_validation_sets"]),

@@ -76,7 +76,9 @@ def named_files(
     return framework_of(naming).files(cache, rename, naming)
 
 
-def require_readable(cache: Contents, naming: Naming, prefixes: Sequence[str]) -> None:
+def require_readable(
+    cache: Contents, naming: Naming, rename: Callable[[str], str], here: Sequence[str]
+) -> None:
     """Refuse a cache that a framework would not find, or would read in another way.
 
     Parameters
@@ -85,7 +87,9 @@ def require_readable(cache: Contents, naming: Naming, prefixes: Sequence[str]) -
         The cache.
     naming : Naming
         Names the framework.
-    prefixes : sequence of str
+    rename : callable
+        Function from a path prefix in the cache to the one that training will be given.
+    here : sequence of str
         Path of each corpus, under which its `.idx` can be read now.
 
     Raises
@@ -93,6 +97,6 @@ def require_readable(cache: Contents, naming: Naming, prefixes: Sequence[str]) -
     ConfigError
         With all reasons.
     """
-    problems = list(framework_of(naming).refusals(cache, prefixes))
+    problems = list(framework_of(naming).refusals(cache, rename, here))
     if problems:
         raise ConfigError(*(f"{cache.path}: {problem}" for problem in problems))

@@ -24,8 +24,8 @@ from distcache.megatron.frameworks.framework import (
     Framework,
     Rename,
     blends_of_one,
-    of_megatron_only,
     samples_asked,
+    unsupported_options,
     yaml_lines,
 )
 from distcache.megatron.names import (
@@ -70,12 +70,15 @@ def _files(cache: Contents, rename: Rename, naming: Naming) -> Iterator[NamedArr
         split = blend["split"].decode("ascii")
         if split in SPLITS:
             size = cache.identity["samples"][split]
-            description, digest = description_of(
-                {"class": "BlendedDataset", "split": EVALUATION[split], "cache": cache.key}
-            )
+            description, digest = description_of(blend_fields(EVALUATION[split], size))
             # It takes the only blend of a split in the directory, whatever its digest.
             stem = f"{digest}-BlendedDataset-{EVALUATION[split]}"
             yield NamedArrays(stem, description, cache.arrays("blends", row), size)
+
+
+def blend_fields(split: str, size: int | None) -> dict[str, Any]:
+    """Return what describes a blend, of which MaxText itself has no description."""
+    return {"class": "BlendedDataset", "split": split, "size": size}
 
 
 def _settings(cache: Contents, place: ExportPlace, rename: Rename, naming: Naming) -> Arguments:
@@ -112,12 +115,10 @@ def _specifications(cache: Contents, split: str, place: ExportPlace, rename: Ren
     return ";".join(f"{place.directory}|{prefix},{weight}" for prefix, weight in pairs)
 
 
-def _refusals(cache: Contents, prefixes: Sequence[str]) -> Iterator[str]:
-    yield from of_megatron_only(cache, TITLE)
+def _refusals(cache: Contents, rename: Rename, here: Sequence[str]) -> Iterator[str]:
+    yield from unsupported_options(cache, TITLE)
     if cache.identity.get("order", "megatron") != "megatron":
         yield f"has the order {cache.identity['order']}, which {TITLE} does not know"
-    if cache.naming.get("fim_data", False):
-        yield f"has fim_data, which {TITLE} does not know"
     blends = {split: blend for split, blend in cache.naming["blends"].items() if split in SPLITS}
     for split, blend in blends.items():
         if len(blend) > 1 and any(weight is None for _, weight in blend):
@@ -127,8 +128,11 @@ def _refusals(cache: Contents, prefixes: Sequence[str]) -> Iterator[str]:
     for split in filter(SPLITS.__contains__, blends_of_one(cache)):
         yield f"has a blend of one corpus ({split}), whose weight {TITLE} leaves out"
     yield from _other_ranges(cache)
-    for number, prefix in enumerate(prefixes):
-        yield from (f"{prefix}: {reason}" for reason in _unreadable(cache, number, prefix))
+    for number, prefix in enumerate(cache.prefixes):
+        if set(rename(prefix)) & set(SEPARATORS):
+            yield f"has {rename(prefix)}, whose name has one of {SEPARATORS}, at which {TITLE} cuts"
+        for reason in _unreadable(cache, number, here[number]):
+            yield f"has {prefix}, which {reason}"
 
 
 def _other_ranges(cache: Contents) -> Iterator[str]:
@@ -160,9 +164,7 @@ def _other_ranges(cache: Contents) -> Iterator[str]:
 def _unreadable(cache: Contents, number: int, prefix: str) -> Iterator[str]:
     """Yield why MaxText would read another corpus than Megatron does."""
     source = cache.table("sources")[number]
-    if set(prefix) & set(SEPARATORS):
-        yield f"its name has one of {SEPARATORS}, at which {TITLE} cuts"
-    elif source["view"] or len(cache.shards_of(number)):
+    if source["view"] or len(cache.shards_of(number)):
         yield (
             f"is a view, and {TITLE} counts the bytes of the .bin file; make a corpus of it with "
             "`distcache materialize`"
@@ -182,5 +184,10 @@ def _has_single_sequences(prefix: str) -> bool:
 
 
 MAXTEXT = Framework(
-    title=TITLE, files=_files, settings=_settings, refusals=_refusals, joint=AS_YAML
+    title=TITLE,
+    files=_files,
+    settings=_settings,
+    refusals=_refusals,
+    joint=AS_YAML,
+    takes_any_blend=True,
 )

@@ -13,7 +13,12 @@ from typing import Final
 from distcache.cache.contents import Contents
 from distcache.errors import ConfigError
 from distcache.megatron.arguments import Arguments, megatron_arguments
-from distcache.megatron.frameworks.framework import ExportPlace, Framework, Rename, of_megatron_only
+from distcache.megatron.frameworks.framework import (
+    ExportPlace,
+    Framework,
+    Rename,
+    unsupported_options,
+)
 from distcache.megatron.names import (
     Identifiers,
     NamedArrays,
@@ -60,10 +65,8 @@ def _settings(cache: Contents, place: ExportPlace, rename: Rename, naming: Namin
     return Arguments(options, files, warnings)
 
 
-def _refusals(cache: Contents, prefixes: Sequence[str]) -> Iterator[str]:
-    yield from of_megatron_only(cache, TITLE)
-    if cache.naming.get("fim_data", False):
-        yield f"has fim_data, which {TITLE} does not know"
+def _refusals(cache: Contents, rename: Rename, here: Sequence[str]) -> Iterator[str]:
+    yield from unsupported_options(cache, TITLE)
 
 
 MINDSPEED = Framework(title=TITLE, files=_files, settings=_settings, refusals=_refusals)

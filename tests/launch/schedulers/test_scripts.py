@@ -6,8 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,8 @@ import pytest
 from distcache.errors import ConfigError, DistcacheError, NotReady
 from distcache.launch.schedulers.known_schedulers import SCHEDULERS, SchedulerName, find_scheduler
 from distcache.launch.schedulers.scheduler import Shape, with_directives
-from distcache.launch.scripts import build_script, submit_script, training_script
+from distcache.launch.scripts import MARK, build_script, submit_script, training_script
+from tests.support.waiting import wait_until
 
 GOLDEN = Path(__file__).parent / "golden"
 PYTHON = "/opt/env/bin/python"
@@ -118,6 +117,7 @@ def test_the_training_script(tmp_path: Path) -> None:
     text = training_script([str(script), "a b"], Path("/shared/my c.h5"))
     assert text == (
         "#!/bin/bash\n#PBS -l select=2\n\n# localize\n"
+        "# written by distcache submit\n"
         "export DISTCACHE_CACHE='/shared/my c.h5'\n"
         f"{PYTHON} -P -m distcache ready '/shared/my c.h5' --wait 60 || exit\n"
         "set -- 'a b'\n"
@@ -163,12 +163,17 @@ def test_submission(
     """The script is written, and given with its dependency; the number comes back."""
     commands(tmp_path, command, f'echo "$@" >{tmp_path}/words; cat >{tmp_path}/in; echo "{said}"')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    path = tmp_path / "build.sh"
-    job = submit_script(SCHEDULERS[name], path, "#!/bin/bash\n", "7")
+    path, text = tmp_path / "build.sh", f"#!/bin/bash\n{MARK}\n"
+    job = submit_script(SCHEDULERS[name], path, text, "7")
     assert job in said
     assert (tmp_path / "words").read_text().strip() == given.format(path=path)
-    assert path.read_text() == "#!/bin/bash\n"
-    assert (tmp_path / "in").read_text() == ("#!/bin/bash\n" if name == "lsf" else "")
+    assert path.read_text() == text
+    assert (tmp_path / "in").read_text() == (text if name == "lsf" else "")
+    submit_script(SCHEDULERS[name], path, text)  # its own script is replaced
+    path.write_text("#!/bin/bash\necho mine\n")
+    with pytest.raises(ConfigError, match="is no"):
+        submit_script(SCHEDULERS[name], path, text)
+    assert "mine" in path.read_text()
 
 
 def test_what_the_scheduler_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,13 +181,13 @@ def test_what_the_scheduler_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     pbs, path = SCHEDULERS["pbs"], tmp_path / "build.sh"
     with pytest.raises(ConfigError, match="is it in PATH"):
-        submit_script(pbs, path, "")
+        submit_script(pbs, path, MARK)
     commands(tmp_path, "qsub", "echo 'qsub: Unknown queue' >&2; exit 1")
     with pytest.raises(DistcacheError, match="Unknown queue"):
-        submit_script(pbs, path, "")
+        submit_script(pbs, path, MARK)
     commands(tmp_path, "qsub", "true")
     with pytest.raises(DistcacheError, match="instead of the number of a job"):
-        submit_script(pbs, path, "")
+        submit_script(pbs, path, MARK)
 
 
 def run_script(text: str, directory: Path, **variables: str) -> subprocess.Popen[str]:
@@ -195,34 +200,37 @@ def run_script(text: str, directory: Path, **variables: str) -> subprocess.Popen
 
 @pytest.mark.parametrize(
     ("name", "expected", "again"),
-    [("pbs", 8, "qrerun 7"), ("sge", 99, ""), ("lsf", 8, ""), ("flux", 8, "")],
+    [("pbs", 8, "qrerun 7"), ("sge", 99, ""), ("lsf", 99, ""), ("flux", 8, "")],
 )
 def test_an_interrupted_build(
     name: SchedulerName, expected: int, again: str, tmp_path: Path
 ) -> None:
     """A signal to all processes leaves the script alive, which acts on code 8 of the ranks."""
     rank = tmp_path / "rank"
-    rank.write_text("#!/bin/bash\ntrap 'kill $!; exit 8' USR1\nsleep 60 & wait\n")
+    rank.write_text(
+        "#!/bin/bash\ntrap 'kill $!; exit 8' USR1\n"
+        f"echo $$ >{tmp_path}/part; mv {tmp_path}/part {tmp_path}/pid\nsleep 60 & wait\n"
+    )
     rank.chmod(0o755)
-    commands(tmp_path, "qrerun", f"echo qrerun $1 >{tmp_path}/again; exit 1")
+    commands(tmp_path, "qrerun", f"echo qrerun $1 >>{tmp_path}/again; exit 1")
     commands(tmp_path, "flux", 'while [ "$1" != "${1#[-r]}" ]; do shift; done; exec "$@"')
-    one = SHAPE._replace(nodes=1, tasks=1, cpus=1)
+    one = SHAPE._replace(nodes=1, tasks=1, cpus=1, logs=tmp_path)
     text = build_script(SCHEDULERS[name], one, [], tmp_path / "c.h5")
     text = text.replace(f"{sys.executable} -P -m distcache", str(rank))
-    job = run_script(text, tmp_path, PBS_JOBID="7")
-    time.sleep(1)
-    children: Sequence[str] = subprocess.run(
-        ["pgrep", "-f", str(rank)], capture_output=True, text=True, check=True
-    ).stdout.split()
-    job.send_signal(signal.SIGUSR1)
-    for child in children:
-        if int(child) != job.pid:
-            os.kill(int(child), signal.SIGUSR1)
-    _, errors = job.communicate(timeout=30)
-    assert job.returncode == expected, errors
-    assert "distcache was interrupted" in errors
+    for _ in range(4):  # it starts again three times
+        (tmp_path / "pid").unlink(missing_ok=True)
+        job = run_script(text, tmp_path, PBS_JOBID="7")
+        wait_until((tmp_path / "pid").exists, "the rank")
+        job.send_signal(signal.SIGUSR1)
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGUSR1)
+        _, errors = job.communicate(timeout=30)
+        if "starts again" not in errors:
+            break
+        assert job.returncode == expected, errors
+    assert job.returncode == 8
+    assert ("submit again to resume" in errors) == (name == "flux")
     if again:
-        assert (tmp_path / "again").read_text().strip() == again
+        assert (tmp_path / "again").read_text().split("\n") == [again] * 3 + [""]
 
 
 def test_success_without_a_cache(tmp_path: Path) -> None:

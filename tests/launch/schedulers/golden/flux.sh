@@ -9,6 +9,7 @@
 #flux: --queue=debug
 #flux: --bank=lab
 
+# written by distcache submit
 # Signals are for the ranks; this script acts on their exit code.
 trap : USR1 USR2 TERM
 flux run --signal=SIGUSR1@90s --ntasks=8 --cores-per-task=2 /opt/env/bin/python -P -m distcache build '/shared/my blend.yaml' -o /shared/caches --name c
