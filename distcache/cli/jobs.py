@@ -1,4 +1,4 @@
-"""`distcache submit`, `slurm-scripts` and `doctor`: jobs under Slurm, and what would break them."""
+"""`distcache submit`, `slurm-scripts` and `doctor`: jobs, and what would break them."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class Prejob(msgspec.Struct, frozen=True):
     """A submitted pre-job."""
 
     job: str  # number of the job
-    options: JobOptions  # resources that it asks Slurm for
+    options: JobOptions  # resources that it asks for
     estimate: Estimate  # the predicted time and memory
     logs: str  # directory of its files
 

@@ -150,7 +150,7 @@ class OpenCache:
         number : int or None
             Number of the validation set; needed where there are several.
         **options
-            The fields of `SampleOptions`, but for ``create_attention_mask``.
+            The fields of `SampleOptions`, but for those of attention masks.
 
         Raises
         ------
@@ -160,8 +160,11 @@ class OpenCache:
         from distcache.train.sample_arrays import NumpyDataset  # noqa: PLC0415
 
         chosen = self._options_of(split, options, "numpy_dataset")
-        if chosen.create_attention_mask:
-            raise ConfigError("create_attention_mask: numpy_dataset() makes no attention masks")
+        if chosen.create_attention_mask or chosen.reset_attention_mask:
+            raise ConfigError(
+                "create_attention_mask, reset_attention_mask: numpy_dataset() makes no attention "
+                "masks; inter_document_masking gives the bounds of documents"
+            )
         found = self._number_of(split, number, "numpy_dataset")
         return NumpyDataset(self.handle, split, chosen, found, self._files)
 

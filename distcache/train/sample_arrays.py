@@ -59,13 +59,13 @@ class SampleOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     position: bool = False
 
     def __post_init__(self) -> None:
-        needing = [
+        given = [
             name
             for name in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
             if getattr(self, name)
         ]
-        if self.eod is None and needing:
-            raise ConfigError(f"{', '.join(needing)}: give the end-of-document token as eod=")
+        if self.eod is None and given:
+            raise ConfigError(f"{', '.join(given)}: give the end-of-document token as eod=")
 
     @property
     def padding(self) -> int:
@@ -265,7 +265,23 @@ class NumpyDataset(SampleDataset):
         ]
 
     def batch(self, indices: Sequence[int | None]) -> dict[str, NDArray[Any]]:
-        """Return several samples as one batch, a row each."""
+        """Return several samples as one batch.
+
+        Parameters
+        ----------
+        indices : sequence of int or None
+            Numbers of the samples; None is a sample without loss.
+
+        Returns
+        -------
+        dict of str to ndarray
+            Arrays of the samples, with a first axis of as many rows.
+
+        Raises
+        ------
+        IndexError
+            If there is no such sample.
+        """
         batch: Arrays = {}
 
         def new_arrays(rows: int, length: int) -> Arrays:
