@@ -57,7 +57,7 @@ class GridEngine:
         holder = self._pid_file.read_text().strip()
         first = Path(f"/proc/{holder}/task/{holder}/children").read_text().split()[0]
         given = {**self.environment, **variables}
-        env = ["env", *(f"{name}={value}" for name, value in given.items())]
+        env = ["env", "-C", "/", *(f"{name}={value}" for name, value in given.items())]
         return [
             "nsenter",
             "-t",
