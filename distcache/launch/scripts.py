@@ -6,7 +6,7 @@ import itertools
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -50,6 +50,7 @@ def build_script(
     given : sequence of str
         Directives that take the place of those that are written.
     """
+    _require_printable([*words, str(cache), str(shape.logs), *given])
     directives = with_directives(scheduler.directives(shape), given)
     command = shlex.join([*scheduler.launch(shape), *distcache_command(), *words])
     code = BuildInterrupted.exit_code
@@ -105,8 +106,10 @@ def training_script(words: Sequence[str], cache: Path) -> str:
     ConfigError
         If it is no shell script.
     """
+    _require_printable([*words[1:], str(cache)])
     try:
-        text = Path(words[0]).read_text(encoding="utf-8")
+        with open(words[0], encoding="utf-8", newline="") as stream:
+            text = stream.read()
     except FileNotFoundError as error:
         raise NotReady(f"{words[0]}: no such script") from error
     except (OSError, ValueError) as error:
@@ -115,8 +118,8 @@ def training_script(words: Sequence[str], cache: Path) -> str:
         raise ConfigError(
             f"{words[0]}: is no shell script, which starts with a line like #!/bin/bash"
         )
-    lines = text.splitlines()
-    head = list(itertools.takewhile(lambda line: not line or line.startswith("#"), lines))
+    lines = text.removesuffix("\n").split("\n")  # other signs end no line of a shell
+    head = list(itertools.takewhile(_is_comment, lines))
     ready = [*distcache_command(), "ready", str(cache), "--wait", str(WAIT)]
     gate = [
         MARK,
@@ -125,6 +128,18 @@ def training_script(words: Sequence[str], cache: Path) -> str:
         *([shlex.join(["set", "--", *words[1:]])] if words[1:] else []),
     ]
     return "\n".join([*head, *gate, *lines[len(head) :]]) + "\n"
+
+
+def _is_comment(line: str) -> bool:
+    """Return whether a scheduler goes on looking for directives after a line."""
+    return not line.strip() or line.lstrip().startswith("#")
+
+
+def _require_printable(words: Iterable[str]) -> None:
+    """Refuse what a script cannot say in one line, or a scheduler would read as a directive."""
+    for word in words:
+        if not word.isprintable():
+            raise ConfigError(f"{word!r}: expected printable text, which a script can say")
 
 
 def submit_script(scheduler: Scheduler, path: Path, text: str, after: str | None = None) -> str:

@@ -124,6 +124,12 @@ def export(
     prefixes = [rename(prefix) for prefix in cache.prefixes]
     require_readable(cache, naming, rename, here or cache.prefixes)
     directory = directory.absolute()  # it is part of the options, wherever training starts
+    unspeakable = set(str(directory)) & set(framework_of(naming).separators)
+    if unspeakable or str(directory) != str(directory).strip():
+        raise ConfigError(
+            f"{str(directory)!r}: {framework_of(naming).title} cannot be given a directory with "
+            f"one of {framework_of(naming).separators!r} in its name, or a blank at its end"
+        )
     require_text(str(directory), *prefixes)
     wanted = list(named_files(cache, rename, naming))
     record = _record_stem(cache, naming)
@@ -170,21 +176,21 @@ def exports_in(directory: Path) -> dict[str, Exported]:
 
 
 def _require_own_blends(naming: Naming, path: Path) -> None:
-    """Refuse the blends of a second cache, where a framework takes any that it finds.
+    """Refuse other blends beside those of a framework that takes any that it finds.
 
     Raises
     ------
     ConfigError
         Naming the record of the other export.
     """
-    if not framework_of(naming).takes_any_blend:
-        return
     for record, found in exports_in(path.parent).items():
-        if record != path.name and found.framework == naming.framework:
+        kinds = (framework_of(naming), FRAMEWORKS[found.framework])
+        confused = next((kind.title for kind in kinds if kind.takes_any_blend), None)
+        has_blends = any("-BlendedDataset-" in name for name in found.files)
+        if record != path.name and confused is not None and has_blends:
             raise ConfigError(
-                f"{path.parent}: has the export {record} already, and "
-                f"{framework_of(naming).title} would not know which blend to take; choose a "
-                "directory of its own with --out"
+                f"{path.parent}: has the blends of the export {record} already, and {confused} "
+                "would not know which to take; choose a directory of its own with --out"
             )
 
 

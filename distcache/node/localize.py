@@ -38,6 +38,7 @@ from distcache.node.stage import stage
 from distcache.node.staged_files import StagedFiles
 from distcache.node.store import Store, cache_name, make_store, required_directory
 from distcache.node.transport import Localization, choose_transport
+from distcache.node.view import renamer
 from distcache.ranks.agreement import (
     aborting_on_error,
     on_all_ranks,
@@ -355,7 +356,8 @@ def _make_manifest(
                 shard_blocks(contents, number, 0)  # refuses those without digests
         if options.megatron:
             shared = [corpus.shared for corpus in manifest.corpora]
-            require_readable(contents, options.naming, str, shared)
+            rename = renamer(store, contents.prefixes, manifest.corpora)
+            require_readable(contents, options.naming, rename, shared)
         late = next((corpus for corpus in manifest.corpora if corpus.behind), None)
         if options.megatron and late is not None and not is_url(late.shared):
             raise ConfigError(

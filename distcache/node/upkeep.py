@@ -24,7 +24,7 @@ from distcache.node.manifest import Block, Manifest, copy_blocks, digests_path, 
 from distcache.node.records import LocalCorpus, Ready, read_records
 from distcache.node.staged_files import block_matches, recorded_digest
 from distcache.node.store import Store, existing_store
-from distcache.node.view import renamer
+from distcache.node.view import renamer, view_of
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import Progress
 from distcache.storage.files import closing_fd, open_sized
@@ -157,7 +157,9 @@ def _verify_copy(store: Store, record: Ready, threads: int) -> Iterator[str]:
         yield from filter(None, pool.map(_compare, blocks))
     if record.megatron is not None:
         rename = renamer(store, cache.prefixes, record.corpora)
-        yield from wrong_files(cache, store.view(record.name), rename, record.naming)
+        yield from wrong_files(
+            cache, view_of(store, record.name, record.naming), rename, record.naming
+        )
     if record.linked:
         for corpus in record.corpora:
             if corpus.bin_size or not corpus.has_tokens or is_url(corpus.shared) or corpus.behind:

@@ -11,7 +11,7 @@ from distcache.cache import open_cache
 from distcache.corpus import bin_path, idx_path
 from distcache.megatron.export import Exported, export
 from distcache.megatron.frameworks.known_frameworks import named_files
-from distcache.megatron.names import Naming
+from distcache.megatron.names import MEGATRON, Naming
 from distcache.node.manifest import CACHE, Manifest
 from distcache.node.records import LocalCorpus
 from distcache.node.store import Store
@@ -37,6 +37,12 @@ def link_tokens(store: Store, manifest: Manifest) -> None:
     sync_directory(store.corpora)
 
 
+def view_of(store: Store, name: str, naming: Naming) -> Path:
+    """Return the directory of a framework's files of a cache: each framework has its own."""
+    framework = naming.framework or MEGATRON
+    return store.view(name) if framework == MEGATRON else store.view(name) / framework
+
+
 def missing_view_bytes(store: Store, manifest: Manifest, naming: Naming) -> int:
     """Return the bytes that Megatron's files take beyond those that exist, each array once.
 
@@ -47,7 +53,7 @@ def missing_view_bytes(store: Store, manifest: Manifest, naming: Naming) -> int:
     ConfigError
         If the tokenizer is unknown.
     """
-    directory = store.view(manifest.name)
+    directory = view_of(store, manifest.name, naming)
     missing: dict[tuple[int, int], int] = {}
     for file in named_files(manifest.contents, _renamer(store, manifest), naming):
         for view in file.arrays.values():
@@ -60,16 +66,16 @@ def missing_view_bytes(store: Store, manifest: Manifest, naming: Naming) -> int:
 
 def make_view(store: Store, manifest: Manifest, naming: Naming) -> Exported:
     """Write Megatron's files of the local cache; valid ones are left as they are."""
-    directory = store.view(manifest.name)
-    if directory.is_symlink():
-        directory.unlink()  # a link could lead out of the store
-    directory.mkdir(mode=0o700, exist_ok=True)
+    directory = view_of(store, manifest.name, naming)
+    for place in dict.fromkeys((store.view(manifest.name), directory)):
+        if place.is_symlink():
+            place.unlink()  # a link could lead out of the store
+        place.mkdir(mode=0o700, exist_ok=True)
     _lay_out_objects(store, manifest.corpora)
     cache = open_cache(manifest.files[CACHE].final)
     rename = _renamer(store, manifest)
     here = [store.prefix(corpus.stem) for corpus in manifest.corpora]
-    view = store.view(manifest.name)
-    return export(cache, view, rename, naming, objects=store.objects, here=here)
+    return export(cache, directory, rename, naming, objects=store.objects, here=here)
 
 
 def _lay_out_objects(store: Store, corpora: Sequence[LocalCorpus]) -> None:

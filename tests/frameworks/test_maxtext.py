@@ -188,3 +188,32 @@ def test_names_that_it_cuts_are_refused(tmp_path: Path) -> None:
     """A path with a character that separates corpora would be read as two."""
     fields = configuration("one corpus", tmp_path / "data,1")
     assert "whose name has one of ;|:," in refused(fields, tmp_path)
+
+
+def test_blends_of_others_are_kept_apart(tmp_path: Path) -> None:
+    """MaxText takes any blend that it finds: no directory has its files and those of others."""
+    tokenizer = {"tokenizer": {"class": "X"}}
+    fields = configuration("blend", tmp_path / "data") | tokenizer
+    path = build_here(fields, tmp_path / "shared", "c").path
+    cache = distcache.open(path).cache
+    for first, second in ((NAMING, Naming()), (Naming(), NAMING)):
+        out = tmp_path / f"out-{first.framework}"
+        export(cache, out, naming=first)
+        with pytest.raises(ConfigError, match=r"would not know which to take"):
+            export(cache, out, naming=second)
+    store = tmp_path / "store"
+    for words in (["--megatron"], ["--for", "maxtext"]):
+        done = start(["localize", path, "--store", store, *words])
+        assert done.returncode == 0, done.stderr
+    document = yaml.safe_load(done.stdout.partition(TITLE)[2])
+    next(iter(maxtexts(document, "train", 6001)))
+    assert start(["local", "verify", "--store", store]).returncode == 0
+
+
+@pytest.mark.parametrize("name", ["o|u", "o;u", "o "])
+def test_directories_that_it_cuts_are_refused(name: str, tmp_path: Path) -> None:
+    """The directory is a part of MaxText's specification, too."""
+    fields = configuration("one corpus", tmp_path / "data")
+    cache = distcache.open(build_here(fields, tmp_path / "shared").path).cache
+    with pytest.raises(ConfigError, match="cannot be given a directory"):
+        export(cache, tmp_path / name, naming=NAMING)

@@ -86,5 +86,5 @@ def with_directives(own: Iterable[str], given: Sequence[str]) -> list[str]:
 
 
 def _name_of(directive: str) -> str:
-    found = re.match(r"--[\w-]+|-\w+(?:\s+[\w-]+(?==))?", directive.rstrip("="))
+    found = re.match(r"--[\w-]+|-\w+(?:\s+[\w-]+(?==))?", directive)
     return re.sub(r"\s+", " ", found[0]) if found else directive

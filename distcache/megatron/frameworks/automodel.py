@@ -108,6 +108,12 @@ def _settings(cache: Contents, place: ExportPlace, rename: Rename, naming: Namin
 
 def _refusals(cache: Contents, rename: Rename, here: Sequence[str]) -> Iterator[str]:
     yield from unsupported_options(cache, TITLE)
+    samples = cache.identity["samples"]
+    if samples["train"] is not None and "valid" in cache.splits and samples["valid"] is None:
+        yield (
+            "validates on one epoch (samples.valid: null), and trains on so many samples, from "
+            f"which {TITLE} would compute those of validation"
+        )
     for split in blends_of_one(cache):
         yield (
             f"has a blend of one corpus ({split}), whose weight {TITLE} leaves out; build the "

@@ -39,6 +39,7 @@ class Framework(NamedTuple):
     joint: str = AS_OPTIONS  # text between the lines of its settings
     # whether a directory can have the blends of one cache only
     takes_any_blend: bool = False
+    separators: str = ""  # characters that the name of the directory cannot have
 
 
 def yaml_lines(document: Any) -> tuple[str, ...]:

@@ -129,8 +129,12 @@ def _refusals(cache: Contents, rename: Rename, here: Sequence[str]) -> Iterator[
         yield f"has a blend of one corpus ({split}), whose weight {TITLE} leaves out"
     yield from _other_ranges(cache)
     for number, prefix in enumerate(cache.prefixes):
-        if set(rename(prefix)) & set(SEPARATORS):
-            yield f"has {rename(prefix)}, whose name has one of {SEPARATORS}, at which {TITLE} cuts"
+        given = rename(prefix)
+        if set(given) & set(SEPARATORS) or given != given.strip():
+            yield (
+                f"has {given!r}, whose name has one of {SEPARATORS} or a blank at an end, where "
+                f"{TITLE} cuts"
+            )
         for reason in _unreadable(cache, number, here[number]):
             yield f"has {prefix}, which {reason}"
 
@@ -190,4 +194,5 @@ MAXTEXT = Framework(
     refusals=_refusals,
     joint=AS_YAML,
     takes_any_blend=True,
+    separators=";|",
 )

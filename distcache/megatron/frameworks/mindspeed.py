@@ -7,6 +7,7 @@ Megatron-Core's.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -60,13 +61,16 @@ def _stem(identifiers: Identifiers, digest: str) -> str:
 def _settings(cache: Contents, place: ExportPlace, rename: Rename, naming: Naming) -> Arguments:
     found = megatron_arguments(cache, place.directory, place.stem, rename)
     options = tuple(option for option in found.options if not option.startswith(LATER))
-    files = {path: text for path, text in found.files.items() if str(path) in " ".join(options)}
+    named = {word for option in options for word in shlex.split(option)}
+    files = {path: text for path, text in found.files.items() if str(path) in named}
     warnings = ("with --no-shared-storage each node looks for the files in a directory of its own",)
     return Arguments(options, files, warnings)
 
 
 def _refusals(cache: Contents, rename: Rename, here: Sequence[str]) -> Iterator[str]:
     yield from unsupported_options(cache, TITLE)
+    if "valid" in cache.splits and cache.identity["samples"]["valid"] is None:
+        yield f"validates on one epoch (samples.valid: null), which {TITLE} does not know"
 
 
 MINDSPEED = Framework(title=TITLE, files=_files, settings=_settings, refusals=_refusals)

@@ -245,3 +245,23 @@ def test_success_without_a_cache(tmp_path: Path) -> None:
     job = run_script(text, tmp_path)
     job.communicate(timeout=30)
     assert job.returncode == 0
+
+
+def test_only_newlines_end_lines(tmp_path: Path) -> None:
+    """Other signs that Python takes for ends of lines stay where they are, in a comment."""
+    script = tmp_path / "train.sh"
+    script.write_text(
+        "#!/bin/bash\n# page 1\x0ctouch x\u2028rm y\n   \n\t# more\n#PBS -q a\ntrue\n"
+    )
+    lines = training_script([str(script)], CACHE).split("\n")
+    assert lines[1] == "# page 1\x0ctouch x\u2028rm y"
+    assert lines.index("#PBS -q a") < lines.index(MARK)  # blanks end no directives
+
+
+@pytest.mark.parametrize("odd", ["x\n#$ -q evil.q", "a\udcff"])
+def test_what_a_script_cannot_say(odd: str, tmp_path: Path) -> None:
+    """A newline could be a directive, a name that is not UTF-8 another file: both are refused."""
+    with pytest.raises(ConfigError, match="expected printable text"):
+        build_script(SCHEDULERS["sge"], SHAPE, ["build", odd], CACHE)
+    with pytest.raises(ConfigError, match="expected printable text"):
+        training_script([str(tmp_path / "train.sh"), odd], CACHE)
