@@ -11,7 +11,7 @@ def use(config: Any, cache: str) -> None:
     Parameters
     ----------
     config : ConfigContainer
-        Of a recipe: its model says the sequence length, which the cache must have.
+        Configuration of a recipe, whose model says the sequence length of the cache.
     cache : str
         Path of the shared cache; this node's copy is read if there is one.
     """

@@ -152,8 +152,8 @@ def export(
 
 def _record_stem(cache: Cache, naming: Naming) -> str:
     """Return the start of the names of the record and of what goes with it."""
-    framework = naming.framework or MEGATRON
-    return f"distcache-{cache.key[:16]}" + ("" if framework == MEGATRON else f"-{framework}")
+    suffix = "" if naming.reader == MEGATRON else f"-{naming.reader}"
+    return f"distcache-{cache.key[:16]}{suffix}"
 
 
 def settings_text(exported: Exported) -> str:
@@ -322,7 +322,7 @@ def _describe_export(
         samples={split: cache.identity["samples"][split] for split in SPLITS},
         warnings=[*megatron_warnings(cache), *settings.warnings],
         meaning=meaning_of(cache.identity),
-        framework=naming.framework or MEGATRON,
+        framework=naming.reader,
     )
     with atomic_write(f"{place.stem}.json") as stream:
         stream.write(msgspec.json.format(msgspec.json.encode(result), indent=2) + b"\n")

@@ -36,6 +36,11 @@ class Naming(msgspec.Struct, frozen=True):
     # framework that looks for the files; by default Megatron-Core
     framework: FrameworkName | None = None
 
+    @property
+    def reader(self) -> FrameworkName:
+        """The framework that reads the files."""
+        return self.framework or MEGATRON
+
 
 class NamedArrays(msgspec.Struct, frozen=True):
     """The files of one section or blend."""

@@ -39,8 +39,8 @@ def link_tokens(store: Store, manifest: Manifest) -> None:
 
 def view_of(store: Store, name: str, naming: Naming) -> Path:
     """Return the directory of a framework's files of a cache: each framework has its own."""
-    framework = naming.framework or MEGATRON
-    return store.view(name) if framework == MEGATRON else store.view(name) / framework
+    own = store.view(name)
+    return own if naming.reader == MEGATRON else own / naming.reader
 
 
 def missing_view_bytes(store: Store, manifest: Manifest, naming: Naming) -> int:

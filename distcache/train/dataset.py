@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 
 from distcache.train.batch import BatchMemory, BatchRow, attention_masks, rows_of
-from distcache.train.open_files import CacheHandle, OpenFiles
-from distcache.train.reading import Arrays
-from distcache.train.sample_arrays import SampleDataset, SampleOptions
+from distcache.train.reading import Arrays, SampleReader
+from distcache.train.sample_arrays import SampleDataset
+from distcache.train.split import OpenSplit
 
 
 class CachedDataset(SampleDataset, Dataset[dict[str, torch.Tensor]]):
@@ -41,21 +40,6 @@ class CachedDataset(SampleDataset, Dataset[dict[str, torch.Tensor]]):
     opened : OpenFiles or None
         The cache, if this process has it open.
     """
-
-    def __init__(
-        self,
-        handle: CacheHandle,
-        split: str,
-        options: SampleOptions,
-        number: int = 0,
-        opened: OpenFiles | None = None,
-    ) -> None:
-        self._memory = BatchMemory()
-        super().__init__(handle, split, options, number, opened)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._memory = BatchMemory()
 
     def __getitem__(self, index: int | None) -> dict[str, torch.Tensor]:
         return {name: values[0] for name, values in self._read([index], whole=False).items()}
@@ -87,3 +71,7 @@ class CachedDataset(SampleDataset, Dataset[dict[str, torch.Tensor]]):
             rows, length = batch["tokens"].shape
             batch["attention_mask"] = attention_masks(ends, rows, length)
         return {name: torch.from_numpy(values) for name, values in facts.items()} | batch
+
+    def _make_reader(self, split: OpenSplit) -> SampleReader:
+        self._memory = BatchMemory()  # of this process
+        return super()._make_reader(split)

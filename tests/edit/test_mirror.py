@@ -122,7 +122,7 @@ def test_ranks_share_the_objects_and_continue(server: ScriptedS3, tmp_path: Path
     (tmp_path / "mirror" / "shard.00005.mds").write_bytes(b"cut")
     bring(ALONE)
     assert (tmp_path / "mirror" / "shard.00005.mds").stat().st_size > 3
-    twice = [Mirrored("s3://lake/c4", "x"), Mirrored("s3://lake/other", "x")]
+    twice = [Mirrored(f"s3://lake/{name}", str(tmp_path / "y")) for name in ("c4", "other")]
     with pytest.raises(ConfigError, match="is the place of both"):
         mirror(ALONE, twice, NullProgress())
     with pytest.raises(NotReady, match="no objects below"):

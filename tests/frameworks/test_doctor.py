@@ -93,7 +93,9 @@ def test_missing_files_and_directories(tmp_path: Path) -> None:
     directory, _ = exported("maxtext", "blend", tmp_path)
     next(directory.glob("*-BlendedDataset-train-dataset_index.npy")).unlink()
     found = problems("maxtext", directory, [])
-    assert any("BlendedDataset" in text for text in found), found
+    assert len(found) == 1
+    assert "BlendedDataset-train" in found[0]
+    assert "its files are missing or cut short, and its description fits" in found[0]
     with pytest.raises(ConfigError, match="has no files for NeMo Automodel"):
         examine_framework("automodel", directory, [])
     file = tmp_path / "wrong.yaml"

@@ -103,6 +103,8 @@ def _difference(entry: Expected, known: Sequence[dict[str, Any]]) -> str:
             best = differing
     if best is None:
         return f"there is no description of a {_kind_of(entry.stem)}"
+    if not best:
+        return "its files are missing or cut short, and its description fits; export again"
     shown = [
         f"{name} is {theirs!r} in training, {ours!r} here"
         for name, (theirs, ours) in list(best.items())[:MOST_FIELDS]

@@ -12,7 +12,7 @@ from distcache.megatron.frameworks.core import MEGATRON_CORE
 from distcache.megatron.frameworks.framework import Framework
 from distcache.megatron.frameworks.maxtext import MAXTEXT
 from distcache.megatron.frameworks.mindspeed import MINDSPEED
-from distcache.megatron.names import MEGATRON, FrameworkName, NamedArrays, Naming
+from distcache.megatron.names import FrameworkName, NamedArrays, Naming
 
 FRAMEWORKS: Final[dict[FrameworkName, Framework]] = {
     "megatron": MEGATRON_CORE,
@@ -44,7 +44,7 @@ def framework_of(naming: Naming) -> Framework:
     ConfigError
         If releases are named of one that is not Megatron-Core, or ``--fim-data``.
     """
-    framework = FRAMEWORKS[naming.framework or MEGATRON]
+    framework = FRAMEWORKS[naming.reader]
     if framework is not MEGATRON_CORE and (naming.releases or naming.fim):
         raise ConfigError(
             f"--megatron RELEASE and --fim-data are Megatron-Core's, and not of {framework.title}"
@@ -95,7 +95,7 @@ def require_readable(
     Raises
     ------
     ConfigError
-        With all reasons.
+        If it is so; every reason is named.
     """
     problems = list(framework_of(naming).refusals(cache, rename, here))
     if problems:
