@@ -98,6 +98,17 @@ def entries_at(
     positions: NDArray[np.uint32],
     out: NDArray[np.int64],
 ) -> None: ...
+def build_section_arrays(
+    lengths: NDArray[np.int32],
+    sequences: tuple[int, int],
+    first: tuple[int, int],
+    sequence_length: int,
+    extra_token: bool,
+    seed: int,
+    documents: NDArray[np.int32],
+    rows: NDArray[np.int32],
+    samples: NDArray[np.uint32],
+) -> None: ...
 def fill_entries(lengths: NDArray[np.int32], begin: int, out: NDArray[np.int64]) -> None: ...
 def emit_boundaries(
     entries: NDArray[np.int64],

@@ -1,10 +1,13 @@
 #include <pybind11/stl.h>
 
 #include <cmath>
+#include <limits>
+#include <utility>
 
 #include "arrays.hpp"
 #include "distcache/blend.hpp"
 #include "distcache/sample_index.hpp"
+#include "distcache/whole_section.hpp"
 
 namespace distcache::bindings {
 namespace {
@@ -39,6 +42,36 @@ void fill(const py::array& lengths, std::int64_t begin, py::array out) {
     }
     const py::gil_scoped_release release;
     fill_entries(view, begin, span);
+}
+
+void build_whole(const py::array& lengths, std::pair<std::int64_t, std::int64_t> sequences,
+                 std::pair<std::int64_t, std::int64_t> first, std::int64_t sequence_length,
+                 bool extra_token, std::uint32_t seed, py::array documents, py::array rows,
+                 py::array samples) {
+    const auto view = unaligned<std::int32_t>(lengths, "lengths");
+    const auto document_span = output<std::int32_t>(documents, "documents");
+    const auto row_span = output<std::int32_t>(rows, "rows", 2);
+    const auto sample_span = output<std::uint32_t>(samples, "samples");
+    const auto [begin, end] = sequences;
+    const auto lies_within = [](std::int64_t count, std::size_t size) {
+        return count >= 0 && static_cast<std::size_t>(count) <= size;
+    };
+    if (begin < 0 || begin >= end || end > view.size() ||
+        document_span.size() % static_cast<std::size_t>(end - begin) != 0 ||
+        document_span.empty()) {
+        throw py::value_error("documents must be whole epochs of sequences that have lengths");
+    }
+    if (sequence_length < 1 || rows.shape(1) != 2 || row_span.empty() ||
+        document_span.size() > std::numeric_limits<std::int32_t>::max() ||
+        sample_span.size() > std::numeric_limits<std::uint32_t>::max() ||
+        !lies_within(first.first, document_span.size()) ||
+        !lies_within(first.second, sample_span.size())) {
+        throw py::value_error("rows must be pairs, and first within documents and samples");
+    }
+    const SectionRules rules{
+        begin, end, first.first, first.second, {sequence_length, extra_token ? 1 : 0}, seed};
+    const py::gil_scoped_release release;
+    build_section(view, rules, document_span, row_span, sample_span);
 }
 
 Arithmetic arithmetic_of(bool fused) {
@@ -143,6 +176,29 @@ lengths : ndarray of int32, shape (documents,)
 begin : int
 out : ndarray of int64
     The document in the lower 32 bits, its length in the upper.
+)doc");
+    module.def("build_section_arrays", &build_whole, py::arg("lengths"), py::arg("sequences"),
+               py::arg("first"), py::arg("sequence_length"), py::arg("extra_token"),
+               py::arg("seed"), py::arg("documents"), py::arg("rows"), py::arg("samples"), R"doc(
+Build the arrays of a whole section in Megatron's order, in one call.
+
+Parameters
+----------
+lengths : ndarray of int32, shape (sequences of the corpus,)
+    In tokens.
+sequences : (int, int)
+    The first sequence of the section, and the one after the last.
+first : (int, int)
+    The entries of the document index and of the shuffle index that are shuffled first.
+sequence_length : int
+extra_token : bool
+seed : int
+documents : ndarray of int32, shape (epochs * sequences,)
+    Receives the document index.
+rows : ndarray of int32, shape (samples + 1, 2)
+    Receives the sample index.
+samples : ndarray of uint32
+    Receives the shuffle index.
 )doc");
     py::class_<Blender>(module, "Blender", R"doc(
 A greedy blend: at each step the corpus whose share lags most behind its weight.

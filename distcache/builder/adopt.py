@@ -89,7 +89,7 @@ def adopt(
         place = places[name]
         fits = (view.dtype.str, view.shape) == (place.dtype, place.shape)
         if fits:
-            digests[name] = write_in_chunks(file, place, cache.read(view).reshape(-1)).finish()
+            digests[name] = write_in_chunks(file, place, cache.read(view)).finish()
         cache.require_intact()
         if not fits or digests[name] != view.digest:
             raise CacheCorrupt(

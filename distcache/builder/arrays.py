@@ -105,11 +105,12 @@ class PieceWriter:
 
 
 def write_in_chunks(file: UnfinishedFile, place: ArrayPlace, array: NDArray[Any]) -> ArrayWriter:
-    """Write a whole one-dimensional array, and return the writer, which has its digests."""
+    """Write a whole array, contiguous, and return the writer, which has its digests."""
     writer = ArrayWriter(file, place)
+    flat = array.reshape(-1)
     step = CHUNK_BYTES // array.itemsize
-    for begin in range(0, len(array), step):
-        writer.append(array[begin : begin + step])
+    for begin in range(0, flat.size, step):
+        writer.append(flat[begin : begin + step])
     return writer
 
 

@@ -70,14 +70,14 @@ class HalvedShuffle(Shuffle):
         memory = EntryMemory(0)
         if rank == UPPER:
             memory = EntryMemory(section.first_documents)
-            fill_epochs(section, self._corpus.idx, memory.values, 0)
-            self._corpus.idx.require_intact()
+            fill_epochs(section, self._job.idx(section), memory.values, 0)
+            self._job.idx(section).require_intact()
             shuffle_upper(self._pivot, memory.values, Mt19937(section.seed))
         elif rank == REST:
             generator = skip_upper(section, self._pivot)
             lower = shuffle_lower(self._pivot, generator)
-            memory = shuffle_last(section, self._corpus.idx, generator)
-            self._corpus.idx.require_intact()
+            memory = shuffle_last(section, self._job.idx(section), generator)
+            self._job.idx(section).require_intact()
             samples = shuffle_samples(section, generator)
             writer = write_in_chunks(self._file, self._place, samples)
             self._samples = writer.leaves().tobytes()

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from distcache.builder.adopt import Adoptable
 from distcache.cache import Cache, open_cache
-from distcache.corpus import Corpus
+from distcache.corpus.corpus import open_examined
+from distcache.corpus.idx import Idx
 from distcache.corpus.mds.shard_table import read_table
 from distcache.option import Option
 from distcache.plan.layout import ArrayPlace, Layout
@@ -23,7 +24,6 @@ from distcache.ranks.communicator import Communicator
 from distcache.ranks.progress import Stopwatch
 from distcache.storage.units import parse_positive_size
 
-MOST_OPEN: Final = 256  # corpora: far fewer than the mappings that a process may have
 Digests = dict[int, dict[str, str]]
 """The digests of arrays, by index into `Plan.items` and by array name."""
 
@@ -82,12 +82,9 @@ class Job:
         """Return the places of the arrays of an item, by name."""
         return {place.name: place for place in self.layout.arrays[item]}
 
-    def __post_init__(self) -> None:
-        self._corpora = functools.lru_cache(MOST_OPEN)(Corpus)
-
-    def corpus(self, section: SectionPlan) -> Corpus:
-        """Return the corpus of a section, which is opened lazily."""
-        return self._corpora(self.plan.sources[section.source])
+    def idx(self, section: SectionPlan) -> Idx:
+        """Return the mapped index of a section's corpus."""
+        return open_examined(self.plan.sources[section.source])
 
     def shards_of(self, section: SectionPlan) -> NDArray[np.int64]:
         """Return the first sequence of each shard of a section's corpus, if it consists of them."""

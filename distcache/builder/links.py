@@ -84,7 +84,7 @@ class LinkedShuffle(Shuffle):
 
     def _entries(self, positions: Sequence[NDArray[np.uint32]]) -> NDArray[np.int64]:
         """Return the entries of this rank's slice of the document index."""
-        section, idx = self._section, self._corpus.idx
+        section, idx = self._section, self._job.idx(self._section)
         entries = np.empty(sum(map(len, positions)), np.int64)
         done = 0
         for part in positions:

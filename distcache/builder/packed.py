@@ -139,7 +139,7 @@ def build_packed_together(job: Job, item: int, file: UnfinishedFile) -> dict[str
     own = range(bounds[communicator.rank], bounds[communicator.rank + 1])
 
     def pack() -> None:
-        idx = job.corpus(section).idx
+        idx = job.idx(section)
         _write_tasks(section, idx, own, slices)
         idx.require_intact()
 

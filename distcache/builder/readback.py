@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,7 +16,7 @@ import xxhash
 
 from distcache.builder.arrays import read_digest
 from distcache.builder.job import Digests, Job, Record
-from distcache.cache.digests import array_digest, block_range, blocks_in, leaves_of, read_pieces
+from distcache.cache.digests import block_range, blocks_in, joined_digest, read_pieces
 from distcache.cache.format import LEAF_SIZE
 from distcache.errors import DistcacheError
 from distcache.plan.layout import SMALL
@@ -92,7 +93,7 @@ def read_back(job: Job) -> list[int]:
     todo: Iterable[int] = range(blocks_in(job.layout.tables_begin))
     for pause in PAUSES:
         found |= _read_blocks(job, arrays, todo)
-        lost = arrays.lost(found.values())
+        lost = arrays.lost(found[block] for block in sorted(found))
         if not lost or pause is None:
             break
         job.watch.note(f"{len(lost)} items differ after read-back; reading again")
@@ -111,6 +112,15 @@ def read_back(job: Job) -> list[int]:
             )
         ).of_all_ranks()  # all ranks have compared all findings
     return [found[block].digest for block in sorted(found)]
+
+
+class _Leaf(NamedTuple):
+    """A leaf of an array: its number in it, and its bytes [begin, end) of the file."""
+
+    array: int
+    number: int
+    begin: int
+    end: int
 
 
 class _Arrays:
@@ -146,18 +156,28 @@ class _Arrays:
         first = bisect_right(self.places, begin, key=lambda place: place.offset + place.nbytes)
         return range(first, bisect_left(self.places, end, key=attrgetter("offset")))
 
+    def leaves(self, begin: int, end: int) -> Iterator[_Leaf]:
+        """Yield the leaves that have bytes of [begin, end) of the file, in its order."""
+        for array in self.within(begin, end):
+            place = self.places[array]
+            first = max(0, begin - place.offset) // LEAF_SIZE
+            stop = place.offset + place.nbytes
+            starts = range(place.offset + first * LEAF_SIZE, min(stop, end), LEAF_SIZE)
+            for number, start in enumerate(starts, first):
+                yield _Leaf(array, number, start, min(start + LEAF_SIZE, stop))
+
     def lost(self, blocks: Iterable[BlockRead]) -> set[int]:
-        """Return the items of which an array has not its digest in what was read."""
-        leaves = [np.zeros(-(-place.nbytes // LEAF_SIZE), np.uint64) for place in self.places]
+        """Return the items of which an array has not its digest in all blocks, in order."""
+        found = [bytearray() for _ in self.places]
         lost = set()
         for array, first, packed in (entry for block in blocks for entry in block.leaves):
-            some = np.frombuffer(packed, np.uint64)
-            known = leaves[array][first : first + len(some)]
-            if ((known != some) & (known != 0)).any():  # two ranks have read a leaf differently
+            known = found[array]
+            overlap = len(known) - 8 * first  # a leaf on a border is read with either block
+            if overlap < 0 or known[8 * first :] != packed[:overlap]:
                 lost.add(self.items[array])
-            known[:] = some
-        for place, item, digests in zip(self.places, self.items, leaves, strict=True):
-            if array_digest(digests) != self._digests[item][place.name]:
+            known += packed[overlap:]
+        for place, item, leaves in zip(self.places, self.items, found, strict=True):
+            if joined_digest([bytes(leaves)]) != self._digests[item][place.name]:
                 lost.add(item)
         return lost
 
@@ -185,28 +205,33 @@ def _read_blocks(job: Job, arrays: _Arrays, blocks: Iterable[int]) -> dict[int, 
 def _read_block(descriptor: int, arrays: _Arrays, tables_begin: int, block: int) -> BlockRead:
     """Read a block, and beyond it the rest of the leaves that have bytes in it."""
     begin, end = block_range(block, tables_begin)
-    digest = xxhash.xxh3_64()
-    found = []
-    done = begin
-    for array in arrays.within(begin, end):
-        place = arrays.places[array]
-        # Leaves are verified whole, so the first and the last are read whole.
-        first = max(0, begin - place.offset) // LEAF_SIZE * LEAF_SIZE
-        last = -(-(end - place.offset) // LEAF_SIZE) * LEAF_SIZE
-        first, last = place.offset + first, place.offset + min(last, place.nbytes)
-        for piece in read_pieces(descriptor, done, max(done, first)):  # between arrays
-            digest.update(piece.data)
-        leaves = []
-        done = first
-        for piece in read_pieces(descriptor, first, last):
-            leaves.append(leaves_of(piece))
-            digest.update(piece[max(0, begin - done) : end - done].data)
-            done += piece.size
-        first_leaf = (first - place.offset) // LEAF_SIZE
-        found.append((array, first_leaf, np.concatenate(leaves).tobytes()))
-    for piece in read_pieces(descriptor, done, max(done, end)):
-        digest.update(piece.data)
-    return BlockRead(block, digest.intdigest(), tuple(found))
+    leaves = list(arrays.leaves(begin, end))
+    offset = min([begin, *(leaf.begin for leaf in leaves[:1])])
+    last = max([end, *(leaf.end for leaf in leaves[-1:])])
+    whole, digests = xxhash.xxh3_64(), []
+    open_leaf, coming = xxhash.xxh3_64(), iter(leaves)
+    leaf = next(coming, None)
+    for piece in read_pieces(descriptor, offset, last):
+        view = piece.data
+        whole.update(view[max(0, begin - offset) : max(0, end - offset)])
+        while leaf is not None and leaf.begin < offset + len(view):
+            open_leaf.update(view[max(0, leaf.begin - offset) : leaf.end - offset])
+            if leaf.end > offset + len(view):
+                break
+            digests.append(open_leaf.intdigest())
+            open_leaf.reset()
+            leaf = next(coming, None)
+        offset += len(view)
+    return BlockRead(block, whole.intdigest(), tuple(_by_array(leaves, digests)))
+
+
+def _by_array(leaves: Sequence[_Leaf], digests: Sequence[int]) -> Iterator[tuple[int, int, bytes]]:
+    """Yield `BlockRead.leaves` from the leaves of a block and their digests."""
+    packed = np.array(digests, "<u8").tobytes()
+    done = 0
+    for array, count in Counter(leaf.array for leaf in leaves).items():
+        yield array, leaves[done].number, packed[8 * done : 8 * (done + count)]
+        done += count
 
 
 def _fits(job: Job, record: Record) -> bool:

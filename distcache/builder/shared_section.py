@@ -42,7 +42,7 @@ class Shuffle(ABC):
     def __init__(self, job: Job, item: int, file: UnfinishedFile) -> None:
         self._communicator = job.communicator
         self._section = job.plan.sections[item]
-        self._corpus = job.corpus(self._section)
+        self._job = job
         self._place = job.places(item)["shuffle_index"]
         self._file = file
 

@@ -125,7 +125,7 @@ def _build_item(job: Job, item: int, file: UnfinishedFile, workers: int) -> dict
     if item in job.adopted:
         return adopt(job.adopted[item], places, file, job.other_caches.__getitem__)
     if isinstance(entry, SectionPlan):
-        idx = job.corpus(entry).idx
+        idx = job.idx(entry)
         has_windows = ORDERS[entry.order].has_windows
         shards = job.shards_of(entry) if has_windows else np.empty(0, np.int64)
         build = imported(ORDERS[entry.order].build)

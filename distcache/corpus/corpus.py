@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -14,6 +15,9 @@ from distcache.corpus.idx import ITEM_TYPES, Idx, bin_path, idx_path, open_idx
 from distcache.corpus.mds.shard_table import TableFacts, has_table, shards_path
 from distcache.errors import ConfigError, CorpusError
 from distcache.storage.files import FileVersion
+
+# A process may have some 65,000 mappings (`vm.max_map_count`).
+MOST_OPEN: Final = 4096
 
 
 class CorpusFacts(msgspec.Struct, frozen=True):
@@ -62,7 +66,7 @@ class CorpusFacts(msgspec.Struct, frozen=True):
 
 
 class Corpus:
-    """A sound corpus, whose `.idx` is mapped when needed.
+    """A sound corpus, of whose `.idx` single places are looked at.
 
     Parameters
     ----------
@@ -72,11 +76,6 @@ class Corpus:
 
     def __init__(self, facts: CorpusFacts) -> None:
         self.facts = facts
-
-    @functools.cached_property
-    def idx(self) -> Idx:
-        """The mapped `.idx`, which stays open as long as this corpus."""
-        return open_examined(self.facts)
 
     def tokens_in(self, begin: int, end: int) -> int:
         """Return the tokens of sequences [begin, end): of a view by adding them up."""
@@ -104,10 +103,9 @@ class Corpus:
         return length
 
 
+@functools.lru_cache(MOST_OPEN)
 def open_examined(facts: CorpusFacts) -> Idx:
-    """Map the `.idx` of a corpus that has been examined.
-
-    A process may have some 65,000 mappings only (`vm.max_map_count`), so few should stay open.
+    """Map the `.idx` of a corpus that has been examined; some stay open, to be asked for again.
 
     Raises
     ------

@@ -54,6 +54,9 @@ from distcache.storage.url import is_url
 from distcache.storage.watchdog import tick
 
 CHUNK: Final = 16 << 20
+RELEASED_FROM: Final = 8 << 20  # bytes of a file: pages of a smaller one go with its mapping
+# Shifts and factors of SplitMix64's finalizer (Steele, Lea and Flood 2014), before its last shift.
+SPLITMIX64: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 MOST_NAMED: Final = 3  # corpora of a directory, in a message
 MOST_COMPARED: Final = 50  # names, with one that is not there
 SEQUENCES: Final = 1 << 18  # of shards, that are compared at a time
@@ -247,7 +250,8 @@ def digest_idx(idx: Idx) -> str:
     with memoryview(idx.map) as view:
         for begin in range(0, idx.size, CHUNK):
             digest.update(view[begin : begin + CHUNK])
-            idx.release(begin, min(begin + CHUNK, idx.size))
+            if idx.size >= RELEASED_FROM:
+                idx.release(begin, min(begin + CHUNK, idx.size))
             tick()
     return digest.hexdigest()
 
@@ -293,7 +297,8 @@ def check_range(head: Outline, idx: Idx, begin: int, end: int) -> RangeFacts:
         outside = _outside(head, idx, begin, end)
     faults = tuple(Fault(head.prefix, idx.path, message) for message in messages)
     seams = 0 if _is_shared(head) else _seams(idx, begin, end, view=view)
-    _release_range(idx, begin, end)
+    if idx.size >= RELEASED_FROM:
+        _release_range(idx, begin, end)
     return RangeFacts(facts.tokens, facts.empty, faults, view, outside, seams)
 
 
@@ -306,8 +311,7 @@ def _seams(idx: Idx, begin: int, end: int, *, view: bool) -> int:
     """Return `RangeFacts.seams`: of a running sum, only its begin and its end do not cancel."""
     if not view and begin < end:
         last = int(idx.offsets[end - 1]) + int(idx.lengths[end - 1]) * idx.item_size
-        ends, begins = np.array([last]), idx.offsets[begin : begin + 1]
-        return (_sum_of_hashes(ends) - _sum_of_hashes(begins)) % 2**64
+        return (_hash(last) - _hash(int(idx.offsets[begin]))) % 2**64
     total = 0
     for first in range(begin, end, SEQUENCES):
         some = slice(first, min(first + SEQUENCES, end))
@@ -318,11 +322,19 @@ def _seams(idx: Idx, begin: int, end: int, *, view: bool) -> int:
 
 
 def _sum_of_hashes(values: NDArray[np.int64]) -> int:
-    """Return the sum of what the finalizer of SplitMix64 makes of values."""
+    """Return the sum of the hashes of values."""
     mixed = values.astype(np.uint64)
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+    for shift, factor in SPLITMIX64:
         mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
     return int((mixed ^ (mixed >> np.uint64(31))).sum(dtype=np.uint64))
+
+
+def _hash(value: int) -> int:
+    """Return what the finalizer of SplitMix64 makes of one value."""
+    mixed = value % 2**64
+    for shift, factor in SPLITMIX64:
+        mixed = (mixed ^ (mixed >> shift)) * factor % 2**64
+    return mixed ^ (mixed >> 31)
 
 
 def _is_inside(head: Outline, idx: Idx, begin: int, end: int) -> bool:

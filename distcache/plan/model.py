@@ -25,7 +25,7 @@ def nbytes_of(dtype: str, shape: Iterable[int]) -> int:
     return np.dtype(dtype).itemsize * math.prod(shape)
 
 
-class SectionPlan(msgspec.Struct, frozen=True):
+class SectionPlan(msgspec.Struct, frozen=True, dict=True):
     """The three arrays of one corpus and split."""
 
     key: str  # the section's identity, by which another cache or a journal can supply it
@@ -78,7 +78,7 @@ class SectionPlan(msgspec.Struct, frozen=True):
         """The shuffle index's dtype."""
         return "<u4" if self.size.samples < WIDE_SHUFFLE else "<i8"
 
-    @property
+    @functools.cached_property
     def arrays(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """The dtype and shape of each array, in the order of the file."""
         if self.rows:

@@ -1,0 +1,65 @@
+#include "distcache/whole_section.hpp"
+
+#include <algorithm>
+#include <cassert>
+#include <cstddef>
+#include <memory>
+#include <numeric>
+
+#include "distcache/mt19937.hpp"
+#include "distcache/shuffle.hpp"
+
+namespace distcache {
+namespace {
+
+// The entries of all epochs, as they are before the shuffle: one epoch after the other.
+void fill_epochs(UnalignedView<std::int32_t> lengths, const SectionRules& rules,
+                 std::span<std::int64_t> entries) {
+    const auto one_epoch = static_cast<std::size_t>(rules.end - rules.begin);
+    const std::size_t filled = std::min(one_epoch, entries.size());
+    fill_entries(lengths, rules.begin, entries.first(filled));
+    for (std::size_t done = filled; done < entries.size();) {
+        const std::size_t more = std::min(one_epoch, entries.size() - done);
+        std::copy_n(entries.begin(), more, entries.begin() + static_cast<std::ptrdiff_t>(done));
+        done += more;
+    }
+}
+
+void shuffle_samples(std::int64_t first, std::span<std::uint32_t> samples, Mt19937& generator) {
+    std::iota(samples.begin(), samples.end(), 0U);
+    shuffle(samples.first(static_cast<std::size_t>(first)), 1, generator);
+    shuffle(samples.subspan(static_cast<std::size_t>(first)), 1, generator);
+}
+
+void cut_rows(std::span<const std::int64_t> entries, SampleShape shape,
+              std::span<std::int32_t> rows) {
+    rows[0] = rows[1] = 0;
+    Cursor cursor{0, 0, 1};
+    const auto cut = emit_boundaries(entries, 0, shape, cursor, rows.subspan(2));
+    const auto last_length = static_cast<std::int32_t>(Entry::length(entries.back()));
+    for (auto i = 2 * static_cast<std::size_t>(cut + 1); i < rows.size(); i += 2) {
+        rows[i] = static_cast<std::int32_t>(entries.size() - 1);
+        rows[i + 1] = last_length - static_cast<std::int32_t>(shape.extra_token);
+    }
+}
+
+}  // namespace
+
+void build_section(UnalignedView<std::int32_t> lengths, const SectionRules& rules,
+                   std::span<std::int32_t> documents, std::span<std::int32_t> rows,
+                   std::span<std::uint32_t> samples) {
+    assert(!documents.empty() && rows.size() >= 2 && rows.size() % 2 == 0);
+    const auto memory = std::make_unique_for_overwrite<std::int64_t[]>(documents.size());
+    const std::span entries(memory.get(), documents.size());
+    fill_epochs(lengths, rules, entries);
+    Mt19937 generator(rules.seed);
+    const auto first = static_cast<std::size_t>(rules.first_documents);
+    shuffle(entries.first(first), 1, generator);
+    shuffle(entries.subspan(first), 1, generator);
+    shuffle_samples(rules.first_samples, samples, generator);
+    std::ranges::transform(entries, documents.begin(),
+                           [](std::int64_t entry) { return static_cast<std::int32_t>(entry); });
+    cut_rows(entries, rules.shape, rows);
+}
+
+}  // namespace distcache

@@ -1,0 +1,107 @@
+"""All arrays of a small section come from one call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distcache.builder import sections
+from distcache.kernels import build_section_arrays
+from tests.kernels.truth import sample_rows
+from tests.support.caches import build_here
+
+
+@given(
+    st.lists(st.integers(0, 9), min_size=1, max_size=30),
+    st.integers(1, 3),
+    st.integers(1, 12),
+    st.booleans(),
+    st.integers(0, 2**32 - 1),
+    st.data(),
+)
+def test_its_arrays(
+    lengths: list[int], epochs: int, length: int, extra: bool, seed: int, data: st.DataObject
+) -> None:
+    """They are those of NumPy's generator, shuffles and running sums."""
+    begin = data.draw(st.integers(0, len(lengths) - 1))
+    end = data.draw(st.integers(begin + 1, len(lengths)))
+    expected = np.tile(np.arange(begin, end), epochs)
+    first_documents = data.draw(st.integers(0, len(expected)))
+    order = np.arange(data.draw(st.integers(0, 20)))
+    first_samples = data.draw(st.integers(0, len(order)))
+    state = np.random.RandomState(seed)
+    for part in (
+        expected[:first_documents],
+        expected[first_documents:],
+        order[:first_samples],
+        order[first_samples:],
+    ):
+        state.shuffle(part)
+    sizes = [lengths[document] for document in expected]
+    cut = [(0, 0), *sample_rows(sizes, length, int(extra))]
+    beyond = (len(expected) - 1, sizes[-1] - int(extra))
+    count = data.draw(st.integers(1, len(cut) + 2))
+    documents = np.empty(len(expected), np.int32)
+    rows, samples = np.empty((count, 2), np.int32), np.empty(len(order), np.uint32)
+    build_section_arrays(
+        np.array(lengths, np.int32),
+        (begin, end),
+        (first_documents, first_samples),
+        length,
+        extra,
+        seed,
+        documents,
+        rows,
+        samples,
+    )
+    assert documents.tolist() == expected.tolist()
+    assert [tuple(row) for row in rows.tolist()] == [*cut, beyond, beyond][:count]
+    assert samples.tolist() == order.tolist()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"sequences": (0, 6)},
+        {"sequences": (2, 2)},
+        {"sequences": (-1, 4)},
+        {"sequences": (0, 4)},
+        {"first": (6, 0)},
+        {"first": (0, -1)},
+        {"first": (0, 3)},
+        {"sequence_length": 0},
+        {"documents": np.empty(0, np.int32)},
+        {"rows": np.empty((2, 3), np.int32)},
+        {"rows": np.empty((0, 2), np.int32)},
+    ],
+)
+def test_what_does_not_fit_together(wrong: dict[str, Any]) -> None:
+    """It is refused, before anything is read."""
+    fields = {
+        "lengths": np.ones(5, np.int32),
+        "sequences": (0, 5),
+        "first": (5, 2),
+        "sequence_length": 2,
+        "extra_token": True,
+        "seed": 1,
+        "documents": np.empty(5, np.int32),
+        "rows": np.empty((3, 2), np.int32),
+        "samples": np.empty(2, np.uint32),
+    }
+    build_section_arrays(**fields)
+    with pytest.raises(ValueError, match=r"must be (whole|pairs)"):
+        build_section_arrays(**fields | wrong)
+
+
+def test_large_ones_are_built_in_steps(
+    blend_config: dict[str, Any], shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These have the same bytes."""
+    small = Path(build_here(blend_config, shared, "small").path).read_bytes()
+    monkeypatch.setattr(sections, "SPLITTABLE_FROM", 0)
+    assert Path(build_here(blend_config, shared / "other", "large").path).read_bytes() == small
