@@ -4,7 +4,7 @@ The corpora are generated: log-normal lengths, sparse `.bin` files. Every array 
 are medians of alternating rounds; peak memory is the most of any process. The limit is what the
 disk takes to write the cache, at the speed of `dd` with `conv=fsync`.
 
-    python benchmarks/against_megatron.py       # 20 million documents in one corpus and in 800
+    python benchmarks/against_megatron.py  # 20 million documents in one corpus, in 800 and 2,400
     python benchmarks/against_megatron.py --documents 2000000 --rounds 1 --json
 """
 
@@ -29,36 +29,43 @@ from machine import machine
 HERE = Path(__file__).parent
 SEQUENCE_LENGTH = 4096
 MEAN_TOKENS = 600
-MANY = 800
+MANY = (800, 2400)
 
 
 def cases(work: Path, documents: int) -> dict[str, dict[str, Any]]:
     """Generate corpora, and return the configurations by name.
 
     One epoch of one corpus; a sample for every second document of it, which takes four epochs; and
-    a blend by weight of many corpora with as many documents together.
+    blends by weight of many corpora with as many documents together.
     """
     generate(work / "corpus", documents, MEAN_TOKENS, seed=1)
-    share = documents // MANY
-    for number in range(MANY):
-        generate(work / f"corpus-{number}", share, MEAN_TOKENS, seed=number)
     one: list[dict[str, Any]] = [{"path": str(work / "corpus")}]
-    random = np.random.default_rng(0)
-    many = [
-        {"path": str(work / f"corpus-{number}"), "weight": float(random.lognormal(0, 1))}
-        for number in range(MANY)
-    ]
     per_epoch = int(documents * MEAN_TOKENS * 0.98) // SEQUENCE_LENGTH
-    return {
+    found = {
         "1 epoch": configuration(one, "1", per_epoch),
         "4 epochs": configuration(one, "1", documents // 2),
-        f"{MANY} corpora": configuration(many, "98,1,1", per_epoch, per_epoch // 100),
-        f"{MANY} corpora, {documents // 2:,} samples": configuration(
+    }
+    for count in MANY:
+        random = np.random.default_rng(0)
+        many = many_corpora(work / str(count), count, documents // count, random)
+        found[f"{count} corpora"] = configuration(many, "98,1,1", per_epoch, per_epoch // 100)
+        found[f"{count} corpora, {documents // 2:,} samples"] = configuration(
             [source | {"weight": float(random.lognormal(0, 1.5))} for source in many],
             "1",
             documents // 2,
-        ),
-    }
+        )
+    return found
+
+
+def many_corpora(
+    directory: Path, count: int, documents: int, random: np.random.Generator
+) -> list[dict[str, Any]]:
+    """Generate corpora of so many documents each, and return a blend of them."""
+    directory.mkdir()
+    paths = [directory / f"corpus-{number}" for number in range(count)]
+    for number, path in enumerate(paths):
+        generate(path, documents, MEAN_TOKENS, seed=number)
+    return [{"path": str(path), "weight": float(random.lognormal(0, 1))} for path in paths]
 
 
 def configuration(
