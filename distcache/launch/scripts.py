@@ -49,8 +49,22 @@ def build_script(
         Exists if the job has succeeded.
     given : sequence of str
         Directives that take the place of those that are written.
+
+    Raises
+    ------
+    ConfigError
+        If one is a time limit that the signal before it would not know of, or if a script cannot
+        say a word.
     """
     _require_printable([*words, str(cache), str(shape.logs), *given])
+    for directive in given:
+        if not directive.strip():
+            raise ConfigError("--directive: is empty")
+        if any(limit in directive for limit in scheduler.limits):
+            raise ConfigError(
+                f"--directive {directive!r}: give the limit with --time, by which the job is "
+                "interrupted before it"
+            )
     directives = with_directives(scheduler.directives(shape), given)
     command = shlex.join([*scheduler.launch(shape), *distcache_command(), *words])
     code = BuildInterrupted.exit_code

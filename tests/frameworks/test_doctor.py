@@ -88,6 +88,33 @@ def test_what_differs_is_named(
     assert any(said in text for text in problems(name, directory, [str(file)]))
 
 
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("automodel", {"dataset": {"index_mapping_dir": "/b"}}, "index_mapping_dir is '/b'"),
+        ("automodel", {"dataset": {"_target_": "a.Mock"}}, "_target_ is 'a.Mock'"),
+        ("automodel", {"step_scheduler": "x"}, "step_scheduler: expected fields, not 'x'"),
+        ("automodel", {"dataset": None}, "has no dataset of Megatron's files"),
+        ("maxtext", {"dataset_type": "tfds"}, "dataset_type is 'tfds'"),
+        ("maxtext", {"grain_file_type": "arrayrecord"}, "grain_file_type is 'arrayrecord'"),
+        ("maxtext", {"grain_train_files": ""}, "lacks grain_train_files"),
+    ],
+)
+def test_what_reads_other_files(
+    name: FrameworkName, change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    """A configuration that would not read these files is refused, and the field is said."""
+    directory, lines = exported(name, "blend", tmp_path)
+    document = yaml.safe_load("\n".join(lines))
+    document.pop("validation_dataset", None)
+    for field, value in change.items():
+        document[field] = document[field] | value if isinstance(value, dict) else value
+    file = tmp_path / "training.yaml"
+    file.write_text(yaml.safe_dump(document))
+    with pytest.raises(ConfigError, match=said):
+        examine_framework(name, directory, [str(file)])
+
+
 def test_missing_files_and_directories(tmp_path: Path) -> None:
     """A file that is gone is a problem; a directory of another framework is refused."""
     directory, _ = exported("maxtext", "blend", tmp_path)

@@ -23,7 +23,7 @@ from distcache.launch.doctor.expected import Expected, ExpectedFile, expected_of
 from distcache.launch.doctor.finding import Finding
 from distcache.launch.doctor.training import blends_of, quiet
 from distcache.megatron.export import Exported, exports_in
-from distcache.megatron.frameworks.automodel import SPLIT_NAMES
+from distcache.megatron.frameworks.automodel import SPLIT_NAMES, TARGET
 from distcache.megatron.frameworks.known_frameworks import FRAMEWORKS
 from distcache.megatron.frameworks.maxtext import EVALUATION, blend_fields
 from distcache.megatron.names import FrameworkName, description_of
@@ -95,15 +95,34 @@ Answer = tuple[list[Expected], list[str]]
 
 def _settings_of(words: Sequence[str], exported: Exported) -> dict[str, Any]:
     """Return the fields of the file that the words name, or those that were printed."""
+    if len(words) > 1:
+        raise ConfigError(f"{' '.join(words[1:])}: expected one YAML file, {words[0]}")
     place = words[0] if words else exported.directory
     try:
         text = read_file(words[0], LARGEST).decode() if words else "\n".join(exported.arguments)
         found = yaml.safe_load(text)
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{place}: cannot be read as YAML: {error}") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{place}: expected the YAML file of training")
     return found
+
+
+def _mapping(fields: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a part of a configuration; empty if it is not there."""
+    found = fields.get(name) or {}
+    if not isinstance(found, dict):
+        raise ConfigError(f"{name}: expected fields, not {found!r}")
+    return found
+
+
+def _require(fields: dict[str, Any], wanted: dict[str, Any], place: str = "") -> None:
+    """Refuse a configuration of another kind of dataset, or of another directory."""
+    for name, value in wanted.items():
+        if fields.get(name) != value:
+            raise ConfigError(
+                f"{place}{name} is {fields.get(name)!r}: these files are read with {value}"
+            )
 
 
 @contextlib.contextmanager
@@ -157,14 +176,17 @@ def _ask_automodel(words: Sequence[str], exported: Exported, directory: Path) ->
     datasets = importlib.import_module(f"{AUTOMODEL}.megatron_dataset")
     gpt = importlib.import_module(f"{AUTOMODEL}.megatron.gpt_dataset")
     blended = importlib.import_module(f"{AUTOMODEL}.megatron.builder").BlendedDataset
-    schedule = recipe.get("step_scheduler") or {}
+    schedule, model = _mapping(recipe, "step_scheduler"), _mapping(recipe, "model")
     notes: list[str] = []
     found: dict[str, Expected] = {}
     for key in ("dataset", "validation_dataset"):
-        if not isinstance(recipe.get(key), dict):
+        fields = dict(_mapping(recipe, key))
+        if not fields:
             continue
-        fields = {name: value for name, value in recipe[key].items() if name != "_target_"}
-        named = fields.pop("tokenizer", None) or recipe.get("model") or {}
+        _require(fields, {"_target_": TARGET, "index_mapping_dir": exported.directory}, f"{key}.")
+        del fields["_target_"]
+        named = _mapping(fields, "tokenizer") or model
+        fields.pop("tokenizer", None)
         name = named.get("pretrained_model_name_or_path")
         if name is None:
             name = _tokenizer_of(directory)
@@ -241,10 +263,12 @@ def _mindspeed_stem(dataset: Any) -> str:
 def _ask_maxtext(words: Sequence[str], exported: Exported, directory: Path) -> Answer:
     """Run MaxText's own pipeline, up to its datasets, by a configuration."""
     fields = _settings_of(words, exported)
+    _require(fields, {"dataset_type": "grain", "grain_file_type": "mmap_npy"})
     source = importlib.import_module(f"{MAXTEXT}._mmap_datasource")
     utils = importlib.import_module(f"{MAXTEXT}._mmap_index_utils")
     blending = importlib.import_module(f"{MAXTEXT}._megatron_blending")
-    missing = [name for name in ("max_target_length", "data_shuffle_seed") if name not in fields]
+    needed = ("grain_train_files", "max_target_length", "data_shuffle_seed")
+    missing = [name for name in needed if not fields.get(name) and fields.get(name) != 0]
     if missing:
         raise ConfigError(f"the configuration lacks {', '.join(missing)}")
     found: dict[str, Expected] = {}

@@ -43,4 +43,5 @@ PBS = Scheduler(
     job_pattern=r"^(\S+)$",
     requeue='qrerun "$PBS_JOBID" && sleep 60',
     enter='cd "${PBS_O_WORKDIR:-.}"',
+    limits=("walltime=",),
 )

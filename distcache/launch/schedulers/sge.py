@@ -40,4 +40,5 @@ SGE = Scheduler(
     after=lambda job: ("-hold_jid", job),
     job_pattern=r"^(\d+)",
     requeue="exit 99",
+    limits=("h_rt=", "s_rt="),
 )

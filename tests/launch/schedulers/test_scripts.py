@@ -247,6 +247,21 @@ def test_success_without_a_cache(tmp_path: Path) -> None:
     assert job.returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "directive", "said"),
+    [
+        ("pbs", "-l walltime=2:00:00", "give the limit with --time"),
+        ("pbs", "-l select=2,walltime=2:00:00", "give the limit with --time"),
+        ("sge", "-l h_rt=600", "give the limit with --time"),
+        ("sge", " ", "is empty"),
+    ],
+)
+def test_a_limit_without_its_signal(name: str, directive: str, said: str) -> None:
+    """Where the script sets the time of the signal, a limit beside it would come first."""
+    with pytest.raises(ConfigError, match=said):
+        build_script(SCHEDULERS[name], SHAPE, WORDS, CACHE, [directive])
+
+
 def test_only_newlines_end_lines(tmp_path: Path) -> None:
     """Other signs that Python takes for ends of lines stay where they are, in a comment."""
     script = tmp_path / "train.sh"
