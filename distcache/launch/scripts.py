@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 import shlex
 import sys
@@ -13,13 +14,13 @@ from typing import Final
 from distcache.errors import BuildInterrupted, ConfigError, DistcacheError, NotReady
 from distcache.launch.commands import call
 from distcache.launch.schedulers.scheduler import Scheduler, Shape, with_directives
-from distcache.storage.files import atomic_write
+from distcache.storage.files import atomic_write, is_plain_file
 
 CACHE_VARIABLE: Final = "DISTCACHE_CACHE"
 WAIT: Final = 60  # seconds in which a cache that was built on other nodes is to be seen
 RESTARTS: Final = 3
 MARK: Final = "# written by distcache submit"
-SHELL: Final = re.compile(r"#!\s*\S*(/|env\s+)(ba|da|k|z)?sh\b")
+SHELL: Final = re.compile(r"#!\s*\S*(/|env\s+(-S\s*)?)(ba|da|k|z)?sh(\s|$)", re.MULTILINE)
 
 
 def distcache_command() -> list[str]:
@@ -132,6 +133,10 @@ def training_script(words: Sequence[str], cache: Path) -> str:
         raise ConfigError(
             f"{words[0]}: is no shell script, which starts with a line like #!/bin/bash"
         )
+    if MARK in text.split("\n"):
+        raise ConfigError(
+            f"{words[0]}: was written by distcache; give the script that it was made from"
+        )
     lines = text.removesuffix("\n").split("\n")  # other signs end no line of a shell
     head = list(itertools.takewhile(_is_comment, lines))
     ready = [*distcache_command(), "ready", str(cache), "--wait", str(WAIT)]
@@ -156,6 +161,22 @@ def _require_printable(words: Iterable[str]) -> None:
             raise ConfigError(f"{word!r}: expected printable text, which a script can say")
 
 
+def require_own_script(path: Path) -> None:
+    """Refuse to replace a file that is no script of distcache's.
+
+    Raises
+    ------
+    ConfigError
+        If one has the path.
+    """
+    if os.path.lexists(path) and not (
+        is_plain_file(path) and MARK in path.read_text("utf-8", "replace")
+    ):
+        raise ConfigError(
+            f"{path}: is not a script of distcache's; choose another --logs or --name"
+        )
+
+
 def submit_script(scheduler: Scheduler, path: Path, text: str, after: str | None = None) -> str:
     """Write a batch script and submit it; return the job's number.
 
@@ -178,10 +199,7 @@ def submit_script(scheduler: Scheduler, path: Path, text: str, after: str | None
     DistcacheError
         In the scheduler's words, if it refuses the job.
     """
-    if path.exists() and MARK not in path.read_text("utf-8", "replace"):
-        raise ConfigError(
-            f"{path}: is not a script of distcache's; choose another --logs or --name"
-        )
+    require_own_script(path)
     with atomic_write(path) as stream:
         stream.write(text.encode("utf-8"))
     waiting = [] if after is None else scheduler.after(after)

@@ -38,6 +38,7 @@ from distcache.launch.schedulers.scheduler import Shape
 from distcache.launch.scripts import (
     CACHE_VARIABLE,
     build_script,
+    require_own_script,
     restarts_file,
     submit_script,
     training_script,
@@ -54,6 +55,7 @@ from distcache.ranks.cores import share_of_cores
 from distcache.ranks.progress import NullProgress, Progress
 from distcache.storage.units import parse_size
 
+MISREAD: Final = "%\\\"'$:,{}"  # in paths of logs, by one scheduler or another
 SLURMS: Final = ("qos", "constraint", "srun", "mpi")  # options that other schedulers lack
 
 
@@ -148,6 +150,9 @@ def submit(
     plan, options = _planned(config, name, options, scheduler, progress)
     final = cache_path(directory, name, plan)
     script = _training_script(training, final, scheduler)
+    path = logs_of(options, final) / f"{final.stem}-train.sh" if script else None
+    if path is not None:
+        require_own_script(path)  # before the pre-job is submitted
     prejob = None
     if not is_finished(final, plan.key):
         progress.phase("submitting the pre-job")
@@ -159,10 +164,10 @@ def submit(
         return Submitted(str(final), plan.key, prejob, None, scheduler)
     after = None if prejob is None else prejob.job
     try:
-        if scheduler == "slurm":
+        if path is None:
             job = _submit_training(training, final, after)
         else:
-            path = make_logs(options, final) / f"{final.stem}-train.sh"
+            make_logs(options, final)
             job = submit_script(SCHEDULERS[scheduler], path, script, after)
     except (DistcacheError, OSError) as error:
         if prejob is None:
@@ -313,10 +318,10 @@ def logs_of(options: SubmitOptions, final: Path) -> Path:
         If a scheduler would misread its path.
     """
     logs = Path(os.path.realpath(options.logs or job_directory(final)))
-    if any(char.isspace() or not char.isprintable() or char in "%\\\"'$" for char in str(logs)):
+    if any(char.isspace() or not char.isprintable() or char in MISREAD for char in str(logs)):
         raise ConfigError(
-            f"{str(logs)!r}: schedulers misread blanks, quotes, % and $ in the paths of logs; "
-            "choose another directory with --logs"
+            f"{str(logs)!r}: schedulers misread blanks, quotes and any of {MISREAD} in the paths "
+            "of logs; choose another directory with --logs"
         )
     return logs
 

@@ -125,7 +125,9 @@ def test_the_training_script(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["print(1)\n", "#!/usr/bin/python3\nprint(1)\n", ""])
+@pytest.mark.parametrize(
+    "text", ["print(1)\n", "#!/usr/bin/python3\n", "#!/home/sh/bin/python3\n", "#!/bin/shell\n", ""]
+)
 def test_what_is_no_training_script(text: str, tmp_path: Path) -> None:
     """Lines of a shell can be added to a script of a shell only."""
     script = tmp_path / "train"
@@ -134,6 +136,20 @@ def test_what_is_no_training_script(text: str, tmp_path: Path) -> None:
         training_script([str(script)], CACHE)
     with pytest.raises(NotReady, match="no such script"):
         training_script([str(tmp_path / "none")], CACHE)
+
+
+@pytest.mark.parametrize(
+    "first", ["#!/bin/sh", "#!/usr/bin/env bash", "#! /usr/bin/env -S bash -l"]
+)
+def test_what_is_a_training_script(first: str, tmp_path: Path) -> None:
+    """Any shell's; but not what was made of one before, which would wait twice."""
+    script = tmp_path / "train"
+    script.write_text(f"{first}\ntrue\n")
+    made = training_script([str(script)], CACHE)
+    assert made.startswith(f"{first}\n{MARK}\n")
+    script.write_text(made)
+    with pytest.raises(ConfigError, match="was written by distcache"):
+        training_script([str(script)], CACHE)
 
 
 def commands(directory: Path, name: str, script: str) -> None:
