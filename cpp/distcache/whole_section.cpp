@@ -16,12 +16,9 @@ namespace {
 void fill_epochs(UnalignedView<std::int32_t> lengths, const SectionRules& rules,
                  std::span<std::int64_t> entries) {
     const auto one_epoch = static_cast<std::size_t>(rules.end - rules.begin);
-    const std::size_t filled = std::min(one_epoch, entries.size());
-    fill_entries(lengths, rules.begin, entries.first(filled));
-    for (std::size_t done = filled; done < entries.size();) {
-        const std::size_t more = std::min(one_epoch, entries.size() - done);
-        std::copy_n(entries.begin(), more, entries.begin() + static_cast<std::ptrdiff_t>(done));
-        done += more;
+    fill_entries(lengths, rules.begin, entries.first(one_epoch));
+    for (std::size_t done = one_epoch; done < entries.size(); done += one_epoch) {
+        std::ranges::copy(entries.first(one_epoch), entries.subspan(done).begin());
     }
 }
 
@@ -36,10 +33,10 @@ void cut_rows(std::span<const std::int64_t> entries, SampleShape shape,
     rows[0] = rows[1] = 0;
     Cursor cursor{0, 0, 1};
     const auto cut = emit_boundaries(entries, 0, shape, cursor, rows.subspan(2));
-    const auto last_length = static_cast<std::int32_t>(Entry::length(entries.back()));
+    const std::int64_t last_offset = Entry::length(entries.back()) - shape.extra_token;
     for (auto i = 2 * static_cast<std::size_t>(cut + 1); i < rows.size(); i += 2) {
         rows[i] = static_cast<std::int32_t>(entries.size() - 1);
-        rows[i + 1] = last_length - static_cast<std::int32_t>(shape.extra_token);
+        rows[i + 1] = static_cast<std::int32_t>(last_offset);
     }
 }
 

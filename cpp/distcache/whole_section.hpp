@@ -21,7 +21,7 @@ struct SectionRules {
 ///
 /// The same arrays as the steps of `distcache.builder.sections` make, which go through large ones
 /// piece by piece. `rows` are pairs, one more than samples; those beyond the last token end with
-/// the last document. Requires lengths of all sequences, none negative, and at least one document.
+/// the last document. Requires lengths of all sequences, and documents of whole epochs.
 void build_section(UnalignedView<std::int32_t> lengths, const SectionRules& rules,
                    std::span<std::int32_t> documents, std::span<std::int32_t> rows,
                    std::span<std::uint32_t> samples);

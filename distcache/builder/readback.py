@@ -206,20 +206,20 @@ def _read_block(descriptor: int, arrays: _Arrays, tables_begin: int, block: int)
     """Read a block, and beyond it the rest of the leaves that have bytes in it."""
     begin, end = block_range(block, tables_begin)
     leaves = list(arrays.leaves(begin, end))
-    offset = min([begin, *(leaf.begin for leaf in leaves[:1])])
-    last = max([end, *(leaf.end for leaf in leaves[-1:])])
+    offset = min(begin, leaves[0].begin) if leaves else begin
+    last = max(end, leaves[-1].end) if leaves else end
     whole, digests = xxhash.xxh3_64(), []
-    open_leaf, coming = xxhash.xxh3_64(), iter(leaves)
+    leaf_digest, coming = xxhash.xxh3_64(), iter(leaves)
     leaf = next(coming, None)
     for piece in read_pieces(descriptor, offset, last):
         view = piece.data
         whole.update(view[max(0, begin - offset) : max(0, end - offset)])
         while leaf is not None and leaf.begin < offset + len(view):
-            open_leaf.update(view[max(0, leaf.begin - offset) : leaf.end - offset])
+            leaf_digest.update(view[max(0, leaf.begin - offset) : leaf.end - offset])
             if leaf.end > offset + len(view):
                 break
-            digests.append(open_leaf.intdigest())
-            open_leaf.reset()
+            digests.append(leaf_digest.intdigest())
+            leaf_digest.reset()
             leaf = next(coming, None)
         offset += len(view)
     return BlockRead(block, whole.intdigest(), tuple(_by_array(leaves, digests)))

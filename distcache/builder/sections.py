@@ -27,7 +27,7 @@ from distcache.builder.entries import (
 from distcache.builder.section_slice import RowCutter
 from distcache.corpus import Idx
 from distcache.kernels import Mt19937, build_section_arrays
-from distcache.plan.layout import SPLITTABLE_FROM, ArrayPlace
+from distcache.plan.layout import ArrayPlace, is_large
 from distcache.plan.memory import CHUNK_BYTES, ENTRY_BYTES, pivot_of
 from distcache.plan.model import SectionPlan
 from distcache.storage.unfinished_file import UnfinishedFile
@@ -67,7 +67,7 @@ def build_section(
     dict of str to str
         The digest of each array.
     """
-    if workers < 2 and sum(place.nbytes for place in places.values()) < SPLITTABLE_FROM:
+    if workers < 2 and not is_large(section):
         return _build_small(section, idx, places, file)
     pivot = pivot_of(section, workers)
 
@@ -106,7 +106,7 @@ def build_section(
 def _build_small(
     section: SectionPlan, idx: Idx, places: dict[str, ArrayPlace], file: UnfinishedFile
 ) -> dict[str, str]:
-    """Build a section of which all arrays fit into memory; of thousands, Python is most."""
+    """Build a small section in one call, since of thousands the overhead of Python dominates."""
     arrays = {name: np.empty(place.shape, place.dtype) for name, place in places.items()}
     build_section_arrays(
         idx.lengths,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,8 +19,10 @@ from distcache.corpus.mds.shard_table import TableFacts, has_table, shards_path
 from distcache.errors import ConfigError, CorpusError
 from distcache.storage.files import FileVersion
 
-# A process may have some 65,000 mappings (`vm.max_map_count`).
-MOST_OPEN: Final = 4096
+# Small indices stay mapped within a block of `keeping_indices`: bytes of one, and of all. So they
+# are at most some ten thousand of the 65,000 mappings that a process may have.
+KEPT_INDEX: Final = 1 << 20
+KEPT_INDICES: Final = 512 << 20
 
 
 class CorpusFacts(msgspec.Struct, frozen=True):
@@ -66,7 +71,7 @@ class CorpusFacts(msgspec.Struct, frozen=True):
 
 
 class Corpus:
-    """A sound corpus, of whose `.idx` single places are looked at.
+    """A sound corpus, and lookups in its `.idx`.
 
     Parameters
     ----------
@@ -90,6 +95,7 @@ class Corpus:
 
         if self.facts.view:
             tokens = int(idx.lengths[begin:end].sum(dtype=np.int64))
+            idx.release_lengths(begin, end)
         else:
             tokens = before(end) - before(begin)
         idx.require_intact()
@@ -103,21 +109,80 @@ class Corpus:
         return length
 
 
-@functools.lru_cache(MOST_OPEN)
+class _KeptIndices:
+    """Small indices that are mapped, the least recently used first. For all threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._indices: OrderedDict[CorpusFacts, Idx] = OrderedDict()
+        self._bytes = 0
+        self._blocks = 0  # that are open; nothing is kept outside of them
+
+    def find(self, facts: CorpusFacts) -> Idx | None:
+        with self._lock:
+            found = self._indices.get(facts)
+            if found is None or not found.map.intact:
+                return None
+            self._indices.move_to_end(facts)
+            return found
+
+    def keep(self, facts: CorpusFacts, idx: Idx) -> None:
+        with self._lock:
+            if not self._blocks or idx.size > KEPT_INDEX:
+                return
+            self._forget(facts)
+            self._indices[facts] = idx
+            self._bytes += idx.size
+            while self._bytes > KEPT_INDICES:
+                self._forget(next(iter(self._indices)))
+
+    def _forget(self, facts: CorpusFacts) -> None:
+        former = self._indices.pop(facts, None)
+        self._bytes -= 0 if former is None else former.size
+
+    def enter(self) -> None:
+        with self._lock:
+            self._blocks += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._blocks -= 1
+            if not self._blocks:
+                self._indices.clear()
+                self._bytes = 0
+
+
+_KEPT: Final = _KeptIndices()
+
+
+@contextlib.contextmanager
+def keeping_indices() -> Iterator[None]:
+    """Keep small indices mapped, once opened, until the end of the outermost block."""
+    _KEPT.enter()
+    try:
+        yield
+    finally:
+        _KEPT.leave()
+
+
 def open_examined(facts: CorpusFacts) -> Idx:
-    """Map the `.idx` of a corpus that has been examined; some stay open, to be asked for again.
+    """Map the `.idx` of a corpus that has been examined, or return one that is kept.
 
     Raises
     ------
     CorpusError
         If it is not the file any more that was examined.
     """
+    kept = _KEPT.find(facts)
+    if kept is not None:
+        return kept
     idx = open_idx(facts.prefix)
     if (idx.size, len(idx.lengths)) != (facts.idx_size, facts.sequences):
         raise CorpusError(
             f"{idx.path}: has {idx.size} bytes, and had {facts.idx_size} when it was examined; do "
             "not write to a corpus while it is built from"
         )
+    _KEPT.keep(facts, idx)
     return idx
 
 

@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from distcache.corpus.corpus import open_examined
+from distcache.corpus.corpus import keeping_indices
 from distcache.corpus.idx import idx_path
 from distcache.corpus.receipt import receipt_path
 from distcache.errors import AccessDenied, DistcacheError
@@ -84,7 +84,7 @@ def fetched_indices(
     """
     wanted = [prefix for prefix in prefixes if is_url(prefix)]
     if not wanted:
-        with _mapped():
+        with keeping_indices():
             yield
         return
     progress.phase("looking for indices in buckets")
@@ -108,20 +108,11 @@ def fetched_indices(
 
         on_all_ranks(communicator, fetch, "fetching indices")
         stack.callback(forget_copies, [found.url for found in objects])
-        stack.enter_context(_mapped())
+        stack.enter_context(keeping_indices())
         for number, found in enumerate(objects):
             register_copy(found.url, ObjectCopy(_path(directory, number), found.version))
         yield
         communicator.allgather(True, bool, "the end of reading indices")
-
-
-@contextlib.contextmanager
-def _mapped() -> Iterator[None]:
-    """Let go of mapped indices at the end of a block: copies are removed, files may be mended."""
-    try:
-        yield
-    finally:
-        open_examined.cache_clear()
 
 
 def _find(

@@ -54,7 +54,7 @@ from distcache.storage.url import is_url
 from distcache.storage.watchdog import tick
 
 CHUNK: Final = 16 << 20
-RELEASED_FROM: Final = 8 << 20  # bytes of a file: pages of a smaller one go with its mapping
+RELEASED_FROM: Final = 8 << 20  # bytes of a file; a smaller one is unmapped soon
 # Shifts and factors of SplitMix64's finalizer (Steele, Lea and Flood 2014), before its last shift.
 SPLITMIX64: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 MOST_NAMED: Final = 3  # corpora of a directory, in a message

@@ -20,7 +20,7 @@ CACHE_VARIABLE: Final = "DISTCACHE_CACHE"
 WAIT: Final = 60  # seconds in which a cache that was built on other nodes is to be seen
 RESTARTS: Final = 3
 MARK: Final = "# written by distcache submit"
-SHELL: Final = re.compile(r"#!\s*\S*(/|env\s+(-S\s*)?)(ba|da|k|z)?sh(\s|$)", re.MULTILINE)
+SHELL: Final = re.compile(r"#![ \t]*\S*(/|env[ \t]+(-S[ \t]*)?)(ba|da|k|z)?sh([ \t]|\n|$)")
 
 
 def distcache_command() -> list[str]:
@@ -54,17 +54,19 @@ def build_script(
     Raises
     ------
     ConfigError
-        If one is a time limit that the signal before it would not know of, or if a script cannot
-        say a word.
+        If a directive is empty, or a time limit that the signal before it would not follow; if a
+        word has characters that a script cannot have in a line.
     """
     _require_printable([*words, str(cache), str(shape.logs), *given])
     for directive in given:
         if not directive.strip():
             raise ConfigError("--directive: is empty")
-        if any(limit in directive for limit in scheduler.limits):
+        resources = re.match(r"-l\s+(.*\S)", directive)
+        given_limits = (f",{resources[1]}" if resources else "").split(",")
+        if any(word.startswith(scheduler.limits) for word in given_limits):
             raise ConfigError(
-                f"--directive {directive!r}: give the limit with --time, by which the job is "
-                "interrupted before it"
+                f"--directive {directive!r}: give the limit with --time, which also sets when the "
+                "job is interrupted before it"
             )
     directives = with_directives(scheduler.directives(shape), given)
     command = shlex.join([*scheduler.launch(shape), *distcache_command(), *words])
@@ -133,7 +135,7 @@ def training_script(words: Sequence[str], cache: Path) -> str:
         raise ConfigError(
             f"{words[0]}: is no shell script, which starts with a line like #!/bin/bash"
         )
-    if MARK in text.split("\n"):
+    if _is_own(text):
         raise ConfigError(
             f"{words[0]}: was written by distcache; give the script that it was made from"
         )
@@ -161,6 +163,11 @@ def _require_printable(words: Iterable[str]) -> None:
             raise ConfigError(f"{word!r}: expected printable text, which a script can say")
 
 
+def _is_own(text: str) -> bool:
+    """Return whether a script was written by distcache."""
+    return MARK in text.split("\n")
+
+
 def require_own_script(path: Path) -> None:
     """Refuse to replace a file that is no script of distcache's.
 
@@ -170,7 +177,7 @@ def require_own_script(path: Path) -> None:
         If one has the path.
     """
     if os.path.lexists(path) and not (
-        is_plain_file(path) and MARK in path.read_text("utf-8", "replace")
+        is_plain_file(path) and _is_own(path.read_text("utf-8", "replace"))
     ):
         raise ConfigError(
             f"{path}: is not a script of distcache's; choose another --logs or --name"

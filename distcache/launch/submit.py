@@ -164,7 +164,7 @@ def submit(
         return Submitted(str(final), plan.key, prejob, None, scheduler)
     after = None if prejob is None else prejob.job
     try:
-        if path is None:
+        if path is None:  # Slurm takes the script as it is
             job = _submit_training(training, final, after)
         else:
             make_logs(options, final)

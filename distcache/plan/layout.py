@@ -96,14 +96,14 @@ def make_layout(items: Sequence[SectionPlan | BlendPlan]) -> Layout:
     for group in groups:
         first = items[group[0]]
         begin = offset if not units else align(offset, GRAIN)
-        alignment = GRAIN if _is_large(first) else ALIGNMENT
+        alignment = GRAIN if is_large(first) else ALIGNMENT
         found = list(_place([items[index] for index in group], begin, alignment))
         arrays += _by_item(items, group, found)
         datasets += [Dataset(len(units), _joined(places)) for places in found]
         offset = max(places[-1].offset + places[-1].nbytes for places in found)
-        section = first if isinstance(first, SectionPlan) and _is_large(first) else None
+        section = first if isinstance(first, SectionPlan) and is_large(first) else None
         splittable = section is not None and ORDERS[section.order].can_be_split
-        units.append(Unit(group, begin, offset, splittable, _is_large(first)))
+        units.append(Unit(group, begin, offset, splittable, is_large(first)))
     tables_begin = align(offset, GRAIN if offset > SMALL else ALIGNMENT)
     return Layout(data_begin, tuple(arrays), tuple(units), tuple(datasets), tables_begin)
 
@@ -113,7 +113,7 @@ def _groups(items: Sequence[SectionPlan | BlendPlan]) -> Iterator[tuple[int, ...
     pending: list[int] = []
     size = 0
     for index, item in enumerate(items):
-        large = _is_large(item)
+        large = is_large(item)
         if pending and (large or size >= UNIT_FULL):
             yield tuple(pending)
             pending, size = [], 0
@@ -126,7 +126,7 @@ def _groups(items: Sequence[SectionPlan | BlendPlan]) -> Iterator[tuple[int, ...
         yield tuple(pending)
 
 
-def _is_large(item: SectionPlan | BlendPlan) -> bool:
+def is_large(item: SectionPlan | BlendPlan) -> bool:
     """Return whether several ranks may write an item."""
     if isinstance(item, BlendPlan):
         return item.size > BLEND_SLICE

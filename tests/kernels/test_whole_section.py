@@ -103,5 +103,5 @@ def test_large_ones_are_built_in_steps(
 ) -> None:
     """These have the same bytes."""
     small = Path(build_here(blend_config, shared, "small").path).read_bytes()
-    monkeypatch.setattr(sections, "SPLITTABLE_FROM", 0)
+    monkeypatch.setattr(sections, "is_large", lambda _: True)
     assert Path(build_here(blend_config, shared / "other", "large").path).read_bytes() == small

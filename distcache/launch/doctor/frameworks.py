@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +36,7 @@ LARGEST: Final = 1 << 24  # bytes of a configuration
 SECTION: Final = ("document_index", "sample_index", "shuffle_index")
 BLEND: Final = ("dataset_index", "dataset_sample_index")
 AUTOMODEL: Final = "nemo_automodel.components.datasets.llm"
+TARGETS: Final = (TARGET, TARGET.removesuffix("Config"))  # also that of earlier recipes
 MAXTEXT: Final = "maxtext.input_pipeline"
 
 
@@ -101,7 +103,7 @@ def _settings_of(words: Sequence[str], exported: Exported) -> dict[str, Any]:
     try:
         text = read_file(words[0], LARGEST).decode() if words else "\n".join(exported.arguments)
         found = yaml.safe_load(text)
-    except (OSError, ValueError, KeyError, yaml.YAMLError, RecursionError) as error:
+    except Exception as error:  # those of PyYAML's own constructors are of any kind
         raise ConfigError(f"{place}: cannot be read as YAML: {error}") from error
     if not isinstance(found, dict):
         raise ConfigError(f"{place}: expected the YAML file of training")
@@ -114,15 +116,6 @@ def _mapping(fields: dict[str, Any], name: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ConfigError(f"{name}: expected fields, not {found!r}")
     return found
-
-
-def _require(fields: dict[str, Any], wanted: dict[str, Any], place: str = "") -> None:
-    """Refuse a configuration of another kind of dataset, or of another directory."""
-    for name, value in wanted.items():
-        if fields.get(name) != value:
-            raise ConfigError(
-                f"{place}{name} is {fields.get(name)!r}: these files are read with {value}"
-            )
 
 
 @contextlib.contextmanager
@@ -183,8 +176,15 @@ def _ask_automodel(words: Sequence[str], exported: Exported, directory: Path) ->
         fields = dict(_mapping(recipe, key))
         if not fields:
             continue
-        _require(fields, {"_target_": TARGET, "index_mapping_dir": exported.directory}, f"{key}.")
-        del fields["_target_"]
+        target = fields.pop("_target_", None)
+        if target not in TARGETS:
+            notes.append(f"{key}: is of {target}, which reads no files of Megatron; not looked at")
+            continue
+        place = fields.get("index_mapping_dir")
+        if place is None or os.path.realpath(place) != os.path.realpath(exported.directory):
+            raise ConfigError(
+                f"{key}.index_mapping_dir is {place!r}: the files are in {exported.directory}"
+            )
         named = _mapping(fields, "tokenizer") or model
         fields.pop("tokenizer", None)
         name = named.get("pretrained_model_name_or_path")
@@ -263,12 +263,14 @@ def _mindspeed_stem(dataset: Any) -> str:
 def _ask_maxtext(words: Sequence[str], exported: Exported, directory: Path) -> Answer:
     """Run MaxText's own pipeline, up to its datasets, by a configuration."""
     fields = _settings_of(words, exported)
-    _require(fields, {"dataset_type": "grain", "grain_file_type": "mmap_npy"})
+    for name, value in (("dataset_type", "grain"), ("grain_file_type", "mmap_npy")):
+        if fields.get(name) != value:
+            raise ConfigError(f"{name} is {fields.get(name)!r}: these files are read with {value}")
     source = importlib.import_module(f"{MAXTEXT}._mmap_datasource")
     utils = importlib.import_module(f"{MAXTEXT}._mmap_index_utils")
     blending = importlib.import_module(f"{MAXTEXT}._megatron_blending")
     needed = ("grain_train_files", "max_target_length", "data_shuffle_seed")
-    missing = [name for name in needed if not fields.get(name) and fields.get(name) != 0]
+    missing = [name for name in needed if fields.get(name) in (None, "", [])]
     if missing:
         raise ConfigError(f"the configuration lacks {', '.join(missing)}")
     found: dict[str, Expected] = {}

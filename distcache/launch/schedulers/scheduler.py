@@ -62,7 +62,7 @@ class Scheduler(NamedTuple):
     enter: str = ""  # shell command that enters the directory of the submission
     takes_input: bool = False  # whether the script is the command's standard input
     asks_memory: bool = True  # whether it has a word for the memory of a node
-    # what a directive of the time limit has, if the signal before it does not move with it
+    # beginnings of resources that set a time limit which the signal before it would not follow
     limits: tuple[str, ...] = ()
 
 
