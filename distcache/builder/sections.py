@@ -67,7 +67,8 @@ def build_section(
     dict of str to str
         The digest of each array.
     """
-    if workers < 2 and not is_large(section):
+    # A split that is less than a document has none.
+    if workers < 2 and section.documents and not is_large(section):
         return _build_small(section, idx, places, file)
     pivot = pivot_of(section, workers)
 

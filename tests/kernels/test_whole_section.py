@@ -11,9 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distcache.builder import sections
+from distcache.cache import open_cache
 from distcache.kernels import build_section_arrays
 from tests.kernels.truth import sample_rows
+from tests.plan.test_make import plan_of
 from tests.support.caches import build_here
+from tests.support.corpora import write_lengths
 
 
 @given(
@@ -105,3 +108,19 @@ def test_large_ones_are_built_in_steps(
     small = Path(build_here(blend_config, shared, "small").path).read_bytes()
     monkeypatch.setattr(sections, "is_large", lambda _: True)
     assert Path(build_here(blend_config, shared / "other", "large").path).read_bytes() == small
+
+
+def test_a_split_of_less_than_a_document(tmp_path: Path, shared: Path) -> None:
+    """It has a section without documents, as Megatron's has."""
+    path = write_lengths(tmp_path / "corpus", np.full(300, 40))
+    fields = {
+        "sequence_length": 128,
+        "split": "969,30,1",
+        "samples": {"train": 17, "valid": 1, "test": None},
+        "blend": [{"path": path}],
+    }
+    cache = open_cache(build_here(fields, shared).path)
+    sizes = [section.documents for section in plan_of(fields).sections]
+    assert sizes[-1] == 0
+    shapes = {name: view.shape for name, view in cache.arrays("sections", len(sizes) - 1).items()}
+    assert shapes == {"document_index": (0,), "sample_index": (1, 2), "shuffle_index": (0,)}
