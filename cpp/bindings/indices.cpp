@@ -56,10 +56,13 @@ void build_whole(const py::array& lengths, std::pair<std::int64_t, std::int64_t>
     const auto lies_within = [](std::int64_t count, std::size_t size) {
         return count >= 0 && static_cast<std::size_t>(count) <= size;
     };
-    if (begin < 0 || begin >= end || end > view.size() ||
-        document_span.size() % static_cast<std::size_t>(end - begin) != 0 ||
-        document_span.empty()) {
-        throw py::value_error("documents must be whole epochs of sequences that have lengths");
+    if (begin < 0 || begin > end || end > view.size()) {
+        throw py::value_error("sequences must be a range of those that have lengths");
+    }
+    const auto one_epoch = static_cast<std::size_t>(end - begin);
+    if (one_epoch == 0 ? !document_span.empty()
+                       : document_span.empty() || document_span.size() % one_epoch != 0) {
+        throw py::value_error("documents must be whole epochs");
     }
     if (sequence_length < 1 || rows.shape(1) != 2 || row_span.empty() ||
         document_span.size() > std::numeric_limits<std::int32_t>::max() ||

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cassert>
 #include <cstddef>
+#include <iterator>
 #include <memory>
 #include <numeric>
 
@@ -33,10 +34,10 @@ void cut_rows(std::span<const std::int64_t> entries, SampleShape shape,
     rows[0] = rows[1] = 0;
     Cursor cursor{0, 0, 1};
     const auto cut = emit_boundaries(entries, 0, shape, cursor, rows.subspan(2));
-    const std::int64_t last_offset = Entry::length(entries.back()) - shape.extra_token;
+    const std::int64_t last_length = entries.empty() ? 0 : Entry::length(entries.back());
     for (auto i = 2 * static_cast<std::size_t>(cut + 1); i < rows.size(); i += 2) {
-        rows[i] = static_cast<std::int32_t>(entries.size() - 1);
-        rows[i + 1] = static_cast<std::int32_t>(last_offset);
+        rows[i] = static_cast<std::int32_t>(std::ssize(entries) - 1);
+        rows[i + 1] = static_cast<std::int32_t>(last_length - shape.extra_token);
     }
 }
 
@@ -45,7 +46,7 @@ void cut_rows(std::span<const std::int64_t> entries, SampleShape shape,
 void build_section(UnalignedView<std::int32_t> lengths, const SectionRules& rules,
                    std::span<std::int32_t> documents, std::span<std::int32_t> rows,
                    std::span<std::uint32_t> samples) {
-    assert(!documents.empty() && rows.size() >= 2 && rows.size() % 2 == 0);
+    assert(rows.size() >= 2 && rows.size() % 2 == 0);
     const auto memory = std::make_unique_for_overwrite<std::int64_t[]>(documents.size());
     const std::span entries(memory.get(), documents.size());
     fill_epochs(lengths, rules, entries);

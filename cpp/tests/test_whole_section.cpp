@@ -41,17 +41,18 @@ Arrays slow_section(const std::vector<std::int32_t>& lengths, const SectionRules
         return lengths[static_cast<std::size_t>(documents[position])];
     };
     const auto extra = static_cast<std::int32_t>(rules.shape.extra_token);
-    const std::size_t last = documents.size() - 1;
+    const auto size = documents.size();
+    const std::int64_t last_length = size == 0 ? 0 : length_of(size - 1);
     for (std::size_t row = 1; row < arrays.rows.size() / 2; ++row) {
         std::int64_t left = rules.shape.token_of(static_cast<std::int64_t>(row));
         std::size_t position = 0;
-        while (position <= last && left >= length_of(position)) {
+        while (position < size && left >= length_of(position)) {
             left -= length_of(position++);
         }
-        const bool beyond = position > last;
-        arrays.rows[2 * row] = static_cast<std::int32_t>(beyond ? last : position);
+        const bool beyond = position == size;
+        arrays.rows[2 * row] = static_cast<std::int32_t>(position) - (beyond ? 1 : 0);
         arrays.rows[2 * row + 1] =
-            beyond ? length_of(last) - extra : static_cast<std::int32_t>(left) + 1 - extra;
+            static_cast<std::int32_t>(beyond ? last_length : left + 1) - extra;
     }
     return arrays;
 }
@@ -65,7 +66,7 @@ TEST_CASE("a section that is built at once is that of its single steps") {
         std::ranges::generate(lengths, [&] { return static_cast<std::int32_t>(random() % 9); });
         const auto size = static_cast<std::int64_t>(lengths.size());
         const auto begin = static_cast<std::int64_t>(random()) % size;
-        const auto end = begin + 1 + static_cast<std::int64_t>(random()) % (size - begin);
+        const auto end = begin + static_cast<std::int64_t>(random()) % (size - begin + 1);
         const auto documents = (1 + random() % 4) * static_cast<std::size_t>(end - begin);
         const auto samples = random() % 50;
         const SectionRules rules{

@@ -1,4 +1,4 @@
-"""A whole section, built by one rank: a small one by one call, a large one with two threads."""
+"""A whole section, built by one rank: a small one by one call, a large one in steps."""
 
 from __future__ import annotations
 
@@ -67,8 +67,7 @@ def build_section(
     dict of str to str
         The digest of each array.
     """
-    # A split that is less than a document has none.
-    if workers < 2 and section.documents and not is_large(section):
+    if not is_large(section):
         return _build_small(section, idx, places, file)
     pivot = pivot_of(section, workers)
 

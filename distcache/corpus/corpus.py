@@ -19,10 +19,11 @@ from distcache.corpus.mds.shard_table import TableFacts, has_table, shards_path
 from distcache.errors import ConfigError, CorpusError
 from distcache.storage.files import FileVersion
 
-# Small indices stay mapped within a block of `keeping_indices`: bytes of one, and of all. So they
-# are at most some ten thousand of the 65,000 mappings that a process may have.
+# Small indices stay mapped within a block of `keeping_indices`: bytes of one, and of all. The
+# smallest count as more, so that they are 8,192 of the 65,000 mappings that a process may have.
 KEPT_INDEX: Final = 1 << 20
 KEPT_INDICES: Final = 512 << 20
+LEAST_COUNTED: Final = 1 << 16
 
 
 class CorpusFacts(msgspec.Struct, frozen=True):
@@ -132,13 +133,13 @@ class _KeptIndices:
                 return
             self._forget(facts)
             self._indices[facts] = idx
-            self._bytes += idx.size
+            self._bytes += max(idx.size, LEAST_COUNTED)
             while self._bytes > KEPT_INDICES:
                 self._forget(next(iter(self._indices)))
 
     def _forget(self, facts: CorpusFacts) -> None:
         former = self._indices.pop(facts, None)
-        self._bytes -= 0 if former is None else former.size
+        self._bytes -= 0 if former is None else max(former.size, LEAST_COUNTED)
 
     def enter(self) -> None:
         with self._lock:

@@ -61,9 +61,8 @@ def build_script(
     for directive in given:
         if not directive.strip():
             raise ConfigError("--directive: is empty")
-        resources = re.match(r"-l\s+(.*\S)", directive)
-        given_limits = (f",{resources[1]}" if resources else "").split(",")
-        if any(word.startswith(scheduler.limits) for word in given_limits):
+        resources = re.split(r"-l|[\s,]+", directive) if directive.startswith("-l") else []
+        if any(resource.startswith(scheduler.limits) for resource in resources):
             raise ConfigError(
                 f"--directive {directive!r}: give the limit with --time, which also sets when the "
                 "job is interrupted before it"

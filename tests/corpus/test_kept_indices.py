@@ -34,16 +34,15 @@ def test_only_within_blocks(facts: list[CorpusFacts]) -> None:
 
 
 def test_bytes_are_bounded(facts: list[CorpusFacts], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The least recently used is let go, and large ones are not kept at all."""
-    size = facts[0].idx_size
-    monkeypatch.setattr(corpus, "KEPT_INDICES", 2 * size)
+    """The least recently used is unmapped, and large ones are not kept at all."""
+    monkeypatch.setattr(corpus, "KEPT_INDICES", 2 * corpus.LEAST_COUNTED)
     with keeping_indices():
         first, second = open_examined(facts[0]), open_examined(facts[1])
         assert open_examined(facts[0]) is first
         open_examined(facts[2])
         assert open_examined(facts[0]) is first
         assert open_examined(facts[1]) is not second
-    monkeypatch.setattr(corpus, "KEPT_INDEX", size - 1)
+    monkeypatch.setattr(corpus, "KEPT_INDEX", facts[0].idx_size - 1)
     with keeping_indices():
         assert open_examined(facts[0]) is not open_examined(facts[0])
 

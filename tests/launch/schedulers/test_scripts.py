@@ -268,6 +268,7 @@ def test_success_without_a_cache(tmp_path: Path) -> None:
     [
         ("pbs", "-l walltime=2:00:00", "give the limit with --time"),
         ("pbs", "-l select=2,walltime=2:00:00", "give the limit with --time"),
+        ("pbs", "-l select=2 -lwalltime=2:00:00", "give the limit with --time"),
         ("sge", "-l h_rt=600", "give the limit with --time"),
         ("sge", " ", "is empty"),
     ],
