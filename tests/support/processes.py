@@ -25,6 +25,7 @@ OPEN_MPI = {
     "OMPI_MCA_pml": "ob1",
     "OMPI_MCA_btl": "tcp,self,vader",
     "OMPI_MCA_mpi_yield_when_idle": "1",
+    "PYTHONFAULTHANDLER": "1",  # a crash within MPI says which call it was
 }
 
 
