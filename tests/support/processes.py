@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,7 +27,6 @@ OPEN_MPI = {
     "OMPI_MCA_pml": "ob1",
     "OMPI_MCA_btl": "tcp,self,vader",
     "OMPI_MCA_mpi_yield_when_idle": "1",
-    "PYTHONFAULTHANDLER": "1",  # a crash within MPI says which call it was
 }
 
 
@@ -33,7 +34,9 @@ def clean_environment(extra: Mapping[str, str] = {}) -> dict[str, str]:
     """Return this process's environment without a launcher's variables."""
     starts = ("OMPI_", "PMI", "SLURM_", "MPI4PY_")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(starts)}
-    return {**kept, "PYTHONPATH": str(Path(__file__).parents[2]), **extra}
+    # A crash within MPI, and a rank that has to be aborted, print where they are.
+    always = {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONFAULTHANDLER": "1"}
+    return {**kept, **always, **extra}
 
 
 def launch(launcher: str, ranks: int) -> tuple[list[str], dict[str, str]]:
@@ -54,13 +57,29 @@ def start(
 ) -> subprocess.CompletedProcess[str]:
     """Run distcache to its end; a run that takes too long, or tells a secret, fails."""
     before, needed = launch(launcher, ranks) if ranks > 1 else ([], {})
-    done = subprocess.run(
+    process = subprocess.Popen(
         [*before, *program, *map(str, words)],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=LIMIT,
-        check=False,
         env=clean_environment({**needed, **environment}),
+        start_new_session=True,
     )
-    assert MARK not in done.stdout + done.stderr
-    return done
+    try:
+        output, errors = process.communicate(timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        _signal_session(process.pid, signal.SIGABRT)  # a rank prints where it is, or dumps core
+        _, errors = process.communicate(timeout=30)
+        raise AssertionError(f"has not ended within {LIMIT} s:\n{errors}") from None
+    finally:
+        _signal_session(process.pid, signal.SIGKILL)
+    assert MARK not in output + errors
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
+
+
+def _signal_session(session: int, number: signal.Signals) -> None:
+    """Send a signal to a launcher's ranks, which have groups of their own, and then to itself."""
+    for pid in sorted((int(path.name) for path in Path("/proc").glob("[0-9]*")), reverse=True):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(pid) == session:
+                os.kill(pid, number)
