@@ -16,6 +16,7 @@ back what was freed.
 
     python benchmarks/ingesting.py
     python benchmarks/ingesting.py --megabytes 32 --rounds 1
+    python benchmarks/ingesting.py --only "text: " --easy --megabytes 150    texts of ASCII alone
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import gzip
 import itertools
 import json
 import random
+import resource
 import shutil
 import statistics
 import subprocess
@@ -34,7 +36,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +68,10 @@ def texts_of_machine() -> Iterator[str]:
                     yield content.decode("utf-8")
 
 
-def make_text(work: Path, megabytes: int) -> None:
+def make_text(work: Path, megabytes: int, *, easy: bool) -> None:
     """Write texts of this machine as JSON lines, and train a tokenizer on some of them."""
-    texts = list(dict.fromkeys(text for text in texts_of_machine() if "\0" not in text))
+    wanted = (text for text in texts_of_machine() if "\0" not in text)
+    texts = list(dict.fromkeys(text for text in wanted if text.isascii() or not easy))
     random.Random(0).shuffle(texts)
     size = 0
     with open(work / "text.jsonl", "w", encoding="utf-8") as stream:
@@ -109,13 +112,9 @@ def make_tokens(work: Path, groups: int) -> None:
 
 def peer(work: Path, *words: object, whole: bool = False) -> dict[str, float]:
     """Run a peer, and return its seconds, or the whole process's, and its peak memory."""
-    command = [sys.executable, str(HERE / "ingesting_peer.py"), *map(str, words)]
-    begin = time.perf_counter()
-    done = subprocess.run(
-        command, check=True, capture_output=True, text=True, cwd=work, stdin=subprocess.DEVNULL
-    )
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found | {"seconds": time.perf_counter() - begin} if whole else found
+    done, taken = run([sys.executable, HERE / "ingesting_peer.py", *words], work)
+    found: dict[str, float] = json.loads(done.splitlines()[-1])
+    return found | taken if whole else taken | found
 
 
 def own(work: Path, ranks: int, *words: object, whole: bool = False) -> dict[str, float]:
@@ -123,14 +122,27 @@ def own(work: Path, ranks: int, *words: object, whole: bool = False) -> dict[str
     notes = work / "notes"
     shutil.rmtree(notes, ignore_errors=True)
     notes.mkdir()
-    program = [sys.executable, str(HERE / "ingesting_own.py"), str(notes), *map(str, words)]
-    launcher = ["mpiexec", "-n", str(ranks)] if ranks > 1 else []
-    begin = time.perf_counter()
-    subprocess.run([*launcher, *program], check=True, stdout=subprocess.DEVNULL, cwd=work)
-    elapsed = time.perf_counter() - begin
-    seconds = elapsed if whole else max(float(path.read_text()) for path in notes.glob("seconds.*"))
-    memory = sum(int(path.read_text()) for path in notes.glob("memory.*"))
-    return {"seconds": seconds, "memory": memory}
+    launcher = ["mpiexec", "-n", ranks] if ranks > 1 else []
+    _, taken = run([*launcher, sys.executable, HERE / "ingesting_own.py", notes, *words], work)
+    if not whole:
+        taken["seconds"] = max(float(path.read_text()) for path in notes.glob("seconds.*"))
+    return taken | {"memory": sum(int(path.read_text()) for path in notes.glob("memory.*"))}
+
+
+def run(words: Sequence[object], work: Path) -> tuple[str, dict[str, float]]:
+    """Run a command; return its output, and the seconds and seconds of CPU of all its processes."""
+    before, begin = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+    done = subprocess.run(
+        list(map(str, words)),
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=work,
+        stdin=subprocess.DEVNULL,
+    )
+    seconds, after = time.perf_counter() - begin, resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    return done.stdout, {"seconds": seconds, "cpu": cpu}
 
 
 def contenders(work: Path, documents: int) -> dict[str, Callable[[], dict[str, float]]]:
@@ -149,6 +161,9 @@ def contenders(work: Path, documents: int) -> dict[str, Callable[[], dict[str, f
     return {
         "text: pool of workers": lambda: peer(work, *peer_text, whole=True),
         "text: gigatoken alone": lambda: peer(work, *peer_fast, whole=True),
+        "text: gigatoken, only encoding, 1 thread": lambda: peer(
+            work, "encode", *peer_fast[1:3], whole=True
+        ),
         "text: distcache, 2 threads": lambda: text_run(1, 2, "own"),
         "text: distcache, 1 thread": lambda: text_run(1, 1, "single"),
         "text: distcache, 2 ranks": lambda: text_run(2, 1, "ranks"),
@@ -203,6 +218,7 @@ def measure(work: Path, options: argparse.Namespace) -> dict[str, Any]:
     return {
         name: {
             "seconds": statistics.median(entry["seconds"] for entry in found),
+            "cpu": statistics.median(entry["cpu"] for entry in found),
             "memory": max(entry["memory"] for entry in found),
             "runs": [entry["seconds"] for entry in found],
         }
@@ -212,9 +228,10 @@ def measure(work: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def report(found: dict[str, Any]) -> None:
     """Print a table, and how the contenders compare."""
-    print("| | seconds | peak memory |\n|---|--:|--:|")
+    print("| | seconds | of CPU | peak memory |\n|---|--:|--:|--:|")
     for name, entry in found.items():
-        print(f"| {name} | {entry['seconds']:.2f} | {entry['memory'] / 2**20:,.0f} MiB |")
+        cells = [f"{entry['seconds']:.2f}", f"{entry['cpu']:.2f}"]
+        print(f"| {name} | {' | '.join(cells)} | {entry['memory'] / 2**20:,.0f} MiB |")
     seconds = {name: entry["seconds"] for name, entry in found.items()}
     print()
     for name, base in (
@@ -237,6 +254,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=300, help="of text")
+    parser.add_argument("--easy", action="store_true", help="only texts of ASCII alone")
     parser.add_argument("--groups", type=int, default=12, help="row groups of 42 million tokens")
     parser.add_argument("--documents", type=int, default=20_000_000, help="of the .idx")
     parser.add_argument("--only", default="", help="text, tokens or idx")
@@ -247,7 +265,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.directory) as directory:
         work = Path(directory)
         if not options.only or options.only.startswith("text"):
-            make_text(work, options.megabytes)
+            make_text(work, options.megabytes, easy=options.easy)
         if not options.only or options.only.startswith("tokens"):
             make_tokens(work, options.groups)
         found = measure(work, options)

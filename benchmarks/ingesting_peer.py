@@ -2,6 +2,7 @@
 
     ingesting_peer.py text  INPUT.jsonl TOKENIZER PREFIX WORKERS
     ingesting_peer.py fast  INPUT.jsonl TOKENIZER PREFIX
+    ingesting_peer.py encode INPUT.jsonl TOKENIZER
     ingesting_peer.py tokens INPUT.parquet COLUMN PREFIX
     ingesting_peer.py items  INPUT.parquet COLUMN PREFIX
     ingesting_peer.py read  INPUT.parquet COLUMN
@@ -85,6 +86,15 @@ def fast(source: str, tokenizer: str, prefix: str) -> None:
     builder.finalize(prefix + ".idx")
 
 
+def encode(source: str, tokenizer: str) -> None:
+    """Only encode a file in one call, with one thread, and write nothing."""
+    os.environ["RAYON_NUM_THREADS"] = "1"
+    import gigatoken  # noqa: PLC0415
+
+    engine = gigatoken.Tokenizer(tokenizer)
+    engine.encode_files(gigatoken.JsonlFileSource([source], field="text"), parallel=False)
+
+
 def tokens(source: str, column: str, prefix: str) -> None:
     """Give the rows of a Parquet file to the builder, one after the other."""
     import pyarrow.parquet as pq  # noqa: PLC0415
@@ -152,10 +162,10 @@ began = 0.0
 def main() -> None:
     """Do what the first argument says."""
     warnings.simplefilter("ignore")
-    known = (text, fast, tokens, items, read, batches, idx)
+    known = (text, fast, encode, tokens, items, read, batches, idx)
     actions = {action.__name__: action for action in known}
-    needed = ["pyarrow.parquet"]
-    if sys.argv[1] not in ("read", "batches"):
+    needed = [] if sys.argv[1] == "encode" else ["pyarrow.parquet"]
+    if sys.argv[1] not in ("encode", "read", "batches"):
         needed.append("megatron.core.datasets.indexed_dataset")
     for module in needed:
         importlib.import_module(module)

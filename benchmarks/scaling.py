@@ -1,7 +1,7 @@
 """How localizing and building scale: tables and plots for docs/scaling.md.
 
     python benchmarks/scaling.py [--docs DIR]        simulate 1 to 4,096 nodes, 1 to 1,024 ranks
-    python benchmarks/scaling.py --measure           compare with 1 to 3 nodes of the test cluster
+    python benchmarks/scaling.py --measure           compare with 1 to 32 nodes of the test cluster
 
 Measuring needs what tests/cluster needs: root, and `make cluster-packages`. The cluster's networks
 are slowed down, so that they and not the machine's two cores decide.
@@ -13,9 +13,10 @@ import argparse
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -56,14 +57,20 @@ def building_rows() -> Iterator[str]:
             yield f"| {name} | {ranks:,} | {cells} |"
 
 
-def plot(directory: Path) -> None:
-    """Draw both as scaling-localizing.svg and scaling-building.svg."""
+def _pyplot() -> Any:
+    """Return matplotlib, which draws the same file for the same figures."""
     import matplotlib  # noqa: PLC0415
 
     matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "distcache"  # the same file for the same figures
+    matplotlib.rcParams["svg.hashsalt"] = "distcache"
     from matplotlib import pyplot  # noqa: PLC0415
 
+    return pyplot
+
+
+def plot(directory: Path) -> None:
+    """Draw both as scaling-localizing.svg and scaling-building.svg."""
+    pyplot = _pyplot()
     figure, axes = pyplot.subplots(1, len(SITES), figsize=(10, 4), sharey=True)
     counts = [2**power for power in range(13)]
     for axis, (name, site) in zip(axes, SITES.items(), strict=True):
@@ -86,19 +93,50 @@ def plot(directory: Path) -> None:
     figure.savefig(directory / "scaling-building.svg", metadata={"Date": None})
 
 
-def measured_rows(rounds: int) -> Iterator[str]:
-    """Yield the table that compares the simulation with the test cluster."""
-    from simulation.measured import SITE, measure  # noqa: PLC0415
+def measured_rows(rounds: int, docs: Path | None) -> Iterator[str]:
+    """Yield the table that compares the simulation with the test cluster, and draw it."""
+    from simulation.measured import METHODS, NODES, SITE, measure  # noqa: PLC0415
 
-    yield "| transport | nodes | measured | simulated | ratio |"
-    yield "|---|--:|--:|--:|--:|"
     with tempfile.TemporaryDirectory(prefix="distcache-scaling-") as base:
         size, found = measure(Path(base), rounds)
-    here = replace(SITE, start=statistics.median(found.pop(("nothing", 1))))
-    for (transport, nodes), seconds in found.items():
-        expected, taken = simulate(transport, here, size, nodes), statistics.median(seconds)
-        ratio = f"{taken / expected:.2f}"
-        yield f"| {transport} | {nodes} | {taken:.1f} s | {expected:.1f} s | {ratio} |"
+    yield f"{size:,} bytes"
+    yield "| method | nodes | measured | to start | simulated | ratio | bytes read |"
+    yield "|---|--:|--:|--:|--:|--:|--:|"
+    measured: dict[str, list[float]] = {method: [] for method in METHODS}
+    expected: dict[str, list[float]] = {method: [] for method in METHODS}
+    for method in METHODS:
+        for nodes in NODES:
+            taken = found[method, nodes]
+            start = statistics.median(one.again for one in taken)
+            transport = {"localize": "mpi", "cp": "copy"}.get(method, method)
+            seconds = statistics.median(one.seconds for one in taken)
+            simulated = simulate(transport, replace(SITE, start=start), size, nodes)
+            measured[method].append(seconds)
+            expected[method].append(simulated)
+            read = statistics.median(one.read for one in taken) / size
+            cells = [f"{seconds:.1f} s", f"{start:.1f} s", f"{simulated:.1f} s"]
+            cells += [f"{seconds / simulated:.2f}", f"{read:.2f} times"]
+            yield f"| {method} | {nodes} | {' | '.join(cells)} |"
+    if docs:
+        plot_measured(docs, NODES, measured, expected)
+
+
+def plot_measured(
+    directory: Path,
+    nodes: Sequence[int],
+    measured: dict[str, list[float]],
+    expected: dict[str, list[float]],
+) -> None:
+    """Draw what was measured and simulated as scaling-measured.svg."""
+    pyplot = _pyplot()
+    figure, axis = pyplot.subplots(figsize=(6, 4))
+    for method, seconds in measured.items():
+        (line,) = axis.loglog(nodes, expected[method], "--", linewidth=1)
+        axis.loglog(nodes, seconds, "o", color=line.get_color(), label=method)
+    axis.set(xlabel="nodes", ylabel="seconds; lines: simulated")
+    axis.set_xscale("log", base=2)
+    axis.legend()
+    figure.savefig(directory / "scaling-measured.svg", metadata={"Date": None})
 
 
 def main() -> None:
@@ -109,7 +147,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     if options.measure:
-        print("\n".join(measured_rows(options.rounds)))
+        print("\n".join(measured_rows(options.rounds, options.docs)))
         return
     print("\n".join([*localizing_rows(), "", *building_rows()]))
     if options.docs:

@@ -14,6 +14,7 @@ from distcache.node.transport import AT_ONCE, BACKLOG
 from distcache.ranks.striped_broadcast import AHEAD, CHUNK, WINDOW
 
 RING_CHUNK = 1 << 20
+TREE_WIDTH = 50  # Slurm's default
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,20 @@ def ring(site: Site, size: int, nodes: int) -> float:
     return size / moving + (nodes - 1) * (RING_CHUNK / site.network + site.latency)
 
 
-TRANSPORTS = {"copy": copy, "mpi": stripes, "ring": ring}
+def sbcast(site: Site, size: int, nodes: int) -> float:
+    """One node reads a block, and sends it to all; the next block follows when all have it.
+
+    Slurm's: up to `TREE_WIDTH` nodes get it from the sender, and those below from each of these.
+    """
+    left, copies = nodes - 1, 0
+    width = TREE_WIDTH
+    while left > 0:
+        copies += min(width, left)
+        left = math.ceil((left - width) / width)
+    return size * (1 / min(site.shared, site.shared_node) + copies / site.network + 1 / site.disk)
+
+
+TRANSPORTS = {"copy": copy, "mpi": stripes, "ring": ring, "sbcast": sbcast}
 
 
 def simulate(transport: str, site: Site, size: int, nodes: int) -> float:

@@ -1,10 +1,14 @@
-"""Localizing to 1, 2 and 3 nodes of the test cluster, whose networks are slowed down."""
+"""Localizing to 1 to 32 nodes of the test cluster, whose networks are slowed down.
+
+Beside it what sites do without distcache: `cp` on every node, and Slurm's `sbcast`.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import time
 from pathlib import Path
+from typing import Final, NamedTuple
 
 from distcache.corpus import idx_path
 from simulation.localizing import Site
@@ -13,61 +17,120 @@ from tests.cluster.jobs import Story, command, environment
 from tests.cluster.node import BRIDGES, ETHERNET, STORAGE, slow_down
 from tests.cluster.settings import LOCAL, Settings
 
-MBIT = 1e6 / 8
+NODES: Final = (1, 2, 4, 8, 16, 32)
+METHODS: Final = ("localize", "cp", "sbcast")
 # The filesystem's server, what a node gets of it, and the network between nodes; the disk is none.
-SITE = Site(400 * MBIT, 240 * MBIT, 240 * MBIT, 1e9, 2e-4, 0.0)
-STORE = LOCAL / "distcache-0"
+SITE: Final = Site(40e6, 20e6, 20e6, 1e9, 2e-4, 0.0)
+STORE: Final = LOCAL / "distcache-0"
+NODE_MEMORY: Final = 3000  # MiB
 
 
-def measure(base: Path, rounds: int) -> tuple[int, dict[tuple[str, int], list[float]]]:
-    """Localize with every transport to every number of nodes, in turn.
+class Taken(NamedTuple):
+    """What one run took."""
+
+    seconds: float
+    again: float  # seconds of a second run, which finds everything there
+    read: int  # bytes that all nodes together received of the shared filesystem
+
+
+class Lab:
+    """The test cluster with slow networks, and a cache on its shared filesystem.
+
+    Parameters
+    ----------
+    base : Path
+        A directory of its own.
+    """
+
+    def __init__(self, base: Path) -> None:
+        self._cluster = Cluster(Settings(base, nodes=max(NODES), memory=NODE_MEMORY))
+        self._files: list[Path] = []
+
+    def __enter__(self) -> Lab:
+        try:
+            self._cluster.up()
+            story = Story.long(self._cluster.settings.shared, corpora=3)
+            done = command(*story.words("--wait"))
+            assert done.returncode == 0, done.stderr
+            indices = [Path(idx_path(source["path"])) for source in story.fields["blend"]]
+            self._files = [story.cache, *indices]
+            self._slow_down()
+        except BaseException:
+            self._cluster.down()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cluster.down()
+
+    @property
+    def size(self) -> int:
+        """Bytes of the cache and the indices."""
+        return sum(path.stat().st_size for path in self._files)
+
+    def take(self, method: str, nodes: int) -> Taken:
+        """Bring the files to the first nodes, which have nothing of them."""
+        self._clear(nodes)
+        before = self._received(nodes)
+        seconds = self._time(method, nodes)
+        read = self._received(nodes) - before
+        again = self._time(method, nodes) if method == "localize" else 0.0
+        return Taken(seconds, again, read)
+
+    def _slow_down(self) -> None:
+        """Limit the filesystem's server, and both cards of every node in both directions."""
+        slow_down(BRIDGES[1], _rate(SITE.shared))
+        for node in self._cluster.nodes:
+            for card, rate in ((STORAGE, SITE.shared_node), (ETHERNET, SITE.network)):
+                node.slow_down(card, _rate(rate), both=True)
+
+    def _clear(self, nodes: int) -> None:
+        """Remove copies, and what the nodes' memory has of the shared filesystem."""
+        for node in self._cluster.nodes[:nodes]:
+            node.run("sh", "-c", f"rm -rf {STORE}; mkdir {STORE}; sync {STORE}")
+            self._cluster.shared.forget_on(node)
+
+    def _received(self, nodes: int) -> int:
+        return sum(node.received() for node in self._cluster.nodes[:nodes])
+
+    def _time(self, method: str, nodes: int) -> float:
+        """Return the seconds of a method on the first nodes."""
+        files = [str(path) for path in self._files]
+        job = ["srun", f"-N{nodes}", f"-wnode[1-{nodes}]", "--ntasks-per-node=1"]
+        match method:
+            case "localize":
+                words = [*job, "--mpi=pmi2", "distcache", "localize", files[0]]
+                words += ["--store", str(STORE)]
+            case "cp":
+                words = [*job, "--mpi=none", "cp", *files, str(STORE)]
+            case _:
+                each = [f"sbcast -f {path} {STORE}/{Path(path).name}" for path in files]
+                words = ["salloc", *job[1:], "srun", "-N1", "-n1", "--mpi=none"]
+                words += ["sh", "-c", " && ".join(each)]
+        begin = time.perf_counter()
+        subprocess.run(words, env=environment(), check=True, capture_output=True)
+        return time.perf_counter() - begin
+
+
+def _rate(speed: float) -> str:
+    """Return bytes per second in the words of tc."""
+    return f"{8 * speed:.0f}bit"
+
+
+def measure(base: Path, rounds: int) -> tuple[int, dict[tuple[str, int], list[Taken]]]:
+    """Measure every method on every number of nodes, in turn.
 
     Returns
     -------
     size : int
         Bytes of the cache and the indices.
-    seconds : dict
-        By transport and nodes; that of ``("nothing", 1)`` is of a run that finds all there.
+    found : dict
+        By method and nodes, a value for each round.
     """
-    cluster = Cluster(Settings(base))
-    try:
-        cluster.up()
-        story = Story.long(cluster.settings.shared, corpora=3)
-        done = command(*story.words("--wait"))
-        assert done.returncode == 0, done.stderr
-        _slow_down(cluster)
-        indices = [Path(idx_path(source["path"])) for source in story.fields["blend"]]
-        size = sum(path.stat().st_size for path in [story.cache, *indices])
-        found: dict[tuple[str, int], list[float]] = {}
+    with Lab(base) as lab:
+        found: dict[tuple[str, int], list[Taken]] = {}
         for _ in range(rounds):
-            for nodes in (1, 2, 3):
-                for transport in ("copy", "mpi"):
-                    seconds = _localize(cluster, story, transport, nodes, empty=True)
-                    found.setdefault((transport, nodes), []).append(seconds)
-            again = _localize(cluster, story, "mpi", 1, empty=False)
-            found.setdefault(("nothing", 1), []).append(again)
-        return size, found
-    finally:
-        cluster.down()
-
-
-def _slow_down(cluster: Cluster) -> None:
-    """Limit the server of the filesystem, and both cards of every node."""
-    slow_down(BRIDGES[1], f"{SITE.shared / MBIT:.0f}mbit")
-    for node in cluster.nodes:
-        node.slow_down(STORAGE, f"{SITE.shared_node / MBIT:.0f}mbit")
-        node.slow_down(ETHERNET, f"{SITE.network / MBIT:.0f}mbit")
-
-
-def _localize(cluster: Cluster, story: Story, transport: str, nodes: int, *, empty: bool) -> float:
-    """Return the seconds that localizing takes, from nothing or when all is there."""
-    if empty:
-        clear = ["srun", "-N3", "sh", "-c", f"rm -rf {STORE}/* {STORE}/.??*"]
-        subprocess.run(clear, check=True, capture_output=True)
-        for node in cluster.nodes:
-            cluster.shared.forget_on(node)
-    words = ["srun", f"-N{nodes}", "--mpi=pmi2", "--ntasks-per-node=1", "distcache", "localize"]
-    words += [str(story.cache), "--store", str(STORE), "--transport", transport]
-    begin = time.perf_counter()
-    subprocess.run(words, env=environment(), check=True, capture_output=True)
-    return time.perf_counter() - begin
+            for nodes in NODES:
+                for method in METHODS:
+                    found.setdefault((method, nodes), []).append(lab.take(method, nodes))
+        return lab.size, found

@@ -109,15 +109,20 @@ class Node:
         """Return the bytes that a network card has received."""
         return int(self.run("cat", f"/sys/class/net/{card}/statistics/rx_bytes"))
 
-    def slow_down(self, card: str, rate: str) -> None:
-        """Let a network card receive no more than, for example, ``100mbit``."""
+    def slow_down(self, card: str, rate: str, *, both: bool = False) -> None:
+        """Let a network card receive, or send as well, no more than, for example, ``100mbit``."""
         slow_down(f"{card}-{self.name}", rate)
+        if both:
+            self.run(*_limits(card, rate))
 
 
 def slow_down(device: str, rate: str) -> None:
     """Let a device of this machine send no more than so much; empty for all it can."""
-    if rate:
-        limits = ["tbf", "rate", rate, "burst", "256k", "latency", "200ms"]
-        run("tc", "qdisc", "replace", "dev", device, "root", *limits)
-    else:
-        run("tc", "qdisc", "del", "dev", device, "root")
+    run(*_limits(device, rate))
+
+
+def _limits(device: str, rate: str) -> list[str]:
+    if not rate:
+        return ["tc", "qdisc", "del", "dev", device, "root"]
+    words = ["tc", "qdisc", "replace", "dev", device, "root"]
+    return [*words, "tbf", "rate", rate, "burst", "256k", "latency", "200ms"]

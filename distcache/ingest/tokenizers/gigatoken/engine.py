@@ -9,9 +9,11 @@ some are encoded by both.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import threading
+from collections.abc import Iterator
 from typing import Any, ClassVar, Final
 
 import gigatoken
@@ -48,6 +50,9 @@ TOKENS: Final = 1_000  # of the vocabulary that are tried
 # Gigatoken keeps all that it has encoded. All are made again when they have encoded so many
 # characters each, and the process has grown by so many bytes for each of them.
 CHARACTERS: Final = 16 << 20
+# So many texts are encoded one by one: encoding them together imports awkward, which takes as long
+# as encoding 50 MB.
+SINGLE: Final = 256
 GROWTH: Final = 128 << 20
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
@@ -98,7 +103,8 @@ class Gigatoken:
         size = self.facts.vocabulary
         chosen = range(0, size, max(size // TOKENS, 1))
         tokens = [self._library.decode([token]) for token in chosen]
-        for texts in trials([text for text in tokens if text and "\ufffd" not in text]):
+        every = trials([text for text in tokens if text and "\ufffd" not in text])
+        for texts in itertools.chain.from_iterable(map(_batches, every)):
             try:
                 differing = _differing(self._library.encode(texts), self._pool.encode(texts))
             except ValueError as error:
@@ -166,11 +172,12 @@ class Gigatoken:
     def _compare(self, texts: list[str], places: NDArray[np.int64], fast: Encoded) -> int:
         """Encode some texts by the library too, and return how many.
 
-        Which ones follows from the tokens up to their ends, and so from the batch alone: it is the
-        same for any number of ranks.
+        Which ones follows from the numbers of tokens and the last ones, and so from the batch alone:
+        it is the same for any number of ranks.
         """
         ends = np.cumsum(fast.lengths)
-        sums = np.concatenate([[0], np.cumsum(fast.ids, dtype=np.int64)])[ends].astype(np.uint64)
+        last = fast.ids[ends - 1] if len(fast.ids) else ends
+        sums = np.cumsum(fast.lengths + last).astype(np.uint64)
         chosen = np.flatnonzero((sums * MIXING >> np.uint64(32)) % np.uint64(COMPARED) == 0)
         chosen = chosen[[bool(texts[places[index]]) for index in chosen]]
         if not len(chosen):
@@ -283,11 +290,20 @@ def _load(content: bytes) -> gigatoken.Tokenizer:
         raise Unsupported(f"gigatoken refuses it: {error}") from error
 
 
+def _batches(texts: list[str]) -> Iterator[list[str]]:
+    """Yield texts in batches that are encoded one by one."""
+    return (texts[begin : begin + SINGLE] for begin in range(0, len(texts), SINGLE))
+
+
 def _encode(engine: gigatoken.Tokenizer, texts: list[str]) -> Encoded:
     """Encode in this thread alone; `ValueError` if that fails."""
     if not texts:
         return Encoded(np.empty(0, np.int32), np.empty(0, np.int64))
     with refusing():
+        if len(texts) <= SINGLE:
+            found = [engine.encode(text) for text in texts]
+            lengths = np.fromiter(map(len, found), np.int64, len(found))
+            return Encoded(np.concatenate(found).view(np.int32), lengths)
         layout: Any = engine.encode_batch(texts, parallel=False).layout
     lengths = np.diff(np.asarray(layout.offsets.data)).astype(np.int64, copy=False)
     return Encoded(np.asarray(layout.content.data).view(np.int32), lengths)
