@@ -1,4 +1,4 @@
-"""10,000 corpora and 100 million samples: check to first batch, with Megatron-Core beside it.
+"""Caches of unusual size, from check to first batch, with Megatron-Core beside it.
 
 The corpora are made up by `distcache mock`; the blend has lognormal weights. Of every command the
 seconds are recorded, also those of its processors, and of its largest process the memory, open
@@ -7,6 +7,10 @@ and all files are compared.
 
     python benchmarks/many_corpora.py                       # takes half an hour, and 30 GB of disk
     python benchmarks/many_corpora.py --corpora 500 --samples 5000000 --json
+    python benchmarks/many_corpora.py --corpora 100 --samples 1000000000 --sequence-length 128 \
+        --only "plan build verify first"                    # 23 GB
+    python benchmarks/many_corpora.py --corpora 1 --documents 1000000000 --samples 100000000 \
+        --ranks 8 --memory-limit 2G --only "plan build first"   # 35 GB
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +111,10 @@ def watched(command: list[str]) -> dict[str, Any]:
     return {"seconds": seconds, "cpu": cpu, "said": (said.splitlines() or [""])[-1], **watch.most}
 
 
-def make_config(work: Path, corpora: int, documents: int, samples: int) -> Path:
+def make_config(work: Path, options: argparse.Namespace) -> Path:
     """Make up corpora, and return a configuration of all of them."""
-    words = ["--corpora", str(corpora), "--documents", str(documents), "-o", str(work / "data")]
+    words = ["--corpora", str(options.corpora), "--documents", str(options.documents)]
+    words += ["-o", str(work / "data")]
     subprocess.run(["distcache", "mock", *words], check=True, capture_output=True)
     paths = [path.with_suffix("") for path in sorted((work / "data").glob("*.idx"))]
     weights = np.random.default_rng(0).lognormal(0, 1, len(paths))
@@ -117,33 +123,46 @@ def make_config(work: Path, corpora: int, documents: int, samples: int) -> Path:
         for path, weight in zip(paths, weights, strict=True)
     ]
     config = work / "config.json"
-    fields = configuration(blend, "1", samples) | {"mid_level_dataset_surplus": 0.005}
+    fields = configuration(blend, "1", options.samples) | {
+        "mid_level_dataset_surplus": 0.005,
+        "sequence_length": options.sequence_length,
+    }
     config.write_text(json.dumps(fields), encoding="utf-8")
     return config
 
 
-def measure(work: Path, config: Path) -> dict[str, dict[str, Any]]:
-    """Run every command, and Megatron-Core, and compare what they made."""
-    cache, exported = work / "cache.h5", work / "exported"
+def measure(
+    work: Path, config: Path, options: argparse.Namespace
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Run the commands that are wanted, and Megatron-Core, and compare what they made."""
+    cache = work / "cache.h5"
     quiet = ["--log-format", "none"]
-    build = ["distcache", "build", str(config), "-o", str(work), "--name", "cache", *quiet]
+    build = ["mpiexec", "-n", str(options.ranks), "distcache", "build", str(config)]
+    build += ["-o", str(work), "--name", "cache", "--threads", str(options.threads), *quiet]
+    if options.memory_limit:
+        build += ["--memory-limit", options.memory_limit]
     prefixes = [entry["path"] for entry in json.loads(config.read_text())["blend"]]
-    store = str(work / "store")
-    results = {
-        "check": watched(["distcache", "check", *prefixes]),
-        "plan": watched(["distcache", "plan", str(config)]),
-        "build, 2 ranks": watched(["mpiexec", "-n", "2", *build, "--threads", "1"]),
-        "verify --corpora": watched(["distcache", "verify", str(cache), "--corpora"]),
-        "localize": watched(["distcache", "localize", str(cache), "--store", store, *quiet]),
-        "first batch": watched([sys.executable, "-c", FIRST_BATCH, str(cache), store]),
+    theirs, store = work / "megatron", work / "store"
+    commands = {
+        "check": ["distcache", "check", *prefixes],
+        "plan": ["distcache", "plan", str(config)],
+        "build": build,
+        "verify": ["distcache", "verify", str(cache), "--corpora"],
+        "localize": ["distcache", "localize", str(cache), "--store", str(store), *quiet],
+        "first batch": [sys.executable, "-c", FIRST_BATCH, str(cache), str(store)],
+        "Megatron-Core": [sys.executable, str(HERE / "peer.py"), str(config), str(theirs)],
     }
-    results["first batch"]["seconds"] = float(results["first batch"]["said"])
-    theirs = work / "megatron"
-    peer = [sys.executable, str(HERE / "peer.py"), str(config), str(theirs)]
-    found = results["Megatron-Core builds"] = watched(peer)
-    found["seconds"] = json.loads(found["said"])["builder"]
-    require_equal(cache, exported, theirs)
-    return results
+    for name, words in commands.items():
+        if name.partition(" ")[0] not in options.only.split():
+            continue
+        found = watched(words)
+        if name == "first batch":
+            found["seconds"] = float(found["said"])
+        elif name == "Megatron-Core":
+            found["seconds"] = json.loads(found["said"])["builder"]
+            require_equal(cache, work / "exported", theirs)
+        yield name, found
+    print(f"{cache.stat().st_size / 1e9:.1f} GB", file=sys.stderr)
 
 
 def main() -> None:
@@ -152,13 +171,20 @@ def main() -> None:
     parser.add_argument("--corpora", type=int, default=10_000)
     parser.add_argument("--documents", type=int, default=20_000_000)
     parser.add_argument("--samples", type=int, default=100_000_000)
+    parser.add_argument("--sequence-length", type=int, default=4096)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--memory-limit")
+    parser.add_argument(
+        "--only", default="check plan build verify localize first Megatron-Core", help="first words"
+    )
     parser.add_argument("--directory", help="where to work; what is made in it is removed")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
         work = Path(name)
-        config = make_config(work, options.corpora, options.documents, options.samples)
-        results = measure(work, config)
+        config = make_config(work, options)
+        results = dict(measure(work, config, options))
         facts = machine(work)
     if options.json:
         print(json.dumps({"machine": facts, "results": results}, indent=2))

@@ -10,7 +10,8 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from distcache.node.transport import AT_ONCE, BACKLOG
+from distcache.node.transport import AT_ONCE, BACKLOG, FILES_AHEAD
+from distcache.ranks.mpi import CHAIN_PIECE, LONGEST_CHAIN
 from distcache.ranks.striped_broadcast import AHEAD, CHUNK, WINDOW
 
 RING_CHUNK = 1 << 20
@@ -33,6 +34,8 @@ class Site:
         Of a message.
     start : float
         What any transport takes beside moving bytes: starting, comparing, syncing.
+    one_card : bool
+        Whether files and messages come over the same network card.
     """
 
     shared: float
@@ -41,6 +44,7 @@ class Site:
     disk: float
     latency: float
     start: float
+    one_card: bool = False
 
 
 def copy(site: Site, size: int, nodes: int) -> float:
@@ -54,23 +58,22 @@ def copy(site: Site, size: int, nodes: int) -> float:
 
 def stripes(site: Site, size: int, nodes: int) -> float:
     """Piece p is read by node p mod N, and broadcast to all; the `mpi` transport."""
-    reading = min(site.shared / nodes, site.shared_node)
-    delay = _broadcast_delay(site, nodes)
     chunks = math.ceil(size / CHUNK)
-    reader_free = [0.0] * nodes
-    taken: list[deque[float]] = [deque([0.0] * AHEAD, AHEAD) for _ in range(nodes)]
+    ahead = min(nodes * AHEAD, FILES_AHEAD, chunks)
+    reading = min(site.shared / ahead, site.shared_node / math.ceil(ahead / nodes))
+    delay = _broadcast_delay(site, nodes)
+    # What comes over a node's own card, if files and messages share it.
+    received = CHUNK / site.network * (1.0 if site.one_card else (nodes - 1) / nodes)
+    started: deque[float] = deque([0.0] * ahead, ahead)
     arrived: deque[float] = deque([0.0] * WINDOW, WINDOW)
     written: deque[float] = deque([0.0] * BACKLOG, BACKLOG)
-    last_arrived = last_written = 0.0
-    for chunk in range(chunks):
-        reader = chunk % nodes
-        # Two chunks are read ahead, so reading continues while earlier ones are on their way.
-        begin = max(reader_free[reader], taken[reader][0])
-        reader_free[reader] = begin + CHUNK / reading
-        started = max(reader_free[reader], arrived[0], written[0])
-        taken[reader].append(started)
-        network = CHUNK / site.network if nodes > 1 else 0.0
-        last_arrived = max(started + delay, last_arrived + network)
+    last_read = last_arrived = last_written = 0.0
+    for _ in range(chunks):
+        # So many chunks are read at a time, and no further ahead of the broadcasts.
+        last_read = max(last_read, started[0] + CHUNK / reading)
+        begin = max(last_read, arrived[0], written[0])
+        started.append(begin)
+        last_arrived = max(begin + delay, last_arrived + received)
         arrived.append(last_arrived)
         last_written = max(last_arrived, last_written) + CHUNK / site.disk
         written.append(last_written)
@@ -78,9 +81,12 @@ def stripes(site: Site, size: int, nodes: int) -> float:
 
 
 def _broadcast_delay(site: Site, nodes: int) -> float:
-    """Scatter and ring allgather, as MPI libraries broadcast long messages."""
+    """A chain of pieces, or scatter and ring allgather, as MPI libraries broadcast."""
     if nodes == 1:
         return 0.0
+    if nodes <= LONGEST_CHAIN:
+        piece = CHAIN_PIECE / site.network + site.latency
+        return (CHUNK / CHAIN_PIECE + nodes - 2) * piece
     steps = math.ceil(math.log2(nodes)) + nodes - 1
     return 2 * CHUNK / site.network * (nodes - 1) / nodes + steps * site.latency
 

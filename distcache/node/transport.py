@@ -41,7 +41,9 @@ AT_ONCE: Final = 64  # nodes that read at a time, where MPI joins them
 LONGEST_JITTER: Final = 5.0  # seconds
 BACKLOG: Final = 8  # arrived chunks that wait to be written
 SHORTEST_SLEEP: Final = 2e-5
-IN_FLIGHT: Final = 16  # chunks of objects that all agents together read at a time
+# Chunks that all agents together read ahead, of files and of objects, of which each answer waits.
+FILES_AHEAD: Final = 8
+OBJECTS_AHEAD: Final = 16
 Result = TypeVar("Result")
 
 
@@ -168,9 +170,11 @@ def cut_chunks(blocks: Sequence[Block], numbers: Sequence[int], size: int = CHUN
     return chunks
 
 
-def reads_ahead(source: str, agents: int) -> int:
-    """Return how many chunks an agent reads ahead: more of objects, of which each answer waits."""
-    return max(AHEAD, min(IN_FLIGHT // agents, IN_FLIGHT // 2)) if is_url(source) else AHEAD
+def reads_ahead(source: str, agents: int) -> tuple[int, int]:
+    """Return how many chunks an agent reads ahead, and how many all agents together."""
+    if is_url(source):
+        return max(AHEAD, min(OBJECTS_AHEAD // agents, OBJECTS_AHEAD // 2)), OBJECTS_AHEAD
+    return AHEAD, FILES_AHEAD
 
 
 class _Writer:
@@ -297,8 +301,15 @@ def broadcast_blocks(run: Localization, needed: Sequence[int], mine: frozenset[i
 
     writer = _Writer(manifest, run.staged, chunks, mine)
     sizes = [chunk.end - chunk.begin for chunk in chunks]
-    ahead = reads_ahead(manifest.source, run.agents.size)
-    striped_broadcast(run.agents, sizes, read, writer, run.progress.advance, ahead, run.readers)
+    striped_broadcast(
+        run.agents,
+        sizes,
+        read,
+        writer,
+        run.progress.advance,
+        *reads_ahead(manifest.source, run.agents.size),
+        run.readers,
+    )
     if writer.problems:
         raise writer.problems[0]
     return sum(done)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import time
 from collections.abc import Collection, Sequence
 from typing import Any, Final, NoReturn, TypeVar
@@ -12,7 +13,7 @@ from mpi4py import rc
 from numpy.typing import NDArray
 
 from distcache.errors import CollectiveTimeout
-from distcache.ranks.communicator import Message, Reduction
+from distcache.ranks.communicator import Message, Pending, Reduction
 from distcache.storage.timeouts import limits
 
 rc.thread_level = "funneled"  # only the main thread calls MPI
@@ -21,6 +22,10 @@ from mpi4py import MPI  # noqa: E402
 Value = TypeVar("Value")
 
 PIECE: Final = 1 << 30  # bytes of one message: MPI counts are 32-bit before version 4
+CHAIN_PIECE: Final = 256 << 10  # bytes
+CHAIN_FROM: Final = 1 << 20  # bytes
+LONGEST_CHAIN: Final = 64  # ranks, for which a few chunks of 8 MiB at a time fill the chain
+TAGS: Final = 1 << 14  # an MPI library has at least 32,768
 SHORTEST_SLEEP: Final = 2e-5
 LONGEST_SLEEP: Final = 1e-3  # uses little of a core, and hardly delays a step
 
@@ -33,6 +38,49 @@ class _Broadcast:
 
     def done(self) -> bool:
         return bool(MPI.Request.Testall(self._requests))
+
+
+class _Chain:
+    """A long broadcast that goes from rank to rank in pieces, many of which are on their way.
+
+    MPI libraries cut what they broadcast into as many parts as there are ranks, in rounds that wait
+    for each other: with 8 ranks, they used two thirds of a slow network (docs/scaling.md).
+
+    Parameters
+    ----------
+    group : MPI.Comm
+        The ranks.
+    data : array of uint8
+        What rank `root` sends.
+    root : int
+        The first of the chain.
+    tag : int
+        Differs from that of all chains that have not ended.
+    """
+
+    def __init__(self, group: MPI.Comm, data: NDArray[np.uint8], root: int, tag: int) -> None:
+        self._group, self._tag = group, tag
+        self._next = (group.rank + 1) % group.size
+        self._forwards = self._next != root
+        self._pieces = _pieces(data, CHAIN_PIECE)
+        self._arriving: collections.deque[MPI.Request] = collections.deque()
+        self._sent: list[MPI.Request] = []
+        if group.rank == root:
+            for piece in self._pieces:
+                self._send(piece)
+        else:
+            before = (group.rank - 1) % group.size
+            self._arriving.extend(group.Irecv(piece, before, tag) for piece in self._pieces)
+
+    def done(self) -> bool:
+        while self._arriving and self._arriving[0].Test():
+            if self._forwards:
+                self._send(self._pieces[len(self._pieces) - len(self._arriving)])
+            self._arriving.popleft()
+        return not self._arriving and bool(MPI.Request.Testall(self._sent))
+
+    def _send(self, piece: NDArray[np.uint8]) -> None:
+        self._sent.append(self._group.Isend(piece, self._next, self._tag))
 
 
 class MpiCommunicator:
@@ -48,6 +96,7 @@ class MpiCommunicator:
         self.size: int = self._group.size
         self.waited = 0.0
         self.waiting = False
+        self._broadcasts = 0  # that were started
 
     def broadcast(self, value: Any, kind: Any, what: str) -> Any:
         """Return rank 0's value on all ranks. Collective."""
@@ -114,8 +163,11 @@ class MpiCommunicator:
         # Large messages through shared memory only progress while their ranks test them.
         self._wait(requests, what, longest_sleep=0.0)
 
-    def start_broadcast(self, data: NDArray[np.uint8], root: int) -> _Broadcast:
+    def start_broadcast(self, data: NDArray[np.uint8], root: int) -> Pending:
         """Start to broadcast bytes. Collective, in the same order on all ranks."""
+        self._broadcasts = self._broadcasts % TAGS + 1
+        if data.size >= CHAIN_FROM and 2 < self.size <= LONGEST_CHAIN:
+            return _Chain(self._group, data, root, self._broadcasts)
         return _Broadcast([self._group.Ibcast([piece, MPI.BYTE], root) for piece in _pieces(data)])
 
     def agents(self, node: str = "") -> MpiCommunicator | None:
@@ -175,7 +227,7 @@ class MpiCommunicator:
         self.waited += time.monotonic() - begin
 
 
-def _pieces(data: NDArray[Any]) -> list[NDArray[np.uint8]]:
+def _pieces(data: NDArray[Any], size: int = PIECE) -> list[NDArray[np.uint8]]:
     assert data.flags.c_contiguous, "a copy would be sent, or filled"
     flat = data.reshape(-1).view(np.uint8)
-    return [flat[begin : begin + PIECE] for begin in range(0, flat.size, PIECE)]
+    return [flat[begin : begin + size] for begin in range(0, flat.size, size)]

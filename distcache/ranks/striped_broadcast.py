@@ -87,25 +87,30 @@ class _Reader:
         sizes: Sequence[int],
         read: Callable[[int, Buffer], None],
         ahead: int,
+        together: int,
     ) -> None:
         self._left = collections.deque(own)
         self._sizes = sizes
         self._read = read
+        self._ahead, self._together = ahead, together
         self._abandoned = False
         self._pool = ThreadPoolExecutor(ahead)
         self._ready: collections.deque[Future[Buffer]] = collections.deque()
-        for _ in range(ahead):
-            self._go_on()
+        self.go_on(0)
+
+    def go_on(self, started: int) -> None:
+        """Start to read own chunks that come soon after those whose broadcasts have started."""
+        soon = started + self._together
+        while self._left and self._left[0] < soon and len(self._ready) < self._ahead:
+            self._ready.append(self._pool.submit(self._fill, self._left.popleft()))
 
     def is_ready(self) -> bool:
         """Return whether the next own chunk has been read."""
         return self._ready[0].done()
 
     def take(self) -> Buffer:
-        """Return the next own chunk, and start to read another."""
-        buffer = self._ready.popleft().result()
-        self._go_on()
-        return buffer
+        """Return the next own chunk."""
+        return self._ready.popleft().result()
 
     def close(self) -> None:
         """Wait for pending reads."""
@@ -115,10 +120,6 @@ class _Reader:
         """Stop waiting: a read that hangs must not keep this agent from ending the job."""
         self._abandoned = True
         abandon_thread()
-
-    def _go_on(self) -> None:
-        if self._left:
-            self._ready.append(self._pool.submit(self._fill, self._left.popleft()))
 
     def _fill(self, chunk: int) -> Buffer:
         buffer = np.zeros(self._sizes[chunk] + TRAILER, np.uint8)
@@ -187,6 +188,7 @@ class _Relay:
             pending = self._agents.start_broadcast(buffer, root)
             self._going.append((self._started, buffer, pending))
             self._started += 1
+            self._reader.go_on(self._started)
         return self._started - before
 
     def _end(self, advance: Callable[[float], None]) -> int:
@@ -212,6 +214,7 @@ def striped_broadcast(
     sink: ChunkSink,
     advance: Callable[[float], None],
     ahead: int = AHEAD,
+    together: int | None = None,
     readers: Sequence[int] | None = None,
 ) -> None:
     """Broadcast chunks, each read by one agent. Collective.
@@ -230,6 +233,9 @@ def striped_broadcast(
         Receives the bytes that have arrived.
     ahead : int
         Own chunks that are read ahead.
+    together : int or None
+        Chunks that all agents together read ahead; by default all that `ahead` allows. With many
+        agents, the first chunk would otherwise come as late as all that are read at the same time.
     readers : sequence of int or None
         Agents that read, the same on all; by default all of them.
 
@@ -242,7 +248,7 @@ def striped_broadcast(
     """
     readers = range(agents.size) if readers is None else readers
     own = [chunk for chunk in range(len(sizes)) if reader_of(chunk, readers) == agents.rank]
-    reader = _Reader(own, sizes, read, ahead)
+    reader = _Reader(own, sizes, read, ahead, len(sizes) if together is None else together)
     relay = _Relay(agents, readers, sizes, reader, sink)
     try:
         relay.run(advance)

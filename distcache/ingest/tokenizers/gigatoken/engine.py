@@ -172,8 +172,8 @@ class Gigatoken:
     def _compare(self, texts: list[str], places: NDArray[np.int64], fast: Encoded) -> int:
         """Encode some texts by the library too, and return how many.
 
-        Which ones follows from the numbers of tokens and the last ones, and so from the batch alone:
-        it is the same for any number of ranks.
+        Which ones follows from the lengths and the last tokens, and so from the batch alone: it is
+        the same for any number of ranks.
         """
         ends = np.cumsum(fast.lengths)
         last = fast.ids[ends - 1] if len(fast.ids) else ends
