@@ -107,7 +107,7 @@ def measured_rows(rounds: int, docs: Path | None) -> Iterator[str]:
     for method in METHODS:
         for nodes in NODES:
             taken = found[method, nodes]
-            start = statistics.median(one.again for one in taken)
+            start = statistics.median(one.start for one in taken)
             transport = {"localize": "mpi", "cp": "copy"}.get(method, method)
             seconds = statistics.median(one.seconds for one in taken)
             simulated = simulate(transport, replace(SITE, start=start), size, nodes)

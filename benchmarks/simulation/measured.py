@@ -32,7 +32,7 @@ class Taken(NamedTuple):
     """What one run took."""
 
     seconds: float
-    again: float  # seconds of a second run, which finds everything there
+    start: float  # seconds of a run that finds everything there, or has nothing to bring
     read: int  # bytes that the filesystem's server sent
 
 
@@ -73,14 +73,16 @@ class Lab:
 
     def take(self, method: str, nodes: int) -> Taken:
         """Bring the files, or a part of them, to the first nodes, which have nothing of them."""
+        files = self._files if method == "localize" else self._files[1:]
+        start = 0.0 if method == "localize" else self._time(method, nodes, [])
         self._clear(nodes)
         before = self._sent()
-        seconds = self._time(method, nodes)
+        seconds = self._time(method, nodes, files)
         read = self._sent() - before
         if method == "localize":
-            return Taken(seconds, self._time(method, nodes), read)
-        whole = self.size / sum(path.stat().st_size for path in self._files[1:])
-        return Taken(seconds * whole, 0.0, round(read * whole))
+            return Taken(seconds, self._time(method, nodes, files), read)
+        whole = self.size / sum(path.stat().st_size for path in files)
+        return Taken(start + (seconds - start) * whole, start, round(read * whole))
 
     def _slow_down(self) -> None:
         """Limit the filesystem's server, and both cards of every node in both directions."""
@@ -99,20 +101,20 @@ class Lab:
         """Return the bytes that the filesystem's server has sent; what nodes send is not in it."""
         return int(Path(f"/sys/class/net/{BRIDGES[1]}/statistics/tx_bytes").read_text())
 
-    def _time(self, method: str, nodes: int) -> float:
-        """Return the seconds of a method on the first nodes."""
-        files = [str(path) for path in self._files]
+    def _time(self, method: str, nodes: int, files: list[Path]) -> float:
+        """Return the seconds of a method on the first nodes, or of its start without files."""
         job = ["srun", f"-N{nodes}", f"-wnode[1-{nodes}]", "--ntasks-per-node=1"]
         match method:
             case "localize":
-                words = [*job, "--mpi=pmi2", "distcache", "localize", files[0]]
+                words = [*job, "--mpi=pmi2", "distcache", "localize", str(files[0])]
                 words += ["--store", str(STORE)]
             case "cp":
-                words = [*job, "--mpi=none", "cp", *files[1:], str(STORE)]
-            case _:
-                each = [f"sbcast -f {path} {STORE}/{Path(path).name}" for path in files[1:]]
+                copy = ["cp", *map(str, files), str(STORE)] if files else ["true"]
+                words = [*job, "--mpi=none", *copy]
+            case _:  # larger blocks than 1 MiB last longer than Slurm waits for a message
+                each = [f"sbcast -f -s 1m {path} {STORE}/{path.name}" for path in files]
                 words = ["salloc", *job[1:], "srun", "-N1", "-n1", "--mpi=none"]
-                words += ["sh", "-c", " && ".join(each)]
+                words += ["sh", "-c", " && ".join(each) or "true"]
         begin = time.perf_counter()
         one_card = environment(FI_TCP_IFACE=STORAGE)
         done = subprocess.run(words, env=one_card, capture_output=True, text=True, check=False)

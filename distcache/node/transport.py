@@ -41,7 +41,7 @@ AT_ONCE: Final = 64  # nodes that read at a time, where MPI joins them
 LONGEST_JITTER: Final = 5.0  # seconds
 BACKLOG: Final = 8  # arrived chunks that wait to be written
 SHORTEST_SLEEP: Final = 2e-5
-# Chunks that all agents together read ahead, of files and of objects, of which each answer waits.
+# Chunks that all agents together read ahead at first, of files and of objects, whose answers wait.
 FILES_AHEAD: Final = 8
 OBJECTS_AHEAD: Final = 16
 Result = TypeVar("Result")
@@ -301,13 +301,15 @@ def broadcast_blocks(run: Localization, needed: Sequence[int], mine: frozenset[i
 
     writer = _Writer(manifest, run.staged, chunks, mine)
     sizes = [chunk.end - chunk.begin for chunk in chunks]
+    ahead, together = reads_ahead(manifest.source, run.agents.size)
     striped_broadcast(
         run.agents,
         sizes,
         read,
         writer,
         run.progress.advance,
-        *reads_ahead(manifest.source, run.agents.size),
+        ahead,
+        together,
         run.readers,
     )
     if writer.problems:

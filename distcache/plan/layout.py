@@ -25,9 +25,12 @@ SMALL: Final = 1 << 20  # bytes of a file that one rank reads back, whatever its
 BLEND_SLICE: Final = STRIPE // 2
 UNIT_FULL: Final = 4 * STRIPE
 SPLITTABLE_FROM: Final = 32 * STRIPE
-# HDF5 takes some 400 bytes per dataset for its object header, link and B-tree entry.
+# HDF5 takes some 400 bytes per dataset for its object header, link and B-tree entry, also for those
+# of padding (`distcache.cache.skeleton`); a cache with few of these has room for twice as many.
 METADATA_PER_DATASET: Final = 640
 METADATA_BASE: Final = 24 << 10
+METADATA_PER_PADDED: Final = 410
+METADATA_BASE_PADDED: Final = 10 << 10
 
 
 class ArrayPlace(msgspec.Struct, frozen=True):
@@ -87,8 +90,7 @@ def make_layout(items: Sequence[SectionPlan | BlendPlan]) -> Layout:
         Equal for equal items.
     """
     groups = list(_groups(items))
-    count = sum(len({name for index in group for name in items[index].arrays}) for group in groups)
-    data_begin = align(METADATA_BASE + METADATA_PER_DATASET * count, ALIGNMENT)
+    data_begin = _metadata_bytes(items, groups)
     arrays: list[tuple[ArrayPlace, ...]] = []
     datasets: list[Dataset] = []
     units: list[Unit] = []
@@ -106,6 +108,21 @@ def make_layout(items: Sequence[SectionPlan | BlendPlan]) -> Layout:
         units.append(Unit(group, begin, offset, splittable, is_large(first)))
     tables_begin = align(offset, GRAIN if offset > SMALL else ALIGNMENT)
     return Layout(data_begin, tuple(arrays), tuple(units), tuple(datasets), tables_begin)
+
+
+def _metadata_bytes(
+    items: Sequence[SectionPlan | BlendPlan], groups: Sequence[tuple[int, ...]]
+) -> int:
+    """Return the bytes that are left for HDF5's metadata before the arrays."""
+    counts = [len({name for index in group for name in items[index].arrays}) for group in groups]
+    # Before each array of a large item, and before the first one of small items.
+    padding = sum(
+        count if is_large(items[group[0]]) else 1
+        for count, group in zip(counts, groups, strict=True)
+    )
+    usual = METADATA_BASE + METADATA_PER_DATASET * sum(counts)
+    padded = METADATA_BASE_PADDED + METADATA_PER_PADDED * (sum(counts) + padding)
+    return align(max(usual, padded), ALIGNMENT)
 
 
 def _groups(items: Sequence[SectionPlan | BlendPlan]) -> Iterator[tuple[int, ...]]:

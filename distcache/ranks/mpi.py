@@ -22,10 +22,10 @@ from mpi4py import MPI  # noqa: E402
 Value = TypeVar("Value")
 
 PIECE: Final = 1 << 30  # bytes of one message: MPI counts are 32-bit before version 4
-CHAIN_PIECE: Final = 256 << 10  # bytes
-CHAIN_FROM: Final = 1 << 20  # bytes
-LONGEST_CHAIN: Final = 64  # ranks, for which a few chunks of 8 MiB at a time fill the chain
-TAGS: Final = 1 << 14  # an MPI library has at least 32,768
+CHAIN_PIECE: Final = 256 << 10  # bytes; on a chain of 64 ranks are then two chunks of 8 MiB
+CHAIN_FROM: Final = 1 << 20  # bytes; shorter broadcasts are over sooner by the library
+LONGEST_CHAIN: Final = 64  # ranks
+TAGS: Final = 1 << 14  # of chains that have not ended, of which there are few; MPI has 2**15
 SHORTEST_SLEEP: Final = 2e-5
 LONGEST_SLEEP: Final = 1e-3  # uses little of a core, and hardly delays a step
 
@@ -44,14 +44,14 @@ class _Chain:
     """A long broadcast that goes from rank to rank in pieces, many of which are on their way.
 
     MPI libraries cut what they broadcast into as many parts as there are ranks, in rounds that wait
-    for each other: with 8 ranks, they used two thirds of a slow network (docs/scaling.md).
+    for each other, and leave a third of a slow network unused (docs/scaling.md).
 
     Parameters
     ----------
     group : MPI.Comm
         The ranks.
     data : array of uint8
-        What rank `root` sends.
+        Bytes that rank `root` sends.
     root : int
         The first of the chain.
     tag : int
@@ -62,25 +62,27 @@ class _Chain:
         self._group, self._tag = group, tag
         self._next = (group.rank + 1) % group.size
         self._forwards = self._next != root
-        self._pieces = _pieces(data, CHAIN_PIECE)
-        self._arriving: collections.deque[MPI.Request] = collections.deque()
-        self._sent: list[MPI.Request] = []
-        if group.rank == root:
-            for piece in self._pieces:
+        self._arriving: collections.deque[tuple[NDArray[np.uint8], MPI.Request]] = (
+            collections.deque()
+        )
+        self._sending: list[MPI.Request] = []
+        previous = (group.rank - 1) % group.size
+        for piece in _pieces(data, CHAIN_PIECE):
+            if group.rank == root:
                 self._send(piece)
-        else:
-            before = (group.rank - 1) % group.size
-            self._arriving.extend(group.Irecv(piece, before, tag) for piece in self._pieces)
+            else:
+                request = group.Irecv([piece, MPI.BYTE], previous, tag)
+                self._arriving.append((piece, request))
 
     def done(self) -> bool:
-        while self._arriving and self._arriving[0].Test():
+        while self._arriving and self._arriving[0][1].Test():
+            piece, _ = self._arriving.popleft()
             if self._forwards:
-                self._send(self._pieces[len(self._pieces) - len(self._arriving)])
-            self._arriving.popleft()
-        return not self._arriving and bool(MPI.Request.Testall(self._sent))
+                self._send(piece)
+        return not self._arriving and bool(MPI.Request.Testall(self._sending))
 
     def _send(self, piece: NDArray[np.uint8]) -> None:
-        self._sent.append(self._group.Isend(piece, self._next, self._tag))
+        self._sending.append(self._group.Isend([piece, MPI.BYTE], self._next, self._tag))
 
 
 class MpiCommunicator:
@@ -96,7 +98,7 @@ class MpiCommunicator:
         self.size: int = self._group.size
         self.waited = 0.0
         self.waiting = False
-        self._broadcasts = 0  # that were started
+        self._tag = 0  # that of the newest chain; 0 is the tag of exchanges
 
     def broadcast(self, value: Any, kind: Any, what: str) -> Any:
         """Return rank 0's value on all ranks. Collective."""
@@ -165,9 +167,9 @@ class MpiCommunicator:
 
     def start_broadcast(self, data: NDArray[np.uint8], root: int) -> Pending:
         """Start to broadcast bytes. Collective, in the same order on all ranks."""
-        self._broadcasts = self._broadcasts % TAGS + 1
         if data.size >= CHAIN_FROM and 2 < self.size <= LONGEST_CHAIN:
-            return _Chain(self._group, data, root, self._broadcasts)
+            self._tag = self._tag % TAGS + 1
+            return _Chain(self._group, data, root, self._tag)
         return _Broadcast([self._group.Ibcast([piece, MPI.BYTE], root) for piece in _pieces(data)])
 
     def agents(self, node: str = "") -> MpiCommunicator | None:

@@ -35,7 +35,7 @@ TRAILER: Final = (
 )
 TEXT: Final = 8  # byte of the trailer at which the error's words begin
 SHORTEST_SLEEP: Final = 2e-5
-LONGEST_SLEEP: Final = 1e-3
+LONGEST_SLEEP: Final = 2e-4  # pieces of a chunk are passed on when an agent looks
 
 Buffer = NDArray[np.uint8]
 
@@ -93,23 +93,29 @@ class _Reader:
         self._sizes = sizes
         self._read = read
         self._ahead, self._together = ahead, together
+        self._late = self._taken = False
         self._abandoned = False
         self._pool = ThreadPoolExecutor(ahead)
         self._ready: collections.deque[Future[Buffer]] = collections.deque()
-        self.go_on(0)
+        self.read_ahead(0)
 
-    def go_on(self, started: int) -> None:
+    def read_ahead(self, started: int) -> None:
         """Start to read own chunks that come soon after those whose broadcasts have started."""
         soon = started + self._together
         while self._left and self._left[0] < soon and len(self._ready) < self._ahead:
             self._ready.append(self._pool.submit(self._fill, self._left.popleft()))
 
     def is_ready(self) -> bool:
-        """Return whether the next own chunk has been read."""
-        return self._ready[0].done()
+        """Return whether the next own chunk has been read, when it is its turn."""
+        ready = self._ready[0].done()
+        self._late |= not ready
+        return ready
 
     def take(self) -> Buffer:
-        """Return the next own chunk."""
+        """Return the next own chunk; after one that was late, the next ones are read earlier."""
+        if self._late and self._taken:  # the first one is always late
+            self._together *= 2
+        self._late, self._taken = False, True
         return self._ready.popleft().result()
 
     def close(self) -> None:
@@ -188,7 +194,7 @@ class _Relay:
             pending = self._agents.start_broadcast(buffer, root)
             self._going.append((self._started, buffer, pending))
             self._started += 1
-            self._reader.go_on(self._started)
+            self._reader.read_ahead(self._started)
         return self._started - before
 
     def _end(self, advance: Callable[[float], None]) -> int:
@@ -234,8 +240,8 @@ def striped_broadcast(
     ahead : int
         Own chunks that are read ahead.
     together : int or None
-        Chunks that all agents together read ahead; by default all that `ahead` allows. With many
-        agents, the first chunk would otherwise come as late as all that are read at the same time.
+        Chunks that all agents together read ahead at first; by default all that `ahead` allows.
+        With many agents, the first chunk would come as late as all that are read at the same time.
     readers : sequence of int or None
         Agents that read, the same on all; by default all of them.
 

@@ -15,11 +15,13 @@ from distcache.builder.entries import Entries, EntryMemory, read_across
 from distcache.builder.finish import dataset_places, file_size, table_places
 from distcache.builder.section_slice import RowCutter
 from distcache.builder.slices import row_bounds
+from distcache.cache.format import DatasetPlace
 from distcache.cache.skeleton import front_bytes
 from distcache.plan.assignment import assign
 from distcache.plan.layout import make_layout
 from distcache.plan.memory import lower_type, pivot_of
 from distcache.plan.model import Plan, SectionPlan
+from distcache.plan.sizes import Cut, SectionSize
 from tests.kernels.truth import entries_of
 from tests.plan.test_make import plan_of
 from tests.support.corpora import LENGTHS
@@ -101,3 +103,19 @@ def test_a_file_of_a_hundred_gibibytes_is_laid_out(wide_plan: Plan, tmp_path: Pa
             dataset = file[place.name]["0"]
             assert dataset.id.get_offset() == place.offset
             assert (dataset.shape, dataset.dtype) == (place.shape, np.dtype(place.dtype))
+
+
+@pytest.mark.parametrize("sections", [20, 50, 1000, 4000])
+@pytest.mark.parametrize("samples", [10_000, 1_000_000, 10_000_000])
+def test_many_sections_are_laid_out(sections: int, samples: int, tmp_path: Path) -> None:
+    """HDF5's metadata fits before the arrays, with the padding that large ones need."""
+    cut = Cut(128, True, False)
+    sizes = [SectionSize(1, samples + number, None) for number in range(sections)]
+    items = [SectionPlan("k", 0, 0, 200_000, 10_000_000, 1, cut, size) for size in sizes]
+    layout = make_layout(items)
+    places = [
+        DatasetPlace(place.name, str(unit), place.dtype, place.shape, place.offset)
+        for unit, place in ((entry.unit, entry.place) for entry in layout.datasets)
+    ]
+    front = front_bytes(str(tmp_path / "scratch"), layout.data_begin, places)
+    assert len(front) == layout.data_begin

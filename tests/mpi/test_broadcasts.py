@@ -17,7 +17,7 @@ from distcache.ranks.mpi import CHAIN_FROM, CHAIN_PIECE, TAGS, MpiCommunicator
 
 SIZES = (0, 1, CHAIN_FROM - 1, CHAIN_FROM, CHAIN_FROM + CHAIN_PIECE, 3 * CHAIN_FROM + 5)
 ranks = MpiCommunicator()
-ranks._broadcasts = TAGS - 7  # so that the tags begin again
+ranks._tag = TAGS - 7  # so that the tags begin again
 going = collections.deque()
 
 def expected(number, size):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+
 import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given, settings
 
-from distcache.ranks.striped_broadcast import WINDOW, Buffer, striped_broadcast
+from distcache.ranks.striped_broadcast import Buffer, _Reader, striped_broadcast
 from tests.support.threads import ThreadCommunicator, run_ranks
+from tests.support.waiting import wait_until
 
 
 class Sink:
@@ -46,14 +49,11 @@ def test_chunks(
 ) -> None:
     """For any number of agents that read, and that read ahead."""
     readers = data.draw(st.sets(st.integers(0, agents - 1), min_size=1).map(sorted))
-    most = len(sizes) if together is None else together
 
     def localize(rank: ThreadCommunicator) -> tuple[list[int], list[tuple[int, bytes]]]:
         sink, read = Sink(), []
 
         def fill(chunk: int, out: Buffer) -> None:
-            # The broadcasts of at most so many chunks have started that have not arrived here.
-            assert chunk < len(sink.arrived) + WINDOW + most
             read.append(chunk)
             out[:] = np.frombuffer(content(chunk, out.size), np.uint8)
 
@@ -70,3 +70,35 @@ def test_chunks(
         assert arrived == expected
         found += read
     assert sorted(found) == list(range(len(sizes)))
+
+
+def test_what_is_read_ahead() -> None:
+    """Own chunks soon after those that have started; earlier, after one that was late."""
+    read: list[int] = []
+    free = threading.Event()
+    free.set()
+
+    def fill(chunk: int, _: Buffer) -> None:
+        assert free.wait(30)
+        read.append(chunk)
+
+    own = [2, 5, 8, 11, 14, 17, 20]  # of the last of three agents
+    reader = _Reader(own, [1] * 21, fill, ahead=7, together=4)
+
+    def read_ahead(started: int, expected: list[int]) -> None:
+        reader.read_ahead(started)
+        wait_until(lambda: sorted(read) == expected, f"{expected} to be read")
+
+    read_ahead(0, [2])
+    reader.take()
+    read_ahead(3, [2, 5])
+    free.clear()
+    reader.read_ahead(6)
+    reader.take()
+    assert not reader.is_ready()  # 8 is late
+    free.set()
+    read_ahead(6, [2, 5, 8])
+    reader.take()
+    read_ahead(9, [2, 5, 8, 11, 14])
+    reader.close()
+    assert 17 not in read

@@ -15,6 +15,7 @@ from tests.support.secrets import MARK
 
 LIMIT = 240  # seconds, after which a test has hung; disks of noisy machines stall for a minute
 SCRIPTS = Path(sys.executable).parent
+ABORT = 20  # seconds for the ranks of a test that has hung to say where they are
 DISTCACHE = str(SCRIPTS / "distcache")
 LAUNCHERS = ("mpich", "openmpi")
 
@@ -31,7 +32,7 @@ OPEN_MPI = {
 
 
 def clean_environment(extra: Mapping[str, str] = {}) -> dict[str, str]:
-    """Return this process's environment without a launcher's variables."""
+    """Return this process's environment without a launcher's variables, and with ours."""
     starts = ("OMPI_", "PMI", "SLURM_", "MPI4PY_")
     kept = {key: value for key, value in os.environ.items() if not key.startswith(starts)}
     # A crash within MPI, and a rank that has to be aborted, print where they are.
@@ -57,29 +58,55 @@ def start(
 ) -> subprocess.CompletedProcess[str]:
     """Run distcache to its end; a run that takes too long, or tells a secret, fails."""
     before, needed = launch(launcher, ranks) if ranks > 1 else ([], {})
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [*before, *program, *map(str, words)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=clean_environment({**needed, **environment}),
-        start_new_session=True,
-    )
-    try:
-        output, errors = process.communicate(timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        _signal_session(process.pid, signal.SIGABRT)  # a rank prints where it is, or dumps core
-        _, errors = process.communicate(timeout=30)
-        raise AssertionError(f"has not ended within {LIMIT} s:\n{errors}") from None
-    finally:
-        _signal_session(process.pid, signal.SIGKILL)
+    ) as process:
+        try:
+            output, errors = process.communicate(timeout=LIMIT)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"no end within {LIMIT} s:\n{_aborted(process)}") from None
+        except BaseException:
+            process.kill()
+            raise
     assert MARK not in output + errors
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
-def _signal_session(session: int, number: signal.Signals) -> None:
-    """Send a signal to a launcher's ranks, which have groups of their own, and then to itself."""
-    for pid in sorted((int(path.name) for path in Path("/proc").glob("[0-9]*")), reverse=True):
-        with contextlib.suppress(ProcessLookupError):
-            if os.getsid(pid) == session:
-                os.kill(pid, number)
+def _aborted(process: subprocess.Popen[str]) -> str:
+    """End a process and all that it has started; return what they wrote, and where ranks were."""
+    family = _family(process.pid)
+    parents = set(family.values())
+    for pid in family:
+        if pid not in parents:  # a rank: Python's handler of faults prints its threads
+            _signal(pid, signal.SIGABRT)
+    try:
+        return "\n".join(process.communicate(timeout=ABORT))
+    except subprocess.TimeoutExpired:
+        return "nothing: its output did not end"
+    finally:
+        for pid in family:
+            _signal(pid, signal.SIGKILL)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _family(process: int) -> dict[int, int]:
+    """Return a process and its descendants with their parents; launchers make them sessions."""
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            text = (entry / "stat").read_text("utf-8", "replace")
+            parents[int(entry.name)] = int(text.rpartition(")")[2].split()[1])
+    found = {process: 0}
+    size = 0
+    while len(found) > size:
+        size = len(found)
+        found |= {pid: parent for pid, parent in parents.items() if parent in found}
+    return found

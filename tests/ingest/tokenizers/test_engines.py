@@ -72,11 +72,19 @@ def lists(found: Encoded) -> list[list[int]]:
 
 
 @pytest.mark.few(3)
+@pytest.mark.parametrize("single", [gigatoken_engine.SINGLE, 0])
 @pytest.mark.parametrize("kind", FAST)
-def test_tokens_are_equal(kind: str, engines: Callable[..., AnyTokenizer]) -> None:
-    """Tokens are equal of hard texts, most of which gigatoken encodes."""
+def test_tokens_are_equal(
+    kind: str,
+    single: int,
+    engines: Callable[..., AnyTokenizer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Tokens are equal of hard texts, most of which gigatoken encodes, one by one or together."""
+    engine = engines(kind)
+    monkeypatch.setattr(gigatoken_engine, "SINGLE", single)
     texts = list(itertools.islice(hard_texts(), 150))
-    found = engines(kind).encode(texts)
+    found = engine.encode(texts)
     assert lists(found) == lists(engines(kind, "tokenizers").encode(texts))
     assert engines(kind).engine == f"gigatoken {VERSION}"
     assert 0 < found.by_library < len(texts) / 2
@@ -211,8 +219,8 @@ def test_a_difference_in_trials(
     """A difference in trials leaves all texts to the library."""
     encode = gigatoken_engine._encode
 
-    def wrong(engine: Any, texts: list[str]) -> Encoded:
-        found = encode(engine, texts)
+    def wrong(engine: Any, texts: list[str], *, alone: bool) -> Encoded:
+        found = encode(engine, texts, alone=alone)
         bad = [place for place, trial in enumerate(texts) if text in trial]
         for place in bad:
             found.ids[found.lengths[: place + 1].sum() - 1] ^= 1
@@ -249,7 +257,7 @@ def test_what_only_gigatoken_refuses(
     path = files(kind)
     found, theirs = load_file(path), load_file(path, "tokenizers")
 
-    def refuse(*_: object) -> Encoded:
+    def refuse(*_: object, alone: bool) -> Encoded:
         raise ValueError("panic")
 
     monkeypatch.setattr(gigatoken_engine, "_encode", refuse)
@@ -302,8 +310,8 @@ def test_a_difference_names_the_document(
     """And ends the ingest, also if invalid rows are to be skipped."""
     encode = gigatoken_engine._encode
 
-    def wrong(engine: Any, texts: list[str]) -> Encoded:
-        found = encode(engine, texts)
+    def wrong(engine: Any, texts: list[str], *, alone: bool) -> Encoded:
+        found = encode(engine, texts, alone=alone)
         bad = [place for place, text in enumerate(texts) if "bad document" in text]
         if bad:
             found.ids[found.lengths[: bad[0]].sum()] ^= 1

@@ -50,11 +50,13 @@ TOKENS: Final = 1_000  # of the vocabulary that are tried
 # Gigatoken keeps all that it has encoded. All are made again when they have encoded so many
 # characters each, and the process has grown by so many bytes for each of them.
 CHARACTERS: Final = 16 << 20
-# So many texts are encoded one by one: encoding them together imports awkward, which takes as long
-# as encoding 50 MB.
-SINGLE: Final = 256
 GROWTH: Final = 128 << 20
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+# A thread that encodes alone does it text by text, if there are at most so many, with so many
+# characters: encoding them together imports awkward, which takes as long as encoding 50 MB. Each
+# text holds the interpreter's lock, which is why this is for one thread alone.
+SINGLE: Final = 256
+SINGLE_CHARACTERS: Final = 4 << 20
 
 
 class Gigatoken:
@@ -176,7 +178,7 @@ class Gigatoken:
         the same for any number of ranks.
         """
         ends = np.cumsum(fast.lengths)
-        last = fast.ids[ends - 1] if len(fast.ids) else ends
+        last = fast.ids[ends - 1] if len(fast.ids) else np.zeros_like(ends)
         sums = np.cumsum(fast.lengths + last).astype(np.uint64)
         chosen = np.flatnonzero((sums * MIXING >> np.uint64(32)) % np.uint64(COMPARED) == 0)
         chosen = chosen[[bool(texts[places[index]]) for index in chosen]]
@@ -228,6 +230,7 @@ class _Pool:
         self._content = content
         self._around = (before, after)
         self._lock = threading.Lock()
+        self._busy = 0  # threads that encode
         self._restart()
         self._free.append(self._load())
 
@@ -248,7 +251,13 @@ class _Pool:
         with self._lock:
             free = self._free
             engine = free.pop() if free else self._load()
-        found = _encode(engine, texts)  # of one that fails, the state is not known
+            self._busy += 1
+            alone = self._busy == 1
+        try:
+            found = _encode(engine, texts, alone=alone)  # of one that fails, the state is not known
+        finally:
+            with self._lock:
+                self._busy -= 1
         free.append(engine)
         with self._lock:
             self._characters += sum(map(len, texts))
@@ -279,7 +288,7 @@ class _Probe:
 
     def encode_fast(self, texts: list[str]) -> Encoded:
         """Return the tokens of texts by gigatoken."""
-        return _encode(self._fast, texts)
+        return _encode(self._fast, texts, alone=True)
 
 
 def _load(content: bytes) -> gigatoken.Tokenizer:
@@ -295,12 +304,12 @@ def _batches(texts: list[str]) -> Iterator[list[str]]:
     return (texts[begin : begin + SINGLE] for begin in range(0, len(texts), SINGLE))
 
 
-def _encode(engine: gigatoken.Tokenizer, texts: list[str]) -> Encoded:
-    """Encode in this thread alone; `ValueError` if that fails."""
+def _encode(engine: gigatoken.Tokenizer, texts: list[str], *, alone: bool) -> Encoded:
+    """Encode in this thread, while no other one does if `alone`; `ValueError` if that fails."""
     if not texts:
         return Encoded(np.empty(0, np.int32), np.empty(0, np.int64))
     with refusing():
-        if len(texts) <= SINGLE:
+        if alone and len(texts) <= SINGLE and sum(map(len, texts)) <= SINGLE_CHARACTERS:
             found = [engine.encode(text) for text in texts]
             lengths = np.fromiter(map(len, found), np.int64, len(found))
             return Encoded(np.concatenate(found).view(np.int32), lengths)
