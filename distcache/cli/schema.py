@@ -35,7 +35,8 @@ def configuration_schema() -> dict[str, Any]:
     fields: dict[str, Any] = own["properties"]
     for name in INTERNAL:
         del fields[name]
-    fields |= {name: {"description": "an option of Megatron-LM"} for name in sorted(MEGATRON_KEYS)}
+    spellings = {spelt for name in MEGATRON_KEYS for spelt in (name, name.replace("_", "-"))}
+    fields |= {name: {"description": "an option of Megatron-LM"} for name in sorted(spellings)}
     # Options of a training command may stand for the sequence length.
     own.pop("required", None)
     own["title"] = "Configuration of distcache"

@@ -67,7 +67,6 @@ def mirror(communicator: Communicator, sets: Sequence[Mirrored], progress: Progr
         return
 
     def find() -> list[Fetched]:
-        _require_own_places(sets)
         found: list[Fetched] = []
         for url, directory in dict.fromkeys(sets):
             objects = objects_below(url)
@@ -90,8 +89,9 @@ def _lock(sets: Sequence[Mirrored], stack: contextlib.ExitStack) -> None:
     Raises
     ------
     ConfigError
-        If another job brings shards to one of them.
+        If two data sets have one of them, or another job brings shards to it.
     """
+    _require_own_places(sets)
     for directory in dict.fromkeys(found.directory for found in sets):
         path = Path(directory)
         with may_write(path.parent, "choose another directory"):

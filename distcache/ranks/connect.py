@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import os
+from collections.abc import Iterator
 from typing import Final
 
 from distcache.errors import ConfigError
 from distcache.extras import how_to_install
 from distcache.ranks.communicator import Communicator, SerialCommunicator
 from distcache.ranks.job_environment import ALONE, has_lost_launcher, world_size
+from distcache.storage.timeouts import limits
 
 HOW_ALONE: Final = (
     "if this process is none of the launcher's ranks, but a child of one or one of torchrun's, "
@@ -49,14 +53,8 @@ def _join(name: str, count: int) -> Communicator:
             f"{name} says that {count} processes were started, but the connection to the launcher "
             f"(PMI_FD) is closed in this one; {HOW_ALONE}"
         )
-    try:
-        from distcache.ranks.mpi import MpiCommunicator  # noqa: PLC0415
-    except (ImportError, RuntimeError) as error:  # the latter if there is no MPI library
-        raise ConfigError(
-            f"{name} says that {count} processes were started, but mpi4py cannot be loaded "
-            f"({error}): {how_to_install('mpi')}, and an MPI library; {HOW_ALONE}"
-        ) from error
-    communicator = MpiCommunicator()
+    with _bounded():
+        communicator = _world(name, count)
     if communicator.size != count:
         raise ConfigError(
             f"{name} says that {count} processes were started, but MPI joins {communicator.size}: "
@@ -65,3 +63,27 @@ def _join(name: str, count: int) -> Communicator:
             f"set MPI4PY_MPIABI; {HOW_ALONE}"
         )
     return communicator
+
+
+@contextlib.contextmanager
+def _bounded() -> Iterator[None]:
+    """End this process, and print where it is, if MPI does not join the ranks in time.
+
+    It does so in a call that lets no thread of Python run.
+    """
+    faulthandler.dump_traceback_later(limits().stalled, exit=True, file=2)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _world(name: str, count: int) -> Communicator:
+    try:
+        from distcache.ranks.mpi import MpiCommunicator  # noqa: PLC0415
+    except (ImportError, RuntimeError) as error:  # the latter if there is no MPI library
+        raise ConfigError(
+            f"{name} says that {count} processes were started, but mpi4py cannot be loaded "
+            f"({error}): {how_to_install('mpi')}, and an MPI library; {HOW_ALONE}"
+        ) from error
+    return MpiCommunicator()

@@ -20,6 +20,8 @@ READ: list[dict[str, Any]] = [
     {"sequence_length": 8, "blend_per_split": {"train": [{"path": "a", "weight": 0.5}]}},
     {"seq_length": 8, "data_path": ["1", "a"], "split": "9,1,0", "train_iters": 1,
      "global_batch_size": 2, "eval_iters": 0, "eval_interval": 1},
+    {"seq-length": 8, "data-path": ["1", "a"], "split": "9,1,0", "train-iters": 1,
+     "global-batch-size": 2, "eval-iters": 0, "eval-interval": 1},
     BLEND | {"slurm": {"sbatch": ["--exclusive"]}, "tokenizer": {"class": "X"}},
 ]  # fmt: skip
 WRONG: list[dict[str, Any]] = [

@@ -125,5 +125,6 @@ def test_ranks_share_the_objects_and_continue(server: ScriptedS3, tmp_path: Path
     twice = [Mirrored(f"s3://lake/{name}", str(tmp_path / "y")) for name in ("c4", "other")]
     with pytest.raises(ConfigError, match="is the place of both"):
         mirror(ALONE, twice, NullProgress())
+    assert not (tmp_path / "y").exists()
     with pytest.raises(NotReady, match="no objects below"):
         mirror(ALONE, [Mirrored("s3://lake/none", str(tmp_path / "x"))], NullProgress())

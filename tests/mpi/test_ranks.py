@@ -165,3 +165,23 @@ def test_the_same_cache_under_another_name(launcher: str, large_file: Path, shar
         assert done.returncode == 0, done.stderr
         paths.append(Path(done.stdout.strip()))
     assert paths[0].samefile(paths[1])
+
+
+ABSENT = """
+import os, time
+from distcache.ranks.connect import connect
+if os.environ.get("PMI_RANK", os.environ.get("OMPI_COMM_WORLD_RANK")) == "1":
+    time.sleep(100)
+connect()
+"""
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_a_rank_that_does_not_join(launcher: str) -> None:
+    """The others end after a time, and say that they are joining: MPI itself waits for ever."""
+    words = ["-c", ABSENT]
+    limit = {"DISTCACHE_TIMEOUT_SCALE": "0.005"}  # three seconds
+    done = start(words, 2, launcher, limit, program=[sys.executable])
+    assert done.returncode != 0
+    assert "Timeout" in done.stderr
+    assert "in _world" in done.stderr
