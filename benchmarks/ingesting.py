@@ -27,6 +27,7 @@ import filecmp
 import gzip
 import itertools
 import json
+import math
 import random
 import resource
 import shutil
@@ -114,7 +115,7 @@ def peer(work: Path, *words: object, whole: bool = False) -> dict[str, float]:
     """Run a peer, and return its seconds, or the whole process's, and its peak memory."""
     done, taken = run([sys.executable, HERE / "ingesting_peer.py", *words], work)
     found: dict[str, float] = json.loads(done.splitlines()[-1])
-    return found | taken if whole else taken | found
+    return found | taken if whole else found
 
 
 def own(work: Path, ranks: int, *words: object, whole: bool = False) -> dict[str, float]:
@@ -125,7 +126,7 @@ def own(work: Path, ranks: int, *words: object, whole: bool = False) -> dict[str
     launcher = ["mpiexec", "-n", ranks] if ranks > 1 else []
     _, taken = run([*launcher, sys.executable, HERE / "ingesting_own.py", notes, *words], work)
     if not whole:
-        taken["seconds"] = max(float(path.read_text()) for path in notes.glob("seconds.*"))
+        taken = {"seconds": max(float(path.read_text()) for path in notes.glob("seconds.*"))}
     return taken | {"memory": sum(int(path.read_text()) for path in notes.glob("memory.*"))}
 
 
@@ -218,7 +219,8 @@ def measure(work: Path, options: argparse.Namespace) -> dict[str, Any]:
     return {
         name: {
             "seconds": statistics.median(entry["seconds"] for entry in found),
-            "cpu": statistics.median(entry["cpu"] for entry in found),
+            # Of whole processes alone; it is not the span of other seconds.
+            "cpu": statistics.median(entry.get("cpu", math.nan) for entry in found),
             "memory": max(entry["memory"] for entry in found),
             "runs": [entry["seconds"] for entry in found],
         }
@@ -230,7 +232,8 @@ def report(found: dict[str, Any]) -> None:
     """Print a table, and how the contenders compare."""
     print("| | seconds | of CPU | peak memory |\n|---|--:|--:|--:|")
     for name, entry in found.items():
-        cells = [f"{entry['seconds']:.2f}", f"{entry['cpu']:.2f}"]
+        cpu = "" if math.isnan(entry["cpu"]) else f"{entry['cpu']:.2f}"
+        cells = [f"{entry['seconds']:.2f}", cpu]
         print(f"| {name} | {' | '.join(cells)} | {entry['memory'] / 2**20:,.0f} MiB |")
     seconds = {name: entry["seconds"] for name, entry in found.items()}
     print()

@@ -8,9 +8,9 @@ and all files are compared.
     python benchmarks/many_corpora.py                       # takes half an hour, and 30 GB of disk
     python benchmarks/many_corpora.py --corpora 500 --samples 5000000 --json
     python benchmarks/many_corpora.py --corpora 100 --samples 1000000000 --sequence-length 128 \
-        --only "plan build verify first"                    # 23 GB
+        --only plan build first                    # 23 GB
     python benchmarks/many_corpora.py --corpora 1 --documents 1000000000 --samples 100000000 \
-        --ranks 8 --memory-limit 2G --only "plan build first"   # 35 GB
+        --ranks 8 --memory-limit 12G --only plan build   # 35 GB
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,7 @@ from against_megatron import configuration, require_equal
 from machine import machine
 
 HERE = Path(__file__).parent
+STEPS = ("check", "plan", "build", "verify", "localize", "first", "Megatron-Core")
 FIRST_BATCH = """
 import sys, time
 import torch, distcache
@@ -131,9 +131,7 @@ def make_config(work: Path, options: argparse.Namespace) -> Path:
     return config
 
 
-def measure(
-    work: Path, config: Path, options: argparse.Namespace
-) -> Iterator[tuple[str, dict[str, Any]]]:
+def measure(work: Path, config: Path, options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Run the commands that are wanted, and Megatron-Core, and compare what they made."""
     cache = work / "cache.h5"
     quiet = ["--log-format", "none"]
@@ -152,17 +150,19 @@ def measure(
         "first batch": [sys.executable, "-c", FIRST_BATCH, str(cache), str(store)],
         "Megatron-Core": [sys.executable, str(HERE / "peer.py"), str(config), str(theirs)],
     }
+    results = {}
     for name, words in commands.items():
-        if name.partition(" ")[0] not in options.only.split():
+        if name.partition(" ")[0] not in options.only:
             continue
-        found = watched(words)
+        found = results[name] = watched(words)
         if name == "first batch":
             found["seconds"] = float(found["said"])
         elif name == "Megatron-Core":
             found["seconds"] = json.loads(found["said"])["builder"]
             require_equal(cache, work / "exported", theirs)
-        yield name, found
-    print(f"{cache.stat().st_size / 1e9:.1f} GB", file=sys.stderr)
+        elif name == "build":
+            print(f"{cache.stat().st_size / 1e9:.1f} GB", file=sys.stderr)
+    return results
 
 
 def main() -> None:
@@ -175,16 +175,14 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--memory-limit")
-    parser.add_argument(
-        "--only", default="check plan build verify localize first Megatron-Core", help="first words"
-    )
+    parser.add_argument("--only", nargs="+", choices=STEPS, default=STEPS)
     parser.add_argument("--directory", help="where to work; what is made in it is removed")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory) as name:
         work = Path(name)
         config = make_config(work, options)
-        results = dict(measure(work, config, options))
+        results = measure(work, config, options)
         facts = machine(work)
     if options.json:
         print(json.dumps({"machine": facts, "results": results}, indent=2))
