@@ -6,22 +6,26 @@ import threading
 
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis import given, settings
 
+from distcache.errors import DistcacheError
 from distcache.ranks.striped_broadcast import Buffer, _Reader, striped_broadcast
 from tests.support.threads import ThreadCommunicator, run_ranks
 from tests.support.waiting import wait_until
 
 
 class Sink:
-    """Keeps what has arrived."""
+    """Keeps what has arrived, and has room only when it is asked again."""
 
     def __init__(self) -> None:
         self.arrived: list[tuple[int, bytes]] = []
+        self._asked = 0
 
     def has_room(self) -> bool:
-        """Take any number of chunks."""
-        return True
+        """Return it every third time."""
+        self._asked += 1
+        return self._asked % 3 == 0
 
     def give(self, chunk: int, data: Buffer) -> None:
         """Keep a chunk."""
@@ -70,6 +74,30 @@ def test_chunks(
         assert arrived == expected
         found += read
     assert sorted(found) == list(range(len(sizes)))
+
+
+@given(st.integers(1, 5), st.integers(1, 3), st.none() | st.integers(1, 6), st.integers(0, 29))
+def test_a_chunk_that_cannot_be_read(
+    agents: int, ahead: int, together: int | None, broken: int
+) -> None:
+    """All agents end with its error, and have what comes before it."""
+
+    def localize(rank: ThreadCommunicator) -> list[tuple[int, bytes]]:
+        sink = Sink()
+
+        def fill(chunk: int, out: Buffer) -> None:
+            if chunk >= broken:
+                raise DistcacheError(f"chunk {chunk} is gone")
+            out[:] = np.frombuffer(content(chunk, out.size), np.uint8)
+
+        with pytest.raises(DistcacheError, match=f"chunk {broken} is gone"):
+            striped_broadcast(rank, [3] * 30, fill, sink, lambda _: None, ahead, together)
+        return sink.arrived
+
+    outcomes, aborted = run_ranks(agents, localize)
+    assert not aborted
+    expected = [(chunk, content(chunk, 3)) for chunk in range(broken)]
+    assert outcomes == agents * [expected]
 
 
 def test_what_is_read_ahead() -> None:
