@@ -26,11 +26,10 @@ BLEND_SLICE: Final = STRIPE // 2
 UNIT_FULL: Final = 4 * STRIPE
 SPLITTABLE_FROM: Final = 32 * STRIPE
 # HDF5 takes some 400 bytes per dataset for its object header, link and B-tree entry, also for those
-# of padding (`distcache.cache.skeleton`); a cache with few of these has room for twice as many.
+# of padding (`distcache.cache.skeleton`); what is left goes to the tables, and grows in steps.
 METADATA_PER_DATASET: Final = 640
-METADATA_BASE: Final = 24 << 10
 METADATA_PER_PADDED: Final = 410
-METADATA_BASE_PADDED: Final = 10 << 10
+METADATA_BASE: Final = 24 << 10
 
 
 class ArrayPlace(msgspec.Struct, frozen=True):
@@ -120,9 +119,9 @@ def _metadata_bytes(
         count if is_large(items[group[0]]) else 1
         for count, group in zip(counts, groups, strict=True)
     )
-    usual = METADATA_BASE + METADATA_PER_DATASET * sum(counts)
-    padded = METADATA_BASE_PADDED + METADATA_PER_PADDED * (sum(counts) + padding)
-    return align(max(usual, padded), ALIGNMENT)
+    datasets = sum(counts)
+    most = max(METADATA_PER_DATASET * datasets, METADATA_PER_PADDED * (datasets + padding))
+    return align(METADATA_BASE + most, ALIGNMENT)
 
 
 def _groups(items: Sequence[SectionPlan | BlendPlan]) -> Iterator[tuple[int, ...]]:

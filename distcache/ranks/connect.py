@@ -69,7 +69,8 @@ def _join(name: str, count: int) -> Communicator:
 def _bounded() -> Iterator[None]:
     """End this process, and print where it is, if MPI does not join the ranks in time.
 
-    It does so in a call that lets no thread of Python run.
+    It does so in a call that lets no thread of Python run. The bound takes the place of any other
+    that `faulthandler` has in this process.
     """
     faulthandler.dump_traceback_later(limits().stalled, exit=True, file=2)
     try:

@@ -36,6 +36,7 @@ TRAILER: Final = (
 TEXT: Final = 8  # byte of the trailer at which the error's words begin
 SHORTEST_SLEEP: Final = 2e-5
 LONGEST_SLEEP: Final = 2e-4  # pieces of a chunk are passed on when an agent looks
+IDLE_SLEEP: Final = 1e-3
 
 Buffer = NDArray[np.uint8]
 
@@ -114,7 +115,7 @@ class _Reader:
     def take(self) -> Buffer:
         """Return the next own chunk; after one that was late, the next ones are read earlier."""
         if self._late and self._taken:  # the first one is always late
-            self._together *= 2
+            self._together = min(2 * self._together, len(self._sizes))
         self._late, self._taken = False, True
         return self._ready.popleft().result()
 
@@ -178,7 +179,7 @@ class _Relay:
                     f"{len(self._sizes)}; look for a node or a filesystem that hangs"
                 )
             time.sleep(pause)
-            pause = min(2 * pause, LONGEST_SLEEP)
+            pause = min(2 * pause, LONGEST_SLEEP if self._going else IDLE_SLEEP)
 
     def _start(self) -> int:
         """Start what can be started; return how many."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import h5py
@@ -15,12 +16,12 @@ from distcache.builder.entries import Entries, EntryMemory, read_across
 from distcache.builder.finish import dataset_places, file_size, table_places
 from distcache.builder.section_slice import RowCutter
 from distcache.builder.slices import row_bounds
-from distcache.cache.format import DatasetPlace
 from distcache.cache.skeleton import front_bytes
+from distcache.corpus import CorpusFacts
 from distcache.plan.assignment import assign
 from distcache.plan.layout import make_layout
 from distcache.plan.memory import lower_type, pivot_of
-from distcache.plan.model import Plan, SectionPlan
+from distcache.plan.model import BlendPlan, Member, Plan, SectionPlan
 from distcache.plan.sizes import Cut, SectionSize
 from tests.kernels.truth import entries_of
 from tests.plan.test_make import plan_of
@@ -105,17 +106,45 @@ def test_a_file_of_a_hundred_gibibytes_is_laid_out(wide_plan: Plan, tmp_path: Pa
             assert (dataset.shape, dataset.dtype) == (place.shape, np.dtype(place.dtype))
 
 
-@pytest.mark.parametrize("sections", [20, 50, 1000, 4000])
-@pytest.mark.parametrize("samples", [10_000, 1_000_000, 10_000_000])
-def test_many_sections_are_laid_out(sections: int, samples: int, tmp_path: Path) -> None:
-    """HDF5's metadata fits before the arrays, with the padding that large ones need."""
-    cut = Cut(128, True, False)
-    sizes = [SectionSize(1, samples + number, None) for number in range(sections)]
-    items = [SectionPlan("k", 0, 0, 200_000, 10_000_000, 1, cut, size) for size in sizes]
-    layout = make_layout(items)
-    places = [
-        DatasetPlace(place.name, str(unit), place.dtype, place.shape, place.offset)
-        for unit, place in ((entry.unit, entry.place) for entry in layout.datasets)
+def many_sections(count: int, samples: int, *, rows: bool, blended: bool) -> Plan:
+    """Return a plan of as many corpora, with a blend of all of them or without one."""
+    cut = Cut(1 if rows else 128, True, False)
+    sizes = [SectionSize(1, samples + number, None) for number in range(count)]
+    sections = [
+        SectionPlan("k", 0, 0, samples, 10_000_000, 1, cut, size, rows=rows) for size in sizes
     ]
-    front = front_bytes(str(tmp_path / "scratch"), layout.data_begin, places)
-    assert len(front) == layout.data_begin
+    names = [f"/shared/corpora/{number:05}_text_document" for number in range(count)]
+    sources = [CorpusFacts(name, 32 * "0", 1, 1, 4, 10, 10, 10, 0) for name in names]
+    weights = tuple(count * [1 / count])
+    blends = [BlendPlan("b", "train", weights, (), count * samples)] if blended else []
+    members = [
+        Member("train", number, number, 1000, 0 if blended else None, 1 / count)
+        for number in range(count)
+    ]
+    identity = {"sources": count * [32 * "0"]}
+    parts = (tuple(sources), tuple(sections), tuple(blends), tuple(members))
+    return Plan("k", identity, {}, *parts)
+
+
+@pytest.mark.parametrize("blended", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "samples"),
+    [
+        (False, 10_000),
+        (False, 1_000_000),
+        (False, 10_000_000),
+        (True, 1_100_000),
+        (True, 9_000_000),
+    ],
+)
+@pytest.mark.parametrize("counts", [range(1, 60, 2), range(60, 200, 9), [1000, 3000]])
+def test_metadata_fits(
+    counts: Sequence[int], rows: bool, samples: int, blended: bool, tmp_path: Path
+) -> None:
+    """HDF5's metadata fits before the arrays, with the padding that large ones need."""
+    for count in counts:
+        plan = many_sections(count, samples, rows=rows, blended=blended)
+        layout = make_layout(plan.items)
+        places = dataset_places(plan, layout)
+        front = front_bytes(str(tmp_path / "scratch"), layout.data_begin, places)
+        assert len(front) == layout.data_begin, count

@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tests.support.secrets import MARK
@@ -70,7 +70,7 @@ def start(
         except subprocess.TimeoutExpired:
             raise AssertionError(f"no end within {LIMIT} s:\n{_aborted(process)}") from None
         except BaseException:
-            process.kill()
+            _signal_all(_family(process.pid), signal.SIGKILL)
             raise
     assert MARK not in output + errors
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
@@ -79,34 +79,33 @@ def start(
 def _aborted(process: subprocess.Popen[str]) -> str:
     """End a process and all that it has started; return what they wrote, and where ranks were."""
     family = _family(process.pid)
-    parents = set(family.values())
-    for pid in family:
-        if pid not in parents:  # a rank: Python's handler of faults prints its threads
-            _signal(pid, signal.SIGABRT)
-    try:
+    # Python's handler of faults prints what each thread of a rank is at.
+    _signal_all(filter(_is_python, family), signal.SIGABRT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
         return "\n".join(process.communicate(timeout=ABORT))
-    except subprocess.TimeoutExpired:
-        return "nothing: its output did not end"
-    finally:
-        for pid in family:
-            _signal(pid, signal.SIGKILL)
+    _signal_all(family, signal.SIGKILL)
+    return "\n".join(process.communicate(timeout=ABORT))
 
 
-def _signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
+def _signal_all(processes: Iterable[int], number: signal.Signals) -> None:
+    for pid in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
-def _family(process: int) -> dict[int, int]:
-    """Return a process and its descendants with their parents; launchers make them sessions."""
+def _is_python(process: int) -> bool:
+    return os.path.realpath(f"/proc/{process}/exe") == os.path.realpath(sys.executable)
+
+
+def _family(process: int) -> set[int]:
+    """Return a process and its descendants, which launchers give sessions of their own."""
     parents = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             text = (entry / "stat").read_text("utf-8", "replace")
             parents[int(entry.name)] = int(text.rpartition(")")[2].split()[1])
-    found = {process: 0}
-    size = 0
+    found, size = {process}, 0
     while len(found) > size:
         size = len(found)
-        found |= {pid: parent for pid, parent in parents.items() if parent in found}
+        found |= {pid for pid, parent in parents.items() if parent in found}
     return found

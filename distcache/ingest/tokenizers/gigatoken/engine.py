@@ -305,7 +305,7 @@ def _batches(texts: list[str]) -> Iterator[list[str]]:
 
 
 def _encode(engine: gigatoken.Tokenizer, texts: list[str], *, alone: bool) -> Encoded:
-    """Encode in this thread, while no other one does if `alone`; `ValueError` if that fails."""
+    """Encode in this thread, few texts one by one if `alone`; `ValueError` if that fails."""
     if not texts:
         return Encoded(np.empty(0, np.int32), np.empty(0, np.int64))
     with refusing():
