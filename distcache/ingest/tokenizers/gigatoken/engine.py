@@ -56,7 +56,7 @@ PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 # characters: encoding them together imports awkward, which takes as long as encoding 50 MB. Each
 # text holds the interpreter's lock, which is why this is for one thread alone.
 SINGLE: Final = 256
-SINGLE_CHARACTERS: Final = 4 << 20
+SINGLE_CHARACTERS: Final = 16 << 20
 
 
 class Gigatoken:
