@@ -114,7 +114,7 @@ def test_an_interrupted_prejob_starts_again(engine: GridEngine, tmp_path: Path) 
     fields = {
         "sequence_length": 24,
         "split": "98,1,1",
-        "samples": {"train": 40 * 700_000, "valid": 1000, "test": 1000},
+        "samples": {"train": 160 * 700_000, "valid": 1000, "test": 1000},
         "blend": [{"path": prefix, "weight": 1} for prefix in prefixes],
     }
     config = tmp_path / "blend.json"
