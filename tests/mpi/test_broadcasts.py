@@ -48,4 +48,4 @@ def test_bytes_are_equal(launcher: str, ranks: int) -> None:
     """From every rank, of all sizes, several at a time."""
     done = start([], ranks, launcher, program=[sys.executable, "-c", PROGRAM])
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ranks * ["equal"]
+    assert done.stdout.count("equal") == ranks  # lines of ranks may be mixed
