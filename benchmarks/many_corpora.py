@@ -32,6 +32,10 @@ import numpy as np
 from against_megatron import configuration, require_equal
 from machine import machine
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.support.processes import family
+
 HERE = Path(__file__).parent
 STEPS = ("check", "plan", "build", "verify", "localize", "first", "Megatron-Core")
 FIRST_BATCH = """
@@ -63,21 +67,6 @@ class Watch(threading.Thread):
             if not Path(f"/proc/{self._process}").exists():
                 return
             time.sleep(max(0.1, 0.05 * (time.monotonic() - begin)))
-
-
-def family(process: int) -> list[int]:
-    """Return a process and its descendants."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with contextlib.suppress(OSError):
-                text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
-                parents[int(entry.name)] = int(text.rpartition(")")[2].split()[1])
-    found, todo = [], [process]
-    while todo:
-        found.append(todo.pop())
-        todo += [child for child, parent in parents.items() if parent == found[-1]]
-    return found
 
 
 def counts(process: int) -> dict[str, int]:

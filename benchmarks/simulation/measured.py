@@ -136,7 +136,7 @@ def measure(base: Path, rounds: int) -> tuple[int, dict[tuple[str, int], list[Ta
     size : int
         Bytes of the cache and the indices.
     found : dict
-        By method and nodes, a value for each round.
+        Values of each round, by method and nodes.
     """
     with Lab(base) as lab:
         found: dict[tuple[str, int], list[Taken]] = {}

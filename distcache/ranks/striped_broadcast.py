@@ -241,8 +241,8 @@ def striped_broadcast(
     ahead : int
         Own chunks that are read ahead.
     together : int or None
-        Chunks that all agents together read ahead at first; by default all that `ahead` allows.
-        With many agents, the first chunk would come as late as all that are read at the same time.
+        Chunks that all agents together read ahead at first; by default all that `ahead` allows,
+        of which the first one comes as late as all that are read at the same time.
     readers : sequence of int or None
         Agents that read, the same on all; by default all of them.
 

@@ -70,7 +70,7 @@ def start(
         except subprocess.TimeoutExpired:
             raise AssertionError(f"no end within {LIMIT} s:\n{_aborted(process)}") from None
         except BaseException:
-            _signal_all(_family(process.pid), signal.SIGKILL)
+            _signal_all(family(process.pid), signal.SIGKILL)
             raise
     assert MARK not in output + errors
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
@@ -78,12 +78,12 @@ def start(
 
 def _aborted(process: subprocess.Popen[str]) -> str:
     """End a process and all that it has started; return what they wrote, and where ranks were."""
-    family = _family(process.pid)
+    all_started = family(process.pid)
     # Python's handler of faults prints what each thread of a rank is at.
-    _signal_all(filter(_is_python, family), signal.SIGABRT)
+    _signal_all(filter(_is_python, all_started), signal.SIGABRT)
     with contextlib.suppress(subprocess.TimeoutExpired):
         return "\n".join(process.communicate(timeout=ABORT))
-    _signal_all(family, signal.SIGKILL)
+    _signal_all(all_started, signal.SIGKILL)
     return "\n".join(process.communicate(timeout=ABORT))
 
 
@@ -97,7 +97,7 @@ def _is_python(process: int) -> bool:
     return os.path.realpath(f"/proc/{process}/exe") == os.path.realpath(sys.executable)
 
 
-def _family(process: int) -> set[int]:
+def family(process: int) -> set[int]:
     """Return a process and its descendants, which launchers give sessions of their own."""
     parents = {}
     for entry in Path("/proc").glob("[0-9]*"):
