@@ -123,14 +123,24 @@ def test_lines_with_holes(
     assert count == sum(bool(text) for text in texts)
 
 
+def write_table(table: pa.Table, path: Path, rows: int) -> None:
+    """Write a table as Parquet or Arrow, in groups of so many rows."""
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=rows)
+        return
+    with pa.OSFile(str(path), "wb") as stream, pa.ipc.new_file(stream, table.schema) as writer:
+        writer.write_table(table, max_chunksize=rows)
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
 def test_rows_of_tables_with_holes(
-    decode: Callable[[list[int]], str], tokenizers: Path, tmp_path: Path
+    name: str, decode: Callable[[list[int]], str], tokenizers: Path, tmp_path: Path
 ) -> None:
-    """Documents of Parquet have their row in the file, over all row groups."""
+    """Documents of tables have their row in the file, over all groups of rows."""
     texts = texts_with_holes()
     table = pa.table({"text": pa.array(texts, pa.string())})
-    pq.write_table(table, tmp_path / "a.parquet", row_group_size=70)
-    run([tmp_path / "a.parquet"], tokenizers, tmp_path / "out", on_error="skip", token_type="u16")
+    write_table(table, tmp_path / name, 70)
+    run([tmp_path / name], tokenizers, tmp_path / "out", on_error="skip", token_type="u16")
     require_sources(str(tmp_path / "out"), lambda _path, row, _line: row, decode)
 
 
@@ -179,7 +189,7 @@ def test_several_corpora_of_one_ingest(
     assert sum(counts) == sum(bool(text) for text in texts)
 
 
-@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "jsonl"])
 @pytest.mark.parametrize("empty", ["drop", "keep"])
 def test_token_shards_with_holes(kind: str, empty: Any, tmp_path: Path) -> None:
     """Rows of token ids: with empty and invalid ones, dropped or kept."""
@@ -190,9 +200,8 @@ def test_token_shards_with_holes(kind: str, empty: Any, tmp_path: Path) -> None:
     for place in (3, 77, 500):
         rows[place] = [1 << 17]
     path = tmp_path / f"a.{kind}"
-    if kind == "parquet":
-        table = pa.table({"input_ids": pa.array(rows, pa.list_(pa.int32()))})
-        pq.write_table(table, path, row_group_size=100)
+    if kind != "jsonl":
+        write_table(pa.table({"input_ids": pa.array(rows, pa.list_(pa.int32()))}), path, 100)
     else:
         text = [
             json.dumps({"input_ids": row}) + "\n" * (1 + (n % 50 == 9))
@@ -213,10 +222,10 @@ def test_token_shards_with_holes(kind: str, empty: Any, tmp_path: Path) -> None:
     for number, document in enumerate(read_corpus(tmp_path / "out")):
         for sequence in document:
             row = int(sequence[0])
-            if kind == "parquet":
-                assert found.rows[number] == row
-            else:
+            if kind == "jsonl":
                 assert found.lines[number] == row + 1 + blanks[row]
+            else:
+                assert found.rows[number] == row
 
 
 def chain(directory: Path, first: str, second: str) -> dict[str, str]:
