@@ -98,13 +98,11 @@ def entries_at(
     positions: NDArray[np.uint32],
     out: NDArray[np.int64],
 ) -> None: ...
-def build_section_arrays(
-    lengths: NDArray[np.int32],
-    sequences: tuple[int, int],
-    first: tuple[int, int],
+def build_small_sections(
+    lengths: list[NDArray[np.int32]],
+    rules: NDArray[np.int64],
     sequence_length: int,
     extra_token: bool,
-    seed: int,
     documents: NDArray[np.int32],
     rows: NDArray[np.int32],
     samples: NDArray[np.uint32],

@@ -7,7 +7,7 @@
 #include "arrays.hpp"
 #include "distcache/blend.hpp"
 #include "distcache/sample_index.hpp"
-#include "distcache/whole_section.hpp"
+#include "distcache/small_sections.hpp"
 
 namespace distcache::bindings {
 namespace {
@@ -44,37 +44,63 @@ void fill(const py::array& lengths, std::int64_t begin, py::array out) {
     fill_entries(view, begin, span);
 }
 
-void build_whole(const py::array& lengths, std::pair<std::int64_t, std::int64_t> sequences,
-                 std::pair<std::int64_t, std::int64_t> first, std::int64_t sequence_length,
-                 bool extra_token, std::uint32_t seed, py::array documents, py::array rows,
-                 py::array samples) {
-    const auto view = unaligned<std::int32_t>(lengths, "lengths");
+// The columns of a row of `rules`.
+constexpr py::ssize_t rule_columns = 8;
+
+SmallSection section_of(const py::handle& lengths, std::span<const std::int64_t> row) {
+    const auto view = unaligned<std::int32_t>(py::cast<py::array>(lengths), "lengths");
+    const SmallSection section{view,   row[0], row[1],
+                               row[2], row[3], static_cast<std::uint32_t>(row[4]),
+                               row[5], row[6], row[7]};
+    const auto lies_within = [](std::int64_t count, std::int64_t size) {
+        return count >= 0 && count <= size;
+    };
+    if (section.begin < 0 || section.begin > section.end || section.end > view.size()) {
+        throw py::value_error("sequences must be a range of those that have lengths");
+    }
+    const std::int64_t one_epoch = section.end - section.begin;
+    if (one_epoch == 0 ? section.documents != 0
+                       : section.documents < 1 || section.documents % one_epoch != 0) {
+        throw py::value_error("documents must be whole epochs");
+    }
+    if (!lies_within(section.documents, std::numeric_limits<std::int32_t>::max()) ||
+        !lies_within(section.samples, std::numeric_limits<std::uint32_t>::max()) ||
+        !lies_within(section.first_documents, section.documents) ||
+        !lies_within(section.first_samples, section.samples) ||
+        !lies_within(section.rows - 1, std::numeric_limits<std::int32_t>::max()) ||
+        !lies_within(row[4], std::numeric_limits<std::uint32_t>::max())) {
+        throw py::value_error(
+            "sizes and first ones must fit together, and rows must be one or more");
+    }
+    return section;
+}
+
+void build_small(const py::list& lengths, const py::array& rules, std::int64_t sequence_length,
+                 bool extra_token, py::array documents, py::array rows, py::array samples) {
+    const auto rule_span = input<std::int64_t>(rules, "rules", 2);
     const auto document_span = output<std::int32_t>(documents, "documents");
     const auto row_span = output<std::int32_t>(rows, "rows", 2);
     const auto sample_span = output<std::uint32_t>(samples, "samples");
-    const auto [begin, end] = sequences;
-    const auto lies_within = [](std::int64_t count, std::size_t size) {
-        return count >= 0 && static_cast<std::size_t>(count) <= size;
-    };
-    if (begin < 0 || begin > end || end > view.size()) {
-        throw py::value_error("sequences must be a range of those that have lengths");
+    if (sequence_length < 1 || rows.shape(1) != 2 || rules.shape(1) != rule_columns ||
+        rules.shape(0) != static_cast<py::ssize_t>(lengths.size())) {
+        throw py::value_error("rows must be pairs, and each section must have lengths and rules");
     }
-    const auto one_epoch = static_cast<std::size_t>(end - begin);
-    if (one_epoch == 0 ? !document_span.empty()
-                       : document_span.empty() || document_span.size() % one_epoch != 0) {
-        throw py::value_error("documents must be whole epochs");
+    std::vector<SmallSection> sections;
+    sections.reserve(lengths.size());
+    std::int64_t left[] = {documents.shape(0), rows.shape(0), samples.shape(0)};
+    for (const auto& one : lengths) {
+        const auto row = rule_span.subspan(rule_columns * sections.size(), rule_columns);
+        const auto& section = sections.emplace_back(section_of(one, row));
+        left[0] -= section.documents;
+        left[1] -= section.rows;
+        left[2] -= section.samples;
     }
-    if (sequence_length < 1 || rows.shape(1) != 2 || row_span.empty() ||
-        document_span.size() > std::numeric_limits<std::int32_t>::max() ||
-        sample_span.size() > std::numeric_limits<std::uint32_t>::max() ||
-        !lies_within(first.first, document_span.size()) ||
-        !lies_within(first.second, sample_span.size())) {
-        throw py::value_error("rows must be pairs, and first within documents and samples");
+    if (left[0] != 0 || left[1] != 0 || left[2] != 0) {
+        throw py::value_error("arrays must be as long as their sections together");
     }
-    const SectionRules rules{
-        begin, end, first.first, first.second, {sequence_length, extra_token ? 1 : 0}, seed};
     const py::gil_scoped_release release;
-    build_section(view, rules, document_span, row_span, sample_span);
+    build_small_sections(sections, {sequence_length, extra_token ? 1 : 0}, document_span, row_span,
+                         sample_span);
 }
 
 Arithmetic arithmetic_of(bool fused) {
@@ -180,28 +206,27 @@ begin : int
 out : ndarray of int64
     The document in the lower 32 bits, its length in the upper.
 )doc");
-    module.def("build_section_arrays", &build_whole, py::arg("lengths"), py::arg("sequences"),
-               py::arg("first"), py::arg("sequence_length"), py::arg("extra_token"),
-               py::arg("seed"), py::arg("documents"), py::arg("rows"), py::arg("samples"), R"doc(
-Build the arrays of a whole section in Megatron's order, in one call.
+    module.def("build_small_sections", &build_small, py::arg("lengths"), py::arg("rules"),
+               py::arg("sequence_length"), py::arg("extra_token"), py::arg("documents"),
+               py::arg("rows"), py::arg("samples"), R"doc(
+Build the arrays of whole sections in Megatron's order, those of one name one after the other.
 
 Parameters
 ----------
-lengths : ndarray of int32, shape (sequences of the corpus,)
-    In tokens.
-sequences : (int, int)
-    The first sequence of the section, and the one after the last.
-first : (int, int)
-    The entries of the document index and of the shuffle index that are shuffled first.
+lengths : list of ndarray of int32, shape (sequences of the corpus,)
+    The lengths in tokens, of the corpus of each section.
+rules : ndarray of int64, shape (sections, 8)
+    Of each section its first sequence, and the one after the last; the entries of the document
+    index and of the shuffle index that are shuffled first; the seed; and the entries of the
+    document index, the rows of the sample index and the entries of the shuffle index.
 sequence_length : int
 extra_token : bool
-seed : int
-documents : ndarray of int32, shape (epochs * sequences,)
-    Receives the document index.
-rows : ndarray of int32, shape (samples + 1, 2)
-    Receives the sample index.
+documents : ndarray of int32
+    Receives the document indices.
+rows : ndarray of int32, shape (rows, 2)
+    Receives the sample indices, each of one row more than samples.
 samples : ndarray of uint32
-    Receives the shuffle index.
+    Receives the shuffle indices.
 )doc");
     py::class_<Blender>(module, "Blender", R"doc(
 A greedy blend: at each step the corpus whose share lags most behind its weight.

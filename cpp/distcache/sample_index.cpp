@@ -29,30 +29,48 @@ template <class T>
 std::int64_t emit_boundaries(std::span<const std::int64_t> entries, std::int64_t slice_begin,
                              SampleShape shape, Cursor& cursor, std::span<T> pairs) {
     assert(cursor.position >= slice_begin && cursor.token >= 0 && shape.sequence_length > 0);
+    const std::int64_t wanted = shape.token_of(cursor.sample);
+    // The next boundary is never behind the tokens that have been consumed.
+    assert(wanted >= cursor.token || cursor.sample == 0);
     T* out = pairs.data();
     T* const out_end = out + pairs.size() / 2 * 2;
     const auto size = static_cast<std::int64_t>(entries.size());
-    std::int64_t wanted = shape.token_of(cursor.sample);
-    std::int64_t token = cursor.token;
     std::int64_t local = cursor.position - slice_begin;
-    bool room = true;
-    while (local < size) {
-        // The next boundary is never behind the tokens that have been consumed.
-        assert(wanted >= token || cursor.sample == 0);
-        const std::int64_t end = token + Entry::length(entries[static_cast<std::size_t>(local)]);
-        while (wanted < end && (room = out != out_end)) {
-            *out++ = static_cast<T>(slice_begin + local);
-            *out++ = static_cast<T>(wanted - token + 1 - shape.extra_token);
-            wanted += shape.sequence_length;
+    std::int64_t left = wanted - cursor.token;  // tokens from the document on to the boundary
+    const auto length_at = [&](std::int64_t i) {
+        return Entry::length(entries[static_cast<std::size_t>(i)]);
+    };
+    const auto write = [&] {
+        out[0] = static_cast<T>(slice_begin + local);
+        out[1] = static_cast<T>(left + 1 - shape.extra_token);
+    };
+    // A branch at each boundary would be mispredicted. This loop writes a pair for every document,
+    // and keeps it if the document holds the boundary.
+    for (; local < size && out != out_end; ++local) {
+        const std::int64_t length = length_at(local);
+        write();
+        const std::int64_t beyond = left - length;
+        out += 2 * std::ptrdiff_t{beyond < 0};
+        left = beyond + (shape.sequence_length & -std::int64_t{beyond < 0});
+        if (left < 0) [[unlikely]] {  // it holds more than one
+            left += length;
+            for (; left < length && out != out_end; left += shape.sequence_length) {
+                write();
+                out += 2;
+            }
+            if (left < length) {
+                break;
+            }
+            left -= length;
         }
-        if (!room) {
-            break;
-        }
-        token = end;
-        ++local;
+    }
+    // The pairs are full: all that has no boundary is consumed.
+    for (; local < size && left >= length_at(local); ++local) {
+        left -= length_at(local);
     }
     const std::int64_t emitted = (out - pairs.data()) / 2;
-    cursor = {slice_begin + local, token, cursor.sample + emitted};
+    const std::int64_t next = cursor.sample + emitted;
+    cursor = {slice_begin + local, shape.token_of(next) - left, next};
     return emitted;
 }
 

@@ -1,4 +1,4 @@
-"""A whole section, built by one rank: a small one by one call, a large one in steps."""
+"""A whole large section, built by one rank in steps."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from distcache.builder.entries import (
 )
 from distcache.builder.section_slice import RowCutter
 from distcache.corpus import Idx
-from distcache.kernels import Mt19937, build_section_arrays
-from distcache.plan.layout import ArrayPlace, is_large
+from distcache.kernels import Mt19937
+from distcache.plan.layout import ArrayPlace
 from distcache.plan.memory import CHUNK_BYTES, ENTRY_BYTES, pivot_of
 from distcache.plan.model import SectionPlan
 from distcache.storage.unfinished_file import UnfinishedFile
@@ -67,8 +67,6 @@ def build_section(
     dict of str to str
         The digest of each array.
     """
-    if not is_large(section):
-        return _build_small(section, idx, places, file)
     pivot = pivot_of(section, workers)
 
     def rest(generator: Mt19937) -> Rest:
@@ -101,26 +99,6 @@ def build_section(
         return cut_section(section, parts, places, file, in_order) | {
             "shuffle_index": shuffle_digest
         }
-
-
-def _build_small(
-    section: SectionPlan, idx: Idx, places: dict[str, ArrayPlace], file: UnfinishedFile
-) -> dict[str, str]:
-    """Build a small section in one call, since of thousands the overhead of Python dominates."""
-    arrays = {name: np.empty(place.shape, place.dtype) for name, place in places.items()}
-    build_section_arrays(
-        idx.lengths,
-        (section.begin, section.end),
-        (section.first_documents, section.first_samples),
-        section.cut.sequence_length,
-        section.cut.extra_token,
-        section.seed,
-        *(arrays[name] for name in ("document_index", "sample_index", "shuffle_index")),
-    )
-    idx.release_lengths(section.begin, section.end)
-    return {
-        name: write_in_chunks(file, places[name], array).finish() for name, array in arrays.items()
-    }
 
 
 def cut_section(

@@ -16,6 +16,7 @@ from distcache.builder.job import Digests, Job, Record
 from distcache.builder.links import LinkedShuffle
 from distcache.builder.packed import build_packed_together
 from distcache.builder.shared_section import build_together
+from distcache.builder.small_sections import build_run, runs_of
 from distcache.errors import BuildInterrupted
 from distcache.extras import imported
 from distcache.plan.assignment import Assignment
@@ -93,14 +94,18 @@ def _build_local(
     lock = threading.Lock()
 
     def build_unit(entry: Unit) -> None:
-        for item in entry.items:
-            if stop.is_set() or item in job.digests:
-                continue
-            found = _build_item(job, item, file, workers_of(entry.splittable, threads))
+        workers = workers_of(entry.splittable, threads)
+        for run, small in runs_of(job, entry):
+            if stop.is_set():
+                return
+            if small:
+                found = build_run(job, run, file)
+            else:
+                found = [_build_item(job, item, file, workers) for item in run]
             with lock:
-                digests[item] = found
-                journal.append(Record(item, found))
-            job.watch.advance(job.bytes_of(item))
+                digests.update(zip(run, found, strict=True))
+                journal.append(*map(Record, run, found))
+            job.watch.advance(sum(map(job.bytes_of, run)))
 
     threads = assignment.threads
     with ThreadPoolExecutor(threads) as pool:

@@ -115,30 +115,30 @@ class _KeptIndices:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._indices: OrderedDict[CorpusFacts, Idx] = OrderedDict()
+        self._indices: OrderedDict[str, Idx] = OrderedDict()  # by prefix
         self._bytes = 0
         self._blocks = 0  # that are open; nothing is kept outside of them
 
-    def find(self, facts: CorpusFacts) -> Idx | None:
+    def find(self, prefix: str, versions: tuple[FileVersion, ...]) -> Idx | None:
         with self._lock:
-            found = self._indices.get(facts)
-            if found is None or not found.map.intact:
+            found = self._indices.get(prefix)
+            if found is None or found.file_version not in versions[:1] or not found.map.intact:
                 return None
-            self._indices.move_to_end(facts)
+            self._indices.move_to_end(prefix)
             return found
 
-    def keep(self, facts: CorpusFacts, idx: Idx) -> None:
+    def keep(self, prefix: str, idx: Idx) -> None:
         with self._lock:
+            self._forget(prefix)
             if not self._blocks or idx.size > KEPT_INDEX:
                 return
-            self._forget(facts)
-            self._indices[facts] = idx
+            self._indices[prefix] = idx
             self._bytes += max(idx.size, LEAST_COUNTED)
             while self._bytes > KEPT_INDICES:
                 self._forget(next(iter(self._indices)))
 
-    def _forget(self, facts: CorpusFacts) -> None:
-        former = self._indices.pop(facts, None)
+    def _forget(self, prefix: str) -> None:
+        former = self._indices.pop(prefix, None)
         self._bytes -= 0 if former is None else max(former.size, LEAST_COUNTED)
 
     def enter(self) -> None:
@@ -166,6 +166,26 @@ def keeping_indices() -> Iterator[None]:
         _KEPT.leave()
 
 
+def open_to_keep(prefix: str) -> Idx:
+    """Map the `.idx` of a corpus anew, and keep it for `open_kept`; raises as `open_idx`."""
+    idx = open_idx(prefix)
+    _KEPT.keep(prefix, idx)
+    return idx
+
+
+def open_kept(prefix: str, versions: tuple[FileVersion, ...]) -> Idx:
+    """Return the `.idx` of a corpus that is kept, or map it; raises as `open_idx`.
+
+    Parameters
+    ----------
+    prefix : str
+        The corpus's path without suffix.
+    versions : tuple of FileVersion
+        Versions of the corpus's files, the `.idx` first, of which one that is kept must be.
+    """
+    return _KEPT.find(prefix, versions) or open_to_keep(prefix)
+
+
 def open_examined(facts: CorpusFacts) -> Idx:
     """Map the `.idx` of a corpus that has been examined, or return one that is kept.
 
@@ -174,16 +194,12 @@ def open_examined(facts: CorpusFacts) -> Idx:
     CorpusError
         If it is not the file any more that was examined.
     """
-    kept = _KEPT.find(facts)
-    if kept is not None:
-        return kept
-    idx = open_idx(facts.prefix)
+    idx = open_kept(facts.prefix, facts.file_versions)
     if (idx.size, len(idx.lengths)) != (facts.idx_size, facts.sequences):
         raise CorpusError(
             f"{idx.path}: has {idx.size} bytes, and had {facts.idx_size} when it was examined; do "
             "not write to a corpus while it is built from"
         )
-    _KEPT.keep(facts, idx)
     return idx
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 import xxhash
 
-from distcache.corpus.corpus import CorpusFacts
-from distcache.corpus.idx import bin_path, idx_path, open_idx
+from distcache.corpus.corpus import CorpusFacts, open_kept
+from distcache.corpus.idx import bin_path, idx_path
 from distcache.corpus.mds.shard_table import read_table
 from distcache.corpus.soundness import (
     Fault,
@@ -36,6 +37,8 @@ BLOCK: Final = 64 << 20  # bytes of a `.bin` that are digested by one rank
 RANGE: Final = 1 << 23  # sequences of a task; 160 MiB of an .idx
 BYTES_PER_SEQUENCE: Final = 20
 WORTH_A_THREAD: Final = 4 << 20  # bytes of a task
+PROBED: Final = 16  # corpora that show how long files take to open
+WORTH_WAITING: Final = 5e-4  # seconds of one; below, threads wait for the interpreter's lock
 MOST_DIRECTORIES: Final = 256  # in which each node looks for one corpus
 PER_FILE: Final = 1 << 16  # cost of opening a file, in bytes read
 
@@ -79,8 +82,7 @@ def examine(
     _require_one_view(communicator, prefixes)
 
     def outline_own(own: Sequence[str]) -> list[Outline]:
-        with listed(map(bin_path, own)):
-            return map_in_threads(outline, own, threads_for(own, threads))
+        return _outline(own, threads)
 
     heads = spread(communicator, prefixes, outline_own, Outline, "reading headers")
     tasks = [task for index, head in enumerate(heads) for task in _tasks(index, head)]
@@ -108,8 +110,19 @@ def examine(
     )
 
 
+def _outline(prefixes: Sequence[str], threads: int) -> list[Outline]:
+    """Return the outlines of corpora, by several threads where files take long to open."""
+    with listed(map(bin_path, prefixes)):
+        if any(map(is_url, prefixes)):
+            return map_in_threads(outline, prefixes, threads_for(prefixes, threads))
+        begin = time.perf_counter()
+        first = [outline(prefix) for prefix in prefixes[:PROBED]]
+        slow = time.perf_counter() - begin >= len(first) * WORTH_WAITING
+        return first + map_in_threads(outline, prefixes[PROBED:], threads if slow else 1)
+
+
 def _run(task: _Task, head: Outline) -> _Finding:
-    idx = open_idx(head.prefix)
+    idx = open_kept(head.prefix, head.file_versions)
     checked = check_range(head, idx, task.begin, task.end) if task.check else None
     digest = digest_idx(idx) if task.digest else None
     idx.require_intact()

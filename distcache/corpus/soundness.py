@@ -26,7 +26,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from distcache.corpus.corpus import CorpusFacts
+from distcache.corpus.corpus import CorpusFacts, open_to_keep
 from distcache.corpus.idx import (
     HEADER_SIZE,
     ITEM_TYPES,
@@ -34,7 +34,6 @@ from distcache.corpus.idx import (
     Idx,
     bin_path,
     idx_path,
-    open_idx,
     require_no_pointer,
 )
 from distcache.corpus.mds.shard_table import (
@@ -54,7 +53,6 @@ from distcache.storage.url import is_url
 from distcache.storage.watchdog import tick
 
 CHUNK: Final = 16 << 20
-RELEASED_FROM: Final = 8 << 20  # bytes of a file; a smaller one is unmapped soon
 # Shifts and factors of SplitMix64's finalizer (Steele, Lea and Flood 2014), before its last shift.
 SPLITMIX64: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 MOST_NAMED: Final = 3  # corpora of a directory, in a message
@@ -127,7 +125,7 @@ def outline(prefix: str) -> Outline:
     else:
         bin_size, bin_version = _look_at_tokens(prefix, faults)
     try:
-        idx = open_idx(prefix)
+        idx = open_to_keep(prefix)
         faults += _bounds_faults(prefix, idx)
         idx.require_intact()
     except BuildInterrupted:
@@ -250,8 +248,7 @@ def digest_idx(idx: Idx) -> str:
     with memoryview(idx.map) as view:
         for begin in range(0, idx.size, CHUNK):
             digest.update(view[begin : begin + CHUNK])
-            if idx.size >= RELEASED_FROM:
-                idx.release(begin, min(begin + CHUNK, idx.size))
+            idx.release(begin, min(begin + CHUNK, idx.size))
             tick()
     return digest.hexdigest()
 
@@ -297,8 +294,7 @@ def check_range(head: Outline, idx: Idx, begin: int, end: int) -> RangeFacts:
         outside = _outside(head, idx, begin, end)
     faults = tuple(Fault(head.prefix, idx.path, message) for message in messages)
     seams = 0 if _is_shared(head) else _seams(idx, begin, end, view=view)
-    if idx.size >= RELEASED_FROM:
-        _release_range(idx, begin, end)
+    _release_range(idx, begin, end)
     return RangeFacts(facts.tokens, facts.empty, faults, view, outside, seams)
 
 

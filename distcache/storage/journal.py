@@ -1,6 +1,6 @@
 """The journal: what a job has finished, so that the next one can resume.
 
-It has one JSON object per line, each appended by one write. A line that a crash has torn is
+It has one JSON object per line; lines are appended by one write. One that a crash has torn is
 skipped. Entries are verified against the files before use, so neither has to reach the disk in any
 order.
 """
@@ -44,17 +44,17 @@ class Journal(AbstractContextManager["Journal"]):
     def __exit__(self, *_: object) -> None:
         os.close(self._descriptor)
 
-    def append(self, record: msgspec.Struct) -> None:
-        """Add a line, in one write.
+    def append(self, *records: msgspec.Struct) -> None:
+        """Add a line for each record, in one write.
 
         Raises
         ------
         NoSpace
             If the disk is full; a torn line is ended then, so that the next one is separate.
         """
-        line = msgspec.json.encode(record) + b"\n"
+        lines = b"".join(msgspec.json.encode(record) + b"\n" for record in records)
         with no_space_as_error(self._path):
-            if os.write(self._descriptor, line) < len(line):
+            if os.write(self._descriptor, lines) < len(lines):
                 os.write(self._descriptor, b"\n")
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 

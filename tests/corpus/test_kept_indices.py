@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from distcache.corpus import CorpusFacts, corpus
+from distcache.corpus import CorpusFacts, corpus, examine, open_idx
 from distcache.corpus.corpus import keeping_indices, open_examined
 from distcache.corpus.examine import require_sound
+from distcache.errors import CorpusError
 from distcache.ranks.communicator import SerialCommunicator
 from tests.support.corpora import write_lengths
 
@@ -59,3 +62,51 @@ def test_what_could_not_be_read_is_opened_again(facts: list[CorpusFacts]) -> Non
         Path(path).write_bytes(content)
         again = open_examined(facts[0])
         assert again.lengths.tolist() == [3, 0, 5, 2]
+
+
+def test_another_file_is_opened(facts: list[CorpusFacts]) -> None:
+    """What took the place of an index that is kept is not what was examined."""
+    with keeping_indices():
+        (prefix,) = require_sound(SerialCommunicator(), [facts[0].prefix], 1)
+        kept = open_examined(facts[0])
+        write_lengths(Path(prefix), np.array([3, 0, 2]))
+        assert open_examined(facts[0]) is kept  # until it is examined again
+        again = require_sound(SerialCommunicator(), [prefix], 1)[prefix]
+        assert open_examined(again).lengths.tolist() == [3, 0, 2]
+        with pytest.raises(CorpusError, match="when it was examined"):
+            open_examined(facts[0])
+
+
+def test_one_opening_serves_an_examination(
+    facts: list[CorpusFacts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The header, the check and the build read the same mapping."""
+    opened = []
+    monkeypatch.setattr(
+        corpus, "open_idx", lambda prefix: opened.append(prefix) or open_idx(prefix)
+    )
+    with keeping_indices():
+        found = require_sound(SerialCommunicator(), [known.prefix for known in facts], 1)
+        for known in found.values():
+            open_examined(known)
+    assert opened == [known.prefix for known in facts]
+
+
+@pytest.mark.parametrize(("wait", "most"), [(0.0, 2), (60.0, 1)])
+def test_threads_are_for_files_that_take_long(
+    facts: list[CorpusFacts], wait: float, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several open files only where the first ones took long; others would wait for each other."""
+    monkeypatch.setattr(examine, "PROBED", 1)
+    monkeypatch.setattr(examine, "WORTH_WAITING", wait)
+    used: list[int] = []
+
+    def map_and_count(
+        action: Callable[[Any], Any], items: Sequence[Any], threads: int
+    ) -> list[Any]:
+        used.append(threads)
+        return list(map(action, items))
+
+    monkeypatch.setattr(examine, "map_in_threads", map_and_count)
+    require_sound(SerialCommunicator(), [known.prefix for known in facts], 2)
+    assert used[0] == most

@@ -1,4 +1,4 @@
-"""All arrays of a small section come from one call."""
+"""All arrays of small sections come from one call."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distcache.builder import sections
+from distcache.builder import small_sections
 from distcache.cache import open_cache
-from distcache.kernels import build_section_arrays
+from distcache.kernels import build_small_sections
 from tests.kernels.truth import sample_rows
 from tests.plan.test_make import plan_of
 from tests.support.caches import build_here
@@ -51,54 +51,83 @@ def test_its_arrays(
     count = data.draw(st.integers(1, len(cut) + 2))
     documents = np.empty(len(expected), np.int32)
     rows, samples = np.empty((count, 2), np.int32), np.empty(len(order), np.uint32)
-    build_section_arrays(
-        np.array(lengths, np.int32),
-        (begin, end),
-        (first_documents, first_samples),
-        length,
-        extra,
-        seed,
-        documents,
-        rows,
-        samples,
+    rule = [begin, end, first_documents, first_samples, seed, len(expected), count, len(order)]
+    build_small_sections(
+        [np.array(lengths, np.int32)], np.array([rule]), length, extra, documents, rows, samples
     )
     assert documents.tolist() == expected.tolist()
     assert [tuple(row) for row in rows.tolist()] == [*cut, beyond, beyond][:count]
     assert samples.tolist() == order.tolist()
 
 
+RULE = {
+    "begin": 0,
+    "end": 5,
+    "first_documents": 5,
+    "first_samples": 2,
+    "seed": 1,
+    "documents": 5,
+    "rows": 3,
+    "samples": 2,
+}
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"sequences": (0, 6)},
-        {"sequences": (2, 2)},
-        {"sequences": (-1, 4)},
-        {"sequences": (0, 4)},
-        {"first": (6, 0)},
-        {"first": (0, -1)},
-        {"first": (0, 3)},
+        {"end": 6},
+        {"begin": 2, "end": 2},
+        {"begin": -1, "end": 4},
+        {"end": 4},
+        {"first_documents": 6},
+        {"first_samples": -1},
+        {"first_samples": 3},
+        {"seed": 2**32},
+        {"documents": 0},
+        {"documents": 10},
+        {"documents": -5},
+        {"rows": 0},
+        {"rows": 2},
+        {"samples": 3},
+        {"samples": -1, "first_samples": -1},
+    ],
+)
+def test_what_does_not_fit_together(wrong: dict[str, int]) -> None:
+    """It is refused, before anything is read."""
+    call(RULE)
+    with pytest.raises(ValueError, match=r"must (be|fit)"):
+        call(RULE | wrong)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"lengths": []},
+        {"rules": np.zeros((1, 7), np.int64)},
         {"sequence_length": 0},
         {"documents": np.empty(0, np.int32)},
         {"rows": np.empty((2, 3), np.int32)},
-        {"rows": np.empty((0, 2), np.int32)},
+        {"samples": np.empty(4, np.uint32)},
     ],
 )
-def test_what_does_not_fit_together(wrong: dict[str, Any]) -> None:
-    """It is refused, before anything is read."""
+def test_arrays_that_do_not_fit(wrong: dict[str, Any]) -> None:
+    """They are refused."""
+    with pytest.raises(ValueError, match="must"):
+        call(RULE, **wrong)
+
+
+def call(rule: dict[str, int], **others: Any) -> None:
+    """Build one section of five documents."""
     fields = {
-        "lengths": np.ones(5, np.int32),
-        "sequences": (0, 5),
-        "first": (5, 2),
+        "lengths": [np.ones(5, np.int32)],
+        "rules": np.array([list(rule.values())]),
         "sequence_length": 2,
         "extra_token": True,
-        "seed": 1,
         "documents": np.empty(5, np.int32),
         "rows": np.empty((3, 2), np.int32),
         "samples": np.empty(2, np.uint32),
     }
-    build_section_arrays(**fields)
-    with pytest.raises(ValueError, match=r"must be (whole|pairs|a range)"):
-        build_section_arrays(**fields | wrong)
+    build_small_sections(**fields | others)
 
 
 def test_large_ones_are_built_in_steps(
@@ -106,7 +135,7 @@ def test_large_ones_are_built_in_steps(
 ) -> None:
     """These have the same bytes."""
     small = Path(build_here(blend_config, shared, "small").path).read_bytes()
-    monkeypatch.setattr(sections, "is_large", lambda _: True)
+    monkeypatch.setattr(small_sections, "_is_built_whole", lambda *_: False)
     assert Path(build_here(blend_config, shared / "other", "large").path).read_bytes() == small
 
 
