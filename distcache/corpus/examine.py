@@ -36,7 +36,7 @@ from distcache.storage.url import is_url
 BLOCK: Final = 64 << 20  # bytes of a `.bin` that are digested by one rank
 RANGE: Final = 1 << 23  # sequences of a task; 160 MiB of an .idx
 BYTES_PER_SEQUENCE: Final = 20
-WORTH_A_THREAD: Final = 4 << 20  # bytes of a task
+WORTH_A_THREAD: Final = 1 << 19  # bytes of a task
 PROBED: Final = 16  # corpora that show how long files take to open
 WORTH_WAITING: Final = 5e-4  # seconds of one; below, threads wait for the interpreter's lock
 MOST_DIRECTORIES: Final = 256  # in which each node looks for one corpus
