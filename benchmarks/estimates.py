@@ -3,7 +3,8 @@
     python benchmarks/estimates.py [--rounds N] [--directory DIR] [--json]
 
 Prints a Markdown table; every ratio is measured by estimated seconds of the whole process, of
-medians of alternating rounds, and should lie between one half and two.
+medians of alternating rounds, and should lie between 2/3 and 3/2: by the costs of the reference,
+and by those that `plan --calibrate` measures before each build.
 """
 
 from __future__ import annotations
@@ -62,10 +63,10 @@ def configuration(
     }
 
 
-def foresee(config: Path, ranks: int, threads: int) -> float:
+def foresee(config: Path, ranks: int, threads: int, *more: str) -> float:
     """Return the seconds that distcache expects."""
     words = ["distcache", "plan", str(config), "--ranks", str(ranks), "--threads", str(threads)]
-    done = subprocess.run([*words, "--json"], capture_output=True, text=True, check=True)
+    done = subprocess.run([*words, *more, "--json"], capture_output=True, text=True, check=True)
     seconds: float = json.loads(done.stdout)["estimate"]["seconds"]
     return seconds
 
@@ -87,18 +88,25 @@ def measure(work: Path, rounds: int) -> Iterator[dict[str, Any]]:
         config = work / "config.json"
         config.write_text(json.dumps(fields), encoding="utf-8")
         taken: dict[tuple[int, int], list[float]] = {shape: [] for shape in SHAPES}
+        calibrated: dict[tuple[int, int], list[float]] = {shape: [] for shape in SHAPES}
         for _ in range(rounds):
             for shape in SHAPES:
+                time.sleep(SECONDS_BETWEEN)
+                calibrated[shape].append(foresee(config, *shape, "--calibrate", str(work)))
                 taken[shape].append(build(config, work / "caches", *shape))
         for (ranks, threads), seconds in taken.items():
-            expected, found = foresee(config, ranks, threads), statistics.median(seconds)
+            found = statistics.median(seconds)
+            by_reference = foresee(config, ranks, threads)
+            by_calibration = statistics.median(calibrated[ranks, threads])
             yield {
                 "case": name,
                 "ranks": ranks,
                 "threads": threads,
-                "estimated": expected,
                 "measured": found,
-                "ratio": found / expected,
+                "reference": by_reference,
+                "ratio to it": found / by_reference,
+                "calibrated": by_calibration,
+                "ratio": found / by_calibration,
             }
 
 
@@ -116,11 +124,12 @@ def main() -> None:
         print(json.dumps({"machine": facts, "rows": rows}, indent=2))
         return
     print(", ".join(f"{name}: {value}" for name, value in facts.items()), end="\n\n")
-    print("| case | ranks | threads | estimated | measured | ratio |")
-    print("|---|--:|--:|--:|--:|--:|")
+    print("| case | ranks | threads | measured | reference | | calibrated | |")
+    print("|---|--:|--:|--:|--:|--:|--:|--:|")
     for row in rows:
-        cells = [row["case"], row["ranks"], row["threads"]]
-        cells += [f"{row['estimated']:.2f} s", f"{row['measured']:.2f} s", f"{row['ratio']:.2f}"]
+        cells = [row["case"], row["ranks"], row["threads"], f"{row['measured']:.2f} s"]
+        cells += [f"{row['reference']:.2f} s", f"{row['ratio to it']:.2f}"]
+        cells += [f"{row['calibrated']:.2f} s", f"{row['ratio']:.2f}"]
         print(f"| {' | '.join(map(str, cells))} |")
 
 

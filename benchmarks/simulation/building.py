@@ -11,20 +11,12 @@ from dataclasses import dataclass
 
 from distcache.builder.configuration import config_from_mapping
 from distcache.corpus import Corpus, CorpusFacts
-from distcache.plan.assignment import (
-    PER_ARRAY,
-    PER_BUSY,
-    PER_CACHE_BYTE,
-    PER_CORPUS,
-    PER_INDEX_BYTE,
-    PER_ITEM,
-    START,
-    assign_all,
-)
+from distcache.plan.assignment import INDEX_READS, PER_CORPUS, PER_ITEM, START, assign_all
 from distcache.plan.config import Config
+from distcache.plan.costs import REFERENCE
 from distcache.plan.layout import Layout, make_layout
 from distcache.plan.make import make_plan
-from distcache.plan.memory import stream_step
+from distcache.plan.memory import BASE_MEMORY, stream_step
 from distcache.plan.model import Plan
 
 MEAN_TOKENS = 600
@@ -115,19 +107,20 @@ def plan_case(corpora: int, documents: int, epochs: int) -> tuple[Plan, Layout]:
 def build_phases(plan: Plan, layout: Layout, ranks: int, filesystem: Filesystem) -> Phases:
     """Return the seconds of a build with so many ranks of one thread each."""
     work = assign_all(plan.items, layout, ranks)
-    arrays = sum(len(places) for places in layout.arrays)
     index_bytes = sum(source.idx_size for source in plan.sources)
     rate = filesystem.rate(ranks)
-    examining = max(PER_INDEX_BYTE * index_bytes / ranks, 2 * index_bytes / rate)
-    reading = max(PER_CACHE_BYTE * layout.tables_begin / ranks, layout.tables_begin / rate)
+    read = 1e-9 * REFERENCE.read  # seconds of a byte
+    examining = max(read * INDEX_READS * index_bytes / ranks, 2 * index_bytes / rate)
+    reading = max(read * layout.tables_begin / ranks, layout.tables_begin / rate)
+    touched = REFERENCE.touched * (max(work.memory) - BASE_MEMORY)
     step = stream_step(ranks) * ranks
     split = [layout.units[unit].items[0] for unit in work.halved]
     steps = sum(math.ceil(plan.sections[item].documents / step) for item in split)
     rounds = COLLECTIVES + STEP_COLLECTIVES * steps + LINK_COLLECTIVES * len(work.linked)
     return Phases(
-        alone=START + PER_ITEM * len(plan.items) + PER_ARRAY * arrays,
+        alone=START + PER_ITEM * len(plan.items),
         examine=examining + PER_CORPUS * len(plan.sources) / ranks,
-        longest=PER_BUSY * max(work.busy),
+        longest=1e-9 * (max(work.busy) + touched),
         write=layout.tables_begin / rate + reading,
         messages=rounds * math.ceil(math.log2(max(ranks, 2))) * filesystem.latency,
     )

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 import msgspec
 import typer
 
+from distcache.builder.calibration import calibrate
 from distcache.builder.configuration import complete, load_config
 from distcache.builder.finish import file_size, table_places
 from distcache.builder.job import BuildOptions, MemoryLimit
@@ -40,6 +41,7 @@ from distcache.plan.bucket_needs import (
     prefix_warnings,
 )
 from distcache.plan.config import Config
+from distcache.plan.costs import REFERENCE
 from distcache.plan.layout import Layout, make_layout
 from distcache.plan.model import Plan
 from distcache.plan.packing import packing_facts
@@ -101,6 +103,16 @@ def plan_command(
     nodes: Annotated[int, typer.Option(min=1, max=65_536, help="Nodes of the ranks.")] = 1,
     threads: ThreadsOption = 0,
     memory_limit: MemoryLimit = None,
+    calibrate_in: Annotated[
+        Path | None,
+        typer.Option(
+            "--calibrate",
+            metavar="DIR",
+            exists=True,
+            file_okay=False,
+            help="Measure this machine and a directory of caches, and estimate by them.",
+        ),
+    ] = None,
     *,
     training: BucketOptions,
     report: Annotated[
@@ -129,6 +141,8 @@ def plan_command(
         distcache plan blend.yaml --bucket --training-nodes 16 --node-disk 2T
 
         distcache plan blend.yaml --report plan.html
+
+        distcache plan blend.yaml --ranks 32 --nodes 4 --calibrate /shared/caches
     """
     settings = read_config(config, context)
     threads = threads or threads_of(usable_cores(), ranks)
@@ -140,8 +154,12 @@ def plan_command(
     work = assign_all(plan.items, layout, ranks, threads, memory_limit)
     document = plan_document(plan, layout)
     document |= {"ranks": ranks, "threads": work.threads, "memory_per_rank": list(work.memory)}
-    predicted = estimate(plan, layout, work, -(-ranks // nodes))
-    document["estimate"] = predicted
+    ranks_per_node = -(-ranks // nodes)
+    costs = REFERENCE
+    if calibrate_in is not None:
+        costs = calibrate(calibrate_in, min(ranks_per_node * work.threads, usable_cores()))
+        document["costs"] = costs
+    document["estimate"] = estimate(plan, layout, work, ranks_per_node, costs)
     shared = sorted(layout.units[unit].items[0] for unit in work.split_sections + work.sliced)
     sections = len(plan.sections)
     document["split_sections"] = [item for item in shared if item < sections]
@@ -330,7 +348,8 @@ def _show_estimate(document: dict[str, Any]) -> None:
         typer.echo(f"node     {unpacked}: {needs.compressed:,} shards are compressed")
         typer.echo(f"files    {needs.files_per_sample:.1f} for each sample of these corpora")
     typer.echo(f"memory   {size_text(predicted.memory)} per rank at most: {who}")
-    typer.echo(f"time     about {predicted.seconds:.1f} s, if the filesystem is not the limit")
+    basis = "as measured here" if "costs" in document else "if the filesystem is not the limit"
+    typer.echo(f"time     about {predicted.seconds:.1f} s, {basis}")
     typer.echo(f"slurm    --time={predicted.minutes} --mem={predicted.memory_gib}G")
 
 

@@ -9,21 +9,20 @@ from typing import Final
 import msgspec
 
 from distcache.errors import NoSpace
-from distcache.plan.costs import UnitCosts
+from distcache.plan.costs import REFERENCE, Costs, UnitCosts
 from distcache.plan.layout import Layout
 from distcache.plan.memory import BASE_MEMORY
 from distcache.plan.model import BlendPlan, Plan, SectionPlan
 from distcache.ranks.partition import balance
+from distcache.storage.unfinished_file import SYNC_EVERY
 from distcache.storage.units import size_text
 
-START: Final = 0.3  # seconds: Python, its imports, and joining the ranks
-PER_CORPUS: Final = 2.5e-4  # opening an index, and its share of the tables
-PER_ITEM: Final = 1e-4  # planning a section or a blend
-PER_ARRAY: Final = 1e-5  # its place, and its row in a table
-PER_INDEX_BYTE: Final = 0.2e-9  # checking and digesting an index
-PER_CACHE_BYTE: Final = 0.3e-9  # reading back and digesting what was written
-# Seconds per predicted nanosecond: first touches of memory and syncs of the disk included.
-PER_BUSY: Final = 1.3e-9
+# Seconds of Python code on the machine of `REFERENCE`.
+START: Final = 0.3  # the interpreter and its imports
+JOIN: Final = 0.15  # joining the ranks, if there are several
+PER_CORPUS: Final = 1e-4  # opening an index, and its share of the tables
+PER_ITEM: Final = 5e-5  # planning a section or a blend, its places and its row in a table
+INDEX_READS: Final = 2  # an index is digested, and checked
 # What Slurm is asked for leaves room: other machines, a busy filesystem, the page cache.
 TIME_MARGIN: Final = 4.0
 LEAST_MINUTES: Final = 10
@@ -91,7 +90,8 @@ def assign(
         If even one unit at a time exceeds the limit.
     """
     costs = [
-        UnitCosts(unit, items, copied=index in copied) for index, unit in enumerate(layout.units)
+        UnitCosts(unit, items, copied=index in copied, costs=REFERENCE)
+        for index, unit in enumerate(layout.units)
     ]
     choices = _choices(layout, costs, todo - copied, ranks, memory_limit)
     sliced = _sliced(costs, todo - copied, ranks)
@@ -175,14 +175,8 @@ def _share_out(
 ) -> Assignment:
     """Return the assignment that splits these units, with its predicted time and memory."""
     alone = sorted(todo.difference(split, sliced))
-    together = sum(costs[unit].time / costs[unit].slices(ranks) for unit in sliced)
-    together += sum(
-        costs[unit].linked_time(ranks) if linked else costs[unit].halved_time(ranks)
-        for unit in split
-    )
     shares = balance([costs[unit].time for unit in alone], ranks)
     local = tuple(tuple(alone[index] for index in share) for share in shares)
-    busy = tuple(together + _local_time(costs, own, threads) for own in local)
     memory = []
     for rank, own in enumerate(local):
         at_once = sorted((costs[unit].memory(threads) for unit in own), reverse=True)[:threads]
@@ -193,7 +187,17 @@ def _share_out(
         ]
         memory.append(BASE_MEMORY + max([sum(at_once), *held]))
     halved, by_links = ((), tuple(split)) if linked else (tuple(split), ())
-    return Assignment(halved, by_links, sliced, local, threads, tuple(memory), busy)
+    work = Assignment(halved, by_links, sliced, local, threads, tuple(memory), ())
+    return msgspec.structs.replace(work, busy=_busy(costs, work))
+
+
+def _busy(costs: Sequence[UnitCosts], work: Assignment) -> tuple[float, ...]:
+    """Return the predicted time of each rank."""
+    ranks = len(work.local)
+    together = sum(costs[unit].time / costs[unit].slices(ranks) for unit in work.sliced)
+    together += sum(costs[unit].linked_time(ranks) for unit in work.linked)
+    together += sum(costs[unit].halved_time(ranks) for unit in work.halved)
+    return tuple(together + _local_time(costs, own, work.threads) for own in work.local)
 
 
 def _local_time(costs: Sequence[UnitCosts], units: Sequence[int], threads: int) -> float:
@@ -213,7 +217,13 @@ class Estimate(msgspec.Struct, frozen=True):
     memory_gib: int  # value for ``--mem``, for each node
 
 
-def estimate(plan: Plan, layout: Layout, work: Assignment, ranks_per_node: int) -> Estimate:
+def estimate(
+    plan: Plan,
+    layout: Layout,
+    work: Assignment,
+    ranks_per_node: int,
+    costs: Costs = REFERENCE,
+) -> Estimate:
     """Estimate a build.
 
     Parameters
@@ -224,21 +234,23 @@ def estimate(plan: Plan, layout: Layout, work: Assignment, ranks_per_node: int) 
         Assignment of the items to ranks.
     ranks_per_node : int
         The most that a node has.
-
-    Returns
-    -------
-    Estimate
-        Estimate for the machine of the calibration, and a filesystem that is not the limit.
+    costs : Costs
+        Costs of the machine, and of its filesystem.
     """
     ranks = len(work.local)
     streams = ranks * work.threads
     index_bytes = sum(source.idx_size for source in plan.sources)
-    arrays = sum(len(places) for places in layout.arrays)
-    alone = START + PER_ITEM * len(plan.items) + PER_ARRAY * arrays
-    shared = PER_CORPUS * len(plan.sources) + PER_INDEX_BYTE * index_bytes
-    shared += PER_CACHE_BYTE * layout.tables_begin
-    seconds = alone + shared / streams + PER_BUSY * max(work.busy)
+    alone = START + (JOIN if ranks > 1 else 0) + PER_ITEM * len(plan.items)
+    code = costs.interpreted * (alone + PER_CORPUS * len(plan.sources) / ranks)
+    read = costs.read * (INDEX_READS * index_bytes + layout.tables_begin) / streams
     memory = max(work.memory)
+    touched = costs.touched * (memory - BASE_MEMORY) / work.threads
+    units = [UnitCosts(unit, plan.items, copied=False, costs=costs) for unit in layout.units]
+    built = max(_busy(units, work), default=0.0) + touched
+    # What is written is brought to the disk meanwhile, but for the last of it.
+    own_bytes = layout.tables_begin / streams
+    rest = max(costs.synced * own_bytes - built, costs.synced * min(own_bytes, SYNC_EVERY))
+    seconds = code + 1e-9 * (read + built + rest)
     return Estimate(
         seconds=seconds,
         memory=memory,

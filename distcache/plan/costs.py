@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
+
+import msgspec
 
 from distcache.plan.layout import BLEND_SLICE, Unit
 from distcache.plan.memory import (
@@ -17,23 +20,55 @@ from distcache.plan.memory import (
 from distcache.plan.model import BlendPlan, SectionPlan, nbytes_of
 from distcache.plan.orders import ORDERS
 
-# Measured nanoseconds on one core of an AMD EPYC 9004; only their ratios matter.
-SHUFFLE_COST: Final = 6.0
-NEAR_SHUFFLE_COST: Final = 3.0  # of values that fit into the caches
-EMIT_COST: Final = 4.0
-PACK_COST: Final = 11.0
-BLEND_COST: Final = 30.0
-WRITE_COST_PER_BYTE: Final = 0.6
-SEND_COST_PER_BYTE: Final = 0.4
-# For each rank: to go through all draws, and for the links of each of its positions.
-DRAW_COST: Final = 1.5
-LINK_COST: Final = 240.0
+# For each rank: to go through all draws, and for the links of each of its positions; relative to
+# a value that is shuffled.
+DRAW_SHARE: Final = 0.25
+LINK_SHARE: Final = 40.0
+SEND_SHARE: Final = 1.6  # of a byte that is sent, relative to one that is written
+PACK_SHARE: Final = 2.5  # of a document that is packed, relative to one of a small section
+BLEND_CORPORA: Final = 512  # corpora of the blend in `Costs`
+BLEND_GROWTH: Final = 0.25  # power of the number of corpora by which a step takes longer
 LINK_BYTES: Final = 80
 # Buffers of an exchange: numbers, their order, what arrives, and answers.
 LINK_PIECES: Final = 160 << 20
 NO_LINK: Final = 2**32 - 1
 SECOND_WORKER: Final = 1.4  # speed of two threads on one section, relative to one
 
+
+class Costs(msgspec.Struct, frozen=True):
+    """The time that a machine takes for the parts of a build, while all of its streams work.
+
+    The defaults were measured on one core of an AMD EPYC 9004. Ranks distribute their work by them,
+    wherever they are, so that all make the same assignment; an estimate may have others.
+
+    Attributes
+    ----------
+    shuffled : float
+        Nanoseconds of a value that is shuffled among more than the caches hold.
+    small : float
+        Nanoseconds of a document of a section within the caches, half of them for its shuffle.
+    blended : float
+        Nanoseconds of a step of a blend of `BLEND_CORPORA`.
+    written, synced, read : float
+        Nanoseconds of a byte that is written and digested, that is brought to the disk, and that is
+        read and digested.
+    touched : float
+        Nanoseconds of a byte of memory when it is first used.
+    interpreted : float
+        Time of Python code, relative to that machine.
+    """
+
+    shuffled: float = 6.0
+    small: float = 3.5
+    blended: float = 19.0
+    written: float = 0.25
+    synced: float = 0.5
+    read: float = 0.055
+    touched: float = 0.5
+    interpreted: float = 1.0
+
+
+REFERENCE: Final = Costs()
 Item = SectionPlan | BlendPlan
 
 
@@ -53,14 +88,18 @@ class UnitCosts:
         `Plan.items`.
     copied : bool
         Whether another cache has all of its arrays.
+    costs : Costs
+        Costs of the machine.
     """
 
-    def __init__(self, unit: Unit, items: Sequence[Item], *, copied: bool) -> None:
+    def __init__(self, unit: Unit, items: Sequence[Item], *, copied: bool, costs: Costs) -> None:
+        self._costs = costs
         self._members = [items[index] for index in unit.items]
         self._splittable = unit.splittable
         self._is_large = unit.is_large
         self._copied = copied
-        self.time = sum(_written(member) if copied else _time(member) for member in self._members)
+        time_of = self._written if copied else self._time
+        self.time = sum(map(time_of, self._members))
 
     def time_with(self, threads: int) -> float:
         """Return the time with some threads; one unit can use two."""
@@ -70,8 +109,8 @@ class UnitCosts:
     def halved_time(self, ranks: int) -> float:
         """Return the time of a section that two ranks shuffle, and all cut and write."""
         section = self.section
-        shuffled = SHUFFLE_COST * section.documents / 2
-        sent = SEND_COST_PER_BYTE * ENTRY_BYTES * section.documents
+        shuffled = self._costs.shuffled * section.documents / 2
+        sent = SEND_SHARE * self._costs.written * ENTRY_BYTES * section.documents
         return shuffled + sent + self._cut_time(ranks)
 
     def halved_memory(self, rank: int, ranks: int) -> int:
@@ -87,13 +126,13 @@ class UnitCosts:
     def linked_time(self, ranks: int) -> float:
         """Return the time in which all ranks build a section by links."""
         section = self.section
-        drawn = DRAW_COST + LINK_COST / ranks
+        drawn = self._costs.shuffled * (DRAW_SHARE + LINK_SHARE / ranks)
         shuffled = drawn * (section.documents + section.shuffled_samples)
         return shuffled + self._cut_time(ranks)
 
     def _cut_time(self, ranks: int) -> float:
         """Return the time in which all ranks cut and write the samples."""
-        return (EMIT_COST * self.section.documents + _written(self.section)) / ranks
+        return (self._cut(self.section) + self._written(self.section)) / ranks
 
     def linked_memory(self, ranks: int) -> int:
         """Return the bytes of each rank's slice, without `BASE_MEMORY`."""
@@ -123,18 +162,22 @@ class UnitCosts:
         assert isinstance(section, SectionPlan)
         return section
 
+    def _time(self, item: Item) -> float:
+        if isinstance(item, BlendPlan):
+            corpora = max(len(item.weights or item.sizes), 1)
+            step = self._costs.blended * math.pow(corpora / BLEND_CORPORA, BLEND_GROWTH)
+            return step * item.size + self._written(item)
+        is_far = item.documents > SHUFFLE_SPACE_FROM
+        shuffled = self._costs.shuffled if is_far else self._costs.small / 2
+        steps = item.documents + item.shuffled_samples
+        return shuffled * steps + self._cut(item) + self._written(item)
 
-def _written(item: Item) -> float:
-    return WRITE_COST_PER_BYTE * sum(nbytes_of(*array) for array in item.arrays.values())
+    def _cut(self, section: SectionPlan) -> float:
+        share = 0.5 if section.packed is None else PACK_SHARE
+        return share * self._costs.small * section.documents
 
-
-def _time(item: Item) -> float:
-    if isinstance(item, BlendPlan):
-        return BLEND_COST * item.size + _written(item)
-    cost = SHUFFLE_COST if item.documents > SHUFFLE_SPACE_FROM else NEAR_SHUFFLE_COST
-    shuffled = cost * (item.documents + item.shuffled_samples)
-    cut = EMIT_COST if item.packed is None else PACK_COST
-    return shuffled + cut * item.documents + _written(item)
+    def _written(self, item: Item) -> float:
+        return self._costs.written * sum(nbytes_of(*array) for array in item.arrays.values())
 
 
 def _memory(item: Item, workers: int) -> int:

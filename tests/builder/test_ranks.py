@@ -60,8 +60,8 @@ def test_linked_sections(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No rank holds more than its slice."""
-    monkeypatch.setattr(costs, "LINK_COST", 0.0)
-    monkeypatch.setattr(costs, "DRAW_COST", 0.0)
+    monkeypatch.setattr(costs, "LINK_SHARE", 0.0)
+    monkeypatch.setattr(costs, "DRAW_SHARE", 0.0)
     plan = make_plan_together(
         SerialCommunicator(), config_from_mapping(large_config), 1, NullProgress()
     )

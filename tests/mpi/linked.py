@@ -11,7 +11,7 @@ from distcache.plan import costs
 
 def make_links_free() -> None:
     """Let the assignment take links for all sections that are split."""
-    costs.LINK_COST = costs.DRAW_COST = 0.0  # type: ignore[misc]
+    costs.LINK_SHARE = costs.DRAW_SHARE = 0.0  # type: ignore[misc]
 
 
 if __name__ == "__main__":

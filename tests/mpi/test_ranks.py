@@ -71,8 +71,8 @@ def test_links_are_taken_where_they_cost_nothing(
     )
     layout = make_layout(plan.items)
     assert len(assign_all(plan.items, layout, 2048).linked) > 0
-    monkeypatch.setattr(costs, "LINK_COST", 0.0)
-    monkeypatch.setattr(costs, "DRAW_COST", 0.0)
+    monkeypatch.setattr(costs, "LINK_SHARE", 0.0)
+    monkeypatch.setattr(costs, "DRAW_SHARE", 0.0)
     for ranks in (2, 3, 4):
         assert len(assign_all(plan.items, layout, ranks).linked) == 2
 

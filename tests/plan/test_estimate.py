@@ -6,7 +6,7 @@ from typing import Any
 
 from distcache.builder.configuration import config_from_mapping
 from distcache.builder.prepare import make_plan_together
-from distcache.plan.assignment import PER_BUSY, Estimate, assign_all, estimate
+from distcache.plan.assignment import Estimate, assign_all, estimate
 from distcache.plan.layout import make_layout
 from distcache.plan.model import SectionPlan
 from distcache.plan.packing import Packed, PackedGroup, PackingRules, group_ranges
@@ -66,4 +66,4 @@ def test_a_thousand_million_packed_documents() -> None:
     assert many.sliced == (0,)
     assert max(many.busy) < max(alone.busy) / 40
     assert max(many.memory) < 4 << 30
-    assert max(many.busy) * PER_BUSY < 5
+    assert max(many.busy) < 5e9
