@@ -25,7 +25,7 @@ SECTIONS: Final = 40
 STEPS: Final = 1 << 18  # of a blend
 FILE: Final = 64 << 20  # bytes
 LONGEST: Final = 0.5  # seconds of writing a file
-ROUNDS: Final = 2  # of which the faster counts: the first may wait for memory
+ROUNDS: Final = 3  # after one that does not count: it may wait for memory
 DOCUMENT: Final = {"text": "a document of some tokens", "tokens": list(range(40)), "end": None}
 INTERPRETED: Final = 5.8e-3  # seconds of `_interpret` on the machine of `REFERENCE`
 
@@ -47,7 +47,7 @@ def calibrate(directory: str | Path, streams: int) -> Costs:
     OSError
         If the directory cannot be written to.
     """
-    interpreted = min(_interpret() for _ in range(ROUNDS))
+    interpreted = _seconds(_interpret)
     with ThreadPoolExecutor(streams) as pool:
 
         def at_once(part: Callable[[], list[float]]) -> list[float]:
@@ -74,13 +74,11 @@ def calibrate(directory: str | Path, streams: int) -> Costs:
     )
 
 
-def _interpret() -> float:
-    """Return the seconds of some Python code."""
-    begin = time.perf_counter()
+def _interpret() -> None:
+    """Run some Python code."""
     for _ in range(2000):
         parts = [f"{name}={value}" for name, value in DOCUMENT.items()]
         msgspec.json.decode(msgspec.json.encode({part: len(part) for part in parts}))
-    return time.perf_counter() - begin
 
 
 def _use_files(directory: str) -> list[float]:
@@ -109,8 +107,8 @@ def _shuffle() -> list[float]:
     values[:] = 0
     touched = time.perf_counter() - begin
     generator = Mt19937(1)
-    shuffled = _nanoseconds(lambda: generator.shuffle(values), values.size)
-    return [1e9 * touched / values.nbytes, shuffled]
+    shuffled = _seconds(lambda: generator.shuffle(values), rounds=1)
+    return [1e9 * touched / values.nbytes, 1e9 * shuffled / values.size]
 
 
 def _build_sections() -> list[float]:
@@ -127,7 +125,7 @@ def _build_sections() -> list[float]:
     def build() -> None:
         build_small_sections([lengths] * SECTIONS, np.array([rule] * SECTIONS), 4096, True, *arrays)
 
-    return [_nanoseconds(build, SECTIONS * DOCUMENTS)]
+    return [1e9 * _seconds(build) / (SECTIONS * DOCUMENTS)]
 
 
 def _blend() -> list[float]:
@@ -135,14 +133,13 @@ def _blend() -> list[float]:
     weights = np.random.default_rng(0).lognormal(0, 1, BLEND_CORPORA)
     blender = Blender.by_weight(weights / weights.sum())
     corpora, samples = np.zeros(STEPS, np.int16), np.zeros(STEPS, np.int64)
-    return [_nanoseconds(lambda: blender.next(corpora, samples), STEPS)]
+    return [1e9 * _seconds(lambda: blender.next(corpora, samples)) / STEPS]
 
 
-def _nanoseconds(action: Callable[[], None], count: int) -> float:
-    """Return the nanoseconds of each of several things that an action does."""
-    seconds = []
-    for _ in range(ROUNDS):
-        begin = time.perf_counter()
+def _seconds(action: Callable[[], None], rounds: int = ROUNDS) -> float:
+    """Return the mean seconds of an action, after one that does not count."""
+    action()
+    begin = time.perf_counter()
+    for _ in range(rounds):
         action()
-        seconds.append(time.perf_counter() - begin)
-    return 1e9 * min(seconds) / count
+    return (time.perf_counter() - begin) / rounds

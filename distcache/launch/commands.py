@@ -20,7 +20,7 @@ def call(words: Sequence[str], environment: Mapping[str, str] = {}, text: str | 
     DistcacheError
         With its own words, if it fails, or does not answer in time.
     """
-    done = run_command(words, limits().slurm, environment, text)
+    done = run_command(words, limits().command, environment, text)
     if done.returncode:
         said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
         raise DistcacheError(f"{' '.join(words[:2])}: {said}")

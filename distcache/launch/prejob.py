@@ -288,11 +288,13 @@ def submit_prejob(directory: Path, words: list[str], cache: Path, options: JobOp
     hidden = [*OVERRULING.split(), *(name.upper() for name in given if getattr(options, name))]
     try:
         with without_variables([f"SBATCH_{name}" for name in hidden]):
-            job = run_with_watchdog(lambda: executor.submit(Task(words)), limits().slurm, "sbatch")
+            job = run_with_watchdog(
+                lambda: executor.submit(Task(words)), limits().command, "sbatch"
+            )
     except Stalled as error:
         raise DistcacheError(
-            f"sbatch: no answer for {limits().slurm:.0f} s; the job may be submitted nevertheless: "
-            "see squeue --me"
+            f"sbatch: no answer for {limits().command:.0f} s; the job may be submitted "
+            "nevertheless: see squeue --me"
         ) from error
     except (FailedJobError, FailedSubmissionError) as error:
         raise DistcacheError(f"sbatch: {error}") from error

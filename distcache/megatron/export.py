@@ -217,9 +217,11 @@ def _require_same_meaning(cache: Cache, wanted: Iterable[NamedArrays], path: Pat
     for entry in wanted:
         for view in entry.arrays.values():
             name = f"{entry.stem}-{view.name}.npy"
+            there = directory / name
+            if there.is_dir():
+                raise ConfigError(f"{there}: is a directory, and not a file; remove it")
             if name in alike or (is_megatrons and name not in others):
                 continue
-            there = directory / name
             if os.path.lexists(there) and not _is_there(there, *_content(cache, view, entry.rows)):
                 whose = others.get(name, "Megatron itself")
                 raise ConfigError(

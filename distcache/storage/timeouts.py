@@ -36,7 +36,7 @@ class TimeLimits(msgspec.Struct, frozen=True):
     # export has left, since it was written
     leftover: float = 3600.0
     store_lock: float = 3600.0  # seconds for the lock of a node's store
-    slurm: float = 60.0  # seconds for an answer of one of Slurm's commands
+    command: float = 60.0  # seconds for an answer of a scheduler's command, or a launcher's
     slurm_silence: float = 600.0  # seconds without any answer of Slurm, while a job is followed
     first_import: float = 120.0  # seconds for loading the MPI library to determine its name
     visible: float = 60.0  # seconds until another node sees a file, on a network filesystem

@@ -159,6 +159,16 @@ def test_a_file_in_the_way(blend_config: dict[str, Any], shared: Path, tmp_path:
         export(open_cache(build_here(blend_config, shared).path), tmp_path / "out")
 
 
+def test_a_directory_in_the_way(blend_config: dict[str, Any], shared: Path, tmp_path: Path) -> None:
+    """It is named, and nothing is written."""
+    cache = open_cache(build_here(blend_config, shared).path)
+    (name, *_) = (path for path in export(cache, tmp_path / "out").files if path.endswith(".npy"))
+    (tmp_path / "other" / name).mkdir(parents=True)
+    with pytest.raises(ConfigError, match=f"{name}: is a directory"):
+        export(cache, tmp_path / "other")
+    assert not list((tmp_path / "other").glob("*.txt"))
+
+
 def test_names_that_are_no_text(blend_config: dict[str, Any], shared: Path, tmp_path: Path) -> None:
     """Names that are no text are refused before anything is written."""
     cache = open_cache(build_here(blend_config, shared).path)

@@ -99,7 +99,7 @@ def examine_network(root: Path = Path("/")) -> Iterator[Finding]:
     yield from _judge_networks(found, loaded)
     launcher = shutil.which("mpiexec")
     if launcher is not None:
-        said = run_command([launcher, "--version"], limits().slurm)
+        said = run_command([launcher, "--version"], limits().command)
         yield judge_launcher(launcher, said.stdout + said.stderr, loaded)
 
 
