@@ -104,9 +104,9 @@ def measure(work: Path, rounds: int) -> Iterator[dict[str, Any]]:
                 "threads": threads,
                 "measured": found,
                 "reference": by_reference,
-                "ratio to it": found / by_reference,
+                "reference_ratio": found / by_reference,
                 "calibrated": by_calibration,
-                "ratio": found / by_calibration,
+                "calibrated_ratio": found / by_calibration,
             }
 
 
@@ -124,12 +124,12 @@ def main() -> None:
         print(json.dumps({"machine": facts, "rows": rows}, indent=2))
         return
     print(", ".join(f"{name}: {value}" for name, value in facts.items()), end="\n\n")
-    print("| case | ranks | threads | measured | reference | | calibrated | |")
+    print("| case | ranks | threads | measured | reference | ratio | calibrated | ratio |")
     print("|---|--:|--:|--:|--:|--:|--:|--:|")
     for row in rows:
         cells = [row["case"], row["ranks"], row["threads"], f"{row['measured']:.2f} s"]
-        cells += [f"{row['reference']:.2f} s", f"{row['ratio to it']:.2f}"]
-        cells += [f"{row['calibrated']:.2f} s", f"{row['ratio']:.2f}"]
+        cells += [f"{row['reference']:.2f} s", f"{row['reference_ratio']:.2f}"]
+        cells += [f"{row['calibrated']:.2f} s", f"{row['calibrated_ratio']:.2f}"]
         print(f"| {' | '.join(map(str, cells))} |")
 
 

@@ -99,7 +99,7 @@ def entries_at(
     out: NDArray[np.int64],
 ) -> None: ...
 def build_small_sections(
-    lengths: list[NDArray[np.int32]],
+    lengths: tuple[NDArray[np.int32], ...],
     rules: NDArray[np.int64],
     sequence_length: int,
     extra_token: bool,

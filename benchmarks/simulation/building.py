@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from distcache.builder.configuration import config_from_mapping
 from distcache.corpus import Corpus, CorpusFacts
-from distcache.plan.assignment import INDEX_READS, PER_CORPUS, PER_ITEM, START, assign_all
+from distcache.plan.assignment import INDEX_READS, JOIN, PER_CORPUS, PER_ITEM, START, assign_all
 from distcache.plan.config import Config
 from distcache.plan.costs import REFERENCE
 from distcache.plan.layout import Layout, make_layout
@@ -110,7 +110,7 @@ def build_phases(plan: Plan, layout: Layout, ranks: int, filesystem: Filesystem)
     index_bytes = sum(source.idx_size for source in plan.sources)
     rate = filesystem.rate(ranks)
     read = 1e-9 * REFERENCE.read  # seconds of a byte
-    examining = max(read * INDEX_READS * index_bytes / ranks, 2 * index_bytes / rate)
+    examining = max(read * INDEX_READS * index_bytes / ranks, INDEX_READS * index_bytes / rate)
     reading = max(read * layout.tables_begin / ranks, layout.tables_begin / rate)
     touched = REFERENCE.touched * (max(work.memory) - BASE_MEMORY)
     step = stream_step(ranks) * ranks
@@ -118,7 +118,7 @@ def build_phases(plan: Plan, layout: Layout, ranks: int, filesystem: Filesystem)
     steps = sum(math.ceil(plan.sections[item].documents / step) for item in split)
     rounds = COLLECTIVES + STEP_COLLECTIVES * steps + LINK_COLLECTIVES * len(work.linked)
     return Phases(
-        alone=START + PER_ITEM * len(plan.items),
+        alone=START + (JOIN if ranks > 1 else 0) + PER_ITEM * len(plan.items),
         examine=examining + PER_CORPUS * len(plan.sources) / ranks,
         longest=1e-9 * (max(work.busy) + touched),
         write=layout.tables_begin / rate + reading,

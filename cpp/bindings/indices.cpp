@@ -70,12 +70,13 @@ SmallSection section_of(const py::handle& lengths, std::span<const std::int64_t>
         !lies_within(section.rows - 1, std::numeric_limits<std::int32_t>::max()) ||
         !lies_within(row[4], std::numeric_limits<std::uint32_t>::max())) {
         throw py::value_error(
-            "sizes and first ones must fit together, and rows must be one or more");
+            "first ones must be within their sizes, the seed must have 32 bits, and rows must be "
+            "one or more");
     }
     return section;
 }
 
-void build_small(const py::list& lengths, const py::array& rules, std::int64_t sequence_length,
+void build_small(const py::tuple& lengths, const py::array& rules, std::int64_t sequence_length,
                  bool extra_token, py::array documents, py::array rows, py::array samples) {
     const auto rule_span = input<std::int64_t>(rules, "rules", 2);
     const auto document_span = output<std::int32_t>(documents, "documents");
@@ -188,7 +189,7 @@ extra_token : bool
 cursor : Cursor
     Advanced.
 pairs : ndarray of int32 or int64, shape (room, 2)
-    Rows (position, offset); written until it is full.
+    Rows (position, offset); written until it is full. Those after the last one hold anything.
 
 Returns
 -------
@@ -213,7 +214,7 @@ Build the arrays of whole sections in Megatron's order, those of one name one af
 
 Parameters
 ----------
-lengths : list of ndarray of int32, shape (sequences of the corpus,)
+lengths : tuple of ndarray of int32, shape (sequences of the corpus,)
     The lengths in tokens, of the corpus of each section.
 rules : ndarray of int64, shape (sections, 8)
     Of each section its first sequence, and the one after the last; the entries of the document

@@ -50,7 +50,7 @@ struct Cursor {
 /// `entries` is the slice of the document index that starts at position `slice_begin`. Boundary
 /// s is a function of token position alone, so a rank that knows the number of tokens before its
 /// slice emits its boundaries by itself. Stops when `pairs` is full or the slice is consumed,
-/// leaves `cursor` there, and returns the number of pairs.
+/// leaves `cursor` there, and returns the number of pairs; those after them hold anything.
 /// Requires cursor.position to lie within the slice.
 template <class T>
 std::int64_t emit_boundaries(std::span<const std::int64_t> entries, std::int64_t slice_begin,

@@ -26,8 +26,8 @@ struct SmallSection {
 /// The same arrays as the steps of `distcache.builder.sections` make, which go through large ones
 /// piece by piece. Those of one name follow one another, as in a unit of a cache. Rows are pairs,
 /// at least one for each section; those beyond the last token end with the last document.
-/// Requires lengths of all sequences, and documents of whole epochs, at least one; those of a split
-/// that is less than a document are none. The arrays have as many elements as the sections.
+/// Requires lengths of all sequences, and documents of one or more whole epochs; a section without
+/// sequences has no documents. The arrays have as many elements as the sections together.
 void build_small_sections(std::span<const SmallSection> sections, SampleShape shape,
                           std::span<std::int32_t> documents, std::span<std::int32_t> rows,
                           std::span<std::uint32_t> samples);

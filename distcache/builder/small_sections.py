@@ -1,21 +1,26 @@
-"""Small sections in Megatron's order that follow one another in a unit, built and written together.
+"""Small sections that follow one another in a unit, built and written together.
 
-Of thousands of them the overhead of Python dominates: one call builds all of their arrays, and each
-name has one write.
+With thousands of sections most of the time would be Python's. So one call builds the arrays of many
+sections, and one write takes all of their arrays of a name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distcache.builder.job import Job
-from distcache.cache.digests import digest_of
+from distcache.cache.digests import array_digest, leaves_of
 from distcache.kernels import build_small_sections
-from distcache.plan.layout import Unit
+from distcache.plan.layout import ArrayPlace, Unit
 from distcache.plan.model import SectionPlan
+from distcache.plan.orders import ORDERS
 from distcache.storage.unfinished_file import UnfinishedFile
+
+MOST_TOGETHER: Final = 1024  # sections, whose indices are mapped at a time
 
 
 def runs_of(job: Job, unit: Unit) -> Iterator[tuple[list[int], bool]]:
@@ -33,12 +38,12 @@ def runs_of(job: Job, unit: Unit) -> Iterator[tuple[list[int], bool]]:
     items : list of int
         Indices in `Plan.items`, which follow one another.
     small : bool
-        Whether they are small sections in Megatron's order, for `build_run`.
+        Whether they are small sections, for `build_run`.
     """
     run: list[int] = []
     for item in unit.items:
-        small = not unit.is_large and _is_built_whole(job, item)
-        if run and not small:
+        small = not unit.is_large and _can_join(job, item)
+        if run and (not small or len(run) == MOST_TOGETHER):
             yield run, True
             run = []
         if small:
@@ -49,11 +54,11 @@ def runs_of(job: Job, unit: Unit) -> Iterator[tuple[list[int], bool]]:
         yield run, True
 
 
-def _is_built_whole(job: Job, item: int) -> bool:
-    """Return whether an item is an unfinished section in Megatron's order, and is not copied."""
+def _can_join(job: Job, item: int) -> bool:
+    """Return whether an item is an unfinished section whose order can be built in runs."""
     entry = job.plan.items[item]
     unfinished = item not in job.digests and item not in job.adopted
-    return unfinished and isinstance(entry, SectionPlan) and entry.order == "megatron"
+    return unfinished and isinstance(entry, SectionPlan) and ORDERS[entry.order].has_runs
 
 
 def build_run(job: Job, run: Sequence[int], file: UnfinishedFile) -> list[dict[str, str]]:
@@ -74,32 +79,36 @@ def build_run(job: Job, run: Sequence[int], file: UnfinishedFile) -> list[dict[s
         The digest of each array of each section.
     """
     sections = [job.plan.sections[item] for item in run]
-    places = [job.layout.arrays[item] for item in run]
     indices = [job.idx(section) for section in sections]
-    arrays = []
-    for column in zip(*places, strict=True):
-        rows = sum(place.shape[0] for place in column)
-        arrays.append(np.empty((rows, *column[0].shape[1:]), column[0].dtype))
-    cut = sections[0].cut
+    places = {name: [job.places(item)[name] for item in run] for name in sections[0].arrays}
+    arrays = {name: _room_for(column) for name, column in places.items()}
+    cut = sections[0].cut  # one configuration has one sequence length
     build_small_sections(
-        [idx.lengths for idx in indices],
+        tuple(idx.lengths for idx in indices),
         np.array([_rules(section) for section in sections], np.int64),
         cut.sequence_length,
         cut.extra_token,
-        *arrays,
+        arrays["document_index"],
+        arrays["sample_index"],
+        arrays["shuffle_index"],
     )
     for section, idx in zip(sections, indices, strict=True):
         idx.release_lengths(section.begin, section.end)
         idx.require_intact()
     digests: list[dict[str, str]] = [{} for _ in run]
-    for column, array in zip(zip(*places, strict=True), arrays, strict=True):
-        flat = array.reshape(-1).view(np.uint8)
-        file.write(column[0].offset, flat)
-        begin = column[0].offset
+    for name, column in places.items():
+        flat, begin = arrays[name].reshape(-1).view(np.uint8), column[0].offset
+        file.write(begin, flat)
         for found, place in zip(digests, column, strict=True):
-            first = place.offset - begin
-            found[place.name] = digest_of(flat[first : first + place.nbytes])
+            own = flat[place.offset - begin : place.offset - begin + place.nbytes]
+            found[name] = array_digest(leaves_of(own))
     return digests
+
+
+def _room_for(places: Sequence[ArrayPlace]) -> NDArray[Any]:
+    """Return an array for several that follow one another."""
+    rows = sum(place.shape[0] for place in places)
+    return np.empty((rows, *places[0].shape[1:]), places[0].dtype)
 
 
 def _rules(section: SectionPlan) -> tuple[int, ...]:

@@ -117,7 +117,7 @@ def _build_local(
             file.abandon()
             raise
         finally:
-            # After an error every thread finishes its current item; after a signal it ends sooner.
+            # After an error every thread finishes what it builds; after a signal it ends sooner.
             stop.set()
             pool.shutdown(wait=True, cancel_futures=True)
         for task in tasks:

@@ -43,14 +43,6 @@ def array_digest(leaves: NDArray[np.uint64]) -> str:
     return xxhash.xxh3_128_hexdigest(leaves.astype("<u8").tobytes())
 
 
-def digest_of(flat: NDArray[np.uint8]) -> str:
-    """Return the digest of an array from its bytes."""
-    if 0 < flat.size <= LEAF_SIZE:  # most arrays of a cache of many corpora
-        leaf = xxhash.xxh3_64_intdigest(flat.data)
-        return xxhash.xxh3_128_hexdigest(leaf.to_bytes(8, "little"))
-    return array_digest(leaves_of(flat))
-
-
 def joined_digest(shares: Iterable[bytes]) -> str:
     """Return the digest of an array whose leaves come in several shares, as bytes of u64."""
     return array_digest(np.frombuffer(b"".join(shares), np.uint64))

@@ -108,8 +108,6 @@ def plan_command(
         typer.Option(
             "--calibrate",
             metavar="DIR",
-            exists=True,
-            file_okay=False,
             help="Measure this machine and a directory of caches, and estimate by them.",
         ),
     ] = None,

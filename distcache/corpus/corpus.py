@@ -167,7 +167,7 @@ def keeping_indices() -> Iterator[None]:
 
 
 def open_to_keep(prefix: str) -> Idx:
-    """Map the `.idx` of a corpus anew, and keep it for `open_kept`; raises as `open_idx`."""
+    """Map the `.idx` of a corpus, and keep it for `open_kept`; raises as `open_idx`."""
     idx = open_idx(prefix)
     _KEPT.keep(prefix, idx)
     return idx
@@ -181,7 +181,7 @@ def open_kept(prefix: str, versions: tuple[FileVersion, ...]) -> Idx:
     prefix : str
         The corpus's path without suffix.
     versions : tuple of FileVersion
-        Versions of the corpus's files, the `.idx` first, of which one that is kept must be.
+        Versions of the corpus's files, the `.idx` first. Only a kept index of that version counts.
     """
     return _KEPT.find(prefix, versions) or open_to_keep(prefix)
 

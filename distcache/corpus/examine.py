@@ -14,6 +14,7 @@ from distcache.corpus.corpus import CorpusFacts, open_kept
 from distcache.corpus.idx import bin_path, idx_path
 from distcache.corpus.mds.shard_table import read_table
 from distcache.corpus.soundness import (
+    RELEASED_FROM,
     Fault,
     Outline,
     RangeFacts,
@@ -125,6 +126,8 @@ def _run(task: _Task, head: Outline) -> _Finding:
     idx = open_kept(head.prefix, head.file_versions)
     checked = check_range(head, idx, task.begin, task.end) if task.check else None
     digest = digest_idx(idx) if task.digest else None
+    if idx.size < RELEASED_FROM:
+        idx.release(0, idx.size)
     idx.require_intact()
     return _Finding(checked, digest)
 

@@ -39,7 +39,6 @@ ITEM_TYPES: Final[dict[int, np.dtype[Any]]] = {
     8: np.dtype("<u2"),
 }
 NAMES: Final = {"u8": "u1", "u16": "<u2", "i32": "<i4", "i64": "<i8"}
-RELEASED_FROM: Final = 8 << 20  # bytes of a file
 MEGATRON_NARROW: Final = 65_500  # below it, Megatron's preprocessing writes 16 bits, else 32
 
 
@@ -110,11 +109,9 @@ class Idx:
     def release(self, begin: int, end: int) -> None:
         """Drop the mapped pages of bytes [begin, end) from this process; the page cache keeps them.
 
-        Without it a scan of a large file would count as resident memory of the process. Of a small
-        one nothing is dropped: it is read again, or unmapped soon.
+        Without it a scan of the whole file would count as resident memory of the process.
         """
-        if self.size >= RELEASED_FROM:
-            self.map.release(begin, end)
+        self.map.release(begin, end)
 
 
 def open_idx(prefix: str) -> Idx:

@@ -53,6 +53,7 @@ from distcache.storage.url import is_url
 from distcache.storage.watchdog import tick
 
 CHUNK: Final = 16 << 20
+RELEASED_FROM: Final = 8 << 20  # bytes of a file; a smaller one is released when it is checked
 # Shifts and factors of SplitMix64's finalizer (Steele, Lea and Flood 2014), before its last shift.
 SPLITMIX64: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
 MOST_NAMED: Final = 3  # corpora of a directory, in a message
@@ -248,7 +249,8 @@ def digest_idx(idx: Idx) -> str:
     with memoryview(idx.map) as view:
         for begin in range(0, idx.size, CHUNK):
             digest.update(view[begin : begin + CHUNK])
-            idx.release(begin, min(begin + CHUNK, idx.size))
+            if idx.size >= RELEASED_FROM:
+                idx.release(begin, min(begin + CHUNK, idx.size))
             tick()
     return digest.hexdigest()
 
@@ -294,7 +296,8 @@ def check_range(head: Outline, idx: Idx, begin: int, end: int) -> RangeFacts:
         outside = _outside(head, idx, begin, end)
     faults = tuple(Fault(head.prefix, idx.path, message) for message in messages)
     seams = 0 if _is_shared(head) else _seams(idx, begin, end, view=view)
-    _release_range(idx, begin, end)
+    if idx.size >= RELEASED_FROM:
+        _release_range(idx, begin, end)
     return RangeFacts(facts.tokens, facts.empty, faults, view, outside, seams)
 
 

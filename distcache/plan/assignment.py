@@ -246,10 +246,11 @@ def estimate(
     memory = max(work.memory)
     touched = costs.touched * (memory - BASE_MEMORY) / work.threads
     units = [UnitCosts(unit, plan.items, copied=False, costs=costs) for unit in layout.units]
-    built = max(_busy(units, work), default=0.0) + touched
-    # What is written is brought to the disk meanwhile, but for the last of it.
+    built = max(_busy(units, work)) + touched
+    # What is written is brought to the disk while the build continues, but for the last of it.
     own_bytes = layout.tables_begin / streams
-    rest = max(costs.synced * own_bytes - built, costs.synced * min(own_bytes, SYNC_EVERY))
+    last_bytes = min(own_bytes, SYNC_EVERY / work.threads)
+    rest = max(costs.synced * own_bytes - built, costs.synced * last_bytes)
     seconds = code + 1e-9 * (read + built + rest)
     return Estimate(
         seconds=seconds,

@@ -1,4 +1,4 @@
-"""The cost model: relative time of every unit, and the memory that it takes."""
+"""The cost model: the time of every unit, and the memory that it takes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from distcache.plan.layout import BLEND_SLICE, Unit
+from distcache.plan.layout import BLEND_SLICE, UNIT_FULL, Unit
 from distcache.plan.memory import (
     CHUNK_BYTES,
     ENTRY_BYTES,
@@ -25,10 +25,13 @@ from distcache.plan.orders import ORDERS
 DRAW_SHARE: Final = 0.25
 LINK_SHARE: Final = 40.0
 SEND_SHARE: Final = 1.6  # of a byte that is sent, relative to one that is written
+SHUFFLE_PART: Final = 0.5  # of the time of a document of a small section
 PACK_SHARE: Final = 2.5  # of a document that is packed, relative to one of a small section
 BLEND_CORPORA: Final = 512  # corpora of the blend in `Costs`
 BLEND_GROWTH: Final = 0.25  # power of the number of corpora by which a step takes longer
 LINK_BYTES: Final = 80
+# Of small sections that are built together: arrays of those beside the largest, and lengths.
+RUN_MEMORY: Final = 2 * UNIT_FULL
 # Buffers of an exchange: numbers, their order, what arrives, and answers.
 LINK_PIECES: Final = 160 << 20
 NO_LINK: Final = 2**32 - 1
@@ -44,16 +47,16 @@ class Costs(msgspec.Struct, frozen=True):
     Attributes
     ----------
     shuffled : float
-        Nanoseconds of a value that is shuffled among more than the caches hold.
+        Nanoseconds per value of a shuffle that is larger than the caches.
     small : float
-        Nanoseconds of a document of a section within the caches, half of them for its shuffle.
+        Nanoseconds per document of a section within the caches; half of them are its shuffle.
     blended : float
-        Nanoseconds of a step of a blend of `BLEND_CORPORA`.
+        Nanoseconds per step of a blend of `BLEND_CORPORA`.
     written, synced, read : float
-        Nanoseconds of a byte that is written and digested, that is brought to the disk, and that is
-        read and digested.
+        Nanoseconds per byte for writing and digesting it, for bringing it to the disk, and for
+        reading it from the page cache and digesting it.
     touched : float
-        Nanoseconds of a byte of memory when it is first used.
+        Nanoseconds per byte of memory for its first use.
     interpreted : float
         Time of Python code, relative to that machine.
     """
@@ -144,7 +147,8 @@ class UnitCosts:
         if self._copied:
             return 2 * CHUNK_BYTES
         workers = workers_of(self._splittable, threads)
-        return max(_memory(member, workers) for member in self._members)
+        most = max(_memory(member, workers) for member in self._members)
+        return most if self._is_large else most + RUN_MEMORY
 
     def slices(self, ranks: int) -> int:
         """Return how many ranks can draw a blend, or pack a section; 0 for other sections."""
@@ -168,12 +172,12 @@ class UnitCosts:
             step = self._costs.blended * math.pow(corpora / BLEND_CORPORA, BLEND_GROWTH)
             return step * item.size + self._written(item)
         is_far = item.documents > SHUFFLE_SPACE_FROM
-        shuffled = self._costs.shuffled if is_far else self._costs.small / 2
+        shuffled = self._costs.shuffled if is_far else SHUFFLE_PART * self._costs.small
         steps = item.documents + item.shuffled_samples
         return shuffled * steps + self._cut(item) + self._written(item)
 
     def _cut(self, section: SectionPlan) -> float:
-        share = 0.5 if section.packed is None else PACK_SHARE
+        share = 1 - SHUFFLE_PART if section.packed is None else PACK_SHARE
         return share * self._costs.small * section.documents
 
     def _written(self, item: Item) -> float:

@@ -81,7 +81,7 @@ def memory_of_megatron(section: SectionPlan, workers: int) -> int:
     # Each worker has a generator, with memory for the largest of its shuffles.
     space = workers * shuffle_space(max(section.documents, section.shuffled_samples))
     entries = ENTRY_BYTES * section.documents + space
-    return entries + lower + _shuffle_bytes(section) + 5 * CHUNK_BYTES
+    return entries + lower + _shuffle_bytes(section) + 4 * CHUNK_BYTES
 
 
 def memory_of_passes(section: SectionPlan, _workers: int) -> int:

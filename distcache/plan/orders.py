@@ -25,6 +25,8 @@ class SectionOrder:
     # bytes of a rank that builds a section with so many threads
     memory: Callable[[SectionPlan, int], int]
     can_be_split: bool = False  # all ranks can build one section together
+    # Small sections are built several at a time, by `distcache.builder.small_sections`.
+    has_runs: bool = False
     # Each pass is complete before the next one begins: none is shuffled apart, no partial sample is
     # kept, and a data set is the first samples of the section, as many as were asked for. Else as
     # Megatron does it.
@@ -40,6 +42,7 @@ ORDERS: Final = {
         "distcache.builder.sections:build_section",
         memory_of_megatron,
         can_be_split=True,
+        has_runs=True,
         whole_passes=False,
         has_rows=False,
     ),

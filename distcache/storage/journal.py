@@ -1,8 +1,8 @@
 """The journal: what a job has finished, so that the next one can resume.
 
-It has one JSON object per line; lines are appended by one write. One that a crash has torn is
-skipped. Entries are verified against the files before use, so neither has to reach the disk in any
-order.
+It has one JSON object per line; one write appends one or more lines. A line that a crash has torn
+is skipped. Entries are verified against the files before use, so neither has to reach the disk in
+any order.
 """
 
 from __future__ import annotations

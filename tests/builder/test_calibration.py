@@ -7,16 +7,19 @@ from typing import Any
 
 import msgspec
 import pytest
+from numpy.typing import NDArray
 
 from distcache.builder import calibration
 from distcache.builder.calibration import calibrate
 from distcache.builder.configuration import config_from_mapping
 from distcache.builder.prepare import make_plan_together
+from distcache.errors import ConfigError
 from distcache.plan.assignment import assign_all, estimate
 from distcache.plan.costs import REFERENCE
 from distcache.plan.layout import make_layout
 from distcache.ranks.communicator import SerialCommunicator
 from distcache.ranks.progress import NullProgress
+from distcache.storage.files import write_range
 
 
 @pytest.mark.parametrize("streams", [1, 2])
@@ -29,21 +32,27 @@ def test_every_cost_is_measured(streams: int, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_slow_disk_takes_no_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Writing ends after half a second, with at least one chunk."""
+@pytest.mark.parametrize(("slow", "times"), [(0.0, 1), (60.0, 2)])
+def test_slow_files_are_written_once(
+    slow: float, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fast ones twice, and all streams together write as much as one does."""
     written: list[int] = []
 
-    def write_slowly(_descriptor: int, offset: int, _data: Any) -> None:
-        written.append(offset)
-        ticks[0] += 0.3
+    def write_and_count(descriptor: int, offset: int, chunk: NDArray[Any]) -> None:
+        written.append(chunk.nbytes)
+        write_range(descriptor, offset, chunk)
 
-    ticks = [0.0]
-    monkeypatch.setattr(calibration.time, "perf_counter", lambda: ticks[0])
-    monkeypatch.setattr(calibration, "write_range", write_slowly)
-    monkeypatch.setattr(calibration, "read_pieces", lambda *_: [])
-    found = calibration._use_files(str(tmp_path))
-    assert len(written) == 2
-    assert found == pytest.approx([1e9 * 0.6 / (2 * calibration.CHUNK_BYTES), 0, 0])
+    monkeypatch.setattr(calibration, "SLOW", slow)
+    monkeypatch.setattr(calibration, "write_range", write_and_count)
+    calibrate(tmp_path, 2)
+    assert sum(written) == times * calibration.FILES
+
+
+def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
+    """It is not made."""
+    with pytest.raises(ConfigError, match="is not a directory"):
+        calibrate(tmp_path / "none", 1)
 
 
 def test_estimates_follow_the_machine(large_config: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from distcache.builder import small_sections
 from distcache.cache import open_cache
@@ -53,7 +54,7 @@ def test_its_arrays(
     rows, samples = np.empty((count, 2), np.int32), np.empty(len(order), np.uint32)
     rule = [begin, end, first_documents, first_samples, seed, len(expected), count, len(order)]
     build_small_sections(
-        [np.array(lengths, np.int32)], np.array([rule]), length, extra, documents, rows, samples
+        (np.array(lengths, np.int32),), np.array([rule]), length, extra, documents, rows, samples
     )
     assert documents.tolist() == expected.tolist()
     assert [tuple(row) for row in rows.tolist()] == [*cut, beyond, beyond][:count]
@@ -102,7 +103,7 @@ def test_what_does_not_fit_together(wrong: dict[str, int]) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"lengths": []},
+        {"lengths": ()},
         {"rules": np.zeros((1, 7), np.int64)},
         {"sequence_length": 0},
         {"documents": np.empty(0, np.int32)},
@@ -116,10 +117,30 @@ def test_arrays_that_do_not_fit(wrong: dict[str, Any]) -> None:
         call(RULE, **wrong)
 
 
+def test_one_after_the_other() -> None:
+    """The arrays of several sections follow one another, whatever is between their sizes."""
+    lengths = (np.arange(1, 6, dtype=np.int32), np.full(3, 9, np.int32), np.zeros(4, np.int32))
+    rules = np.array([[1, 5, 4, 3, 7, 8, 4, 3], [0, 0, 0, 0, 8, 0, 1, 0], [0, 4, 4, 2, 9, 4, 2, 2]])
+
+    def build(some: slice) -> list[NDArray[Any]]:
+        sizes = rules[some, 5:].sum(axis=0)
+        arrays = [
+            np.empty(sizes[0], np.int32),
+            np.empty((sizes[1], 2), np.int32),
+            np.empty(sizes[2], np.uint32),
+        ]
+        build_small_sections(lengths[some], rules[some].copy(), 6, True, *arrays)
+        return arrays
+
+    alone = [build(slice(place, place + 1)) for place in range(3)]
+    for together, parts in zip(build(slice(0, 3)), zip(*alone, strict=True), strict=True):
+        np.testing.assert_array_equal(together, np.concatenate(parts))
+
+
 def call(rule: dict[str, int], **others: Any) -> None:
     """Build one section of five documents."""
     fields = {
-        "lengths": [np.ones(5, np.int32)],
+        "lengths": (np.ones(5, np.int32),),
         "rules": np.array([list(rule.values())]),
         "sequence_length": 2,
         "extra_token": True,
@@ -135,7 +156,7 @@ def test_large_ones_are_built_in_steps(
 ) -> None:
     """These have the same bytes."""
     small = Path(build_here(blend_config, shared, "small").path).read_bytes()
-    monkeypatch.setattr(small_sections, "_is_built_whole", lambda *_: False)
+    monkeypatch.setattr(small_sections, "_can_join", lambda *_: False)
     assert Path(build_here(blend_config, shared / "other", "large").path).read_bytes() == small
 
 

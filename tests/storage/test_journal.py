@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from distcache.errors import NoSpace
 from distcache.storage.journal import Journal, read_journal
 
 
@@ -25,6 +26,18 @@ def test_what_was_appended_is_read(tmp_path: Path) -> None:
     with open(path, "ab") as stream:
         stream.write(b'{"num')
     assert list(read_journal(path, Entry)) == [Entry(1), Entry(2)]
+
+
+def test_a_full_disk_tears_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several lines in one write, those before it are read, and the next one is, too."""
+    path, write = tmp_path / "journal", os.write
+    with Journal(path) as journal:
+        monkeypatch.setattr(os, "write", lambda file, lines: write(file, lines[:20]))
+        with pytest.raises(NoSpace):
+            journal.append(Entry(1), Entry(2))
+        monkeypatch.undo()
+        journal.append(Entry(3), Entry(4))
+    assert list(read_journal(path, Entry)) == [Entry(1), Entry(3), Entry(4)]
 
 
 @pytest.mark.parametrize("kind", ["pipe", "directory", "link", "nothing"])
