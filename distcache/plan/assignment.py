@@ -187,17 +187,24 @@ def _share_out(
         ]
         memory.append(BASE_MEMORY + max([sum(at_once), *held]))
     halved, by_links = ((), tuple(split)) if linked else (tuple(split), ())
-    work = Assignment(halved, by_links, sliced, local, threads, tuple(memory), ())
-    return msgspec.structs.replace(work, busy=_busy(costs, work))
+    busy = _busy(costs, halved, by_links, sliced, local, threads)
+    return Assignment(halved, by_links, sliced, local, threads, tuple(memory), busy)
 
 
-def _busy(costs: Sequence[UnitCosts], work: Assignment) -> tuple[float, ...]:
-    """Return the predicted time of each rank."""
-    ranks = len(work.local)
-    together = sum(costs[unit].time / costs[unit].slices(ranks) for unit in work.sliced)
-    together += sum(costs[unit].linked_time(ranks) for unit in work.linked)
-    together += sum(costs[unit].halved_time(ranks) for unit in work.halved)
-    return tuple(together + _local_time(costs, own, work.threads) for own in work.local)
+def _busy(
+    costs: Sequence[UnitCosts],
+    halved: Sequence[int],
+    linked: Sequence[int],
+    sliced: Sequence[int],
+    local: Sequence[Sequence[int]],
+    threads: int,
+) -> tuple[float, ...]:
+    """Return the predicted time of each rank, by the fields of an assignment."""
+    ranks = len(local)
+    together = sum(costs[unit].time / costs[unit].slices(ranks) for unit in sliced)
+    together += sum(costs[unit].linked_time(ranks) for unit in linked)
+    together += sum(costs[unit].halved_time(ranks) for unit in halved)
+    return tuple(together + _local_time(costs, own, threads) for own in local)
 
 
 def _local_time(costs: Sequence[UnitCosts], units: Sequence[int], threads: int) -> float:
@@ -246,7 +253,8 @@ def estimate(
     memory = max(work.memory)
     touched = costs.touched * (memory - BASE_MEMORY) / work.threads
     units = [UnitCosts(unit, plan.items, copied=False, costs=costs) for unit in layout.units]
-    built = max(_busy(units, work)) + touched
+    busy = _busy(units, work.halved, work.linked, work.sliced, work.local, work.threads)
+    built = max(busy) + touched
     # What is written is brought to the disk while the build continues, but for the last of it.
     own_bytes = layout.tables_begin / streams
     last_bytes = min(own_bytes, SYNC_EVERY / work.threads)
