@@ -23,6 +23,7 @@ from distcache.plan.memory import ENTRY_BYTES, lower_type
 from distcache.plan.model import SectionPlan
 
 NOTHING: Final = np.empty(0, np.int32)
+FILL_STEP: Final = 1 << 22  # documents, after which the lengths of a large section are released
 # Smaller memory comes from the allocator, which reuses it for the next section.
 MAPPED_FROM: Final = 32 << 20  # bytes
 
@@ -58,7 +59,7 @@ class EntryMemory:
 
 
 def fill_epochs(section: SectionPlan, idx: Idx, entries: NDArray[np.int64], begin: int) -> None:
-    """Fill a slice of the document index before the shuffle.
+    """Fill a slice of the document index before the shuffle, and release the lengths.
 
     Parameters
     ----------
@@ -76,9 +77,12 @@ def fill_epochs(section: SectionPlan, idx: Idx, entries: NDArray[np.int64], begi
     done = 0
     while done < len(entries):
         first = section.begin + (begin + done) % one_epoch
-        last = min(section.end, first + len(entries) - done)
+        last = min(section.end, first + min(len(entries) - done, FILL_STEP))
         fill_entries(idx.lengths, first, entries[done : done + last - first])
+        if one_epoch > FILL_STEP:  # mapped lengths count as memory of the process
+            idx.release_lengths(first, last)
         done += last - first
+    idx.release_lengths(section.begin, section.end)
 
 
 def shuffle_upper(pivot: int, entries: NDArray[np.int64], generator: Mt19937) -> None:
@@ -142,7 +146,6 @@ def shuffle_last(section: SectionPlan, idx: Idx, generator: Mt19937) -> EntryMem
     """
     memory = EntryMemory(section.documents - section.first_documents)
     fill_epochs(section, idx, memory.values, 0)
-    idx.release_lengths(section.begin, section.end)
     generator.shuffle(memory.values)
     return memory
 
