@@ -67,7 +67,7 @@ class Costs(msgspec.Struct, frozen=True):
     written: float = 0.25
     synced: float = 0.5
     read: float = 0.055
-    touched: float = 0.5
+    touched: float = 1.0
     interpreted: float = 1.0
 
 
