@@ -243,6 +243,11 @@ def estimate(
         The most that a node has.
     costs : Costs
         Costs of the machine, and of its filesystem.
+
+    Returns
+    -------
+    Estimate
+        Estimate for such machines, each with a filesystem as fast as for one node alone.
     """
     ranks = len(work.local)
     streams = ranks * work.threads

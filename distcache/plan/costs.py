@@ -41,7 +41,7 @@ SECOND_WORKER: Final = 1.4  # speed of two threads on one section, relative to o
 class Costs(msgspec.Struct, frozen=True):
     """The time that a machine takes for the parts of a build, while all of its streams work.
 
-    The defaults were measured on one core of an AMD EPYC 9004. Ranks distribute their work by them,
+    The defaults were measured on one core of an AMD EPYC. Ranks distribute their work by them,
     wherever they are, so that all make the same assignment; an estimate may have others.
 
     Attributes
