@@ -3,7 +3,7 @@
 Writes zstd shards of documents, builds a cache with `order: windows`, and reads batches of 4
 samples of 4,096 tokens in order, as fast as it can and at a steady pace, for some seconds, from
 cold pages. Tells samples/s, the seconds that batches after the first were waited for, and the CPU
-of training and of what unpacks: the node's fetcher, or the feeder of earlier versions. `--python`
+of training and of what unpacks: the node's fetcher. `--python`
 compares another installation, in turn; `local` reads a `.bin` that was unpacked before.
 
     python benchmarks/unpacking.py --gib 1 --python OTHER/bin/python
@@ -112,12 +112,6 @@ def measure(
     store = work / "store"
     distcache = [python, "-m", "distcache"]
     run(work, [*distcache, "localize", cache, "--store", store, "--shards", shards])
-    feeder = None
-    if shards == "windows" and "window_gate" in run(
-        work, [python, "-c", "import os, distcache.train as t; print(os.listdir(t.__path__[0]))"]
-    ):
-        words = [*distcache, "feed", cache, "--store", store, "--budget", budget]
-        feeder = subprocess.Popen([str(w) for w in words], cwd=work, stderr=subprocess.DEVNULL)
     subprocess.run("sync; echo 1 > /proc/sys/vm/drop_caches", shell=True, check=False)
     words = [python, HERE / "unpacking.py", "--read", cache, store, seconds, pace, budget]
     reader = subprocess.Popen(
@@ -129,15 +123,12 @@ def measure(
     )
     assert reader.stdout is not None
     found: dict[str, float] = json.loads(reader.stdout.readline())
-    helper = feeder.pid if feeder is not None else int(found["fetcher"])
+    helper = int(found["fetcher"])
     used = found.pop("samples") * SAMPLE / 1e9
     found["training, s a GB"] = found.pop("cpu") / used
     found["unpacking, s a GB"] = cpu_of(helper) / used if helper else 0.0
     reader.communicate("\n")
-    if feeder is not None:
-        feeder.terminate()
-        feeder.wait()
-    elif helper:
+    if helper:
         time.sleep(12)  # it ends 10 s after its last client
     shutil.rmtree(store)
     found.pop("fetcher")
@@ -173,7 +164,7 @@ def main() -> None:
         run(work, [sys.executable, "-m", "distcache", "build", "c.json", "-o", work, "--name", "c"])
         budget = 2 * WINDOW * CORPORA * (SHARD + (8 << 20))
         pythons = [sys.executable, *options.python]
-        kinds = [(python, "windows", pace) for pace in (0.0, 64.0) for python in pythons]
+        kinds = [(python, "ahead", pace) for pace in (0.0, 64.0) for python in pythons]
         kinds.append((sys.executable, "compressed", 0.0))
         kinds.append((sys.executable, "compressed", 64.0))
         found: dict[Any, list[dict[str, float]]] = {kind: [] for kind in kinds}

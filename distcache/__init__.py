@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from distcache.extras import importing
-from distcache.moved import find_moved
 
 if TYPE_CHECKING:
     from distcache.cache.readiness import wait
@@ -39,8 +38,6 @@ __all__ = [
 ]
 
 __version__ = "0.3.0"
-
-find_moved()
 
 __getattr__ = importing(
     __name__,

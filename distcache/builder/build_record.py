@@ -35,7 +35,7 @@ class RankRecord(msgspec.Struct, frozen=True):
     # peak memory, measured and predicted, in bytes
     peak_memory: Bytes
     predicted_memory: Bytes
-    # seconds of each phase in which it waited for other ranks; earlier versions have none
+    # seconds of each phase in which it waited for other ranks
     waited: Seconds = {}
 
 

@@ -21,11 +21,8 @@ from distcache.cache.format import (
     ARRAY_TYPES,
     HEADER_SIZE,
     TABLES,
-    VERSION,
     Header,
     array_fields,
-    as_latest,
-    tables_of,
 )
 from distcache.corpus.mds.index_json import CODECS
 from distcache.errors import CacheCorrupt, ConfigError, DistcacheError, NotReady
@@ -106,7 +103,6 @@ class Contents:
         self.path = path if is_url(path) else Path(path)
         self.header = header
         self.tables = tables
-        self._earlier: dict[str, NDArray[Any]] = {}
         if xxhash.xxh3_128_digest(tables) != header.tables_digest:
             raise CacheCorrupt(f"{path}: the tables do not match their digest")
         self.require_consistent()
@@ -117,23 +113,10 @@ class Contents:
         return self.header.key
 
     def table(self, name: str) -> NDArray[Any]:
-        """Return a table as a structured array; `distcache.cache.format` names the columns.
-
-        That of an earlier version has all columns of the latest one.
-        """
-        version = self.header.version
-        if version == VERSION:
-            return self._rows(name, TABLES[name])
-        if name not in self._earlier:
-            known = tables_of(version).get(name)
-            rows = np.zeros(0, TABLES[name]) if known is None else self._rows(name, known)
-            self._earlier[name] = as_latest(name, rows)
-        return self._earlier[name]
-
-    def _rows(self, name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Return a table as a structured array; `distcache.cache.format` names the columns."""
         place = self.header.tables[name]
         begin = place.offset - self.header.tables_begin
-        return np.frombuffer(self.tables, dtype, place.rows, begin)
+        return np.frombuffer(self.tables, TABLES[name], place.rows, begin)
 
     @property
     def splits(self) -> list[str]:

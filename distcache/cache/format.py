@@ -1,7 +1,5 @@
 """The format of the cache file, as docs/format.md describes it byte by byte.
 
-Version 2 is written; version 1, which has fewer tables and columns, is read too.
-
 An HDF5 file with a user block of 4096 bytes. The user block holds the header, which says where the
 tables are, so that a loader maps the file and never needs HDF5; HDF5 tools see the same arrays and
 tables as datasets.
@@ -16,13 +14,12 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
 from distcache.corpus.mds.shard_table import ROWS
 from distcache.errors import CacheCorrupt
 
 MAGIC: Final = b"\x89distcache\r\n\x1a\n\x00\x00"
-VERSION: Final = 2
+VERSION: Final = 1
 HEADER_SIZE: Final = 4096
 BLOCK_SIZE: Final = 64 << 20
 LEAF_SIZE: Final = 1 << 20
@@ -54,48 +51,51 @@ def _array_columns(table: str) -> list[tuple[str, str]]:
     return [column for name in ARRAY_NAMES[table] for column in array_fields(name)]
 
 
-# Columns of version 1, then those that version 2 has added.
-_SOURCES_1: Final[list[tuple[str, str]]] = [
-    ("prefix_begin", "<u8"),
-    ("prefix_end", "<u8"),
-    ("idx_digest", "S32"),
-    ("idx_size", "<u8"),
-    ("bin_size", "<u8"),
-    ("sequences", "<u8"),
-    ("documents", "<u8"),
-    ("tokens", "<u8"),
-    ("empty_sequences", "<u8"),
-    ("type_code", "<u8"),
-]
-_SOURCES_2: Final = [
-    ("view", "<u8"),
-    ("shards_begin", "<u8"),
-    ("shards_end", "<u8"),
-    ("shards_digest", "S32"),
-    ("columns_begin", "<u8"),
-    ("columns_end", "<u8"),
-]
-_SECTIONS_1: Final = [
-    ("key", "S64"),
-    ("source", "<u8"),
-    ("begin", "<u8"),
-    ("end", "<u8"),
-    ("tokens", "<u8"),
-    ("epochs", "<u8"),
-    ("samples", "<u8"),
-    ("separate_samples", "<i8"),
-    *_array_columns("sections"),
-]
-_BLENDS_1: Final = [
-    ("key", "S64"),
-    ("split", "S8"),
-    ("size", "<u8"),
-    ("exhaustive", "<u8"),
-    *_array_columns("blends"),
-]
-SOURCES: Final = np.dtype(_SOURCES_1 + _SOURCES_2)
-SECTIONS: Final = np.dtype([*_SECTIONS_1, ("unit", "<u8"), ("order", "S8")])
-BLENDS: Final = np.dtype([*_BLENDS_1, ("unit", "<u8")])
+SOURCES: Final = np.dtype(
+    [
+        ("prefix_begin", "<u8"),
+        ("prefix_end", "<u8"),
+        ("idx_digest", "S32"),
+        ("idx_size", "<u8"),
+        ("bin_size", "<u8"),
+        ("sequences", "<u8"),
+        ("documents", "<u8"),
+        ("tokens", "<u8"),
+        ("empty_sequences", "<u8"),
+        ("type_code", "<u8"),
+        ("view", "<u8"),
+        ("shards_begin", "<u8"),
+        ("shards_end", "<u8"),
+        ("shards_digest", "S32"),
+        ("columns_begin", "<u8"),
+        ("columns_end", "<u8"),
+    ]
+)
+SECTIONS: Final = np.dtype(
+    [
+        ("key", "S64"),
+        ("source", "<u8"),
+        ("begin", "<u8"),
+        ("end", "<u8"),
+        ("tokens", "<u8"),
+        ("epochs", "<u8"),
+        ("samples", "<u8"),
+        ("separate_samples", "<i8"),
+        *_array_columns("sections"),
+        ("unit", "<u8"),
+        ("order", "S8"),
+    ]
+)
+BLENDS: Final = np.dtype(
+    [
+        ("key", "S64"),
+        ("split", "S8"),
+        ("size", "<u8"),
+        ("exhaustive", "<u8"),
+        *_array_columns("blends"),
+        ("unit", "<u8"),
+    ]
+)
 MEMBERS: Final = np.dtype(
     [
         ("split", "S8"),
@@ -121,34 +121,6 @@ TABLES: Final = {
     "shards": SHARDS,
     "shard_texts": TEXT,
 }
-_TABLES_1: Final = {
-    "sources": np.dtype(_SOURCES_1),
-    "sections": np.dtype(_SECTIONS_1),
-    "blends": np.dtype(_BLENDS_1),
-    "members": MEMBERS,
-    "blocks": BLOCKS,
-    "identity": TEXT,
-    "naming": TEXT,
-    "prefixes": TEXT,
-}
-_VERSIONS: Final = {1: _TABLES_1, VERSION: TABLES}
-
-
-def tables_of(version: int) -> dict[str, np.dtype[Any]]:
-    """Return the tables of a version of the format, and the dtype of their rows."""
-    return _VERSIONS[version]
-
-
-def as_latest(name: str, rows: NDArray[Any]) -> NDArray[Any]:
-    """Return the rows of a table of an earlier version with the columns of this one."""
-    if rows.dtype == TABLES[name]:
-        return rows
-    latest = np.zeros(len(rows), TABLES[name])
-    for column in rows.dtype.names or ():
-        latest[column] = rows[column]
-    if name == "sections":
-        latest["order"] = b"megatron"
-    return latest
 
 
 class TablePlace(msgspec.Struct, frozen=True):
@@ -165,14 +137,13 @@ class Header(msgspec.Struct, frozen=True):
     file_size: int  # bytes of the whole file
     tables_begin: int  # start of the tables, which end with the file
     tables_digest: bytes  # XXH3-128 of all bytes of the tables
-    tables: dict[str, TablePlace]  # every table of the version
-    version: int = VERSION  # version of the format
+    tables: dict[str, TablePlace]  # every table
 
     def pack(self) -> bytes:
         """Return the page, with its own digest in its last 16 bytes."""
         page = _FIXED.pack(
             MAGIC,
-            self.version,
+            VERSION,
             len(self.tables),
             self.key.encode("ascii"),
             self.file_size,
@@ -183,7 +154,7 @@ class Header(msgspec.Struct, frozen=True):
             self.tables_digest,
         )
         for name, place in self.tables.items():
-            size = tables_of(self.version)[name].itemsize
+            size = TABLES[name].itemsize
             page += _PLACE.pack(name.encode("ascii"), place.offset, place.rows, size)
         page = page.ljust(HEADER_SIZE - _DIGEST_SIZE, b"\x00")
         return page + xxhash.xxh3_128_digest(page)
@@ -217,31 +188,27 @@ class Header(msgspec.Struct, frozen=True):
             raise CacheCorrupt(f"{path}: the header does not match its digest")
         _, version, count, key, size, *sizes, digest = _FIXED.unpack_from(page)
         header_size, tables_begin, block_size, leaf_size = sizes
-        if version not in _VERSIONS:
-            known = " or ".join(map(str, _VERSIONS))
-            raise CacheCorrupt(f"{path}: format version is {version}, expected {known}")
-        known_tables = tables_of(version)
+        if version != VERSION:
+            raise CacheCorrupt(f"{path}: format version is {version}, expected {VERSION}")
         if (header_size, block_size, leaf_size) != (HEADER_SIZE, BLOCK_SIZE, LEAF_SIZE):
             raise CacheCorrupt(f"{path}: has header, block and leaf sizes of another version")
         if size != file_size:
             raise CacheCorrupt(f"{path}: has {file_size} bytes, expected {size}")
-        if count != len(known_tables):
-            raise CacheCorrupt(
-                f"{path}: the header names {count} tables, expected {len(known_tables)}"
-            )
+        if count != len(TABLES):
+            raise CacheCorrupt(f"{path}: the header names {count} tables, expected {len(TABLES)}")
         tables = {}
         for index in range(count):
             place = _PLACE.unpack_from(page, _FIXED.size + index * _PLACE.size)
             name = place[0].rstrip(b"\x00").decode("ascii", "replace")
             offset, rows, item_size = place[1:]
             end = offset + rows * item_size
-            sound = name in known_tables and known_tables[name].itemsize == item_size
+            sound = name in TABLES and TABLES[name].itemsize == item_size
             if not sound or end > size or offset < tables_begin:
-                raise CacheCorrupt(f"{path}: table {name!r} is not one of version {version}")
+                raise CacheCorrupt(f"{path}: table {name!r} is not one of this format")
             tables[name] = TablePlace(offset, rows)
-        if tables.keys() != known_tables.keys() or not HEADER_SIZE <= tables_begin <= size:
+        if tables.keys() != TABLES.keys() or not HEADER_SIZE <= tables_begin <= size:
             raise CacheCorrupt(f"{path}: the header does not name every table")
-        return cls(key.decode("ascii", "replace"), size, tables_begin, digest, tables, version)
+        return cls(key.decode("ascii", "replace"), size, tables_begin, digest, tables)
 
 
 class DatasetPlace(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ import inspect
 import itertools
 import os
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 import typer
@@ -28,13 +28,10 @@ class CommandEntry(NamedTuple):
     passes_options: bool = False  # whether it takes Megatron's options, which nobody has declared
     # message after an interruption; None if the command first joins other ranks, and then prints it
     interrupted: str | None = "nothing has been changed"
-    # options that may be given without a value, and the pattern of a value
-    optional_values: Mapping[str, str] = {}
-    # options under the names that they had until 0.2, which are still taken, and today's names
-    former: Mapping[str, str] = {}
 
 
 KEPT: Final = "run again to continue"
+NAMING: Final = r"[0-9.,]+"  # releases of Megatron-Core
 
 
 # Every command below its heading in the list of commands, in the order of work.
@@ -80,7 +77,6 @@ PANELS: Final = {
             "select_command",
             "Select documents of a corpus as a view, without a copy.",
             interrupted=None,
-            former={"--rows": "--row-numbers"},
         ),
         "materialize": CommandEntry(
             "corpora",
@@ -93,7 +89,6 @@ PANELS: Final = {
             "mock_command",
             "Make up corpora, for tests of infrastructure.",
             interrupted=KEPT,
-            former={"--vocab": "--vocab-size"},
         ),
     },
     "Caches": {
@@ -106,14 +101,12 @@ PANELS: Final = {
             "Build a cache, alone or with all ranks of a job.",
             True,
             None,
-            former={"--output": "--out"},
         ),
         "submit": CommandEntry(
             "jobs",
             "submit_command",
             "Submit a job that builds, and training after it.",
             interrupted="jobs that were submitted continue: see squeue",
-            former={"--output": "--out"},
         ),
         "slurm-scripts": CommandEntry(
             "jobs",
@@ -164,14 +157,12 @@ PANELS: Final = {
             "Write the files that an unmodified Megatron looks for.",
             True,
             KEPT,
-            former={"--to": "--out"},
         ),
         "upload": CommandEntry(
             "build",
             "upload_command",
             "Put a cache, and its corpora, into a bucket.",
             interrupted=None,
-            former={"--to": "--out"},
         ),
     },
     "Nodes": {
@@ -180,14 +171,6 @@ PANELS: Final = {
             "localize_command",
             "Bring a cache and its .idx files to every node's disk.",
             interrupted=None,
-            optional_values={"--megatron": r"[0-9.,]+$"},
-            former={"--to": "--store"},
-        ),
-        "feed": CommandEntry(
-            "node",
-            "feed_command",
-            "Set a node's budget for shards that training unpacks.",
-            former={"--to": "--store"},
         ),
         "local": CommandEntry(
             "node", "local_app", "Look after the copies on this node.", interrupted=KEPT
@@ -212,7 +195,8 @@ class LazyGroup(TyperGroup):
         if args and args[0] in COMMANDS:
             self.commands[args[0]] = load(args[0])
             command = self.commands[args[0]]
-            args = [args[0], *_as_declared(args[1:], COMMANDS[args[0]], _with_value(command))]
+            if args[0] == "localize":
+                args = _with_empty_value(args, "--megatron", NAMING)
             _require_given_once(command, args[1:])
         return super().resolve_command(ctx, args)
 
@@ -263,27 +247,13 @@ def _with_value(command: Any) -> dict[str, Any]:
     }
 
 
-def _as_declared(
-    words: Sequence[str], entry: CommandEntry, with_value: Collection[str]
-) -> list[str]:
-    """Return words with today's names of options, and a value for each that has none."""
-    end = words.index("--") if "--" in words else len(words)
-    declared: list[str] = []
-    before = ""
-    for word, following in itertools.zip_longest(words[:end], words[1 : end + 1], fillvalue=""):
-        name, equals, value = word.partition("=")
-        optional = entry.optional_values.get(word)
-        is_value = before in with_value and before not in entry.optional_values
-        before = "" if is_value else entry.former.get(name, word)
-        if is_value:
-            declared.append(word)
-        elif name in entry.former:
-            declared.append(f"{entry.former[name]}{equals}{value}")
-        elif optional is not None and not re.match(optional, following):
-            declared.append(f"{word}=")
-        else:
-            declared.append(word)
-    return [*declared, *words[end:]]
+def _with_empty_value(words: Sequence[str], option: str, value: str) -> list[str]:
+    """Return words in which an option that may go without a value has one: else an empty one."""
+    followed = itertools.zip_longest(words, words[1:], fillvalue="")
+    return [
+        f"{word}=" if word == option and not re.fullmatch(value, after) else word
+        for word, after in followed
+    ]
 
 
 def add_commands(app: typer.Typer) -> None:

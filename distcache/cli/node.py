@@ -1,4 +1,4 @@
-"""`distcache localize`, `feed`, and `distcache local ls`, `verify` and `gc`."""
+"""`distcache localize`, and `distcache local ls`, `verify` and `gc`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import msgspec
-import numpy as np
 import typer
 
 from distcache.builder.configuration import naming_from
@@ -40,7 +39,6 @@ from distcache.ranks.connect import connect
 from distcache.ranks.job_environment import is_first_task
 from distcache.storage.units import counted, parse_size, size_text
 from distcache.storage.url import path_only
-from distcache.train.open_files import open_files
 
 MOST_ROWS: Final = 16  # of a table without --verbose
 StoreOption = Annotated[
@@ -49,8 +47,6 @@ StoreOption = Annotated[
         "--store", callback=path_only, help="The store; by default where `localize` puts it."
     ),
 ]
-# As until 0.2: the store without its option.
-StoreArgument = Annotated[Path | None, typer.Argument(callback=path_only, hidden=True, metavar="")]
 
 local_app = typer.Typer(
     name="local",
@@ -188,23 +184,19 @@ def _show_nodes(nodes: Sequence[NodeReport]) -> None:
     )
 
 
-def _store_at(directory: Path | None, former: Path | None) -> Store:
-    if directory is not None and former is not None:
-        raise ConfigError(f"{former} and --store {directory}: give one store")
-    return open_store(required_directory(directory or former, os.environ))
+def _store_at(directory: Path | None) -> Store:
+    return open_store(required_directory(directory, os.environ))
 
 
 @local_app.command("ls")
-def list_command(
-    directory: StoreOption = None, former: StoreArgument = None, as_json: JsonOption = False
-) -> None:
+def list_command(directory: StoreOption = None, as_json: JsonOption = False) -> None:
     """List the complete caches of this node's store, the most recently used first.
 
     Example:
 
         distcache local ls --store /scratch/distcache
     """
-    held = list_store(_store_at(directory, former))
+    held = list_store(_store_at(directory))
     if as_json:
         print_json(held)
         return
@@ -226,9 +218,7 @@ def list_command(
 
 
 @local_app.command("fetcher")
-def fetcher_command(
-    directory: StoreOption = None, former: StoreArgument = None, as_json: JsonOption = False
-) -> None:
+def fetcher_command(directory: StoreOption = None, as_json: JsonOption = False) -> None:
     """Show how this node's fetcher is: what it has read ahead, from buckets and from the disk.
 
     Exit code 5 if none runs: training starts it.
@@ -237,7 +227,7 @@ def fetcher_command(
 
         distcache local fetcher --store /scratch/distcache --json
     """
-    store = _store_at(directory, former)
+    store = _store_at(directory)
     status = fetcher_status(store.ahead)
     if status is None:
         raise NotReady(f"{store.root}: no fetcher runs; training starts it when it needs one")
@@ -264,7 +254,6 @@ def fetcher_command(
 @local_app.command("verify")
 def verify_command(
     directory: StoreOption = None,
-    former: StoreArgument = None,
     threads: Annotated[int, typer.Option(min=1, help="Files read at a time.")] = 2,
     as_json: JsonOption = False,
 ) -> None:
@@ -274,7 +263,7 @@ def verify_command(
 
         distcache local verify --store /scratch/distcache
     """
-    store = _store_at(directory, former)
+    store = _store_at(directory)
     problems = verify_store(store, threads)
     if as_json:
         print_json({"directory": str(store.root), "problems": problems})
@@ -288,7 +277,6 @@ def verify_command(
 def collect_command(
     budget: Annotated[str, typer.Option(help="Bytes that the store may take, for example 200G.")],
     directory: StoreOption = None,
-    former: StoreArgument = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Remove nothing; say what would be removed.")
     ] = False,
@@ -300,7 +288,7 @@ def collect_command(
 
         distcache local gc --store /scratch/distcache --budget 200G
     """
-    store = _store_at(directory, former)
+    store = _store_at(directory)
     with make_progress("auto") as progress:
         done = collect(store, parse_size(budget), progress, dry_run=dry_run)
     if as_json:
@@ -316,50 +304,3 @@ def collect_command(
         typer.echo(f"{store.root}: {freed} would be freed, {left} would be left")
     else:
         typer.echo(f"{store.root}: {freed} freed, {left} are left")
-
-
-def feed_command(
-    cache: Annotated[str, typer.Argument(help="The shared cache.")],
-    budget: Annotated[str, typer.Option(help="Bytes that unpacked shards may take, such as 200G.")],
-    to: Annotated[
-        Path | None,
-        typer.Option(
-            "--store", callback=path_only, help="The store; by default where `localize` puts it."
-        ),
-    ] = None,
-    start: Annotated[
-        int, typer.Option(min=0, help="The first sample of training, when it resumes.")
-    ] = 0,
-    threads: Annotated[int, typer.Option(min=1, help="Shards unpacked at a time.")] = 2,
-    log_format: LogOption = "auto",
-) -> None:
-    """Set the budget of a node for shards that are unpacked ahead of training.
-
-    Training lets the node's fetcher unpack them, if the cache was localized with --shards ahead;
-    its budget is that of `ReadAhead`. This command remains for scripts: as long as it runs, the
-    budget of the node is at least its own. --start and --threads have no effect.
-
-    Examples
-    --------
-        distcache feed /shared/caches/mix.h5 --budget 500G &
-
-        torchrun ... train.py; kill %1
-    """
-    interrupt_on_signals("training continues with a budget of its own")
-    client = open_files(cache, to, None).fetch_client
-    if client is None:
-        raise NotReady(
-            f"{cache}: was not localized with --shards ahead, or has no compressed shards, so that "
-            "there is nothing to unpack"
-        )
-    size = parse_size(budget, least=1)
-    stream = client.open_stream()
-    with make_progress(log_format) as progress:
-        progress.note(f"training unpacks shards itself; the budget of this node is {budget}")
-        progress.phase("keeping the budget")
-        try:
-            while True:  # another fetcher has to know of it, too
-                stream.announce([], np.empty((0, 3), np.int64), np.empty(0, np.int64), size)
-                time.sleep(1.0)
-        finally:
-            stream.close()

@@ -91,9 +91,6 @@ def _line_of(prefix: str, seen: set[str]) -> Iterator[Ancestor]:
         return
     yield _ancestor(prefix, receipt, receipt.inputs)
     yield from receipt.origins
-    if receipt.kind in COPIES and not receipt.origins:  # one of before 0.4
-        for entry in receipt.inputs:
-            yield from _line_of(entry.path, seen)
 
 
 def _ancestor(prefix: str, receipt: Receipt, inputs: tuple[InputReceipt, ...]) -> Ancestor:
@@ -135,13 +132,10 @@ def _kept_of_root(prefix: str, root: str, receipt: Receipt) -> InputReceipt | No
         digest="" if of_root is None else of_root.idx_digest,
         rows=len(known.bounds) - 1,
         documents=receipt.documents,
-        empty=0,
-        skipped=0,
         sequences=receipt.sequences,
         tokens=receipt.tokens,
         first_offset=entry.first_offset,
         last_offset=entry.last_offset,
-        pieces=(),
         kept=code,
     )
 

@@ -63,9 +63,7 @@ class PieceReceipt(msgspec.Struct, frozen=True, array_like=True):
     sequences: Count
     tokens: Count
     before: Count = 0  # documents of the piece that are in an earlier corpus of the same ingest
-    # Lines, with blank ones, or rows of the input before the piece; none in receipts of before 0.4,
-    # which do not have what follows either.
-    first: Count | None = None
+    first: Count = 0  # lines, with blank ones, or rows of the input before the piece
     # Places within the piece (lines, with blank ones; else rows) that became documents, by the code
     # of `distcache.corpus.kept_runs`; of the whole piece, even where a part of it is elsewhere
     kept: bytes = b""
@@ -82,16 +80,15 @@ class InputReceipt(msgspec.Struct, frozen=True):
     # skipped because of an error
     rows: Count
     documents: Count
-    empty: Count
-    skipped: Count
     sequences: Count
     tokens: Count
+    empty: Count = 0
+    skipped: Count = 0
     # bytes of the `.bin` at which its first sequence begins and its last one ends; None without any
-    first_offset: Count | None
-    last_offset: Count | None
-    pieces: tuple[PieceReceipt, ...]  # pieces in the order of the input
-    # whether places are lines of the file; none of corpora, and in receipts of before 0.4
-    lines: bool | None = None
+    first_offset: Count | None = None
+    last_offset: Count | None = None
+    pieces: tuple[PieceReceipt, ...] = ()  # pieces in the order of the input
+    lines: bool = False  # whether places are lines of the file
     # documents of the input that an ancestor has, which is a view, by the code of
     # `distcache.corpus.kept_runs`
     kept: bytes = b""
@@ -164,8 +161,8 @@ class Receipt(msgspec.Struct, frozen=True):
     skipped: tuple[Skipped, ...] = ()
     engine: EngineReceipt | None = None  # none if the tokenizer's own library encoded all texts
     view: bool = False
-    # digest of the tokens, by `distcache.corpus.examine.digest_tokens`; None of a view, of shards,
-    # and of corpora that were made before 0.3
+    # digest of the tokens, by `distcache.corpus.examine.digest_tokens`; None of a view and
+    # of shards
     bin_digest: str | None = None
     # corpora that the tokens were copied from, at any number of steps, each once
     origins: tuple[Ancestor, ...] = ()

@@ -247,8 +247,6 @@ def _input_receipt(entry: SetFacts, records: Sequence[ShardRecord]) -> InputRece
         skipped=samples - sequences,
         sequences=sequences,
         tokens=tokens,
-        first_offset=None,
-        last_offset=None,
         pieces=(PieceReceipt(0, samples, samples, sequences, sequences, tokens),),
     )
 

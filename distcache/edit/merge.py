@@ -324,8 +324,6 @@ def _input_receipts(
             digest=digest,
             rows=documents,
             documents=documents,
-            empty=0,
-            skipped=0,
             sequences=sequences,
             tokens=source.tokens,
             first_offset=begin if sequences else None,

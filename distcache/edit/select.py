@@ -413,8 +413,6 @@ def _input_receipt(facts: CorpusFacts, view: Idx, counts: Sequence[Counts]) -> I
         digest=facts.idx_digest,
         rows=facts.documents,
         documents=sum(piece.documents for piece in counts),
-        empty=0,
-        skipped=0,
         sequences=sum(piece.sequences for piece in counts),
         tokens=sum(piece.tokens for piece in counts),
         first_offset=int(view.offsets[0]),

@@ -44,7 +44,7 @@ class _Share:
     pieces: list[PieceReceipt] = field(default_factory=list)
 
     def add(
-        self, piece: InputPiece, facts: PieceFacts, first: int | None, before: Counts, size: Counts
+        self, piece: InputPiece, facts: PieceFacts, first: int, before: Counts, size: Counts
     ) -> None:
         """Add a piece, or the rest of one that begins in an earlier corpus."""
         rows = 0
@@ -117,7 +117,7 @@ def make_receipts(
         indices = work.tasks[record.task]
         wrong = list(map(locator.skipped, indices, record.pieces))
         sizes = [entry.size for entry in record.pieces]
-        firsts: list[int | None] = []
+        firsts: list[int] = []
         for index, entry in zip(indices, record.pieces, strict=True):
             piece = pieces[index]
             first = places.get(piece.source, 0)
@@ -125,8 +125,7 @@ def make_receipts(
             groups = inputs[piece.source].groups[piece.begin : piece.end]
             own = sum(group.rows for group in groups) if groups else entry.places
             places[piece.source] = first + own
-            # The journal of an earlier version does not know which rows became documents.
-            firsts.append(first if entry.following or not entry.documents else None)
+            firsts.append(first)
         for number, part, at, before, size in overlap(sizes, record.segments):
             segment, piece = record.segments[part], pieces[indices[number]]
             tokens = segment.first.tokens + at.tokens

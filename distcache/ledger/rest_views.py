@@ -129,11 +129,7 @@ def _input(facts: CorpusFacts, counts: _Counts) -> InputReceipt:
         digest=facts.idx_digest,
         rows=facts.documents,
         documents=counts.pieces,
-        empty=0,
-        skipped=0,
         sequences=counts.pieces,
         tokens=counts.tokens,
-        first_offset=None,
-        last_offset=None,
         pieces=(piece,),
     )

@@ -244,8 +244,7 @@ class CorpusSources:
                 return CorpusSources(entry.path, open_idx(entry.path), self._seen)
         self._note(
             f"{entry.path}: is gone, or another one now, and the receipt of {self.root} says only "
-            "that it was made from it: made before 0.4, or from a view in another order or of "
-            "pieces"
+            "that it was made from it, as of a view in another order or of pieces"
         )
         return None
 
@@ -260,9 +259,7 @@ class CorpusSources:
         found.set_file(places, entry.path)
         ends = np.cumsum([piece.documents for piece in entry.pieces], dtype=np.int64)
         numbers = np.searchsorted(ends, documents, "right")
-        firsts = self._firsts(entry)
-        if firsts is None:
-            return
+        firsts = _firsts(entry)
         begins = [
             end - piece.documents - piece.before
             for end, piece in zip(ends, entry.pieces, strict=True)
@@ -271,25 +268,7 @@ class CorpusSources:
         for number, here in grouped(numbers):
             if entry.pieces[number].kept:
                 own[here] = KeptRuns(entry.pieces[number].kept).numbers(own[here])
-        found.set_rows(places, firsts[numbers] + own, lines=bool(entry.lines))
-
-    def _firsts(self, entry: InputReceipt) -> NDArray[np.int64] | None:
-        """Return the lines, or rows, of an input before each of its pieces, if that is known."""
-        if all(piece.first is not None for piece in entry.pieces):
-            return np.array([piece.first for piece in entry.pieces], np.int64)
-        if entry.rows == entry.documents:  # of before 0.4: every row is a document
-            if entry.lines is None:
-                self._note(
-                    f"{self.root}: its receipt, of before 0.4, does not know lines: rows of "
-                    f"{entry.path} are counted from 0, without blank lines"
-                )
-            rows = np.array([piece.rows for piece in entry.pieces], np.int64)
-            return np.cumsum(rows) - rows
-        self._note(
-            f"{self.root}: its receipt, of before 0.4, does not say which rows of {entry.path} "
-            "became no documents"
-        )
-        return None
+        found.set_rows(places, firsts[numbers] + own, lines=entry.lines)
 
     def _has_all_samples(self, receipt: Receipt) -> bool:
         """Return whether each sample of MDS shards is a document, so that numbers are known."""
@@ -370,9 +349,7 @@ class CorpusSources:
                     own = KeptRuns(entry.kept).find(own)
                     own = own[own >= 0]
             elif is_path(path, entry.path):
-                firsts = None if numbers is None else self._firsts(entry)
-                if numbers is None or firsts is not None:
-                    own = _documents_of_rows(entry, numbers, firsts)
+                own = _documents_of_rows(entry, numbers)
             if own is not None:
                 found.append(before + own[own < entry.documents])
             before += entry.documents
@@ -397,6 +374,11 @@ class CorpusSources:
         return found
 
 
+def _firsts(entry: InputReceipt) -> NDArray[np.int64]:
+    """Return the lines, or rows, of an input before each of its pieces."""
+    return np.array([piece.first for piece in entry.pieces], np.int64)
+
+
 def _is_receipt_of(receipt: Receipt, idx: Idx) -> bool:
     """Return whether a receipt has the numbers of an index."""
     known = receipt.documents, receipt.sequences, receipt.idx_size
@@ -408,13 +390,12 @@ def is_path(word: str, path: str) -> bool:
     return path == word or path.endswith(f"/{word}")
 
 
-def _documents_of_rows(
-    entry: InputReceipt, numbers: NDArray[np.int64] | None, firsts: NDArray[np.int64] | None
-) -> NDArray[np.int64]:
+def _documents_of_rows(entry: InputReceipt, numbers: NDArray[np.int64] | None) -> NDArray[np.int64]:
     """Return the documents of an input that rows of it became."""
-    if numbers is None or firsts is None:
+    if numbers is None:
         return np.arange(entry.documents, dtype=np.int64)
-    numbers = numbers - bool(entry.lines)
+    firsts = _firsts(entry)
+    numbers = numbers - entry.lines
     begins = np.cumsum([0, *(piece.documents for piece in entry.pieces)])
     found = [np.empty(0, np.int64)]
     pieces = np.searchsorted(firsts, numbers, "right") - 1

@@ -29,12 +29,6 @@ LARGEST: Final = 1 << 30  # bytes of a record that is read
 DEFAULT_SHARDS: Final = "compressed"  # corpora whose shards are unpacked by default
 AHEAD: Final = "ahead"  # the node's fetcher unpacks shards ahead of training
 SHARD_CHOICES: Final = ("none", AHEAD, "compressed", "all")  # from least to most unpacked
-FORMER_CHOICES: Final = {"windows": AHEAD}
-
-
-def present_choice(shards: str) -> str:
-    """Return the present name of a choice of shards."""
-    return FORMER_CHOICES.get(shards, shards)
 
 
 class LocalCorpus(msgspec.Struct, frozen=True):
@@ -208,11 +202,11 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
     ] = False
     megatron: bool = False
     shards: Annotated[
-        Literal["compressed", "all", "ahead", "windows", "none"] | None,
+        Literal["compressed", "all", "ahead", "none"] | None,
         Option(
             "MDS corpora to unpack on the node: those with compressed shards, or all; or let the "
-            "node's fetcher unpack them ahead of training, within a budget (`windows` is the old "
-            "name of `ahead`); or none. By default as before, at first compressed."
+            "node's fetcher unpack them ahead of training, within a budget; or none. By default as "
+            "before, at first compressed."
         ),
     ] = None
     naming: Naming = Naming()
@@ -269,11 +263,10 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
 
     def _joined_shards(self, before: str) -> str:
         """Return which shards are unpacked: as before, or not fewer."""
-        before = present_choice(before)
         earlier = SHARD_CHOICES.index(before) if before in SHARD_CHOICES else None
         if self.shards is None:
             return DEFAULT_SHARDS if earlier is None else before
-        wanted = SHARD_CHOICES.index(present_choice(self.shards))
+        wanted = SHARD_CHOICES.index(self.shards)
         return SHARD_CHOICES[max(earlier or 0, wanted)]
 
     def are_fulfilled_by(self, record: Ready | None) -> bool:
@@ -291,7 +284,7 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
                 or not wanted.behind
             )
             and record.read_ahead >= self.read_ahead
-            and present_choice(record.shards) == wanted.shards
+            and record.shards == wanted.shards
             and (has_view or not self.megatron)
         )
 
@@ -306,7 +299,7 @@ class LocalizeOptions(msgspec.Struct, frozen=True):
         unpacked = before is not None and any(
             corpus.bin_size and not corpus.copied for corpus in before.corpora
         )
-        if before is not None and unpacked and present_choice(self.shards or "") == AHEAD:
+        if before is not None and unpacked and self.shards == AHEAD:
             raise ConfigError(
                 f"{before.source}: its shards are unpacked on this node already, so that nothing "
                 "is left to unpack ahead; remove the copy first (`distcache local gc`)"

@@ -97,7 +97,6 @@ class Store:
         self.caches = root / "caches"
         self.corpora = root / "corpora"
         self.megatron = root / "megatron"
-        self.windows = root / "windows"  # of earlier versions; it is only removed
         self.ahead = root / "ahead"
         self.objects = root / "objects"
 

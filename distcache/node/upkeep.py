@@ -41,7 +41,6 @@ CORPORA: Final = re.compile(
 VIEWS: Final = re.compile(rf"({_CACHE})()")
 VIEW_FILES: Final = re.compile(
     r"\.?(?:[0-9a-f]{32}-(?:GPT|Blended)Dataset-|distcache-[0-9a-f]{16}).*"
-    r"|\d+\.(?:bin|state)|feeder\.lock|position\.\d+\.[0-9a-f]{8}"
 )
 
 
@@ -249,7 +248,7 @@ def make_room(store: Store, budget: int, manifest: Manifest) -> Collected:
 
 def bytes_of(store: Store) -> int:
     """Return the bytes that a store takes."""
-    parts = (store.caches, store.corpora, store.megatron, store.windows, store.ahead)
+    parts = (store.caches, store.corpora, store.megatron, store.ahead)
     return sum(map(tree_bytes, parts))
 
 
@@ -311,7 +310,6 @@ class _Collection:
         used = locked - {*self._kept, removed}
         names, stems = used.union(self._kept), set().union(*self._kept.values())
         places = [(store.caches, CACHES, names), (store.megatron, VIEWS, names)]
-        places += [(store.windows, VIEWS, locked)]  # an earlier version may read them
         places += [] if used else [(store.corpora, CORPORA, stems)]
         for directory, pattern, needed in places:
             for path in directory.iterdir() if directory.is_dir() else ():

@@ -12,8 +12,7 @@ from distcache.plan.config import SPLITS, BlendEntry, Config, key_of
 from distcache.plan.orders import ORDERS
 from distcache.plan.packing import rules_of
 
-# Version of the rule by which samples belong to passes and windows; the first one counted a sample
-# to the pass in which it begins, so that a further pass changed the samples of the last one.
+# Version of the rule by which samples belong to passes and windows.
 BOUNDS: Final = 2
 # Fields that change arrays and are in none of Megatron's names, with the values that Megatron has.
 UNNAMED: Final[dict[str, Any]] = {
@@ -119,14 +118,11 @@ def growth_key(identity: Mapping[str, Any]) -> str | None:
     Returns
     -------
     str or None
-        None for Megatron's order, which shuffles the samples of all epochs together, and for caches
-        of earlier versions, whose last pass ends otherwise.
+        None for Megatron's order, which shuffles the samples of all epochs together, and for an
+        order that this version does not know.
     """
-    order = ORDERS[identity["order"]]
-    is_of_rows = identity["sequence_length"] == 1  # tokens have at least 2
-    if not order.whole_passes or (
-        order.has_bounds and not is_of_rows and identity.get("bounds") != BOUNDS
-    ):
+    order = ORDERS.get(identity["order"])
+    if order is None or not order.whole_passes:
         return None
     sizes = ("samples", "mid_level_dataset_surplus")
     shared = {name: value for name, value in identity.items() if name not in sizes}

@@ -21,7 +21,7 @@ from distcache.train.rows import RowDataset
 # Of accelerate, which the Trainer of transformers uses too.
 DEALERS: Final = ("BatchSamplerShard", "DataLoaderDispatcher")
 ORDERS: Final = ("sequential", "cyclic")
-VERSION: Final = 2
+VERSION: Final = 1
 MOST_SAMPLES: Final = 1 << 62
 MOST_EPOCHS: Final = 1 << 31  # a seed of 32 bits counts them, some twice
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -273,10 +273,7 @@ class ResumableSampler(Sampler[list[int | None]]):
             micro_batch_size=self.micro_batch_size,
             consumed_samples=self.consumed_samples,
         )
-        found = msgspec.structs.asdict(state)
-        if state.growth is None:  # which earlier versions do not know
-            del found["growth"]
-        return found
+        return msgspec.structs.asdict(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where another sampler stopped; epochs keep the length that they had there.
@@ -295,10 +292,10 @@ class ResumableSampler(Sampler[list[int | None]]):
         """
         found = self._read_state(state)
         own = _State(**self.state_dict())
-        if "order_digest" in state or _lacks_identity(found, own):
+        if _lacks_identity(found, own):
             warnings.warn(
-                "the sampler's state does not say which cache and split it belongs to: it is of an "
-                "earlier version, or of a sampler that was given a number",
+                "the sampler's state does not say which cache and split it belongs to: it is of a "
+                "sampler that was given a number",
                 StateWarning,
                 stacklevel=2,
             )
@@ -329,9 +326,6 @@ class ResumableSampler(Sampler[list[int | None]]):
         if not isinstance(state, dict):
             kind = type(state).__name__
             raise ConfigError(f"a sampler's state is a dict, found {kind}")
-        if "order_digest" in state:
-            state = {key: value for key, value in state.items() if key != "order_digest"}
-            state["micro_batch_size"] = self.micro_batch_size
         try:
             found = msgspec.convert(state, _State)
         except msgspec.ValidationError as error:

@@ -50,16 +50,6 @@ def test_a_build_leaves_its_timings(blend_config: dict[str, object], shared: Pat
     assert [entry["phase"] for entry in found["phases"]] == list(record.ranks[0].seconds)
 
 
-def test_the_record_of_an_earlier_version(blend_config: dict[str, object], shared: Path) -> None:
-    """It says nothing of waiting; all the rest is there."""
-    path = Path(build_here(blend_config, shared).path)
-    record = json.loads(record_path(path).read_text())
-    del record["ranks"][0]["waited"]
-    record_path(path).write_text(json.dumps(record))
-    timings = make_timings(read_build_record(path))
-    assert timings.ranks[0].waited == {}
-
-
 EMPTY = (
     b'{"cache": "", "key": "", "finished": "", "versions": {}, "threads": 1, "resumed": 0, '
     b'"adopted": 0, "ranks": []}'

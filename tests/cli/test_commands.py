@@ -81,7 +81,7 @@ def test_a_whole_training_command(corpora: dict[str, str], shared: Path, tmp_pat
     assert planned.returncode == 0, planned.stderr
     cache = open_cache(done.stdout.strip())
     assert json.loads(planned.stdout)["key"] == cache.key
-    to = ["export", cache.path, "--to", tmp_path / "out", "--megatron", "0.19", "--json"]
+    to = ["export", cache.path, "--out", tmp_path / "out", "--megatron", "0.19", "--json"]
     exported = start([*to, "--", *words, "--fim-data"])
     assert exported.returncode == 0, exported.stderr
     names = json.loads(exported.stdout)["files"]
@@ -233,20 +233,6 @@ def test_explain_a_training_command(corpora: dict[str, str], shared: Path) -> No
     assert (other.returncode, other.stderr.count("seed")) == (7, 1)
 
 
-def test_options_under_their_former_names(config: Path, shared: Path, tmp_path: Path) -> None:
-    """Options under their former names of 0.2: they are still taken, and not shown."""
-    built = start(["build", config, f"--output={shared}", "--name", "x"])
-    assert built.returncode == 0, built.stderr
-    cache = built.stdout.strip()
-    for command, option in (("export", "--out"), ("localize", "--store")):
-        done = start([command, cache, "--to", tmp_path / command])
-        assert done.returncode == 0, done.stderr
-        text = start([command, "--help"]).stdout
-        assert (option in text, "--to " in text) == (True, False)
-    store = tmp_path / "localize"
-    assert start(["local", "ls", store]).stdout == start(["local", "ls", "--store", store]).stdout
-
-
 def test_a_name_that_is_nearly_right(corpora: dict[str, str], tmp_path: Path) -> None:
     """One fault for each corpus, with the nearest name, or those of a directory."""
     plain = corpora["plain"]
@@ -261,18 +247,18 @@ def test_a_name_that_is_nearly_right(corpora: dict[str, str], tmp_path: Path) ->
 
 def test_export(cache: Path, tmp_path: Path) -> None:
     """The options that Megatron needs come with it."""
-    done = start(["export", cache, "--to", tmp_path / "out", "--prefix", "/=/elsewhere"])
+    done = start(["export", cache, "--out", tmp_path / "out", "--prefix", "/=/elsewhere"])
     assert done.returncode == 0, done.stderr
     assert f"--data-cache-path {tmp_path / 'out'}" in done.stdout
     assert "in the place of --data-path" in done.stdout
     assert "/elsewhere/" in next((tmp_path / "out").glob("*-data-args.txt")).read_text()
-    as_json = start(["export", cache, "--to", tmp_path / "out", "--json"])
+    as_json = start(["export", cache, "--out", tmp_path / "out", "--json"])
     assert len(json.loads(as_json.stdout)["files"]) == 45
 
 
 def test_localize_prints_flags_for_a_shell(cache: Path, tmp_path: Path) -> None:
     """Localize prints flags for a shell, as one command line, also where a path has a space."""
-    done = start(["localize", cache, "--to", tmp_path / "with space", "--megatron"])
+    done = start(["localize", cache, "--store", tmp_path / "with space", "--megatron"])
     lines = done.stdout.partition("# for Megatron-Core:\n")[2].replace("\\\n", " ").splitlines()
     flags = shlex.split(lines[0])
     assert flags[0] == "--data-cache-path"
@@ -308,7 +294,7 @@ def test_check(corpora: dict[str, str], tmp_path: Path) -> None:
         (["plan", "x.yaml", "--unknown", "1"], 2, "--unknown"),
         (["plan", "x.yaml", "--", "pretrain_gpt.py"], 2, "with a configuration file"),
         (["inspect", "/none/x.h5"], 5, "no such cache"),
-        (["export", "/none/x.h5", "--to", "/tmp", "--prefix", "ab"], 2, "expected FROM=TO"),
+        (["export", "/none/x.h5", "--out", "/tmp", "--prefix", "ab"], 2, "expected FROM=TO"),
         (["build", "x.yaml", "-o", "/tmp", "--memory-limit", "lots"], 2, "is not a size"),
         (["build", "x.yaml", "-o", "/tmp", "--name", "a/b"], 2, "file name"),
         (["nothing"], 2, "nothing"),
@@ -328,7 +314,6 @@ def test_check(corpora: dict[str, str], tmp_path: Path) -> None:
         (["check", "s3://lake/a", "--against", "s3://lake/r.json"], 2, "give a path"),
         (["doctor", "s3://lake/d"], 2, "give a path"),
         (["doctor", "--shared", "s3://lake/d"], 2, "give a path"),
-        (["feed", "/none/c.h5", "--budget", "1G", "--to", "s3://lake/d"], 2, "give a path"),
         (["submit", "s3://lake/c.yaml", "-o", "/tmp"], 2, "give a path"),
         (["index", "rebuild", "s3://lake/d"], 2, "give a path"),
         (["convert", "/none/a", "-o", "s3://lake/c"], 2, "give a path"),

@@ -32,7 +32,7 @@ def test_waiting_for_another(command: str, blend_config: dict[str, Any], tmp_pat
         locked.parent.mkdir(parents=True)
     else:
         cache = build_here(blend_config, tmp_path, "c").path
-        words = ["localize", cache, "--to", tmp_path / "local"]
+        words = ["localize", cache, "--store", tmp_path / "local"]
         done = subprocess.run([DISTCACHE, *words], capture_output=True, check=True)
         assert done.returncode == 0
         locked, seen = tmp_path / "local" / "lock", b"waiting"

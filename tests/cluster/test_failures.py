@@ -147,7 +147,7 @@ def test_a_node_dies_while_localizing(cluster: Cluster, shared: Path) -> None:
     script = shared / "localize.sh"
     script.write_text(
         "#!/bin/bash\nsrun --mpi=pmi2 --ntasks-per-node=1 --kill-on-bad-exit=1 distcache localize "
-        f"{story.cache} --to {store}\n"
+        f"{story.cache} --store {store}\n"
     )
     options = ("--no-requeue", "--nodes=3")
     victim = cluster.node("node2")
@@ -171,7 +171,7 @@ def test_a_node_dies_while_localizing(cluster: Cluster, shared: Path) -> None:
         cluster.restart(victim)
     again = story.sbatch(script, options=options)
     assert wait_for(again, "COMPLETED", "FAILED") == "COMPLETED"
-    run("srun", "-N3", "distcache", "local", "verify", store)
+    run("srun", "-N3", "distcache", "local", "verify", "--store", store)
 
 
 @pytest.mark.few(1)

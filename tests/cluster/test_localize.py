@@ -41,7 +41,7 @@ def _empty(cluster: Cluster) -> None:
 def localize(story: Story, transport: str, *more: str) -> subprocess.CompletedProcess[str]:
     """Localize on all nodes."""
     words = ["srun", "-N3", "--mpi=pmi2", "--ntasks-per-node=1", "--kill-on-bad-exit=1"]
-    words += ["distcache", "localize", str(story.cache), "--to", str(STORE), "--json"]
+    words += ["distcache", "localize", str(story.cache), "--store", str(STORE), "--json"]
     words += ["--transport", transport, "--log-format", "plain", *more]
     return subprocess.run(
         words, env=environment(), capture_output=True, text=True, timeout=180, check=False
@@ -50,7 +50,7 @@ def localize(story: Story, transport: str, *more: str) -> subprocess.CompletedPr
 
 def verify() -> None:
     """Compare every byte on every node with its digest."""
-    said = run("srun", "-N3", "distcache", "local", "verify", STORE)
+    said = run("srun", "-N3", "distcache", "local", "verify", "--store", STORE)
     assert said.count("all copies are right") == 3
 
 

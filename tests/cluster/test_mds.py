@@ -79,7 +79,7 @@ def test_a_node_dies_and_the_samples_stay(cluster: Cluster, shared: Path, tmp_pa
     script = shared / "localize.sh"
     script.write_text(
         "#!/bin/bash\nsrun --mpi=pmi2 --ntasks-per-node=1 --kill-on-bad-exit=1 distcache localize "
-        f"{story.cache} --to {LOCAL}/distcache-{os.geteuid()}\n"
+        f"{story.cache} --store {LOCAL}/distcache-{os.geteuid()}\n"
     )
     victim, witness = cluster.node("node2"), cluster.node("node1")
     for node in cluster.nodes:
@@ -109,4 +109,12 @@ def test_a_node_dies_and_the_samples_stay(cluster: Cluster, shared: Path, tmp_pa
         assert samples_in(out) == expected
         victim.kill()  # its disk keeps the copy
         cluster.restart(victim)
-    run("srun", "-N3", "distcache", "local", "verify", LOCAL / f"distcache-{os.geteuid()}")
+    run(
+        "srun",
+        "-N3",
+        "distcache",
+        "local",
+        "verify",
+        "--store",
+        LOCAL / f"distcache-{os.geteuid()}",
+    )

@@ -123,7 +123,7 @@ def test_agents_killed_at_random_moments(cache: Path, tmp_path: Path) -> None:
                 number, spoilt = number + 1, b""
             else:
                 spoilt = spoil(store, chance)  # the next ones are killed while they repair it
-    final = start(["localize", cache, "--to", store.root, "--megatron"])
+    final = start(["localize", cache, "--store", store.root, "--megatron"])
     assert final.returncode == 0, final.stderr
     assert require_whole(store, cache, content)
     assert not list(store.root.rglob("*.part"))
@@ -169,21 +169,21 @@ def test_a_full_disk(
     """Exit code 6 with the numbers before anything is copied; what was there stays as it was."""
     other = build_here(blend_config, shared, "other").path
     root = small_disk / "store"
-    assert start(["localize", other, "--to", root, "--megatron"]).returncode == 0
+    assert start(["localize", other, "--store", root, "--megatron"]).returncode == 0
     before = {path: path.lstat().st_mtime_ns for path in root.rglob("*")}
     fill(small_disk, 64 << 20)
-    done = start(["localize", cache, "--to", root])
+    done = start(["localize", cache, "--store", root])
     assert done.returncode == 6
     assert f"{root}: " in done.stderr
     assert "bytes are needed" in done.stderr
     assert {path: path.lstat().st_mtime_ns for path in root.rglob("*")} == before
     assert verify_store(Store(root)) == []
     (small_disk / "filler").unlink()
-    done = start(["localize", cache, "--to", root, "--reserve", "330M"])
+    done = start(["localize", cache, "--store", root, "--reserve", "330M"])
     assert done.returncode == 6
     assert "are to stay free" in done.stderr
     assert {path: path.lstat().st_mtime_ns for path in root.rglob("*")} == before
-    assert start(["localize", cache, "--to", root]).returncode == 0
+    assert start(["localize", cache, "--store", root]).returncode == 0
 
 
 @pytest.mark.few(1)
@@ -195,7 +195,7 @@ def test_a_disk_that_somebody_else_fills(
     cache = build_here(blend_config, shared, "c").path
     root = small_disk / "store"
     words = [sys.executable, "-m", "tests.faults.filler", phase, str(small_disk), "--"]
-    words += ["localize", str(cache), "--to", str(root), "--megatron", "--json"]
+    words += ["localize", str(cache), "--store", str(root), "--megatron", "--json"]
     done = subprocess.run(
         words, env=clean_environment(), capture_output=True, text=True, check=False, timeout=60
     )
@@ -205,7 +205,7 @@ def test_a_disk_that_somebody_else_fills(
     assert not list(read_records(store))
     assert not list(store.root.rglob("*.npy.*part"))
     (small_disk / "filler").unlink()
-    again = start(["localize", cache, "--to", root, "--megatron", "--json"])
+    again = start(["localize", cache, "--store", root, "--megatron", "--json"])
     assert again.returncode == 0, again.stderr
     assert json.loads(again.stdout)["nodes"][0]["read"] == 0  # all of it was there
     assert verify_store(store) == []
@@ -217,7 +217,7 @@ def test_bits_flipped_anywhere_are_found_and_mended(
     """In the cache, in indices and in Megatron's files."""
     cache = build_here(blend_config, shared, "c").path
     root = tmp_path / "local"
-    assert start(["localize", cache, "--to", root, "--megatron"]).returncode == 0
+    assert start(["localize", cache, "--store", root, "--megatron"]).returncode == 0
     store = Store(root)
     chance = np.random.default_rng(3)
     files = [
@@ -231,12 +231,12 @@ def test_bits_flipped_anywhere_are_found_and_mended(
         times = path.stat()
         path.write_bytes(content)
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-    found = start(["local", "verify", root])
+    found = start(["local", "verify", "--store", root])
     assert found.returncode == 4
     for path in files:
         if path.suffix != ".npy":
             assert str(path) in found.stderr
-    assert start(["localize", cache, "--to", root, "--megatron"]).returncode == 0
+    assert start(["localize", cache, "--store", root, "--megatron"]).returncode == 0
     assert verify_store(store) == []
 
 
@@ -255,7 +255,7 @@ def test_read_only_shared_directories(
             subprocess.run(remount, check=True)
         with pytest.raises(OSError, match="Read-only"):
             (shared / "x").touch()
-        done = start(["localize", cache, "--to", tmp_path / "local", "--megatron"])
+        done = start(["localize", cache, "--store", tmp_path / "local", "--megatron"])
         assert done.returncode == 0, done.stderr
         assert start(["ready", cache]).returncode == 0
         opened = distcache.open(cache, local=tmp_path / "local")

@@ -48,7 +48,7 @@ def test_training_beside_localizing(
     blend = [{"path": corpora[name], "weight": 1.0} for name in names]
     cache = Path(build_here({**blend_config, "blend": blend}, shared, "c").path)
     store, stop = Store(tmp_path / "local"), tmp_path / "stop"
-    assert start(["localize", cache, "--to", store.root]).returncode == 0
+    assert start(["localize", cache, "--store", store.root]).returncode == 0
     trainer = subprocess.Popen(
         [sys.executable, "-m", "tests.faults.trainer", str(cache), str(store.root), str(stop)],
         env=clean_environment(),
@@ -68,7 +68,7 @@ def test_training_beside_localizing(
             flip(copy, chance.randrange(begin, end))
         else:
             next(store.caches.glob("*.json")).unlink()
-        done = start(["localize", cache, "--to", store.root])
+        done = start(["localize", cache, "--store", store.root])
         assert done.returncode == 0, done.stderr
         assert next(store.caches.glob("*.h5")).read_bytes() == cache.read_bytes()
     stop.touch()

@@ -85,7 +85,7 @@ def commands(
         "build": ["build", config, "-o", shared, "--name", "c"],
         "ingest": ["ingest", "text", text, *tokenized, "-o", shared / "t"],
         "merge": ["merge", corpora["plain"], corpora["second"], "-o", shared / "m"],
-        "localize": ["localize", cache, "--to", shared / "local"],
+        "localize": ["localize", cache, "--store", shared / "local"],
     }
 
 
@@ -320,7 +320,7 @@ def test_a_corpus_that_shrinks(
     words = {
         "build": ["build", config, "-o", shared],
         "check": ["check", "--json", corpora["plain"]],
-        "localize": ["localize", cache, "--to", shared / "local"],
+        "localize": ["localize", cache, "--store", shared / "local"],
     }[command]
     victim = corpora["plain"] + suffix
     place = {"build": "planning", "check": "outline", "localize": "copying"}[command]

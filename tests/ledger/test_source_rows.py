@@ -350,43 +350,6 @@ def test_what_is_left_has_its_sources(
     assert faults_of(tmp_path / "again", readback=5) == []
 
 
-def test_old_receipts_say_what_they_can(tokenizers: Path, tmp_path: Path) -> None:
-    """Without the rows that became nothing, rows are known where there are none such."""
-    texts = texts_with_holes()
-    write_lines(tmp_path / "a.jsonl", texts)
-    table = pa.table({"text": pa.array([f"<{n}>" for n in range(300)], pa.string())})
-    pq.write_table(table, tmp_path / "b.parquet", row_group_size=90)
-    inputs: list[Path | str] = [tmp_path / "a.jsonl", tmp_path / "b.parquet"]
-    run(inputs, tokenizers, tmp_path / "out", on_error="skip")
-    prefix = str(tmp_path / "out")
-    receipt = find_receipt(prefix)
-    assert receipt is not None
-    old = [
-        msgspec.structs.replace(
-            entry,
-            lines=None,
-            pieces=tuple(
-                msgspec.structs.replace(piece, first=None, kept=b"") for piece in entry.pieces
-            ),
-        )
-        for entry in receipt.inputs
-    ]
-    write_receipt(prefix, msgspec.structs.replace(receipt, inputs=tuple(old)))
-    idx = open_idx(prefix)
-    sources = CorpusSources(prefix, idx)
-    count = len(idx.bounds) - 1
-    found = sources.find_documents(np.arange(count))
-    assert (found.files >= 0).all()
-    assert found.rows[-300:].tolist() == list(range(300))
-    assert (found.rows[:-300] == -1).all()
-    assert "of before 0.4" in " ".join(sources.notes)
-    assert "does not know lines" in " ".join(sources.notes)
-    back = sources.documents_from("b.parquet", np.array([5]))
-    assert back is not None
-    assert back.documents.tolist() == [count - 295]
-    assert sources.documents_from("a.jsonl", np.array([500])) is None
-
-
 def test_without_receipts_nothing_is_made_up(tokenizers: Path, tmp_path: Path) -> None:
     """A corpus without a receipt, or a view whose root is gone, has no sources, and says so."""
     write_lines(tmp_path / "a.jsonl", texts_with_holes(50))

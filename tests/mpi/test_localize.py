@@ -97,7 +97,7 @@ def test_each_byte_is_read_once(
     world: Path, tmp_path: Path, launcher: str, ranks: int, per_node: int
 ) -> None:
     """Each byte is read once by whichever agent; all nodes then have all of it."""
-    words = ["localize", world / "c.h5", "--to", f"{tmp_path}/local{{node}}", "--json"]
+    words = ["localize", world / "c.h5", "--store", f"{tmp_path}/local{{node}}", "--json"]
     done = on_nodes(world, tmp_path / "logs", words, ranks, per_node, launcher)
     assert done.returncode == 0, done.stderr
     outcome = json.loads(done.stdout)
@@ -119,7 +119,7 @@ def test_each_byte_is_read_once(
 
 def test_a_repair_reads_what_any_node_needs_once(world: Path, tmp_path: Path) -> None:
     """A repair reads once what any node needs, and a node that needs nothing writes nothing."""
-    words = ["localize", world / "c.h5", "--to", f"{tmp_path}/local{{node}}", "--json"]
+    words = ["localize", world / "c.h5", "--store", f"{tmp_path}/local{{node}}", "--json"]
     assert on_nodes(world, tmp_path / "first", words, 3, 1).returncode == 0
     for node, offset in ((0, 20_000), (1, 20_000), (1, 80 << 20)):
         copy = next((tmp_path / f"local{node}" / "caches").glob("*.h5"))
@@ -145,7 +145,7 @@ def test_hashes_agree_on_all_nodes(world: Path, tmp_path: Path, transport: str) 
     """Hashes agree on all nodes where every node has a disk of its own under the same path."""
     local = tmp_path / "local"
     local.mkdir()
-    words = ["localize", world / "c.h5", "--to", f"{local}/store", "--megatron"]
+    words = ["localize", world / "c.h5", "--store", f"{local}/store", "--megatron"]
     words += ["--transport", transport, "--json"]
     done = on_nodes(world, tmp_path / "logs", words, 4, 1, before=["--mount", str(local)])
     assert done.returncode == 0, done.stderr
@@ -174,7 +174,14 @@ def test_what_is_wrong_is_said_once_on_all_ranks(
     """A corrupt cache, a changed index: no node has a record, and nothing hangs."""
     shared = tmp_path / "shared"
     shutil.copytree(world, shared)
-    words = ["localize", shared / "c.h5", "--to", f"{tmp_path}/{{node}}", "--transport", transport]
+    words = [
+        "localize",
+        shared / "c.h5",
+        "--store",
+        f"{tmp_path}/{{node}}",
+        "--transport",
+        transport,
+    ]
     with open(shared / "c.h5", "r+b") as stream:
         stream.seek(100 << 20)
         stream.write(b"nonsense")
@@ -189,7 +196,7 @@ def test_what_is_wrong_is_said_once_on_all_ranks(
 
 def test_nodes_that_share_a_directory_are_told_so(world: Path, tmp_path: Path) -> None:
     """Nodes that share a directory are told so at once: they would wait for each other's lock."""
-    words = ["localize", world / "c.h5", "--to", tmp_path / "one-for-all"]
+    words = ["localize", world / "c.h5", "--store", tmp_path / "one-for-all"]
     done = on_nodes(world, tmp_path / "logs", words, 3, 1)
     fail_alike(done, 2, "is one directory for several nodes")
     assert not list((tmp_path / "one-for-all" / "caches").iterdir())
@@ -201,7 +208,7 @@ def test_one_full_node_is_an_error_on_all(world: Path, tmp_path: Path) -> None:
     small.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "tmpfs", str(small)], check=True)
     try:
-        words = ["localize", world / "c.h5", "--to", f"{tmp_path}/{{node}}/store"]
+        words = ["localize", world / "c.h5", "--store", f"{tmp_path}/{{node}}/store"]
         done = on_nodes(world, tmp_path / "logs", words, 3, 1)
         fail_alike(done, 6, "bytes are needed")
         for node in range(3):
@@ -214,7 +221,7 @@ def test_one_full_node_is_an_error_on_all(world: Path, tmp_path: Path) -> None:
 
 def test_a_killed_agent_ends_the_job_and_the_next_heals(world: Path, tmp_path: Path) -> None:
     """The launcher ends the others; what is right of their parts is kept."""
-    words = ["localize", str(world / "c.h5"), "--to", f"{tmp_path}/{{node}}", "--json"]
+    words = ["localize", str(world / "c.h5"), "--store", f"{tmp_path}/{{node}}", "--json"]
     before, environment = launch("mpich", 3)
     program = [sys.executable, "-m", "tests.mpi.on_node", "1", str(world), str(tmp_path)]
     killed = 0
@@ -266,7 +273,7 @@ def kill_rank(rank: int, directory: Path) -> bool:
 
 def test_two_jobs_at_once(world: Path, tmp_path: Path) -> None:
     """Of several nodes each: neither waits for the other for ever, and both succeed."""
-    words = ["localize", str(world / "c.h5"), "--to", f"{tmp_path}/{{node}}", "--json"]
+    words = ["localize", str(world / "c.h5"), "--store", f"{tmp_path}/{{node}}", "--json"]
     before, environment = launch("mpich", 2)
     program = [sys.executable, "-m", "tests.mpi.on_node", "1", str(world), str(tmp_path)]
     jobs = [
@@ -290,7 +297,7 @@ def test_two_jobs_at_once(world: Path, tmp_path: Path) -> None:
 
 def test_processes_of_a_node_without_mpi(world: Path, tmp_path: Path) -> None:
     """Find each other by the lock: one copies, the others use what it has brought."""
-    words = ["localize", str(world / "c.h5"), "--to", str(tmp_path / "local"), "--json"]
+    words = ["localize", str(world / "c.h5"), "--store", str(tmp_path / "local"), "--json"]
     jobs = [
         subprocess.Popen(
             [DISTCACHE, *words, "--transport", "copy"],
@@ -316,7 +323,7 @@ def test_a_node_that_cannot_hold_a_copy(
     world: Path, tmp_path: Path, what: str, best_effort: bool
 ) -> None:
     """It is an error, or is reported while the others continue; a hung disk ends it in time."""
-    words = ["localize", world / "c.h5", "--to", f"{tmp_path}/local{{node}}", "--json"]
+    words = ["localize", world / "c.h5", "--store", f"{tmp_path}/local{{node}}", "--json"]
     environment = {"DISTCACHE_TIMEOUT_SCALE": "0.01"}
     if what == "broken":
         (tmp_path / "local1").write_text("in the way")
@@ -361,7 +368,7 @@ def test_compressed_shards_are_read_once(
     stores.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200m", "tmpfs", stores], check=True)
     try:
-        words = ["localize", packed / "c.h5", "--to", f"{stores}/{{node}}", "--json"]
+        words = ["localize", packed / "c.h5", "--store", f"{stores}/{{node}}", "--json"]
         done = on_nodes(packed, tmp_path / "logs", words, 2 * per_node, per_node, launcher)
         assert done.returncode == 0, done.stderr
         shards = [path for name in ("a", "b") for path in (packed / name).glob("*.zstd")]

@@ -60,7 +60,7 @@ def test_the_nodes_that_see_a_cache_read_it_for_the_others(
     fields = json.loads(config.read_text())
     cache = Path(build_here(fields, shared / "only", "c").path)
     words = [
-        [DISTCACHE, "localize", str(cache), "--to", str(tmp_path / f"store{node}")]
+        [DISTCACHE, "localize", str(cache), "--store", str(tmp_path / f"store{node}")]
         for node in range(2)
     ]
     done = on_two_nodes(shared / "only", words, blind)

@@ -245,7 +245,7 @@ def test_names_of_another_release(
     own_corpora["tokenizer"] = {"megatron": "0.16", "tokenizer_type": "TikTokenizer"}
     own_corpora["tokenizer"]["tokenizer_model"] = "m"
     cache = Path(build_here(own_corpora, shared, "named").path)
-    words = ["localize", cache, "--to", tmp_path / "local", "--json", "--megatron"]
+    words = ["localize", cache, "--store", tmp_path / "local", "--json", "--megatron"]
     counts = []
     for value in ([], ["0.17"], ["0.17,0.19.2"], [], ["0.19", "--fim-data"]):
         done = start([*words, *value])
@@ -257,7 +257,7 @@ def test_names_of_another_release(
     assert record.naming == Naming(None, ("0.19",), True, "megatron")
     names = list((tmp_path / "local").glob("megatron/*/*.npy"))
     assert len({path.stat().st_ino for path in names}) < len(names)  # hard links
-    done = start(["localize", "--megatron", cache, "--to", tmp_path / "local", "--quick"])
+    done = start(["localize", "--megatron", cache, "--store", tmp_path / "local", "--quick"])
     assert done.returncode == 0, done.stderr
     done = start([*words, "0.3"])
     assert done.returncode == 2

@@ -127,7 +127,7 @@ def test_memory_is_warned_of_and_counted(caches: list[Path]) -> None:
     """Memory is warned of and counted, since the job needs it too."""
     root = Path(f"/dev/shm/distcache-test-{os.getpid()}")
     try:
-        done = start(["localize", caches[0], "--to", root, "--json"])
+        done = start(["localize", caches[0], "--store", root, "--json"])
         assert done.returncode == 0, done.stderr
         assert "is held in memory" in done.stderr
         assert json.loads(done.stdout)["nodes"][0]["memory"] > caches[0].stat().st_size
@@ -223,40 +223,40 @@ def test_nothing_else_is_removed(caches: list[Path], tmp_path: Path) -> None:
 def test_commands_look_after_a_store(caches: list[Path], tmp_path: Path) -> None:
     """Commands look after a store with exit codes and JSON."""
     root = tmp_path / "local"
-    assert start(["local", "ls", root]).returncode == 5
-    done = start(["localize", caches[0], "--to", root])
+    assert start(["local", "ls", "--store", root]).returncode == 5
+    done = start(["localize", caches[0], "--store", root])
     assert f"export DISTCACHE_LOCAL_DIR={root}" in done.stdout
-    held = json.loads(start(["local", "ls", root, "--json"]).stdout)
+    held = json.loads(start(["local", "ls", "--store", root, "--json"]).stdout)
     assert [entry["record"]["source"] for entry in held] == [str(caches[0])]
-    assert str(caches[0]) in start(["local", "ls", root]).stdout
+    assert str(caches[0]) in start(["local", "ls", "--store", root]).stdout
     environment = {"DISTCACHE_LOCAL_DIR": str(root)}
     assert start(["local", "verify"], environment=environment).returncode == 0
     copy = next((root / "caches").glob("*.h5"))
     with open(copy, "r+b") as stream:
         stream.seek(9000)
         stream.write(b"\x5a")
-    done = start(["local", "verify", root, "--json"])
+    done = start(["local", "verify", "--store", root, "--json"])
     assert done.returncode == 4
     assert str(copy) in json.loads(done.stdout)["problems"][0]
     assert "run `distcache localize` again" in done.stderr
-    collected = start(["local", "gc", root, "--budget", "0", "--json"])
+    collected = start(["local", "gc", "--store", root, "--budget", "0", "--json"])
     assert json.loads(collected.stdout)["removed"] == [copy.stem]
-    assert start(["local", "gc", root]).returncode == 2
+    assert start(["local", "gc", "--store", root]).returncode == 2
 
 
 def test_a_wrong_root_is_one_clear_error(caches: list[Path], tmp_path: Path) -> None:
     """A wrong root is one clear error with what to do."""
     (tmp_path / "file").write_text("")
-    done = start(["localize", caches[0], "--to", tmp_path / "file"])
+    done = start(["localize", caches[0], "--store", tmp_path / "file"])
     assert done.returncode == 1
     assert "choose another with --store" in done.stderr
     odd = os.fsdecode(b"%s/od\xffd" % os.fsencode(tmp_path))
-    done = start(["localize", caches[0], "--to", odd])
+    done = start(["localize", caches[0], "--store", odd])
     assert (done.returncode, "is not UTF-8" in done.stderr) == (2, True)
-    assert start(["localize", f"{odd}/c.h5", "--to", tmp_path / "s"]).returncode == 2
+    assert start(["localize", f"{odd}/c.h5", "--store", tmp_path / "s"]).returncode == 2
     done = start(["localize", caches[0]], environment={"TMPDIR": "", "SLURM_TMPDIR": ""})
     assert done.returncode == 2
-    assert start(["localize", "/none/c.h5", "--to", tmp_path / "s"]).returncode == 5
+    assert start(["localize", "/none/c.h5", "--store", tmp_path / "s"]).returncode == 5
     assert not (tmp_path / "s").exists()
 
 

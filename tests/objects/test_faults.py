@@ -62,7 +62,7 @@ def test_each_byte_once_per_job(launcher: str, server: ScriptedS3, tmp_path: Pat
     """By three agents with disks of their own, of indices and whole tokens; all have them then."""
     disk, logs = tmp_path / "disk", tmp_path / "logs"
     disk.mkdir()
-    words = ["localize", URL, "--to", f"{disk}/store", "--bin", "copy"]
+    words = ["localize", URL, "--store", f"{disk}/store", "--bin", "copy"]
     mount = ["--mount", str(disk)]
     environment = server.environment
     done = on_nodes(tmp_path, logs, words, 3, 1, launcher, before=mount, environment=environment)
@@ -76,7 +76,7 @@ def test_each_byte_once_per_job(launcher: str, server: ScriptedS3, tmp_path: Pat
 def test_several_jobs_at_once(server: ScriptedS3, tmp_path: Path) -> None:
     """That localize the same cache on one node: each byte once for all of them."""
     server.latency = 0.01
-    words = [DISTCACHE, "localize", URL, "--to", str(tmp_path / "store"), "--bin", "copy"]
+    words = [DISTCACHE, "localize", URL, "--store", str(tmp_path / "store"), "--bin", "copy"]
     environment = clean_environment(server.environment)
     jobs = [
         subprocess.Popen([*words, "--json"], stdout=subprocess.PIPE, text=True, env=environment)
@@ -94,7 +94,7 @@ def test_several_jobs_at_once(server: ScriptedS3, tmp_path: Path) -> None:
 
 def test_after_a_killed_agent(server: ScriptedS3, tmp_path: Path) -> None:
     """The next run fetches what had not arrived: of both together each byte once, for all nodes."""
-    words = ["localize", URL, "--to", f"{tmp_path}/local{{node}}", "--bin", "copy"]
+    words = ["localize", URL, "--store", f"{tmp_path}/local{{node}}", "--bin", "copy"]
     names = [name for name in server.objects if name.endswith(".bin")]
 
     def hang(request: Request) -> None:
@@ -161,7 +161,7 @@ def test_one_clear_error_on_all_ranks(
     """From the first answer that is wrong, and by few requests."""
     server.script(always=always)
     environment = {**server.environment, "DISTCACHE_TIMEOUT_SCALE": "0.02"}
-    words = ["localize", URL, "--to", f"{tmp_path}/local{{node}}"]
+    words = ["localize", URL, "--store", f"{tmp_path}/local{{node}}"]
     done = on_nodes(tmp_path, tmp_path / "logs", words, 3, 1, environment=environment)
     fail_alike(done, exit_code, message)
     assert len(server.requests) <= 60
@@ -184,7 +184,7 @@ def test_a_change_is_one_error_on_all_ranks(
             server.put(request.name, server.objects[request.name][::-1])
 
     server.on_request = replace
-    words: list[str | Path] = ["localize", URL, "--to", f"{tmp_path}/local{{node}}"]
+    words: list[str | Path] = ["localize", URL, "--store", f"{tmp_path}/local{{node}}"]
     words += ["--bin", "copy"]
     if command == "build":
         words = ["build", config_of(server, blend_config, tmp_path), "-o", tmp_path / "built"]
@@ -214,7 +214,7 @@ def test_a_build_fetches_each_index_once(
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_fault_in_the_middle(suffix: str, server: ScriptedS3, tmp_path: Path) -> None:
     """Of any kind of file: healed, when it passes, by a request for each fault."""
-    words = ["localize", URL, "--bin", "copy", "--to"]
+    words = ["localize", URL, "--bin", "copy", "--store"]
     logs = tmp_path / "logs"
     clean = f"{tmp_path}/clean{{node}}"
     done = on_nodes(tmp_path, logs, [*words, clean], 3, 1, environment=server.environment)
@@ -248,9 +248,9 @@ def test_a_store_that_is_away_for_seconds(
 ) -> None:
     """A store that is away for twenty seconds is waited for: nothing is wrong in the end."""
     config, store = config_of(server, blend_config, tmp_path), tmp_path / "local0"
-    words: list[str | Path] = ["localize", URL, "--to", f"{tmp_path}/local{{node}}"]
+    words: list[str | Path] = ["localize", URL, "--store", f"{tmp_path}/local{{node}}"]
     if command == "train":
-        assert start(["localize", URL, "--to", store], environment=server.environment).stdout
+        assert start(["localize", URL, "--store", store], environment=server.environment).stdout
     elif command == "build":
         words = ["build", config, "-o", tmp_path / "built"]
     begin = time.monotonic()
@@ -281,7 +281,7 @@ def test_a_node_fetches_what_its_own_ranks_read(
     steps = len(samples) // 8
     for rank in range(2):
         store = tmp_path / f"local{rank}"
-        localized = start(["localize", URL, "--to", store], environment=server.environment)
+        localized = start(["localize", URL, "--store", store], environment=server.environment)
         assert localized.returncode == 0, localized.stderr
         server.script()
         found = train(URL, store, steps, server.environment, rank, 2)
@@ -305,7 +305,8 @@ def test_a_full_disk(server: ScriptedS3, cache: Path, tmp_path: Path) -> None:
     subprocess.run(mount, check=True)
     try:
         assert (
-            start(["localize", URL, "--to", store], environment=server.environment).returncode == 0
+            start(["localize", URL, "--store", store], environment=server.environment).returncode
+            == 0
         )
         free = os.statvfs(store)
         with (store.parent / "filler").open("wb") as filler:
@@ -323,7 +324,9 @@ def test_a_full_disk(server: ScriptedS3, cache: Path, tmp_path: Path) -> None:
 def test_a_killed_rank(server: ScriptedS3, cache: Path, tmp_path: Path) -> None:
     """It gives its share of the budget back; the other ranks go on, by the same fetcher."""
     store = tmp_path / "store"
-    assert start(["localize", URL, "--to", store], environment=server.environment).returncode == 0
+    assert (
+        start(["localize", URL, "--store", store], environment=server.environment).returncode == 0
+    )
     server.latency = 0.01
     words = [sys.executable, "-m", "tests.objects.trainer", URL, str(store)]
     together = ["--beside", "2", "--pause", "0.02"]

@@ -82,12 +82,12 @@ def test_from_one_machine_to_two(
     built = start(["build", config, "-o", tmp_path / "built", "--name", "c"])
     assert built.returncode == 0, built.stderr
     cache = tmp_path / "built" / "c.h5"
-    words = ["upload", cache, "--to", directory, "--corpora", "--readback", "--json"]
+    words = ["upload", cache, "--out", directory, "--corpora", "--readback", "--json"]
     sent = start(words, environment=writer)
     assert sent.returncode == 0, sent.stderr
     url = json.loads(sent.stdout)["url"]
     (tmp_path / "disk").mkdir()
-    words = ["localize", url, "--to", f"{tmp_path}/disk/store", "--json"]
+    words = ["localize", url, "--store", f"{tmp_path}/disk/store", "--json"]
     mount = ["--mount", str(tmp_path / "disk")]
     logs = tmp_path / "logs"
     done = on_nodes(tmp_path / "none", logs, words, 2, 1, before=mount, environment=reader)
@@ -111,7 +111,7 @@ def test_a_job_builds_from_a_bucket(config: Path, seaweed: Seaweed, tmp_path: Pa
     built = start(["build", config, "-o", tmp_path / "built", "--name", "c"])
     assert built.returncode == 0, built.stderr
     cache = tmp_path / "built" / "c.h5"
-    words = ["upload", cache, "--to", "s3://lake/source", "--corpora"]
+    words = ["upload", cache, "--out", "s3://lake/source", "--corpora"]
     assert start(words, environment=seaweed.environment()).returncode == 0
     shown = start(["inspect", "s3://lake/source/c.h5", "--json"], environment=seaweed.environment())
     digests = {entry["prefix"]: entry for entry in json.loads(shown.stdout)["sources"]}
@@ -162,11 +162,11 @@ def test_a_budget_far_below_the_corpus(seaweed: Seaweed, tmp_path: Path) -> None
     }
     (tmp_path / "c.json").write_text(json.dumps(fields))
     assert start(["build", tmp_path / "c.json", "-o", tmp_path, "--name", "c"]).returncode == 0
-    words = ["upload", tmp_path / "c.h5", "--to", "s3://lake/large", "--corpora"]
+    words = ["upload", tmp_path / "c.h5", "--out", "s3://lake/large", "--corpora"]
     sent = start(words, environment=seaweed.environment())
     assert sent.returncode == 0, sent.stderr
     store = tmp_path / "store"
-    words = ["localize", "s3://lake/large/c.h5", "--to", store]
+    words = ["localize", "s3://lake/large/c.h5", "--store", store]
     assert start(words, environment=seaweed.environment()).returncode == 0
     words = ["-m", "tests.objects.trainer", "s3://lake/large/c.h5", str(store), "0", "1", "600"]
     trainer = subprocess.Popen(

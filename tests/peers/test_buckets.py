@@ -100,7 +100,7 @@ def localize(tmp_path: Path, server: ScriptedS3, *options: str) -> list[list[str
     """Localize on the node of each rank, and return the flags that are printed."""
     flags = []
     for rank in range(RANKS):
-        words = ["localize", "s3://lake/run/c.h5", "--to", str(tmp_path / f"node{rank}")]
+        words = ["localize", "s3://lake/run/c.h5", "--store", str(tmp_path / f"node{rank}")]
         done = start([*words, "--megatron", *options], environment=server.environment)
         assert done.returncode == 0, done.stderr
         flags.append(flags_in(done.stdout))

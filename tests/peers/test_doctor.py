@@ -40,7 +40,7 @@ def exported(words: list[str], tmp_path: Path, *more: str) -> Path:
     out = tmp_path / "out"
     built = start(["build", "-o", tmp_path / "shared", "--megatron", RELEASE, "--", *words])
     assert built.returncode == 0, built.stderr
-    done = start(["export", built.stdout.strip(), "--to", out, *more])
+    done = start(["export", built.stdout.strip(), "--out", out, *more])
     assert done.returncode == 0, done.stderr
     return out
 

@@ -261,7 +261,7 @@ def test_megatron_finds_those_in_an_export(corpora: list[str], tmp_path: Path) -
     filling = ["--fim-data", "--fim-rate", "0.5", "--fim-spm-rate", "0.5"]
     filling += [word for name in tokens for word in (name, "<s>")]
     for more, found in ((["--no-fim-data"], False), (["--fim-data"], True)):
-        assert start(["export", cache, "--to", out, *more]).returncode == 0
+        assert start(["export", cache, "--out", out, *more]).returncode == 0
         findings, files = examine_training([*words, *filling], out)
         levels = {finding.level for finding in findings if finding.topic == "files"}
         assert levels == {"ok" if found else "problem"}

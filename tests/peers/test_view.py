@@ -109,7 +109,7 @@ def test_megatron_trains_from_the_store(
     cache = Path(build_here(fields, shared, "c").path)
     described = tmp_path / "description.txt"
     described.write_text(json.dumps({"tokenizer": TOKENIZER}))
-    words = ["localize", cache, "--to", root, "--megatron"]
+    words = ["localize", cache, "--store", root, "--megatron"]
     if missing == "tokenizer":
         assert start(words).returncode == 2
         words += ["--tokenizer", described]
@@ -141,7 +141,7 @@ def test_a_missing_file_is_an_error(kind: str, small: dict[str, str], tmp_path: 
     """With the options as printed; without them Megatron would build it again, on one rank."""
     fields = configuration(kind, small)
     cache = Path(build_here(fields, tmp_path / "shared", "c").path)
-    done = start(["export", cache, "--to", tmp_path / "out"])
+    done = start(["export", cache, "--out", tmp_path / "out"])
     flags = shlex.split(done.stdout.replace("\\\n", " "), comments=True)
     assert ("--dataloader-fast-cache-load" in flags) == (kind == "per split")
     sizes = [fields["samples"][split] for split in ("train", "valid", "test")]
@@ -174,7 +174,7 @@ def test_names_of_a_release(
     fields = configuration(kind, small) | {"tokenizer": {"megatron": other, **tokenizer}}
     cache = Path(build_here(fields, tmp_path / "shared", "c").path)
     releases = f"{other},{RELEASE}"
-    done = start(["localize", cache, "--to", tmp_path / "local", "--megatron", releases])
+    done = start(["localize", cache, "--store", tmp_path / "local", "--megatron", releases])
     assert done.returncode == 0, done.stderr
     before = listing(tmp_path)
     named = ask_megatron(msgspec.convert(tokenizer, MegatronTokenizer), monkeypatch)
@@ -189,6 +189,6 @@ def test_wide_tokens_are_left_to_the_tokenizer(tmp_path: Path) -> None:
     corpus = write_lengths(tmp_path / "wide", LENGTHS["plain"], "i4")
     fields = {"sequence_length": 32, "split": "9,1,0", "blend": [corpus], "tokenizer": TOKENIZER}
     cache = build_here(fields, tmp_path / "shared").path
-    done = start(["localize", cache, "--to", tmp_path / "local", "--megatron"])
+    done = start(["localize", cache, "--store", tmp_path / "local", "--megatron"])
     assert "--per-dataset-sequences-path" not in flags_in(done.stdout)
     assert "if the tokenizer has more than 65536 tokens, add" in done.stdout

@@ -122,7 +122,7 @@ def flip(world: World, chance: random.Random) -> str | None:
         stream.seek(place)
         stream.write(content[place : place + 1])
     copy.chmod(mode)
-    words = [DISTCACHE, "local", "verify", str(world.local)]
+    words = [DISTCACHE, "local", "verify", "--store", str(world.local)]
     found = subprocess.run(words, env=clean_environment(), capture_output=True, check=False)
     if found.returncode == 0:
         return f"{copy}: byte {place} was flipped, and `local verify` has not noticed"

@@ -68,7 +68,7 @@ class World:
                 *("--tokenizer", given / "tokenizer.json", "--eod", "0", "-o", shared / "t"),
             ],
             "merge": [DISTCACHE, "merge", given / "one", given / "two", "-o", shared / "m"],
-            "localize": [DISTCACHE, "localize", cache, "--to", local],
+            "localize": [DISTCACHE, "localize", cache, "--store", local],
             "load": [sys.executable, "-c", LOADER, cache, local],
         }[kind]  # type: ignore[return-value]
 

@@ -46,7 +46,7 @@ def lines(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
 
 def localize(cache: Path, root: Path) -> dict[str, str]:
     """Localize, and return the environment by which training finds it."""
-    done = start(["localize", cache, "--to", root])
+    done = start(["localize", cache, "--store", root])
     assert done.returncode == 0, done.stderr
     return {"DISTCACHE_LOCAL_DIR": str(root)}
 

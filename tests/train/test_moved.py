@@ -69,7 +69,7 @@ def test_localize_takes_corpora_from_where_they_are(
 ) -> None:
     """And training from the copy reads their tokens there."""
     cache, old, new = moved
-    words = ["localize", cache, "--to", tmp_path / "local"]
+    words = ["localize", cache, "--store", tmp_path / "local"]
     assert start(words).returncode == 3
     done = start([*words, "--prefix", f"{old}={new}"])
     assert done.returncode == 0, done.stderr
@@ -95,7 +95,7 @@ def test_a_build_that_finds_the_cache_leaves_it_readable(
     assert found.reused
     assert any(f"{old}={new}" in note for note in notes)
     here = first_tokens(distcache.open(cache))
-    done = start(["localize", cache, "--to", tmp_path / "local"])
+    done = start(["localize", cache, "--store", tmp_path / "local"])
     assert done.returncode == 0, done.stderr
     new.rename(old)
     assert first_tokens(distcache.open(cache)) == here

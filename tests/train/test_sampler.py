@@ -241,23 +241,6 @@ def test_a_state_says_what_it_belongs_to(
         ResumableSampler(distcache.open(cache).dataset("valid"), 4).load_state_dict(state)
 
 
-def test_states_of_the_version_before() -> None:
-    """They are loaded, with a warning that says what they do not."""
-    old = {
-        "consumed_samples": 12,
-        "total_samples": 100,
-        "order": "cyclic",
-        "epoch_samples": 100,
-        "shuffled_samples": 100,
-        "ranks": 2,
-        "order_digest": "00ff",
-    }
-    sampler = ResumableSampler(100, 2, 0, 2, order="cyclic")
-    with pytest.warns(distcache.StateWarning, match="does not say which cache"):
-        sampler.load_state_dict(old)
-    assert sampler.consumed_samples == 12
-
-
 @pytest.mark.parametrize("lacking", ["cache_key", "split", "dataset"])
 def test_a_state_that_does_not_say_what_it_belongs_to(cache: Path, lacking: str) -> None:
     """It is taken with a warning: it may be of any dataset of that length."""
@@ -409,6 +392,5 @@ def test_a_larger_cache_continues_a_smaller_one(blend_config: dict[str, Any], sh
         with pytest.raises(ConfigError, match="cache_key is"):
             ResumableSampler(large, 4, order="cyclic").load_state_dict(cyclic)
     state = ResumableSampler(made["megatron", 800], 4).state_dict()
-    assert "growth" not in state
     with pytest.raises(ConfigError, match="cache_key is"):
         ResumableSampler(made["megatron", 2400], 4).load_state_dict(state)

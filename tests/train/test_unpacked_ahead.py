@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +14,6 @@ from torch.utils.data import DataLoader
 
 import distcache
 from distcache.errors import ConfigError, CorpusError, NoSpace
-from distcache.node.ahead.client import fetcher_status
 from distcache.node.store import Store
 from distcache.node.upkeep import collect, list_store
 from distcache.ranks.progress import NullProgress
@@ -23,9 +21,8 @@ from tests.node.agents import flip, run
 from tests.support.caches import build_here
 from tests.support.mds_corpora import fields_of, index, write_tokens
 from tests.support.mds_writer import write_mds
-from tests.support.processes import DISTCACHE, clean_environment, start
+from tests.support.processes import clean_environment
 from tests.support.samples import tokens_of
-from tests.support.waiting import wait_until
 from tests.train.buckets.reading import end_fetcher, status
 from tests.train.test_rows import KINDS, sample
 
@@ -76,12 +73,6 @@ def budget_of(opened: Any, shards: int) -> int:
     """Return the bytes of so many of the largest shards, and what their places are rounded to."""
     sizes = np.sort(opened.cache.table("shards")["raw_size"].astype(np.int64))
     return int(sizes[-shards:].sum()) + 64 * shards
-
-
-def budget_now(root: Path) -> int:
-    """Return the budget of the fetcher, or 0 without one."""
-    found = fetcher_status(root / "ahead")
-    return 0 if found is None else found.budget
 
 
 def rows_cache(tmp_path: Path, root: Path, codec: str = "zstd", **fields: Any) -> Path:
@@ -245,41 +236,9 @@ def test_a_budget_that_holds_no_shard(cache: Path, root: Path) -> None:
 def test_what_cannot_be_unpacked_ahead(cache: Path, tmp_path: Path, root: Path) -> None:
     """What is unpacked already, and a copy without shards."""
     run(cache, tmp_path / "all")
-    for name in ("ahead", "windows"):
-        with pytest.raises(ConfigError, match="are unpacked on this node already"):
-            run(cache, tmp_path / "all", shards=name)
-    words = ["feed", cache, "--budget", "1M", "--store"]
-    done = start([*words, tmp_path / "all"])
-    assert done.returncode == 5, done.stderr
-    assert "was not localized with --shards ahead" in done.stderr
+    with pytest.raises(ConfigError, match="are unpacked on this node already"):
+        run(cache, tmp_path / "all", shards="ahead")
     assert open_here(cache, root).shard_waits.count == 0
-
-
-def test_feed_sets_the_budget_of_the_node(cache: Path, root: Path) -> None:
-    """As long as it runs, also for another fetcher."""
-    words = [
-        DISTCACHE,
-        "feed",
-        str(cache),
-        "--budget",
-        "123M",
-        "--store",
-        str(root),
-        "--start",
-        "7",
-    ]
-    feed = subprocess.Popen(words, env=clean_environment(), stderr=subprocess.PIPE, text=True)
-    try:
-        for _ in range(2):
-            wait_until(lambda: budget_now(root) == 123 << 20, "its budget")
-            end_fetcher(root)
-        feed.send_signal(signal.SIGTERM)
-        _, errors = feed.communicate(timeout=60)
-    finally:
-        feed.kill()
-        feed.wait()
-    assert feed.returncode == 8, errors
-    assert "training unpacks shards itself" in errors
 
 
 def test_nothing_stays_beside_what_is_ahead(cache: Path, root: Path) -> None:
